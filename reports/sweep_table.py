@@ -403,7 +403,7 @@ def _verdict(rows: list[Found], name: str, sense: str) -> str:
     if best.interval and best.interval[0] == best.interval[1]:
         text += " All repeats give the same value."
     elif best.interval:
-        text += " The brackets hold the 95% interval over the repeats."
+        text += " The brackets show the 95% interval over the repeats."
     if best.missed is not None:
         text += f" At {_digits(best.missed_at or 0.0)}: {_why(best)}."
     if least.met != best.met and best.met and least.met:

@@ -89,12 +89,12 @@ def test_an_interrupt_says_which_loads_are_finished(findings, finished, said):
 @pytest.mark.parametrize(
     ("times", "said"),
     [
-        ((0.5, 0.4), "By mean TTFT the router mode random is best, by 20% before kv."),
+        ((0.5, 0.4), "The router mode random has the lowest mean TTFT, 20% below that of kv."),
         (
             (0.41, 0.4),
-            "By mean TTFT the router mode random is best, but kv is within 5% of it, which another seed may reverse.",
+            "The router mode random has the lowest mean TTFT, but kv is within 5% of it; another seed may reverse the order.",
         ),
-        ((0.5, 0.5), "By mean TTFT the router modes kv and random are equal, and none is better."),
+        ((0.5, 0.5), "The router modes kv and random have the same mean TTFT; no other mode has a lower one."),
         ((0.5, None), ""),
     ],
 )
@@ -122,7 +122,7 @@ def test_a_plan_names_the_smallest_tiers_that_cost_no_more():
         for size, gpus in zip((0, 64, 256), by_size, strict=True)
     ]
     assert sizes_told(layouts) == (
-        "Smallest kv_offloading_size within 5% of each lowest cost: 0 (2 GPUs, so more buys little) with gpu h200; "
+        "Smallest kv_offloading_size within 5% of each lowest cost: 0 (2 GPUs; more helps little) with gpu h200; "
         "64 (4 GPUs) with gpu h100."
     )
     assert sizes_told(layouts[:1]) == ""

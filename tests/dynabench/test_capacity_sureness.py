@@ -40,7 +40,7 @@ def test_a_limit_within_the_interval_is_met_without_certainty():
     assert (first.is_open, doubt([first])) == (False, "")
     within = sure(f"tpot.mean <= {(first.value + first.high) * 500}ms")
     assert within.is_open
-    assert "not certain: the 95% interval of such samples holds the limit of tpot.mean" in doubt([first, within])
+    assert "not certain: the 95% interval includes the limit of tpot.mean" in doubt([first, within])
 
 
 def test_a_margin_within_the_error_of_the_model_is_no_certainty():
@@ -54,7 +54,7 @@ def test_a_margin_within_the_error_of_the_model_is_no_certainty():
     near, far = (sure(f"itl.p99 <= {value * 1000 * times:.3f}ms") for times in (1.02, 1.1))
     assert (near.is_doubtful, far.is_doubtful) == (True, False), "mean TPOT is 2.6% off"
     assert " is met by 1.96%, within the model's error; mean TPOT was 2.6% off" in near.text
-    assert doubt([near, far]) == f" That is not certain: the margin to {near.limit} is within the model's error."
+    assert doubt([near, far]) == f" This is not certain: the margin to {near.limit} is smaller than the model's error."
 
 
 def test_limits_of_each_request_are_as_sure_as_the_sample_is_large():

@@ -259,7 +259,7 @@ def test_events_that_come_after_the_last_answer_are_remarked_upon():
     _, record = simulated(aggregated("at 1s: +1; at 1h: -1; at 2h: +1"), STEADY)
     assert record.facts["missed_events"] == 2
     [remark] = [each for each in remarks([record]) if "events" in each]
-    assert remark == "2 of the events of its fleet were due after its last answer, so nothing came of them"
+    assert remark == "2 of the events of its fleet were due after its last answer, so they had no effect"
 
 
 def test_an_event_must_name_the_pool_if_there_are_several():

@@ -62,7 +62,7 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one_whole(tmp_path):
 def test_nothing_is_left_where_nothing_fits(tmp_path, temporary):
     done = dynabench(*SIMULATE, tmp_path / "x", largest=100, env={"TMPDIR": str(temporary)})
     assert done.returncode == 2
-    assert done.stderr.endswith("cannot be written (File too large); nothing is kept\n"), done.stderr
+    assert done.stderr.endswith("cannot be written (File too large); no results are kept\n"), done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["tmp"]
     assert list(temporary.iterdir()) == []
 
@@ -83,7 +83,7 @@ def test_runs_are_kept_when_the_user_does_not_wait_for_the_report(tmp_path, monk
 
     run = result("a")
     monkeypatch.setitem(charts.CHARTS, "timeline", interrupted)
-    with pytest.raises(KeyboardInterrupt, match=r"interrupted before there was a report; the runs are in .*x; "):
+    with pytest.raises(KeyboardInterrupt, match=r"interrupted before the report was written; the runs are in .*x; "):
         folder.write(tmp_path / "x", MANIFEST | {"runs": [folder.run_facts(run)]}, [run])
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
     assert folder.read(tmp_path / "x")[1][0].arm == "a"
@@ -199,7 +199,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, name):
     folder.write(out, MANIFEST | {"runs": [folder.run_facts(run)]}, [run])
     (out / name).unlink()
     os.mkfifo(out / name)
-    with pytest.raises(ReportError, match=f"{name} is missing, or no file"):
+    with pytest.raises(ReportError, match=f"{name} is missing or not a file"):
         folder.read(out)
 
 

@@ -119,8 +119,8 @@ def test_lengths_that_missed_the_plan_are_remarked_upon_and_spoil_nothing():
     run = replace(run, requests=planned, facts={"without_usage": 3.0})
     summary = summarize([run])
     assert summary.arms["a"].remarks == [
-        "100 of 100 prompts missed the workload's length by more than 5%: they had 100 tokens on average instead of 60",
-        "3 answers came without usage: each of their events with text counts as a token, and their prompts have the workload's lengths",
+        "100 of 100 prompts are off the workload's length by more than 5%: they have 100 tokens on average instead of 60",
+        "3 answers had no usage: each event with text counts as one token, and their prompts are assumed to have the workload's lengths",
     ]
     assert summary.is_valid
 

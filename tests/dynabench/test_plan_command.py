@@ -82,7 +82,7 @@ def test_where_the_fewest_gpus_are_in_doubt_the_fewest_without_doubt_are_named(t
     flags = (*MODEL, "--max-num-batched-tokens", "512", "--tensor-parallel-size", "1", "--loads", "1")
     done, answer = planned(tmp_path / "out", *flags, "--slo", "tpot.p90 <= 13.3ms")
     assert done.returncode == 0, done.stderr
-    assert "That is not certain: " in answer["verdict"]
+    assert "This is not certain: " in answer["verdict"]
     [line] = [note for note in answer["notes"] if note.startswith("The cheapest that was tried without such doubt: ")]
     assert line in done.stdout.replace("\n", " ")
     assert int(line.split(": ")[1].split()[0]) > answer["layouts"][0]["gpus"]

@@ -198,7 +198,7 @@ def test_a_model_with_generic_step_times_is_said_to_have_no_effect_on_them(workl
     model = "meta-llama/Llama-3.1-8B"
     run = simulate(workload, timing=TimingConfig(model=model, timing="polynomial"))
     assert remarks([run]) == [
-        "its step times and its number of KV blocks are not those of --model; with --gpu they are"
+        "its step times and number of KV blocks are not those of --model, because --gpu is not given"
     ]
     assert run.notes == ()
     assert run.requests.last_token_s.tolist() == simulate(workload).requests.last_token_s.tolist()

@@ -139,7 +139,7 @@ def test_many_workers_share_rows_and_none_is_left_out():
 def test_each_worker_has_a_row_up_to_the_most_that_a_page_can_show():
     found = chart("worker_work", run(ttft=[1.0] * 40, worker=np.arange(40), num_workers=40))
     assert found.panels[0].axes.get_images()[0].get_array().shape[0] == 40
-    assert found.description.endswith("A row per worker, from 0 below.")
+    assert found.description.endswith("Each row is a worker, with 0 at the bottom.")
 
 
 def test_a_map_has_a_scale_of_its_colours_from_zero_with_the_unit():

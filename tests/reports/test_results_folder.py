@@ -54,13 +54,16 @@ def test_a_folder_of_the_last_version_is_read_and_its_minus_ones_are_unknown():
 def test_a_folder_of_the_last_version_gives_the_summary_it_gave(tmp_path):
     shutil.copytree(BEFORE, tmp_path / "x")
     folder.rebuild(tmp_path / "x")
-    before = (BEFORE / "summary.json").read_text().replace("95 %", "95%")  # only the verdict's spelling differs
+    before = json.loads((BEFORE / "summary.json").read_text())
     after = json.loads((tmp_path / "x" / "summary.json").read_text())
     for arm in after["arms"].values():
         del arm["split"]  # it had none
     for difference in (one for names in after["differences"]["kv"].values() for one in names.values() if one):
         del difference["base"]
-    assert after == json.loads(before)
+    for name in ("verdict", "formulas"):  # their wording may change
+        assert after.pop(name)
+        del before[name]
+    assert after == before
 
 
 def test_a_folder_from_before_there_were_pools_is_read(tmp_path):
@@ -136,7 +139,7 @@ def test_another_version_is_refused_in_one_line(tmp_path):
     manifest = json.loads((out / "experiment.json").read_text()) | {"schema": "dynabench.experiment/9"}
     (out / "experiment.json").write_text(json.dumps(manifest))
     with pytest.raises(
-        ReportError, match=r"x: was written by another version \(schema dynabench.experiment/9, expected"
+        ReportError, match=r"x was written by another version \(schema dynabench.experiment/9, expected"
     ):
         folder.read(out)
 
@@ -189,8 +192,8 @@ def test_a_comparison_with_real_runs_is_shown_again(tmp_path):
     folder.rebuild(out)
     text = (out / "report.html").read_text()
     assert "kv: simulated means are off by TTFT +50.0%." in text
-    assert "TTFT 50.0% of the mean (Kolmogorov-Smirnov 0.125). Against the calibration" in text
-    assert "+25.0% with prefill, +100.0% without" in text
+    assert "TTFT 50.0% of the mean (Kolmogorov-Smirnov 0.125). Compared to the calibration" in text
+    assert "+25.0% for the same batches with prefill and +100.0% for those without" in text
 
 
 def test_a_comparison_with_real_runs_that_is_none_is_refused_in_one_line(tmp_path):
@@ -249,13 +252,13 @@ def spoilt(whole, tmp_path):
 @pytest.mark.parametrize("name", ["intended_s", "sent_s", "first_token_s", "last_token_s"])
 @pytest.mark.parametrize("value", [1e308, -1e308, 2e12])
 def test_a_time_of_no_run_is_refused_with_its_column(spoilt, name, value):
-    with pytest.raises(ReportError, match=f"x: not a results folder .{name} in requests.parquet goes from .* s"):
+    with pytest.raises(ReportError, match=f"x: not a results folder .{name} in requests.parquet ranges from .* s"):
         folder.read(spoilt(column=(name, value)))
 
 
 @pytest.mark.parametrize("place", range(5))
 def test_gaps_of_no_run_are_refused(spoilt, place):
-    with pytest.raises(ReportError, match=r"gaps.npz holds what is no number, or one beyond 1e\+12"):
+    with pytest.raises(ReportError, match=r"gaps.npz contains a value that is not a number or is beyond 1e\+12"):
         folder.read(spoilt(gap=(place, 1e308)))
 
 
@@ -266,7 +269,7 @@ def test_gaps_of_no_run_are_refused(spoilt, place):
         ({"workload": {"name": "w"}}, r"missing required field `requests` - at `\$.workload`"),
         ({"bound_s": float("nan")}, r"at `\$.bound_s`"),
         ({"best_hit_shares": {"a": {"GPU memory": 1.5}}}, r"at `\$.best_hit_shares\[...\]\[...\]`"),
-        ({"subtitle": "a\ud800"}, r"experiment.json holds '\\ud800', half a character"),
+        ({"subtitle": "a\ud800"}, r"experiment.json contains '\\ud800', half a character"),
         ({"runs": [{"arm": "\ud800"}]}, "half a character"),
     ],
 )

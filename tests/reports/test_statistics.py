@@ -186,7 +186,7 @@ def test_a_limit_on_the_second_token_spares_answers_of_one_token_but_not_unknown
 
 def test_a_limit_of_a_run_on_second_tokens_that_nobody_knows_is_missed():
     (outcome,) = summarize([run("a")], [slo.parse("ttst.mean <= 2s")]).arms["a"].outcomes
-    assert (outcome.limit, str(outcome)) == ("ttst.mean <= 2000 ms", "missed: no request has such a time")
+    assert (outcome.limit, str(outcome)) == ("ttst.mean <= 2000 ms", "missed: no request has this metric")
 
 
 def test_gates_fail_beyond_noise_only():
@@ -202,8 +202,8 @@ def test_gates_fail_beyond_noise_only():
     assert failures(summary, [gate.parse("e2e.p90 > 1ms")])[0].startswith("e2e.p90 > 1ms: worse is at ")
     for text, problem in (
         ("ttft > 5%", "needs a statistic"),
-        ("throughput.p99 < 1", "has one value"),
-        ("speed.p99 > 5%", "'speed' is no metric"),
+        ("throughput.p99 < 1", "has a single value"),
+        ("speed.p99 > 5%", "'speed' is not a metric"),
         ("ttft.p99 > 5", "needs a unit"),
         ("ttft.p99 5%", "is not understood"),
     ):

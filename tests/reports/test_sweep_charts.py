@@ -107,7 +107,7 @@ def test_what_tiers_save_is_a_curve_from_nothing_at_the_smallest_size():
     (hollow,) = [line for line in of_gpus.axes.get_lines() if line.get_markerfacecolor() == "none"]
     assert list(hollow.get_xdata()) == [16]
     assert chart.description.startswith("Against kv offloading size 0; higher is better.")
-    assert "Of one run of 60 requests each." in chart.description
+    assert "The values are from one run of 60 requests each." in chart.description
 
 
 def test_savings_have_intervals_over_repeats():

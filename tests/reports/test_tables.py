@@ -143,7 +143,7 @@ def test_the_answer_names_who_meets_the_limits_or_comes_nearest():
         "a meets every limit; b (ttft.mean <= 2000 ms missed by 100%) does not."
     )
     assert headline.answer(limited(a=[3.0, 3.0], b=[4.0, 4.0])) == (
-        "No arm is known to meet every limit; a comes nearest: ttft.mean <= 2000 ms missed by 50%."
+        "No arm is known to meet every limit; a comes closest: ttft.mean <= 2000 ms missed by 50%."
     )
     assert headline.answer(limited(a=[3.0, 3.0])) == "a: ttft.mean <= 2000 ms missed by 50%."
     assert headline.answer(summarize([run()])) == ""
