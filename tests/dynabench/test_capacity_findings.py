@@ -48,7 +48,7 @@ def test_of_layouts_that_cost_the_same_the_one_that_holds_for_more_load_is_chose
 def test_the_best_of_another_kind_is_the_one_that_holds_for_more_load(findings):
     findings.finished = [1.0, 1.5, 2.0]
     assert findings._best_among([0, 1]) == (
-        "the cheapest that was seen to meet the limits is 8 GPUs (workers 2, TP 4, chunk 2048)"
+        "the cheapest that met the limits is 8 GPUs (workers 2, TP 4, chunk 2048)"
     )
     assert list(findings.other_kinds()) == []
 
@@ -62,7 +62,7 @@ def test_what_may_be_safer_than_the_best_is_what_met_the_limits_and_one_or_two_w
 
 def test_the_cheapest_without_doubt_is_named(findings):
     assert findings.told_safer(WIDE, 3) == (
-        "The cheapest that was tried without such doubt: 8 GPUs (workers 2, TP 4, chunk 2048): "
+        "The cheapest one tried that certainly meets the limits is 8 GPUs (workers 2, TP 4, chunk 2048): "
         "ttft.p99 <= 1000 ms met by 10% (900 ms)."
     )
     assert findings.told_safer(None, 3).endswith("none is without such doubt.")
@@ -76,7 +76,7 @@ def test_while_no_other_load_is_finished_the_margin_decides(findings):
 @pytest.mark.parametrize(
     ("finished", "said"),
     [
-        ([], "Interrupted: fewer may do;"),
+        ([], "Interrupted: fewer may be enough;"),
         ([1.0], "Interrupted: 1x is finished; 1.5x and 2x are not;"),
         ([1.0, 1.5], "Interrupted: 1x and 1.5x are finished; 2x is not;"),
     ],
