@@ -1,1 +1,1 @@
-"""What every package stands on: checked settings, files written whole, and text that is safe to print."""
+"""What every package builds on: checked settings, files written whole, and text that is safe to print."""

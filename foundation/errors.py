@@ -1,5 +1,5 @@
-"""What a command line prints as one line."""
+"""Errors that a command line prints as one line."""
 
 
 class UserError(Exception):
-    """Something the user can mend; the message says what and how."""
+    """Something the user can fix; the message says what and how."""

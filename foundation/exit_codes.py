@@ -1,18 +1,18 @@
-"""What a process ends with, and what that means."""
+"""Exit codes, and what they mean."""
 
 USAGE_ERROR = 2
-"""Of a process whose settings are wrong, or that lacks something: it would end so again."""
+"""The settings are wrong, or something is missing; running the process again would not help."""
 
 INTERRUPTED = 130
-"""Of what was asked to end before it was done."""
+"""The process was asked to end before it was done."""
 
 UNREAD = 141
-"""Of a command whose output nobody reads."""
+"""Nobody reads the command's output."""
 
 EXIT_CODES = {
     0: "done",
-    1: "done, but what was found is not good enough: each command says when",
-    USAGE_ERROR: "bad input, a file or server that cannot be reached, or nowhere to write",
+    1: "done, but the result is not good enough; each command says when",
+    USAGE_ERROR: "bad input, an unreachable file or server, or nowhere to write",
     INTERRUPTED: "interrupted by Ctrl-C or another signal",
     UNREAD: "nobody reads the output",
 }

@@ -12,14 +12,14 @@ from typing import IO, cast
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that gets its name once the block ends without an error; compressed if its name ends in .gz.
+    """Open a file that gets its name only if the block ends without an error; it is compressed if its name ends in .gz.
 
     Raises:
-        FileExistsError: there is one of that name.
+        FileExistsError: a file of that name exists.
         OSError: it cannot be written.
     """
     if path.exists():
-        raise FileExistsError(errno.EEXIST, "exists; name another file, or remove it", str(path))
+        raise FileExistsError(errno.EEXIST, "exists; name another file or remove it", str(path))
     with _whole(path) as raw:
         if path.suffix == ".gz":
             with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed:
@@ -29,7 +29,7 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace a file as a whole, or leave it as it is; what no encoding can hold becomes a question mark.
+    """Replace a file as a whole, or leave it unchanged; what cannot be encoded becomes a question mark.
 
     Raises:
         OSError: it cannot be written; `filename` and `strerror` say which and why.
@@ -50,7 +50,7 @@ def _whole(path: Path) -> Iterator[IO[bytes]]:
         work.replace(path)
     except OSError as error:
         if error.filename is not None and work is not None:
-            raise  # of another file
+            raise  # about another file
         raise OSError(error.errno, f"cannot be written ({error.strerror})", str(path)) from error
     finally:
         if work is not None:

@@ -13,14 +13,14 @@ T = TypeVar("T")
 
 
 def is_own(name: str) -> bool:
-    """Whether a name is that of a class in a file."""
+    """Return whether a name refers to a class in a file."""
     return _parts(name)[0].endswith(".py")
 
 
 def own_class(name: str, kind: type[T]) -> type[T]:
-    """Return the class that a name stands for: the only one of its kind in the file, or the one named after the colon.
+    """Return the class that a name refers to: the only one of its kind in the file, or the one after the colon.
 
-    Its file is run once in each process; it must not change meanwhile.
+    The file is run once in each process and must not change while the process lives.
 
     Raises:
         ValueError: the file cannot be run, or has no such class.
@@ -35,7 +35,7 @@ def own_class(name: str, kind: type[T]) -> type[T]:
     what = f"class that derives from {kind.__module__.partition('.policies')[0]}.{kind.__name__}"
     if wanted:
         if wanted not in found:
-            raise ValueError(f"{path}: expected a {what} and is named {wanted}, but there is {_listed(found)}")
+            raise ValueError(f"{path}: expected a {what}, named {wanted}, but found {_listed(found)}")
         return found[wanted]
     leaves = {
         n: each
@@ -44,7 +44,7 @@ def own_class(name: str, kind: type[T]) -> type[T]:
     }
     if len(leaves) != 1:
         hint = f"; name one, as in {path}:{next(iter(leaves))}" if leaves else ""
-        raise ValueError(f"{path}: expected one {what}, but there is {_listed(leaves)}{hint}")
+        raise ValueError(f"{path}: expected one {what}, but found {_listed(leaves)}{hint}")
     return next(iter(leaves.values()))
 
 

@@ -8,7 +8,7 @@
         def __post_init__(self) -> None:
             check(self)
 
-Ranges and choices are read by the help, by files of settings and by `check`.
+The help, settings files and `check` read ranges and choices from the annotations.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from msgspec import Meta
 
 Count = Annotated[int, Meta(ge=1)]
 Whole = Annotated[int, Meta(ge=0)]
-"""A number of things that may be none."""
+"""A number of things, possibly zero."""
 FINITE = sys.float_info.max
 Positive = Annotated[float, Meta(gt=0, le=FINITE)]
 NotNegative = Annotated[float, Meta(ge=0, le=FINITE)]
@@ -30,7 +30,7 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Unit(NamedTuple):
-    """What a number counts, for whoever gives it with a unit or another: `Annotated[float, Unit("GiB")]`."""
+    """The unit of a number, which users may give explicitly, or replace by another: `Annotated[float, Unit("GiB")]`."""
 
     name: str
 
@@ -51,14 +51,14 @@ def check(settings: Any) -> None:
 
 
 def changed(settings: Any) -> dict[str, Any]:
-    """Return the settings that are not at their defaults."""
+    """Return the settings that differ from their defaults."""
     default = type(settings)()
     names = [field.name for field in dataclasses.fields(settings)]
     return {name: getattr(settings, name) for name in names if getattr(settings, name) != getattr(default, name)}
 
 
 def short(value: Any) -> str:
-    """Return a setting's value as names of arms and tables have it."""
+    """Return a setting's value as the names of arms and tables show it."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -69,7 +69,7 @@ def kinds(hint: Any) -> set[Any]:
 
 
 def expected(hint: Any, value: Any = None) -> str:
-    """Say in words what an annotation allows: a range, a choice, a type; the type of a range only if the value has another."""
+    """Say in words what an annotation allows: a range, choice or type; a range's type only if the value has another."""
     parts = [part for part in _alternatives(hint) if part is not type(None)]
     return " or ".join(_words(part, value) for part in parts)
 
@@ -96,7 +96,7 @@ def _joined(words: str) -> str:
 
 
 def _range(meta: Meta) -> str:
-    """Say in words which numbers a range holds."""
+    """Say in words which numbers a range includes."""
     most = None if meta.le == FINITE else meta.le
     low = f"at least {meta.ge}" if meta.ge is not None else f"greater than {meta.gt}" if meta.gt is not None else ""
     high = f"at most {most}" if most is not None else f"less than {meta.lt}" if meta.lt is not None else ""
@@ -119,7 +119,7 @@ def _is_union(hint: Any) -> bool:
 
 @functools.cache
 def _hints(kind: Any) -> dict[str, Any]:
-    """Return the annotations of the fields that hold plain values; settings within settings have checked themselves."""
+    """Return the annotations of fields with plain values; nested settings have already checked themselves."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {name: hint for name, hint in hints.items() if not _holds_settings(hint)}
 

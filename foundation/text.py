@@ -1,15 +1,15 @@
-"""Text that others wrote (servers, file names, errors), made fit to be shown."""
+"""Make text that others wrote (servers, file names, errors) safe to show."""
 
 import difflib
 import unicodedata
 from collections.abc import Collection
 
 JOINERS = "\u200c\u200d"
-"""Persian and Hindi words, and emoji of several signs, need them."""
+"""Persian and Hindi words, and emoji made of several characters, need them."""
 
 
 def printable(text: str) -> str:
-    """Spell out what a terminal would obey: control characters and those that change the direction of writing."""
+    """Escape what a terminal would obey: control characters, and those that change the direction of writing."""
     if text.isprintable():
         return text
     return "".join(char if _is_harmless(char) else char.encode("unicode_escape").decode() for char in text)
@@ -30,6 +30,6 @@ def one_line(text: str | bytes | BaseException, limit: int = 300) -> str:
 
 
 def instead_of(word: str, known: Collection[str]) -> str:
-    """Say what a word that is not known was perhaps meant to be, or else what is known."""
+    """Suggest what an unknown word may have meant, or list the known ones."""
     close = difflib.get_close_matches(word, known, n=3, cutoff=0.7)
     return f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(known)}"

@@ -19,7 +19,7 @@ from reports.records import Flags, Floats, Record
 ENOUGH = 0.95
 """Share of the requests that must be within the limits for a window, or an arm, to meet them."""
 WINDOWS = 60
-"""Most windows of a run."""
+"""The most windows of a run."""
 WIDTHS = (10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0)
 """Widths of windows (s)."""
 HOUR = 3600.0

@@ -1,12 +1,12 @@
 """The record of a run: a row per request, and the gaps between tokens.
 
-`Requests` describes every column once: its type, its unit, what it means, and whether it may be unknown. The files, the
+`Requests` describes every column once: its type, unit, meaning, and whether it may be unknown. The files, the
 checks of what others wrote and the table in docs/reading-a-report.md follow from it.
 
     both clocks --(by number)--> RequestLog --finish--> Requests --+-- gaps, facts --> Record --> requests.parquet
                                                         past runs -^
 
-Unknown is a mask: no value stands for it.
+Unknown values are masked; no special value means unknown.
 """
 
 import typing
@@ -33,7 +33,7 @@ MaybeInts = np.ma.MaskedArray[tuple[Any, ...], np.dtype[np.int32]]
 
 MAX_WORKERS = 1_000_000
 MAX_S = 1e12
-"""Times of no run are farther from its start: what is made of them stays a finite number."""
+"""No time of a run is farther from its start, so figures computed from times stay finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Column:
     meaning: str
     unit: str = ""
     default: Any = None
-    """What holds for each request where nothing else is said."""
+    """The value of a request for which nothing else is given."""
     limit: int = 1 << 31
     """Whole numbers are below this."""
     name: str = ""
@@ -51,10 +51,10 @@ class Column:
     may_be_unknown: bool = False
 
     def array(self, values: Any, count: int) -> Any:
-        """Return values (None: nothing is known) as an array of the column's type, masked where they may be unknown.
+        """Return values (None: all unknown) as an array of the column's type, masked if they may be unknown.
 
         Raises:
-            TypeError: nothing is known of a column that must be known.
+            TypeError: a column that must be known is unknown.
         """
         if values is None and self.default is not None:
             values = np.full(count, self.default)
@@ -75,7 +75,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Requests:
-    """What became of each request, an array per column; times from the start of the run."""
+    """The outcome of each request, an array per column; times are from the start of the run."""
 
     request: Annotated[Ints, Column("its line in the workload, from 0")]
     worker: Annotated[MaybeInts, Column("the worker that answered it", limit=MAX_WORKERS)]
@@ -120,12 +120,12 @@ class Requests:
 
     @classmethod
     def of(cls, **known: Any) -> Self:
-        """Make a record of columns of equal length; those left out hold their default, or are unknown.
+        """Make a record from columns of equal length; omitted ones have their default, or are unknown.
 
-        A list may hold None for what is unknown. `request` counts from 0 if it is left out.
+        A list may hold None for unknown values. `request` counts from 0 if it is omitted.
 
         Raises:
-            TypeError: there is no such column, or one that must be known is left out.
+            TypeError: there is no such column, or one that must be known is omitted.
         """
         if strange := known.keys() - COLUMNS.keys():
             raise TypeError(f"requests have no column {', '.join(sorted(strange))}")
@@ -145,11 +145,11 @@ class Requests:
         return len(self.request)
 
     def __getitem__(self, rows: Any) -> Self:
-        """Return some rows: by a mask, by numbers or a slice."""
+        """Return some rows, selected by a mask, numbers or a slice."""
         return type(self)(**{name: getattr(self, name)[rows] for name in COLUMNS})
 
     def replace(self, **columns: Any) -> Self:
-        """Return the same requests with other columns, given as to `of`."""
+        """Return the same requests with other columns, passed as to `of`."""
         return replace(self, **{name: COLUMNS[name].array(values, len(self)) for name, values in columns.items()})
 
     @property
@@ -166,7 +166,7 @@ class Requests:
 
 
 def _columns() -> dict[str, Column]:
-    """Complete each column's description by what its annotation says."""
+    """Complete each column's description from its annotation."""
     found = {}
     for name, hint in typing.get_type_hints(Requests, include_extras=True).items():
         kind, column = typing.get_args(hint)
@@ -182,10 +182,10 @@ COLUMNS: Mapping[str, Column] = _columns()
 
 
 class RequestLog:
-    """Notes what becomes of each request, by its number, as it happens; what is never noted is unknown.
+    """Notes what happens to each request, by its number; what is never noted is unknown.
 
-    Each column of `Requests` is an attribute. It is made when it is first used, and is a plain `array` (of text, a list):
-    nothing that Python can write to is faster, and columns that nobody uses take no memory.
+    Each column of `Requests` is an attribute. It is made on first use and is a plain `array` (a list for text):
+    nothing is faster to write from Python, and unused columns take no memory.
     """
 
     def __init__(self, count: int) -> None:
@@ -203,7 +203,7 @@ class RequestLog:
         return values
 
     def finish(self, rows: Any = slice(None), **known: Any) -> Requests:
-        """Return what was noted of some rows (default: all), with whole columns that are known otherwise."""
+        """Return what was noted for some rows (default: all), with whole columns from elsewhere."""
         noted = {
             name: _written(column, getattr(self, name))[rows]
             for name, column in COLUMNS.items()
@@ -212,7 +212,7 @@ class RequestLog:
         return Requests.of(request=np.arange(self._count)[rows], **noted | known)
 
 
-_NOT_WRITTEN = -(1 << 31)  # only in the arrays of a log: elsewhere unknown is a mask
+_NOT_WRITTEN = -(1 << 31)  # only in the arrays of a log; elsewhere unknown values are masked
 
 
 def _unwritten(column: Column, count: int) -> "array[Any] | list[Any]":
@@ -224,7 +224,7 @@ def _unwritten(column: Column, count: int) -> "array[Any] | list[Any]":
 
 
 def _written(column: Column, values: "array[Any] | list[Any]") -> npt.NDArray[Any]:
-    """Return what was noted in a column of a log, masked where nothing was."""
+    """Return what was noted in a column of a log, masked where nothing was noted."""
     found: npt.NDArray[Any] = np.array(values, column.dtype)
     if not column.may_be_unknown:
         return found
@@ -233,7 +233,7 @@ def _written(column: Column, values: "array[Any] | list[Any]") -> npt.NDArray[An
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What one run of one arm gave, both clocks alike.
+    """The result of one run of one arm, the same for both clocks.
 
     `gaps` are the times between tokens as rows (first, slope, curve, steps, tokens): for each of `steps` steps j, `tokens`
     sequences waited `first + slope*j + curve*j*j` seconds for their next token.
@@ -247,31 +247,31 @@ class Record:
     repeat: int = 0
     is_complete: bool = True
     notes: tuple[str, ...] = ()
-    """What spoils the run, such as a client that was late."""
+    """What makes the run invalid, such as a client that was late."""
     facts: Mapping[str, float] = field(default_factory=dict)
-    """What else is known of it, such as how busy the client was."""
+    """What else is known about it, such as how busy the client was."""
     is_live: bool = False
     """Whether each row of `gaps` is a chunk that came over HTTP."""
     pools: tuple[PoolUse, ...] = ()
-    """How busy workers were, where that is known."""
+    """How busy workers were, if that is known."""
     links: tuple[LinkUse, ...] = ()
-    """How busy the links between them were, where KV is transferred."""
+    """How busy the links between them were, if KV is transferred."""
     tiers: tuple[TierUse, ...] = ()
-    """What KV tiers held and moved, where there are any."""
+    """What KV tiers held and moved, if there are any."""
     kv: tuple[KvOverTime, ...] = ()
-    """How full the KV of each pool was over time, where that is known."""
+    """How full the KV of each pool was over time, if that is known."""
     fleet: FleetUse | None = None
-    """How workers came and went, where that is known."""
+    """How the number of workers changed, if that is known."""
 
     @property
     def measured(self) -> "Record":
-        """The same without the requests of the warm-up and after the window; `gaps` hold none of them anyway."""
+        """The same without the requests of the warm-up and after the window; `gaps` never include those."""
         kept = self.requests.is_measured
         return self if kept.all() else replace(self, requests=self.requests[kept])
 
 
 def to_table(runs: Sequence[Record]) -> "pa.Table":
-    """Return the requests of runs as the table of requests.parquet: which run, then the columns, unknown values null."""
+    """Return the requests of runs as the table of requests.parquet: the run, then the columns, with nulls for unknown values."""
     import pyarrow as pa
 
     return pa.concat_tables([_table(place, run) for place, run in enumerate(runs)])
@@ -296,10 +296,10 @@ def _table(place: int, run: Record) -> "pa.Table":
 
 
 def from_table(table: "pa.Table", count: int) -> list[Requests]:
-    """Read the requests of so many runs back; columns that a folder is too old to have are unknown.
+    """Read back the requests of this many runs; columns that an older folder lacks are unknown.
 
     Raises:
-        ValueError: a column that must be known is missing, or one holds what it cannot.
+        ValueError: a column that must be known is missing, or one has a value that it cannot have.
     """
     needed = ("run", *(name for name, column in COLUMNS.items() if not column.may_be_unknown))
     if missing := [name for name in needed if name not in table.column_names]:
@@ -313,7 +313,7 @@ def _read(column: Column, table: "pa.Table") -> Any:
     """Read one column.
 
     Raises:
-        ValueError: it has another type, is unknown where it must be known, or holds what is out of range.
+        ValueError: it has another type, lacks a value that must be known, or has one that is out of range.
     """
     import pyarrow as pa
 
@@ -336,7 +336,7 @@ def _read(column: Column, table: "pa.Table") -> Any:
     if column.dtype is np.int32 and len(values) and (values != np.rint(values)).any():
         raise ValueError(f"{column.name} in requests.parquet is not a column of whole numbers")
     if column.dtype is np.int32 and len(values) and not 0 <= values.min() <= values.max() < column.limit:
-        raise ValueError(f"{column.name} in requests.parquet goes from {values.min()} to {values.max()}")
+        raise ValueError(f"{column.name} in requests.parquet ranges from {values.min()} to {values.max()}")
     if column.dtype is np.float64 and len(values) and max(-values.min(), values.max()) > MAX_S:
-        raise ValueError(f"{column.name} in requests.parquet goes from {values.min():g} to {values.max():g} s")
+        raise ValueError(f"{column.name} in requests.parquet ranges from {values.min():g} to {values.max():g} s")
     return column.array(np.ma.MaskedArray(values, is_unknown) if column.may_be_unknown else values, len(values))

@@ -1,5 +1,5 @@
 "use strict";
-// Hover, keyboard and arm switches over the charts; without it the page still shows everything.
+// Hover, keyboard and arm switches for the charts; without this script the page still shows everything.
 (() => {
   const root = document.documentElement;
   root.classList.add("script");

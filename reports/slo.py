@@ -21,11 +21,11 @@ MLPERF = {
     "gpt-oss-120b": (3.0, 0.08),
     "gpt-oss-120b-interactive": (2.0, 0.02),
 }
-"""MLPerf inference's server scenarios: limits of the 99th percentiles of TTFT and TPOT (s)."""
+"""MLPerf inference's server scenarios: limits on the 99th percentiles of TTFT and TPOT (s)."""
 
 
 def parse(text: str) -> Condition:
-    """Read a limit: `ttft.p99 <= 2s` of a run, or `ttft <= 2s` of each request.
+    """Parse a limit: `ttft.p99 <= 2s` on a run, or `ttft <= 2s` on each request.
 
     Raises:
         ValueError: it is not a limit.
@@ -39,8 +39,8 @@ def parse(text: str) -> Condition:
         or found.unit not in ("ms", "s")
     ):
         raise ValueError(
-            f"slo {text!r} is not understood; expected something like 'ttft.p99 <= 2000ms' (of a run: mean, p50, p90, p95, p99, "
-            "max) or 'ttft <= 2s' (of each request), of ttft, ttst, tpot, itl or e2e"
+            f"slo {text!r} is not understood; expected something like 'ttft.p99 <= 2000ms' (on a run: mean, p50, p90, p95, p99, "
+            "max) or 'ttft <= 2s' (on each request); metrics: ttft, ttst, tpot, itl and e2e"
         )
     if found.metric == "itl" and found.statistic is None:
         raise ValueError(f"slo {text!r}: itl has no value per request; use tpot, or itl.p99")
@@ -60,16 +60,16 @@ def preset(name: str) -> list[Condition]:
 
 
 def _limit(metric: str, statistic: str | None, limit_s: float) -> Condition:
-    """Return a limit with the text by which reports name it."""
+    """Return a limit with the text that reports show for it."""
     name = metric if statistic is None else f"{metric}.{statistic}"
     return Condition(f"{name} <= {limit_s * 1000:g} ms", metric, statistic, "<=", limit_s, "s")
 
 
 def good(run: Record, limits: list[Condition]) -> npt.NDArray[np.bool_]:
-    """Tell which requests were good, shape (requests,): within every limit; failed ones are not good.
+    """Return which requests were good (within every limit), shape (requests,); failed ones are not good.
 
-    A limit of a run counts for each request too. A request without a value (one token has no TPOT) is within it; one whose
-    second token came at a time that nobody knows is not.
+    A limit on a run applies to each request, too. A request without a value (one token has no TPOT) is within it; one with an
+    unknown time of the second token is not.
     """
     values = metrics.per_request(run.requests)
     result = run.requests.succeeded

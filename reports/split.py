@@ -1,10 +1,10 @@
-"""Where TTFT goes: its parts, in the order in which a request meets them.
+"""Where TTFT goes: its parts, in the order in which a request goes through them.
 
     apart           sent --queue--> admitted --prefill--> computed --decode queue--> read --transfer--> come --first step--> first token
     blocks first    sent --decode queue--> blocks --queue--> admitted --prefill--> computed --transfer--> come --first step--> first token
     one worker      sent --queue--> admitted --prefill, with its first step--> first token
 
-The parts of a request add up to its TTFT from sent. What overlaps counts once: KV that travels during the prefill is part
+The parts of a request add up to its TTFT from sent. Overlaps count once: KV that is transferred during the prefill is part
 of the prefill.
 """
 
@@ -15,36 +15,36 @@ from reports.metrics import per_request
 from reports.records import Flags, Floats, Record, Requests
 
 PARTS = {
-    "queue": "until a worker begins with the prompt",
-    "prefill": "until the prompt is computed; where one worker does all, until the first token",
-    "decode_queue": "until the decode worker has blocks for the prompt and its KV begins to travel",
-    "transfer": "until the KV has come",
+    "queue": "until a worker starts on the prompt",
+    "prefill": "until the prompt is computed or, if one worker does everything, until the first token",
+    "decode_queue": "until the decode worker has blocks for the prompt and the transfer of its KV starts",
+    "transfer": "until the KV has arrived",
     "first_step": "until the first token",
 }
-"""Every part of TTFT, and what it lasts until."""
+"""Every part of TTFT, and when it ends."""
 LABELS = {name: name.replace("_", " ") for name in PARTS}
 
 
 class Split(msgspec.Struct, frozen=True):
-    """The mean of each part over all requests of an arm whose times are known (s); the parts add up to `ttft`."""
+    """The mean of each part over all requests of an arm with known times (s); the parts add up to `ttft`."""
 
     requests: int
     ttft: float
-    """From sent."""
+    """Mean TTFT from sent."""
     queue: float
     prefill: float
     decode_queue: float | None = None
-    """None, as the next two, where one worker does all."""
+    """None, like the next two, if one worker does everything."""
     transfer: float | None = None
     first_step: float | None = None
     apart: float = 0.0
     """Share of the requests that one worker prefilled and another decoded."""
     blocks_first: bool = False
-    """Whether they waited for blocks at the decode worker before the prefill, not after it."""
+    """Whether they waited for blocks at the decode worker before the prefill instead of after it."""
 
     @property
     def parts(self) -> dict[str, float]:
-        """The parts that there are, in the order in which requests meet them."""
+        """The parts that exist, in the order in which requests go through them."""
         names = [name for name in PARTS if getattr(self, name) is not None]
         if self.blocks_first:
             names.sort(key=lambda name: name != "decode_queue")
@@ -52,7 +52,7 @@ class Split(msgspec.Struct, frozen=True):
 
 
 def split(runs: list[Record]) -> Split | None:
-    """Return where the TTFT of an arm's runs goes; None where no server said when it began with a request."""
+    """Return where the TTFT of an arm's runs goes; None if no server reported when it started on a request."""
     requests = Requests.concatenate([run.requests for run in runs])
     requests = requests[~np.isnan(per_request(requests)["ttft"]) & ~requests.admitted_s.mask]
     if not len(requests):
@@ -71,7 +71,7 @@ def split(runs: list[Record]) -> Split | None:
 
 
 def _had_blocks_early(requests: Requests) -> Flags:
-    """Return which had blocks at their decode worker before the prefill."""
+    """Return which requests had blocks at their decode worker before the prefill."""
     is_early = requests.decode_blocks_s <= requests.admitted_s
     return np.asarray(is_early.filled(False) & ~requests.prefill_worker.mask)
 

@@ -1,4 +1,4 @@
-"""Did the queue settle, or did it grow as long as the run lasted?"""
+"""Did the queue settle, or did it grow throughout the run?"""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ SETTLING = 2
 
 @dataclass(frozen=True)
 class Stability:
-    """How the number of requests that wait went over the time in which requests arrived."""
+    """How the number of waiting requests changed while requests arrived."""
 
     is_stable: bool
     start: float
@@ -22,12 +22,12 @@ class Stability:
 
 
 def stability(run: Record) -> Stability:
-    """Tell whether the number of requests that wait grew, and grew faster than the arrivals did.
+    """Return whether the number of waiting requests grew, and grew faster than the arrivals.
 
-    What fills is not a queue: a request that a worker has begun does not wait. Where nobody says when that was, all in the
-    system count. Lines are fitted to the number per window and to the number per arrival (by Little's law a time): both
-    must grow by more than half, beyond doubt, that is with a t value over 4, windows being few and neighbours alike.
-    Means over a queue that grows measure the run's length; a trace that gets busier is no such queue.
+    A system that fills up is not a queue: a request that a worker has started does not wait. If start times are unknown, all in the
+    system count. Lines are fitted to the number per window and to the number per arrival (by Little's law, a time). Both
+    must clearly grow by more than half. Clearly means a t value over 4, because windows are few and neighbours correlate.
+    Means over a growing queue measure the run's length; a trace that gets busier is not such a queue.
     """
     start = run.requests.intended_s
     if len(start) < 10 * WINDOWS or float(np.ptp(start)) <= 0:
@@ -45,7 +45,7 @@ def stability(run: Record) -> Stability:
 
 
 def _trend(values: Floats) -> tuple[float, float, bool]:
-    """Return the ends of the fitted line, and whether it rises beyond doubt."""
+    """Return the ends of the fitted line, and whether it clearly rises."""
     time = np.arange(len(values)) - (len(values) - 1) / 2
     slope = float((time * values).sum() / (time * time).sum())
     residual = values - values.mean() - slope * time
@@ -55,12 +55,12 @@ def _trend(values: Floats) -> tuple[float, float, bool]:
 
 
 def in_system(requests: Requests, edges: Floats) -> Floats:
-    """Return the mean number of requests sent and not ended within each window between edges (s)."""
+    """Return the mean number of requests in flight within each window between edges (s)."""
     return _between(requests.intended_s, _ends(requests), edges)
 
 
 def waiting(requests: Requests, edges: Floats) -> Floats:
-    """Return the mean number of requests that wait for a worker to begin with them, within each window between edges (s)."""
+    """Return the mean number of requests that wait for a worker to start on them, within each window between edges (s)."""
     number = _between(
         requests.intended_s, np.where(requests.admitted_s.mask, _ends(requests), requests.admitted_s.data), edges
     )
@@ -75,7 +75,7 @@ def _ends(requests: Requests) -> Floats:
 
 
 def _between(start: Floats, stop: Floats, edges: Floats) -> Floats:
-    """Return how many spans of time lie, on average, within each window between edges (s)."""
+    """Return the mean number of spans of time within each window between edges (s)."""
     begun, ended = _integral(np.sort(start), edges), _integral(np.sort(stop), edges)
     result: Floats = np.diff(begun - ended) / np.diff(edges)
     return result

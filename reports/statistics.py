@@ -1,9 +1,9 @@
 """Is one arm better than another, by how much, and is that more than noise?
 
-Requests that are in the system together share queues and caches, so their latencies are not independent, and the
-dependence is weak from one request to the next but long: intervals from short blocks are far too narrow (in simulated
-A/A pairs they excluded zero in 20 to 30% of the cases instead of 5). A block here spans at least ten lifetimes
-of a request, so there may be few of them, and the bootstrap is widened by Student's t accordingly.
+Requests in the system at the same time share queues and caches, so their latencies are not independent. The
+dependence is weak but long-range, so intervals from short blocks are far too narrow (in simulated
+A/A pairs they excluded zero in 20 to 30% of the cases instead of 5%). A block here spans at least ten lifetimes
+of a request. There may be few such blocks, so the bootstrap's intervals are widened by Student's t.
 """
 
 import math
@@ -21,37 +21,37 @@ GRID = 512
 LIFETIMES_PER_BLOCK = 10
 MIN_BLOCKS, MAX_BLOCKS = 5, 40
 POWER = 0.9
-"""Chance with which a recommended sample finds a difference of the size it is for."""
+"""The chance that a recommended sample finds a difference of the intended size."""
 
 Blocks = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """A figure of this arm minus that of the first, paired by request, with a 95% confidence interval."""
+    """A figure of this arm minus that of the first arm, paired by request, with a 95% confidence interval."""
 
     mean: float
     """The difference."""
     low: float
     high: float
     relative: float
-    """Of the first arm's figure."""
+    """The difference relative to the first arm's figure."""
     count: int
-    """Pairs."""
+    """The number of pairs."""
     num_blocks: int
     detectable: float
-    """Smallest difference that a sample of this size and noise finds with a chance of 90%, relative likewise."""
+    """The smallest difference that a sample of this size and noise finds with a 90% chance, also relative."""
     base: float
     """The first arm's figure."""
 
     @property
     def is_noise(self) -> bool:
-        """True if the interval holds zero."""
+        """True if the interval includes zero."""
         return self.low <= 0 <= self.high
 
     @property
     def is_exact(self) -> bool:
-        """True if there is no difference, and no doubt of that: every pair is equal."""
+        """True if there certainly is no difference, because every pair is equal."""
         return self.low == self.high == 0
 
     def shares(self) -> tuple[float, float]:
@@ -60,14 +60,14 @@ class PairedDifference:
         return self.low * scale, self.high * scale
 
     def count_to_find(self, relative: float) -> int:
-        """Return how many pairs are needed to find a relative difference with a chance of 90%."""
+        """Return how many pairs are needed to find a relative difference with a 90% chance."""
         return math.ceil(self.count * (self.detectable / relative) ** 2)
 
 
 def blocks_of(intended_s: Floats, e2e_s: Floats) -> Blocks:
     """Number the block of each request, shape (requests,): equal shares of the requests in order of arrival.
 
-    Each spans ten times the 90th percentile of the requests' lifetimes, if that leaves 5 to 40 blocks.
+    Each block spans ten times the 90th percentile of the requests' lifetimes, if that leaves 5 to 40 blocks.
     """
     known = e2e_s[~np.isnan(e2e_s)]
     count = len(intended_s)
@@ -87,11 +87,11 @@ def paired_difference(
     """Compare two arms request by request; None if there are fewer than two pairs or two blocks.
 
     Args:
-        baseline: the first arm's values, NaN where there is none, shape (requests,).
-        other: the other arm's, of the same requests.
+        baseline: the first arm's values, NaN where one is missing, shape (requests,).
+        other: the other arm's values for the same requests.
         blocks: each request's block.
         share: compare this quantile (0..1) instead of the mean.
-        seed: of the resampling.
+        seed: the seed of the resampling.
     """
     both = ~(np.isnan(baseline) | np.isnan(other))
     before, after = baseline[both], other[both]
@@ -135,14 +135,14 @@ def mean_interval(values: Floats, blocks: Blocks, *, seed: int = 0) -> tuple[flo
 
 
 def half_interval(values: Sequence[float]) -> float | None:
-    """Return how far the 95% interval of a mean over repeats reaches to each side; None of fewer than two repeats."""
+    """Return half the width of the 95% interval of a mean over repeats; None for fewer than two repeats."""
     if len(values) < 2:
         return None
     return student_t(len(values) - 1) / math.sqrt(len(values)) * stdev(values)
 
 
 def student_t(freedom: int, share: float = 0.975) -> float:
-    """Return a quantile of Student's t (Hill's expansion, within 0.1% from 4 degrees of freedom on)."""
+    """Return a quantile of Student's t (Hill's expansion, accurate to 0.1% from 4 degrees of freedom on)."""
     z = NormalDist().inv_cdf(share)
     if freedom == 1:
         return math.tan(math.pi * (share - 0.5))
@@ -167,8 +167,8 @@ def _resamples(number: int, seed: int) -> npt.NDArray[np.float64]:
 def _quantiles(values: Floats, place: Blocks, weights: Floats, share: float) -> Floats:
     """Return the quantile of each resample, to one of 512 values.
 
-    It lies between the lowest and the highest of the blocks' own quantiles; within each resample, values up to a point
-    are counted as the weighted sum of the blocks' counts, so nothing is resampled request by request.
+    It is between the lowest and the highest of the blocks' own quantiles. Within each resample, values up to a point
+    are counted as the weighted sum of the blocks' counts, so no request is resampled individually.
     """
     groups = [np.sort(values[place == block]) for block in range(weights.shape[1])]
     own = [group[max(math.ceil(share * len(group)) - 1, 0)] for group in groups]
@@ -184,21 +184,21 @@ def _quantiles(values: Floats, place: Blocks, weights: Floats, share: float) -> 
 def _interval(value: float, resampled: Floats, number: int) -> tuple[float, float]:
     """Return value and standard error of the bootstrap as an interval by Student's t.
 
-    With few blocks the bootstrap's own percentiles are too close together: there are not many ways to draw five blocks.
+    With few blocks, the bootstrap's own percentiles are too close together: there are few ways to draw five blocks.
     """
     half = student_t(number - 1) * _error(resampled, number)
     return value - half, value + half
 
 
 def _of_times(interval: tuple[float, float]) -> tuple[float, float]:
-    """Cut off what lies below zero, where few blocks that differ much let the symmetric interval reach.
+    """Cut off the part below zero, which a symmetric interval can reach if few blocks differ a lot.
 
-    No time lies there, so the truth is in what is left as often as in the whole.
+    No time is negative, so what is left contains the true value as often as the whole.
     """
     low, high = interval
     return max(low, 0.0), high
 
 
 def _error(resampled: Floats, number: int) -> float:
-    """Return the standard error, from the spread of the resamples; drawing with replacement makes it too small."""
+    """Return the standard error, corrected because drawing with replacement makes the spread of the resamples too small."""
     return float(resampled.std()) * math.sqrt(number / (number - 1))

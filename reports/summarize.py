@@ -1,4 +1,4 @@
-"""From the runs of an experiment to what summary.json says of them."""
+"""From the runs of an experiment to the content of summary.json."""
 
 from collections import Counter
 from dataclasses import asdict
@@ -53,15 +53,15 @@ def summarize(
     smallest: float = SMALLEST,
     with_intervals: bool = True,
 ) -> Summary:
-    """Summarize the runs of an experiment; repeats of an arm are pooled, differences averaged per request first.
+    """Summarize the runs of an experiment; repeats of an arm are pooled, and differences are averaged per request first.
 
     Args:
         runs: every run of every arm.
-        limits: what a good request, or run, is.
-        bound_s: what no router could have beaten as mean TTFT (s).
-        best_hit_shares: the same of hits, by arm and memory.
+        limits: what makes a request, or run, good.
+        bound_s: the mean TTFT that no router could have beaten (s).
+        best_hit_shares: the same for hit shares, by arm and memory.
         smallest: the relative difference below which two arms are equal in practice.
-        with_intervals: give each arm's own figures intervals, which takes a while.
+        with_intervals: compute intervals for each arm's own figures, which takes a while.
     """
     arms: dict[str, list[Record]] = {}
     for run in runs:
@@ -160,7 +160,7 @@ def _judged(
 
 
 def _noise_floor(first: str, tables: dict[str, Table], blocks: Blocks) -> dict[str, dict[str, float | None]]:
-    """Return by how much the first arm differs from itself, per metric and statistic (s)."""
+    """Return how much the first arm differs from its own repeat, per metric and statistic (s)."""
     again = tables.get(first + NOISE_FLOOR)
     if again is None:
         return {}
@@ -180,7 +180,7 @@ def _noise_floor(first: str, tables: dict[str, Table], blocks: Blocks) -> dict[s
 def _with_tiers(
     figures: dict[str, ArmSummary], runs: list[Record], tables: dict[str, Table], blocks: Blocks
 ) -> dict[str, ArmSummary]:
-    """Where any arm has KV tiers, say of each where prompt tokens came from, what it took, and what less than without them."""
+    """If any arm has KV tiers, add to each where prompt tokens came from, what it used, and what it saved."""
     if not any(arm.tiers for arm in figures.values()):
         return figures
     by_arm = {arm: [run for run in runs if run.arm == arm] for arm in figures}
@@ -209,7 +209,7 @@ def _with_tiers(
 
 
 def _with_fleet(figures: dict[str, ArmSummary], runs: list[Record], limits: list[Condition]) -> dict[str, ArmSummary]:
-    """Where workers of any arm came or went, say of each what its workers took."""
+    """If the number of workers changed in any arm, add to each what its workers used."""
     if not any(run.fleet and run.fleet.is_shown for run in runs):
         return figures
     edges = fleet_figures.windows(runs)
@@ -222,7 +222,7 @@ def _with_fleet(figures: dict[str, ArmSummary], runs: list[Record], limits: list
 
 
 def _saving(pair: PairedDifference, repeats: int) -> Saving:
-    """Return a difference as what is saved."""
+    """Return a difference as a saving."""
     return Saving(-pair.mean, -pair.relative, repeats, (-pair.high, -pair.low))
 
 
@@ -234,7 +234,7 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
         for name in ("ttft_sched", "ttft", "tpot", "e2e_sched", "e2e")
     }
     settled = [stability(run) for run in repeats]
-    # Where the queue grew, times grow with the length of the run: there is no figure that an interval could hold.
+    # If the queue grew, times grow with the length of the run, so there is no true value for an interval to include.
     if blocks is not None and all(one.is_stable for one in settled):
         for name in PAIRED:
             latencies[name] = structs.replace(latencies[name], intervals=_intervals(table[name], blocks))
@@ -274,7 +274,7 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
 
 
 def _goodput(repeats: list[Record], limits: list[Condition]) -> Goodput:
-    """Return what was within all limits, and attained of those of each request, if there are such."""
+    """Return the goodput within all limits, and the attainment of the per-request limits, if there are any."""
     found = _averaged([metrics.goodput(run, slo.good(run, limits)) for run in repeats])
     own = [limit for limit in limits if limit.statistic is None]
     if own and len(own) < len(limits):
@@ -284,7 +284,7 @@ def _goodput(repeats: list[Record], limits: list[Condition]) -> Goodput:
 
 
 def _intervals(values: Floats, blocks: Blocks) -> Intervals:
-    """Return the 95% intervals of mean and percentiles, where there are enough samples for them."""
+    """Return the 95% intervals of mean and percentiles for which there are enough samples."""
     known = int((~np.isnan(values)).sum())
 
     def at(p: int) -> tuple[float, float] | None:
@@ -294,7 +294,7 @@ def _intervals(values: Floats, blocks: Blocks) -> Intervals:
 
 
 def _preemptions(repeats: list[Record]) -> int | None:
-    """Count preemptions; None where an engine did not report them."""
+    """Count preemptions; return None if an engine did not report them."""
     counts = [metrics.preemptions(run) for run in repeats]
     return None if None in counts else sum(filter(None, counts))
 
@@ -311,12 +311,12 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def _counts(texts: list[Texts]) -> dict[str, int]:
-    """Count what is said of requests, where anything is."""
+    """Count the values of a text column, without the empty ones."""
     return dict(Counter(text for each in texts for text in each if text))
 
 
 def _by_request(repeats: list[Record], size: int) -> Table:
-    """Average each request's metrics over the repeats, placed by request number; NaN where one is missing."""
+    """Average each request's metrics over the repeats, indexed by request number; NaN where one is missing."""
     result = {}
     for name in (*PAIRED, "intended_s"):
         table = np.full((len(repeats), size), np.nan)

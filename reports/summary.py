@@ -1,4 +1,4 @@
-"""summary.json: per arm counts and metrics, the differences to the first arm with a verdict each, and one in words."""
+"""summary.json: counts and metrics per arm, the differences to the first arm with a verdict each, and a verdict in words."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,19 +20,19 @@ SCHEMA = "dynabench.summary/2"
 PAIRED = ("ttft_sched", "tpot", "e2e_sched")
 SHARES = {"mean": None, "p50": 0.5, "p90": 0.9, "p99": 0.99}
 NOISE_FLOOR = " (A/A)"
-"""Ends the name of an arm that repeats the first to show how far two equal runs differ."""
+"""The suffix of an arm that repeats the first to show how far two equal runs differ."""
 WAYS = {"stop": "EOS"}
-"""What finish reasons are called that do not say it themselves."""
+"""Names for finish reasons that do not explain themselves."""
 Verdict = Literal["better", "worse", "equal", "inconclusive", "unstable"]
 WANTED = 0.03
-"""A difference that one may want to find."""
+"""The relative difference that a user may want to find."""
 SMALLEST = 0.01
 """Relative difference below which two arms are equal in practice."""
 
 
 @dataclass(frozen=True)
 class Difference(PairedDifference):
-    """A paired difference (s) and what it is worth."""
+    """A paired difference (s) and its verdict."""
 
     verdict: Verdict
 
@@ -47,10 +47,10 @@ class ArmSummary(msgspec.Struct, frozen=True):
     repeats: int
     is_complete: bool
     notes: list[str]
-    """What spoils its runs."""
+    """What makes its runs invalid."""
     remarks: list[str]
     stability: Stability
-    """Of its least stable run."""
+    """The stability of its least stable run."""
     preemptions: int | None
     ttft_sched: Statistics
     ttft: Statistics
@@ -64,34 +64,34 @@ class ArmSummary(msgspec.Struct, frozen=True):
     imbalance: Imbalance
     waterfall: Waterfall
     client: dict[str, float | None]
-    """What else is known of its runs, such as `cpu_share`."""
+    """What else is known about its runs, such as `cpu_share`."""
     affinity_breaks: float | None
     ends: dict[str, int] | UnsetType = UNSET
-    """Answers by their finish reason; only where it is known."""
+    """Answers by their finish reason; only if it is known."""
     goodput: Goodput | UnsetType = UNSET
     """Only with limits."""
     outcomes: list[Outcome] | UnsetType = UNSET
-    """What became of each limit of a run; only with limits."""
+    """The result for each limit on a run; only with limits."""
     split: Split | UnsetType = UNSET
-    """Where TTFT goes; only where it is known when a worker began with a request."""
+    """Where TTFT goes; only if it is known when a worker started on a request."""
     ttst: Statistics | UnsetType = UNSET
-    """Only where the second token's time is known."""
+    """Only if the second token's time is known."""
     pools: list[PoolUse] | UnsetType = UNSET
-    """Only where it is known how busy workers were."""
+    """Only if it is known how busy workers were."""
     links: list[LinkUse] | UnsetType = UNSET
-    """Only where KV is transferred over links of a known capacity."""
+    """Only if KV is transferred over links of a known capacity."""
     tiers: list[TierUse] | UnsetType = UNSET
-    """Only where it has KV tiers beyond the GPUs."""
+    """Only if it has KV tiers beyond the GPUs."""
     hits: Hits | UnsetType = UNSET
-    """Where prompt tokens came from; only where one of the arms has tiers, as the next three."""
+    """Where prompt tokens came from; like the next three, only if one of the arms has tiers."""
     avoided: Avoided | UnsetType = UNSET
-    """The prefill that hits in its tiers made unnecessary."""
+    """The prefill that hits in its tiers avoided."""
     gpu_s: float | UnsetType = UNSET
     """GPU-seconds."""
     saved: Saved | UnsetType = UNSET
-    """What it took less than an arm without tiers, or with smaller ones, if both did the same work."""
+    """What it saved compared to an arm without tiers, or with smaller ones, if both did the same work."""
     fleet: FleetFigures | UnsetType = UNSET
-    """What its workers took; only where those of one of the arms came or went, or a planner was at work."""
+    """What its workers used; only if the number of workers changed in one of the arms, or a planner was running."""
 
     @property
     def is_apart(self) -> bool:
@@ -105,15 +105,15 @@ class ArmSummary(msgspec.Struct, frozen=True):
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """What no router could have beaten; figures of arms only where they are known."""
+    """What no router could have beaten; figures of arms only if they are known."""
 
     ttft_mean_s: float | None
     covered: dict[str, float]
-    """How much of the way from `random` to that mean TTFT each arm covers."""
+    """How far each arm is on the way from `random` to that mean TTFT."""
     hit_shares: dict[str, dict[str, float]] | UnsetType = UNSET
-    """By arm: the highest hit share with its GPU memory, and with each further tier too."""
+    """By arm: the highest possible hit share with its GPU memory, and with each further tier."""
     reached: dict[str, float] | UnsetType = UNSET
-    """How much of the highest hit share with all its memory each arm reached."""
+    """The share of the highest possible hit share, with all its memory, that each arm reached."""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -125,7 +125,7 @@ class Summary(msgspec.Struct, frozen=True):
     baseline: str
     arms: dict[str, ArmSummary]
     differences: dict[str, dict[str, dict[str, Difference | None]]]
-    """By arm, metric (`PAIRED`) and statistic (`SHARES`); None where too few requests are paired."""
+    """By arm, metric (`PAIRED`) and statistic (`SHARES`); None if too few requests are paired."""
     noise_floor: dict[str, dict[str, float | None]]
     """By metric and statistic: how far two runs of the first arm differ (s)."""
     limits: list[str]
@@ -137,7 +137,7 @@ class Summary(msgspec.Struct, frozen=True):
 
     @property
     def shows_ttst(self) -> bool:
-        """Whether the time to the second token is worth a look, and known."""
+        """Whether the time to the second token is of interest, and known."""
         is_asked = any(arm.is_apart for arm in self.arms.values()) or any("ttst" in limit for limit in self.limits)
         return is_asked and any(arm.ttst for arm in self.arms.values())
 
@@ -148,32 +148,32 @@ class Summary(msgspec.Struct, frozen=True):
 
     @property
     def has_fleet(self) -> bool:
-        """Whether workers came or went, or a planner was at work."""
+        """Whether the number of workers changed, or a planner was running."""
         return any(arm.fleet for arm in self.arms.values())
 
     @property
     def is_exact(self) -> bool:
-        """Whether two runs of the first arm came out exactly alike."""
+        """Whether two runs of the first arm are exactly equal."""
         floor = [value for statistics in self.noise_floor.values() for value in statistics.values()]
         return bool(floor) and all(value == 0 for value in floor)
 
     @property
     def power(self) -> str:
-        """Say how small a difference a run like this one finds; empty where nothing differs."""
+        """Say how small a difference a run like this one finds; empty if nothing differs."""
         pair = next((self.difference(arm, "ttft_sched", "mean") for arm in self.differences), None)
         if pair is None or pair.detectable < 5e-4:
             return ""
-        text = f"A run like this finds a difference of mean TTFT from about {pair.detectable:.1%} on"
+        text = f"A run like this finds differences in mean TTFT of about {pair.detectable:.1%} or more"
         return (
             f"{text}."
             if pair.detectable <= WANTED
-            else f"{text}; to find {WANTED:.0%}, take about {float(f'{pair.count_to_find(WANTED):.2g}'):,.0f} requests."
+            else f"{text}; finding {WANTED:.0%} needs about {float(f'{pair.count_to_find(WANTED):.2g}'):,.0f} requests."
         )
 
     def difference(self, arm: str, metric: str, statistic: str) -> Difference | None:
-        """Return how an arm differs from the baseline; None for figures that are not paired, or too few pairs."""
+        """Return how an arm differs from the baseline; None for unpaired figures or too few pairs."""
         return self.differences.get(arm, {}).get(metric, {}).get(statistic)
 
     def as_json(self) -> Any:
-        """Return what JSON can hold."""
+        """Convert to what JSON can hold."""
         return msgspec.to_builtins(self)

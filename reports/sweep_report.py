@@ -32,7 +32,7 @@ def write(
     *,
     is_complete: bool,
 ) -> Sweep:
-    """Write the table and report of a sweep into its folder; return what they say.
+    """Write the table and report of a sweep into its folder; return their content.
 
     Raises:
         ReportError: there is no room for them; the points are kept.
@@ -96,13 +96,13 @@ def _swept(rows: list[AnyPoint] | list[Found], points: list[AnyPoint], limits: l
 
 
 def key_of_rows(summary: Sweep) -> tuple[Key, list[Entry | None]]:
-    """Return the key of a sweep's report, and how each line of the table is shown; an impossible one is not."""
+    """Return the key of a sweep's report, and how each line of the table is shown; impossible ones are left out."""
     sweep = _swept(summary.points, [], summary.limits)
     return sweep.key, [sweep.key.get(_line_of(row, sweep)) for row in summary.points]
 
 
 ACROSS = 9
-"""Columns that a page has room for beside the settings."""
+"""The number of columns that fit on a page besides the settings."""
 
 
 def _tables(summary: Sweep) -> Iterator[Grid]:
@@ -115,7 +115,7 @@ def _tables(summary: Sweep) -> Iterator[Grid]:
         lines = [(cells[0], cells[1:axes] + cells[first:last]) for cells in summary.rows]
         title = summary.title if first == axes else "And"
         note = (
-            f"Times in ms. Limits: {', '.join(summary.limits)}; and the queue may not grow."
+            f"Times in ms. Limits: {', '.join(summary.limits)}; the queue may not grow."
             if summary.limits
             else "Times in ms."
         )
@@ -123,24 +123,24 @@ def _tables(summary: Sweep) -> Iterator[Grid]:
 
 
 def _line_of(row: AnyPoint | Found, sweep: Swept) -> str:
-    """Return the line of the charts, and so the arm of the key, to which a line of the table belongs."""
+    """Return the line of the charts, and thus the arm of the key, to which a line of the table belongs."""
     if isinstance(row, Found):
         return row.arm
     return next((name for name, line in sweep.lines.items() if any(point.changes == row.changes for point in line)), "")
 
 
 def is_sweep(folder: Path) -> bool:
-    """Tell whether a folder is that of a sweep."""
+    """Return whether a folder is that of a sweep."""
     return (folder / "sweep.json").is_file()
 
 
 def combine(folders: list[Path], out: Path | None) -> tuple[Manifest, Sweep]:
-    """Put the lines of several sweeps into one table; with `out`, write the folder of it, too.
+    """Put the lines of several sweeps into one table; with `out`, also write a folder for it.
 
-    Where two sweeps have lines with the same changes, the sweep is one of the changes.
+    If two sweeps have lines with the same changes, the sweep becomes one of the changes.
 
     Raises:
-        ReportError: a folder is not that of a sweep, or it looked for something else: other limits, another workload.
+        ReportError: a folder is not that of a sweep, or the sweeps differ in limits, workload or question.
     """
     kept = [_read(folder) for folder in folders]
     for folder, one in zip(folders[1:], kept[1:], strict=True):
@@ -187,20 +187,20 @@ def _read(folder: Path) -> _Kept:
 
 
 def _refuse_others(first: Path, wanted: Manifest, folder: Path, given: Manifest) -> None:
-    """Refuse a sweep whose points are not to be compared with those of the first.
+    """Refuse a sweep with points that cannot be compared with those of the first.
 
     Raises:
-        ReportError: so it is.
+        ReportError: it cannot be compared.
     """
     for what, its, others in zip(("limits", "workload", "--find"), _asked(given), _asked(wanted), strict=True):
         if its != others:
             raise ReportError(
-                f"{folder} has {what} {its}, {first} has {others}: sweeps in one table differ in their settings only"
+                f"{folder} has {what} {its}, but {first} has {others}; sweeps in one table may differ only in their settings"
             )
 
 
 def _asked(manifest: Manifest) -> tuple[str, str, str]:
-    """Return what sweeps in one table share."""
+    """Return what sweeps in one table must have in common."""
     workload = manifest["workload"]
     return (
         ", ".join(manifest["limits"]) or "none",
@@ -210,7 +210,7 @@ def _asked(manifest: Manifest) -> tuple[str, str, str]:
 
 
 def _of(rows: list[Any], sweep: str) -> list[Any]:
-    """Say of lines which sweep they are of."""
+    """Prefix lines with the sweep that they are from."""
     return [
         msgspec.structs.replace(
             row,
@@ -222,7 +222,7 @@ def _of(rows: list[Any], sweep: str) -> list[Any]:
 
 
 def _combined(sources: dict[str, _Kept]) -> Manifest:
-    """Return what is said of several sweeps together."""
+    """Return the manifest of several sweeps together."""
     first = next(iter(sources.values())).manifest
     modes = dict.fromkeys(mode for one in sources.values() for mode in one.manifest["experiment"]["router_mode"])
     return first | {

@@ -1,4 +1,4 @@
-"""The table of a sweep: a line for each combination, or for what a search found, and what it says in words."""
+"""The table of a sweep: a line for each combination, or for each search result, and its verdict in words."""
 
 import csv
 import io
@@ -28,10 +28,10 @@ from reports.use_tables import split_note
 
 SCHEMA = "dynabench.sweep/2"
 
-INTERRUPTED = "The sweep was interrupted; run the same command again to go on."
+INTERRUPTED = "The sweep was interrupted; run the same command again to resume it."
 
 MOST = 4
-"""Combinations that are named one by one."""
+"""The most combinations that are named one by one."""
 
 Rows = list[AnyPoint] | list[Found]
 Figure = tuple[str, Callable[[Point], str]]
@@ -44,11 +44,13 @@ def lay_out(rows: Rows, manifest: dict[str, Any], *, is_complete: bool) -> Sweep
     limited = _limited(manifest["limits"])
     made = _searched(cast(list[Found], rows), limited) if is_search else _gridded(cast(Any, rows), limited, manifest)
     if any("~" in cell for row in made["rows"] for cell in row):
-        made["verdict"] += " ~: the 95% interval over the repeats holds the limit; more of them could say the opposite."
+        made["verdict"] += (
+            " ~: the 95% interval over the repeats includes the limit, so more repeats could change the result."
+        )
     if not is_complete:
-        known = made["verdict"] or "No point is known yet."
+        known = made["verdict"] or "No point is finished yet."
         sweeps = ", ".join(manifest.get("interrupted", ()))
-        made["verdict"] = f"{known} {f'{sweeps}: interrupted, so not whole.' if sweeps else INTERRUPTED}"
+        made["verdict"] = f"{known} {f'{sweeps}: interrupted, so incomplete.' if sweeps else INTERRUPTED}"
     return Sweep(
         **made,
         schema=SCHEMA,
@@ -67,13 +69,13 @@ def _points(rows: Rows) -> dict[str, Point]:
 
 
 def _axes(rows: Rows) -> list[str]:
-    """Return the settings that set lines apart."""
+    """Return the settings in which lines differ."""
     names = dict.fromkeys(name for row in rows for name in row.changes)
     return [name for name in names if len({str(row.changes.get(name)) for row in rows}) > 1]
 
 
 def _part(name: str, point: Point) -> str:
-    """Show a part of the mean TTFT."""
+    """Format a part of the mean TTFT."""
     seconds = point.split.parts.get(name) if point.split else None
     return "-" if seconds is None else milliseconds(seconds)
 
@@ -97,14 +99,14 @@ FIGURES: tuple[Figure, ...] = (
     ("imbalance", lambda point: _hundredths(point.imbalance.work_max_over_mean)),
     OFFERED,
 )
-"""The most important come first: a narrow terminal shows no more than fit."""
+"""The most important come first, because a narrow terminal shows only those that fit."""
 FLEET: tuple[Figure, ...] = (
     ("within limits", lambda point: share(point.goodput.attainment if point.goodput else None)),
     ("GPU-hours", lambda point: hours(point.fleet.gpu_h) if point.fleet else "n/a"),
     ("good/GPU-h", lambda point: number(point.fleet.good_per_gpu_h if point.fleet else None)),
     ("mean workers", lambda point: f"{point.fleet.mean_workers:.1f}" if point.fleet else "n/a"),
 )
-"""Only where workers came or went, or a planner was at work."""
+"""Only if the number of workers changed, or a planner was running."""
 WITHOUT_LIMITS: tuple[Figure, ...] = (("stable", lambda point: "yes" if point.is_stable else "no"),)
 SPLIT: tuple[Figure, ...] = (
     *((label, partial(_part, name)) for name, label in PARTS.items()),
@@ -135,7 +137,7 @@ def _limited(limits: Sequence[str]) -> list[Figure]:
 
 
 def _with_interval(outcome: Outcome) -> str:
-    """Show what is limited, and its interval where there are repeats that differ."""
+    """Format the limited metric, with its interval if there are repeats that differ."""
     shown = milliseconds(outcome.value)
     if outcome.interval is None or outcome.interval[0] == outcome.interval[1]:
         return shown
@@ -144,12 +146,12 @@ def _with_interval(outcome: Outcome) -> str:
 
 
 def _without(columns: Sequence[Figure], others: Sequence[Figure]) -> list[Figure]:
-    """Return columns but for those that others show."""
+    """Return columns without those that are already shown."""
     return [column for column in columns if column[0] not in dict(others)]
 
 
 def _margin(row: AnyPoint) -> str:
-    """Say whether a point meets the limits, and by how much the nearest."""
+    """Say whether a point meets the limits, and the margin to the nearest."""
     if isinstance(row, Impossible):
         return "impossible"
     nearest = binding(row.outcomes)
@@ -190,14 +192,14 @@ def _gridded(points: list[AnyPoint], limited: list[Figure], manifest: dict[str, 
 
 
 def _fleet(points: Sequence[Point], *, has_limits: bool) -> list[Figure]:
-    """Return the columns of what workers that came and went took; none where all stood still."""
+    """Return the columns on what a changing number of workers used; none if it never changed."""
     if not any(point.fleet and point.fleet.is_shown for point in points):
         return []
     return [figure for figure in FLEET if has_limits or figure[0] in ("GPU-hours", "mean workers")]
 
 
 def _impossible(points: list[Impossible]) -> str:
-    """Say which points there cannot be, those with one reason together."""
+    """Say which points are impossible, grouped by reason."""
     names: dict[str, list[str]] = {}
     for point in points:
         names.setdefault(point.reason, []).append(point.name)
@@ -209,7 +211,7 @@ def _impossible(points: list[Impossible]) -> str:
 
 
 def _cells(row: AnyPoint | None, columns: Sequence[Figure]) -> list[str]:
-    """Return the cells of a point; of an impossible one, that it is."""
+    """Return the cells of a point, which may be impossible."""
     if isinstance(row, Point):
         return [shown(row) for _, shown in columns]
     said = "-" if row is None else "impossible"
@@ -234,7 +236,7 @@ def tables(summary: Sweep, width: int, *, is_whole: bool, colours: Sequence[str]
 
 
 def _split(rows: Rows) -> Grid | None:
-    """Lay out where TTFT goes at each point; None where every worker does all."""
+    """Lay out where TTFT goes at each point; None if every worker does everything."""
     named = [(row.arm, row.point) if isinstance(row, Found) else (row.name, row) for row in rows]
     points = {name: point if isinstance(point, Point) else None for name, point in named}
     if not any(point.is_apart for point in points.values() if point):
@@ -245,18 +247,18 @@ def _split(rows: Rows) -> Grid | None:
 
 
 def _answer(points: list[Point], count: int) -> str:
-    """Say which of so many combinations meets the limits with the fewest GPUs, or which of those tried comes nearest."""
+    """Say which combination meets the limits with the fewest GPUs, or which of those tried comes closest."""
     met = [point for point in points if point.state == "met"]
     if met:
         took = {point.name: point.fleet.gpu_h for point in met if point.fleet}
         if len(took) == len(met) and _fleet(points, has_limits=True):
             best = min(took, key=took.__getitem__)
-            return f"{len(met)} of {count} combinations meet every limit; with the fewest GPU-hours ({hours(took[best])}): {best}. "
+            return f"{len(met)} of {count} combinations meet every limit; {best} needs the fewest GPU-hours ({hours(took[best])}). "
         fewest = min(met, key=lambda point: point.gpus)
-        return f"{len(met)} of {count} combinations meet every limit; with the fewest GPUs ({fewest.gpus}): {fewest.name}. "
+        return f"{len(met)} of {count} combinations meet every limit; {fewest.name} needs the fewest GPUs ({fewest.gpus}). "
     nearest = max(points, key=_headroom)
     missed = binding(nearest.outcomes)
-    return f"No combination is known to meet every limit; {nearest.name} comes nearest: {missed.limit if missed else ''} {missed}. "
+    return f"No combination is known to meet every limit; {nearest.name} comes closest: {missed.limit if missed else ''} {missed}. "
 
 
 def _headroom(point: Point) -> float:
@@ -265,7 +267,7 @@ def _headroom(point: Point) -> float:
 
 
 def _best(points: list[Point], axes: list[str]) -> str:
-    """Say which mode was best how often, or where there is one only, which point."""
+    """Say how often each mode was best or, if there is only one, which point was best."""
     text = _grew(points)
     if near := enough(_sized(points), "lowest mean TTFT", is_lower_better=True):
         return f"{text}{_lowest_ttft(points)} {near}"
@@ -298,7 +300,7 @@ def _lowest_ttft(points: list[Point]) -> str:
 
 
 def _sized(points: list[Point]) -> list[Sized]:
-    """Return the mean TTFT of stable points, by what their tiers hold."""
+    """Return the mean TTFT of stable points, by the capacity of their tiers."""
     return [
         Sized(point.changes, _capacity(point), mean, f"{milliseconds(mean)} ms")
         for point in points
@@ -317,15 +319,15 @@ def _remarks(points: Sequence[Point]) -> str:
     savings = saved_along(points)
     text = overlap((savings[point.name], point.gpu_s) for point in points)
     if len(equal) == len(repeated) > 0:
-        text += " Deterministic: all repeats are equal, so they have no interval."
+        text += " The runs are deterministic: all repeats are equal, so there are no intervals."
     elif equal:
         more = f" and {len(equal) - MOST:,} more" * (len(equal) > MOST)
-        text += f" Deterministic, so without an interval: the repeats of {'; '.join(equal[:MOST])}{more} are equal."
+        text += f" The repeats of {'; '.join(equal[:MOST])}{more} are equal (deterministic), so there is no interval."
     return f" {text.strip()}" if text else ""
 
 
 def _lowest(points: list[Point], of: Callable[[Point], float | None]) -> Point | None:
-    """Return the stable point with the lowest of a figure; None where no stable one has it."""
+    """Return the stable point with the lowest value of a figure; None if no stable one has it."""
     known = {place: value for place, point in enumerate(points) if point.is_stable and (value := of(point)) is not None}
     return points[min(known, key=known.__getitem__)] if known else None
 
@@ -366,12 +368,12 @@ def _searched(rows: list[Found], limited: list[Figure]) -> dict[str, Any]:
 
 
 def _digits(value: float) -> str:
-    """Show a value that was tried: it has no more digits than the search is worth."""
+    """Format a value that was tried; it has no more digits than the search's precision."""
     return f"{value:,.0f}" if value == int(value) else f"{value:g}"
 
 
 def _value(row: Found) -> str:
-    """Show what a search found, or how far it came."""
+    """Format what a search found, or how far it got."""
     if row.met is None:
         return "none" if row.is_over else "not known"
     if not row.is_at_end or (row.sense == "lowest" and row.met == 1):
@@ -383,14 +385,14 @@ def _value(row: Found) -> str:
 
 
 def _verdict(rows: list[Found], name: str, sense: str) -> str:
-    """Say which combination meets the limits farthest, and what stops it there."""
+    """Say which combination meets the limits furthest, and what stops it there."""
     known = sorted((row for row in rows if row.met is not None), key=lambda row: row.met or 0.0)
     if not known:
         nearest = [f"{row.arm} at {name} {_digits(row.missed_at)}: {_why(row)}" for row in rows if row.missed_at]
         if not all(row.is_over for row in rows):
             return "Nothing that was tried meets the limits." * bool(nearest)
         states = {row.missed.state for row in rows if row.missed}
-        lead = "Nothing meets the limits" if states != {"unknown"} else "Whether the limits are met is not known"
+        lead = "Nothing meets the limits" if states != {"unknown"} else "It is not known whether the limits are met"
         return f"{lead}. " + "; ".join(nearest[:MOST]) + "." * bool(nearest)
     least, best = (known[0], known[-1]) if sense != "lowest" else (known[-1], known[0])
     how = "from {} {} on" if sense == "lowest" else "up to {} {}"
@@ -399,9 +401,9 @@ def _verdict(rows: list[Found], name: str, sense: str) -> str:
     text = f"{who}{'s' * (len(alike) == 1)} the limits {how.format(name, _value(best))}"
     text += f", the {sense} of {len(rows)}." if len(alike) < len(rows) and all(row.is_over for row in rows) else "."
     if best.interval and best.interval[0] == best.interval[1]:
-        text += " All repeats give the same."
+        text += " All repeats give the same value."
     elif best.interval:
-        text += " The interval is of 95%, over the repeats."
+        text += " The brackets show the 95% interval over the repeats."
     if best.missed is not None:
         text += f" At {_digits(best.missed_at or 0.0)}: {_why(best)}."
     if least.met != best.met and best.met and least.met:
@@ -414,13 +416,13 @@ def _verdict(rows: list[Found], name: str, sense: str) -> str:
 
 
 def _why(row: Found) -> str:
-    """Say which limits stand in the way at the nearest value that does not meet them."""
+    """Say which limits are missed at the nearest value that misses any."""
     assert row.missed is not None
     return told(outcome for outcome in row.missed.outcomes if outcome.state != "met")
 
 
 def as_csv(rows: Rows) -> str:
-    """Return everything that is known of each line, in plain numbers: heads are paths in sweep.json, times in s."""
+    """Return everything known about each line in plain numbers; heads are paths in sweep.json, times are in s."""
     lines = [dict(_flat(msgspec.to_builtins(row))) for row in rows]
     heads = dict.fromkeys(head for line in lines for head in line)
     text = io.StringIO()
@@ -431,7 +433,7 @@ def as_csv(rows: Rows) -> str:
 
 
 def _flat(value: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the numbers and texts within a value by their paths; outcomes go by their limits."""
+    """Yield the numbers and texts within a value by their paths; outcomes are named by their limits."""
     for name, part in value.items():
         if isinstance(part, dict):
             yield from _flat(part, f"{path}{name}.")

@@ -23,16 +23,16 @@ from reports.use_tables import grids
 STATISTICS = ("mean", "p50", "p90", "p99")
 TIMES = ("ttft_sched", "ttst", "itl", "tpot", "e2e_sched")
 Line = tuple[str, Callable[[ArmSummary], Any], Callable[[Any], str]]
-"""A line of the comparison: its label, what it shows of an arm, and how."""
+"""A line of the comparison: its label, the value of an arm, and its format."""
 
 
 def comparison(summary: Summary, *, is_whole: bool = True) -> Grid:
-    """One column per arm: the metrics, and the paired difference of each to the first; all of them, or the key ones."""
+    """Return a table with a column per arm: all or the key metrics, and the paired differences to the first arm."""
     return Grid("Arms compared", list(summary.arms), rows(summary) if is_whole else key_rows(summary))
 
 
 def key_rows(summary: Summary) -> list[tuple[str, list[str]]]:
-    """Return the lines that most look for: first what is limited."""
+    """Return the lines of most interest, the limited metrics first."""
     limited = [limit for limit in map(parse, summary.limits) if limit.statistic is not None]
     lines = [_line(METRICS[limit.metric], limit.statistic or "") for limit in limited]
     first = dict(_cells(lines, list(summary.arms.values())))
@@ -51,12 +51,12 @@ def key_rows(summary: Summary) -> list[tuple[str, list[str]]]:
 
 
 def rows(summary: Summary) -> list[tuple[str, list[str]]]:
-    """Return the lines of the table: a label, and a cell per arm; lines that say nothing are left out."""
+    """Return the lines of the table: a label, and a cell per arm; empty lines are left out."""
     return [row for section in sections(summary) for row in section.rows]
 
 
 def sections(summary: Summary) -> list[Grid]:
-    """Return all that is known of the arms, by what it is of; lines that say nothing are left out."""
+    """Return everything known about the arms, by topic; empty lines are left out."""
     arms = list(summary.arms.values())
     found: dict[str, list[tuple[str, list[str]]]] = {}
     for name in TIMES:
@@ -90,12 +90,12 @@ def sections(summary: Summary) -> list[Grid]:
 
 
 def _known(lines: list[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:
-    """Leave out lines that say nothing."""
+    """Leave out empty lines."""
     return [(label, cells) for label, cells in lines if any(cell != "n/a" for cell in cells) or "p99" in label]
 
 
 def _best_hits(summary: Summary) -> list[tuple[str, list[str]]]:
-    """Return the highest hit shares that each arm's memory allows, and how much of the highest it reached."""
+    """Return the highest hit shares that each arm's memory allows, and the share of the highest that it reached."""
     best = [(summary.bound.hit_shares or {}).get(arm, {}) for arm in summary.arms]
     tiers = list(dict.fromkeys(tier for shares in sorted(best, key=len, reverse=True) for tier in shares))
     by_tier = [
@@ -122,7 +122,7 @@ def _line(name: str, statistic: str) -> Line:
 
 
 def like_grid(runs: list[Record], tool: str) -> Grid:
-    """Lay out the figures as another tool would define them, a line per arm and metric."""
+    """Lay out the figures as another tool defines them, a line per arm and metric."""
     arms: dict[str, list[Record]] = {}
     for run in runs:
         arms.setdefault(run.arm, []).append(run)
@@ -146,7 +146,7 @@ def markdown(summary: Summary, manifest: dict[str, Any], failures: list[str]) ->
         lines += ["", f"**{grid.title}**", "", *grid.markdown()]
     lines += [
         "",
-        f"<sub>{markdown_cell(manifest['subtitle'])}.{markdown_cell(step_times(manifest))} Differences in % [95% interval], ~ may be noise, = is too small to matter.</sub>",
+        f"<sub>{markdown_cell(manifest['subtitle'])}.{markdown_cell(step_times(manifest))} Differences in % [95% interval]; ~: may be noise; =: too small to matter.</sub>",
     ]
     return "\n".join(lines)
 
@@ -165,7 +165,7 @@ def limit_grid(summary: Summary) -> Grid | None:
 
 
 def difference_grid(summary: Summary) -> Grid | None:
-    """Lay out the verdict on each difference to the first arm; None where there is none."""
+    """Lay out the verdict on each difference to the first arm; None if there is none."""
     if not summary.differences:
         return None
     lines = [
@@ -176,7 +176,7 @@ def difference_grid(summary: Summary) -> Grid | None:
         for name in PAIRED
         for statistic in STATISTICS
     ]
-    floor = " and it is larger than that of two runs of the same arm (A/A)" if summary.noise_floor else ""
+    floor = " and the difference is larger than that of two runs of the same arm (A/A)" if summary.noise_floor else ""
     return Grid(
         f"Differences to {summary.baseline}",
         list(summary.differences),
@@ -196,34 +196,34 @@ def _verdict(pair: Difference | None) -> str:
 
 
 def figures(summary: Summary) -> Grid:
-    """Lay out what most look for."""
+    """Lay out the figures of most interest."""
     return Grid("Key figures", list(summary.arms), key_rows(summary), figures_note(summary))
 
 
 def figures_note(summary: Summary) -> str:
-    """Say how figures are to be read."""
+    """Explain the figures."""
     text = "Times in ms; n/a: not known, or too few samples."
     if summary.differences:
         text += (
-            f" vs {summary.baseline}: difference in % with its 95% interval; ~ may be noise, = is too small to matter."
+            f" vs {summary.baseline}: difference in % with its 95% interval; ~: may be noise; =: too small to matter."
         )
     if summary.has_tiers:
         text += f" {tiers_note(summary)}"
     if summary.bound.ttft_mean_s:
         text += (
-            f" No router could have a mean TTFT below {milliseconds(summary.bound.ttft_mean_s)} ms: the larger of what every "
-            "prompt takes on an empty machine with the best cache that the memory allows, and of what all prompts wait for on "
-            "one machine as fast as all workers."
+            f" No router could have a mean TTFT below {milliseconds(summary.bound.ttft_mean_s)} ms. This is the larger of two bounds: every "
+            "prompt alone on an empty machine with the best cache that the memory allows, and all prompts queueing for "
+            "one machine as fast as all workers together."
         )
     return text
 
 
 ACROSS = 8
-"""Columns that a page has room for."""
+"""The number of columns that fit on a page."""
 
 
 def for_page(grid: Grid) -> list[Grid]:
-    """Return a table that fits on a page; with many columns, they become rows, and the rows columns of several tables."""
+    """Return tables that fit on a page; if there are many columns, rows and columns are swapped."""
     if len(grid.columns) <= ACROSS:
         return [grid]
     whole = grid.turned()
@@ -258,7 +258,7 @@ def _statistic(arm: ArmSummary, *, name: str, statistic: str) -> float | None:
 
 
 def _with_failures(arm: ArmSummary, *, name: str) -> float | None:
-    """Return the 90th percentile in which each failure is an infinite time."""
+    """Return the 90th percentile, with each failure as an infinite time."""
     value = arm.metric(name).with_failures("p90")
     return math.inf if value is None and arm.failed else value
 
@@ -268,13 +268,13 @@ def _maybe_infinite(seconds: float | None) -> str:
 
 
 def _together(arm: ArmSummary) -> float | None:
-    """Return the share of tokens that came in one event or one read with others."""
+    """Return the share of tokens that arrived in one event or one read with others."""
     tokens, together = arm.client.get("tokens"), arm.client.get("tokens_together")
     return together / tokens if tokens and together is not None else None
 
 
 def _stopped(arm: ArmSummary) -> float | None:
-    """Return the share of answers that ended by EOS or another stop; None where none did, as load generators want it."""
+    """Return the share of answers that ended by EOS or another stop; None if none did, as a load generator wants."""
     if not arm.ends or "stop" not in arm.ends:
         return None
     return arm.ends["stop"] / sum(arm.ends.values())
@@ -309,7 +309,7 @@ TIERED: tuple[Line, ...] = (
     ("prefill avoided (GPU-s)", lambda arm: arm.avoided.gpu_s if arm.avoided else None, number),
     ("GPU-seconds", lambda arm: arm.gpu_s or None, number),
 )
-"""Where prompt tokens came from, and what all the work took."""
+"""Where prompt tokens came from, and what all the work used."""
 SAVED = "GPU-seconds saved"
 ENGINES: tuple[Line, ...] = (
     ("TTFT outside of the engine", lambda arm: arm.client.get("overhead_share"), share),
@@ -325,7 +325,7 @@ KEY = (
     "cache hit share",
     "best possible hit share",
 )
-"""Lines that a terminal shows unless it is asked for all."""
+"""Lines that a terminal shows unless asked for all."""
 FAILURES: tuple[Line, ...] = (
     ("failed requests", lambda arm: arm.failed, number),
     ("TTFT p90, failures infinite (ms)", partial(_with_failures, name="ttft_sched"), _maybe_infinite),

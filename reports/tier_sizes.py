@@ -1,4 +1,4 @@
-"""How much KV tiers hold: which arm or point has the smallest, and from which size on more buys little."""
+"""How much KV tiers hold: which arm or point has the smallest, and beyond which size more helps little."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -7,19 +7,19 @@ from typing import Any, NamedTuple, TypeVar
 from foundation.settings import short
 
 SIZES = ("kv_offloading_size", "kv_disk_size", "kv_store_size")
-"""Settings that say how much a tier holds, by their last words."""
+"""Settings that give a tier's size, by their last words."""
 _SIZE = re.compile(rf"[\w.]*(?:{'|'.join(SIZES)}) \S+?(?=,|$| \()")
-"""What names of arms say of it."""
+"""The mention of such a setting in the name of an arm."""
 NEAR = 0.05
-"""A figure that is worse than the best by no more than this is near it."""
+"""A figure that is worse than the best by no more than this counts as near it."""
 MOST = 4
-"""Lines that are named one by one."""
+"""The most lines that are named one by one."""
 
 
 def bases(sizes: Mapping[str, float]) -> dict[str, str]:
-    """Return the arm with which each is compared, itself perhaps, from what the tiers of each hold.
+    """Return the arm with which each is compared, perhaps itself, from the capacity of each arm's tiers.
 
-    It is the one with the smallest tiers whose name is the same but for their size; where there is no such arm, the first.
+    It is the arm with the smallest tiers among those that differ only in tier size or, without such an arm, the first.
     """
     groups: dict[str, list[str]] = {}
     for arm in sizes:
@@ -35,12 +35,12 @@ Changed = TypeVar("Changed")
 
 
 def is_size(setting: str) -> bool:
-    """Tell whether a setting, by its name or its path, says how much a tier holds."""
+    """Return whether a setting, by its name or path, gives a tier's size."""
     return setting.endswith(SIZES)
 
 
 def smallest(points: Iterable[tuple[Mapping[str, Any], Changed]]) -> Iterator[tuple[Changed, Changed]]:
-    """Yield each point, given with the settings that set it apart, and the one with the smallest tiers that is else alike."""
+    """Yield each point, passed with its distinguishing settings, and the otherwise equal one with the smallest tiers."""
     groups: dict[str, list[tuple[tuple[float, ...], Changed]]] = {}
     for changes, point in points:
         alike = str(sorted((name, str(value)) for name, value in changes.items() if not is_size(name)))
@@ -55,16 +55,16 @@ class Sized(NamedTuple):
     """A figure that was reached with tiers of some size."""
 
     changes: Mapping[str, Any]
-    """The settings that set it apart."""
+    """The settings that distinguish it."""
     capacity: float
-    """What all tiers hold together."""
+    """The capacity of all tiers together."""
     figure: float
     shown: str
-    """The figure as it is written."""
+    """The figure as text."""
 
 
 def enough(rows: Sequence[Sized], what: str, *, is_lower_better: bool) -> str:
-    """Name the smallest size whose figure is near the best, for each group that is otherwise alike; nothing without sizes."""
+    """Name the smallest size with a figure near the best, for each otherwise equal group; nothing without sizes."""
     varied = [name for name in dict.fromkeys(name for row in rows for name in row.changes) if _varies(name, rows)]
     sizes = [name for name in varied if is_size(name)]
     if not sizes:
@@ -86,7 +86,7 @@ def enough(rows: Sequence[Sized], what: str, *, is_lower_better: bool) -> str:
 
 
 def _near(group: Sequence[Sized], best: float, sizes: Sequence[str]) -> str:
-    """Say which is the smallest that is near the best."""
+    """Say which size is the smallest near the best."""
     by_size = sorted(group, key=lambda row: row.capacity)
     first = next(row for row in by_size if abs(row.figure - best) <= NEAR * abs(best))
     size = (
@@ -94,7 +94,7 @@ def _near(group: Sequence[Sized], best: float, sizes: Sequence[str]) -> str:
     )
     hint = ""
     if first.capacity == by_size[0].capacity:
-        hint = ", so more buys little"
+        hint = "; more helps little"
     elif first.capacity == by_size[-1].capacity:
         hint = ", the largest tried"
     return f"{size} ({first.shown}{hint})"

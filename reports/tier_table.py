@@ -1,4 +1,4 @@
-"""Tables of KV tiers: what they held and moved in a comparison, what they gave along a sweep, and how to read both."""
+"""Tables of KV tiers: what they held and moved in a comparison, what they contributed in a sweep, and how to read both."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -15,7 +15,7 @@ from reports.tiers import FORMULAS, GIB, SOURCES, Hits, Saved, Saving, avoided, 
 
 
 def tier_grid(summary: Summary) -> Grid | None:
-    """Lay out what KV tiers held and moved; None where no arm has any."""
+    """Lay out what KV tiers held and moved; None if no arm has any."""
     if not summary.has_tiers:
         return None
     columns: dict[str, Callable[[TierUse], str]] = {
@@ -42,45 +42,45 @@ def tier_grid(summary: Summary) -> Grid | None:
         "What did KV tiers hold and move?",
         list(columns),
         lines,
-        "Reading and writing: the mean / highest share of the run in which a link carried KV out of the tier, or into it. "
-        "Waited for: copies that steps had to wait for, because the GPU blocks were needed again; waited: for how long; both of all "
-        "workers together. Columns without any value are left out.",
+        "Reading and writing: the mean / highest share of the run in which a link carried KV out of or into the tier. "
+        "Waited for: copies that steps had to wait for, because the GPU blocks were needed again; waited: for how long; both are totals of all "
+        "workers. Columns without any value are left out.",
     ).eventful()
 
 
 def _tier_label(use: TierUse, arm: ArmSummary) -> str:
-    """Name a tier, with its pool where several pools have such a tier."""
+    """Name a tier, with its pool if several pools have such a tier."""
     has_others = sum(other.tier == use.tier for other in arm.tiers or ()) > 1
     return f"{use.pool}, {TIERS[use.tier]}" if has_others else TIERS[use.tier]
 
 
 def _share_of(traffic: Traffic) -> str:
-    """Show mean and highest share of the run in which links carried it."""
+    """Format the mean and highest share of the run in which links carried it."""
     return f"{traffic.busy.mean:.1%} / {traffic.busy.highest:.1%}"
 
 
 def tiers_note(summary: Summary) -> str:
-    """Say how figures of KV tiers are to be read."""
+    """Explain the figures of KV tiers."""
     text = f"Hits, computed: shares of all prompt tokens. GPU-seconds: {FORMULAS['gpu_s']}."
     known = [arm.saved for arm in summary.arms.values() if arm.saved]
     if not known:
         return text
     repeats = known[0].gpu_s.repeats
     if repeats == 1:
-        how = "of one run each, so without an interval"
+        how = "from one run each, so without an interval"
     elif any(one.gpu_s.interval for one in known):
         how = f"the mean over {repeats} repeats, with its 95% interval"
     else:
-        how = f"the mean over {repeats} repeats, which are equal, so without an interval"
+        how = f"the mean over {repeats} equal repeats, so without an interval"
     return f"{text} Prefill avoided: {FORMULAS['avoided']}. Saved: {FORMULAS['gpu_s_saved']}; {how}."
 
 
 def swept(points: Mapping[str, Point], axes: Sequence[str]) -> Grid | None:
-    """Lay out what KV tiers gave at each point, and saved against the smallest that is otherwise alike; None without tiers.
+    """Lay out what KV tiers contributed at each point and saved against the smallest otherwise equal ones; None without tiers.
 
     Args:
-        points: by the names of their lines.
-        axes: the settings that set lines apart.
+        points: points by the names of their lines.
+        axes: the settings in which lines differ.
     """
     if not any(point.tiers for point in points.values()):
         return None
@@ -95,19 +95,19 @@ def swept(points: Mapping[str, Point], axes: Sequence[str]) -> Grid | None:
         for name, point in points.items()
     ]
     return Grid(
-        "What did KV tiers give?",
+        "What did KV tiers contribute?",
         [*(SOURCES[name] for name in sources), *SPENT],
         lines,
         "GPU, tiers and computed: shares of all prompt tokens. Waited: how long steps waited for copies of GPU "
-        f"blocks that were needed again. Avoided: {FORMULAS['avoided']}. Saved: against the smallest tiers with the same settings otherwise. "
-        f"GPU-s: {FORMULAS['gpu_s']}. TTFT: the mean; not compared where a queue grew. In brackets: 95% intervals over "
+        f"blocks that were needed again. Avoided: {FORMULAS['avoided']}. Saved: against the smallest tiers with otherwise the same settings. "
+        f"GPU-s: {FORMULAS['gpu_s']}. TTFT: the mean; not compared if a queue grew. In brackets: 95% intervals over "
         "repeats that differ.",
         ", ".join(axes).replace("_", " "),
     ).eventful()
 
 
 def saved_along(points: Iterable[Point]) -> dict[str, Saved | None]:
-    """Return what each point took less than the one with the smallest tiers that is otherwise alike."""
+    """Return what each point saved compared to the otherwise equal one with the smallest tiers."""
     found: dict[str, Saved | None] = {}
     for point, first in smallest((point.changes, point) for point in points):
         is_larger = sum(use.capacity_bytes for use in point.tiers) > sum(use.capacity_bytes for use in first.tiers)
@@ -130,7 +130,7 @@ SPENT = (
 
 
 def _spent(point: Point, its: Saved | None) -> list[str]:
-    """Show what the tiers of a point gave and moved, and what it saved against the one with the smallest."""
+    """Format what the tiers of a point contributed and moved, and what it saved compared to the smallest."""
 
     def total(of: Callable[[TierUse], float], digits: int) -> str:
         return number(sum(of(use) for use in point.tiers), digits) if point.tiers else "-"
@@ -149,6 +149,6 @@ def _spent(point: Point, its: Saved | None) -> list[str]:
 
 
 def _ttft_saved(found: Saving) -> str:
-    """Show what was saved of the mean TTFT, with its interval over repeats."""
+    """Format the mean TTFT saved, with its interval over repeats."""
     value, *ends = (f"{'-' * (s < 0)}{milliseconds(abs(s))}" for s in (found.value, *(found.interval or ())))
     return f"{value} [{', '.join(ends)}]" if ends else value

@@ -1,7 +1,7 @@
-"""What KV tiers gave: where prompt tokens came from, and what that saved.
+"""What KV tiers contributed: where prompt tokens came from, and what that saved.
 
-hits       each run          prompt tokens from the GPU, from each tier, computed; together they are all
-saved      runs of two arms  GPU-seconds (and TTFT) of the one without, or with the smallest tiers, less those of the other
+hits       each run          prompt tokens from the GPU, from each tier, and computed; together they are all
+saved      runs of two arms  GPU-seconds (and TTFT) of the one without, or with the smallest tiers, minus those of the other
 remarks    an arm's runs     where a tier moved more than it saved
 """
 
@@ -17,13 +17,13 @@ from reports.records import Record
 from reports.statistics import half_interval
 
 SOURCES: dict[str, str] = {"gpu": "GPU", **{str(tier): label for tier, label in TIERS.items()}, "computed": "computed"}
-"""Where a prompt token can come from, as fields of `Hits` are named, and what that is called."""
+"""Where a prompt token can come from: the fields of `Hits`, and their labels."""
 FORMULAS = {
     "hits": "prompt tokens found on the GPU, in host memory, on disk or in the store, or computed / all prompt tokens",
-    "avoided": "prompt tokens that came from host memory, disk or the shared store, and the time in which a worker that does "
-    "nothing else computes them x its GPUs, the warm-up included; what loading them took is not taken off",
-    "gpu_s": "time during which a worker took steps x its GPUs, all workers together, the warm-up included",
-    "gpu_s_saved": "GPU-seconds of the arm with the smallest tiers and otherwise the same settings (or of the first arm) - those of this one",
+    "avoided": "prompt tokens that came from host memory, disk or the shared store, and the time that a worker doing nothing "
+    "else would need to compute them x its GPUs, including the warm-up; the cost of loading them is not subtracted",
+    "gpu_s": "time in which a worker took steps x its GPUs, summed over all workers, including the warm-up",
+    "gpu_s_saved": "GPU-seconds of the arm with the smallest tiers and otherwise the same settings (or of the first arm) - those of this arm",
 }
 LABELS = {
     "hits": "hits by tier",
@@ -34,7 +34,7 @@ LABELS = {
 
 
 class Hits(msgspec.Struct, frozen=True):
-    """Where prompt tokens came from, as shares of all of them; None where that is not known."""
+    """Where prompt tokens came from, as shares of all of them; None if that is not known."""
 
     gpu: float | None = None
     host: float | None = None
@@ -44,12 +44,12 @@ class Hits(msgspec.Struct, frozen=True):
 
     @property
     def parts(self) -> dict[str, float]:
-        """What is known, from the GPU on."""
+        """The known shares, starting with the GPU."""
         return {name: share for name in SOURCES if (share := getattr(self, name)) is not None}
 
 
 class Avoided(msgspec.Struct, frozen=True):
-    """The prefill that hits beyond the GPU made unnecessary."""
+    """The prefill that hits beyond the GPU avoided."""
 
     tokens: float
     gpu_s: float
@@ -57,10 +57,10 @@ class Avoided(msgspec.Struct, frozen=True):
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """What a run took for its work."""
+    """What a run used for its work."""
 
     requests: int
-    """Those that succeeded."""
+    """The requests that succeeded."""
     tokens: int
     """Their prompt and output tokens: its work."""
     is_complete: bool
@@ -69,39 +69,39 @@ class Spent(msgspec.Struct, frozen=True):
     gpu_s: float | None
     """GPU-seconds."""
     avoided: Avoided | None = None
-    """Not known of live runs with tiers."""
+    """Not known for live runs with tiers."""
 
 
 class Saving(msgspec.Struct, frozen=True):
-    """What one arm took less than another, on average over the repeats."""
+    """What one arm saved compared to another, on average over the repeats."""
 
     value: float
     share: float
-    """Of what the other took."""
+    """The share of what the other used."""
     repeats: int
     interval: tuple[float, float] | None = None
-    """Of the value, 95%: over the repeats, None where there is one or all are equal; in a comparison that of TTFT is paired by
+    """The 95% interval of the value over the repeats, None if there is one or all are equal; for TTFT in a comparison, paired by
     request."""
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """What an arm took less than another for the same work."""
+    """What an arm saved compared to another for the same work."""
 
     against: str
     """The other's name."""
     requests: int
-    """In each run."""
+    """The requests in each run."""
     gpu_s: Saving
     ttft_s: Saving | None
-    """Of the mean; None in a comparison where a queue grew."""
+    """The mean TTFT saved; None in a comparison if a queue grew."""
     avoided_gpu_s: Saving | None = None
-    """What this arm's prefill avoided is more than the other's."""
+    """How much more prefill this arm avoided than the other."""
 
 
 def hits(repeats: Sequence[Record]) -> Hits | None:
     """Return where the prompt tokens of an arm's runs came from, the mean over the repeats that know it; None if none does.
 
-    A server that reports hits does not say where it found them, so those of a live run are the GPU's only where the tiers' are
+    A server that reports hits does not say where it found them, so the GPU's hits in a live run are known only if the tiers' are
     known.
     """
     known = [found for run in repeats if (found := _hits(run.measured)).parts]
@@ -124,7 +124,7 @@ def _hits(run: Record) -> Hits:
 
 
 def spent(run: Record) -> Spent:
-    """Return what a run took; its GPU-seconds include its warm-up."""
+    """Return what a run used; its GPU-seconds include its warm-up."""
     requests = run.requests[run.requests.succeeded]
     ttft_s = metrics.per_request(run.measured.requests)["ttft_sched"]
     return Spent(
@@ -138,7 +138,7 @@ def spent(run: Record) -> Spent:
 
 
 def _avoided(uses: Sequence[TierUse]) -> Avoided | None:
-    """Add up what the tiers of a run gave; None where it is not known of one."""
+    """Add up the prefill that the tiers of a run avoided; None if it is not known for one."""
     tokens, gpu_s = 0.0, 0.0
     for use in uses:
         if use.tokens is UNSET or use.avoided_gpu_s is UNSET:
@@ -148,7 +148,7 @@ def _avoided(uses: Sequence[TierUse]) -> Avoided | None:
 
 
 def _total(values: Sequence[float | None]) -> float | None:
-    """Add up what is known of all."""
+    """Add up values; None if one is not known."""
     known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None
 
@@ -160,7 +160,7 @@ def gpu_seconds(runs: Sequence[Spent]) -> float | None:
 
 
 def avoided(runs: Sequence[Spent]) -> Avoided | None:
-    """Return the prefill that tiers made unnecessary, the mean over an arm's runs that know it."""
+    """Return the prefill that tiers avoided, the mean over the runs of an arm for which it is known."""
     known = [run.avoided for run in runs if run.avoided is not None]
     if not known:
         return None
@@ -168,7 +168,7 @@ def avoided(runs: Sequence[Spent]) -> Avoided | None:
 
 
 def saved(against: str, before: Sequence[Spent], after: Sequence[Spent]) -> Saved | None:
-    """Return what runs took less than others, repeat by repeat; None where they did not do the same work, or it is not known."""
+    """Return what runs saved compared to others, repeat by repeat; None if they did not do the same work, or it is not known."""
     pairs = list(zip(before, after, strict=False))
     if not all(one.is_complete and other.is_complete and one.tokens == other.tokens for one, other in pairs):
         return None
@@ -196,28 +196,28 @@ def _saving(pairs: Sequence[tuple[float | None, float | None]]) -> Saving | None
 
 GIB = 1 << 30
 OVERLAPPED = 0.5
-"""The share of the avoided prefill by which GPU-seconds fall at least without a word on why."""
+"""If GPU-seconds fall by less than this share of the avoided prefill, a remark says why."""
 BUSY = 0.9
-"""The share of a run during which a link may carry KV without a remark."""
+"""The share of a run in which a link may carry KV without a remark."""
 STALLED = 0.01
-"""The share of a run during which steps may wait for copies without one."""
+"""The share of a run in which steps may wait for copies without a remark."""
 FEW = 0.01
-"""The share of the prompt tokens that a tier gives at least without one, and of GPU-seconds that is worth a word."""
+"""A tier with a smaller share of the prompt tokens gets a remark; GPU-seconds are remarked on from this share on."""
 
 
 def overlap(each: Iterable[tuple[Saved | None, float | None]]) -> str:
-    """Say why GPU-seconds fell by less than the prefill that was avoided, from what was saved and is left; nothing if they did not."""
+    """Say why GPU-seconds fell by less than the prefill avoided, from what was saved and what is left; nothing if they did not."""
     known = [(one.gpu_s.value, one.avoided_gpu_s.value, left or 0.0) for one, left in each if one and one.avoided_gpu_s]
     if not any(gpu_s < OVERLAPPED * avoided_s and avoided_s > FEW * left for gpu_s, avoided_s, left in known):
         return ""
     return (
-        "GPU-seconds fell by less than the prefill avoided: a worker that decodes is busy whether or not it computes prompts "
-        "as well."
+        "GPU-seconds fell by less than the prefill avoided, because a worker that decodes is busy whether or not it also "
+        "computes prompts."
     )
 
 
 def remarks(uses: Iterable[TierUse], found: Hits) -> list[str]:
-    """Say where a tier of an arm moved more than it saved."""
+    """Say which tiers of an arm moved more than they saved."""
     return [text for use in uses for text in _remarks(use, getattr(found, use.tier))]
 
 
@@ -232,16 +232,16 @@ def _remarks(use: TierUse, share: float | None) -> Iterator[str]:
             )
     if use.stalled.highest > STALLED:
         yield (
-            f"steps waited {use.stall_s:,.3g} s for {use.flushes:,.0f} copies to {what}, at one worker for "
-            f"{use.stalled.highest:.1%} of the run, because GPU blocks were needed again before their copies had ended"
+            f"steps waited {use.stall_s:,.3g} s for {use.flushes:,.0f} copies to {what}, at the worst worker for "
+            f"{use.stalled.highest:.1%} of the run, because GPU blocks were needed again before their copies had finished"
         )
     if use.refused:
         yield (
-            f"{memory} had no room for what a request had computed ({'once' if use.refused == 1 else f'{use.refused:,.0f} times'}), because all it held was being copied"
+            f"{memory} had no room for what a request had computed ({'once' if use.refused == 1 else f'{use.refused:,.0f} times'}), because everything in it was being copied"
         )
     if share is not None and share < FEW and use.written.bytes:
         evicted = f" and {use.evicted_chunks:,.0f} chunks evicted from it" if use.evicted_chunks else ""
         yield (
-            f"{memory} gave {share:.2%} of the prompt tokens, though {use.written.bytes / 1e9:,.0f} GB were written to it"
+            f"{memory} provided only {share:.2%} of the prompt tokens, although {use.written.bytes / 1e9:,.0f} GB were written to it"
             f"{evicted}"
         )

@@ -1,4 +1,4 @@
-"""Small tables beside the figures: where TTFT goes, how busy workers and links were; those of KV tiers are in tier_table.py."""
+"""Small tables after the figures: where TTFT goes, and how busy workers and links were. KV tiers are in tier_table.py."""
 
 from reports.cells import milliseconds, number, share
 from reports.fleet_table import fleet_grid
@@ -11,13 +11,13 @@ from reports.tier_table import tier_grid
 
 
 def grids(summary: Summary) -> list[Grid]:
-    """Return the small tables that say something: what the fleet took, where TTFT goes, how busy pools and links were, KV tiers."""
+    """Return the small tables that are not empty: the fleet, where TTFT goes, how busy pools and links were, KV tiers."""
     found = (fleet_grid(summary), split_grid(summary), pool_grid(summary), tier_grid(summary))
     return [grid for grid in found if grid is not None]
 
 
 def split_grid(summary: Summary) -> Grid | None:
-    """Lay out the parts of the mean TTFT; None where nobody knows when a worker began with a request."""
+    """Lay out the parts of the mean TTFT; None if it is unknown when workers started on requests."""
     splits = [arm.split or None for arm in summary.arms.values()]
     if not any(splits):
         return None
@@ -53,10 +53,8 @@ def split_grid(summary: Summary) -> Grid | None:
 
 
 def split_note(splits: dict[str, Split | None]) -> str:
-    """Say how the parts of TTFT are to be read."""
-    text = (
-        "The parts add up to the mean TTFT from sent. Where one worker does all, its prefill includes the first step."
-    )
+    """Explain the parts of TTFT."""
+    text = "The parts add up to the mean TTFT from sent. If one worker does everything, its prefill includes the first step."
     early = [name for name, split in splits.items() if split and split.blocks_first]
     if early:
         text += f" The decode queue comes before the prefill in {', '.join(early)}."
@@ -64,7 +62,7 @@ def split_note(splits: dict[str, Split | None]) -> str:
 
 
 def pool_grid(summary: Summary) -> Grid | None:
-    """Lay out how busy pools and links were; None where no arm has a pool that only prefills, or it is not known."""
+    """Lay out how busy pools and links were; None if no arm has a pool that only prefills, or if it is not known."""
     arms = {arm: figures for arm, figures in summary.arms.items() if figures.pools}
     if not any(figures.is_apart and any(pool.busy for pool in figures.pools or ()) for figures in arms.values()):
         return None
@@ -73,8 +71,8 @@ def pool_grid(summary: Summary) -> Grid | None:
         "How busy were workers and links? (mean / highest share)",
         ["workers", "GPUs", "computing", "sending", "receiving"],
         lines,
-        "Computing: the share of the run in which a worker took steps. Sending and receiving: the share of what its link "
-        "could have carried. The highest is that of a single worker, or link.",
+        "Computing: the share of the run in which a worker took steps. Sending and receiving: the share of its link's "
+        "capacity that was used. The highest is that of a single worker or link.",
     )
 
 
@@ -90,5 +88,5 @@ def _pool_lines(arm: ArmSummary) -> list[tuple[str, list[str]]]:
 
 
 def _use(use: Use) -> str:
-    """Show mean and highest share; a link that carries nothing in a direction has none."""
+    """Format mean and highest share; a link that carries nothing in a direction has none."""
     return f"{use.mean:.0%} / {use.highest:.0%}" if use.highest else "-"

@@ -9,32 +9,32 @@ from reports.tiers import overlap
 def verdict(summary: Summary) -> str:
     """Say in a few sentences which arm won, by how much, and whether that is more than noise."""
     parts = [] if summary.is_valid else ["This run is not valid (see the notes): do not trust its figures."]
-    parts.append(fleet_verdict(summary))  # first, where workers come and go: it is what they are compared for
+    parts.append(fleet_verdict(summary))  # first if the number of workers changes: that is what they are compared for
     if not summary.differences:
         parts.append(f"Only {summary.baseline} was measured; there is nothing to compare it with.")
     parts += filter(
         None, [_winner(summary, "ttft_sched", "mean TTFT"), _winner(summary, "tpot", "mean time per output token")]
     )
     parts += [
-        f"{arm} could not keep up: {max(figures.stability.start, 0):.0f} requests waited at first and "
-        f"{figures.stability.end:.0f} at the end, so its averages measure how long the run was and are not compared."
+        f"{arm} could not keep up: {max(figures.stability.start, 0):.0f} requests waited at the start and "
+        f"{figures.stability.end:.0f} at the end. Its averages measure the length of the run, so they are not compared."
         for arm, figures in summary.arms.items()
         if not figures.stability.is_stable
     ]
     parts.append(overlap((arm.saved or None, arm.gpu_s or None) for arm in summary.arms.values()))
     if summary.is_exact:
         parts.append(
-            f"Two runs of {summary.baseline} are exactly equal: nothing in them is drawn at random, so there is no noise."
+            f"Two runs of {summary.baseline} are exactly equal: nothing in them is random, so there is no noise."
         )
     if (ways := _ways(summary)) is not None:
         parts.append(ways)
     if not summary.is_complete:
-        parts.append("The run was interrupted, so this is not the whole workload.")
+        parts.append("The run was interrupted, so it does not cover the whole workload.")
     return " ".join(filter(None, parts)) or "No request succeeded."
 
 
 def _winner(summary: Summary, name: str, label: str) -> str | None:
-    """Compare the best arm with the baseline, or the baseline with the second best; None if there are no two to compare."""
+    """Compare the best arm with the baseline, or the baseline with the second best; None if there is only one."""
     baseline = summary.baseline
     means = {
         arm: mean
@@ -51,7 +51,7 @@ def _winner(summary: Summary, name: str, label: str) -> str | None:
 
 
 def _ways(summary: Summary) -> str | None:
-    """Say how answers ended where that differs between arms; one in a hundred may end otherwise."""
+    """Say how answers ended if that differs between arms, ignoring up to one in a hundred."""
     ways = {}
     for arm, figures in summary.arms.items():
         if figures.ends:
@@ -60,11 +60,11 @@ def _ways(summary: Summary) -> str | None:
             ways[arm] = " and ".join(f"by {WAYS.get(reason, reason)}" for reason in common)
     if len(set(ways.values())) < 2:
         return None
-    return f"Answers did not end alike: {'; '.join(f'{way} in {arm}' for arm, way in ways.items())}."
+    return f"Answers ended differently: {'; '.join(f'{way} in {arm}' for arm, way in ways.items())}."
 
 
 def is_repeated(arm: str) -> bool:
-    """Tell whether an arm is only there for the noise floor."""
+    """Return whether an arm is only there for the noise floor."""
     return arm.endswith(NOISE_FLOOR)
 
 
@@ -77,18 +77,18 @@ def _sentence(label: str, winner: str, loser: str, difference: Difference | None
     share = abs(mean) / (base if sign > 0 else base + mean) if base else 0.0
     amount = f"{_milliseconds(abs(mean))} ms ({share:.1%})"
     if difference.is_exact:
-        return f"{winner} and {loser} are exactly equal in {label}: every request took the same time in both."
+        return f"{winner} and {loser} have exactly the same {label}: every request took the same time in both."
     if difference.verdict == "equal":
-        return f"{winner} and {loser} are equal in {label} in practice: they differ by {amount}."
+        return f"{winner} and {loser} have practically the same {label}: they differ by {amount}."
     if difference.verdict == "inconclusive":
-        why = "the 95% interval holds zero" if difference.is_noise else "two runs of the same arm differ by as much"
+        why = "the 95% interval includes zero" if difference.is_noise else "two runs of the same arm differ by as much"
         return (
             f"{winner} and {loser} do not differ in {label} by more than noise ({amount}; {why}; "
             f"a difference of {difference.detectable:.1%} would have been found)."
         )
     return (
         f"{winner} has the lower {label}, by {amount} against {loser} "
-        f"(95% interval {_milliseconds(low)} to {_milliseconds(high)} ms, paired by request): more than noise."
+        f"(95% interval {_milliseconds(low)} to {_milliseconds(high)} ms, paired by request), which is more than noise."
     )
 
 

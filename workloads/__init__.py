@@ -1,4 +1,4 @@
-"""Where requests come from: traces, synthesizers, arrival processes. Knows nothing of engines or routers."""
+"""Where requests come from: traces, synthesizers, arrival processes. Independent of engines and routers."""
 
 from workloads.request import Request, Workload, WorkloadError
 

@@ -8,7 +8,7 @@ from workloads.request import Workload
 
 
 def anonymise(workload: Workload) -> Workload:
-    """Leave lengths, times and sharing, and nothing else: ids and sessions numbered as they come, no texts."""
+    """Keep only lengths, times and sharing: number ids and sessions in order of appearance, and drop texts."""
     ids: dict[int, int] = {}
     sessions: dict[str, str] = {}
     requests = []

@@ -17,7 +17,7 @@ def constant(rng: random.Random, burstiness: float) -> Iterator[float]:
 
 
 def poisson(rng: random.Random, burstiness: float) -> Iterator[float]:
-    """Exponential gaps: arrivals that know nothing of each other."""
+    """Exponential gaps: independent arrivals."""
     while True:
         yield rng.expovariate(1.0)
 
@@ -43,16 +43,16 @@ def times(
 ) -> Iterator[float]:
     """Yield arrival times (s) forever, the first at 0.
 
-    The n-th arrival is where the integral of the rate reaches the sum of the first n gaps of mean one, so the times
+    The n-th arrival is when the integral of the rate reaches the sum of the first n gaps of mean one, so the times
     are absolute and errors do not add up.
 
     Args:
-        rng: where the gaps are drawn from.
+        rng: the source of the gaps.
         process: distribution of the gaps.
         rate: arrivals per second, at the start for `ramp` and at the lowest for `sine`.
         burstiness: shape of gamma gaps.
         profile: `ramp` goes to `rate_to` within `profile_s` seconds and stays; `sine` swings up to it and back.
-        rate_to: see there.
+        rate_to: the rate at the end of a ramp, or at the highest of a sine.
         profile_s: length of the ramp, period of the sine (s).
     """
     inverse = _inverse(profile, rate, rate if rate_to is None else rate_to, profile_s)

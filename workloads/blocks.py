@@ -1,4 +1,4 @@
-"""Block ids from tokens, from tokens' number alone, and from ids of another block size."""
+"""Block ids from tokens, from a number of tokens alone, and from ids of another block size."""
 
 import hashlib
 import itertools
@@ -22,7 +22,7 @@ def estimate_tokens(text: str) -> list[int]:
 
 
 def wrong_count(num_tokens: int, ids: Sequence[int], block_size: int) -> str | None:
-    """Return what is wrong with the number of a prompt's block ids, if anything is."""
+    """Return what is wrong with the number of a prompt's block ids, if anything."""
     expected = -(-num_tokens // block_size)
     if len(ids) == expected:
         return None
@@ -30,11 +30,11 @@ def wrong_count(num_tokens: int, ids: Sequence[int], block_size: int) -> str | N
 
 
 MAX_MEAN_UNSHARED, FREE_UNSHARED = 2_000, 4_000_000
-"""Blocks that a prompt without ids may have, in the mean (a million tokens); a workload may always have so many in all."""
+"""The most blocks that prompts without ids may have on average (a million tokens); any workload may have this many."""
 
 
 class BlockNamer:
-    """Gives small numbers to blocks: chained, so that an id stands for its block and all before it."""
+    """Gives small, chained numbers to blocks: an id identifies its block and all blocks before it."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -45,7 +45,7 @@ class BlockNamer:
         self._num_prompts = self._num_unshared = 0
 
     def named(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Name the blocks of a prompt, a partial last one included."""
+        """Name the blocks of a prompt, including a partial last one."""
         size, ids = self.block_size, []
         digest = b""
         for start in range(0, len(tokens), size):
@@ -60,7 +60,7 @@ class BlockNamer:
         """Name blocks that no other prompt has.
 
         Raises:
-            WorkloadError: there are more of them than memory should hold; a short line may ask for any number.
+            WorkloadError: there are too many of them for memory; a short line may ask for any number.
         """
         num_blocks = -(-num_tokens // self.block_size)
         self._num_prompts += 1
@@ -68,7 +68,7 @@ class BlockNamer:
         if self._num_unshared > max(FREE_UNSHARED, MAX_MEAN_UNSHARED * self._num_prompts):
             raise WorkloadError(
                 f"the first {self._num_prompts:,} prompts have {self._num_unshared:,} blocks of {self.block_size} tokens "
-                f"in all; at most {MAX_MEAN_UNSHARED:,} each are taken, in the mean (larger blocks: --trace-block-size)"
+                f"in all; the limit is {MAX_MEAN_UNSHARED:,} per prompt on average (use larger blocks: --trace-block-size)"
             )
         return tuple(itertools.islice(self._fresh, num_blocks))
 
@@ -82,7 +82,7 @@ class BlockNamer:
         return tuple(found)
 
     def chained(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Name blocks whose ids stand for their own tokens only, not for what is before them."""
+        """Name blocks whose ids identify only their own tokens, not what comes before."""
         found, before = [], -1
         for id in ids:
             if (before, id) not in self._chains:
@@ -93,9 +93,9 @@ class BlockNamer:
 
 
 def chained(workload: Workload) -> Workload:
-    """Return the workload itself if each id follows the same id everywhere; otherwise name its blocks so that it does.
+    """Return the workload unchanged if each id follows the same id everywhere; otherwise rename its blocks so that it does.
 
-    A KV block is found by its tokens and all before them, so an id behind other ids is another block.
+    A KV block is looked up by its tokens and all tokens before them, so an id after other ids is another block.
     """
     previous: dict[int, int | None] = {}
     for request in workload:
@@ -104,7 +104,7 @@ def chained(workload: Workload) -> Workload:
         return workload
     namer = BlockNamer(workload.block_size)
     requests = [msgspec.structs.replace(request, hash_ids=namer.chained(request.hash_ids)) for request in workload]
-    notes = (*workload.notes, "an id that comes after different ids names different blocks")
+    notes = (*workload.notes, "an id that follows different ids names different blocks")
     return replace(workload, requests=requests, notes=notes)
 
 
@@ -118,7 +118,9 @@ def reblocked(workload: Workload, size: int) -> Workload:
     if before == size:
         return workload
     if before % size and size % before:
-        raise WorkloadError(f"blocks of {before} tokens cannot be made blocks of {size}: neither divides the other")
+        raise WorkloadError(
+            f"blocks of {before} tokens cannot be turned into blocks of {size}: neither size divides the other"
+        )
     cut = split_ids if size < before else join_ids
     requests = [
         msgspec.structs.replace(request, hash_ids=cut(request.hash_ids, request.input_length, before, size))
@@ -134,7 +136,7 @@ def split_ids(ids: tuple[int, ...], length: int, before: int, after: int) -> tup
 
 
 def join_ids(ids: tuple[int, ...], length: int, before: int, after: int) -> tuple[int, ...]:
-    """Name the same prompt in larger blocks: the last id of each group stands for all of it, ids being chained."""
+    """Name the same prompt in larger blocks: ids are chained, so the last id of each group identifies the whole group."""
     parts = after // before
     full = ids[parts - 1 :: parts][: length // after]
     return full if len(full) * after == length else (*full, ids[-1])

@@ -9,7 +9,7 @@ from workloads.request import Workload
 from workloads.reuse import reuse_of
 
 COARSE = 2
-"""Requests in a tick, on average, from which on a clock is too coarse for them."""
+"""With this many requests per tick on average, a clock is too coarse for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,12 @@ class Description:
     isl: dict[str, float]
     osl: dict[str, float]
     ends: dict[str, int]
-    """Answers by how they end."""
+    """The number of answers by how they end."""
     total_input_tokens: int
     total_output_tokens: int
     endless_cache_hit_share: float | None
-    """Share of prompt tokens that one unlimited cache of full blocks would have, in order of arrival; None: the workload
-    does not know what prompts share."""
+    """Share of prompt tokens that one unlimited cache of full blocks would hold, in order of arrival; None if the workload
+    does not say what prompts share."""
     endless_cache_mean_share: float | None
     """The same share taken per request, then averaged."""
     distinct_first_blocks: int | None
@@ -64,9 +64,9 @@ def describe(workload: Workload) -> Description:
 
 
 def best_shares(workload: Workload) -> dict[int, float] | None:
-    """Return the highest hit share of caches of so many tokens, each four times as large as the one before.
+    """Return the highest hit share of caches by their size in tokens, each four times as large as the one before.
 
-    They go from one that holds every prompt to one that loses nothing; None where it is not known what prompts share.
+    Sizes range from one that holds every prompt to one that loses nothing; None if it is not known what prompts share.
     """
     if not workload.knows_prefixes:
         return None
@@ -85,21 +85,21 @@ def ends(workload: Workload) -> dict[str, int]:
 
 
 def advice(workload: Workload) -> list[str]:
-    """Say how arrivals that no service saw could be replaced: ticks of a coarse clock, or all at once."""
+    """Suggest replacements for unrealistic arrivals: ticks of a coarse clock, or all at once."""
     times = [request.arrival_s for request in workload if not request.after]
     ticks = np.unique(times)
     if len(times) < 2:
         return []
     if len(ticks) == 1:
         return [
-            f"all {len(times):,} requests that wait for no other arrive at once: give them times with --arrival, "
+            f"all {len(times):,} requests that wait for no other arrive at once; set arrival times with --arrival, "
             "or send them with --concurrency or --session-concurrency"
         ]
     if len(times) < COARSE * len(ticks):
         return []
     return [
         f"the clock is coarse: {len(times):,} requests in {len(ticks):,} ticks, about {np.median(np.diff(ticks)):g} s "
-        "apart, so a replay sends bursts; --spread-ticks spreads each until the next"
+        "apart, so a replay sends bursts; --spread-ticks spreads them out"
     ]
 
 

@@ -1,8 +1,8 @@
-"""Describe a trace by distributions only, and make workloads like it, so that a private trace can be shared as a spec.
+"""Describe a trace by distributions only, and make similar workloads, so that a private trace can be shared as a spec.
 
 The spec holds quantiles and a table: how the time between arrivals, new prompt tokens and output tokens are
-distributed, and for prompts that share a prefix, how many requests ago it was last used and how long it is. No ids,
-times or texts of the trace are in it.
+distributed and, for prompts that share a prefix, how many requests ago it was last used and how long it is. No ids,
+times or texts of the trace are included.
 """
 
 import itertools
@@ -19,7 +19,7 @@ TRIES = 64
 
 
 class Spec(msgspec.Struct):
-    """What is known of a trace."""
+    """What is known about a trace."""
 
     schema: str
     name: str
@@ -32,15 +32,15 @@ class Spec(msgspec.Struct):
     reuses: list[list[float]]
     """[requests since the last use of the prefix, its blocks, share of the reusing requests], in classes of factor 2."""
     fresh_tokens: list[float]
-    """Quantiles of prompt tokens behind the shared prefix, of requests that reuse one."""
+    """Quantiles of prompt tokens after the shared prefix, of requests that reuse one."""
     first_tokens: list[float]
     """Quantiles of prompt tokens of requests that reuse nothing."""
     output_tokens: list[float]
     """Quantiles of output tokens."""
     stop_share: float = 0.0
-    """Share of the answers that end by the model's EOS, not by a length that is forced."""
+    """Share of the answers that end by the model's EOS rather than by a forced length."""
     knows_prefixes: bool = True
-    """Whether it is known what the trace's prompts share; if not, those made share nothing, and that is unknown, too."""
+    """Whether it is known what the trace's prompts share; if not, generated prompts share nothing, and their sharing is unknown, too."""
 
 
 def fit(workload: Workload) -> Spec:
@@ -51,7 +51,7 @@ def fit(workload: Workload) -> Spec:
     """
     if len(workload) < 20:
         raise WorkloadError(
-            f"{workload.name}: {len(workload)} requests are too few to fit distributions to; expected 20 or more"
+            f"{workload.name}: {len(workload)} requests are too few to fit distributions; expected at least 20"
         )
     size = workload.block_size
     used: dict[int, int] = {}
@@ -86,7 +86,7 @@ def fit(workload: Workload) -> Spec:
 
 
 def make(spec: Spec, *, requests: int | None = None, seed: int = 0) -> list[Request]:
-    """Make a workload that has the spec's distributions; the same for the same seed."""
+    """Generate a workload with the spec's distributions; the same seed gives the same workload."""
     rng, endings = random.Random(f"fit {seed}"), random.Random(f"fit ends {seed}")
     ids = itertools.count()
     made: list[Request] = []
@@ -115,7 +115,7 @@ def make(spec: Spec, *, requests: int | None = None, seed: int = 0) -> list[Requ
 
 
 def read_spec(text: bytes, place: str) -> Spec:
-    """Read a spec back.
+    """Read a spec.
 
     Raises:
         WorkloadError: it is not a specification.
@@ -130,7 +130,7 @@ def read_spec(text: bytes, place: str) -> Spec:
 
 
 def _prefix(made: list[Request], number: int, gap: float, depth: int, size: int) -> tuple[int, ...]:
-    """Take a prefix of about this depth from a request about that long ago."""
+    """Take a prefix of about this depth from a request about this long ago."""
     place = min(max(number - max(round(gap), 1), 0), number - 1)
     best: tuple[int, ...] = ()
     for offset in range(TRIES):
@@ -154,7 +154,7 @@ def _middle(members: list[tuple[int, int]]) -> tuple[float, float]:
 
 
 def _quantiles(values: Sequence[float]) -> list[float]:
-    """Return evenly spaced quantiles, the ends included."""
+    """Return evenly spaced quantiles, including the ends."""
     ordered = sorted(values)
     last = len(ordered) - 1
     return [round(float(ordered[round(last * place / (POINTS - 1))]), 6) for place in range(POINTS)]

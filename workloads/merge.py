@@ -9,11 +9,11 @@ from workloads.request import Request, Workload
 
 
 def merge(workloads: Sequence[Workload], *, is_shared: bool = False) -> Workload:
-    """Lay workloads over each other in time, in the smallest of their block sizes.
+    """Overlay workloads in time, in the smallest of their block sizes.
 
     Args:
-        workloads: what to merge.
-        is_shared: equal ids are equal blocks (parts of one trace); otherwise the workloads share nothing.
+        workloads: the workloads to merge.
+        is_shared: whether equal ids are equal blocks (parts of one trace); otherwise the workloads share nothing.
     """
     size = min(workload.block_size for workload in workloads)
     merged: list[tuple[float, int, int, Request]] = []

@@ -1,6 +1,6 @@
-"""When each request may be sent: the schedule, the answers it waits for, and limits on what is in flight.
+"""When each request may be sent: the schedule, the answers it waits for, and limits on requests in flight.
 
-A plain state machine for both clocks: `due` gives what may be sent now, `on_end` tells it what ended.
+A plain state machine for both clocks: `due` returns what may be sent now, and `on_end` reports what ended.
 """
 
 from collections import deque
@@ -23,35 +23,35 @@ class LoadConfig:
     wait."""
 
     session_concurrency: Count | None = None
-    """Closed loop over sessions: keep this many in progress; a session's turns follow each other."""
+    """Closed loop over sessions: keep this many in progress; a session's turns run one after another."""
 
     warmup_s: NotNegative = 0.0
-    """Leave requests that arrive before this time out of all figures (s)."""
+    """Exclude requests that arrive before this time from all figures (s)."""
 
     measure_s: Positive | None = None
-    """Leave requests that arrive later than this after the warm-up out of all figures (s)."""
+    """Exclude requests that arrive later than this after the warm-up from all figures (s)."""
 
     def __post_init__(self) -> None:
-        """Refuse settings without a meaning."""
+        """Refuse settings that make no sense."""
         check(self)
         given = [name for name in ("concurrency", "max_concurrency", "session_concurrency") if getattr(self, name)]
         if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} exclude each other")
+            raise ValueError(f"{' and '.join(given)} cannot be combined")
 
     @property
     def is_closed(self) -> bool:
-        """Whether arrivals depend on answers, so that there is no schedule to be late for."""
+        """Whether arrivals depend on answers, so that no request can be late."""
         return self.concurrency is not None or self.session_concurrency is not None
 
     def is_measured(self, intended_s: float) -> bool:
-        """Tell whether a request counts."""
+        """Return whether a request counts."""
         return (
             self.warmup_s <= intended_s <= (float("inf") if self.measure_s is None else self.warmup_s + self.measure_s)
         )
 
 
 class Pacer:
-    """Gives requests out at their times."""
+    """Hands out requests at their times."""
 
     def __init__(self, workload: Workload, config: LoadConfig) -> None:
         requests = workload.requests
@@ -62,7 +62,7 @@ class Pacer:
         self._free_at = 0.0  # when the last slot became free
         self._parents: dict[int, int] = {}  # number -> requests it still waits for
         self._children: dict[int, list[int]] = {}
-        self._left: dict[str, int] = {}  # session -> requests that have not ended, where sessions are limited
+        self._left: dict[str, int] = {}  # session -> requests that have not ended, if sessions are limited
         self._open_sessions: set[str] = set()
         self._roots: deque[int] = deque()
         self._ready: list[tuple[float, int]] = []
@@ -85,7 +85,7 @@ class Pacer:
         return self.num_ended == len(self._requests)
 
     def next_s(self) -> float | None:
-        """Return the time from which `due` will have something to give, or None while only an end can change that."""
+        """Return the time from which `due` will return something, or None if that depends on a request ending."""
         if self._limit is not None and self._num_flying >= self._limit:
             return None
         times = []
@@ -96,7 +96,7 @@ class Pacer:
         return min(times, default=None)
 
     def due(self, now: float) -> list[tuple[int, float]]:
-        """Take the requests whose time has come, each with the time at which it was meant to be sent."""
+        """Take the requests that are due, each with the time at which it was meant to be sent."""
         taken: list[tuple[int, float]] = []
         while (time := self.next_s()) is not None and time <= now:
             if self._ready and self._ready[0][0] == time:
@@ -105,13 +105,13 @@ class Pacer:
                 number, intended = self._roots.popleft(), time
                 if self._session_limit is not None:
                     self._open_sessions.add(self._key(number))
-            # In a closed loop nothing was meant to be sent before there was a slot for it.
+            # In a closed loop, nothing was meant to be sent before there was a slot for it.
             taken.append((number, max(intended, self._free_at) if self._is_closed else intended))
             self._num_flying += 1
         return taken
 
     def on_end(self, number: int, now: float, *, is_failed: bool = False) -> list[int]:
-        """A request has ended; return those that will never be sent because it failed."""
+        """Note that a request has ended; return those that will never be sent because it failed."""
         self._end(number, now)
         self._num_flying -= 1
         lost: list[int] = []

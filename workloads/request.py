@@ -9,7 +9,7 @@ import msgspec
 from foundation.errors import UserError
 
 Ends = Literal["length", "stop"]
-"""How an answer ends: `length`, at a limit that forces it, or `stop`, as the model says EOS."""
+"""How an answer ends: `length`, at a forced limit, or `stop`, when the model emits EOS."""
 
 
 class WorkloadError(UserError):
@@ -19,8 +19,8 @@ class WorkloadError(UserError):
 class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     """One request: when it arrives, how long it is, and what its prompt shares with others.
 
-    `hash_ids` name the prompt's blocks of `Workload.block_size` tokens, the last perhaps partial. They are
-    chained: an id stands for its block and all before it.
+    `hash_ids` name the prompt's blocks of `Workload.block_size` tokens; the last may be partial. They are
+    chained: an id identifies its block and all blocks before it.
     """
 
     arrival_s: float
@@ -28,22 +28,22 @@ class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_
     output_length: int
     hash_ids: tuple[int, ...]
     session: str = ""
-    """Conversation it belongs to, if any."""
+    """The conversation it belongs to, if any."""
     after: tuple[int, ...] = ()
     """Numbers of the requests it waits for: it arrives `delay_s` after the last of them has ended, not at `arrival_s`."""
     delay_s: float = 0.0
     """Think time or tool time (s)."""
     content: Any = None
-    """What the prompt says, where the workload has text: a string, or a list of chat messages."""
+    """The prompt's content, if the workload has text: a string, or a list of chat messages."""
     ends: Ends = "length"
-    """How its answer comes to `output_length`; load generators force it, users see the model's EOS as its last token."""
+    """How its answer reaches `output_length`: load generators force it; for users the model's EOS is the last token."""
 
     def max_tokens(self, context: int | None = None) -> int:
-        """Return the limit that its client sends to what holds a context of so many tokens (None: not known).
+        """Return the limit that its client sends to a model with a context of this many tokens (None: not known).
 
-        It is the length that it forces. Where the answer ends by EOS it is up to twice that, so that an engine does not
-        know the end beforehand, and an answer of another length is cut late. No more than half of what the context leaves
-        is added: a prompt of text is only about as long as planned.
+        It is the forced length. If the answer ends by EOS, it is up to twice that, so that an engine does not
+        know the end in advance and a longer answer is not cut at once. At most half of what the context leaves
+        is added, because a prompt of text is only about as long as planned.
         """
         length = self.output_length
         if self.ends == "length":
@@ -61,9 +61,9 @@ class Workload:
     block_size: int
     requests: list[Request] = field(repr=False)
     notes: tuple[str, ...] = ()
-    """What was done to it since it was read."""
+    """Changes since it was read."""
     knows_prefixes: bool = True
-    """Whether ids say what prompts share; of a trace with lengths only that is unknown, and each id is made up."""
+    """Whether ids say what prompts share; a trace with lengths only does not, and each id is made up."""
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -83,7 +83,7 @@ class Workload:
 
 
 def select(requests: list[Request], numbers: Iterable[int]) -> list[Request]:
-    """Keep some requests; those that waited for one that is gone wait for the rest, or keep their arrival time."""
+    """Keep some requests; those that waited for a dropped one wait for the rest, or keep their arrival time."""
     places = {number: place for place, number in enumerate(numbers)}
     kept = []
     for number in places:
@@ -96,15 +96,15 @@ def select(requests: list[Request], numbers: Iterable[int]) -> list[Request]:
 
 
 def in_order(requests: list[Request], name: str) -> list[Request]:
-    """Sort by arrival and let times begin at 0; those that wait for others stay behind them.
+    """Sort by arrival and let times start at 0; requests that wait for others stay after them.
 
     Raises:
         WorkloadError: there is no request.
     """
     if not requests:
-        raise WorkloadError(f"{name}: holds no request")
+        raise WorkloadError(f"{name} has no requests")
     starts: list[float] = []
-    for request in requests:  # which comes no earlier than what it waits for
+    for request in requests:  # which is no earlier than what it waits for
         starts.append(max([request.arrival_s, *(starts[parent] for parent in request.after)]))
     first = min(starts)
     order = sorted(range(len(requests)), key=lambda number: (starts[number], number))

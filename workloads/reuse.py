@@ -1,6 +1,6 @@
-"""Which blocks prompts use again, and the most that a cache of some size could make of it.
+"""Which blocks prompts reuse, and the most hits that a cache of some size could have.
 
-A link is a run of blocks that a request has and that a later one has next:
+A link is a run of blocks that a request has and that a later request is the next to have:
 
     request    0       1       2       3
     blocks   a b c   a b d   e f     a b c       links: 0 -> 1: a b,  1 -> 3: a b,  0 -> 3: c
@@ -21,7 +21,7 @@ Tokens = npt.NDArray[np.int64]
 
 
 class Link(NamedTuple):
-    """Blocks that one request has, and a later one has next."""
+    """Blocks that one request has, and that a later one is the next to have."""
 
     begin: int
     end: int
@@ -30,7 +30,7 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """The links of a workload, in order of their end; those with one end in order of the prompt."""
+    """The links of a workload, ordered by their end, then by their place in the prompt."""
 
     block_size: int
     num_blocks: list[int]
@@ -42,29 +42,29 @@ class Reuse:
         return self._hits([link.num_blocks for link in self.links])
 
     def best_hits(self, capacity: int, counted: npt.NDArray[np.bool_] | None = None) -> Tokens:
-        """Count the prompt tokens found in a cache of so many blocks that knows the future, in order of arrival.
+        """Count the prompt tokens found in a cache of this many blocks that knows the future, in order of arrival.
 
-        It is Belady's rule: when the cache is too full, the blocks go that are needed again last. No cache of this size has
-        more hits in all, and so have no workers whose caches are together as large, however requests are spread over them:
+        This is Belady's rule: when the cache is too full, evict the blocks that are needed again last. No cache of this size has
+        more hits in total, and neither do workers with caches of this total size, however requests are spread over them:
 
-        - Blocks are found where they stayed from the beginning of their link to its end. At each request in between, all that
-          stays and the request's own blocks must fit. Of blocks that are too many, the one that is needed again last takes
-          room at every later request at which another would, so it is the best to let go.
-        - A prefix is needed again no later than what follows it. So it is the last to go, and what is kept is always whole
-          prefixes: the rule is the best of a prefix cache, too, and not only a bound for it.
-        - Of several workers, take the blocks that any of them has: they fit into all caches together, and hold what the
-          next request finds at its worker. How far one worker is behind another makes no difference.
+        - Blocks are found if they stayed from the beginning of their link to its end. At each request in between, all that
+          stays and the request's own blocks must fit. If there are too many, the block that is needed again last takes
+          room at every later request at which another would, so it is the best one to evict.
+        - A prefix is needed again no later than what follows it. So it is evicted last, and what is kept is always whole
+          prefixes: the rule is optimal for a prefix cache, too, and not only a bound for it.
+        - For several workers, take the blocks that any of them has: they fit into all caches together, and include what the
+          next request finds at its worker. It does not matter how far one worker is behind another.
 
-        Each worker is taken to compute one prompt after the other, in order of arrival. Requests that overtake others can
-        find more, and so can those behind a prompt that is computed again after a preemption, or workers that are not equally
-        far with a store in common.
+        Each worker is assumed to compute one prompt after the other, in order of arrival. Requests that overtake others can
+        find more, and so can those after a prompt that is recomputed after a preemption, or workers that share a store and
+        are not equally far.
 
         Args:
             capacity: blocks in the cache.
-            counted: the requests whose hits count, and are to be as many as possible (default: all).
+            counted: the requests whose hits count and are maximised (default: all).
         """
         links, kept, num_over = self.links, 0, 0
-        waiting: list[int] = []  # links, numbered and negated, so that the one that ends last comes first
+        waiting: list[int] = []  # numbers of links, negated so that the one that ends last comes first
         held = [link.num_blocks if counted is None or counted[link.end] else 0 for link in links]
         beginning: list[list[int]] = [[] for _ in self.num_blocks]
         ending = [0] * len(self.num_blocks)
@@ -94,7 +94,7 @@ class Reuse:
         return self._hits(held)
 
     def _hits(self, held: list[int]) -> Tokens:
-        """Add up the blocks found of each link, in tokens of each request."""
+        """Add up the blocks found in each link, as tokens of each request."""
         ends = np.array([link.end for link in self.links], np.int64)
         return np.bincount(ends, held, len(self.num_blocks)).astype(np.int64) * self.block_size
 
@@ -104,7 +104,7 @@ def reuse_of(workload: Workload, block_size: int | None = None) -> Reuse:
     size = block_size or workload.block_size
     split, join = max(workload.block_size // size, 1), max(size // workload.block_size, 1)
     latest: dict[int, int] = {}  # id -> the last request that has it
-    partial: dict[int, int] = {}  # id -> its blocks that any prompt has filled, where none has filled all
+    partial: dict[int, int] = {}  # id -> its blocks that any prompt has filled, if none has filled all
     counts: list[int] = []
     links: list[Link] = []
     for number, request in enumerate(workload):
@@ -128,7 +128,7 @@ def reuse_of(workload: Workload, block_size: int | None = None) -> Reuse:
 
 
 def _fill(partial: dict[int, int], ids: tuple[int, ...], num_known: int, num_last: int, split: int) -> None:
-    """Note that a prompt fills all blocks of its ids, of the last one only so many."""
+    """Note that a prompt fills all blocks of its ids, but only this many of the last one."""
     before = 0
     if num_known == len(ids):
         before = partial.get(ids[-1], split)

@@ -1,4 +1,4 @@
-"""Reshape a workload and keep what its prompts share: cut, scale, cap, spread ticks."""
+"""Reshape a workload (cut, scale, cap, spread ticks) while keeping what its prompts share."""
 
 import random
 from dataclasses import dataclass, replace
@@ -18,22 +18,22 @@ class ShapeConfig:
     """What to change about a workload before it is used."""
 
     rate_scale: Positive = 1.0
-    """Let requests arrive this many times as fast."""
+    """Speed up arrivals by this factor."""
 
     start_s: NotNegative = 0.0
     """Leave out requests that arrive before this time of the trace (s)."""
 
     duration_s: Positive | None = None
-    """Keep this much of the trace from there on (s of the trace, before scaling)."""
+    """Keep this much of the trace after --start-s (s of the trace, before scaling)."""
 
     max_requests: Count | None = None
-    """Keep this many requests at most."""
+    """Keep at most this many requests."""
 
     cap_isl: Count | None = None
     """Cut prompts to this many tokens."""
 
     spread_ticks: bool = False
-    """Spread requests with equal time stamps evenly until the next time stamp (for traces with coarse clocks)."""
+    """Spread requests with equal timestamps evenly until the next timestamp (for traces with coarse clocks)."""
 
     thin: Annotated[float, Meta(gt=0, le=1)] | None = None
     """Keep this share of the sessions, each of them whole (if the trace names no sessions: of the groups of requests
@@ -64,24 +64,24 @@ class ShapeConfig:
     period."""
 
     rate_to: Positive | None = None
-    """Where a ramp ends, or the highest rate of a sine (arrivals per second)."""
+    """The rate at the end of a ramp, or the highest of a sine (arrivals per second)."""
 
     profile_s: Positive = 60.0
-    """Length of the ramp, period of the sine (s)."""
+    """Length of the ramp, or period of the sine (s)."""
 
     def __post_init__(self) -> None:
-        """Refuse settings without a meaning."""
+        """Refuse settings that make no sense."""
         check(self)
         if self.arrival is None and (self.rate is not None or self.rate_profile != "flat"):
-            raise ValueError("rate and rate_profile are of new arrival times; name the process with --arrival")
+            raise ValueError("rate and rate_profile apply to new arrival times; choose a process with --arrival")
         if self.arrival is not None and self.rate_scale != 1:
-            raise ValueError("rate_scale scales the trace's arrival times; with --arrival, give --rate")
+            raise ValueError("rate_scale scales the trace's arrival times; with --arrival, use --rate")
         if (self.rate_profile == "flat") != (self.rate_to is None):
-            raise ValueError("rate_to is where a ramp or sine goes to; give both, or neither")
+            raise ValueError("rate_to is the target of a ramp or sine; give both or neither")
 
 
 def shape(workload: Workload, config: ShapeConfig, *, seed: int = 0) -> Workload:
-    """Apply the settings; the first request then arrives at time 0.
+    """Apply the settings and shift the first arrival to time 0.
 
     Raises:
         WorkloadError: nothing is left.
@@ -95,12 +95,12 @@ def shape(workload: Workload, config: ShapeConfig, *, seed: int = 0) -> Workload
         requests = [msgspec.structs.replace(request, ends=config.ends) for request in requests]
     if config.spread_ticks:
         requests = _spread(requests, random.Random(f"ticks {seed}"))
-        notes.append("equal time stamps spread until the next")
+        notes.append("equal timestamps spread until the next")
     end_s = config.start_s + config.duration_s if config.duration_s is not None else float("inf")
     if config.start_s > 0 or config.duration_s is not None:
         inside = [n for n, request in enumerate(requests) if config.start_s <= request.arrival_s < end_s]
         requests = select(requests, inside)
-        notes.append(f"cut to {config.start_s:g} s until {end_s:g} s")
+        notes.append(f"cut to {config.start_s:g} to {end_s:g} s")
     if config.max_requests is not None:
         requests = select(requests, range(min(config.max_requests, len(requests))))
         notes.append(f"cut to {config.max_requests} requests")
@@ -124,7 +124,7 @@ def shape(workload: Workload, config: ShapeConfig, *, seed: int = 0) -> Workload
 
 
 def scale_lengths(workload: Workload, isl: float, osl: float) -> Workload:
-    """Make prompts and answers longer or shorter; prompts by letting each id stand for more or fewer tokens.
+    """Make prompts and answers longer or shorter; for prompts, each id gets more or fewer tokens.
 
     The factor of the prompts is rounded so that a block is a multiple of 16 tokens.
     """
@@ -148,12 +148,12 @@ def scale_lengths(workload: Workload, isl: float, osl: float) -> Workload:
 
 
 def _arrive_again(requests: list[Request], config: ShapeConfig, seed: int) -> tuple[list[Request], float]:
-    """Draw new arrival times for the requests that wait for nothing."""
+    """Draw new arrival times for the requests that wait for no other."""
     roots = [request for request in requests if not request.after]
     span = roots[-1].arrival_s - roots[0].arrival_s
     rate = config.rate or ((len(roots) - 1) / span if span > 0 else 0.0)
     if not rate:
-        raise WorkloadError("the workload has no arrival times to take a rate from; give --rate")
+        raise WorkloadError("the workload has no arrival times from which to take a rate; use --rate")
     new = times(
         random.Random(f"arrivals {seed}"),
         process=config.arrival or "poisson",

@@ -1,4 +1,4 @@
-"""Read workload files: lines, JSON objects and CSV rows, each with its place for messages, none without a bound."""
+"""Read workload files: lines, JSON objects and CSV rows, each bounded in size and with its place for messages."""
 
 import codecs
 import contextlib
@@ -21,27 +21,27 @@ from workloads.request import WorkloadError
 
 HEAD_BYTES = 1 << 16
 MAX_LINE_BYTES = 1 << 28
-"""Several times the longest conversation that was published as one line."""
+"""Several times the longest conversation published as one line."""
 MAX_DOCUMENT_BYTES = 1 << 30
-"""Of a JSON array or an indented object, which is decoded as a whole; JSON Lines may be longer."""
+"""The limit for a JSON array or an indented object, which is decoded as a whole; JSON Lines may be longer."""
 MAX_PACKING = 250
-"""Traces pack to a tenth of their size; what unpacks to far more than that is a bomb."""
+"""Traces compress to a tenth of their size; a file that unpacks to far more is a bomb."""
 UNCHECKED_BYTES = 1 << 24
-"""What a packed file may always unpack to, however well it packs."""
+"""A packed file may always unpack to this size, however well it compresses."""
 MAX_TOKENS = 10**7
-"""Of a prompt or an answer: the longest context of any model."""
+"""The limit for a prompt or an answer: the longest context of any model."""
 MAX_BLANK_LINES = 1_000_000
 SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
 PARQUET = b"PAR1"
-"""How every Parquet file begins."""
+"""The first bytes of every Parquet file."""
 RESULTS = "requests.parquet"
-"""What a results folder of ours holds of a run's requests; its other files are no workload."""
+"""The requests in a results folder; its other files are not a workload."""
 FAILED = "rows without prompt or response tokens left out"
-"""Noted of traces that keep requests which their service failed to answer."""
+"""The note on traces that include requests which their service failed to answer."""
 
 
 class Row:
-    """An object of a file and where it stands; every look at it checks what is there."""
+    """An object of a file and its place; every access checks the value."""
 
     __slots__ = ("place", "values")
 
@@ -50,11 +50,11 @@ class Row:
         self.place = place
 
     def fail(self, problem: str) -> WorkloadError:
-        """Make an error that names the place."""
+        """Return an error that names the place."""
         return WorkloadError(f"{self.place}: {problem}")
 
     def number(self, *names: str, least: float | None = None, default: float | None = None) -> float:
-        """Return the number under the first of some names that is there."""
+        """Return the number under the first of these names that exists."""
         for name in names:
             value = self.values.get(name)
             if value is None or value == "":
@@ -83,7 +83,7 @@ class Row:
         return int(number)
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Return a string; numbers are taken as their digits."""
+        """Return a string; a number becomes its digits."""
         value = self.values.get(name, default)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return str(value)
@@ -94,7 +94,7 @@ class Row:
         return value
 
     def timing(self, before: int | None) -> tuple[float, tuple[int, ...], float]:
-        """Return when a turn arrives, what it waits for, and how long after: aiperf's `timestamp` and `delay` (ms)."""
+        """Return when a turn arrives, what it waits for, and its delay, from aiperf's `timestamp` and `delay` (ms)."""
         arrival_s = self.number("timestamp", least=0, default=0) / 1000
         is_scheduled = self.values.get("timestamp") is not None and self.values.get("delay") is None
         if before is None or is_scheduled:
@@ -124,10 +124,10 @@ class Row:
 
 
 class Source:
-    """The files of one workload, how they are read, and what is to be said of it.
+    """The files of one workload, how they are read, and notes on them.
 
-    Blocks are named by `namer`, texts turned into tokens by `encode`; `default_osl` is for answers whose length the
-    files do not say.
+    `namer` names blocks, and `encode` converts texts to tokens; `default_osl` is the length of answers for which the
+    files give none.
     """
 
     def __init__(
@@ -143,24 +143,24 @@ class Source:
 
     @property
     def notes(self) -> list[str]:
-        """What was noted, once or with its count."""
+        """The notes, each once or with its count."""
         return [*self._kept, *(f"{text}: {count:,}" for text, count in self._counted.items())]
 
     def keep(self, notes: Iterable[str]) -> None:
-        """Take over the notes that a file carries and none before it did."""
+        """Add the notes of a file that no earlier file had."""
         self._kept += [note for note in notes if note not in self._kept]
 
     def count(self, text: str) -> None:
-        """Count something that was not taken as it is written."""
+        """Count something that was not read literally."""
         self._counted[text] += 1
 
     def lengths_only(self, num_tokens: int) -> tuple[int, ...]:
-        """Name the blocks of a prompt of which nothing but its length is known: what it shares with others is not."""
+        """Name the blocks of a prompt of which only the length is known, not what it shares with others."""
         self.knows_prefixes = False
         return self.namer.unshared(num_tokens)
 
     def rows(self) -> Iterator[Row]:
-        """Yield the rows of all files, each CSV, JSON Lines, a JSON array or Parquet, as its beginning says.
+        """Yield the rows of all files; the beginning of each shows whether it is CSV, JSON Lines, a JSON array or Parquet.
 
         Raises:
             WorkloadError: a file cannot be read.
@@ -183,9 +183,9 @@ class Source:
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
-    """Return the files of a workload: those named, and those with a known suffix of each folder, in order of name.
+    """Return the files of a workload: those named, and for each folder those with a known suffix, ordered by name.
 
-    Of a results folder it is the requests.
+    For a results folder, return its requests.
 
     Raises:
         WorkloadError: one is not a file, or a folder has none.
@@ -197,17 +197,17 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
         elif path.is_dir():
             inside = sorted(child for child in path.iterdir() if _is_named_like_a_trace(child))
             if not inside:
-                raise WorkloadError(f"{path}: the folder holds no {', '.join(SUFFIXES)} files, plain or .gz")
+                raise WorkloadError(f"{path}: the folder has no {', '.join(SUFFIXES)} files, plain or .gz")
             found += inside
         elif path.exists() and not path.is_file():
-            # Its format is detected before it is read, and a pipe gives what it holds only once.
-            raise WorkloadError(f"{path}: is not a regular file; write what it gives to a file first")
+            # The format is detected before the file is read, but a pipe can be read only once.
+            raise WorkloadError(f"{path} is not a regular file; write its content to a file first")
         else:
             found.append(path)
     unpacked = [path.resolve().with_suffix("") if path.suffix == ".gz" else path.resolve() for path in found]
     if len(set(unpacked)) < len(found):
         twice = next(path for path in unpacked if unpacked.count(path) > 1)
-        raise WorkloadError(f"{twice} is given twice, perhaps once packed; name each file once")
+        raise WorkloadError(f"{twice} is given twice (perhaps once compressed); name each file once")
     return found
 
 
@@ -244,10 +244,10 @@ def first_object(start: bytes) -> dict[str, Any] | None:
 
 
 def lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file that are not blank with their numbers, unpacked.
+    """Yield the non-blank lines of a file with their numbers, unpacked.
 
     Raises:
-        WorkloadError: it cannot be read, a line is too long, or it unpacks to too much or to nothing but blank lines.
+        WorkloadError: it cannot be read, has a line that is too long or too many blank lines, or unpacks to too much.
     """
     with _opened(path) as file:
         most, total, number, last = _most_bytes(path), 0, 0, 0
@@ -265,7 +265,7 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _objects(path: Path) -> Iterator[Row]:
-    """Yield the objects of one file: a first line that is an object by itself makes it JSON Lines, however long."""
+    """Yield the objects of one file; if its first line is a complete object, it is JSON Lines, however long."""
     is_lines = False
     for number, line in lines(path):
         if not is_lines and (line.lstrip()[:1] == b"[" or not _is_object(line)):
@@ -283,14 +283,14 @@ def decoded(text: bytes, place: str) -> Any:
     """Decode JSON.
 
     Raises:
-        WorkloadError: it cannot be read as that.
+        WorkloadError: it cannot be decoded.
     """
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise WorkloadError(f"{place}: not JSON ({error})") from error
     except RecursionError as error:
-        raise WorkloadError(f"{place}: not JSON that can be read (nested too deeply)") from error
+        raise WorkloadError(f"{place}: not readable as JSON (nested too deeply)") from error
 
 
 def _is_object(line: bytes) -> bool:
@@ -308,7 +308,7 @@ def _document(path: Path) -> bytes:
         raise _bomb(path)
     if len(text) > MAX_DOCUMENT_BYTES:
         raise WorkloadError(
-            f"{path}: one JSON document of more than {MAX_DOCUMENT_BYTES >> 20} MiB; make it JSON Lines, an object a line"
+            f"{path}: a JSON document of more than {MAX_DOCUMENT_BYTES >> 20} MiB; convert it to JSON Lines, one object per line"
         )
     return text
 
@@ -329,7 +329,7 @@ def _csv_rows(path: Path) -> Iterator[Row]:
 
 
 def header(path: Path) -> bytes:
-    """Return the beginning of a file, unpacked; of Parquet its column names, as a CSV file would begin.
+    """Return the beginning of a file, unpacked; for Parquet, the column names as the header of a CSV file.
 
     Raises:
         WorkloadError: it cannot be read.
@@ -345,7 +345,7 @@ def _parquet_columns(path: Path) -> list[str]:
     try:
         return list(pq.read_schema(path).names)
     except (pa.ArrowException, OSError) as error:
-        raise WorkloadError(f"{path}: not Parquet that can be read ({error})") from error
+        raise WorkloadError(f"{path}: not readable as Parquet ({error})") from error
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
@@ -360,7 +360,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
                     number += 1
                     yield Row(values, f"{path}, row {number}")
     except (pa.ArrowException, OSError) as error:
-        raise WorkloadError(f"{path}: not Parquet that can be read ({error})") from error
+        raise WorkloadError(f"{path}: not readable as Parquet ({error})") from error
 
 
 def _row(value: Any, place: str) -> Row:
@@ -371,7 +371,7 @@ def _row(value: Any, place: str) -> Row:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file, unpacked and behind a byte order mark; what fails while it is open names it."""
+    """Open a file, unpacked and after any byte order mark; errors while it is open name it."""
     try:
         with _raw(path) as file:
             if file.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
@@ -384,21 +384,23 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 def _raw(path: Path) -> io.BufferedReader:
     if path.suffix != ".gz":
         return path.open("rb")
-    # Its own lines are read in Python, one call each.
+    # GzipFile reads lines in Python, one call each.
     return io.BufferedReader(cast(io.RawIOBase, gzip.open(path, "rb")), 1 << 20)
 
 
 def _most_bytes(path: Path) -> float:
-    """Return how much a file may hold once it is unpacked."""
+    """Return how large a file may be when unpacked."""
     return max(path.stat().st_size * MAX_PACKING, UNCHECKED_BYTES) if path.suffix == ".gz" else math.inf
 
 
 def _bomb(path: Path) -> WorkloadError:
-    return WorkloadError(f"{path}: unpacks to more than {MAX_PACKING} times its size; unpack it first if that is meant")
+    return WorkloadError(
+        f"{path}: unpacks to more than {MAX_PACKING} times its size; unpack it first if that is intended"
+    )
 
 
 def _names_of(text: bytes) -> dict[str, Any]:
-    """Return the names of an object that does not end within the beginning, each list and object as an empty list."""
+    """Return the names of an object that is cut off, each list and object as an empty list."""
     depth = 0
     names: dict[str, Any] = {}
     for match in re.finditer(rb'"((?:[^"\\]|\\.)*)"\s*(:?)\s*([\[{]?)|([\[{}\]])', text):

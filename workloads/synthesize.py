@@ -1,4 +1,4 @@
-"""A workload from a handful of dials, the same for the same seed."""
+"""Generate a workload from a few settings; the same seed gives the same workload."""
 
 import heapq
 import itertools
@@ -20,7 +20,7 @@ class SynthConfig:
     """Settings of a synthetic workload. Prompts are a group's shared prefix, then the session's history, then new text."""
 
     requests: Count = 1000
-    """Requests in all, turns of sessions included."""
+    """Number of requests, including the turns of sessions."""
 
     seed: int = 0
     """Seed of every random choice."""
@@ -35,7 +35,7 @@ class SynthConfig:
     """Shape of gamma arrivals: 1 is Poisson, less is burstier."""
 
     isl: Count = 2048
-    """Mean number of new prompt tokens of a turn, the shared prefix not counted."""
+    """Mean number of new prompt tokens per turn, without the shared prefix."""
 
     osl: Count = 128
     """Mean number of output tokens."""
@@ -50,28 +50,28 @@ class SynthConfig:
     """Spread of lengths around their mean: sigma of the log-normal, half-width (as a share) of the uniform."""
 
     max_isl: Count = 131072
-    """Longest prompt; a session ends before it would grow longer."""
+    """Longest prompt (tokens); a session ends before it grows longer."""
 
     prefix_groups: Count = 8
-    """Different shared prefixes (system prompts, documents); popular ones follow Zipf's law."""
+    """Number of shared prefixes (system prompts, documents); their popularity follows Zipf's law."""
 
     prefix_blocks: Whole = 4
     """Blocks in each shared prefix (0: nothing is shared between sessions)."""
 
     prefix_depth: Count = 1
-    """Levels of sharing: at each level the groups' prefixes part again, the first level being common to all."""
+    """Levels of sharing: all groups share the first level, and their prefixes diverge further at each level."""
 
     turns: Count = 1
-    """Most turns of a session (uniform from 1); each turn's prompt holds the turns before it, answers included."""
+    """Most turns of a session (uniform from 1); each turn's prompt includes the earlier turns and their answers."""
 
     think_time_s: NotNegative = 10.0
-    """Mean time between an arrival and the session's next (s; exponential)."""
+    """Mean time between two arrivals of a session (s; exponential)."""
 
     block_size: Count = 512
     """Tokens per hash id."""
 
     def __post_init__(self) -> None:
-        """Refuse settings without a meaning."""
+        """Refuse settings that make no sense."""
         check(self)
         if self.prefix_blocks * self.block_size >= self.max_isl:
             raise ValueError(
@@ -80,14 +80,14 @@ class SynthConfig:
 
 
 def synthesize(config: SynthConfig) -> list[Request]:
-    """Make the requests of a workload, in order of arrival."""
+    """Generate the requests of a workload, in order of arrival."""
     ids = itertools.count()
     prefixes = _prefixes(config, ids)
     weights = [1 / (rank + 1) for rank in range(len(prefixes))]
     arrivals, lengths = random.Random(f"arrivals {config.seed}"), random.Random(f"lengths {config.seed}")
     choice = random.Random(f"prefixes {config.seed}")
     made: list[Request] = []
-    coming: list[tuple[float, int, Request]] = []  # turns of sessions that have begun
+    coming: list[tuple[float, int, Request]] = []  # turns of sessions that have started
     turn, now = itertools.count(), 0.0
     for gap in ARRIVALS[config.arrival](arrivals, config.burstiness):
         prefix = choice.choices(prefixes, weights)[0]
@@ -102,7 +102,7 @@ def synthesize(config: SynthConfig) -> list[Request]:
 
 
 def _prefixes(config: SynthConfig, ids: Iterator[int]) -> list[tuple[int, ...]]:
-    """Return each group's prefix: level k is shared by the groups whose numbers agree modulo 2**k."""
+    """Return each group's prefix: groups share level k if their numbers are equal modulo 2**k."""
     levels: dict[tuple[int, int, int], int] = {}
     prefixes = []
     for group in range(config.prefix_groups):
@@ -133,7 +133,7 @@ def _session(
         output = _draw(rng, config.osl, config.osl_distribution, config.spread)
         full = length // size
         history += [next(ids) for _ in range(full - len(history))]
-        # A partial last block gets an id of its own: the next turn fills it with other content.
+        # A partial last block gets its own id, because the next turn fills it with other content.
         tail = (next(ids),) if length % size else ()
         yield Request(round(now, 6), length, output, (*history, *tail))
         length += output

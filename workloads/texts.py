@@ -1,4 +1,4 @@
-"""Requests from texts: counts tokens, names blocks, supplies the answer's length where it is not given."""
+"""Requests from texts: count tokens, name blocks, and supply the answer's length if it is missing."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def request(
     after: tuple[int, ...] = (),
     delay_s: float = 0.0,
 ) -> Request:
-    """Make a request of a text or of chat messages.
+    """Make a request from a text or from chat messages.
 
     Raises:
         WorkloadError: the prompt is empty.
@@ -38,12 +38,12 @@ def num_tokens(source: Source, text: str) -> int:
 
 
 def prompt_request(source: Source, row: Row) -> Request:
-    """Make a request of `{"prompt"}` or `{"text"}`."""
+    """Make a request from `{"prompt"}` or `{"text"}`."""
     return request(source, row, row.text("prompt" if "prompt" in row.values else "text"))
 
 
 def body_request(source: Source, row: Row) -> Request:
-    """Make a request of the body of one to OpenAI's API.
+    """Make a request from the body of an OpenAI API request.
 
     Raises:
         WorkloadError: it has neither messages nor a prompt.
@@ -56,7 +56,7 @@ def body_request(source: Source, row: Row) -> Request:
 
 
 def turn_request(source: Source, row: Row, *, history: str = "", session: str, before: int | None) -> Request:
-    """Make a request of a turn of aiperf, which waits for the request `before`, if any."""
+    """Make a request from a turn of aiperf, which waits for the request `before`, if any."""
     arrival_s, after, delay_s = row.timing(before)
     return request(
         source,
@@ -71,7 +71,7 @@ def turn_request(source: Source, row: Row, *, history: str = "", session: str, b
 
 
 def turn_text(row: Row) -> str:
-    """Return what a turn of aiperf says."""
+    """Return the text of a turn of aiperf."""
     texts = row.values.get("texts")
     if not isinstance(texts, list):
         return row.text("text")
@@ -85,7 +85,7 @@ def turn_text(row: Row) -> str:
 
 
 def flatten(messages: list[dict[str, Any]]) -> str:
-    """Spell chat messages as one text, as a plain chat template would."""
+    """Join chat messages into one text, as a plain chat template would."""
     parts = []
     for message in messages:
         content = message.get("content") or ""

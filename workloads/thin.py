@@ -7,11 +7,11 @@ from dataclasses import replace
 from workloads.request import Workload, WorkloadError, select
 
 COMMON = 0.01
-"""An id that more than this share of the requests have is no session's own."""
+"""An id that more than this share of the requests have does not belong to a single session."""
 
 
 def thin(workload: Workload, share: float, seed: int = 0) -> Workload:
-    """Keep a share of the sessions, whole; where the trace names none, requests with a rare prefix in common are one.
+    """Keep a share of the sessions, each as a whole; if the trace names none, requests that share a rare prefix form one.
 
     Arrival times stay, so the rate falls with the share; reuse within a session keeps its intervals.
     """
@@ -25,7 +25,7 @@ def thin(workload: Workload, share: float, seed: int = 0) -> Workload:
 
 
 def sessions_of(workload: Workload) -> list[str]:
-    """Name each request's session: as the trace does, or by the first block of its prompt that few requests have."""
+    """Name each request's session, as in the trace or by the first block of its prompt that few requests have."""
     uses = Counter(id for request in workload for id in request.hash_ids)
     limit = max(COMMON * len(workload), 1)
     names = []

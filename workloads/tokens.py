@@ -8,11 +8,11 @@ import numpy.typing as npt
 from workloads.request import Request
 
 TOKENS = range(1000, 31000)
-"""Clear of special tokens, inside every common vocabulary."""
+"""Clear of special tokens, and inside every common vocabulary."""
 
 
 def tokens_of(vocab_size: int) -> range:
-    """Return the tokens to use of a model: `TOKENS`, or the upper part of a smaller vocabulary."""
+    """Return the tokens to use for a model: `TOKENS`, or the upper part of a smaller vocabulary."""
     return TOKENS if vocab_size >= TOKENS.stop else range(min(TOKENS.start, vocab_size // 4), vocab_size)
 
 
@@ -90,6 +90,6 @@ WORDS = [
 
 
 def as_words(tokens: npt.NDArray[np.uint32]) -> str:
-    """Spell token ids as common words, each one token in most tokenizers; equal ids are equal words."""
+    """Write token ids as common words, each one token in most tokenizers; equal ids become equal words."""
     words = np.array(WORDS)[tokens % np.uint32(len(WORDS))]
     return " ".join(words.tolist())

@@ -1,4 +1,4 @@
-"""The layouts that a plan chooses from: every combination of what is left free, with the number of workers open."""
+"""The layouts that a plan chooses from: every combination of the free settings, with the number of workers open."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -23,15 +23,15 @@ class Candidate:
     """A layout, and how it is simulated."""
 
     changes: Mapping[str, Any]
-    """What sets it apart, by name of the setting."""
+    """Its distinguishing settings, by name."""
     settings: Settings
-    """With one worker of the kind whose number is searched for."""
+    """Settings with one worker of the kind whose number is searched for."""
     number: str
     """The setting that is searched for: `workers` or `decode_workers`."""
 
     @property
     def name(self) -> str:
-        """What sets it apart, in words."""
+        """Its distinguishing settings, in words."""
         return named(self.said)
 
     @property
@@ -41,7 +41,7 @@ class Candidate:
 
     @property
     def kinds(self) -> tuple[str, str]:
-        """What it is one of: split layouts or others, and those on its GPUs."""
+        """The kinds of layout that it belongs to: split or not, and by GPU."""
         gpus = dict.fromkeys(str(pool.timing.gpu) for pool in self.settings.deployment.pools)
         return "split layouts" if self.prefill else "layouts that are not split", f"layouts on {' and '.join(gpus)}"
 
@@ -52,11 +52,11 @@ class Candidate:
 
     @property
     def prefill(self) -> Pool | None:
-        """The workers that only prefill, whose number is part of the layout."""
+        """The prefill workers, whose number is part of the layout."""
         return next((pool for pool in self.settings.deployment.pools if pool.role == "prefill"), None)
 
     def arm(self, workers: int, *, load: float = 1.0, changes: Mapping[str, Any] | None = None) -> Arm:
-        """Return it with so many workers, at a multiple of the workload's rate, and perhaps with other settings."""
+        """Return it with this many workers, at a multiple of the workload's rate, optionally with other settings."""
         more = {self.number: workers, **(changes or {})}
         settings = change(self.settings, more)
         if load != 1:
@@ -66,33 +66,33 @@ class Candidate:
 
 
 COUNTED = ("workers", "replicas", "decode_workers", "pools.*.replicas", "pools.decode.replicas", "gpus")
-"""Names of what is searched for."""
+"""Names of the settings that are searched for."""
 
 
 def named(changes: Mapping[str, Any]) -> str:
-    """Name a layout; one whose prefill and decode workers are apart says so first."""
+    """Name a layout; a disaggregated one says so first."""
     return "split: " * (not SPLIT.isdisjoint(changes)) + layout_name(changes)
 
 
 def faster(shape: ShapeConfig, load: float) -> ShapeConfig:
-    """Return a shape in which requests come at a multiple of its rate."""
+    """Return a shape in which requests arrive at a multiple of its rate."""
     if shape.rate is not None:
         return replace(shape, rate=shape.rate * load)
     return replace(shape, rate_scale=shape.rate_scale * load)
 
 
 def has_one_size(config: PlanConfig, timing: TimingConfig) -> bool:
-    """Tell whether step times are those of one tensor parallel size, as measured ones are."""
+    """Return whether step times are only for one tensor parallel size, as measured ones are."""
     return timing.timing_name != "roofline" and not config.price
 
 
 def candidates_of(
     config: PlanConfig, experiment: ExperimentConfig, settings: Settings, router_mode: str
 ) -> tuple[list[Candidate], dict[str, str]]:
-    """Return every layout to choose from, and why others cannot be, by their names.
+    """Return every layout to choose from, and why others are impossible, by name.
 
     Raises:
-        ValueError: an axis is not a setting, or a value is not one of its.
+        ValueError: an axis is not a setting, or a value is not valid for it.
     """
     (pool,) = settings.deployment.pools
     bases = [settings]
@@ -122,11 +122,11 @@ def candidates_of(
 
 
 def _axes(vary: Sequence[str], base: Settings, *, is_last: bool) -> dict[str, Sequence[Any]]:
-    """Read what is varied; what the last base alone has, such as a setting of prefill workers, is left out of the others."""
+    """Parse the axes; one that only the last base has, such as a setting of prefill workers, is left out for the others."""
     found: dict[str, Sequence[Any]] = {}
     for text in vary:
         if (name := setting_of(text)) in COUNTED:
-            raise ValueError(f"vary {text!r}: {name} is what a plan searches for; leave it out, or use dynabench sweep")
+            raise ValueError(f"vary {text!r}: a plan searches for {name}; leave it out, or use dynabench sweep")
         try:
             name, values = read_axis(text, base)
         except ValueError:
@@ -138,7 +138,7 @@ def _axes(vary: Sequence[str], base: Settings, *, is_last: bool) -> dict[str, Se
 
 
 def _check_prices(config: PlanConfig, deployment: Deployment) -> None:
-    """Refuse a kind of GPU without a price where others have one."""
+    """Refuse a kind of GPU without a price if others have one."""
     for pool in deployment.pools if config.price else ():
         if pool.timing.gpu not in config.prices:
             raise ValueError(f"gpu {pool.timing.gpu} has no price; add --price {pool.timing.gpu}=...")

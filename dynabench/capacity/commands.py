@@ -1,4 +1,4 @@
-"""How to deploy what a plan found: command lines of engines, and where its router mode exists."""
+"""How to deploy a plan's answer: command lines of engines, and where its router mode exists."""
 
 import json
 import shlex
@@ -28,23 +28,23 @@ ELSEWHERE = {
     "aibrix-prefix": "AIBrix routing strategy prefix-cache",
     "llmd-weighted": "llm-d with scorers for prefix 2, KV usage 1, queue 1",
 }
-"""What a mode is called in other routers (Dynamo 1.4.2, sglang-router 0.3.2); those that are not listed are dynabench's alone."""
+"""Names of modes in other routers (Dynamo 1.4.2, sglang-router 0.3.2); modes that are not listed exist only in dynabench."""
 
 VLLM = {"num_gpu_blocks": "num_gpu_blocks_override", "dp_size": "data_parallel_size"}
-"""Settings of engines that vLLM calls otherwise."""
+"""Engine settings that have another name in vLLM."""
 SAID = ("max_num_batched_tokens", "max_num_seqs", "block_size")
-"""Settings that are named even at their defaults, which are not vLLM's everywhere."""
+"""Settings that are printed even at their defaults, because vLLM's defaults may differ."""
 ELSEWHERE_SAID = ("kv_role", "kv_load_failure_policy", *OffloadConfig.__dataclass_fields__)
 """Settings that are entries of `kv_transfer_config`, or have no flag."""
 OF_CHUNKS = ("blocks_per_chunk", "eviction_policy", "store_threshold", "offload_prompt_only")
 DISK_FOLDER = "KV_FOLDER"
-"""Stands for a folder on the disk."""
+"""A placeholder for a folder on the disk."""
 AS_STORED = ("fp4", "int4")
-"""Weights that vLLM reads from the checkpoint and has no flag for."""
+"""Weight formats that vLLM reads from the checkpoint, without a flag."""
 
 
 def deploy_commands(deployment: Deployment, file: str) -> list[str]:
-    """Return what starts a deployment: each pool's engines on vLLM, ours from a file, and the router's setting."""
+    """Return the commands that start a deployment: each pool's engines on vLLM, ours from a file, and the router's setting."""
     lines = [f"dynabench serve -f {shlex.quote(file)}  # the same as simulated workers, on this host"]
     lines += [f"{shlex.join(vllm_command(pool))}  # {_note(pool)}" for pool in deployment.pools]
     for role in dict.fromkeys(pool.role for pool in deployment.pools):
@@ -52,13 +52,13 @@ def deploy_commands(deployment: Deployment, file: str) -> list[str]:
             continue  # nothing to choose from
         mode = deployment.mode_of(role)
         lines.append(
-            f"router{'' if role == 'aggregated' else f' of {role} workers'}: {mode} ({_where(deployment, mode)})"
+            f"router{'' if role == 'aggregated' else f' for {role} workers'}: {mode} ({_where(deployment, mode)})"
         )
     return lines
 
 
 def vllm_command(pool: Pool) -> list[str]:
-    """Return the command line of vLLM with a pool's settings."""
+    """Return the vLLM command line for a pool's settings."""
     engine, timing = pool.mocker, pool.timing
     settings: dict[str, Any] = {"tensor_parallel_size": timing.tensor_parallel_size}
     settings |= {name: getattr(engine, name) for name in SAID} | changed(engine)
@@ -82,12 +82,12 @@ def _of_timing(timing: TimingConfig) -> dict[str, Any]:
 
 
 def _stored(timing: TimingConfig) -> str:
-    """Return the type of the weights as the model comes."""
+    """Return the type of the published weights."""
     return "" if timing.model is None else find_model(timing.model).weights
 
 
 def _connectors(pool: Pool) -> Iterator[tuple[str, Any]]:
-    """Yield what makes vLLM hand KV over, and keep it beyond the GPU."""
+    """Yield the flags that make vLLM hand KV over, and keep it beyond the GPU."""
     size, extra = _host_gib(pool), _tiers(pool.mocker)
     if pool.role == "aggregated":
         if size:
@@ -98,7 +98,7 @@ def _connectors(pool: Pool) -> Iterator[tuple[str, Any]]:
     role = "kv_producer" if pool.role == "prefill" else "kv_consumer"
     policy = pool.mocker.kv_load_failure_policy
     transfer = {"kv_connector": "NixlConnector", "kv_role": role, "kv_load_failure_policy": policy}
-    # With --kv-offloading-size vLLM would take the OffloadingConnector in place of NIXL's.
+    # With --kv-offloading-size, vLLM would use the OffloadingConnector instead of NIXL's.
     extra = {"cpu_bytes_to_use": round(size * GIB)} | extra
     tier = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra} if size else None
     yield "kv_transfer_config", json.dumps(beside(transfer, tier))
@@ -114,7 +114,7 @@ def _host_gib(pool: Pool) -> float:
 
 
 def _tiers(engine: EngineConfig) -> dict[str, Any]:
-    """Return what vLLM is to know of host memory beyond its size, and of the disk behind it."""
+    """Return vLLM's settings for host memory beyond its size, and for the disk behind it."""
     given = changed(engine)
     found: dict[str, Any] = {name: given[name] for name in OF_CHUNKS if name in given}
     if engine.kv_disk_size:
@@ -123,7 +123,7 @@ def _tiers(engine: EngineConfig) -> dict[str, Any]:
 
 
 def _words(name: str, value: Any) -> Iterator[str]:
-    """Yield a setting as vLLM's command line has it."""
+    """Yield a setting in the form of vLLM's command line."""
     flag = name.replace("_", "-")
     match value:
         case bool():
@@ -135,28 +135,28 @@ def _words(name: str, value: Any) -> Iterator[str]:
 
 
 def _note(pool: Pool) -> str:
-    """Say how many engines there are, and what no flag says."""
+    """Say how many engines there are, and what no flag expresses."""
     timing, count = pool.timing, pool.gpus_per_worker
-    parts = [f"{pool.replicas} of them"] + [pool.role] * (pool.role != "aggregated")
+    parts = [f"start {pool.replicas}"] + [pool.role] * (pool.role != "aggregated")
     parts.append(f"{count} {timing.gpu or 'GPU'} each")
     if pool.mocker.kv_disk_size:
-        parts.append(f"{DISK_FOLDER} on a disk with {pool.mocker.kv_disk_size:g} GiB to spare: vLLM does not limit it")
+        parts.append(f"{DISK_FOLDER} on a disk with {pool.mocker.kv_disk_size:g} GiB free: vLLM does not limit it")
     if timing.quantization in AS_STORED and _stored(timing) != timing.quantization:
-        parts.append(f"of a checkpoint with {timing.quantization} weights")
+        parts.append(f"use a checkpoint with {timing.quantization} weights")
     return ", ".join(parts)
 
 
 def _where(deployment: Deployment, mode: str) -> str:
-    """Say what a mode is called elsewhere, with the settings it has there."""
+    """Return a mode's name elsewhere, with the settings that it has there."""
     base, _, added = mode.partition("+")
     if base not in ELSEWHERE:
         return "dynabench only"
     words = [ELSEWHERE[base], *_dynamo_flags(base, deployment.router)]
-    return " ".join(words) + (f"; +{added} is dynabench's alone" if added else "")
+    return " ".join(words) + (f"; +{added} exists only in dynabench" if added else "")
 
 
 def _dynamo_flags(base: str, config: RouterConfig) -> Iterator[str]:
-    """Yield the settings of Dynamo's KV router that are not at their defaults."""
+    """Yield the settings of Dynamo's KV router that differ from their defaults."""
     if base not in ("kv", "dynamo-kv", "dynamo-kv-p8"):
         return
     is_new = base != "kv"

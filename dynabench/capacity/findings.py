@@ -1,4 +1,4 @@
-"""What a plan knows: which layouts meet the limits, with how many workers, and why not with fewer."""
+"""What a plan knows: which layouts meet the limits, with how many workers, and why fewer are not enough."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -24,7 +24,7 @@ class Findings:
         self.candidates, self._impossible = candidates_of(config, experiment, settings, experiment.router_mode[0])
         self.search = Search([], max_gpus=config.max_gpus)
         self.finished: list[float] = []
-        """The multiples of the rate whose search came to its end."""
+        """The multiples of the rate whose search is finished."""
 
     @property
     def load(self) -> float:
@@ -32,7 +32,7 @@ class Findings:
         return self.config.multiples[0]
 
     def new_search(self, floors: Mapping[int, Floor]) -> Search:
-        """Return a search whose layouts know what they need at least; those without a bound are left out of it."""
+        """Return a search among layouts with known lower bounds; those without a bound are left out."""
         left_out = Floor(impossible="missed the limits at the first load")
         layouts = [
             self._layout(candidate, floors.get(place, left_out)) for place, candidate in enumerate(self.candidates)
@@ -54,22 +54,22 @@ class Findings:
         )
 
     def arm(self, question: Question, load: float, **changes: Any) -> Arm:
-        """Return what answers a question."""
+        """Return the arm that answers a question."""
         return self.candidates[question.layout].arm(question.workers, load=load, changes=changes)
 
     def named(self, question: Question, load: float) -> str:
-        """Name a layout with so many workers, and the load unless it is the one to plan for."""
+        """Name a layout with this many workers, and the load unless it is the one to plan for."""
         gpus = self.search.layouts[question.layout].gpus(question.workers)
         candidate = self.candidates[question.layout]
         at = f" at {load:g}x the load" if load != self.load else ""
         return f"{gpus} GPU{'s' * (gpus != 1)} ({named({candidate.number: question.workers, **candidate.said})}){at}"
 
     def known(self, question: Question, load: float | None = None) -> AnyPoint | None:
-        """Return what was simulated of a question."""
+        """Return the simulated point of a question."""
         return self.store.known(self.arm(question, self.load if load is None else load))
 
     def prefill_workers(self, place: int) -> int | None:
-        """Return the workers of a layout that only prefill; None where all do whole requests."""
+        """Return the prefill workers of a layout; None if every worker handles whole requests."""
         prefill = self.candidates[place].prefill
         return None if prefill is None else prefill.replicas
 
@@ -79,11 +79,11 @@ class Findings:
         return self.best_of(self.search, self.load)
 
     def best_of(self, search: Search, load: float) -> Question | None:
-        """Return, of those that cost least, the one that holds for the most load, and is farthest within the limits."""
+        """Return, of the cheapest layouts, the one that handles the most load, then the one furthest within the limits."""
         return max(self._equal(search), key=lambda question: self._merit(question, load), default=None)
 
     def _equal(self, search: Search) -> list[Question]:
-        """Return those that cost least."""
+        """Return the cheapest."""
         return [
             Question(place, layout.met)
             for place, layout in enumerate(search.layouts)
@@ -91,11 +91,11 @@ class Findings:
         ]
 
     def _merit(self, question: Question, load: float) -> tuple[float, float]:
-        """Return what sets layouts of one cost apart: up to which load one is known to hold, and its margin."""
+        """Return what ranks layouts of the same cost: the load up to which one is known to meet the limits, and its margin."""
         return self._holds_to(question), self._margin(question, load)
 
     def _holds_to(self, question: Question) -> float:
-        """Return the highest load at which the limits are known to be met, of those whose search is finished."""
+        """Return the highest load with a finished search at which the limits are known to be met."""
         points = ((load, self.known(question, load)) for load in self.finished)
         return max((load for load, point in points if point is not None and point.state == "met"), default=self.load)
 
@@ -105,7 +105,7 @@ class Findings:
         return float("-inf") if nearest is None or nearest.headroom is None else nearest.headroom
 
     def ranked(self) -> list[Ranked]:
-        """Return the layouts that meet the limits by cost, the best first; then the others by what they cost at least."""
+        """Return the layouts that meet the limits by cost, best first; then the others by their least cost."""
         layouts = self.search.layouts
 
         def order(place: int) -> tuple[bool, bool, float, float, float]:
@@ -141,12 +141,12 @@ class Findings:
         )
 
     def _fewer(self, question: Question) -> list[Outcome]:
-        """Return what one worker fewer comes to, as far as that is known."""
+        """Return the result with one worker fewer, as far as it is known."""
         layout, workers = self.search.layouts[question.layout], question.workers - 1
         if not workers:
             return []
         if workers < layout.floor:
-            reason = f"the work of all requests keeps more than {workers} of its workers busy"
+            reason = f"the requests keep more than {workers} of its workers busy"
             return [Outcome("throughput", "missed", reason=reason)]
         point = self.known(Question(question.layout, workers))
         return [] if point is None else list(point.outcomes)
@@ -163,13 +163,13 @@ class Findings:
             text += f" It costs {self.search.layouts[best.layout].cost(best.workers):,.4g}."
         text += self._why_not_less() + self._why_not_as_dear(best)
         if not is_complete:
-            text += f" Interrupted: {self._unfinished()}; run the same command again to go on."
+            text += f" Interrupted: {self._unfinished()}; run the same command again to resume it."
         return text
 
     def safer(self, best: Question) -> list[Question]:
-        """Return what may meet the limits with more certainty than the best, the cheapest first.
+        """Return what may meet the limits with more certainty than the best, cheapest first.
 
-        That is whatever was seen to meet them, and the best layout with one worker more, and two.
+        That is everything that met them, and the best layout with one and with two more workers.
         """
         layouts = self.search.layouts
         found = {
@@ -187,39 +187,39 @@ class Findings:
         return sorted(found - {best}, key=order)
 
     def told_safer(self, question: Question | None, num_tried: int) -> str:
-        """Say which is the cheapest layout of which the limits are not in doubt, or that none of so many was."""
+        """Name the cheapest layout that certainly meets the limits, or say that none of those tried does."""
         if question is None:
-            return f"Of {num_tried} other layouts or numbers of workers that were tried for it, none is without such doubt."
+            return f"None of the {num_tried} other layouts or numbers of workers tried meets the limits with certainty."
         point = self.known(question)
         assert point is not None
         cost = self._cost_told(self.search.layouts[question.layout].cost(question.workers))
-        return f"The cheapest that was tried without such doubt: {self.named(question, self.load)}{cost}: {told(point.outcomes)}."
+        return f"The cheapest one tried that certainly meets the limits is {self.named(question, self.load)}{cost}: {told(point.outcomes)}."
 
     def _why_not_as_dear(self, best: Question) -> str:
-        """Say so where the load that it holds for sets the best apart from others that cost as much."""
+        """Say if the best was chosen among equally cheap layouts because it handles more load."""
         held = self._holds_to(best)
         others = [one for one in self._equal(self.search) if self._holds_to(one) < held]
         if not others:
             return ""
         layout = self.search.layouts[others[0].layout]
         more = f" (and {len(others) - 1} more)" * (len(others) > 1)
-        cost = "costs" if len(others) == 1 else "cost"
-        return f" It holds at {held:g}x the load; {layout.name}{more}, which {cost} as much, not."
+        cost, does = ("costs", "does") if len(others) == 1 else ("cost", "do")
+        return f" It meets the limits at {held:g}x the load; {layout.name}{more}, which {cost} as much, {does} not."
 
     def _unfinished(self) -> str:
         """Say what an interrupt left undone."""
         if self.load not in self.finished:
-            return "fewer may do"
+            return "fewer may be enough"
         done, left = (
             [f"{load:g}x" for load in self.config.multiples if (load in self.finished) is known]
             for known in (True, False)
         )
         if not left:
-            return f"the search is finished at {listed(done)}, not the comparisons beside it"
+            return f"the search is finished at {listed(done)}, but the comparisons are not"
         return f"{listed(done)} {'is' if len(done) == 1 else 'are'} finished; {listed(left)} {'is' if len(left) == 1 else 'are'} not"
 
     def _why_not_less(self) -> str:
-        """Say what came of the dearest that was tried of those that cost less than the best."""
+        """Return the result of the most expensive layout tried that costs less than the best."""
         tried = [
             Question(place, workers)
             for place, layout in enumerate(self.search.layouts)
@@ -232,10 +232,10 @@ class Findings:
         nearest = max(tried, key=lambda one: (layouts[one.layout].cost(one.workers), self._margin(one, self.load)))
         point = self.known(nearest)
         assert point is not None
-        return f" For less: {self.named(nearest, self.load)}: {told(missed(point.outcomes))}."
+        return f" The nearest cheaper one is {self.named(nearest, self.load)}: {told(missed(point.outcomes))}."
 
     def other_kinds(self) -> Iterator[str]:
-        """Yield what is known of the best of each kind of layout that the best of all is not one of."""
+        """Yield what is known about the best of each kind of layout to which the overall best does not belong."""
         best = self.best
         if best is None or self.load not in self.finished:
             return
@@ -248,14 +248,14 @@ class Findings:
                 yield f"Of {kind}, {self._best_among(its)}."
 
     def _best_among(self, places: Sequence[int]) -> str:
-        """Say which is the cheapest of some layouts that meets the limits, or what they take at least."""
+        """Name the cheapest of some layouts that meets the limits, or what they need at least."""
         layouts = self.search.layouts
         met = [Question(place, workers) for place in places if (workers := layouts[place].met) is not None]
         if met:
             cost = min(layouts[one.layout].cost(one.workers) for one in met)
             equal = [one for one in met if layouts[one.layout].cost(one.workers) <= cost * (1 + 1e-9)]
             least, said = max(equal, key=lambda one: self._merit(one, self.load)), self._cost_told(cost)
-            return f"the cheapest that was seen to meet the limits is {self.named(least, self.load)}{said}"
+            return f"the cheapest that met the limits is {self.named(least, self.load)}{said}"
         possible = [layouts[place] for place in places if not layouts[place].impossible]
         if not possible:
             return "none can meet the limits"
@@ -267,9 +267,11 @@ class Findings:
         return f", at a cost of {cost:,.4g}" if self.config.price else ""
 
     def _without(self, *, is_complete: bool) -> str:
-        """Say what there is to say where nothing is known to meet the limits."""
+        """Explain that nothing is known to meet the limits."""
         if not is_complete:
-            return "Interrupted before any layout was known to meet the limits; run the same command again to go on."
+            return (
+                "Interrupted before any layout was known to meet the limits; run the same command again to resume it."
+            )
         layouts, most = self.search.layouts, self.config.max_gpus
         tried = [Question(place, workers) for place, layout in enumerate(layouts) for workers in layout.states]
         if tried:
@@ -277,14 +279,12 @@ class Findings:
             point = self.known(nearest)
             assert point is not None
             came = f"{self.named(nearest, self.load)}: {told(missed(point.outcomes))}"
-            return (
-                f"No layout of up to {most} GPU{'s' * (most != 1)} (--max-gpus) meets the limits. The nearest: {came}."
-            )
+            return f"No layout of up to {most} GPU{'s' * (most != 1)} (--max-gpus) meets the limits. The nearest is {came}."
         if least := min(
             (layout for layout in layouts if not layout.impossible), key=lambda one: one.gpus(one.low), default=None
         ):
             one = "decode worker" if least.fixed_gpus else "worker"
-            why = f"even with a single {one}" if least.low == 1 else "as the requests keep so many busy"
+            why = f"even with a single {one}" if least.low == 1 else "because the requests keep that many busy"
             return (
                 f"No layout of up to {most} GPU{'s' * (most != 1)} (--max-gpus) can do the work: {least.name} needs at least "
                 f"{least.gpus(least.low)}, {why}."
@@ -293,11 +293,11 @@ class Findings:
 
 
 def listed(words: Sequence[str]) -> str:
-    """Name several things in a row."""
+    """Join several names."""
     *first, last = words
     return f"{', '.join(first)} and {last}" if first else last
 
 
 def missed(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Return those that are not met."""
+    """Return the outcomes that are not met."""
     return [outcome for outcome in outcomes if outcome.state != "met"]

@@ -1,7 +1,7 @@
-"""What a layout cannot do with any number of workers, and how many it takes at least: from the trace and the step times.
+"""What a layout cannot do with any number of workers, and how many it needs at least, from the trace and the step times.
 
-Nothing is simulated. A prompt that is alone on a worker takes what its chunks take; a token of an answer that is alone,
-what a decode step of one sequence takes; and all workers together have to do the whole work in the time of the trace.
+Nothing is simulated. A prompt alone on a worker takes as long as its chunks; a token of an answer that is alone takes
+as long as a decode step of one sequence; and all workers together must do the whole work in the time of the trace.
 """
 
 from collections.abc import Sequence
@@ -22,26 +22,26 @@ from workloads.reuse import reuse_of
 
 SHARES = {None: 0.0, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
 SAMPLE = 256
-"""Requests whose prompts are timed."""
+"""The number of requests whose prompts are timed."""
 SAFETY = 0.9
-"""The share of the estimated work that is taken for certain: a sample is not the whole, a mean no distribution."""
+"""The share of the estimated work that counts as certain: a sample is not the whole, and a mean is not a distribution."""
 
 
 class Floor(NamedTuple):
     """What a layout needs at least."""
 
     workers: int = 1
-    """Of those whose number is searched for."""
+    """The fewest workers of the kind whose number is searched for."""
     rank: float = 0.0
-    """The smaller, the more promising: how far a step with a whole chunk is beyond the limit of the time between tokens."""
+    """How far a step with a whole chunk exceeds the limit on the time between tokens; smaller is more promising."""
     impossible: str = ""
-    """Why no number of workers would do."""
+    """Why no number of workers is enough."""
     expected: int = 1
-    """Workers that it may well need."""
+    """The number of workers that it probably needs."""
 
 
 def floor_of(settings: Settings, source: Source, limits: Sequence[Condition]) -> Floor:
-    """Return what a layout needs at least, for a workload of its shape."""
+    """Return what a layout needs at least for a workload of its shape."""
     workload, deployment = source(settings.shape), settings.deployment
     try:
         engines = engines_of(deployment)
@@ -78,7 +78,7 @@ def floor_of(settings: Settings, source: Source, limits: Sequence[Condition]) ->
 
 
 def _longest_s(limits: Sequence[Condition], workload: Workload) -> float:
-    """Return how long a request may take by the limits: so long after the last arrival is still work to be done (s)."""
+    """Return how long the limits allow a request to take: work may continue this long after the last arrival (s)."""
     whole = max((limit.value for limit in limits if limit.metric in ("ttft", "e2e")), default=0.0)
     token = max((limit.value for limit in limits if limit.metric in ("itl", "tpot")), default=0.0)
     return whole + token * max(request.output_length for request in workload)
@@ -90,7 +90,7 @@ class Alone(NamedTuple):
     times: "np.ndarray[tuple[int], np.dtype[np.float64]]"
     """Time to the first token of a sample of the requests, spread evenly over their lengths (s)."""
     context: float
-    """Mean number of tokens of a prompt."""
+    """Mean number of prompt tokens."""
 
 
 def _alone(workload: Workload, engine: SimulatedEngine) -> Alone:
@@ -107,19 +107,19 @@ def _alone(workload: Workload, engine: SimulatedEngine) -> Alone:
 def _beyond(limit: Condition, times: "np.ndarray[tuple[int], np.dtype[np.float64]]", step_s: float) -> str | None:
     """Say why no number of workers meets a limit, if none does."""
     if limit.metric in ("itl", "tpot") and step_s > limit.value:
-        return f"{limit} is less than a decode step of a single sequence takes ({step_s * 1000:.3g} ms)"
+        return f"{limit} is less than the time of a decode step with a single sequence ({step_s * 1000:.3g} ms)"
     if limit.metric not in ("ttft", "e2e"):
         return None
     least = float(times.mean() if limit.statistic == "mean" else np.quantile(times, SHARES[limit.statistic]))
     if SAFETY * least > limit.value:
-        return f"{limit} is less than prompts take that are alone on a worker ({least * 1000:,.4g} ms)"
+        return f"{limit} is less than the time of prompts alone on a worker ({least * 1000:,.4g} ms)"
     return None
 
 
 def _diluting(limit: Condition, workload: Workload, engine: SimulatedEngine, alone: Alone, step_s: float) -> int:
-    """Return how many workers make gaps rare enough in which a prompt is computed, where such gaps are beyond a limit.
+    """Return how many workers make gaps with a prompt in them rare enough, if such gaps exceed a limit.
 
-    On a worker with 1/n of the requests, that share of the tokens waits for a prompt: steps with prompts a second, times the
+    On a worker with 1/n of the requests, the share of tokens that wait for a prompt is: steps with prompts per second times the
     length of a step.
     """
     if limit.metric != "itl" or limit.statistic in (None, "mean", "max"):
@@ -137,7 +137,7 @@ def _work(workload: Workload, prefilling: SimulatedEngine, decoding: SimulatedEn
     missing = sum(max(request.input_length - int(hit), 1) for request, hit in zip(workload, hits, strict=True))
     answers = sum(request.output_length - 1 for request in workload)
     context = float(np.mean([request.input_length + request.output_length / 2 for request in workload]))
-    own = context - float(np.mean(hits))  # of a sequence; what it shares is held once
+    own = context - float(np.mean(hits))  # of a sequence; shared blocks are stored once
     most = min(decoding.config.max_num_seqs, max(int(decoding.num_usable_tokens / own), 1))
     sizes = {min(1 << power, most) for power in range(most.bit_length() + 1)}
     step = min(decoding.timing.decode(size, int(size * context)).first / size for size in sizes)
@@ -145,5 +145,5 @@ def _work(workload: Workload, prefilling: SimulatedEngine, decoding: SimulatedEn
 
 
 def _chunk_s(engine: SimulatedEngine) -> float:
-    """Return what a step with a whole chunk of a prompt takes (s)."""
+    """Return the time of a step with a whole chunk of a prompt (s)."""
     return engine.timing.mixed(chunk(engine.config.max_num_batched_tokens), 0, 0)

@@ -1,4 +1,4 @@
-"""Carrying a plan out: layouts are bounded, tried on all cores, ranked; then what more load takes, and how sure it is."""
+"""Carry out a plan: bound layouts, try them on all cores, rank them; then find what more load needs, and how sure it is."""
 
 import os
 import time
@@ -40,27 +40,27 @@ from reports.outcomes import of_requests
 from reports.points import AnyPoint, Point
 
 MODES = ("kv", "round-robin", "least-loaded")
-"""Router modes that are compared where none is given; the search itself goes by the first."""
+"""Router modes that are compared if none is given; the search itself uses the first."""
 SAFER = 4
-"""Layouts that are tried at most for one that meets the limits without doubt, where the best does not."""
+"""The most layouts to try for one that certainly meets the limits, if the best does not."""
 
 
 def run_plan(
     files: tuple[Path, ...], config: PlanConfig, experiment: ExperimentConfig, settings: Settings, *, console: Terminal
 ) -> tuple[Path, Answer]:
-    """Search for the cheapest layout that meets the limits; a folder that holds the same plan is resumed.
+    """Search for the cheapest layout that meets the limits; resume a folder that has the same plan.
 
     Raises:
-        UserError: there are no limits, or the folder holds something else.
+        UserError: there are no limits, or the folder has something else.
         ValueError: a setting is not understood.
     """
     if not experiment.limits:
-        raise UserError("a plan needs limits: give --slo 'ttft.p99 <= 2s', say, or --slo-preset")
+        raise UserError("a plan needs limits: use --slo, such as --slo 'ttft.p99 <= 2s', or --slo-preset")
     (pool,) = settings.deployment.pools
     if pool.timing.is_generic and not config.price:
         raise UserError(
-            "a plan needs the step times of your engine: give --model and --gpu (`dynabench hardware` lists them), --price with "
-            "several, or --timing-file"
+            "a plan needs the step times of your engine: use --model and --gpu (`dynabench hardware` lists them), --price with "
+            "several GPUs, or --timing-file"
         )
     _check_gpus(config, experiment, pool.timing)
     _check_sizes(config, pool.timing)
@@ -84,7 +84,7 @@ def run_plan(
 
 
 def _check_gpus(config: PlanConfig, experiment: ExperimentConfig, timing: TimingConfig) -> None:
-    """Refuse GPUs that are not known, and sizes of which no layout can be, before the workload is read.
+    """Refuse unknown GPUs, and sizes that no layout can have, before the workload is read.
 
     Raises:
         UserError: no GPU was measured with any of the sizes.
@@ -105,37 +105,37 @@ def _check_gpus(config: PlanConfig, experiment: ExperimentConfig, timing: Timing
 
 
 def _check_sizes(config: PlanConfig, timing: TimingConfig) -> None:
-    """Refuse several sizes where there are step times of one only.
+    """Refuse several sizes if there are step times for only one.
 
     Raises:
-        UserError: so it is.
+        UserError: there are several sizes.
     """
     sizes = config.tensor_parallel_size
     if has_one_size(config, timing) and len(sizes) > 1 and sizes != PlanConfig().tensor_parallel_size:
         raise UserError(
-            f"tensor_parallel_size {' and '.join(map(str, sizes))} are given; expected the one that the step times were measured "
-            "with: plan once for each"
+            f"tensor_parallel_size {' and '.join(map(str, sizes))} are given; expected only the one with which the step times were measured; "
+            "plan once for each"
         )
 
 
 def _check_counts(limits: Sequence[Condition], num_requests: int) -> None:
-    """Refuse percentiles of so few requests that they mean nothing: no layout could be seen to meet them.
+    """Refuse percentiles of too few requests: no layout could be shown to meet them.
 
     Raises:
-        UserError: a limit is of such a percentile.
+        UserError: a limit is on such a percentile.
     """
     for limit in limits:
         statistic = limit.statistic or ""
         least = LEAST_SAMPLES[int(statistic[1:])] if statistic.startswith("p") else 1
         if limit.metric != "itl" and num_requests < least:
             raise UserError(
-                f"slo '{limit}' cannot be told from {num_requests:,} requests; a {limit.statistic} takes {least:,}: use more of "
+                f"slo '{limit}' cannot be judged from {num_requests:,} requests; a {limit.statistic} needs {least:,}: use more of "
                 "the workload, or limit a lower percentile"
             )
 
 
 class _Planner:
-    """A plan on its way."""
+    """A plan in progress."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class _Planner:
         """Find the cheapest layout.
 
         Raises:
-            InterruptError: the user wants no more.
+            InterruptError: the user interrupted it.
         """
         self._found.search = self._begin(self._found.load)
         self._drive(self._found.search, self._found.load)
@@ -176,7 +176,7 @@ class _Planner:
         self._found.finished.append(load)
 
     def _begin(self, load: float) -> Search:
-        """Return a search among all layouts, or at another load than the first among those that met the limits there."""
+        """Return a search among all layouts or, at loads after the first, among those that met the limits at the first."""
         found, at = self._found, "" if load == self._found.load else f" at {load:g}x the load"
         places = [
             place for place in range(len(found.candidates)) if not at or found.search.layouts[place].met is not None
@@ -189,9 +189,9 @@ class _Planner:
         return found.new_search({place: floors[number] for number, place in enumerate(places)})
 
     def _drive(self, search: Search, load: float) -> None:
-        """Simulate what a search asks for until it asks no more."""
+        """Simulate what a search asks for until it is finished."""
         best = search.best
-        self._display.what, self._display.unit = "best so far none", "simulations"
+        self._display.what, self._display.unit = "none found so far", "simulations"
         while questions := search.questions(self._at_once):
             arms = [self._found.arm(question, load) for question in questions]
             for question, point in zip(questions, self._points(arms), strict=True):
@@ -208,10 +208,10 @@ class _Planner:
         return self._experiment.jobs or len(os.sched_getaffinity(0))
 
     def _points(self, arms: Sequence[Arm]) -> list[AnyPoint]:
-        """Return what became of some arms, simulating those that are not known.
+        """Return the results of some arms, simulating those that are not known.
 
         Raises:
-            InterruptError: the user wants no more.
+            InterruptError: the user interrupted it.
         """
         todo = [arm for arm in arms if self._store.known(arm) is None]
         experiment = self._experiment
@@ -243,15 +243,15 @@ class _Planner:
         """Carry out calls on all cores.
 
         Raises:
-            InterruptError: the user wants no more.
+            InterruptError: the user interrupted it.
         """
         return list(self._each(calls))
 
     def _each(self, calls: list[Any]) -> Iterator[tuple[int, Any]]:
-        """Carry out calls on all cores, and yield what each gives as soon as it is known.
+        """Carry out calls on all cores, and yield each result as soon as it is known.
 
         Raises:
-            InterruptError: the user wants no more; what was yielded counts.
+            InterruptError: the user interrupted it; what was yielded counts.
         """
         if calls:
             yield from in_parallel(calls, self._experiment.jobs, interrupt=self._interrupt)
@@ -259,17 +259,17 @@ class _Planner:
             raise InterruptError
 
     def look_around(self) -> None:
-        """Find out what more load takes, whether a router mode or the cache matters, and how sure the answer is.
+        """Find out what more load needs, whether the router mode or the cache matters, and how sure the answer is.
 
         Raises:
-            InterruptError: the user wants no more.
+            InterruptError: the user interrupted it.
         """
         if self._found.best is None:
             return
         for load in self._config.multiples:
             if load not in self._searches:
                 self._search_at(load)
-        best = self._found.best  # of those that cost least, what holds for more load
+        best = self._found.best  # of the cheapest, the one that handles more load
         self._sureness = self._sure(best)
         if any(sure.is_doubtful for sure in self._sureness):
             self._safer = self._told_safer(best)
@@ -284,7 +284,7 @@ class _Planner:
         return list(found)
 
     def _told_safer(self, best: Question) -> str:
-        """Look for the cheapest layout that meets the limits without doubt, among a few; say what was found."""
+        """Look for the cheapest layout that certainly meets the limits, among a few; say what was found."""
         wanted = self._found.safer(best)[:SAFER]
         for question in wanted:
             [point] = self._points([self._found.arm(question, self._found.load)])
@@ -293,7 +293,7 @@ class _Planner:
         return self._found.told_safer(None, len(wanted)) if wanted else ""
 
     def _compared_modes(self, best: Question) -> list[Alternative]:
-        """Try the router modes with these workers, and with one fewer: a better mode may save it."""
+        """Try the router modes with these workers and with one fewer, which a better mode may save."""
         modes = self._experiment.router_mode
         if len(modes) == 1 or not self._routes(best):
             return []
@@ -303,7 +303,7 @@ class _Planner:
         return self._alternatives([(mode, question, {"router_mode": mode}) for mode, question in wanted])
 
     def _routes(self, best: Question) -> bool:
-        """Tell whether there is a choice of workers for a prompt, or for an answer."""
+        """Return whether there is a choice of workers for a prompt, or for an answer."""
         return max(best.workers, self._found.prefill_workers(best.layout) or 0) > 1
 
     def _compared_caching(self, best: Question) -> list[Alternative]:
@@ -330,7 +330,7 @@ class _Planner:
         ]
 
     def _search_at(self, load: float) -> None:
-        """Find what a multiple of the rate takes, among the layouts that met the limits at the first."""
+        """Find what a multiple of the rate needs, among the layouts that met the limits at the first."""
         search = self._begin(load)
         if load > self._found.load:
             for layout, known in zip(search.layouts, self._found.search.layouts, strict=True):
@@ -339,7 +339,7 @@ class _Planner:
         self._finish(load, search)
 
     def _at_load(self, load: float) -> AtLoad:
-        """Return what was found that a multiple of the rate takes."""
+        """Return what a multiple of the rate was found to need."""
         search = self._searches[load]
         found = self._found.best_of(search, load)
         if found is None:
@@ -358,7 +358,7 @@ class _Planner:
         chosen = [] if best is None else [self._found.arm(best, load)]
         manifest = manifest_of(
             "virtual", self._files, workload, self._experiment, self._settings, chosen, []
-        )  # the best arm names what is deployed
+        )  # the best arm describes the deployment
         layouts = self._found.ranked()
         verdict = self._found.verdict(is_complete=self.is_complete) + capacity.doubt(self._sureness)
         return Answer(
@@ -383,7 +383,7 @@ class _Planner:
         )
 
     def points(self) -> dict[str, list[Point]]:
-        """Return what was tried of each layout, from few workers to many."""
+        """Return what was tried for each layout, from few workers to many."""
         found: dict[str, list[Point]] = {}
         for place, layout in enumerate(self._found.search.layouts):
             known = (self._found.known(Question(place, workers)) for workers in sorted(layout.states))
@@ -391,7 +391,7 @@ class _Planner:
         return found
 
     def _notes(self, gpus: int) -> Iterator[str]:
-        """Yield what else a reader should know of an answer with so many GPUs."""
+        """Yield what else a reader should know about an answer with this many GPUs."""
         best = self._found.best
         if best and not self._routes(best) and len(self._experiment.router_mode) > 1:
             each = " of each kind" * (self._found.prefill_workers(best.layout) is not None)
@@ -406,23 +406,23 @@ class _Planner:
             default=None,
         ):
             yield (
-                f"Router mode {saving.name} meets the limits with {saving.gpus} GPUs; plan with it: --router-mode {saving.name}."
+                f"Router mode {saving.name} meets the limits with {saving.gpus} GPUs; to plan with it, use --router-mode {saving.name}."
             )
         yield from self._found.other_kinds()
         (pool,) = self._settings.deployment.pools
         if has_one_size(self._config, pool.timing) and len(self._config.tensor_parallel_size) > 1:
-            yield "Step times are taken to be those of tensor parallel size 1; if not, name theirs (--tensor-parallel-size)."
+            yield "Step times are assumed to be for tensor parallel size 1; if not, give their size with --tensor-parallel-size."
         if not self._source(self._settings.shape).knows_prefixes:
-            yield "What its prompts share is unknown, so prefix caching is not judged and no router mode finds a prefix."
+            yield "It is not known what prompts share, so prefix caching is not judged and no router mode finds a prefix."
 
     def _limits(self) -> list[str]:
-        """Return what is limited, as outcomes name it: limits of each request count together."""
+        """Return the limits as outcomes name them; the per-request limits count together."""
         limits = self._experiment.limits
         each = of_requests(limits, Goodput(0, 0, None, None), self._config.attainment)
         return [str(limit) for limit in limits if limit.statistic is not None] + ([each.limit] if each else [])
 
     def _commands(self, arm: Arm) -> list[str]:
-        """Write the deployment down, and return what starts it."""
+        """Write the deployment to a file, and return the commands that start it."""
         deployment = replace(arm.settings.deployment, router_mode=str(arm.changes["router_mode"]))
         file = self._out / "deployment.yaml"
         replace_text(file, yaml.safe_dump(as_plain(deployment), sort_keys=False))

@@ -1,12 +1,12 @@
-"""Which layout meets the limits at the least cost. A core: it says what to simulate next, and is told what came of it.
+"""Which layout meets the limits at the least cost. A core: it says what to simulate next and takes the results.
 
-A layout is a way to run the model; how many workers it takes is searched for. More workers of one layout are taken to be
-better. Layouts are tried in the order of what they could cost at best:
+A layout is a way to run the model; the number of workers is searched for. More workers of one layout are assumed to be
+better. Layouts are tried in the order of their lowest possible cost:
 
-    no layout is known to meet the limits    the most promising one gets twice the workers, and again, until it does, or until
-                                             that is far beyond what was expected of it
-    one is known                             each other has to do it for less: with as many workers as that allows, or not at all
-    none can do it for less                  those that cost the same are tried, to see which of them is best
+    no layout is known to meet the limits    the workers of the most promising one are doubled until it does, or until
+                                             that is far more than expected
+    one is known                             each other layout must be cheaper: it is tried with as many workers as that allows, or not at all
+    none can be cheaper                      those that cost the same are tried, to see which of them is best
 """
 
 import math
@@ -17,11 +17,11 @@ from typing import NamedTuple
 from reports.outcomes import State
 
 RUNAWAY = 4
-"""How many times the cost that was expected of a layout is tried before others get a turn."""
+"""A layout is tried up to this multiple of its expected cost before others get a turn."""
 
 
 class Question(NamedTuple):
-    """A layout with so many workers is to be simulated."""
+    """A layout with a number of workers that is to be simulated."""
 
     layout: int
     workers: int
@@ -29,38 +29,38 @@ class Question(NamedTuple):
 
 @dataclass
 class Layout:
-    """A way to run the model, and how many workers it was seen to need."""
+    """A way to run the model, and how many workers it was found to need."""
 
     name: str
     gpus_per_worker: int
     fixed_gpus: int = 0
-    """Of workers whose number is part of the layout."""
+    """GPUs of the workers whose number is part of the layout."""
     price: float = 1.0
-    """Of a GPU."""
+    """Price of a GPU."""
     floor: int = 1
     """Fewer workers cannot do the work."""
     rank: float = 0.0
-    """Of layouts that could cost the same, the one with the least of this is tried first."""
+    """Among layouts that could cost the same, the one with the smallest value is tried first."""
     impossible: str = ""
-    """Why it cannot meet the limits, or cannot be, with any number of workers."""
+    """Why it cannot meet the limits with any number of workers, or is impossible."""
     states: dict[int, State] = field(default_factory=dict)
-    """What was found, by the number of workers."""
+    """The results by the number of workers."""
     fixed_price: float | None = None
-    """Of a GPU of the workers whose number is part of the layout, where that is another."""
+    """Price of a GPU of the workers whose number is part of the layout, if it differs."""
     expected: int = 1
     """Workers that it may need; only the order in which layouts are tried depends on this."""
 
     def gpus(self, workers: int) -> int:
-        """Return the GPUs of so many workers."""
+        """Return the GPUs of this many workers."""
         return self.fixed_gpus + workers * self.gpus_per_worker
 
     def cost(self, workers: int) -> float:
-        """Return what so many workers cost."""
+        """Return the cost of this many workers."""
         return self.fixed_cost + workers * self.gpus_per_worker * self.price
 
     @property
     def fixed_cost(self) -> float:
-        """What the workers cost whose number is part of the layout."""
+        """The cost of the workers whose number is part of the layout."""
         return self.fixed_gpus * (self.price if self.fixed_price is None else self.fixed_price)
 
     @property
@@ -70,21 +70,21 @@ class Layout:
 
     @property
     def low(self) -> int:
-        """The fewest workers that could."""
+        """The fewest workers that could meet the limits."""
         missed = [workers for workers, state in self.states.items() if state != "met"]
         return max([self.floor, *(workers + 1 for workers in missed)])
 
     def most(self, cost: float, *, is_below: bool) -> int:
-        """Return the most workers that cost no more than this, or less than this."""
+        """Return the most workers that cost at most this, or less than this."""
         count = math.floor((cost - self.fixed_cost) / self.price / self.gpus_per_worker + 1e-9)
         return count - 1 if is_below and self.cost(count) >= cost * (1 - 1e-9) else count
 
 
 class Search:
-    """What is known of each layout, and what to find out next."""
+    """What is known about each layout, and what to find out next."""
 
     def __init__(self, layouts: Sequence[Layout], *, max_gpus: int) -> None:
-        """Begin; `max_gpus` is what there is at most."""
+        """Start a search with at most `max_gpus`."""
         self.layouts = list(layouts)
         self._max_gpus = max_gpus
 
@@ -103,16 +103,16 @@ class Search:
 
     @property
     def cost(self) -> float:
-        """What the best costs."""
+        """The cost of the best."""
         best = self.best
         return math.inf if best is None else self.layouts[best.layout].cost(best.workers)
 
     def learn(self, question: Question, state: State) -> None:
-        """Take note of what a simulation showed; what cannot be told is not met."""
+        """Note the result of a simulation; an unknown result counts as not met."""
         self.layouts[question.layout].states[question.workers] = state
 
     def questions(self, count: int) -> list[Question]:
-        """Return what to simulate next, up to so many at once, each of another layout; none if all is known."""
+        """Return what to simulate next, up to this many at once, each of another layout; none if the search is finished."""
         found = [
             (*self._turn(place, workers), Question(place, workers))
             for place in range(len(self.layouts))
@@ -121,14 +121,14 @@ class Search:
         return [question for *_, question in sorted(found)[:count]] or self._ties()[:count]
 
     def _turn(self, place: int, workers: int) -> tuple[bool, float, float]:
-        """Return when it is a layout's turn, the smallest first: while none meets the limits, one that was begun goes on."""
+        """Return a layout's place in the queue, smallest first; while none meets the limits, a started one continues."""
         layout = self.layouts[place]
         hoped = layout.cost(max(layout.floor, layout.expected))
         goes_on = self.best is None and layout.states and layout.cost(workers) <= RUNAWAY * hoped
         return not goes_on, layout.cost(max(layout.low, layout.expected)), layout.rank
 
     def _next(self, place: int) -> int | None:
-        """Return with how many workers a layout is to be tried, if it may be cheaper than the best."""
+        """Return the number of workers with which to try a layout, if it may be cheaper than the best."""
         layout, cost = self.layouts[place], self.cost
         if layout.impossible:
             return None
@@ -145,7 +145,7 @@ class Search:
         return min(low if not layout.states else max(2 * (low - 1), low), most)
 
     def _ties(self) -> list[Question]:
-        """Return those that cost as much as the best and were not tried."""
+        """Return the untried ones that cost as much as the best."""
         best = self.best
         if best is None:
             return []

@@ -1,4 +1,4 @@
-"""What `dynabench plan` looks for, and how far."""
+"""What `dynabench plan` searches for, and how far."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,28 +14,28 @@ from mocker.timing.config import TimingConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanConfig:
-    """What is looked for."""
+    """What to search for."""
 
     price: tuple[str, ...] = ()
-    """Price of a kind of GPU, such as h100=2.5 (an hour, say); given for several, the cheapest is looked for among them."""
+    """Price of a kind of GPU, such as h100=2.5 (in any unit, such as dollars per hour); may be repeated, to choose the cheapest of several."""
 
     tensor_parallel_size: tuple[Count, ...] = (1, 2, 4, 8)
-    """GPUs that share each layer of the model, to choose from; may be repeated."""
+    """GPUs that share each layer of the model; may be repeated, to choose from several sizes."""
 
     max_num_batched_tokens: tuple[Count, ...] = (512, 1024, 2048, 4096, 8192)
-    """Tokens that a step computes at most (the chunk size), to choose from; may be repeated."""
+    """Most tokens that a step computes (the chunk size); may be repeated, to choose from several."""
 
     max_gpus: Count = 64
     """Most GPUs that a layout may use."""
 
     loads: str = "1,1.25,1.5,2"
-    """Multiples of the workload's rate to plan for; the first is the one to plan for, the others show what more would take."""
+    """Multiples of the workload's rate; the plan is for the first, and the others show what more load needs."""
 
     attainment: Annotated[float, Meta(gt=0, le=1)] = 0.99
-    """Share of the requests that must be within the limits of each request."""
+    """Share of the requests that must be within the per-request limits."""
 
     def __post_init__(self) -> None:
-        """Refuse settings without a meaning."""
+        """Refuse settings that make no sense."""
         check(self)
         _ = self.prices, self.multiples
 
@@ -57,7 +57,7 @@ class PlanConfig:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What points of a plan depend on, beside what each of them names: not on how far to search, or what GPUs cost."""
+        """What points of a plan depend on besides their own settings; the extent of the search and prices do not matter."""
         return asdict(self) | {"price": sorted(self.prices), "max_gpus": None, "loads": None}
 
     @property
@@ -69,14 +69,14 @@ class PlanConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedEngineConfig(EngineConfig):
-    """Settings of each engine, but for what is chosen."""
+    """Settings of each engine, except for those that are chosen."""
 
     max_num_batched_tokens: Annotated[int, DECIDED] = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedTimingConfig(TimingConfig):
-    """The model and its GPU, but for what is chosen."""
+    """The model and its GPU, except for what is chosen."""
 
     tensor_parallel_size: Annotated[int, DECIDED] = 1
 

@@ -1,4 +1,4 @@
-"""How sure it is that a limit is met: the sample's interval, and what is known of the model's error."""
+"""How certain it is that a limit is met: the sample's interval, and what is known about the model's error."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ from reports.summarize import summarize
 
 
 def sureness_of(arm: Arm, source: Source, seed: int, limits: Sequence[Condition], attainment: float) -> list[Sureness]:
-    """Return how sure it is that each limit is met: an hour is a sample of hours, and a simulation is none."""
+    """Return how certain it is that each limit is met: the workload is only a sample, and a simulation is only a model."""
     record = simulate(Plan(arm, seed=seed), source(arm.settings.shape))
     figures = summarize([record], list(limits), with_intervals=False).arms[arm.name]
     values = per_request(record.requests)
@@ -38,7 +38,7 @@ def sureness_of(arm: Arm, source: Source, seed: int, limits: Sequence[Condition]
 
 
 def _sure_of_requests(record: Record, blocks: Blocks, limits: Sequence[Condition], attainment: float) -> list[Sureness]:
-    """Return how sure it is that enough requests are within the limits of each request; nothing where there are none such."""
+    """Return how certain it is that enough requests are within the per-request limits; nothing if there are none."""
     is_good = good(record, [limit for limit in limits if limit.statistic is None])
     outcome = of_requests(list(limits), goodput(record, is_good), attainment)
     if outcome is None or outcome.value is None:
@@ -53,27 +53,27 @@ def _sure_of_requests(record: Record, blocks: Blocks, limits: Sequence[Condition
                 None,
                 None,
                 None,
-                text=f"{text}; it has no interval: too few requests.",
+                text=f"{text}; it has no interval (too few requests).",
                 is_share=True,
             )
         ]
     low, high = interval[0], min(interval[1], 1.0)
     if outcome.value == 1:
-        # Where none was over its limits, resampling finds none either; yet up to 3 in so many may be (the rule of three).
+        # If none was over its limits, resampling finds none either, but up to 3 in this many may be (the rule of three).
         low = max(1 - 3 / len(is_good), 0.0)
-    lies = "within" if low >= attainment else "beyond" if high < attainment else "on both sides of"
-    text += f"; the sample's 95% interval, {low:.2%} to {high:.2%}, lies {lies} the limit."
+    lies = "is within" if low >= attainment else "is beyond" if high < attainment else "includes"
+    text += f"; the sample's 95% interval, {low:.2%} to {high:.2%}, {lies} the limit."
     is_open = low < attainment <= high
     return [Sureness(outcome.limit, outcome.value, low, high, None, text=text, is_open=is_open, is_share=True)]
 
 
 def _interval(limit: Condition, values: dict[str, Floats], blocks: Blocks) -> tuple[float, float] | str:
-    """Return the interval of what a limit is of, or why there is none."""
+    """Return the interval of the limited metric, or why there is none."""
     of = values.get(METRICS[limit.metric])
     if of is None:
-        return "gaps between tokens are not kept by request"
+        return "gaps between tokens are not stored by request"
     if limit.statistic == "max":
-        return "a maximum is of one request"
+        return "a maximum comes from one request"
     if limit.statistic == "mean":
         return mean_interval(of, blocks) or "too few requests"
     percentile = int((limit.statistic or "p50")[1:])
@@ -86,7 +86,7 @@ def _interval(limit: Condition, values: dict[str, Floats], blocks: Blocks) -> tu
 def _sureness(
     limit: Condition, value: float, interval: tuple[float, float] | str, known: ModelError | None
 ) -> Sureness:
-    """Put into words how far a value is from its limit, and what that is worth."""
+    """Say how far a value is from its limit, and how much that means."""
     margin = 1 - value / limit.value
     text = f"{limit} is {'met' if margin >= 0 else 'missed'} by {percent(abs(margin))}"
     error, is_within_error = None, False
@@ -94,15 +94,15 @@ def _sureness(
         error, metric = (known.ttft, "TTFT") if limit.metric in ("ttft", "ttst") else (known.tpot, "TPOT")
         is_within_error = 0 <= margin < error
         text += ", within the model's error" * is_within_error
-        text += f"; mean {metric} was {percent(error)} off for {known}"
+        text += f"; for {known}, mean {metric} was {percent(error)} off"
         if limit.statistic != "mean":
-            text += f", and how far a {limit.statistic} is off is not known"
+            text += f", and the error of a {limit.statistic} is not known"
     low, high = (None, None) if isinstance(interval, str) else interval
     if low is not None and high is not None:
-        lies = "within" if high <= limit.value else "beyond" if low > limit.value else "on both sides of"
-        text += f"; the sample's 95% interval, {low * 1000:,.4g} to {high * 1000:,.4g} ms, lies {lies} the limit"
+        lies = "is within" if high <= limit.value else "is beyond" if low > limit.value else "includes"
+        text += f"; the sample's 95% interval, {low * 1000:,.4g} to {high * 1000:,.4g} ms, {lies} the limit"
     else:
-        text += f"; it has no interval: {interval}"
-    text += "." if known is not None else "; the model's error is not known here."
+        text += f"; it has no interval ({interval})"
+    text += "." if known is not None else "; the model's error is not known for this case."
     is_open = low is not None and high is not None and low <= limit.value < high
     return Sureness(str(limit), value, low, high, error, str(known or ""), text, is_open, is_within_error)

@@ -1,4 +1,4 @@
-"""Trying one layout with so many workers; one that is hopeless shows in the busiest part of the workload already."""
+"""Try one layout with a number of workers; a hopeless one already fails in the busiest part of the workload."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,16 +19,16 @@ from workloads import Workload, WorkloadError
 from workloads.shape import ShapeConfig
 
 PARTS = 8
-"""The busiest part is one in so many."""
+"""The busiest part is one of this many equal parts."""
 WORTH_CUTTING = 4000
-"""Requests from which on the busiest part is tried first."""
+"""With this many requests or more, the busiest part is tried first."""
 DEFAULT = ShapeConfig()
 
 
 def attempt(
     arm: Arm, source: Source, seed: int, repeats: int, limits: list[Condition], attainment: float, flag: Flag
 ) -> AnyPoint:
-    """Simulate a combination of settings: the busiest part of the workload, and unless that misses the limits, all of it."""
+    """Simulate a combination of settings: first the busiest part of the workload and, unless it misses the limits, all of it."""
     workload = source(arm.settings.shape)
     is_worth_it = len(workload) >= WORTH_CUTTING and not _shares_prefixes(workload, arm)
     part = busiest(source, arm.settings.shape) if is_worth_it else None
@@ -46,13 +46,13 @@ def attempt(
 
 
 def _shares_prefixes(workload: Workload, arm: Arm) -> bool:
-    """Tell whether a part of a workload would miss the prefixes that the requests before it had left in the caches."""
+    """Return whether a part of a workload would lack the prefixes that earlier requests left in the caches."""
     caches = any(pool.mocker.enable_prefix_caching for pool in arm.settings.deployment.pools)
     return caches and workload.knows_prefixes
 
 
 def busiest(source: Source, shape: ShapeConfig) -> ShapeConfig | None:
-    """Return the shape of the part of a trace in which most tokens come; None if the workload has other times, or is cut."""
+    """Return the shape of the part of a trace with the most tokens; None if the workload has other times, or is cut."""
     if replace(shape, rate_scale=1.0) != replace(
         DEFAULT, ends=shape.ends, cap_isl=shape.cap_isl, spread_ticks=shape.spread_ticks
     ):
@@ -68,16 +68,16 @@ def busiest(source: Source, shape: ShapeConfig) -> ShapeConfig | None:
     part = replace(shape, start_s=start_s, duration_s=duration_s)
     try:
         source(part)
-    except WorkloadError:  # its times may begin elsewhere than those of the whole; then it may be less busy, or empty
+    except WorkloadError:  # its times may start elsewhere than those of the whole; then it may be less busy, or empty
         return None
     return part
 
 
 def certain_misses(part: Record, whole: Workload, limits: Sequence[Condition], attainment: float) -> list[Outcome]:
-    """Return the limits that the whole workload misses whatever its other requests do.
+    """Return the limits that the whole workload misses, whatever its other requests do.
 
-    A percentile is missed if more requests (or tokens) of the part are beyond the limit than may be of the whole; a mean if
-    those of the part alone add up to more. In the part on its own, no request finds the queue that those before it left.
+    A percentile is missed if more requests (or tokens) of the part exceed the limit than the whole may have; a mean if
+    the part alone adds up to more. In the part on its own, no request meets a queue left by earlier ones.
     """
     values, failed = per_request(part.requests), int((~part.requests.succeeded).sum())
     num_gaps = sum(request.output_length - 1 for request in whole)
@@ -98,9 +98,9 @@ def certain_misses(part: Record, whole: Workload, limits: Sequence[Condition], a
             share = attainment if limit.statistic is None else SHARES[limit.statistic]
             most = (1 - share) * count + 1
             unit = "gaps" if limit.metric == "itl" else "requests"
-            is_missed, said = beyond > most, f"{beyond:,} {unit} are over it, of which there may be {most:,.0f}"
+            is_missed, said = beyond > most, f"{beyond:,} {unit} exceed it, and at most {most:,.0f} may"
         if is_missed:
-            found.append(Outcome(str(limit), "missed", reason=f"in the busiest part of the workload alone {said}"))
+            found.append(Outcome(str(limit), "missed", reason=f"in the busiest part of the workload alone, {said}"))
     return found
 
 

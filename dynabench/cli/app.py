@@ -1,4 +1,4 @@
-"""The command line: commands are loaded when they are asked for, and bad input is one line."""
+"""The command line: commands are loaded when needed, and bad input gives one line."""
 
 import logging
 import os
@@ -23,38 +23,38 @@ COMMANDS = {
     "plan": ("plan:plan", "Find the fewest GPUs, or the cheapest, whose layout meets the limits."),
     "serve": ("serve:serve", "Serve a deployment: a frontend, the router and workers as one supervised group."),
     "kubernetes": ("kubernetes:kubernetes", "Write the manifests that run a deployment in a Kubernetes cluster."),
-    "workload": ("workload:workload_app", "Look at workloads, make them, change and convert them."),
-    "report": ("results:report", "Write summary, charts and report of a results folder again."),
-    "compare": ("results:compare", "Put earlier runs side by side, the first as the baseline."),
-    "export": ("results:export", "Write a results folder's figures in another form."),
+    "workload": ("workload:workload_app", "Inspect, generate, change and convert workloads."),
+    "report": ("results:report", "Write the summary, charts and report of a results folder again."),
+    "compare": ("results:compare", "Compare earlier runs side by side, with the first as the baseline."),
+    "export": ("results:export", "Export a results folder's figures in another format."),
     "modes": ("experiment:modes", "List the router modes, and what can be added to one."),
     "planners": ("experiment:planners", "List the policies that decide how many workers each pool has."),
     "hardware": ("fidelity:hardware", "List the GPUs and models whose step times are bundled, for --gpu and --model."),
     "calibrate": (
         "fidelity:calibrate",
-        "Measure how long the steps of a real vLLM take on this machine, for --timing-file.",
+        "Measure the step times of a real vLLM on this machine, for --timing-file.",
     ),
     "validate": ("fidelity:validate", "Compare real runs with simulated ones of the same workload, figure by figure."),
-    "record": ("fidelity:record", "Record what an installed vLLM does with a scenario, for dynabench verify."),
+    "record": ("fidelity:record", "Record how an installed vLLM schedules a scenario, for dynabench verify."),
     "verify": ("fidelity:verify", "Replay recordings of a real vLLM scheduler through the mocker, step by step."),
     "selftest": (
         "experiment:selftest",
         "Run the load generator against a server of known delays and print every error.",
     ),
-    "doctor": ("doctor:doctor", "Check what is installed and reachable here, and say what to do next."),
-    "completion": ("completion:completion", "Print the script that completes commands and flags in your shell."),
+    "doctor": ("doctor:doctor", "Check what is installed and reachable on this host, and suggest what to do next."),
+    "completion": ("completion:completion", "Print a script that completes commands and flags in your shell."),
 }
-"""Where in `dynabench.cli` each command is, and its line in the help."""
+"""Where each command is in `dynabench.cli`, and its line in the help."""
 
 DOCSTRINGS: dict[str, Any] = {"help_format": "markdown"}
-"""How the help of a command is written; a command with commands of its own says so itself."""
+"""The format of a command's help; a command with subcommands sets its own."""
 
 
 app = App(
     name="dynabench",
     help="Which router, which settings, how many GPUs? Benchmark and simulate LLM serving without a GPU.",
     help_epilogue="Exit codes: " + "; ".join(f"{code} {text}" for code, text in EXIT_CODES.items()) + ".",
-    help_format="plaintext",  # rich's Markdown and pygments take a third of the time that a list of commands needs
+    help_format="plaintext",  # rich's Markdown and pygments would take a third of the time of listing the commands
     console=Terminal(),
     default_parameter=PLAIN_DEFAULTS,
     version=version,
@@ -65,16 +65,16 @@ for name, (place, help) in COMMANDS.items():
 
 
 def main() -> None:
-    """Run the command line; bad input is one line and exit code 2, and so are signals that ask to end, with 130."""
+    """Run the command line; bad input prints one line and exits with 2, and a signal to end exits with 130."""
     open_standard_streams()
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns where HOME cannot be written, and works
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it only warns if HOME cannot be written
     asked: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         asked.append(number)
         raise KeyboardInterrupt
 
-    for number in ASKING:  # commands that keep what they have handle them by themselves
+    for number in ASKING:  # commands that keep their results handle signals themselves
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, interrupt)
     try:
@@ -84,12 +84,12 @@ def main() -> None:
     except Exception:
         if not asked:
             raise
-        _end("interrupted")  # while a class was made, say, where Python puts another error around ours
+        _end("interrupted")  # for example while a class was created, when Python wraps our error in another
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _run() -> Any:
-    """Run the command that is asked for; return what it gives."""
+    """Run the requested command; return its result."""
     for word in sys.argv[1:2]:
         if word in COMMANDS and not COMMANDS[word][0].endswith("_app"):
             app[word].help = None  # its docstring says more than its line in the list
@@ -98,7 +98,7 @@ def _run() -> Any:
     except (CycloptsError, ValueError) as error:
         text, unknown = reason(error), "Unknown option: --prefill-workers"
         if sys.argv[1:2] == ["plan"] and text.startswith(unknown):
-            text = f"{unknown}; a plan chooses: --vary prefill_workers=1"
+            text = f"{unknown}; a plan chooses the number: use --vary prefill_workers=1"
         _fail(text)
     try:
         code = command(*bound.args, **bound.kwargs)
@@ -120,7 +120,7 @@ def _end(message: str) -> NoReturn:
 
 
 def _drop_output() -> None:
-    """Keep Python from writing once more, at its end, what could not be written."""
+    """Keep Python from trying again, at exit, to write what could not be written."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -3,7 +3,7 @@
 from typing import Literal
 
 FILES = """COMPREPLY=( $(compgen -f -- "${cur}") )"""
-"""How cyclopts completes files in bash: names with spaces fall apart, and a space follows a folder's name."""
+"""How cyclopts completes files in bash: it splits names with spaces and adds a space after a folder's name."""
 
 WHOLE_FILES = """_dynabench_files() {
   local IFS=$'\\n'
@@ -20,11 +20,11 @@ else
   compdef _dynabench dynabench
 fi
 """
-"""For zsh: the script is the file `_dynabench` in fpath, or is sourced."""
+"""For zsh: the script is either the file `_dynabench` in fpath, or sourced."""
 
 
 def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
-    """Print the script that completes dynabench's commands, flags and values in your shell.
+    """Print a script that completes dynabench's commands, flags and values in your shell.
 
     Nothing is installed; docs/install.md says where each shell looks for such a script.
 

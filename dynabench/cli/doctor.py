@@ -14,13 +14,13 @@ HANGING = " " * len(COLUMNS.format("", ""))
 
 
 def doctor(*, as_json: Annotated[bool, Parameter(name="--json", negative=())] = False) -> int:
-    """Check what is installed and reachable here, and say what to do next.
+    """Check what is installed and reachable on this host, and suggest what to do next.
 
-    Exits with 1 if something that the environment asks for does not work, such as the server that ETCD_ENDPOINTS names.
-    What is only missing, or in the way, does not count.
+    Exits with 1 if something that the environment configures does not work, such as the server in ETCD_ENDPOINTS.
+    Missing packages and warnings do not count.
 
     Args:
-        as_json: print what was found as one JSON document.
+        as_json: print the findings as one JSON document.
     """
     from dynabench.doctor import checks, next_steps
 

@@ -1,4 +1,4 @@
-"""Commands that run experiments: simulate, run, sweep; and what belongs to them: modes, selftest."""
+"""Commands that run experiments: simulate, run and sweep, with modes, planners and selftest."""
 
 import json
 from dataclasses import replace
@@ -92,22 +92,22 @@ def simulate(
     Exit code 1: the comparison is not valid; the report says why.
 
     Args:
-        workload: files or a folder that are one workload (see `dynabench workload formats`); by default a small bundled one.
-        deployment: what is deployed (YAML), instead of what the flags say; see docs/deployment.md.
+        workload: files or a folder that form one workload (see `dynabench workload formats`); default: a small bundled one.
+        deployment: YAML file that describes the deployment, instead of flags; see docs/deployment.md.
         experiment: what to compare.
-        output: what is printed.
+        output: what to print.
         shape: what to change about the workload.
         load: how the workload is sent.
-        pool: how many workers, and whether some only prefill and some only decode.
+        pool: how many workers there are, and whether some only prefill and some only decode.
         router: settings of the router.
         engine: settings of each engine's scheduler.
         timing: how long the engines' steps take.
-        overhead: what lies between a client and the engines.
-        disaggregation: what becomes of a request where prefill and decode workers are apart.
-        transfer: what carries KV between workers, and between them and a store.
-        kv_store: what keeps KV for all workers.
-        fleet: how workers come and go.
-        planner: who decides how many workers each pool has.
+        overhead: delays between a client and the engines.
+        disaggregation: how a request is handed from prefill to decode workers.
+        transfer: links that carry KV between workers, and between them and a store.
+        kv_store: a store of KV that all workers share.
+        fleet: how the number of workers changes.
+        planner: what decides how many workers each pool has.
     """
     with plain_errors():
         deployed = _simulated(
@@ -154,23 +154,23 @@ def run(
     Exit code 1: the comparison is not valid, for example because too many requests failed; the report says why.
 
     Args:
-        workload: files or a folder that are one workload (see `dynabench workload formats`); by default a small bundled one.
-        deployment: what is deployed (YAML), instead of what the flags say; see docs/deployment.md.
+        workload: files or a folder that form one workload (see `dynabench workload formats`); default: a small bundled one.
+        deployment: YAML file that describes the deployment, instead of flags; see docs/deployment.md.
         experiment: what to compare.
-        output: what is printed.
+        output: what to print.
         shape: what to change about the workload.
         load: how the workload is sent.
         client: how requests are sent and measured.
         pool: the workers.
         router: settings of the router.
         frontend: settings of the frontend.
-        runtime: how the processes find and reach each other (default: in a folder of their own).
+        runtime: how the processes find and reach each other (default: in their own folder).
         engine: settings of each simulated engine's scheduler.
         timing: how long the steps of simulated engines take.
-        disaggregation: what becomes of a request where prefill and decode workers are apart.
-        kv_transfer: how KV gets from simulated prefill workers to decode workers, and where it is kept.
-        kv_store: what keeps KV for all workers.
-        planner: who decides how many workers each pool has.
+        disaggregation: how a request is handed from prefill to decode workers.
+        kv_transfer: how KV gets from simulated prefill to decode workers, and where it is stored.
+        kv_store: a store of KV that all workers share.
+        planner: what decides how many workers each pool has.
     """
     with plain_errors():
         if deployment is not None:
@@ -189,19 +189,23 @@ def run(
                 hint=VARY,
             )
             if client.url is not None:
-                raise UserError(f"--deployment {deployment} describes a stack of our own; --url measures another")
+                raise UserError(
+                    f"--deployment {deployment} describes dynabench's own stack, but --url measures another server"
+                )
             deployed = read(deployment, is_measured=True)
         else:
             pool = pool or LivePoolConfig()
             if client.url is not None and pool.engine != "mocker":
-                raise UserError(f"--engine {pool.engine} is for a stack of our own; --url measures another")
+                raise UserError(
+                    f"--engine {pool.engine} applies to dynabench's own stack, but --url measures another server"
+                )
             if client.url is not None and pool.names_roles:
                 raise UserError(
-                    "--prefill-workers and --decode-workers are for a stack of our own; --url measures another"
+                    "--prefill-workers and --decode-workers apply to dynabench's own stack, but --url measures another server"
                 )
             if client.url is not None and planner is not None:
                 raise UserError(
-                    f"{next(flags_of(planner), '--planner')} is for a stack of our own; --url measures another"
+                    f"{next(flags_of(planner), '--planner')} applies to dynabench's own stack, but --url measures another server"
                 )
             varied = [setting_of(text) for text in experiment.vary]
             deployed = Deployment(
@@ -244,23 +248,23 @@ def sweep(
     """Try every combination of settings in virtual time, or find the highest rate that meets the limits.
 
     Args:
-        workload: files or a folder that are one workload (see `dynabench workload formats`); by default a small bundled one.
-        deployment: what is deployed (YAML), instead of what the flags say; see docs/deployment.md.
-        config: how to go through the settings.
+        workload: files or a folder that form one workload (see `dynabench workload formats`); default: a small bundled one.
+        deployment: YAML file that describes the deployment, instead of flags; see docs/deployment.md.
+        config: how to run the sweep or search.
         experiment: what to vary (--router-mode, --vary) and the limits (--slo, --slo-preset).
-        output: what is printed.
+        output: what to print.
         shape: what to change about the workload.
         load: how the workload is sent.
-        pool: how many workers, and whether some only prefill and some only decode.
+        pool: how many workers there are, and whether some only prefill and some only decode.
         router: settings of the router.
         engine: settings of each engine's scheduler.
         timing: how long the engines' steps take.
-        overhead: what lies between a client and the engines.
-        disaggregation: what becomes of a request where prefill and decode workers are apart.
-        transfer: what carries KV between workers, and between them and a store.
-        kv_store: what keeps KV for all workers.
-        fleet: how workers come and go.
-        planner: who decides how many workers each pool has.
+        overhead: delays between a client and the engines.
+        disaggregation: how a request is handed from prefill to decode workers.
+        transfer: links that carry KV between workers, and between them and a store.
+        kv_store: a store of KV that all workers share.
+        fleet: how the number of workers changes.
+        planner: what decides how many workers each pool has.
     """
     from dynabench.cli.results import print_sweep
     from dynabench.experiment.sweep import run_sweep
@@ -290,7 +294,7 @@ def sweep(
 
 
 def selftest(*, config: Annotated[SelftestConfig, flat("Self-test", 1)] = SelftestConfig()) -> int:  # noqa: B008
-    """Run the load generator against a server of known delays and print the error of every metric.
+    """Run the load generator against a server with known delays and print the error of every metric.
 
     Exit code 1: a metric is off, or a token was lost.
 
@@ -303,10 +307,10 @@ def selftest(*, config: Annotated[SelftestConfig, flat("Self-test", 1)] = Selfte
 
 
 def modes() -> None:
-    """List the router modes, and what can be added to one."""
+    """List the router modes, and what can be added to them."""
     for name, kind in ROUTER_MODES.items():
         print(f"{name:20} {kind.description}")
-    print("\nAdded with +, such as lmetric+eps(5):")
+    print("\nAdd these with +, as in lmetric+eps(5):")
     for text in ADDITIONS.values():
         print(f"  {text}")
 
@@ -331,7 +335,7 @@ def _simulated(
     fleet: FleetConfig | None,
     planner: PlannerConfig | None,
 ) -> Deployment:
-    """Return what is simulated, from a file or from flags."""
+    """Return the deployment to simulate, from a file or from flags."""
     if file is not None:
         refuse_beside(
             file,
@@ -366,7 +370,7 @@ def _simulated(
 
 
 def _with_modes(experiment: ExperimentConfig, file: Path | None, deployment: Deployment) -> ExperimentConfig:
-    """Fill in the router modes to compare; a deployment's file names its own."""
+    """Fill in the router modes to compare; a deployment file names its own."""
     if experiment.router_mode:
         return experiment
     return replace(experiment, router_mode=DEFAULT_MODES if file is None else (deployment.router_mode,))

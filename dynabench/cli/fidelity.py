@@ -1,4 +1,4 @@
-"""Commands that hold the simulator against real engines."""
+"""Commands that compare the simulator with real engines."""
 
 import json
 from pathlib import Path
@@ -50,7 +50,7 @@ def hardware() -> None:
         layers, embeddings = shape.num_parameters(1)
         kind = f", {shape.num_experts} experts" if shape.num_experts else ""
         print(f"{name:34} {(layers + embeddings) / 1e9:7.1f} B parameters, {shape.weights}{kind}")
-    print("\nAny other: --model with a folder or file that has the model's config.json.")
+    print("\nFor any other model, use --model with its config.json, or a folder that has it.")
 
 
 def calibrate(
@@ -59,7 +59,7 @@ def calibrate(
     *,
     config: Annotated[CalibrateConfig, flat("Calibration", 1)] = CalibrateConfig(),  # noqa: B008 (frozen)
 ) -> None:
-    """Measure how long the steps of a real vLLM take on this machine, for `--timing-file`.
+    """Measure the step times of a real vLLM on this machine, for `--timing-file`.
 
     Args:
         model: folder or Hugging Face id.
@@ -93,7 +93,7 @@ def validate(
     Exit code 1: --fail-if applies, or a run is not valid.
 
     Args:
-        workload: files or a folder that are one workload; none where --real names records of requests.
+        workload: files or a folder that form one workload; none if --real names records of requests.
         config: what to compare with, and when to fail.
         experiment: router modes and repeats.
         shape: what to change about the workload.
@@ -102,10 +102,10 @@ def validate(
         pool: the real engine, and how many workers there are on both sides.
         router: settings of the router.
         frontend: settings of the real frontend.
-        runtime: how the real processes find and reach each other (default: in a folder of their own).
+        runtime: how the real processes find and reach each other (default: in their own folder).
         engine: settings of the simulated engine's scheduler.
         timing: its step times, with --timing-file or --gpu.
-        overhead: what lies between a client and the simulated engines.
+        overhead: delays between a client and the simulated engines.
     """
     from dynabench.fidelity.recordings import is_recording
     from dynabench.fidelity.validate import validate as hold
@@ -113,7 +113,7 @@ def validate(
     console = Terminal()
     if config.real is not None and is_recording(config.real):
         if config.fail_if:
-            raise UserError("--fail-if is for runs; a recording has only the times of steps")
+            raise UserError("--fail-if applies to runs; a recording has only step times")
         with plain_errors():
             return _validate_steps(config.real, timing)
     with plain_errors():
@@ -147,7 +147,7 @@ def _show(found: "Validation", console: Terminal) -> None:
         console.print(distances(part))
     for name, best in found.fidelity.best.items():
         agree = "as in" if best.real == best.simulated else "but"
-        doubt = "" if best.is_clear else " (by less than real runs differ among themselves)"
+        doubt = "" if best.is_clear else " (by less than real runs differ from each other)"
         console.print(f"lowest {name}: {best.simulated} simulated, {agree} {best.real} real{doubt}")
     for failure in found.failures:
         console.print(f"failed: {failure}", soft_wrap=True)
@@ -155,7 +155,7 @@ def _show(found: "Validation", console: Terminal) -> None:
 
 
 def _validate_steps(path: Path, timing: TimingConfig) -> int:
-    """Print how the times of a recording's steps compare with simulated ones."""
+    """Print how a recording's step times compare with simulated ones."""
     from dynabench.fidelity.recordings import read
     from dynabench.fidelity.replay import step_times
 
@@ -174,10 +174,10 @@ def _validate_steps(path: Path, timing: TimingConfig) -> int:
 
 
 def record(*, scenario: Path, out: Path) -> None:
-    """Record what an installed vLLM does with a scenario, for `dynabench verify`.
+    """Record how an installed vLLM schedules a scenario, for `dynabench verify`.
 
     Args:
-        scenario: a scenario as JSON, or a recording whose scenario is to be repeated.
+        scenario: a scenario as JSON, or a recording whose scenario to repeat.
         out: the file to write (.jsonl or .jsonl.gz); it must not exist.
     """
     from dynabench.fidelity import record as recorder

@@ -50,11 +50,11 @@ class OutputConfig:
     """Print the results to stdout as one JSON document, and everything else to stderr."""
 
     def terminal(self) -> Terminal:
-        """Return where text goes."""
+        """Return the stream for text."""
         return Terminal(stderr=self.json)
 
     def document(self, folder: Path | None, content: Any) -> None:
-        """Print what was found, where it was asked for as JSON."""
+        """Print the result as JSON, if requested."""
         if self.json:
             print(json.dumps({"folder": None if folder is None else str(folder)} | content, indent=2))
 
@@ -67,17 +67,17 @@ Client = Annotated[ClientConfig, flat("Client", 4)]
 Pool = Annotated[PoolConfig, flat("Workers", 5)]
 LivePool = Annotated[LivePoolConfig, flat("Workers", 5)]
 WITHOUT_ROLE = Parameter(parse="^(?!kv_role$)")
-"""Leaves out the flag of what follows from a pool's role."""
+"""Leaves out the flag that follows from a pool's role."""
 Engine = Annotated[EngineConfig, WITHOUT_ROLE, flat("Simulated engine", 6)]
 Timing = Annotated[TimingConfig, flat("Simulated engine", 6)]
 Overheads = Annotated[OverheadConfig, flat("Between client and engine", 7)]
 Disaggregation = Annotated[DisaggregationConfig, flat("Prefill and decode workers", 7)]
 Transfers = Annotated[TransferConfig, prefixed("transfer"), flat("Prefill and decode workers", 7)]
 ELSEWHERE = Parameter(parse="^(?!(kv_bytes_per_token|kv_store|kv_store_write_policy)$)")
-"""Leaves out the flags of what the sections `transfer` and `kv_store` of a file say for both clocks."""
+"""Leaves out flags of settings that the sections `transfer` and `kv_store` of a file have for both clocks."""
 KvTransfer = Annotated[TransferRunConfig, ELSEWHERE, flat("KV between processes", 7)]
 KvStore = Annotated[KvStoreConfig, flat("KV store", 7)]
-Fleet = Annotated[FleetConfig, flat("Workers that come and go", 7)]
+Fleet = Annotated[FleetConfig, flat("Changing the workers", 7)]
 Planner = Annotated[PlannerConfig, flat("Planner", 7)]
 Router = Annotated[RouterConfig, flat("Router", 8)]
 MeasuredRouter = Annotated[MeasuredRouterConfig, flat("Router", 8)]
@@ -89,7 +89,7 @@ DeploymentFile = Annotated[Path | None, Parameter(name=["--deployment", "-f"])]
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """Turn a setting that is refused once they are combined into one line."""
+    """Print one line for a setting that is refused once settings are combined."""
     try:
         yield
     except ValueError as error:
@@ -97,19 +97,19 @@ def plain_errors() -> Iterator[None]:
 
 
 def refuse_beside(file: Path, *groups: Any, hint: str = "") -> None:
-    """Refuse flags that say what is deployed where a file does.
+    """Refuse flags that describe a deployment if a file does.
 
     Raises:
-        UserError: a group holds any.
+        UserError: a group has any.
     """
     given = [group for group in groups if group is not None]
     if given:
         what = ", ".join(flag for group in given for flag in flags_of(group)) or "a flag that describes a deployment"
-        raise UserError(f"{what} cannot be used with --deployment {file}: put the setting into the file{hint}")
+        raise UserError(f"{what} cannot be used with --deployment {file}; put the setting in the file{hint}")
 
 
 def flags_of(group: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the flags of the settings that are not at their defaults."""
+    """Yield the flags of the settings that differ from their defaults."""
     if isinstance(group, TransferConfig):
         prefix = "transfer-"
     for name, value in changed(group).items():
@@ -120,7 +120,7 @@ def flags_of(group: Any, prefix: str = "") -> Iterator[str]:
 
 
 def refuse_without_roles(deployment: Deployment) -> None:
-    """Refuse flags of what lies between prefill and decode workers where there are none.
+    """Refuse flags about the handover between prefill and decode workers if there are none.
 
     Raises:
         UserError: there is one.
@@ -134,7 +134,7 @@ def refuse_without_roles(deployment: Deployment) -> None:
         for flag in flags_of(group):
             if flag.removeprefix("--").replace("-", "_") in OF_TIERS:
                 continue
-            raise UserError(f"{flag} is for prefill and decode workers; give --prefill-workers and --decode-workers")
+            raise UserError(f"{flag} needs prefill and decode workers; use --prefill-workers and --decode-workers")
 
 
 VARY = ", or vary it, as with --vary pools.NAME.num_gpu_blocks=1024,2048 or --vary planner=static,hpa"

@@ -19,13 +19,13 @@ def kubernetes(
     cluster: Annotated[ClusterConfig, flat("Cluster", 1)] = ClusterConfig(),  # noqa: B008 (frozen)
     overwrite: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
-    """Write what runs a deployment in a Kubernetes cluster: manifests with a kustomization, for kubectl apply -k.
+    """Write the manifests that run a deployment in a Kubernetes cluster, with a kustomization for kubectl apply -k.
 
     Args:
         deployment: the deployment (YAML); see docs/deployment.md.
-        out: the folder to write; files that this command wrote there before are replaced.
-        cluster: how the deployment is put into the cluster.
-        overwrite: write into a folder that holds other files; they stay.
+        out: the folder to write; files that this command wrote there earlier are replaced.
+        cluster: how to run the deployment in the cluster.
+        overwrite: write into a folder that has other files, which stay.
     """
     for path in write(deployment, cluster, out, overwrite=overwrite):
         print(printable(str(path)))

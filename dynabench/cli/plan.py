@@ -37,7 +37,7 @@ from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
 REASONS = 4
-"""Reasons why layouts are impossible that are printed."""
+"""The most reasons for impossible layouts that are printed."""
 
 
 def plan(
@@ -59,25 +59,25 @@ def plan(
 ) -> int:
     """Find the fewest GPUs, or the cheapest, whose layout meets the limits (--slo): workers, tensor parallelism, chunk size.
 
-    What is given as a flag is fixed; what is varied (--vary) is chosen from; --vary prefill_workers=1..3 also tries prefill and
-    decode apart.
+    Settings given as flags are fixed, and those in --vary are chosen; --vary prefill_workers=1..3 also tries separate prefill and
+    decode workers.
 
     Exit code 1: no layout meets the limits.
 
     Args:
-        workload: files or a folder that are one workload (see `dynabench workload formats`); by default a small bundled one.
-        config: what is looked for.
-        experiment: the limits (--slo, --slo-preset), and what is chosen from (--vary, --router-mode).
+        workload: files or a folder that form one workload (see `dynabench workload formats`); default: a small bundled one.
+        config: what to search for.
+        experiment: the limits (--slo, --slo-preset), and what to choose from (--vary, --router-mode).
         shape: what to change about the workload.
         load: how the workload is sent.
         router: settings of the router.
         engine: settings of each engine's scheduler.
         timing: the model and its GPU.
-        overhead: what lies between a client and the engines.
-        output: what is printed.
-        disaggregation: what becomes of a request where prefill and decode workers are apart.
-        transfer: what carries KV between workers, and between them and a store.
-        kv_store: what keeps KV for all workers.
+        overhead: delays between a client and the engines.
+        output: what to print.
+        disaggregation: how a request is handed from prefill to decode workers.
+        transfer: links that carry KV between workers, and between them and a store.
+        kv_store: a store of KV that all workers share.
     """
     from dynabench.capacity.run import run_plan
 
@@ -102,7 +102,7 @@ def plan(
 
 def _print(answer: Answer, console: Terminal) -> None:
     console.say(f"{answer.title}: {answer.subtitle}")
-    # Labels of rows are folded, so there is room for whole names.
+    # Row labels are folded, so there is room for full names.
     key = {name: replace(entry, name=name) for name, entry in capacity.key(answer).items()}
     for grid in capacity.grids(answer):
         for table in grid.tables(console.width, key):

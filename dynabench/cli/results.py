@@ -26,12 +26,12 @@ def report(
     metrics_like: Literal["aiperf", "vllm", "guidellm"] | None = None,
     output: Output = OutputConfig(),  # noqa: B008 (frozen)
 ) -> None:
-    """Write summary, charts and report of a results folder again.
+    """Write the summary, charts and report of a results folder again.
 
     Args:
         results: the folder.
-        metrics_like: print the figures once more as another tool would define them.
-        output: what is printed.
+        metrics_like: also print the figures as another tool would define them.
+        output: what to print.
     """
     manifest, summary = folder.rebuild(results)
     console = output.terminal()
@@ -51,22 +51,22 @@ def compare(
     markdown: Annotated[bool, Parameter(negative=())] = False,
     output: Output = OutputConfig(),  # noqa: B008 (frozen)
 ) -> int:
-    """Put earlier runs side by side, the first as the baseline.
+    """Compare earlier runs side by side, with the first as the baseline.
 
-    Sweeps are put into one table; they must have the same workload and limits.
+    Sweeps are merged into one table; they must have the same workload and limits.
 
     Exit code 1: a run is not valid, or --fail-if applies.
 
     Args:
-        results: results folders, or those of sweeps.
-        out: write a results folder of the comparison, with charts and report.
+        results: results folders, or folders of sweeps.
+        out: write a results folder for the comparison, with charts and report.
         fail_if: exit with 1 if an arm is worse than the baseline by more than this, such as 'ttft.p90 > +5%' or
             'throughput < -3%', beyond noise; may be repeated.
         markdown: print a Markdown summary, for a pull request.
-        output: what is printed.
+        output: what to print.
     """
     if markdown and output.json:
-        raise UserError("--markdown and --json are two ways to print the same; give one of them")
+        raise UserError("--markdown and --json print the same result; use only one of them")
     with plain_errors():
         gates = [gate.parse(text) for text in fail_if]
     if out is not None:
@@ -74,12 +74,10 @@ def compare(
     console = output.terminal()
     if any(sweep_report.is_sweep(each) for each in results):
         if gates or markdown:
-            raise UserError(
-                f"{'--fail-if' if gates else '--markdown'} is for runs; {results[0]} and what follows are sweeps"
-            )
+            raise UserError(f"{'--fail-if' if gates else '--markdown'} applies to runs, but {results[0]} is a sweep")
         if others := [each for each in results if not sweep_report.is_sweep(each)]:
             raise UserError(
-                f"{others[0]} is no sweep, but another folder is; compare sweeps with sweeps and runs with runs"
+                f"{others[0]} is not a sweep, but another folder is; compare sweeps with sweeps and runs with runs"
             )
         manifest, sweep = sweep_report.combine(results, out)
         print_sweep(manifest, sweep, console, is_whole=output.all_metrics)
@@ -104,13 +102,13 @@ def compare(
 
 
 def export(results: Path, out: Path, /, *, to: Literal["csv", "parquet", "json", "llm-d", "png"] = "csv") -> None:
-    """Write a results folder's figures, or its pictures, in another form.
+    """Export a results folder's figures or charts in another format.
 
     Args:
-        results: the folder; for png also that of a sweep or a plan.
-        out: the file to write, for png the folder; it must not exist.
+        results: the folder; for png, also that of a sweep or plan.
+        out: the file to write (for png, the folder); it must not exist.
         to: csv or parquet (a row per request), json (the summary, with its schema), llm-d (a Benchmark Report per arm), png
-            (the charts, each a file).
+            (the charts, one file each).
     """
     if to == "png":
         for picture in pictures.write(results, out):
@@ -127,7 +125,7 @@ def export(results: Path, out: Path, /, *, to: Literal["csv", "parquet", "json",
 
 
 def print_summary(manifest: dict[str, Any], summary: Summary, console: Terminal, *, is_whole: bool = False) -> None:
-    """Print what was run and what was found, and before all else whether it counts."""
+    """Print what was run and what was found, and first of all whether it is valid."""
     for note in headline.notes(summary):
         console.say(f"not valid: {note}", style="red")
     for line in filter(None, headline.heading(manifest)):

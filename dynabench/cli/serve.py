@@ -37,16 +37,16 @@ from serving.worker.config import WorkerConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedConfig:
-    """What simulated workers are served as."""
+    """How simulated workers are served."""
 
     model_path: str = ""
     """Folder or Hugging Face id with the tokenizer (none: tokens are bytes of UTF-8)."""
 
     model_name: str = ""
-    """Name that clients ask for (default: the folder's or repository's, or mock)."""
+    """Model name that clients use (default: the folder's or repository's name, or mock)."""
 
     standalone_router: bool = False
-    """Put the router into a process of its own."""
+    """Run the router in its own process."""
 
 
 def serve(
@@ -67,18 +67,18 @@ def serve(
     """Serve a deployment: a frontend, the router and workers as one supervised group, until Ctrl-C.
 
     Args:
-        deployment: the deployment (YAML) to serve, instead of what the flags say; see docs/deployment.md.
-        pool: how many workers, and whether some only prefill and some only decode.
+        deployment: YAML file that describes the deployment, instead of flags; see docs/deployment.md.
+        pool: how many workers there are, and whether some only prefill and some only decode.
         frontend: settings of the frontend.
         router: settings of the router.
         runtime: how the processes find and reach each other.
         engine: settings of each engine's scheduler.
         timing: how long the engines' steps take.
-        disaggregation: what becomes of a request where prefill and decode workers are apart.
-        kv_transfer: how KV gets from prefill to decode workers, and where it is kept.
-        kv_store: what keeps KV for all workers.
-        planner: who decides how many workers each pool has.
-        served: the model, and where the router is.
+        disaggregation: how a request is handed from prefill to decode workers.
+        kv_transfer: how KV gets from prefill to decode workers, and where it is stored.
+        kv_store: a store of KV that all workers share.
+        planner: what decides how many workers each pool has.
+        served: the model, and where the router runs.
     """
     if deployment is not None:
         refuse_beside(

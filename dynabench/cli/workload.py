@@ -1,4 +1,4 @@
-"""`dynabench workload`: look at workloads, make them, change them."""
+"""`dynabench workload`: inspect, generate and change workloads."""
 
 import dataclasses
 from pathlib import Path
@@ -23,9 +23,7 @@ from workloads.merge import merge as merged_from
 from workloads.shape import ShapeConfig, shape
 from workloads.synthesize import SynthConfig, synthesize
 
-workload_app = App(
-    help_format="markdown", name="workload", help="Look at workloads, make them, change and convert them."
-)
+workload_app = App(help_format="markdown", name="workload", help="Inspect, generate, change and convert workloads.")
 
 
 LABELS = {
@@ -39,7 +37,7 @@ LABELS = {
     "best_hit_shares": "best share by cache size",
     "kv_bytes_per_token": "KV of a token (bytes)",
 }
-"""Labels of figures whose names say no unit, or too little."""
+"""Labels of figures whose names lack a unit, or say too little."""
 
 
 @workload_app.command
@@ -59,13 +57,13 @@ def inspect(
     """Print what a workload is like.
 
     Args:
-        files: files or a folder that are one workload.
+        files: files or a folder that form one workload.
         format: their format (default: detected).
-        columns: which columns of a CSV, JSONL or Parquet log hold what: arrival=ts,input=prompt_tokens,output=completion_tokens.
-        trace_block_size: tokens each hash id stands for (default: the format's).
+        columns: columns of a CSV, JSONL or Parquet log, as in arrival=ts,input=prompt_tokens,output=completion_tokens.
+        trace_block_size: tokens per hash id (default: the format's).
         tokenizer: folder, file or Hugging Face id of a model, to count the tokens of texts (default: estimated).
-        max_requests: look at the first N requests only.
-        model: Hugging Face id of a model, or a folder with its config.json, to print sizes of caches in GiB as well.
+        max_requests: read only the first N requests.
+        model: Hugging Face id of a model, or a folder with its config.json, to also print cache sizes in GiB.
         kv_cache_dtype: type of the KV cache.
         json_output: print JSON.
     """
@@ -81,9 +79,7 @@ def inspect(
         facts["kv_bytes_per_token"] = token_bytes
     hints = advice(workload)
     if json_output:
-        print(
-            msgspec.json.encode(facts | {"notes": workload.notes, "advice": hints}).decode()
-        )  # what is no number is null
+        print(msgspec.json.encode(facts | {"notes": workload.notes, "advice": hints}).decode())  # NaN becomes null
         return
     console = Terminal()
     for name, value in (facts | {"notes": "; ".join(workload.notes) or "-"}).items():
@@ -104,7 +100,7 @@ def inspect(
 
 
 def _cache(tokens: int, token_bytes: float | None) -> str:
-    """Say how large a cache is."""
+    """Format the size of a cache."""
     gib = tokens * (token_bytes or 0.0) / (1 << 30)
     size = f"{gib:,.0f}" if gib >= 100 else f"{gib:.3g}"
     return f"{tokens >> 10:,}k tokens{f' ({size} GiB)' * (gib > 0)}"
@@ -134,19 +130,19 @@ def convert(
     lossy: Annotated[bool, Parameter(negative=())] = False,
     shape_config: Annotated[ShapeConfig, flat("Changes", 1)] = ShapeConfig(),  # noqa: B008 (frozen)
 ) -> None:
-    """Write a workload in another format, perhaps cut, thinned, scaled or anonymised; what prompts share stays shared.
+    """Write a workload in another format, optionally cut, thinned, scaled or anonymised; shared prefixes stay shared.
 
     Args:
-        paths: files or a folder that are one workload, and last the file to write (.gz: compressed); it must not exist.
-        out: the file to write; all paths are then read.
-        to: format to write; by default our own, which loses nothing.
+        paths: files or a folder that form one workload, then the file to write (.gz: compressed), which must not exist.
+        out: the file to write; then all paths are read.
+        to: format to write (default: dynabench's own, which loses nothing).
         format: format of the workload (default: detected).
-        columns: which columns of a CSV, JSONL or Parquet log hold what: arrival=ts,input=prompt_tokens,output=completion_tokens.
-        trace_block_size: tokens each hash id stands for (default: the format's).
+        columns: columns of a CSV, JSONL or Parquet log, as in arrival=ts,input=prompt_tokens,output=completion_tokens.
+        trace_block_size: tokens per hash id (default: the format's).
         tokenizer: folder, file or Hugging Face id of a model, to count the tokens of texts (default: estimated).
-        seed: of random choices.
-        anonymise: leave lengths, times and sharing, and nothing else.
-        lossy: write it even if the format cannot tell everything.
+        seed: seed of random choices.
+        anonymise: keep only lengths, times and sharing.
+        lossy: write it even if the format loses something.
         shape_config: what to change.
     """
     files, out = _to_write(paths, out)
@@ -158,7 +154,7 @@ def convert(
     lost = formats.lost(after, to)
     if lost and not lossy:
         raise WorkloadError(
-            f"{to} cannot tell {', '.join(lost)} of {before.name}; "
+            f"{to} would lose {', '.join(lost)} of {before.name}; "
             f"leave out --to, choose another format, or accept it with --lossy"
         )
     write_workload(after, out, to)
@@ -178,22 +174,22 @@ def merge(
     shared: Annotated[bool, Parameter(negative=())] = False,
     to: str = formats.DEFAULT,
 ) -> None:
-    """Lay workloads over each other in time.
+    """Merge workloads by overlaying them in time.
 
     Args:
-        paths: workloads, each a file or a folder, and last the file to write (.gz: compressed); it must not exist.
-        out: the file to write; all paths are then read.
-        format: format of all of them (default: that of each is detected).
-        columns: which columns of a log hold what, instead of a format.
-        shared: equal ids are equal blocks (parts of one trace); otherwise the workloads share nothing.
-        to: format to write; by default our own, which loses nothing.
+        paths: workloads, each a file or a folder, then the file to write (.gz: compressed), which must not exist.
+        out: the file to write; then all paths are read.
+        format: format of all of them (default: each is detected).
+        columns: columns of a log, instead of a format.
+        shared: treat equal ids as equal blocks (parts of one trace); otherwise the workloads share nothing.
+        to: format to write (default: dynabench's own, which loses nothing).
     """
     files, out = _to_write(paths, out)
     formats.check_name(out, to)
     parts = [read_workload([file], format=format, columns=columns) for file in files]
     merged = merged_from(parts, is_shared=shared)
     if lost := formats.lost(merged, to):
-        raise WorkloadError(f"{to} cannot tell {', '.join(lost)}; leave out --to, or choose another format")
+        raise WorkloadError(f"{to} would lose {', '.join(lost)}; leave out --to, or choose another format")
     write_workload(merged, out, to)
     for file, part in zip(files, parts, strict=True):
         print(f"{file}: {len(part):,} requests, hit share in an unlimited cache {_hit_share(describe(part))}")
@@ -209,13 +205,13 @@ def synth(
     to: str = formats.DEFAULT,
     config: Annotated[SynthConfig, flat("Synthesizer", 1)] = SynthConfig(),  # noqa: B008 (frozen)
 ) -> None:
-    """Write a synthetic workload, from dials or like a trace that `fit` described.
+    """Generate a synthetic workload, from settings or from a spec that `fit` wrote.
 
     Args:
         out: the file to write (.jsonl or .jsonl.gz); it must not exist.
-        spec: a spec that `dynabench workload fit` wrote; of the dials, --requests and --seed then count.
-        to: format to write; by default our own, which loses nothing.
-        config: its dials.
+        spec: a spec that `dynabench workload fit` wrote; then only --requests and --seed apply.
+        to: format to write (default: dynabench's own, which loses nothing).
+        config: settings of the workload.
     """
     formats.check_name(out, to)
     if spec is None:
@@ -230,7 +226,7 @@ def synth(
         requests = make(known, requests=count, seed=config.seed)
         workload = Workload(out.name, known.block_size, requests, knows_prefixes=known.knows_prefixes)
     if lost := formats.lost(workload, to):
-        raise WorkloadError(f"{to} cannot tell {', '.join(lost)}; leave out --to, or choose another format")
+        raise WorkloadError(f"{to} would lose {', '.join(lost)}; leave out --to, or choose another format")
     write_workload(workload, out, to)
     print(f"{out}: {len(workload):,} requests")
 
@@ -245,14 +241,14 @@ def fit(
     columns: str | None = None,
     trace_block_size: int | None = None,
 ) -> None:
-    """Describe a workload by distributions only, so that it can be shared and `synth --spec` makes one like it.
+    """Describe a workload by distributions only, as a spec that can be shared and from which `synth --spec` generates a similar one.
 
     Args:
-        paths: files or a folder that are one workload, and last the spec to write (.json); it must not exist.
-        out: the spec to write; all paths are then read.
+        paths: files or a folder that form one workload, then the spec to write (.json), which must not exist.
+        out: the spec to write; then all paths are read.
         format: format of the workload (default: detected).
-        columns: which columns of a CSV, JSONL or Parquet log hold what: arrival=ts,input=prompt_tokens,output=completion_tokens.
-        trace_block_size: tokens each hash id stands for (default: the format's).
+        columns: columns of a CSV, JSONL or Parquet log, as in arrival=ts,input=prompt_tokens,output=completion_tokens.
+        trace_block_size: tokens per hash id (default: the format's).
     """
     files, out = _to_write(paths, out)
     workload = read_workload(files, format=format, columns=columns, block_size=trace_block_size)
@@ -264,16 +260,16 @@ def fit(
 
 
 def _to_write(paths: tuple[Path, ...], out: Path | None) -> tuple[tuple[Path, ...], Path]:
-    """Return the paths that are read and the one that is written: the last, unless it is named.
+    """Return the paths to read and the one to write: the last, unless it is named.
 
     Raises:
-        WorkloadError: one of them is missing, or what is written exists.
+        WorkloadError: one of them is missing, or the one to write exists.
     """
     files, file = (paths, out) if out is not None else (paths[:-1], paths[-1] if paths else Path())
     if not files:
-        raise WorkloadError(f"{' '.join(map(str, paths))}: expected a workload, and last the file to write")
+        raise WorkloadError(f"{' '.join(map(str, paths))}: expected a workload and then the file to write")
     if file.exists():
-        raise WorkloadError(f"{file} exists; name another file, or remove it (without --out, the last one is written)")
+        raise WorkloadError(f"{file} exists; name another file or remove it (without --out, the last path is written)")
     return files, file
 
 

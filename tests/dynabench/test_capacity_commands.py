@@ -145,7 +145,7 @@ def test_weights_are_quantized_on_loading_only_where_vllm_can_and_must(model, we
     one = pool(timing={"model": model, "gpu": "b200", "quantization": weights})
     assert flags(one).get("--quantization") == flag
     [line] = [line for line in deploy_commands(Deployment(pools=(one,)), "x") if line.startswith("vllm")]
-    assert (f"of a checkpoint with {weights} weights" in line) is note
+    assert (f"use a checkpoint with {weights} weights" in line) is note
 
 
 def test_workers_of_both_roles_hand_kv_over():
@@ -189,7 +189,7 @@ def test_modes_that_are_named_elsewhere_are_modes_here_and_choices_there():
             "--router-temperature 0.1",
         ),
         ("kv", {"use_kv_events": False}, "NVIDIA Dynamo --router-mode kv --no-router-kv-events"),
-        ("round-robin+late(8192)", {}, "; +late(8192) is dynabench's alone"),
+        ("round-robin+late(8192)", {}, "; +late(8192) exists only in dynabench"),
     ],
 )
 def test_settings_of_the_router_go_with_it(mode, settings, said):

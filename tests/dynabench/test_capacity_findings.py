@@ -47,9 +47,7 @@ def test_of_layouts_that_cost_the_same_the_one_that_holds_for_more_load_is_chose
 
 def test_the_best_of_another_kind_is_the_one_that_holds_for_more_load(findings):
     findings.finished = [1.0, 1.5, 2.0]
-    assert findings._best_among([0, 1]) == (
-        "the cheapest that was seen to meet the limits is 8 GPUs (workers 2, TP 4, chunk 2048)"
-    )
+    assert findings._best_among([0, 1]) == ("the cheapest that met the limits is 8 GPUs (workers 2, TP 4, chunk 2048)")
     assert list(findings.other_kinds()) == []
 
 
@@ -62,7 +60,7 @@ def test_what_may_be_safer_than_the_best_is_what_met_the_limits_and_one_or_two_w
 
 def test_the_cheapest_without_doubt_is_named(findings):
     assert findings.told_safer(WIDE, 3) == (
-        "The cheapest that was tried without such doubt: 8 GPUs (workers 2, TP 4, chunk 2048): "
+        "The cheapest one tried that certainly meets the limits is 8 GPUs (workers 2, TP 4, chunk 2048): "
         "ttft.p99 <= 1000 ms met by 10% (900 ms)."
     )
     assert findings.told_safer(None, 3).endswith("none is without such doubt.")
@@ -76,7 +74,7 @@ def test_while_no_other_load_is_finished_the_margin_decides(findings):
 @pytest.mark.parametrize(
     ("finished", "said"),
     [
-        ([], "Interrupted: fewer may do;"),
+        ([], "Interrupted: fewer may be enough;"),
         ([1.0], "Interrupted: 1x is finished; 1.5x and 2x are not;"),
         ([1.0, 1.5], "Interrupted: 1x and 1.5x are finished; 2x is not;"),
     ],
@@ -122,7 +120,7 @@ def test_a_plan_names_the_smallest_tiers_that_cost_no_more():
         for size, gpus in zip((0, 64, 256), by_size, strict=True)
     ]
     assert sizes_told(layouts) == (
-        "Smallest kv_offloading_size within 5% of each lowest cost: 0 (2 GPUs, so more buys little) with gpu h200; "
+        "Smallest kv_offloading_size within 5% of each lowest cost: 0 (2 GPUs; more helps little) with gpu h200; "
         "64 (4 GPUs) with gpu h100."
     )
     assert sizes_told(layouts[:1]) == ""

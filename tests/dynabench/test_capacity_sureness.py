@@ -23,10 +23,10 @@ def test_the_error_of_means_is_not_taken_for_one_of_percentiles_and_itl_has_no_i
         sure.text for sure in sureness_of(arm, source_of((), ExperimentConfig()), 0, limits, 0.99)
     )
     off = "mean TPOT was 2.6% off for meta-llama/Llama-3.1-70B fp8 on vllm and h100"
-    assert f"{off}, and how far a p99 is off is not known" in of_itl
-    assert of_itl.endswith("; it has no interval: gaps between tokens are not kept by request.")
+    assert f"{off}, and the error of a p99 is not known" in of_itl
+    assert of_itl.endswith("; it has no interval (gaps between tokens are not stored by request.")
     assert f"{off}; the sample's 95% interval, " in of_mean
-    assert of_max.endswith("; it has no interval: a maximum is of one request.")
+    assert of_max.endswith("; it has no interval (a maximum comes from one request.")
 
 
 def test_a_limit_within_the_interval_is_met_without_certainty():

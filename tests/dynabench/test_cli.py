@@ -312,7 +312,7 @@ def test_files_and_a_folder_are_one_workload_in_every_command(tmp_path):
     done = dynabench("workload", "convert", *files)
     assert (done.returncode, "b.jsonl exists; name another file" in done.stderr) == (2, True)
     done = dynabench("workload", "fit", folder)
-    assert (done.returncode, "expected a workload, and last the file to write" in done.stderr) == (2, True)
+    assert (done.returncode, "expected a workload and then the file to write" in done.stderr) == (2, True)
 
 
 def test_traces_that_nothing_else_can_hold_are_merged_without_a_flag(tmp_path):

@@ -109,6 +109,6 @@ def test_how_answers_end_can_be_varied_in_virtual_time(trace, tmp_path):
         "simulate", trace, "--vary", "ends=length,stop", "--router-mode", "kv", "--jobs", "1", "--out", out
     )
     assert done.returncode == 0, done.stderr
-    assert "Answers did not end alike: by length in ends length; by EOS in ends stop." in " ".join(done.stdout.split())
+    assert "Answers ended differently: by length in ends length; by EOS in ends stop." in " ".join(done.stdout.split())
     assert [set(run.requests.finish_reason) for run in folder.read(out)[1]] == [{"length"}, {"stop"}]
     assert "how answers end is varied" in (out / "report.html").read_text()

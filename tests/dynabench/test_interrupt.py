@@ -287,11 +287,11 @@ def test_ctrl_c_in_a_sweep_shows_the_points_that_are_known(tmp_path, temporary):
     os.killpg(process.pid, signal.SIGINT)
     stdout, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, stderr
-    assert "The sweep was interrupted; run the same command again to go on." in stdout
+    assert "The sweep was interrupted; run the same command again to resume it." in stdout
     known = json.loads((tmp_path / "x" / "sweep.json").read_text())["summary"]["points"]
     assert 1 <= len(known) == len(list(points.iterdir())) < 8
     beside = dynabench("compare", tmp_path / "x")
-    assert (beside.returncode, "x: interrupted, so not whole." in beside.stdout) == (0, True), beside.stderr
+    assert (beside.returncode, "x: interrupted, so incomplete." in beside.stdout) == (0, True), beside.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -207,7 +207,7 @@ def test_an_advisory_planner_logs_what_it_would_do_and_changes_nothing(tmp_path)
         (("--planner", "dynamo-sla"), "planner dynamo-sla needs a TTFT limit"),
         (
             ("--planner", "hpa", "--url", "http://127.0.0.1:1"),
-            "--planner is for a stack of our own; --url measures another",
+            "--planner applies to dynabench's own stack, but --url measures another server",
         ),
         (
             ("--vary", "events=none"),

@@ -48,7 +48,7 @@ def test_the_fewest_gpus_are_named_with_what_binds_and_how_sure_it_is(small):
     assert [sure["limit"] for sure in answer["sureness"]] == ["ttft.p90 <= 400 ms", "tpot.p90 <= 14 ms"]
     assert answer["sureness"][0]["low"] < answer["sureness"][0]["value"] < answer["sureness"][0]["high"]
     assert (
-        "mean TPOT was 2.6% off for meta-llama/Llama-3.1-70B fp8 on vllm and h100, and how far a p90 is off is not known"
+        "mean TPOT was 2.6% off for meta-llama/Llama-3.1-70B fp8 on vllm and h100, and the error of a p90 is not known"
         in answer["sureness"][1]["text"]
     )
     assert re.search(r"vllm serve Qwen/Qwen3-8B .*--max-num-batched-tokens (512|2048) .*# \d+ of them", text)
@@ -83,7 +83,11 @@ def test_where_the_fewest_gpus_are_in_doubt_the_fewest_without_doubt_are_named(t
     done, answer = planned(tmp_path / "out", *flags, "--slo", "tpot.p90 <= 13.3ms")
     assert done.returncode == 0, done.stderr
     assert "This is not certain: " in answer["verdict"]
-    [line] = [note for note in answer["notes"] if note.startswith("The cheapest that was tried without such doubt: ")]
+    [line] = [
+        note
+        for note in answer["notes"]
+        if note.startswith("The cheapest one tried that certainly meets the limits is ")
+    ]
     assert line in done.stdout.replace("\n", " ")
     assert int(line.split(": ")[1].split()[0]) > answer["layouts"][0]["gpus"]
 
@@ -197,7 +201,7 @@ def test_what_cannot_be_is_listed_and_what_cannot_be_met_is_said(tmp_path):
     )  # fmt: skip
     assert few.returncode == 1
     assert answer["verdict"].startswith(
-        "No layout of up to 2 GPUs (--max-gpus) meets the limits. The nearest: 2 GPUs (workers 2"
+        "No layout of up to 2 GPUs (--max-gpus) meets the limits. The nearest is 2 GPUs (workers 2"
     )
     assert "tpot.p90 <= 7 ms missed by " in answer["verdict"]
 
@@ -226,13 +230,16 @@ def test_too_few_gpus_for_the_work_are_told_from_limits_that_nothing_meets(tmp_p
     ("flags", "problem"),
     [
         ((), "a plan needs limits"),
-        (("--slo", "ttft.p99 <= 1s"), "slo 'ttft.p99 <= 1000 ms' cannot be told from 300 requests; a p99 takes 368"),
+        (("--slo", "ttft.p99 <= 1s"), "slo 'ttft.p99 <= 1000 ms' cannot be judged from 300 requests; a p99 takes 368"),
         (("--slo", "ttft.p50 <= 1s", "--price", "h101=2"), "gpu 'h101' is not known; did you mean h100?"),
         (
             ("--slo", "ttft.p50 <= 1s", "--tensor-parallel-size", "3"),
             "tensor_parallel_size 3 was not measured on h100; expected one of [1, 2, 4, 8]",
         ),
-        (("--prefill-workers", "1"), "Unknown option: --prefill-workers; a plan chooses: --vary prefill_workers=1"),
+        (
+            ("--prefill-workers", "1"),
+            "Unknown option: --prefill-workers; a plan chooses the number: use --vary prefill_workers=1",
+        ),
         (("--price", "h100"), "price 'h100' is not understood; expected a GPU and its price, such as h100=2.5"),
         (("--loads", "1,x"), "loads is '1,x'; expected multiples of the rate"),
         (("--slo", "ttft.p90 <= 1s", "--vary", "workers=1..4"), "workers is what a plan searches for"),

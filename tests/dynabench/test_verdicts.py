@@ -21,7 +21,7 @@ def repeated(tmp_path_factory):
 
 def test_two_runs_that_draw_nothing_are_said_to_be_equal_and_no_number_of_requests_is_promised(repeated):
     _, done = repeated
-    said = "Two runs of round-robin are exactly equal: nothing in them is drawn at random, so there is no noise."
+    said = "Two runs of round-robin are exactly equal: nothing in them is random, so there is no noise."
     assert said in done.stdout
     assert "take about 0 requests" not in done.stdout
 
@@ -78,7 +78,7 @@ def test_repeats_give_a_sweep_intervals(tmp_path):
     assert summary["rows"][0][1] == f"{found['met']:g} [{low:g}, {high:g}]"
     (limit,) = (one for one in found["point"]["outcomes"] if one["limit"] == "ttft.mean <= 200 ms")
     assert limit["interval"][0] < limit["value"] < limit["interval"][1]
-    assert "The interval is of 95%, over the repeats." in done.stdout
+    assert "The brackets show the 95% interval over the repeats." in done.stdout
 
 
 def test_one_point_that_cannot_be_is_marked_and_the_rest_goes_on(tmp_path):

@@ -106,7 +106,7 @@ def test_an_empty_file_is_called_empty(tmp_path):
         (tmp_path / name).write_text("")
         for options in ((), ("--format", "azure"), ("--format", "mooncake")):
             refused = dynabench("workload", "inspect", tmp_path / name, *options)
-            assert (refused.returncode, f"{name}: is empty" in refused.stderr) == (2, True), refused.stderr
+            assert (refused.returncode, f"{name} is empty" in refused.stderr) == (2, True), refused.stderr
 
 
 def test_the_readmes_commands_work_when_pasted():

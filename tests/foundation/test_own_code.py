@@ -38,10 +38,10 @@ def test_of_several_classes_that_build_on_each_other_the_last_is_meant(tmp_path)
 @pytest.mark.parametrize(
     ("text", "name", "message"),
     [
-        ("", "", "expected one class that derives from string.Formatter, but there is none"),
-        ("class A(Shape): pass\nclass B(Shape): pass", "", "but there is A, B; name one, as in {path}:A"),
-        ("class A(Shape): pass", ":B", "and is named B, but there is A"),
-        ("class A: pass", ":A", "and is named A, but there is none"),
+        ("", "", "expected one class that derives from string.Formatter, but found none"),
+        ("class A(Shape): pass\nclass B(Shape): pass", "", "but found A, B; name one, as in {path}:A"),
+        ("class A(Shape): pass", ":B", ", named B, but found A"),
+        ("class A: pass", ":A", ", named A, but found none"),
         ("x = (", "", "cannot be run: SyntaxError: '(' was never closed (line 2)"),
         ("import nonsense", "", "cannot be run: ModuleNotFoundError: No module named 'nonsense' (line 2)"),
         ("def f():\n    1 / 0\nf()", "", "cannot be run: ZeroDivisionError: division by zero (line 3)"),

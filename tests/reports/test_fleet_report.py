@@ -208,43 +208,45 @@ def still(gpu_h):
     [
         (
             {"static": (still(4.0), 0.99), "hpa": (arm(2.0), 0.96), "kpa": (arm(1.0), 0.94)},
-            "hpa keeps the limits with the fewest GPU-hours: 2.00; static takes 4.00 (+100%), with 99.0% of the "
+            "hpa meets the limits with the fewest GPU-hours: 2.00; static takes 4.00 (+100%), with 99.0% of the "
             "requests within the limits.",
         ),
         (
             {"static": (still(1.0), 0.9), "hpa": (arm(2.0), 0.8)},
-            "No arm keeps the limits; static comes closest, with 90.0% of the requests within the limits, in 1.00 GPU-hours.",
+            "No arm meets the limits; static comes closest, with 90.0% of the requests within the limits, in 1.00 GPU-hours.",
         ),
         (
             {"hpa": (arm(2.0, needed=1.5), 0.97)},
-            "hpa keeps the limits, in 2.00 GPU-hours; running its peak number of GPUs all the time would take 6.00. The fewest "
-            "workers that meet the limits in each part (which is possible for 98.0% of the requests) would take 1.50; running as many as the "
-            "busiest part needs all the time would take 3.00.",
+            "hpa meets the limits, in 2.00 GPU-hours; running its peak number of GPUs all the time would take 6.00. The fewest "
+            "workers that meet the limits in each part (which is possible for 98.0% of the requests) would take 1.50; running as many as the busiest part needs all the time would take 3.00.",
         ),
         (
             {"static": (still(4.0), 0.99), "hpa": (arm(2.0, needed=1.5, steady=1.8), 0.97)},
-            "hpa keeps the limits with the fewest GPU-hours: 2.00; static takes 4.00 (+100%), with 99.0% of the requests within "
-            "the limits. The fewest workers that meet the limits in each part (which is possible for 98.0% of the requests) would take 1.50; "
-            "running as many as the busiest part needs all the time would take 1.80, less than this planner.",
+            "hpa meets the limits with the fewest GPU-hours: 2.00; static takes 4.00 (+100%), with 99.0% of the requests within "
+            "the limits. The fewest workers that meet the limits in each part (which is possible for 98.0% of the requests) would take 1.50; running as "
+            "many as the busiest part needs all the time would take 1.80, less than this planner.",
         ),
         (
             {"hpa": (arm(2.0), 0.9)},
-            "hpa has 90.0% of the requests within the limits, in 2.00 GPU-hours; running its peak number of GPUs all "
-            "the time would take 6.00.",
+            "hpa has 90.0% of the requests within the limits, in 2.00 GPU-hours; running its peak number of GPUs all the "
+            "time would take 6.00.",
         ),
         ({}, ""),
     ],
 )
 def test_the_verdict_says_who_keeps_the_limits_with_the_fewest_gpu_hours(arms, said):
     kept = {name: fleet_verdict.Kept(its, share, share >= 0.95) for name, (its, share) in arms.items()}
-    assert fleet_verdict.told(kept, "keeps the limits") == said
+    assert fleet_verdict.told(kept, "meets the limits") == said
 
 
 def test_limits_of_a_run_are_kept_if_they_are_met():
     runs = [standing(), planned()]  # 30 of 100 have a TTFT of 3 s
     within = summarize(runs, [slo.parse("ttft.p50 <= 2s")]).verdict
     assert "static meets every limit with the fewest GPU-hours: 0.11." in within
-    assert "No arm meets every limit; static comes closest" in summarize(runs, [slo.parse("ttft.p90 <= 2s")]).verdict
+    assert (
+        "No arm meets every limit; static comes closest, with 70.0%"
+        in summarize(runs, [slo.parse("ttft.p90 <= 2s")]).verdict
+    )
     assert "GPU-hours" not in summarize(runs).verdict
 
 
@@ -315,7 +317,7 @@ def test_a_sweep_over_planners_compares_gpu_hours(tmp_path):
     assert found.columns[:6] == ["planner", "limits", "within limits", "GPU-hours", "good/GPU-h", "mean workers"]
     assert found.rows[2][2:6] == ["99.0%", "2.00", "573", "2.2"]
     assert found.verdict.startswith(
-        "2 of 3 combinations meet every limit; with the fewest GPU-hours (2.00): planner lead-time. "
+        "2 of 3 combinations meet every limit; planner lead-time needs the fewest GPU-hours (2.00). "
     )
     with (tmp_path / "table.csv").open() as file:
         lines = list(csv.DictReader(file))

@@ -80,7 +80,7 @@ def test_the_verdict_names_the_winner_or_says_noise():
     assert "kv has the lower mean TTFT, by 1,000 ms (50.0%) against round-robin" in verdict
     assert "more than noise" in verdict
     same = summarize([run("a", ttft=[1.0] * 100), run("b", ttft=[1.0] * 100)])
-    assert "a and b are exactly equal in mean TTFT: every request took the same time in both." in same.verdict
+    assert "a and b have exactly the same mean TTFT: every request took the same time in both." in same.verdict
     assert same.power == ""
     rng = np.random.default_rng(0)
     noisy = [run(name, ttft=rng.lognormal(0, 1, 100)) for name in "ab"]
@@ -92,7 +92,7 @@ def test_a_difference_that_is_certain_and_tiny_is_called_equal():
     runs = [run("a", ttft=base), run("b", ttft=base * 1.0001)]
     found = summarize(runs)
     assert found.difference("b", "ttft_sched", "mean").verdict == "equal"
-    assert "a and b are equal in mean TTFT in practice: they differ by" in found.verdict
+    assert "a and b have practically the same mean TTFT: they differ by" in found.verdict
     assert summarize(runs, smallest=0.00001).difference("b", "ttft_sched", "mean").verdict == "worse"
 
 
@@ -111,15 +111,15 @@ def test_how_small_a_difference_a_run_finds_is_said_where_it_makes_sense():
         spread: summarize([run("a", ttft=base), run("b", ttft=base * rng.lognormal(0, spread, 2000))]).power
         for spread in (0.01, 0.9)
     }
-    assert re.fullmatch(r"A run like this finds a difference of mean TTFT from about 0\.\d% on\.", power[0.01])
-    wanted = re.fullmatch(r"A run .* from about \d+\.\d% on; to find 3%, take about ([\d,]+) requests\.", power[0.9])
+    assert re.fullmatch(r"A run like this finds differences in mean TTFT of about 0\.\d% or more\.", power[0.01])
+    wanted = re.fullmatch(r"A run .* of about \d+\.\d% or more; finding 3% needs about ([\d,]+) requests\.", power[0.9])
     assert int(wanted[1].replace(",", "")) > 2000
 
 
 def test_two_runs_that_draw_nothing_have_no_noise_and_it_is_said():
     first, again = run("a", ttft=[1.0] * 100), run("a" + NOISE_FLOOR, ttft=[1.0] * 100)
     verdict = summarize([first, run("b", ttft=[2.0] * 100), again]).verdict
-    assert "Two runs of a are exactly equal: nothing in them is drawn at random, so there is no noise." in verdict
+    assert "Two runs of a are exactly equal: nothing in them is random, so there is no noise." in verdict
 
 
 def test_an_arm_that_was_cut_short_is_paired_as_far_as_it_came():

@@ -305,7 +305,7 @@ def test_without_javascript_nothing_but_hover_and_switches_is_missing(opened, na
     with opened(name, java_script_enabled=False) as page:
         plain = page.locator("main").inner_text().split()
         assert page.locator("input:visible, button:visible").count() == 0
-    only = "light / dark Point at a chart for its values, or go to it with Tab and use the arrow keys."
+    only = "light / dark Point at a chart to see its values, or select it with Tab and use the arrow keys."
     assert not Counter(shown) - Counter(plain) - Counter(only.split())
 
 

@@ -120,8 +120,8 @@ def test_unknown_is_null_in_the_table_and_comes_back_unknown():
         ("first_token_s", [0.1, float("inf")], "first_token_s in requests.parquet is not a column of finite numbers"),
         ("error", [1, 2], "error in requests.parquet is not text"),
         ("is_measured", [0, 1], "is_measured in requests.parquet is not true or false"),
-        ("cached_tokens", [-1, 5], "cached_tokens in requests.parquet goes from -1 to 5"),
-        ("worker", [0, 1_000_000], "worker in requests.parquet goes from 0 to 1000000"),
+        ("cached_tokens", [-1, 5], "cached_tokens in requests.parquet ranges from -1 to 5"),
+        ("worker", [0, 1_000_000], "worker in requests.parquet ranges from 0 to 1000000"),
     ],
 )
 def test_a_column_that_holds_what_it_cannot_is_named(name, values, problem):

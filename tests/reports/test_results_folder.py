@@ -54,14 +54,16 @@ def test_a_folder_of_the_last_version_is_read_and_its_minus_ones_are_unknown():
 def test_a_folder_of_the_last_version_gives_the_summary_it_gave(tmp_path):
     shutil.copytree(BEFORE, tmp_path / "x")
     folder.rebuild(tmp_path / "x")
-    before = (BEFORE / "summary.json").read_text().replace("95 %", "95%")  # only the verdict's spelling differs
+    before = json.loads((BEFORE / "summary.json").read_text())
     after = json.loads((tmp_path / "x" / "summary.json").read_text())
     for arm in after["arms"].values():
         del arm["split"]  # it had none
     for difference in (one for names in after["differences"]["kv"].values() for one in names.values() if one):
         del difference["base"]
-    assert {**after, "formulas": None} == {**json.loads(before), "formulas": None}  # formulas are words
-    assert after["formulas"].keys() == json.loads(before)["formulas"].keys()
+    for name in ("verdict", "formulas"):  # their wording may change
+        assert after.pop(name)
+        del before[name]
+    assert after == before
 
 
 def test_a_folder_from_before_there_were_pools_is_read(tmp_path):
@@ -199,8 +201,8 @@ def test_a_comparison_with_real_runs_is_shown_again(tmp_path):
     folder.rebuild(out)
     text = (out / "report.html").read_text()
     assert "kv: simulated means are off by TTFT +50.0%." in text
-    assert "TTFT 50.0% of the mean (Kolmogorov-Smirnov 0.125). Compared to the calibration, the same" in text
-    assert "+25.0% time on the real engine with prefill and +100.0% without" in text
+    assert "TTFT 50.0% of the mean (Kolmogorov-Smirnov 0.125). Compared to the calibration" in text
+    assert "+25.0% for the same batches with prefill and +100.0% for those without" in text
 
 
 def test_a_comparison_with_real_runs_that_is_none_is_refused_in_one_line(tmp_path):
@@ -259,7 +261,7 @@ def spoilt(whole, tmp_path):
 @pytest.mark.parametrize("name", ["intended_s", "sent_s", "first_token_s", "last_token_s"])
 @pytest.mark.parametrize("value", [1e308, -1e308, 2e12])
 def test_a_time_of_no_run_is_refused_with_its_column(spoilt, name, value):
-    with pytest.raises(ReportError, match=f"x: not a results folder .{name} in requests.parquet goes from .* s"):
+    with pytest.raises(ReportError, match=f"x: not a results folder .{name} in requests.parquet ranges from .* s"):
         folder.read(spoilt(column=(name, value)))
 
 

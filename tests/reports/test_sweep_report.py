@@ -93,12 +93,12 @@ def test_modes_are_counted_by_how_often_they_were_best(tmp_path):
     ]  # fmt: skip
     found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=False)
     assert found.verdict.startswith("The queue grew in 1 of 4 combinations. Lowest mean E2E latency: kv in 2 of 2.")
-    assert found.verdict.endswith("The sweep was interrupted; run the same command again to go on.")
+    assert found.verdict.endswith("The sweep was interrupted; run the same command again to resume it.")
 
 
 def test_a_sweep_that_was_interrupted_before_a_point_was_known_says_so(tmp_path):
     found = sweep_report.write(tmp_path, MANIFEST, [], [], is_complete=False)
-    assert found.verdict.startswith("No point is known yet. The sweep was interrupted;")
+    assert found.verdict.startswith("No point is finished yet. The sweep was interrupted;")
     assert list(sweep_table.tables(found, 80, is_whole=False)) == []
 
 
@@ -130,7 +130,9 @@ def test_several_sweeps_become_one_table_and_folder(tmp_path):
 def test_sweeps_with_other_limits_or_none_are_refused(tmp_path):
     first = swept(tmp_path / "a", point("kv", 0.2, router_mode="kv"))
     other = swept(tmp_path / "b", point("kv", 0.2, router_mode="kv"), limits=[LIMIT])
-    with pytest.raises(ReportError, match=r"b has limits itl.p99 <= 60 ms, .*a has none: sweeps in one table differ"):
+    with pytest.raises(
+        ReportError, match=r"b has limits itl.p99 <= 60 ms, .*a has none; sweeps in one table may differ"
+    ):
         sweep_report.combine([first, other], None)
     with pytest.raises(ReportError, match="not the folder of a sweep"):
         sweep_report.combine([first, tmp_path], None)
@@ -139,7 +141,7 @@ def test_sweeps_with_other_limits_or_none_are_refused(tmp_path):
 LIMIT = "itl.p99 <= 60 ms"
 MISSED = Outcome(LIMIT, "missed", value=0.06019, margin=-0.0031)
 MET = Outcome(LIMIT, "met", value=0.045, margin=0.25)
-UNTOLD = Outcome(LIMIT, "unknown", reason="200 samples; a p99 takes 368")
+UNTOLD = Outcome(LIMIT, "unknown", reason="200 samples; a p99 needs 368")
 
 
 @pytest.mark.parametrize(
@@ -168,10 +170,10 @@ def test_with_limits_the_table_shows_what_is_limited_and_the_margin(tmp_path, ou
 @pytest.mark.parametrize(
     ("outcomes", "answer"),
     [
-        ([MISSED, MET], "1 of 2 combinations meet every limit; with the fewest GPUs (8): workers 2. "),
+        ([MISSED, MET], "1 of 2 combinations meet every limit; workers 2 needs the fewest GPUs (8). "),
         (
             [MISSED, UNTOLD],
-            "No combination is known to meet every limit; workers 1 comes nearest: itl.p99 <= 60 ms missed by 0.31% (60.19 ms). ",
+            "No combination is known to meet every limit; workers 1 comes closest: itl.p99 <= 60 ms missed by 0.31% (60.19 ms). ",
         ),
     ],
 )
@@ -233,8 +235,8 @@ def test_combinations_that_meet_the_limits_alike_are_named_together(tmp_path):
 def test_a_search_in_which_all_points_are_too_short_to_tell_found_no_miss(tmp_path):
     short = point("kv", 0.1, outcomes=[UNTOLD])
     found = searched(tmp_path, [found_at("kv", "kv", "workers", None, 64, None, short, "lowest")], [LIMIT])
-    said = "kv at workers 64: itl.p99 <= 60 ms not known: 200 samples; a p99 takes 368."
-    assert found.verdict == f"Whether the limits are met is not known. {said}"
+    said = "kv at workers 64: itl.p99 <= 60 ms not known: 200 samples; a p99 needs 368."
+    assert found.verdict == f"It is not known whether the limits are met. {said}"
 
 
 def test_a_search_says_why_one_of_several_combinations_is_impossible(tmp_path):
@@ -273,7 +275,7 @@ def test_what_is_limited_has_an_interval_over_repeats(tmp_path):
     found = sweep_report.write(tmp_path, MANIFEST | {"limits": [LIMIT]}, points, points, is_complete=True)
     assert found.rows[0][1:3] == ["met by 0.5%~", "59.70 [57.22, 62.18]"]
     assert found.verdict.endswith(
-        "~: the 95% interval over the repeats holds the limit; more of them could say the opposite."
+        "~: the 95% interval over the repeats includes the limit, so more repeats could change the result."
     )
     with (tmp_path / "table.csv").open() as file:
         (line,) = csv.DictReader(file)
@@ -297,7 +299,8 @@ def test_a_search_has_an_interval_over_repeats(tmp_path):
     found = searched(tmp_path, [structs.replace(row, interval=(23.9, 26.2))])
     assert found.rows[0][1:3] == ["25.1 [23.9, 26.2]", "25.8"]
     assert (
-        found.verdict == "kv meets the limits up to rate 25.1 [23.9, 26.2]. The interval is of 95%, over the repeats."
+        found.verdict
+        == "kv meets the limits up to rate 25.1 [23.9, 26.2]. The brackets show the 95% interval over the repeats."
     )
     with (tmp_path / "table.csv").open() as file:
         (line,) = csv.DictReader(file)
@@ -312,7 +315,10 @@ def test_a_search_that_was_interrupted_says_how_far_it_came(tmp_path):
     assert [row[1] for row in found.rows] == ["at least 4", "not known"]
     assert found.verdict.startswith("kv meets the limits up to rate at least 4. The sweep was interrupted;")
     nothing = sweep_report.write(tmp_path, manifest, [none], [], is_complete=False)
-    assert nothing.verdict == "No point is known yet. The sweep was interrupted; run the same command again to go on."
+    assert (
+        nothing.verdict
+        == "No point is finished yet. The sweep was interrupted; run the same command again to resume it."
+    )
 
 
 def test_a_sweep_that_was_interrupted_is_compared_by_what_is_known(tmp_path):
@@ -322,7 +328,7 @@ def test_a_sweep_that_was_interrupted_is_compared_by_what_is_known(tmp_path):
     _, found = sweep_report.combine([first, second, third], tmp_path / "every")
     assert not found.is_complete
     assert [row[0] for row in found.rows] == ["kv", "random"]
-    assert found.verdict.endswith(f" {second}, {third}: interrupted, so not whole.")
+    assert found.verdict.endswith(f" {second}, {third}: interrupted, so incomplete.")
     assert json.loads((tmp_path / "every" / "sweep.json").read_text())["summary"]["is_complete"] is False
 
 

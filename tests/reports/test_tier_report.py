@@ -116,7 +116,7 @@ def test_the_terminal_shows_where_tokens_came_from_and_what_was_saved():
     assert found["computed"] == ["70.0%", "50.0%"]
     assert found["GPU-seconds"] == ["10", "8"]
     assert found["GPU-seconds saved"] == ["-", "2.0"]
-    assert "; of one run each, so without an interval." in tables.figures(summary).note
+    assert "; from one run each, so without an interval." in tables.figures(summary).note
 
 
 def test_the_terminal_shows_what_tiers_held_and_moved():
@@ -169,10 +169,10 @@ QUIET = structs.replace(HOST, flushes=0.0, stall_s=0.0)
          "the link from host memory was busy for 95% of the run at the busiest worker, so copies waited for one another"),
         ({"written": structs.replace(HOST.written, busy=Use(0.5, 0.91))}, 0.2, "the link to host memory was busy for 91%"),
         ({"stalled": Use(0.01, 0.02), "stall_s": 3.0, "flushes": 1200.0}, 0.2,
-         "steps waited 3 s for 1,200 copies to host memory, at one worker for 2.0% of the run, because GPU blocks were needed again"),
+         "steps waited 3 s for 1,200 copies to host memory, at the worst worker for 2.0% of the run, because GPU blocks were needed again"),
         ({"refused": 5.0}, 0.2, "host memory (2 x 1 GiB) had no room for what a request had computed (5 times), because"),
         ({"refused": 1.0}, 0.2, "host memory (2 x 1 GiB) had no room for what a request had computed (once), because"),
-        ({}, 0.004, "host memory (2 x 1 GiB) gave 0.40% of the prompt tokens, though 8 GB were written to it and 7 chunks"),
+        ({}, 0.004, "host memory (2 x 1 GiB) provided only 0.40% of the prompt tokens, although 8 GB were written to it and 7 chunks"),
         ({"written": structs.replace(HOST.written, bytes=0.0)}, 0.0, None),
     ],
 )  # fmt: skip
@@ -184,7 +184,7 @@ def test_a_remark_says_where_a_tier_moved_more_than_it_saved(changes, share, sai
 
 def test_remarks_are_part_of_the_summary():
     (found,) = summarize([tiered(host_tokens=[0, 0])]).arms["tiered"].remarks
-    assert found.startswith("host memory (2 x 1 GiB) gave 0.00%")
+    assert found.startswith("host memory (2 x 1 GiB) provided only 0.00%")
 
 
 def sized(mode, size, gpu_s, ttft_s=0.2, **changes):
@@ -311,7 +311,7 @@ def test_the_verdict_names_the_smallest_size_near_the_best():
 def test_sizes_that_change_little_are_called_so():
     points = [of_size("kv", size, ttft_s) for size, ttft_s in ((0, 1.0), (16, 0.99))]
     verdict = sweep_table.lay_out(points, MANIFEST, is_complete=True).verdict
-    assert "within 5% of the lowest mean TTFT: 0 (1,000 ms, so more buys little)." in verdict
+    assert "within 5% of the lowest mean TTFT: 0 (1,000 ms; more helps little)." in verdict
 
 
 def test_repeats_that_are_equal_have_no_interval():
@@ -319,7 +319,7 @@ def test_repeats_that_are_equal_have_no_interval():
     points = [structs.replace(one, spent=one.spent * 2) for one in points]
     found = sweep_table.lay_out(points, MANIFEST, is_complete=True)
     assert dict(found.tiers.rows)["kv 16"][6:8] == ["10.0", "125.0"]
-    assert found.verdict.endswith("Deterministic: all repeats are equal, so they have no interval.")
+    assert found.verdict.endswith("The runs are deterministic: all repeats are equal, so there are no intervals.")
 
 
 def test_an_arm_whose_repeats_are_equal_is_called_deterministic():

@@ -61,7 +61,7 @@ def test_the_unit_of_times_is_recognised_or_said(tmp_path, times, arrival):
 def test_a_column_named_after_its_unit_is_in_it_and_it_is_said_what_was_taken(tmp_path):
     workload = read(tmp_path, csv_of([{"t_ms": t, "i": 6, "o": 5} for t in (0, 2500)]), "arrival=t_ms,input=i,output=o")
     assert workload.duration_s == 2.5
-    assert "t_ms read as times in ms (otherwise: arrival=t_ms:UNIT)" in workload.notes
+    assert "t_ms read as times in ms (to change: arrival=t_ms:UNIT)" in workload.notes
 
 
 def test_times_of_parquet_and_names_within_objects_are_read(tmp_path):
@@ -85,10 +85,10 @@ def test_hash_ids_say_what_prompts_share(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ("arrival=ts,input=tokens,output=out", "line 2: there is no column 'tokens'; there are ts, in, out"),
+        ("arrival=ts,input=tokens,output=out", "line 2: there is no column 'tokens'; the columns are ts, in, out"),
         ("arrival=ts,input=in", "columns: output is missing; expected something like arrival=ts,input="),
         ("arival=ts", "columns: 'arival' is unknown; did you mean arrival?"),
-        ("arrival=ts:h,input=in,output=out", "columns: 'h' is no unit of ts; expected one of s, ms, us, ns"),
+        ("arrival=ts:h,input=in,output=out", "columns: 'h' is not a unit of ts; expected one of s, ms, us, ns"),
         ("arrival=ts,input,output=out", "columns: expected one input=COLUMN, not 'input'"),
     ],
 )
@@ -142,7 +142,7 @@ def test_a_cell_of_a_length_may_be_empty(tmp_path):
 
 
 def test_columns_and_a_format_are_one_too_many_and_an_empty_file_is_called_that(tmp_path):
-    with pytest.raises(WorkloadError, match="leave out it or --format azure"):
+    with pytest.raises(WorkloadError, match="leave out either --columns or --format azure"):
         read(tmp_path, csv_of(ROWS), format="azure")
-    with pytest.raises(WorkloadError, match=r"log\.txt: is empty"):
+    with pytest.raises(WorkloadError, match=r"log\.txt is empty"):
         read(tmp_path, " \n")

@@ -267,7 +267,7 @@ def test_a_weka_conversation_may_begin_with_sub_agents_hold_empty_ones_and_nest_
 def test_a_weka_call_without_output_is_one_of_a_token_and_noted(tmp_path):
     workload = read(tmp_path, "weka", json.dumps(WEKA | {"requests": [call(0.0, 64, [1]) | {"out": 0}]}))
     assert workload.requests[0].output_length == 1
-    assert "calls without output, taken as of 1 token: 1" in workload.notes
+    assert "calls without output, counted as 1 token: 1" in workload.notes
 
 
 def test_weka_ids_are_local_and_a_partial_block_has_its_own(tmp_path):
@@ -350,7 +350,7 @@ def test_an_id_that_repeats_behind_other_ids_names_another_block(tmp_path, promp
     (tmp_path / "a.jsonl").write_text(lines(*[row | {"hash_ids": ids} for ids in prompts]))
     workload = formats.read(tmp_path / "a.jsonl", block_size=16)
     assert [request.hash_ids for request in workload] == named
-    assert ("an id that comes after different ids names different blocks" in workload.notes) == (named[0] != (1, 2, 3))
+    assert ("an id that follows different ids names different blocks" in workload.notes) == (named[0] != (1, 2, 3))
 
 
 def test_a_batch_may_hold_chats_and_prompts(tmp_path):
@@ -423,7 +423,7 @@ def test_texts_share_blocks_where_they_share_words(tmp_path):
         ("openai-batch", lines({"body": {"model": "m"}}), "line 1, body: messages or prompt is missing"),
         ("vllm-custom", '{"prompt": "a"}\n{"prompt"\n', "line 2: not JSON"),
         ("sharegpt", "[]", "the format is not recognised"),
-        ("mooncake", "hello\n", "neither JSON nor a CSV"),
+        ("mooncake", "hello\n", "neither JSON nor a known CSV"),
     ],
 )  # fmt: skip
 def test_bad_files_are_refused_with_their_place(tmp_path, name, text, problem):
@@ -463,7 +463,7 @@ def test_what_is_written_is_read_back(tmp_path, name):
     [
         ("bailian", "mooncake", ["sharing in blocks smaller than 512 tokens", "sessions"]),
         ("mooncake-sessions", "mooncake", ["sessions", "turns that wait for answers"]),
-        ("weka", "mooncake-sessions", ["requests that wait for several others, or not for the turn before"]),
+        ("weka", "mooncake-sessions", ["requests that wait for several others, or for one other than the turn before"]),
         ("sharegpt", "openai-batch", ["sessions", "turns that wait for answers"]),
         ("aiperf-single", "azure", ["texts"]),
     ],
@@ -488,7 +488,7 @@ def test_blocks_split_and_join_without_loss():
     assert [a == b for a, b in zip(coarse, other, strict=True)] == [True, True, False]
     workload = Workload("w", 512, [Request(0.0, 1100, 1, whole)])
     assert reblocked(reblocked(workload, 64), 512).requests[0].input_length == 1100
-    with pytest.raises(WorkloadError, match="neither divides the other"):
+    with pytest.raises(WorkloadError, match="neither size divides the other"):
         reblocked(workload, 48)
 
 

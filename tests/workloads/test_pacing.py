@@ -90,7 +90,7 @@ def test_only_the_window_counts():
     ("settings", "problem"),
     [
         ({"concurrency": 0}, "concurrency must be at least 1, not 0"),
-        ({"concurrency": 1, "max_concurrency": 2}, "concurrency and max_concurrency exclude each other"),
+        ({"concurrency": 1, "max_concurrency": 2}, "concurrency and max_concurrency cannot be combined"),
         ({"warmup_s": -1.0}, "warmup_s must be at least 0, not -1.0"),
         ({"measure_s": 0.0}, "measure_s must be greater than 0, not 0.0"),
     ],

@@ -54,9 +54,9 @@ def test_cutting_keeps_what_requests_wait_for():
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"rate": 2.0}, "name the process with --arrival"),
-        ({"arrival": "poisson", "rate_scale": 2.0}, "with --arrival, give --rate"),
-        ({"arrival": "poisson", "rate_profile": "ramp"}, "rate_to is where a ramp or sine goes to"),
+        ({"rate": 2.0}, "choose a process with --arrival"),
+        ({"arrival": "poisson", "rate_scale": 2.0}, "with --arrival, use --rate"),
+        ({"arrival": "poisson", "rate_profile": "ramp"}, "rate_to is the target of a ramp or sine"),
         ({"thin": 1.5}, "thin must be greater than 0 and at most 1, not 1.5"),
         ({"rate_scale": -1.0}, "rate_scale must be greater than 0, not -1.0"),
         ({"start_s": -1.0}, "start_s must be at least 0, not -1.0"),

@@ -58,7 +58,7 @@ def test_a_document_that_is_too_long_to_be_decoded_at_once_is_refused(tmp_path, 
     monkeypatch.setattr(source, "MAX_DOCUMENT_BYTES", 1 << 20)
     file = tmp_path / "long.json"
     file.write_text("[\n" + "\n".join('{"conversations": []},' for _ in range(60_000)) + "{}]")
-    assert "one JSON document of more than 1 MiB; make it JSON Lines" in refused(file)
+    assert "a JSON document of more than 1 MiB; convert it to JSON Lines" in refused(file)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_document_that_is_too_long_to_be_decoded_at_once_is_refused(tmp_path, 
         ("vllm-custom", {"prompt": "a", "output_tokens": 10**12}, "output_tokens must be at most 10,000,000"),
         ("mooncake", ROW | {"output_length": 10**12}, "line 1: lengths must be at most 10,000,000"),
         ("mooncake", '{"hash_ids": ' + "[" * 100_000, "line 1: "),
-        ("openai-messages", '{"messages": ' + "[" * 100_000, "not JSON"),
+        ("openai-messages", '{"messages": ' + "[" * 100_000, "not readable as JSON"),
         ("vllm-custom", {"prompt": list(range(10_000))}, "line 1: prompt must be text, not [0, 1, 2"),
     ],
 )  # fmt: skip
@@ -98,7 +98,7 @@ def test_packed_data_that_is_broken_is_refused(tmp_path):
 def test_a_pipe_is_refused_since_it_gives_what_it_holds_once(tmp_path):
     pipe = tmp_path / "pipe.jsonl"
     os.mkfifo(pipe)
-    assert "is not a regular file; write what it gives to a file first" in refused(pipe)
+    assert "is not a regular file; write its content to a file first" in refused(pipe)
 
 
 def write(path, *rows):
@@ -128,12 +128,12 @@ def test_csv_files_of_a_trace_follow_each_other_in_time(tmp_path):
 def test_files_of_several_formats_are_not_one_workload(tmp_path):
     write(tmp_path / "a.jsonl", ROW)
     (tmp_path / "b.csv").write_text(CSV)
-    assert "b.csv is azure; join others with dynabench workload merge" in refused(tmp_path)
+    assert "b.csv is azure; join files of different formats with dynabench workload merge" in refused(tmp_path)
 
 
 def test_a_folder_without_traces_is_refused(tmp_path):
     (tmp_path / "README.md").write_text("")
-    assert "holds no .json, .jsonl, .csv, .parquet files, plain or .gz" in refused(tmp_path)
+    assert "has no .json, .jsonl, .csv, .parquet files, plain or .gz" in refused(tmp_path)
 
 
 BURST = "Timestamp,Request tokens,Response tokens\n"
@@ -176,5 +176,5 @@ def test_a_file_that_is_named_twice_is_refused(tmp_path):
 
 def test_an_empty_file_is_called_empty(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n")
-    with pytest.raises(WorkloadError, match=r"a\.jsonl: is empty"):
+    with pytest.raises(WorkloadError, match=r"a\.jsonl is empty"):
         formats.read(tmp_path / "a.jsonl")

@@ -1,4 +1,4 @@
-"""The formats of workload files, each in a file of its own: how it is detected, read and written."""
+"""The formats of workload files, each in its own file: how it is detected, read and written."""
 
 from workloads.formats.format import Format
 from workloads.formats.registry import DEFAULT, FORMATS, check_name, detect, lost, read, write, writer

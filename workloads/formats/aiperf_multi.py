@@ -1,4 +1,4 @@
-"""aiperf's multi_turn: a turn's prompt holds the turns before it, and answers as long as they were asked for."""
+"""aiperf's multi_turn: a turn's prompt includes the earlier turns, and their answers at the requested lengths."""
 
 from collections.abc import Iterator
 

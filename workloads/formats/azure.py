@@ -1,4 +1,4 @@
-"""Azure's LLM inference traces: UTC times, of 2023 with seven decimals, of 2024 with an offset and perhaps none."""
+"""Azure's LLM inference traces, with UTC times: 2023 has seven decimals; 2024 has an offset and sometimes no decimals."""
 
 import datetime
 from collections.abc import Iterator

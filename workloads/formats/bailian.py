@@ -1,4 +1,4 @@
-"""Alibaba's Qwen-Bailian: timestamps in s, ids of 16 tokens without what is before them, chats linked by parent."""
+"""Alibaba's Qwen-Bailian: timestamps in s, unchained ids of 16 tokens each, chats linked by parent."""
 
 from collections.abc import Iterator
 from typing import IO

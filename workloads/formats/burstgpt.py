@@ -1,4 +1,4 @@
-"""BurstGPT's CSV; rows without response tokens are failures of the service recorded."""
+"""BurstGPT's CSV; rows without response tokens are failures of the recorded service."""
 
 from collections.abc import Iterator
 from typing import IO
@@ -9,7 +9,7 @@ from workloads.source import FAILED, Source
 
 QUOTE = '"'
 SPECIAL = {QUOTE, ",", "\n", "\r"}
-"""What a cell of a CSV file has only in quotes."""
+"""Characters that a CSV cell can contain only in quotes."""
 
 
 def _read(source: Source) -> Iterator[Request]:

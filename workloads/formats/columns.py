@@ -1,7 +1,7 @@
-"""Logs of any kind, CSV, JSON Lines or Parquet: the user says which column holds what.
+"""Logs of any kind (CSV, JSON Lines or Parquet): the user says which column holds what.
 
-`arrival=ts,input=prompt_tokens,output=completion_tokens`, and perhaps `session=` and `hash_ids=`. A name with dots reaches
-into the objects of JSON (`usage.prompt_tokens`). Times carry their unit behind a colon (`arrival=ts:ms`), or it is recognised.
+`arrival=ts,input=prompt_tokens,output=completion_tokens`, optionally with `session=` and `hash_ids=`. A name with dots reaches
+into JSON objects (`usage.prompt_tokens`). The unit of a time is given after a colon (`arrival=ts:ms`) or recognised.
 """
 
 import datetime
@@ -18,9 +18,9 @@ NEEDED: Final = ("arrival", "input", "output")
 FIELDS: Final = (*NEEDED, "session", "hash_ids")
 UNITS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 EPOCHS: Final = ((1e17, "ns"), (1e14, "us"), (1e11, "ms"))
-"""From which number on a time can only be in a unit: 1e11 s is the year 5138."""
+"""From these numbers on, a time can only be in that unit: 1e11 s is the year 5138."""
 ABSENT: Final = object()
-"""In place of the value of a column that a row does not have."""
+"""The value of a column that a row does not have."""
 
 
 def columns(text: str) -> Format:
@@ -42,7 +42,7 @@ def columns(text: str) -> Format:
         raise WorkloadError(f"columns: {', '.join(missing)} is missing; expected something like {example}")
     name, _, unit = names["arrival"].rpartition(":")
     if name and unit not in UNITS:
-        raise WorkloadError(f"columns: {unit!r} is no unit of {name}; expected one of {', '.join(UNITS)}")
+        raise WorkloadError(f"columns: {unit!r} is not a unit of {name}; expected one of {', '.join(UNITS)}")
     names["arrival"] = name or names["arrival"]
     return Format(
         name="columns",
@@ -66,31 +66,31 @@ def _read(source: Source, *, names: Mapping[str, str], unit: str | None) -> Iter
         arrival = values["arrival"]
         if unit is None and (number := _number(arrival)) is not None:
             unit = _unit_of(names["arrival"], number)
-            source.keep([f"{names['arrival']} read as times in {unit} (otherwise: arrival={names['arrival']}:UNIT)"])
+            source.keep([f"{names['arrival']} read as times in {unit} (to change: arrival={names['arrival']}:UNIT)"])
         seconds = _seconds(row, names["arrival"], arrival, unit)
         ids = values.get("hash_ids")
         blocks = source.lengths_only(length) if ids is None else _ids(row, ids, length, source)
         session = values.get("session")
         yield Request(seconds, length, output, blocks, "" if session is None else str(session))
-    if failed is not None and not is_any_read:  # perhaps no request failed, but a column has another name
+    if failed is not None and not is_any_read:  # no request may have failed; the column may have another name
         for name in names.values():
             _value(failed, name)
 
 
 def _value(row: Row, name: str) -> Any:
-    """Return what is in a column.
+    """Return the value of a column.
 
     Raises:
         WorkloadError: there is none of that name.
     """
     value = _found(row, name)
     if value is ABSENT:
-        raise row.fail(f"there is no column {name!r}; there are {', '.join(map(str, row.values))}")
+        raise row.fail(f"there is no column {name!r}; the columns are {', '.join(map(str, row.values))}")
     return value
 
 
 def _found(row: Row, name: str) -> Any:
-    """Return what is in a column, if there is one; a name with dots reaches into objects."""
+    """Return the value of a column, if it exists; a name with dots reaches into objects."""
     if name in row.values:
         return row.values[name]
     value: Any = row.values
@@ -102,13 +102,13 @@ def _found(row: Row, name: str) -> Any:
 
 
 def _tokens(row: Row, name: str) -> int:
-    """Return a number of tokens; none where it is left out, as logs do for requests that failed."""
+    """Return a number of tokens; none if it is left out, as in logs of failed requests."""
     value = _found(row, name)
     return 0 if value is ABSENT else Row({name: value}, row.place).count(name, least=0, default=0)
 
 
 def _number(value: Any) -> float | None:
-    """Return a number, or what a text says if that is one."""
+    """Return a number, also from a text that is one."""
     if isinstance(value, datetime.datetime):
         return None
     try:
@@ -118,7 +118,7 @@ def _number(value: Any) -> float | None:
 
 
 def _unit_of(name: str, first: float) -> str:
-    """Recognise a unit by the size of a time since 1970, else by the end of the column's name; else take seconds."""
+    """Recognise a unit by the size of a time since 1970, else by the end of the column's name; else assume seconds."""
     by_size = next((unit for least, unit in EPOCHS if first >= least), None)
     return by_size or next(
         (unit for unit in ("ms", "us", "ns") if name.lower().endswith(("_" + unit, "." + unit))), "s"

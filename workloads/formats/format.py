@@ -17,20 +17,20 @@ class Format:
     name: str
     description: str
     tried: str = "not tried on real data, which could not be reached: read as its makers describe it"
-    """The public data that its reader was held against."""
+    """The public data with which its reader was tested."""
     is_like: Detect
-    """Whether a file is in it, from its first object (none: it is no JSON) and its beginning."""
+    """Whether a file is in it, from its first object (none if it is not JSON) and its beginning."""
     read: Callable[[Source], Iterator[Request]]
     write: Callable[[Workload, IO[bytes]], None] | None = None
     block_size: int | None = 512
-    """Tokens that an id stands for, or a block of text; None: the file says."""
+    """Tokens per id, or per block of text; None if the file says."""
     suffix: str = ".jsonl"
-    """How files of it are named."""
+    """The suffix of its files."""
     keeps: frozenset[str] = frozenset()
-    """What it can hold of a workload, out of `times`, `sharing`, `names` of sessions, `sessions`, `graphs`, `text`,
+    """The parts of a workload that it can hold, out of `times`, `sharing`, `names` of sessions, `sessions`, `graphs`, `text`,
     `ends`."""
     is_in_order: bool = False
-    """Whether its lines must be in order of time."""
+    """Whether its lines must be ordered by time."""
 
 
 def has(*names: str) -> Detect:

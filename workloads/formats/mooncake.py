@@ -1,4 +1,4 @@
-"""Mooncake's trace format: one JSON object a line, plain or gzip.
+"""Mooncake's trace format: one JSON object per line, plain or gzip.
 
 `{"timestamp": ms, "input_length", "output_length", "hash_ids": [one chained id per block of 512 tokens]}`
 (kvcache-ai/Mooncake, FAST '25).
@@ -16,7 +16,7 @@ from workloads.request import Request, Workload, WorkloadError
 from workloads.source import MAX_TOKENS, Source, lines
 
 OTHERS = {"session_id", "chat_id", "arrival_s"}
-"""Names that only formats which resemble this one have."""
+"""Names that occur only in formats that resemble this one."""
 
 
 class _Row(msgspec.Struct, gc=False):
@@ -29,7 +29,7 @@ class _Row(msgspec.Struct, gc=False):
 
 
 def write(workload: Workload, file: IO[bytes]) -> None:
-    """Write requests, a line each, in blocks of the workload's size."""
+    """Write requests, one per line, in blocks of the workload's size."""
     encode = msgspec.json.Encoder().encode
     for request in workload:
         ms = request.arrival_s * 1000

@@ -1,6 +1,6 @@
-"""Mooncake's rows of sessions that hold only what a turn adds to the session's last prompt and answer.
+"""Mooncake's rows of sessions in which a turn holds only what it adds to the session's last prompt and answer.
 
-What a turn adds begins inside a block, so its blocks get new names; full blocks of the prompt before stay.
+An addition starts inside a block, so its blocks get new names; full blocks of the previous prompt keep theirs.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from workloads.source import MAX_TOKENS, Source, first_object
 
 
 def _adds_to_sessions(first: dict[str, Any] | None, start: bytes) -> bool:
-    """Tell whether later rows of sessions begin elsewhere than the first: a whole prompt would begin with the same id."""
+    """Return whether later rows of sessions start with another id than the first; a whole prompt would start with the same."""
     if first is None or not {"session_id", "hash_ids"} <= set(first):
         return False
     firsts: dict[str, list[Any]] = {}
@@ -34,7 +34,7 @@ def _read(source: Source) -> Iterator[Request]:
         if earlier is not None:
             length += earlier.input_length + earlier.output_length
             if length > MAX_TOKENS:
-                raise row.fail(f"the session's prompt has grown to {length:,} tokens; at most {MAX_TOKENS:,} are taken")
+                raise row.fail(f"the session's prompt has grown to {length:,} tokens; the limit is {MAX_TOKENS:,}")
             kept = earlier.hash_ids[: earlier.input_length // size]
             ids = kept + source.namer.unshared(length - len(kept) * size)
         arrival_s, after, delay_s = row.timing(before)

@@ -1,4 +1,4 @@
-"""Mooncake's rows with `session_id`: one with `delay` (ms), or without a time, follows the one before it."""
+"""Mooncake's rows with `session_id`: a row with `delay` (ms), or without a time, follows the one before it."""
 
 from collections.abc import Iterator
 from typing import IO

@@ -1,8 +1,8 @@
-"""Our own format, which holds all that a workload does: JSON Lines, a header and then a request a line.
+"""Our own format, which loses nothing: JSON Lines with a header and then one request per line.
 
 `{"schema": "dynabench.workload/1", "block_size": 64, "requests": 2, "notes": []}`
 `{"arrival_s": 0.0, "input_length": 130, "output_length": 5, "hash_ids": [0, 1, 2], "session": "a"}`
-`{"arrival_s": 1.5, ..., "after": [0], "delay_s": 0.25}`: waits for line 0 of the requests. Defaults are left out.
+`{"arrival_s": 1.5, ..., "after": [0], "delay_s": 0.25}`: this request waits for line 0 of the requests. Defaults are left out.
 """
 
 from collections.abc import Generator, Iterator
@@ -26,14 +26,14 @@ class Header(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     schema: Literal["dynabench.workload/1"]
     block_size: Annotated[int, Meta(ge=1)]
     requests: int | None = None
-    """How many there are, so that a file that was cut off is told from a whole one."""
+    """The number of requests, so that a truncated file is recognised."""
     notes: tuple[str, ...] = ()
     knows_prefixes: bool = True
-    """False where ids are made up, because only lengths were known."""
+    """False if ids are made up, because only lengths were known."""
 
 
 def _write(workload: Workload, file: IO[bytes]) -> None:
-    """Write a workload, so that `_read` gives an equal one."""
+    """Write a workload so that `_read` returns an equal one."""
     encode = msgspec.json.Encoder().encode
     file.write(
         encode(Header(SCHEMA, workload.block_size, len(workload), workload.notes, workload.knows_prefixes)) + b"\n"
@@ -43,16 +43,16 @@ def _write(workload: Workload, file: IO[bytes]) -> None:
 
 
 def block_size(path: Path) -> int:
-    """Return the block size that a file names."""
+    """Return the block size in a file's header."""
     first = next(lines(path), (1, b""))
     return _header(first[1], f"{path}, line {first[0]}").block_size
 
 
 def _read(source: Source) -> Iterator[Request]:
-    """Yield the requests of files that `_write` wrote; of several, ids mean the same blocks.
+    """Yield the requests of files that `_write` wrote; equal ids in several files are equal blocks.
 
     Raises:
-        WorkloadError: a file cannot be read, or a line is not what the format says.
+        WorkloadError: a file cannot be read, or a line does not match the format.
     """
     before = 0
     for path in source.files:
@@ -60,12 +60,12 @@ def _read(source: Source) -> Iterator[Request]:
 
 
 def _is_like(first: dict[str, Any] | None, start: bytes) -> bool:
-    """Tell whether a file is in this format, of whatever version."""
+    """Return whether a file is in any version of this format."""
     return first is not None and str(first.get("schema", "")).startswith("dynabench.workload/")
 
 
 def _requests(path: Path, source: Source, before: int) -> Generator[Request, None, int]:
-    """Yield the requests of a file, behind so many of other files; return how many."""
+    """Yield the requests of a file that follows this many of other files; return their number."""
     decode = msgspec.json.Decoder(Request).decode
     size, header, last, found = source.namer.block_size, None, 0.0, 0
     for number, line in lines(path):
@@ -88,7 +88,7 @@ def _requests(path: Path, source: Source, before: int) -> Generator[Request, Non
             request = msgspec.structs.replace(request, after=tuple(number + before for number in request.after))
         yield request
     if header is not None and header.requests not in (None, found):
-        raise WorkloadError(f"{path}: holds {found:,} of {header.requests:,} requests; it was cut off")
+        raise WorkloadError(f"{path}: has only {found:,} of {header.requests:,} requests, so it is truncated")
     return found
 
 
@@ -106,15 +106,15 @@ def _problem(request: Request, block_size: int, last: float, number: int) -> str
     if request.arrival_s < 0:
         return f"arrival_s must not be negative, not {request.arrival_s:g}"
     if request.arrival_s < last:
-        return (
-            f"arrival_s {request.arrival_s:g} is before the line above ({last:g}); expected requests in order of time"
-        )
+        return f"arrival_s {request.arrival_s:g} is before that of the line above ({last:g}); expected requests in order of time"
     if request.delay_s < 0:
         return f"delay_s must not be negative, not {request.delay_s:g}"
     if (problem := wrong_count(request.input_length, request.hash_ids, block_size)) is not None:
         return problem
     if not all(0 <= earlier < number for earlier in request.after):
-        expected = f"numbers of earlier requests, 0 to {number - 1}" if number else "none, as it is the first"
+        expected = (
+            f"numbers of earlier requests, 0 to {number - 1}" if number else "none, because this is the first request"
+        )
         return f"after names {list(request.after)}; expected {expected}"
     return None
 

@@ -1,4 +1,4 @@
-"""SGLang's openai form: `{"messages", "max_tokens"}`, a request body a line."""
+"""SGLang's openai form: `{"messages", "max_tokens"}`, one request body per line."""
 
 from collections.abc import Iterator
 

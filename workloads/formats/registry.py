@@ -1,4 +1,4 @@
-"""Every workload format: which one a file is in, how files are read and written, and what is lost."""
+"""Every workload format: how files are detected, read and written, and what a format loses."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -52,17 +52,17 @@ FORMATS: dict[str, Format] = {
         aiperf_single,
     )
 }
-"""Every format by name, in the order in which a file is held against them."""
+"""Every format by name, in the order in which they are tried on a file."""
 
 DEFAULT = "dynabench"
-"""What is written where no format is named: it loses nothing."""
+"""The format that is written by default; it loses nothing."""
 
 
 def detect(path: Path) -> str:
-    """Tell which format a file is in.
+    """Return the format of a file.
 
     Raises:
-        WorkloadError: none.
+        WorkloadError: no format matches.
     """
     start = _start(path)
     first = first_object(start)
@@ -72,7 +72,7 @@ def detect(path: Path) -> str:
     shown = (
         f"its first object has {', '.join(list(first)[:8]) or 'nothing'}"
         if first is not None
-        else "it is neither JSON nor a CSV that is known"
+        else "it is neither JSON nor a known CSV"
     )
     raise WorkloadError(
         f"{path}: the format is not recognised ({shown}); expected one of {', '.join(FORMATS)} (--format), "
@@ -83,7 +83,7 @@ def detect(path: Path) -> str:
 def _start(path: Path) -> bytes:
     start = header(path)
     if not start.strip():
-        raise WorkloadError(f"{path}: is empty")
+        raise WorkloadError(f"{path} is empty")
     return start
 
 
@@ -99,15 +99,15 @@ def read(
     """Read a workload.
 
     Args:
-        paths: files, plain or .gz, and folders of such; of several, equal ids are equal blocks, as in one file.
-        format: its name (none: detected).
-        block_size: tokens each id of the file stands for, or each block of a text is to have (none: the format's).
-        columns: which columns of a log hold what, as in arrival=ts,input=prompt_tokens,output=completion_tokens.
-        encode: turns text into tokens (none: their number is estimated).
-        default_osl: output tokens where the file does not say.
+        paths: files, plain or .gz, and folders of such files; equal ids in several files are equal blocks.
+        format: the name of the format (none: detected).
+        block_size: tokens per id in the file, or per block of a text (none: the format's).
+        columns: the columns of a log, as in arrival=ts,input=prompt_tokens,output=completion_tokens.
+        encode: converts text to tokens (none: their number is estimated).
+        default_osl: output tokens if the file does not say.
 
     Raises:
-        WorkloadError: it cannot be read, or holds nothing.
+        WorkloadError: it cannot be read, or is empty.
     """
     paths = [paths] if isinstance(paths, Path) else paths
     files = files_of(paths)
@@ -136,28 +136,30 @@ def _format_of(files: Sequence[Path], name: str | None) -> Format:
 
 def _of_columns(text: str, format: str | None) -> Format:
     if format is not None:
-        raise WorkloadError(f"--columns describes files of no known format; leave out it or --format {format}")
+        raise WorkloadError(
+            f"--columns describes files of an unknown format; leave out either --columns or --format {format}"
+        )
     return columns_format(text)
 
 
 def _detect_all(files: Sequence[Path]) -> str:
-    """Tell which format all files are in."""
+    """Return the format that all files are in."""
     found: dict[str, Path] = {}
     for file in files:
         found.setdefault(detect(file), file)
     if len(found) > 1:
         shown = ", ".join(f"{file} is {name}" for name, file in found.items())
         raise WorkloadError(
-            f"several files are one workload only in one format, but {shown}; join others with dynabench workload merge"
+            f"the files of one workload must have the same format, but {shown}; join files of different formats with dynabench workload merge"
         )
     return next(iter(found))
 
 
 def lost(workload: Workload, name: str) -> list[str]:
-    """Return what a format cannot hold of a workload; empty if nothing is lost.
+    """Return the parts of a workload that a format cannot hold; empty if nothing is lost.
 
     Raises:
-        WorkloadError: there is no such format, or it is not written.
+        WorkloadError: there is no such format, or it cannot be written.
     """
     writer(name)
     format, requests = FORMATS[name], workload.requests
@@ -169,7 +171,7 @@ def lost(workload: Workload, name: str) -> list[str]:
     ):
         found.append("what prompts share")
     elif "sharing" in format.keeps and name != DEFAULT and not workload.knows_prefixes:
-        found.append("that what prompts share is unknown (each would get ids of its own, as if they shared nothing)")
+        found.append("the fact that sharing is unknown (each prompt would get its own ids, as if they shared nothing)")
     elif "text" not in format.keeps and format.block_size and workload.block_size < format.block_size:
         found.append(f"sharing in blocks smaller than {format.block_size} tokens")
     if not {"sessions", "names"} & format.keeps and any(request.session for request in requests):
@@ -177,34 +179,34 @@ def lost(workload: Workload, name: str) -> list[str]:
     if "sessions" not in format.keeps and workload.has_dependencies:
         found.append("turns that wait for answers")
     elif "graphs" not in format.keeps and not _are_chains(requests):
-        found.append("requests that wait for several others, or not for the turn before")
+        found.append("requests that wait for several others, or for one other than the turn before")
     if "text" not in format.keeps and any(request.content is not None for request in requests):
         found.append("texts")
     if "ends" not in format.keeps and any(request.ends != "length" for request in requests):
         found.append("answers that end by EOS")
     if "text" in format.keeps and name != DEFAULT and any(request.content is None for request in requests):
-        raise WorkloadError(f"{workload.name} has no texts, only lengths and ids: it cannot be written as {name}")
+        raise WorkloadError(f"{workload.name} has no texts, only lengths and ids, so it cannot be written as {name}")
     return found
 
 
 def writer(name: str) -> Callable[[Workload, IO[bytes]], None]:
-    """Return what writes a format.
+    """Return the writer of a format.
 
     Raises:
-        WorkloadError: there is no such format, or it is not written.
+        WorkloadError: there is no such format, or it cannot be written.
     """
     format = FORMATS.get(name)
     if format is None or format.write is None:
         known = [other for other, format in FORMATS.items() if format.write is not None]
-        raise WorkloadError(f"format {name!r} is not written; expected one of {', '.join(known)}")
+        raise WorkloadError(f"format {name!r} cannot be written; expected one of {', '.join(known)}")
     return format.write
 
 
 def check_name(out: Path, name: str) -> None:
-    """Refuse to write a format into a file whose name promises another kind.
+    """Refuse to write a format to a file with the suffix of another kind.
 
     Raises:
-        WorkloadError: it does, or the format is not written.
+        WorkloadError: the suffix is of another kind, or the format cannot be written.
     """
     writer(name)
     suffix, kinds = Path(out.name.removesuffix(".gz")).suffix, {format.suffix for format in FORMATS.values()}
@@ -224,7 +226,7 @@ def write(workload: Workload, name: str, file: IO[bytes]) -> None:
 
 
 def _are_chains(requests: list[Request]) -> bool:
-    """Tell whether each request that waits does so for the one before it in its session."""
+    """Return whether each waiting request waits for the one before it in its session."""
     last: dict[str, int] = {}
     for number, request in enumerate(requests):
         before = last.get(request.session) if request.session else None

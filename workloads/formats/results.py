@@ -1,6 +1,6 @@
-"""The requests of a run of ours: requests.parquet of a results folder, or what `dynabench export` wrote of it.
+"""The requests of one of our runs: requests.parquet of a results folder, or its export by `dynabench export`.
 
-Of several runs in one file the first is taken: the others were sent the same requests.
+If a file has several runs, the first is read; the others were sent the same requests.
 """
 
 from collections.abc import Iterator

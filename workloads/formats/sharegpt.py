@@ -1,4 +1,4 @@
-"""ShareGPT: each answer of a conversation is a request whose prompt is all that was said before."""
+"""ShareGPT: each answer of a conversation is a request whose prompt is everything said before it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from workloads.request import Request
 from workloads.source import Row, Source
 
 ANSWERS = ("gpt", "assistant", "chatgpt", "bard", "bing", "function_call")
-"""Who speaks for the model."""
+"""Names of the role of the model."""
 
 
 def _read(source: Source) -> Iterator[Request]:
@@ -32,7 +32,7 @@ def _read(source: Source) -> Iterator[Request]:
 
 
 def _role(turn: Row, num_before: int) -> Any:
-    """Return who speaks; where a turn does not say, user and model take turns."""
+    """Return who speaks; if a turn does not say, user and model alternate."""
     return turn.values.get("from") or turn.values.get("role") or ("assistant" if num_before % 2 else "user")
 
 

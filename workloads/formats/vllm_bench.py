@@ -1,6 +1,6 @@
-"""What `vllm bench serve --save-result --save-detailed` writes: a JSON object of figures, and of lists with an item per request.
+"""The output of `vllm bench serve --save-result --save-detailed`: a JSON object of figures, and of lists with an item per request.
 
-Prompts are not among them, so only lengths are known. Times are those of the client's monotonic clock.
+Prompts are not included, so only lengths are known. Times are those of the client's monotonic clock.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ def _read(source: Source) -> Iterator[Request]:
     for number, run in enumerate(source.objects()):
         if number:
             raise run.fail(
-                "a second run, whose clock may be another; put each into a file of its own and join them by "
+                "a second run, which may have another clock; put each run into its own file and join them with "
                 "dynabench workload merge"
             )
         yield from _requests(run, source)
@@ -43,7 +43,7 @@ def _requests(run: Row, source: Source) -> Iterator[Request]:
         if error or not length or not output:
             source.count(FAILED)
             continue
-        # With --max-concurrency a request waits in the client before it is sent.
+        # With --max-concurrency, a request waits in the client before it is sent.
         arrival_s = row.number("start_times") - row.number("queue_times", least=0, default=0)
         yield Request(arrival_s, length, output, source.lengths_only(length))
 

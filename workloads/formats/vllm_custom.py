@@ -1,4 +1,4 @@
-"""vLLM's custom dataset: `{"prompt"}`, perhaps with `output_tokens`."""
+"""vLLM's custom dataset: `{"prompt"}`, optionally with `output_tokens`."""
 
 from collections.abc import Iterator
 from typing import IO
@@ -18,7 +18,9 @@ def _read(source: Source) -> Iterator[Request]:
 def _write(workload: Workload, file: IO[bytes]) -> None:
     for request in workload:
         if not isinstance(request.content, str):
-            raise WorkloadError("vllm-custom has one text a prompt, not chat messages; convert to openai-batch")
+            raise WorkloadError(
+                "vllm-custom has one text per prompt, not chat messages; convert to openai-batch instead"
+            )
         row = {"prompt": request.content, "output_tokens": request.output_length}
         file.write(msgspec.json.encode(row) + b"\n")
 

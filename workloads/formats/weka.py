@@ -1,4 +1,4 @@
-"""Weka's agentic conversations: one object each, 64-token ids local to it, calls in order with think times."""
+"""Weka's agentic conversations: one object each, with local ids of 64 tokens and calls in order with think times."""
 
 import itertools
 from collections.abc import Generator, Iterator
@@ -15,19 +15,19 @@ def _read(source: Source) -> Iterator[Request]:
         size = conversation.count("block_size", default=64)
         if size != source.namer.block_size:
             raise conversation.fail(
-                f"block_size is {size}, not {source.namer.block_size}; name it with --trace-block-size"
+                f"block_size is {size}, not {source.namer.block_size}; set it with --trace-block-size"
             )
         yield from _Conversation(conversation, source, numbers).requests()
 
 
 class _Conversation:
-    """Calls of an agent and of its sub-agents, which all name blocks in one scope.
+    """Calls of an agent and its sub-agents, which all name blocks in the same scope.
 
         call ──┬── sub-agent: call, call ──┬── call
                └── sub-agent: call ────────┘
 
     Sub-agents start when the call before them has ended, and the next call waits for all of them. A recorded `t` is
-    when a call began, and of a sub-agent with a `duration_ms` when it ended; one without was not waited for.
+    when a call started; for a sub-agent with a `duration_ms`, it is when it ended. One without was not waited for.
     """
 
     def __init__(self, row: Row, source: Source, numbers: Iterator[int]) -> None:
@@ -38,13 +38,13 @@ class _Conversation:
         self._numbers = numbers
 
     def requests(self) -> Iterator[Request]:
-        """Yield its calls, each behind those it waits for."""
+        """Yield its calls, each after those it waits for."""
         yield from self._calls(self._row.items("requests"), 0.0, None, 0.0)
 
     def _calls(
         self, entries: list[Row], start: float, before: int | None, before_end: float
     ) -> Generator[Request, None, int | None]:
-        """Yield a chain of calls whose times count from `start`, behind the call `before`; return its last."""
+        """Yield a chain of calls with times counted from `start`, after the call `before`; return its last."""
         results: list[int] = []
         results_end = 0.0
         is_first = True
@@ -71,7 +71,7 @@ class _Conversation:
         namer, length = self._source.namer, entry.count("in")
         output = entry.count("out", least=0)
         if not output:
-            self._source.count("calls without output, taken as of 1 token")
+            self._source.count("calls without output, counted as 1 token")
         ids, expected = entry.ids("hash_ids"), -(-length // namer.block_size)
         problem = wrong_count(length, ids, namer.block_size)
         if problem is not None and len(ids) != expected - 1:  # a partial last block may have no id
