@@ -301,7 +301,7 @@ def test_where_disaggregation_is_enforced_a_model_without_prefill_workers_is_503
         stack.worker("decode", "decode")
         stack.until_there(1)
         answer = httpx.post(f"{stack.url}/v1/completions", json={"model": "apart", "prompt": "x"})
-        assert (answer.status_code, "no prefill worker is there" in answer.text) == (503, True)
+        assert (answer.status_code, "there is no prefill worker" in answer.text) == (503, True)
         stack.worker("prefill", "prefill")
         stack.until_there(2)
         assert complete(stack, model="apart", max_tokens=9)["choices"][0]["text"] == expected(PROMPT, 9)

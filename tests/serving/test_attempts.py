@@ -207,7 +207,7 @@ def test_a_request_that_nobody_takes_is_refused_at_once(error, status):
 
 def test_a_request_that_must_be_prefilled_apart_is_refused_where_nobody_prefills():
     life = Life(3, config=DisaggregationConfig(enforce_disagg=True))
-    with pytest.raises(ApiError, match="no prefill worker is there") as refused:
+    with pytest.raises(ApiError, match="there is no prefill worker") as refused:
         Attempts(Stages(Fleet(at_1=[7, ""]), life.config), request(), life)
     assert refused.value.status == 503
 

@@ -82,14 +82,14 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
-    assert "run it again to go on" in errors
+    assert "run the same command to continue" in errors
     before = len(answers(tmp_path))
     assert 5 <= before < len(texts)
     with (tmp_path / "output.jsonl").open("a") as file:
         file.write('{"text": "prom')  # as a killed run leaves it
     done = run(tmp_path, delay_ms=0)
     assert done.returncode == 0, done.stderr
-    assert f"has {before} of {len(texts)} answers already" in done.stderr
+    assert f"already has {before} of {len(texts)} answers" in done.stderr
     assert f"Ran {len(texts) - before} prompts" in done.stdout
     assert sorted(answer["text"] for answer in answers(tmp_path)) == sorted(texts)
 
@@ -99,7 +99,7 @@ def test_what_is_all_answered_needs_no_engine(tmp_path):
     assert run(tmp_path).returncode == 0
     done = dynamo_run(f"in=batch:{tmp_path / 'prompts.jsonl'}", "out=vllm", "no/model")
     assert done.returncode == 0, done.stderr
-    assert "has all 1 answers already" in done.stderr
+    assert "already has every answer" in done.stderr
 
 
 def test_an_output_of_something_else_is_not_touched(tmp_path):

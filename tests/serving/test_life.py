@@ -55,7 +55,7 @@ def test_a_request_for_one_instance_is_decoded_there():
 
 
 def test_without_prefill_workers_a_request_fails_if_they_are_enforced():
-    reason = Refused("no prefill worker is there, and enforce_disagg is on", "unavailable")
+    reason = Refused("there is no prefill worker, and enforce_disagg is on", "unavailable")
     assert life(enforce_disagg=True).next_stage() == reason
     assert life(enforce_disagg=True).next_stage(has_prefill=True) == "prefill"
 

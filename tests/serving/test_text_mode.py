@@ -145,7 +145,7 @@ def test_commands_change_what_the_model_is_told(talk, tmp_path):
     )
     child = talk(f"out=pystr:{engine}")
     for line, answer in (
-        ("/help", "Alt-Enter begins a new line"),
+        ("/help", "Alt-Enter starts a new line"),
         ("one", "<user=one>"),
         ("two", "<user=one|assistant=<user=one>|user=two>"),
         ("/retry", "<user=one|assistant=<user=one>|user=two>"),
@@ -306,7 +306,7 @@ def test_a_pipe_that_says_nothing_does_not_keep_it_from_ending(environment, way_
 def test_an_empty_pipe_asks_nothing(environment):
     done = dynamo_run("out=echo_full", "--model-name", "my", input="\n", env=environment)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "standard input holds no question" in done.stderr
+    assert "standard input is empty" in done.stderr
 
 
 def test_a_pipe_into_text_is_a_conversation_line_by_line(environment):
