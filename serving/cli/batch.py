@@ -86,7 +86,7 @@ def is_answered(path: Path) -> bool:
     with _output(path.with_name(OUTPUT)) as file:
         if missing := _missing(prompts.texts, file):
             return not missing
-    print(f"{path.with_name(OUTPUT)} already has all {len(prompts.texts)} answers", file=sys.stderr)
+    print(f"{path.with_name(OUTPUT)} already has every answer", file=sys.stderr)
     return True
 
 

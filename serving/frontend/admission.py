@@ -1,6 +1,6 @@
-"""Which requests may pass: those with the key, unless the process is about to end or has enough in progress.
+"""Which requests may pass: those with the key, unless the process is shutting down or has too many in progress.
 
-This sheds what one frontend process cannot hold. What finds all workers full or busy is refused by the router.
+This sheds load that one frontend process cannot hold. If all workers are full or busy, the router rejects the request.
 """
 
 import hmac
@@ -11,7 +11,7 @@ from serving.frontend.config import FrontendConfig
 
 
 class Admission:
-    """Decides by a request's method and headers."""
+    """Decides from a request's method and headers."""
 
     def __init__(self, config: FrontendConfig) -> None:
         self._key = config.api_key.encode()
@@ -20,12 +20,12 @@ class Admission:
     def refusal(
         self, method: str, headers: Iterable[tuple[bytes, bytes]], *, num_open: int, is_draining: bool
     ) -> ApiError | None:
-        """Return what to answer a request that may not pass."""
+        """Return the error for a request that may not pass."""
         if self._key and not self._has_key(headers):
             unauthorized = {"www-authenticate": "Bearer"}
             return ApiError(401, "no valid API key was given", code="invalid_api_key", headers=unauthorized)
         if method == "POST" and is_draining:
-            return ApiError(503, "this server is about to end", headers={"connection": "close"})
+            return ApiError(503, "this server is shutting down", headers={"connection": "close"})
         if method == "POST" and num_open >= self._limit:
             return ApiError(429, f"{self._limit} requests are in progress; retry later")
         return None

@@ -1,4 +1,4 @@
-"""The routes of the frontend, and what stands before them all."""
+"""The routes of the frontend, and the guard in front of them."""
 
 import asyncio
 import logging
@@ -96,7 +96,7 @@ class Frontend:
         return as_json({"status": "healthy", **facts})
 
     async def live(self, request: Request) -> Response:
-        """GET /live: whether the process is."""
+        """GET /live: whether the process is alive."""
         return as_json({"status": "live", "message": "Service is live"})
 
     async def prometheus(self, request: Request) -> Response:
@@ -107,13 +107,13 @@ class Frontend:
         return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     def state(self) -> dict[str, Any]:
-        """Return what this process counted, for another that serves /metrics."""
+        """Return what this process has counted, for another process that serves /metrics."""
         self.metrics.keep_workers(self._models.instances())
         return self.metrics.state()
 
     def end_all(self) -> None:
-        """End all answers with an error: the process ends before they are done."""
-        message = "this server ends before the answer is complete"
+        """End all answers with an error: the process exits before they are done."""
+        message = "the server shut down before the answer was complete"
         for response in list(self._responses):
             response.fail(ApiError(503, message))
         for stream in list(self._handed_through):
@@ -145,7 +145,7 @@ class Frontend:
 
 
 class Guard:
-    """Stands before every route: counts requests, and answers with an error those that may not pass or that fail."""
+    """In front of every route: counts requests, and answers those that may not pass or that fail with an error."""
 
     def __init__(self, app: ASGIApp, frontend: Frontend, config: FrontendConfig) -> None:
         self._app = app
@@ -180,7 +180,7 @@ class Guard:
             frontend.num_open -= 1
 
     async def _answer(self, handler: Handler, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer without the framework's layers between: they cost a tenth of a millisecond each time to first token."""
+        """Answer without the framework's layers, which would add a tenth of a millisecond to each time to first token."""
         try:
             response = await handler(Request(scope, receive))
             await response(scope, receive, send)
@@ -193,11 +193,13 @@ class Guard:
             if BEGUN in scope or not self._frontend.is_draining or task is None:
                 raise
             task.uncancel()
-            refusal = ApiError(503, "this server ends before the request is complete", headers={"connection": "close"})
+            refusal = ApiError(
+                503, "the server shut down before the request was complete", headers={"connection": "close"}
+            )
         except Exception:
             log.exception("a request failed")
             if BEGUN in scope:
-                raise  # the connection breaks off: better than an answer that looks whole
+                raise  # the connection breaks: better than an answer that looks complete
             refusal = DEFECT
         else:
             return
@@ -259,7 +261,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 405 and request.method == "OPTIONS":
         return Response(status_code=204, headers=error.headers)
     path = request.url.path[:100]
-    messages = {404: f"there is no {path}", 405: f"{path} does not take {request.method}"}
+    messages = {404: f"there is no {path}", 405: f"{path} does not accept {request.method}"}
     message = messages.get(error.status_code, str(error.detail))
     return _error_response(ApiError(error.status_code, message, headers=dict(error.headers or {})))
 

@@ -1,4 +1,4 @@
-"""Every dial of a frontend."""
+"""The settings of a frontend."""
 
 import os
 from dataclasses import dataclass, field
@@ -68,7 +68,7 @@ class FrontendConfig:
     """Seed of the router's random choices."""
 
     def __post_init__(self) -> None:
-        """Fill in the key from the environment (--help would show a default), and refuse values without a meaning."""
+        """Read the key from the environment (as a default, --help would show it), and reject invalid values."""
         object.__setattr__(self, "api_key", self.api_key or os.environ.get("DYN_API_KEY", ""))
         check(self)
         check_live_mode(self.router_mode)

@@ -1,6 +1,6 @@
-"""What the frontend counts, as Prometheus metrics under Dynamo's names.
+"""The frontend's Prometheus metrics, under Dynamo's names.
 
-The hot path only adds to plain lists; several frontend processes add up theirs when asked (`merge`).
+The hot path only adds to plain lists; the counts of several frontend processes are added up on request (`merge`).
 """
 
 import time
@@ -31,22 +31,22 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "input_sequence_tokens": ("Prompt tokens of a request", LENGTHS),
     "output_sequence_tokens": ("Generated tokens of a request", LENGTHS),
     "time_to_first_token_seconds": ("Time from a request's arrival to its first token", TTFTS_S),
-    "inter_token_latency_seconds": ("Time between tokens, one sample a token", ITLS_S),
+    "inter_token_latency_seconds": ("Time between tokens, one sample per token", ITLS_S),
     "router_overlap_share": (
         "Share of a prompt's tokens that the router expected in the worker's cache",
         (0.1, 0.25, 0.5, 0.75, 0.9, 1),
     ),
     "request_queue_time_seconds": (
-        "Time from sending a request to a worker until that begins with its prompt",
+        "Time from sending a request to a worker until the worker starts on its prompt",
         STAGES_S,
     ),
-    "request_prefill_time_seconds": ("Time in which a prompt is computed", STAGES_S),
+    "request_prefill_time_seconds": ("Time to compute a prompt", STAGES_S),
     "request_decode_queue_time_seconds": (
-        "Time from sending a computed prompt to its decode worker until that begins to read the KV",
+        "Time from sending a computed prompt to its decode worker until the worker starts to read the KV",
         STAGES_S,
     ),
     "kv_transfer_seconds": (
-        "Time in which a prompt's KV was read by its decode worker, as that one reports it",
+        "Time that a decode worker took to read a prompt's KV, as the worker reports it",
         TRANSFERS_S,
     ),
     "kv_transfer_estimated_latency_seconds": (
@@ -64,76 +64,79 @@ STAGES = {
 
 COUNTERS: dict[str, tuple[str, list[str]]] = {
     "requests": ("Requests by outcome", ["endpoint", "request_type", "status"]),
-    "output_tokens": ("Generated tokens, as they come", []),
+    "output_tokens": ("Generated tokens, counted as they arrive", []),
     "input_tokens": ("Prompt tokens", []),
     "ended_input_tokens": ("Prompt tokens of the requests that have ended", []),
     "cached_tokens": ("Prompt tokens that the engine found in its cache", []),
-    "kv_tier_tokens": ("Those of them that came from host memory, a disk or a store", ["tier"]),
+    "kv_tier_tokens": ("Cached prompt tokens that came from host memory, a disk or a store", ["tier"]),
     "router_decisions": ("Requests sent to each worker", ["worker"]),
-    "model_migration": ("Requests that went on at another instance", ["migration_type"]),
+    "model_migration": ("Requests that continued on another instance", ["migration_type"]),
     "model_cancellation": ("Requests whose client hung up", ["endpoint", "request_type"]),
-    "model_rejection": ("Requests turned away because of load", ["endpoint"]),
+    "model_rejection": ("Requests rejected because of load", ["endpoint"]),
     "remote_prefills": ("Prompts that a prefill worker computed", []),
     "prefill_bypasses": ("Prompts that a decode worker computed although there are prefill workers", []),
-    "kv_transfer_bytes": ("Bytes of KV that decode workers read from prefill workers, as they report it", []),
+    "kv_transfer_bytes": (
+        "Bytes of KV that decode workers read from prefill workers, as the decode workers report them",
+        [],
+    ),
 }
 
 WORKER = ("worker_id", "dp_rank", "worker_type")
 LAST = {
-    "time_to_first_token_seconds": "Time from a request's arrival to its first token, of the last prompt computed there",
+    "time_to_first_token_seconds": "Time from a request's arrival to its first token, for the last prompt computed there",
     "input_sequence_tokens": "Tokens of the last prompt computed there",
     "inter_token_latency_seconds": "Mean time between tokens of the last answer from there",
 }
 
 REPORTED = {
     "kv_active_blocks": ("KV blocks in use", "kv_active_blocks"),
-    "kv_total_blocks": ("KV blocks there are", "kv_total_blocks"),
+    "kv_total_blocks": ("KV blocks in total", "kv_total_blocks"),
     "requests_running": ("Requests in the batch", "num_running"),
-    "requests_waiting": ("Requests that wait for a place in the batch", "num_waiting"),
+    "requests_waiting": ("Requests waiting for a place in the batch", "num_waiting"),
 }
-"""Of each worker, what it reports."""
+"""What each worker reports."""
 
 TRANSFERRED = {
-    "kv_prompts_held": ("Prompts whose KV is kept for others now", "num_held"),
-    "kv_prompts_waiting": ("Prompts that wait for memory for their KV or for their other worker", "num_waiting"),
+    "kv_prompts_held": ("Prompts whose KV is being kept for other workers", "num_held"),
+    "kv_prompts_waiting": ("Prompts waiting for memory for their KV or for their other worker", "num_waiting"),
     "kv_prompts_loading": ("Prompts whose KV is being read now", "num_loading"),
 }
-"""Of each worker that shares requests with others, what it reports."""
+"""What each worker that shares requests with others reports."""
 
 TRANSFERS = {
-    "kv_prompts_expired": ("Prompts whose KV was given up because nobody read it in time", "num_expired"),
+    "kv_prompts_expired": ("Prompts whose KV was dropped because nobody read it in time", "num_expired"),
     "kv_transfer_failures": ("Transfers of KV that failed", "num_failed"),
 }
-"""The same, of what only grows."""
+"""The same, for counts that only grow."""
 
 KEPT = {
-    "kv_offload_tiering_used_bytes": ("KV that is kept there", "used_bytes"),
-    "kv_offload_tiering_capacity_bytes": ("KV that can be kept there", "capacity_bytes"),
+    "kv_offload_tiering_used_bytes": ("Bytes of KV kept in the tier", "used_bytes"),
+    "kv_offload_tiering_capacity_bytes": ("Bytes of KV that the tier can keep", "capacity_bytes"),
 }
-"""Of each tier of a worker's KV beyond the GPU, what it reports; vLLM's names where it has any."""
+"""What each tier of a worker's KV beyond the GPU reports; under vLLM's names if it has them."""
 
 MOVED = {
-    "kv_offload_tiering_read_bytes": ("Bytes read from there", "read_bytes"),
+    "kv_offload_tiering_read_bytes": ("Bytes read from the tier", "read_bytes"),
     "kv_offload_tiering_read_time": ("Seconds that reads took", "read_s"),
     "kv_offload_tiering_reads": ("Reads", "num_reads"),
-    "kv_offload_tiering_write_bytes": ("Bytes written there", "write_bytes"),
+    "kv_offload_tiering_write_bytes": ("Bytes written to the tier", "write_bytes"),
     "kv_offload_tiering_write_time": ("Seconds that writes took", "write_s"),
     "kv_offload_tiering_writes": ("Writes", "num_writes"),
     "kv_offload_tiering_chunk_queries": (
-        "Chunks that were looked up there, which is not counted for host memory",
+        "Chunks looked up in the tier (not counted for host memory)",
         "num_asked",
     ),
-    "kv_offload_tiering_chunk_hits": ("Those of them that were there", "num_hits"),
-    "kv_offload_tiering_chunk_evictions": ("Chunks that gave way to others", "num_evicted"),
+    "kv_offload_tiering_chunk_hits": ("Chunks that were found in the tier", "num_hits"),
+    "kv_offload_tiering_chunk_evictions": ("Chunks evicted to make room for others", "num_evicted"),
     "kv_offload_tiering_faults": (
         "Wrong chunks, and reads, writes and look-ups that failed or took too long",
         "num_faults",
     ),
-    "kv_offload_allocation_failure": ("Chunks, in host memory requests, for which there was no room", "num_refused"),
-    "kv_offload_flushes": ("Copies between GPU and host memory for which a step had to wait", "num_flushes"),
-    "kv_offload_stall_time": ("Seconds that steps waited for them", "stall_s"),
+    "kv_offload_allocation_failure": ("Chunks (host memory: requests) for which there was no room", "num_refused"),
+    "kv_offload_flushes": ("Copies between GPU and host memory that a step had to wait for", "num_flushes"),
+    "kv_offload_stall_time": ("Seconds that steps waited for such copies", "stall_s"),
 }
-"""The same, of what only grows."""
+"""The same, for counts that only grow."""
 
 BOOKED = {
     "worker_active_decode_blocks": (
@@ -143,7 +146,7 @@ BOOKED = {
     "worker_active_prefill_tokens": ("Prompt tokens sent there and not computed yet", "prefill_tokens"),
     "worker_requests": ("Requests in flight there", "num_requests"),
 }
-"""Of each worker, what the router has in its books."""
+"""What the router has booked on each worker."""
 
 
 class ModelMetrics:
@@ -155,7 +158,7 @@ class ModelMetrics:
         self.buckets = {name: [0.0] * (len(bounds) + 1) for name, (_, bounds) in HISTOGRAMS.items()}
         self.sums = dict.fromkeys(HISTOGRAMS, 0.0)
         self.last: dict[tuple[str, ...], float] = {}
-        """What was last observed of a worker, by its name and then the worker's labels."""
+        """The last value observed of a worker, by the metric's name and then the worker's labels."""
 
     def count(self, name: str, *labels: str, by: float = 1) -> None:
         """Add to a counter."""
@@ -168,7 +171,7 @@ class ModelMetrics:
         self.sums[name] += value * times
 
     def count_choice(self, choice: Choice, started: float) -> None:
-        """Count how a choice was answered, of a request that came at `started`."""
+        """Count how a choice was answered; its request arrived at `started`."""
         attempts = choice.attempts
         self.observe("output_sequence_tokens", choice.num_completion)
         self.count("ended_input_tokens", by=choice.num_prompt)
@@ -193,7 +196,7 @@ class ModelMetrics:
         self._count_hand_over(attempts)
 
     def _count_hand_over(self, attempts: Attempts) -> None:
-        """Count where a prompt was computed, and how its KV came to who answered, as far as that is known."""
+        """Count where a prompt was computed, and how its KV reached the worker that answered, as far as known."""
         if attempts.has_bypassed:
             self.count("prefill_bypasses")
         if attempts.prefill is None or attempts.decode is None:
@@ -218,7 +221,7 @@ class ModelMetrics:
         }
 
     def merge(self, state: dict[str, Any]) -> None:
-        """Add what another process counted."""
+        """Add the counts of another process."""
         self.inflight += state["inflight"]
         for name, series in state["counters"].items():
             for labels, value in series:
@@ -230,7 +233,7 @@ class ModelMetrics:
 
 
 class TokenTimer:
-    """Times the tokens of one choice; the request came at `started`."""
+    """Times the tokens of one choice; the request arrived at `started`."""
 
     __slots__ = ("_has_begun", "_last", "_metrics")
 
@@ -240,7 +243,7 @@ class TokenTimer:
         self._has_begun = False
 
     def count(self, num_tokens: int) -> None:
-        """Count tokens that have come just now."""
+        """Count tokens that have just arrived."""
         if not num_tokens:
             return
         now = time.perf_counter()
@@ -267,7 +270,7 @@ class FrontendMetrics:
         return {name: metrics.state() for name, metrics in self.models.items()}
 
     def keep_workers(self, workers: Collection[str]) -> None:
-        """Forget what was counted for workers other than these."""
+        """Forget the counts of workers other than these."""
         for metrics in self.models.values():
             decisions = metrics.counters["router_decisions"]
             for labels in [labels for labels in decisions if labels[0] not in workers]:
@@ -324,7 +327,7 @@ class FrontendMetrics:
 
 
 def pool_gauges(models: Models) -> list[Metric]:
-    """Return what the workers of each pool reported last, and what the router knows of them, as metrics.
+    """Return what the workers of each pool last reported, and what the router knows about them, as metrics.
 
     `worker_type` is their role; NVIDIA Dynamo calls aggregated workers decode workers.
     """
@@ -351,7 +354,7 @@ def _reported(pools: Collection[Pool]) -> Iterator[Metric]:
             metric = family(COMPONENT + name, text, labels=["model", "instance", "worker_type"])
             for pool in sharing:
                 for rank, report in sorted(pool.loads().items()):
-                    if not rank.dp_rank:  # which has those of all of them
+                    if not rank.dp_rank:  # rank 0 reports for all ranks
                         labels = [pool.card.name, f"{rank.instance_id:x}", pool.card.role]
                         metric.add_metric(labels, getattr(report.kv_transfers, attribute))
             yield metric

@@ -1,4 +1,4 @@
-"""What clients of vLLM and SGLang ask beside answers: the version, tokens of a text, facts of the model."""
+"""What clients of vLLM and SGLang ask for besides answers: the version, tokens of a text, facts about the model."""
 
 from importlib.metadata import version
 from typing import Any
@@ -23,11 +23,11 @@ class ModelInfo:
         self._reader = reader
 
     async def version(self, request: Request) -> Response:
-        """GET /version, as vLLM has it."""
+        """GET /version, as in vLLM."""
         return as_json({"version": version("dynabench")})
 
     async def tokenize(self, request: Request) -> Response:
-        """POST /tokenize, as vLLM and SGLang have it."""
+        """POST /tokenize, as in vLLM and SGLang."""
         model, text = await self._reader.read(request, "tokenize")
         assert isinstance(text, Tokenized)
         return as_json(
@@ -40,13 +40,13 @@ class ModelInfo:
         )
 
     async def detokenize(self, request: Request) -> Response:
-        """POST /detokenize; the text has vLLM's name and SGLang's."""
+        """POST /detokenize; the answer has the text under both vLLM's and SGLang's name."""
         _, detokenized = await self._reader.read(request, "detokenize")
         assert isinstance(detokenized, Detokenized)
         return as_json({"prompt": detokenized.text, "text": detokenized.text})
 
     async def tokenizer_info(self, request: Request) -> Response:
-        """GET /tokenizer_info, as vLLM has it: what lm-eval needs of a tokenizer that it does not have itself."""
+        """GET /tokenizer_info, as in vLLM: what lm-eval needs to know about a tokenizer that it does not have itself."""
         model = self._model(request)
         config = model.text.files.json("tokenizer_config.json")
         tokens = {name: _text(config.get(name)) for name in SPECIAL_TOKENS}
@@ -55,7 +55,7 @@ class ModelInfo:
         return as_json(config | tokens | {"chat_template": source(model.text.files)})
 
     async def model_info(self, request: Request) -> Response:
-        """GET /model_info, and /get_model_info as it was called: SGLang's."""
+        """GET /model_info, as in SGLang, and /get_model_info, its former name."""
         model = self._model(request)
         config = model.text.files.json("config.json")
         return as_json(

@@ -1,14 +1,14 @@
-"""The models that the network serves, as the frontend sees them, there as long as an instance is that answers.
+"""The models on the network as the frontend sees them. A model exists as long as an instance can answer for it.
 
-Instances that serve a model alike at one address are a pool. A pool that decodes, or is aggregated, answers; it is paired
-with one that prefills and agrees with it on the model (the checksum of their cards). They come and go in any order.
+Instances that serve a model with the same settings at one address form a pool. A decode or aggregated pool answers; a
+decode pool is paired with a prefill pool whose model has the same card checksum. Pools come and go in any order.
 
     pools of a model        what happens to a request
     decode, prefill         prefilled by one, answered by the other
     decode                  whole at a decode worker, unless `enforce_disagg`
-    aggregated, prefill     whole at an aggregated worker, which reads nobody's KV: who is to do so has the role decode
-    decode, aggregated      as if there were no aggregated one, until the decode pool has gone
-    prefill                 the model is not there, but for clients that share requests out (`allow_kv_transfer_params`)
+    aggregated, prefill     whole at an aggregated worker, which never reads others' KV: that needs the role decode
+    decode, aggregated      as if there were no aggregated pool, until the decode pool is gone
+    prefill                 no model, except for clients that direct requests (`allow_kv_transfer_params`)
 """
 
 import asyncio
@@ -40,15 +40,15 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
 ASKED = ("decode", "aggregated", "prefill")
-"""Whom requests for a model go to; prefill workers are asked by clients that share requests out themselves."""
+"""The roles that requests for a model go to, in this order; to prefill only from clients that direct requests."""
 SHOWN_CHARACTERS = 128
-"""Of a model's name, in messages."""
+"""How much of a model's name messages show."""
 MAX_SEEN = 1000
-"""Names of models that are remembered after their last instance has gone."""
+"""How many names of models are remembered after their last instance has gone."""
 
 
 class ServedModel:
-    """A model that can be asked."""
+    """A model that can answer requests."""
 
     def __init__(self, text: TextModel, stages: Stages, preparer: Preparer) -> None:
         self.card = text.card
@@ -58,34 +58,34 @@ class ServedModel:
 
     @property
     def routing(self) -> Routing:
-        """To the workers that answer."""
+        """The routing to the workers that answer."""
         return self.stages.decode
 
 
 class Pool:
-    """The instances that serve one model alike, in one role and at one address, and what was made of them."""
+    """The instances that serve one model with the same settings, role and address, and what is built on them."""
 
     def __init__(self, card: ModelCard) -> None:
         self.card = card
-        """The first of its instances'."""
+        """The card of its first instance."""
         self.cards: dict[str, ModelCard] = {}
         self.routing: Routing | None = None
         self.model: ServedModel | None = None
-        """Where they answer."""
+        """The model, if these instances answer."""
         self.preparer: Preparer | None = None
         self.opening: asyncio.Task[None] | None = None
         self.leaving: asyncio.TimerHandle | None = None
-        """Runs while there is no instance: requests in progress go on at one that comes back in time."""
+        """Runs while there is no instance: requests in progress continue on one that returns in time."""
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be asked, or asked to prefill."""
+        """Whether it can answer or prefill."""
         return bool(self.cards) and (
             self.model is not None or (self.card.role == "prefill" and self.routing is not None)
         )
 
     def prefills_for(self, model: ServedModel) -> bool:
-        """Tell whether it computes prompts for a model."""
+        """Return whether it computes prompts for a model."""
         return (self.card.role, model.card.role) == ("prefill", "decode") and self.card.checksum == model.card.checksum
 
     def ranks(self) -> list[Rank]:
@@ -93,16 +93,16 @@ class Pool:
         return self.routing.ranks() if self.routing is not None and self.is_open else []
 
     def loads(self) -> Mapping[Rank, LoadReport]:
-        """Return what each of them reported last."""
+        """Return the last report of each rank."""
         return {} if self.routing is None else self.routing.loads
 
     def books(self) -> list[tuple[Rank, RankBooks]]:
-        """Return what the router has in its books of each of them."""
+        """Return the router's books for each rank."""
         return [] if self.routing is None else self.routing.books()
 
 
 _Key = tuple[str, EndpointAddress, Role]
-"""What instances of a pool have in common: what they serve (a card's checksum), where, and which part of it."""
+"""What the instances of a pool have in common: the model (their card's checksum), the address and the role."""
 
 
 def _key(card: ModelCard) -> _Key:
@@ -129,19 +129,19 @@ class Models:
         self._router = router
         self._disaggregation = disaggregation
         self._pools: dict[_Key, Pool] = {}
-        self._contents: dict[str, bytes] = {}  # of models' files, by SHA-256
+        self._contents: dict[str, bytes] = {}  # contents of models' files, by SHA-256
         self._seen: dict[
             str, set[Role]
         ] = {}  # names of models that were known once, and their workers' roles, the oldest first
         self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Watch."""
+        """Watch the cards."""
         namespace = self._config.namespace
         await watch_cards(self._runtime.discovery, self._on_card, *((namespace,) if namespace else ()))
 
     async def close(self) -> None:
-        """End what was started for the models."""
+        """Close everything that was started for the models."""
         for pool in self._pools.values():
             if pool.leaving is not None:
                 pool.leaving.cancel()
@@ -150,14 +150,14 @@ class Models:
         await asyncio.gather(*self._closing)
 
     def get(self, name: str) -> ServedModel | None:
-        """Return a model by its name; of several pools under one name the first that decodes, then one that does both."""
+        """Return a model by its name; of several pools with one name, prefer decode, then aggregated."""
         found = [
             pool for pool in self._pools.values() if pool.card.name == name and pool.is_open and pool.model is not None
         ]
         return min(found, key=lambda pool: ASKED.index(pool.card.role)).model if found else None
 
     def is_expected(self, name: str) -> bool:
-        """Tell whether a model that is not served now may be soon: it was known before, or nothing has been yet."""
+        """Return whether a model that is not served now may be soon: it was known before, or no model has been yet."""
         return name in self._seen or not self._seen
 
     def all(self) -> list[ServedModel]:
@@ -166,12 +166,12 @@ class Models:
         return [model for name in sorted(names) if (model := self.get(name)) is not None]
 
     def answering(self) -> list[ServedModel]:
-        """Return every model that can be asked now: its card may be seen a moment before its first instance."""
+        """Return every model that can answer now: its card may be seen a moment before its first instance."""
         able = [pool.model for pool in self._pools.values() if pool.ranks()]
         return [model for model in self.all() if any(model is each for each in able)]
 
     def pools(self) -> list[Pool]:
-        """Return every pool that requests may go to now, in whichever role."""
+        """Return every pool that requests may go to now, in any role."""
         return [
             pool
             for model in self.all()
@@ -180,19 +180,19 @@ class Models:
         ]
 
     def absence(self, name: str) -> str:
-        """Say why a model that is expected cannot be asked."""
+        """Return why an expected model cannot answer."""
         roles = {pool.card.role for pool in self._pools.values() if pool.cards and pool.card.name == name}
         if roles == {"prefill"}:
             return f"model {name!r} has prefill workers only; a decode worker (--role decode) is needed to answer"
         return f"no instance serves model {one_line(name, SHOWN_CHARACTERS)!r} at the moment; retry later"
 
     def absences(self) -> list[str]:
-        """Say of each model of which there are workers why it cannot be asked, of those that cannot."""
+        """Return why models that have workers cannot answer, for each that cannot."""
         names = {pool.card.name for pool in self._pools.values() if pool.is_open}
         return [self.absence(name) for name in sorted(names) if self.get(name) is None]
 
     def num_workers(self) -> dict[tuple[str, Role], int]:
-        """Count the workers that can be routed to, by model and role: 0 where they are gone."""
+        """Count the workers that can be routed to, by model and role: 0 if they are gone."""
         counts = {(name, role): 0 for name, roles in self._seen.items() for role in sorted(roles)}
         for pool in self.pools():
             key = pool.card.name, pool.card.role
@@ -240,7 +240,7 @@ class Models:
             del self._seen[next(iter(self._seen))]
 
     def _pool_of(self, key: str, card: ModelCard) -> Pool:
-        """Return the pool that a card belongs to, a fresh one if there is none whose instances serve the model alike."""
+        """Return the pool that a card belongs to; make a new one if no pool has the same settings."""
         if (pool := self._pools.get(_key(card))) is None:
             self._compare(key, card)
             pool = self._pools[_key(card)] = Pool(card)
@@ -250,28 +250,28 @@ class Models:
         pool.leaving = None
         if (pool.model is not None or card.role == "prefill") and card.is_like(pool.card):
             return pool
-        self._drop(_key(card))  # it comes back with other settings
+        self._drop(_key(card))  # it is back with different settings
         pool = self._pools[_key(card)] = Pool(card)
         return pool
 
     def _compare(self, key: str, card: ModelCard) -> None:
-        """Say why the first instance of a pool does not join one that is there."""
+        """Log why the first instance of a new pool does not join an existing one."""
         for other in self._pools.values():
             if not other.cards or other.card.name != card.name:
                 continue
             if other.card.checksum != card.checksum:
                 log.warning(
-                    "%s serves %s with other settings than the %s workers at %s (%s): it is in a pool apart",
+                    "%s serves %s with different settings from the %s workers at %s (%s): it gets its own pool",
                     *(key, card.name, other.card.role, other.card.address, card.differences(other.card)),
                 )
             elif other.card.address == card.address:
                 log.warning(
-                    "%s is a %s worker of %s at the address of its %s workers: it is in a pool apart",
+                    "%s is a %s worker of %s at the address of its %s workers: it gets its own pool",
                     *(key, card.role, card.name, other.card.role),
                 )
             elif {card.role, other.card.role} == {"prefill", "aggregated"}:
                 log.warning(
-                    "%s has aggregated workers, which answer whole requests: the prefill workers serve only those with the "
+                    "%s has aggregated workers, which answer whole requests: the prefill workers serve only workers with the "
                     "role decode",
                     card.name,
                 )
@@ -293,7 +293,7 @@ class Models:
         task.add_done_callback(self._closing.discard)
 
     async def _open(self, pool: Pool, card: ModelCard) -> None:
-        """Make a pool ready to be asked."""
+        """Get a pool ready to serve."""
         pool.routing = routing = Routing(
             self._runtime,
             card.address,
@@ -307,7 +307,7 @@ class Models:
         )
         await routing.start()
         if card.role == "prefill":
-            log.info("prompts of model %s are computed at %s, for workers that decode", card.name, card.address)
+            log.info("prompts of model %s are computed at %s for its decode workers", card.name, card.address)
         if card.role == "prefill" and not self._config.allow_kv_transfer_params:
             return
         while True:
@@ -327,10 +327,10 @@ class Models:
             card.files, partial(routing.call_any, files_address(card.address)), self._contents
         )
         if files.contents:
-            log.info("model %s: its tokenizer and chat template are being loaded", card.name)
+            log.info("model %s: loading its tokenizer and chat template", card.name)
         if pool.preparer is None:
             pool.preparer = Preparer(card, files, timeout_s=self._config.prepare_timeout_s)
-        # Without files no template is the model's own, and hardly a request needs a preparer.
+        # Without files there is no template of the model's own, and hardly any request needs a preparer.
         starting = pool.preparer.start() if files.contents else asyncio.sleep(0)
         text, started = await asyncio.gather(
             asyncio.to_thread(TextModel, card, files), starting, return_exceptions=True
@@ -343,7 +343,7 @@ class Models:
         model = pool.model = ServedModel(text, stages, pool.preparer)
 
     def _prefill_of(self, model: ServedModel) -> Routing | None:
-        """Return the routing to workers that prefill for a model; of several pools to the first with any."""
+        """Return the routing to workers that prefill for a model: the first pool that has any."""
         for pool in self._pools.values():
             if pool.is_open and pool.prefills_for(model) and pool.routing is not None and pool.routing.num_ranks:
                 return pool.routing

@@ -1,4 +1,4 @@
-"""What answers hold for NVIDIA's extensions of a request: annotations, extra fields, where it would go."""
+"""What answers contain for NVIDIA's extensions of a request: annotations, extra fields, where it would go."""
 
 import time
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from serving.router.router import AllBusyError, NoWorkersError
 
 
 def annotations(prepared: Prepared, request_id: str) -> bytes:
-    """Return the events that were asked for, which come before all others."""
+    """Return the requested annotations, which come before all other events."""
     if not prepared.extension.annotations:
         return b""
     values = {
@@ -30,7 +30,7 @@ def annotations(prepared: Prepared, request_id: str) -> bytes:
 
 
 def extra_fields(extension: NvExt, choice: Choice, started: float) -> dict[str, Any] | None:
-    """Return the `nvext` of an answer, if any of its fields were asked for; the request came at `started`."""
+    """Return the `nvext` of an answer, if any of its fields were requested; the request arrived at `started`."""
     if not extension.extra_fields:
         return None
     fields: dict[str, Callable[[Choice], dict[str, Any]]]
@@ -39,7 +39,7 @@ def extra_fields(extension: NvExt, choice: Choice, started: float) -> dict[str, 
 
 
 def _workers(choice: Choice) -> dict[str, int]:
-    """Return who computed the prompt, if that was another, and who said the answer."""
+    """Return which workers computed the prompt (if it was a prefill worker) and generated the answer."""
     attempts, workers = choice.attempts, dict[str, int]()
     for stage, call in (("prefill", attempts.prefill), ("decode", attempts.decode)):
         if call is not None:
@@ -49,7 +49,7 @@ def _workers(choice: Choice) -> dict[str, int]:
 
 
 def _timing(choice: Choice, *, started: float) -> dict[str, Any]:
-    """Return what took how long, under Dynamo's names, and when it happened, as far as that is known."""
+    """Return the durations of the stages, under Dynamo's names, and their times, as far as known."""
     attempts = choice.attempts
     stages = {name: (at - started) * 1000 for name, at in attempts.stamps().items()}
     ttft = (attempts.first_token_s - started) * 1000 if attempts.first_token_s else None
@@ -68,7 +68,7 @@ def _timing(choice: Choice, *, started: float) -> dict[str, Any]:
 
 
 def _routing(choice: Choice) -> dict[str, int]:
-    """Return what the router knew and chose."""
+    """Return what the router knew and what it chose."""
     placement, prompt_placement = choice.attempts.placement, choice.attempts.prompt_placement
     overlaps = prompt_placement.decision.overlaps
     facts = {
@@ -86,7 +86,7 @@ def instance_query(model: ServedModel, prompt: Prompt, request_id: str) -> Respo
     """Answer `query_instance_id`: where the request would go. Nothing is generated.
 
     Raises:
-        ApiError: there is nobody to send it to.
+        ApiError: there is no worker to send it to.
     """
     routing = model.routing
     try:

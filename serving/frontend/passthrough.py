@@ -1,4 +1,4 @@
-"""Models whose engines take whole OpenAI requests (`ModelType.Chat`, `ModelType.Completion`): they are handed through."""
+"""Hand requests through to engines that take whole OpenAI requests (`ModelType.Chat`, `ModelType.Completion`)."""
 
 import asyncio
 import time
@@ -26,10 +26,10 @@ GONE = "gone"
 def hand_through(
     model: ServedModel, request: HandedThrough, streams: set[ReplyStream], *, endpoint: str, metrics: ModelMetrics
 ) -> Response:
-    """Answer a request by what the engine says, chunk by chunk or folded into one; `streams` holds its stream meanwhile.
+    """Answer a request with the engine's output, chunk by chunk or folded into one; meanwhile `streams` has its stream.
 
     Raises:
-        ApiError: there is nobody to ask.
+        ApiError: there is no worker to send it to.
     """
     routing, started = model.routing, time.perf_counter()
     labels = endpoint, "stream" if request.stream else "unary"
@@ -59,7 +59,7 @@ def hand_through(
 
 
 class _Passing(Response):
-    """Passes on what an engine says; its work ends when the client hangs up."""
+    """Passes on an engine's output; ends its work when the client hangs up."""
 
     def __init__(self, stream: ReplyStream, release: Callable[[str], None], *, is_streamed: bool) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class _Passing(Response):
     async def _fold(self, items: list[Any], send: Send) -> str:
         chunks = list(items)
         async for item in self._stream:
-            chunks.append(item)  # noqa: PERF401 (what has come is lost if the call fails)
+            chunks.append(item)  # noqa: PERF401 (if the call fails, what has arrived must not be lost)
         answer = Response(msgspec.json.encode(fold(chunks)), media_type="application/json")
         await send({"type": "http.response.start", "status": 200, "headers": answer.raw_headers})
         await send({"type": "http.response.body", "body": answer.body})
@@ -127,7 +127,7 @@ def _raise_failure(end: End) -> None:
 
 
 def fold(chunks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Make one answer of an engine's chunks; a single whole answer is returned as it is."""
+    """Combine an engine's chunks into one answer; a single whole answer is returned as it is."""
     if not chunks:
         raise CallError("the engine gave no answer", "engine")
     first = chunks[0]

@@ -1,4 +1,4 @@
-"""From an OpenAI request to prompts in token ids, checked and hashed. Pure: it runs here or in the model's preparer."""
+"""From an OpenAI request to prompts in token ids, checked and hashed. Pure: it runs here or in a model's preparer."""
 
 from array import array
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ from serving.model.tokenizer import Ids, load
 from serving.router.hashing import block_hashes, sequence_hashes
 
 MAX_WORK = 1 << 20
-"""Tokens one request may ask for in all its choices together."""
+"""Tokens that one request may ask for in all its choices together."""
 
 MAX_ECHO = 1 << 21
 """Characters of prompts that one answer may repeat in all its choices together."""
@@ -37,22 +37,22 @@ MAX_LOGPROBS = 1 << 16
 """Log-probabilities of prompts that one request may ask for."""
 
 MAX_DEPTH = 64
-"""Levels of lists and objects in a request that is handed through."""
+"""Nested levels of lists and objects in a request that is handed through."""
 
 QUICK_TOKENS = 16_384
-"""Token ids that are checked and hashed in about half a millisecond."""
+"""This many token ids are checked and hashed in about half a millisecond."""
 
 
 class TextModel:
-    """What turns requests of a model into token ids."""
+    """Turns requests for a model into token ids."""
 
     def __init__(self, card: ModelCard, files: ModelFiles, *, is_preparer: bool = False) -> None:
         """Load the tokenizer and the template.
 
         Args:
-            card: what the model's workers registered.
+            card: the card that the model's workers registered.
             files: the model's files.
-            is_preparer: whether a template of the model's own may run in this process.
+            is_preparer: whether the model's own template may run in this process.
 
         Raises:
             ModelError: one of them cannot be used.
@@ -62,7 +62,7 @@ class TextModel:
         self.tokenizer = load(files, encodes=True)
         self.template = ChatTemplate(files) if is_preparer or source(files) == PLAIN else None
         self.vocab_size = files.vocab_size
-        """How many tokens the model has, if its files tell: engines may die of others."""
+        """How many tokens the model has, if its files say so: other tokens may crash engines."""
 
 
 class Prompt:
@@ -76,7 +76,7 @@ class Prompt:
 
 
 class Prepared(msgspec.Struct, kw_only=True, tag=True):
-    """A request in token ids, and what else its answer needs of it."""
+    """A request in token ids, and what else its answer needs from the request."""
 
     options: Request
     is_chat: bool
@@ -84,15 +84,15 @@ class Prepared(msgspec.Struct, kw_only=True, tag=True):
     limits: list[int]
     """Tokens that each prompt's answer may have."""
     has_own_limit: bool
-    """Whether the limits are more than what the context leaves."""
+    """Whether the limits are the request's own, rather than the room that the context leaves."""
     echoes: list[str]
     """The text that comes before each prompt's answer."""
     num_logprobs: int | None
-    """Alternatives wanted for each token, None if no log-probabilities are."""
+    """Number of alternatives wanted for each token; None if no log-probabilities are wanted."""
     num_prompt_logprobs: int | None
     """The same for the prompt's tokens."""
     formatted: str
-    """The first prompt as text, where it is one and was asked for."""
+    """The first prompt as text, if it is text and was requested."""
 
     @property
     def endpoint(self) -> str:
@@ -106,7 +106,7 @@ class Prepared(msgspec.Struct, kw_only=True, tag=True):
 
 
 class HandedThrough(msgspec.Struct, kw_only=True, tag=True):
-    """A request that the engine takes as it is."""
+    """A request that the engine gets as it is."""
 
     model: str
     stream: bool
@@ -131,7 +131,7 @@ Preprocessed = Prepared | HandedThrough | Tokenized | Detokenized
 
 
 def is_quick(request: AnyRequest, model: TextModel) -> bool:
-    """Tell whether a request can be prepared while an event loop waits: no code of the model's, and little to encode."""
+    """Return whether an event loop can wait for a request to be prepared: none of the model's code, little to encode."""
     if isinstance(request, DetokenizeRequest):
         return len(request.tokens) <= QUICK_TOKENS
     if model.card.model_type is not ModelType.Backend and isinstance(request, Request):
@@ -150,7 +150,7 @@ def is_quick(request: AnyRequest, model: TextModel) -> bool:
 
 
 def preprocess(request: AnyRequest, body: bytes | bytearray, model: TextModel) -> Preprocessed:
-    """Turn a request into what its model's engines are sent, or into tokens or text.
+    """Turn a request into the form for its model's engines, or into tokens or text.
 
     Raises:
         ApiError: it cannot be served.
@@ -174,7 +174,7 @@ def preprocess(request: AnyRequest, body: bytes | bytearray, model: TextModel) -
 
 
 def prepare(request: Request, model: TextModel) -> Prepared:
-    """Turn a request into token ids; what its limits refuse is not hashed.
+    """Turn a request into token ids; a request over its limits is rejected before hashing.
 
     Raises:
         ApiError: it cannot be served.
@@ -206,7 +206,7 @@ def tokenize(request: TokenizeRequest, model: TextModel) -> Tokenized:
     """Return the tokens of a text or a conversation.
 
     Raises:
-        ApiError: the template refuses the conversation, or the text is longer than the context by far.
+        ApiError: the template rejects the conversation, or the text is far longer than the context.
     """
     is_chat = request.messages is not None
     special = not is_chat if request.add_special_tokens is None else request.add_special_tokens
@@ -220,10 +220,10 @@ def tokenize(request: TokenizeRequest, model: TextModel) -> Tokenized:
 
 
 def hand_through(body: bytes | bytearray) -> HandedThrough:
-    """Turn a request's body into what an engine that takes whole requests is sent.
+    """Turn a request's body into the form for engines that take whole requests.
 
     Raises:
-        ApiError: it cannot travel.
+        ApiError: it cannot be sent.
     """
     request: dict[str, Any] = msgspec.json.decode(body)
     _check_plain(request)
@@ -235,7 +235,7 @@ class _Encoded(NamedTuple):
     """A prompt that fits."""
 
     text: str
-    """Of token ids, only if they are to be echoed."""
+    """For a prompt of token ids, only if it is to be echoed."""
     tokens: Ids
     limit: int
     """Tokens that may be generated."""
@@ -260,12 +260,12 @@ def _encode_prompt(prompt: str | list[int], request: CompletionRequest, model: T
 
 
 def _check_totals(request: Request, encoded: list[_Encoded], num_echoed: int, *, has_own_limit: bool) -> None:
-    """Refuse what would be too much of all choices together."""
+    """Reject a request whose choices together would be too much."""
     num_choices = request.n or 1
     if request.num_prompt_logprobs is not None:
         num_values = sum(len(each.tokens) for each in encoded) * (1 + request.num_prompt_logprobs) * num_choices
         if num_values > MAX_LOGPROBS:
-            message = f"echo with logprobs would give {num_values} log-probabilities; at most {MAX_LOGPROBS} are given"
+            message = f"echo with logprobs would return {num_values} log-probabilities; the limit is {MAX_LOGPROBS}"
             raise ApiError(400, message, param="logprobs")
     if num_echoed * num_choices > MAX_ECHO:
         raise ApiError(400, f"all choices together may echo at most {MAX_ECHO} characters", param="echo")
@@ -294,7 +294,7 @@ def _render(
 
 
 def _encode(text: str, model: TextModel, param: str, *, special: bool) -> Ids:
-    """Return a text's tokens, unless it cannot fit: a text of megabytes need not be encoded to know that."""
+    """Return a text's tokens, unless it is too long to fit: a text of megabytes need not be encoded to know that."""
     longest, context = model.tokenizer.longest_token, model.card.context_length
     if longest is not None and len(text) > longest * context:
         raise ApiError(
@@ -308,17 +308,17 @@ def _encode(text: str, model: TextModel, param: str, *, special: bool) -> Ids:
 
 
 def _check_tokens(tokens: Iterable[int], model: TextModel, param: str) -> None:
-    """Refuse tokens that the model does not have: an engine may fail on them for everyone."""
+    """Reject tokens that the model does not have: an engine may fail on them for everyone."""
     size = model.vocab_size
     if size is not None and (largest := max(tokens, default=0)) >= size:
-        raise ApiError(400, f"there is no token {largest}; the model has {size}", param=param)
+        raise ApiError(400, f"there is no token {largest}; the model has {size} tokens", param=param)
 
 
 def _limit(request: Request, num_prompt: int, model: TextModel, param: str) -> int:
-    """Return the tokens that may be generated after a prompt.
+    """Return the number of tokens that may be generated after a prompt.
 
     Raises:
-        ApiError: it is empty, or does not fit into the model's context.
+        ApiError: the prompt is empty, or does not fit into the model's context.
     """
     if not num_prompt:
         raise ApiError(400, "the prompt has no tokens", param=param)
@@ -334,7 +334,7 @@ def _limit(request: Request, num_prompt: int, model: TextModel, param: str) -> i
 
 
 def _check_plain(value: Any) -> None:
-    """Refuse what does not travel: nesting that would exhaust a stack, integers beyond 64 bits."""
+    """Reject what cannot be sent: nesting that would exhaust a stack, integers beyond 64 bits."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         below: list[Any] = []
@@ -344,7 +344,9 @@ def _check_plain(value: Any) -> None:
             elif isinstance(entry, list):
                 below += entry
             elif isinstance(entry, int) and not -(1 << 63) <= entry < 1 << 64:
-                raise ApiError(400, f"an integer of {entry.bit_length()} bits; at most 64 are supported")
+                raise ApiError(
+                    400, f"the request has an integer of {entry.bit_length()} bits; at most 64 are supported"
+                )
         if not below:
             return
         level = below

@@ -1,4 +1,4 @@
-"""From an HTTP request to what its model's engines are sent: body read, model found, text turned into tokens."""
+"""From an HTTP request to the form for its model's engines: read the body, find the model, turn text into tokens."""
 
 import asyncio
 import re
@@ -20,7 +20,7 @@ from serving.frontend.preprocess import Preprocessed, is_quick, preprocess
 Result = TypeVar("Result")
 
 INLINE_BYTES = 128 * 1024
-"""Larger bodies are parsed by a preparer; this much takes a millisecond."""
+"""Larger bodies are parsed by a preparer; parsing this much takes a millisecond."""
 
 GUESS_BYTES = 4096
 MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]{1,512})"')
@@ -28,7 +28,7 @@ STREAM = re.compile(rb'"stream"\s*:\s*true')
 
 
 class RequestReader:
-    """Reads requests: at once what is quick, the others with their model's preparer."""
+    """Reads requests: quick ones at once, the others with their model's preparer."""
 
     def __init__(self, models: Models, config: FrontendConfig, metrics: FrontendMetrics) -> None:
         self._models = models
@@ -37,7 +37,7 @@ class RequestReader:
         self._bodies = BodyBudget(config.max_buffered_mb << 20)
 
     async def read(self, request: Request, kind: KindName) -> tuple[ServedModel, Preprocessed]:
-        """Return a request's model, and what was made of it.
+        """Return a request's model, and the preprocessed request.
 
         Raises:
             ApiError: it cannot be served.
@@ -59,10 +59,10 @@ class RequestReader:
                 raise
 
     def find(self, name: str | None) -> ServedModel:
-        """Return a model by its name; without one, the only one.
+        """Return a model by its name; without a name, the only model.
 
         Raises:
-            ApiError: there is no such model, or not at the moment.
+            ApiError: there is no such model, or it is not available now.
         """
         if name is None:
             return self._only()
@@ -77,7 +77,7 @@ class RequestReader:
     async def _prepare(
         self, request: Request, kind: KindName, body: Body, model: ServedModel
     ) -> tuple[ServedModel, Preprocessed]:
-        """Have a request prepared, by another model's preparer if it turns out to be for that one."""
+        """Have a request prepared; if it turns out to be for another model, by that model's preparer."""
         while True:
             is_only = len(self._models.all()) == 1
             try:
@@ -110,18 +110,18 @@ class RequestReader:
 
 
 def guess_model(body: Body) -> str:
-    """Return the model that a body seems to ask for; only parsing it can tell."""
+    """Return the model that a body seems to ask for; only parsing would be sure."""
     match = _at_ends(MODEL, body)
     return match[1].decode(errors="replace") if match else ""
 
 
 def _at_ends(pattern: re.Pattern[bytes], body: Body) -> re.Match[bytes] | None:
-    """Look for a pattern at a body's beginning and end, where small fields usually stand."""
+    """Look for a pattern at a body's start and end, where small fields usually are."""
     return pattern.search(body, 0, GUESS_BYTES) or pattern.search(body, max(len(body) - GUESS_BYTES, 0))
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """Wait for work, unless the client hangs up before it is done; its body has been read."""
+    """Wait for work, unless the client hangs up before it is done; the request's body has been read."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)

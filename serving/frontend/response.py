@@ -1,4 +1,4 @@
-"""From an accepted request to its one end: a full answer or one clear error, whatever happens on the way."""
+"""From an accepted request to its end: a full answer or one clear error, whatever happens on the way."""
 
 import asyncio
 import time
@@ -18,12 +18,12 @@ from serving.frontend.metrics import ModelMetrics, TokenTimer
 from serving.frontend.preprocess import Prepared
 
 BEGUN = "dynabench.begun"
-"""Set in a request's scope once part of its answer was sent."""
+"""Set in a request's scope once part of its answer has been sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptedRequest:
-    """A request whose choices are under way, and what is needed to answer it."""
+    """A request whose choices are in progress, and what is needed to answer it."""
 
     prepared: Prepared
     id: str
@@ -33,16 +33,16 @@ class AcceptedRequest:
 
     @property
     def is_streamed(self) -> bool:
-        """Whether its client reads the answer as it comes."""
+        """Whether its client reads the answer as it arrives."""
         return bool(self.prepared.options.stream)
 
     @property
     def stream_options(self) -> StreamOptions:
-        """What the stream is to hold."""
+        """The options of the stream."""
         return self.prepared.options.stream_options or StreamOptions()
 
     def echo(self, index: int) -> str:
-        """Return the text that precedes a choice."""
+        """Return the text that comes before a choice."""
         return self.prepared.echoes[index // (self.prepared.options.n or 1)]
 
     def usage(self) -> dict[str, Any]:
@@ -53,14 +53,14 @@ class AcceptedRequest:
         return usage(num_prompt, sum(choice.num_completion for choice in self.choices), num_cached)
 
     def extras(self, choice: Choice) -> dict[str, dict[str, Any] | None]:
-        """Return what the end of an answer may hold beside text and usage."""
+        """Return what the end of an answer may contain besides text and usage."""
         return {
             "nvext": nvext.extra_fields(self.prepared.extension, choice, self.started),
             "kv_transfer_params": choice.kv_transfer_params,
         }
 
     def headers(self) -> dict[str, str]:
-        """Return the headers that say where it went."""
+        """Return the headers that say where the request went."""
         placement = self.choices[0].attempts.placement
         return {
             "x-request-id": self.id,
@@ -71,10 +71,10 @@ class AcceptedRequest:
 
 
 class CompletionResponse(Response):
-    """Answers one request; its task is cancelled, and the engines told, when the client hangs up."""
+    """Answers one request; when the client hangs up, its task and the engines' work are cancelled."""
 
     def __init__(self, accepted: AcceptedRequest, responses: set["CompletionResponse"]) -> None:
-        """Prepare to answer; `responses` holds the response while it is under way."""
+        """Prepare to answer; `responses` has the response while it is in progress."""
         super().__init__()
         self._accepted = accepted
         self._responses = responses
@@ -102,7 +102,7 @@ class CompletionResponse(Response):
                 return
             self._status = "cancelled"
             if not watching.done():
-                raise  # it is we who are asked to end
+                raise  # we are the ones asked to end
             task.uncancel()
         except BaseException:
             self._status = "error"
@@ -115,13 +115,13 @@ class CompletionResponse(Response):
             self._count()
 
     def fail(self, error: ApiError) -> None:
-        """End it with an error, in the stream if it has begun."""
+        """End it with an error, in the stream if that has started."""
         if self._task is not None:
             self._failure = error
             self._task.cancel()
 
     async def _watch(self, receive: Receive) -> None:
-        """Cancel the task when the client is gone; the end of the answer looks the same and is not that."""
+        """Cancel the task when the client is gone; the end of the answer looks the same, but does not count."""
         while (await receive())["type"] != "http.disconnect":
             pass
         if not self._is_ending and self._task is not None:
@@ -136,7 +136,7 @@ class CompletionResponse(Response):
         await response(scope, receive, send)
 
     async def _collect(self, index: int) -> dict[str, Any]:
-        """Wait for the whole of a choice."""
+        """Wait for a whole choice."""
         accepted, choice = self._accepted, self._accepted.choices[index]
         timer = TokenTimer(accepted.metrics, accepted.started)
         pieces: list[bytes] = []
@@ -154,7 +154,7 @@ class CompletionResponse(Response):
 
     async def _stream(self, send: Send) -> None:
         accepted = self._accepted
-        first = await accepted.choices[0].pieces()  # what fails until here is answered by a status, not in the stream
+        first = await accepted.choices[0].pieces()  # failures up to here get an HTTP status, not an event in the stream
         await self._begin_stream(send)
         start = nvext.annotations(accepted.prepared, accepted.id)
         try:
@@ -199,7 +199,7 @@ class CompletionResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": raw})
 
     async def _end_with(self, error: ApiError, send: Send) -> None:
-        """Say in the stream what failed, or raise it if there is none yet."""
+        """Send the error in the stream, or raise it if the stream has not started."""
         if BEGUN not in self._scope:
             self._status = "error"
             raise error
@@ -223,7 +223,7 @@ class CompletionResponse(Response):
 
 
 class _ChoiceEvents:
-    """The events of a streamed choice, with what was asked for beside its text."""
+    """The events of a streamed choice, with what was requested besides its text."""
 
     def __init__(self, accepted: AcceptedRequest, format: ChoiceFormat, index: int) -> None:
         options = accepted.stream_options
@@ -236,7 +236,7 @@ class _ChoiceEvents:
         self._is_plain = not self._has_usage and accepted.prepared.num_logprobs is None
 
     def first(self) -> bytes:
-        """Return what precedes the first token: a chat's role."""
+        """Return what comes before the first token: a chat's role."""
         return self._format.first(self._usage(0))
 
     def tokens(self, pieces: list[bytes]) -> bytes:

@@ -1,4 +1,4 @@
-"""A frontend process, or several on one port."""
+"""A frontend process, or several that share a port."""
 
 import asyncio
 import contextlib
@@ -39,14 +39,14 @@ GROUP = "DYNABENCH_FRONTEND_GROUP"
 
 
 class PortError(RuntimeUnavailableError):
-    """A port that cannot be listened on."""
+    """The process cannot listen on a port."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Bind a listening socket, or take over the one we were started with.
+    """Bind a listening socket, or use the one that we were started with.
 
     Raises:
-        PortError: the port is taken, or may not be bound.
+        PortError: the port is in use, or binding it is not allowed.
     """
     if LISTEN_FD in os.environ:
         return socket.socket(fileno=int(os.environ[LISTEN_FD]))
@@ -66,7 +66,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """Signals are ours to handle: the first drains."""
+    """A server that leaves signals to us: the first one drains."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -117,7 +117,7 @@ def _server(frontend: Frontend, config: FrontendConfig, limits: Limits) -> _Serv
             make_app(frontend, config),
             log_level="warning",
             access_log=False,
-            http=partial(Connection, limits=limits),  # type: ignore[arg-type]  # uvicorn calls it, and no more
+            http=partial(Connection, limits=limits),  # type: ignore[arg-type]  # uvicorn only calls it
             ws="none",
             lifespan="off",
             timeout_graceful_shutdown=1,
@@ -127,10 +127,10 @@ def _server(frontend: Frontend, config: FrontendConfig, limits: Limits) -> _Serv
 
 
 async def _drain(frontend: Frontend, drain_s: float) -> None:
-    """Take no more requests, and wait for those in progress, up to a limit."""
+    """Accept no more requests, and wait for those in progress, up to a limit."""
     frontend.is_draining = True
     if frontend.num_open:
-        log.info("finishing %d request(s); Ctrl-C again stops at once", frontend.num_open)
+        log.info("waiting for requests in progress (%d); Ctrl-C again stops at once", frontend.num_open)
     deadline = asyncio.get_running_loop().time() + drain_s
     while frontend.num_open and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(0.02)
@@ -143,11 +143,11 @@ async def run_frontends(
     runtime_config: RuntimeConfig,
     stopping: asyncio.Event,
 ) -> None:
-    """Run one frontend here, or several processes of it on one port.
+    """Run one frontend here, or several processes that share a port.
 
     Raises:
         RuntimeUnavailableError: the port, a server or a folder cannot be used.
-        GroupError: one of several processes does not start.
+        GroupError: one of several processes did not start.
     """
     listener = listen(config.http_host, config.http_port)
     if config.http_workers == 1 or LISTEN_FD in os.environ:
@@ -166,7 +166,7 @@ async def run_frontends(
 def program(
     config: FrontendConfig, router: RouterConfig, disaggregation: DisaggregationConfig, runtime: RuntimeConfig
 ) -> Program:
-    """Return a frontend's process, which opens its port itself."""
+    """Return a frontend's process that opens its port itself."""
     return Program("frontend", ["-m", "serving.frontend"], (config, router, disaggregation, runtime))
 
 
@@ -202,7 +202,7 @@ async def _count_for_siblings(runtime: DistributedRuntime, frontend: Frontend) -
 
 
 async def _siblings(runtime: DistributedRuntime) -> Any:
-    """Return what asks the other processes on our port for their counts, if there are any."""
+    """Return a function that asks the other processes on our port for their counts, if there are any."""
     group = os.environ.get(GROUP)
     if not group:
         return None
@@ -216,7 +216,7 @@ async def _siblings(runtime: DistributedRuntime) -> Any:
                     async with asyncio.timeout(2):
                         states += [state async for state in client.direct(None, id)]
                 except (CallError, TimeoutError):
-                    continue  # it has just gone: its counts are gone with it
+                    continue  # it has just gone, and its counts with it
         return states
 
     return ask

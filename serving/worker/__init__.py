@@ -1,1 +1,1 @@
-"""Workers: the engine protocol, and what serves an engine."""
+"""Workers: the engine protocol, and the code that serves an engine."""

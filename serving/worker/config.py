@@ -1,4 +1,4 @@
-"""Settings of workers and of the engines that run models, and what does not fit them."""
+"""Settings of workers and of the engines that run models, and checks of both."""
 
 import dataclasses
 import json
@@ -29,13 +29,13 @@ class ModelConfig:
     """Name that clients ask for (default: the folder's, file's or repository's)."""
 
     model_config: str = ""
-    """Folder or Hugging Face id with the tokenizer and config.json, where a GGUF file lacks them."""
+    """Folder or Hugging Face id with the tokenizer and config.json, if a GGUF file lacks them."""
 
     context_length: Count | None = None
-    """Tokens a sequence may reach (default: the model's)."""
+    """Maximum tokens of a sequence (default: the model's context length)."""
 
     def __post_init__(self) -> None:
-        """Refuse values without a meaning."""
+        """Reject invalid values."""
         check(self)
 
 
@@ -64,7 +64,7 @@ class WorkerConfig(ModelConfig):
     """How long requests in progress may take to finish after the process is asked to end (s)."""
 
     def __post_init__(self) -> None:
-        """Refuse values without a meaning."""
+        """Reject invalid values."""
         check(self)
         if self.router_mode is not None:
             check_registered_mode(self.router_mode)
@@ -101,10 +101,10 @@ class ModelRunConfig:
     """Share of each GPU's memory (without a GPU: the host's) that vllm, sglang or trtllm takes (default: the engine's own)."""
 
     extra_engine_args: Path | None = None
-    """JSON or YAML file with any other arguments of the engine; they win over ours."""
+    """JSON or YAML file with any other arguments of the engine; they override ours."""
 
     def __post_init__(self) -> None:
-        """Refuse values that have no meaning or do not fit together."""
+        """Reject values that are invalid or do not fit together."""
         check(self)
         if self.node_rank >= self.num_nodes:
             raise ValueError(
@@ -125,7 +125,7 @@ class ModelRunConfig:
         """Read `extra_engine_args`.
 
         Raises:
-            ValueError: the file cannot be read, or holds something else than an object.
+            ValueError: the file cannot be read, or does not contain an object.
         """
         return {} if self.extra_engine_args is None else read_arguments(self.extra_engine_args)
 
@@ -134,7 +134,7 @@ def read_arguments(path: Path) -> dict[str, Any]:
     """Read engine arguments from a JSON or YAML file.
 
     Raises:
-        ValueError: it cannot be read, or holds something else than an object.
+        ValueError: it cannot be read, or does not contain an object.
     """
     is_yaml = path.suffix in (".yaml", ".yml")
     try:
@@ -153,7 +153,7 @@ def flags_to_arguments(flags: Sequence[str]) -> dict[str, Any]:
     """Turn the flags after `--` into arguments of the engine: `--max-num-seqs 8 --enforce-eager` into max_num_seqs=8, enforce_eager=True.
 
     Raises:
-        ValueError: something else is among them.
+        ValueError: some of the words are not flags.
     """
     arguments: dict[str, Any] = {}
     waiting: str | None = None
@@ -164,7 +164,7 @@ def flags_to_arguments(flags: Sequence[str]) -> dict[str, Any]:
             arguments[name] = yaml.safe_load(value) if equals else True
             waiting = None if equals else name
         elif waiting is None:
-            raise ValueError(f"{word!r} after --: engine arguments as --name value were expected")
+            raise ValueError(f"{word!r} after --: expected engine arguments as --name value")
         else:
             arguments[waiting] = yaml.safe_load(word)
             waiting = None
@@ -172,7 +172,7 @@ def flags_to_arguments(flags: Sequence[str]) -> dict[str, Any]:
 
 
 def replace_model(settings: Model, model: str | None) -> Model:
-    """Return the settings with a model named by position."""
+    """Return the settings with the model of the positional argument, if there is one."""
     return settings if model is None else dataclasses.replace(settings, model_path=model)
 
 
@@ -188,7 +188,7 @@ def required_model(worker: WorkerConfig, engine: str) -> str:
 
 
 def refuse_gpu_choice(engine: str, run: ModelRunConfig) -> None:
-    """Refuse --base-gpu-id for engines that choose GPUs by the environment.
+    """Reject --base-gpu-id for engines that choose GPUs by the environment.
 
     Raises:
         ValueError: it is given.
@@ -198,7 +198,7 @@ def refuse_gpu_choice(engine: str, run: ModelRunConfig) -> None:
 
 
 def refuse_nodes(engine: str, run: ModelRunConfig, hint: str) -> None:
-    """Refuse --num-nodes and --tensor-parallel-size for engines that find their GPUs themselves.
+    """Reject --num-nodes, --tensor-parallel-size and the like for engines that find their GPUs themselves.
 
     Raises:
         ValueError: one is given.
@@ -206,4 +206,4 @@ def refuse_nodes(engine: str, run: ModelRunConfig, hint: str) -> None:
     given = changed(run)
     for name in ("tensor_parallel_size", "num_nodes", "base_gpu_id", "leader_addr", "memory_fraction"):
         if name in given:
-            raise ValueError(f"out={engine} has no use for --{name.replace('_', '-')}: {hint}")
+            raise ValueError(f"out={engine} does not use --{name.replace('_', '-')}: {hint}")

@@ -1,7 +1,7 @@
-"""Which GPUs each of several engines on this host gets, and how much of their memory.
+"""Decide which GPUs each of several engines on this host gets, and how much of their memory.
 
-Engines are made to have their GPUs (without one: the host) to themselves, and ask for nine tenths of the memory. Here
-each gets the GPUs that fewest others use, and those that share one, or the host, divide its memory:
+Engines expect to have their GPUs (without a GPU: the host) to themselves, and take nine tenths of the memory. Here each
+gets the GPUs that the fewest others use, and engines that share a GPU, or the host, divide its memory:
 
     4 engines of 2 GPUs on GPUs 0 to 3:  0,1  2,3  0,1  2,3, each with 45% of the memory
 """
@@ -19,10 +19,10 @@ from serving.worker.registry import ENGINES, EngineChoice, make_engine
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 OF_A_GPU = 0.9
-"""How much of a GPU's memory the engines on it take together."""
+"""Share of a GPU's memory that the engines on it take together."""
 
 OF_A_HOST = 0.5
-"""How much of the memory that is free on a host without a GPU. They fill it at once, and other programs need some, too."""
+"""Share of the free memory on a host without a GPU. They fill it at once, and other programs need some, too."""
 
 GPU_COUNTS = (
     "tensor_parallel_size", "tp_size", "pipeline_parallel_size", "pp_size", "data_parallel_size", "dp_size",
@@ -31,7 +31,7 @@ GPU_COUNTS = (
 
 
 class Host(NamedTuple):
-    """What there is to share."""
+    """The GPUs and the memory to divide."""
 
     gpus: Sequence[str]
     free_memory: float
@@ -39,18 +39,18 @@ class Host(NamedTuple):
 
 
 class Allotment(NamedTuple):
-    """What one engine gets: its settings with its part of the memory, and the environment that names its GPUs."""
+    """What one engine gets: its settings with its share of the memory, and the environment that names its GPUs."""
 
     choice: EngineChoice
     environment: dict[str, str]
     gpus: tuple[str, ...]
     memory_fraction: float | None
-    """Part of the memory of each of its GPUs, or of the host; None: what the engine takes by itself, or was told to."""
+    """Share of the memory of each of its GPUs, or of the host; None: the engine's default, or the user's choice."""
 
 
 @functools.cache
 def this_host() -> Host:
-    """Look at this host, once for all: the arms of an experiment get the same memory."""
+    """Inspect this host, only once, so that all arms of an experiment get the same memory."""
     facts = dict(line.split(":") for line in _read(Path("/proc/meminfo")).splitlines())
     sizes = {name: int(facts[name].split()[0]) for name in ("MemTotal", "MemAvailable") if name in facts}
     free = sizes["MemAvailable"] / sizes["MemTotal"] if len(sizes) == 2 else 1.0
@@ -76,7 +76,7 @@ def allot(wanted: Sequence[tuple[EngineChoice, WorkerConfig]], host: Host) -> li
     loads = {gpu: sum(gpu in place for place in places) for gpu in host.gpus}
     found = []
     for (choice, worker), gpus in zip(wanted, places, strict=True):
-        if choice.run.base_gpu_id:  # chosen by hand
+        if choice.run.base_gpu_id:  # the user chose the GPU
             found.append(Allotment(choice, {}, (), None))
             continue
         num_sharing = max((loads[gpu] for gpu in gpus), default=len(wanted))
@@ -87,16 +87,16 @@ def allot(wanted: Sequence[tuple[EngineChoice, WorkerConfig]], host: Host) -> li
             continue
         fraction = _floor((OF_A_GPU if gpus else OF_A_HOST * host.free_memory) / num_sharing)
         given = choice._replace(run=dataclasses.replace(choice.run, memory_fraction=fraction))
-        if _memory_fraction(given, worker) == fraction:  # it was not told otherwise
+        if _memory_fraction(given, worker) == fraction:  # the user's arguments do not override it
             found[-1] = Allotment(given, environment, gpus, fraction)
     return found
 
 
 def assign(counts: Sequence[int], gpus: Sequence[str]) -> list[tuple[str, ...]]:
-    """Give each engine as many GPUs as it needs, those that fewest others use (without GPUs: none).
+    """Give each engine as many GPUs as it needs, those that the fewest others use (without GPUs: none).
 
     Raises:
-        ValueError: one needs more than there are.
+        ValueError: an engine needs more than there are.
     """
     if not gpus:
         return [()] * len(counts)
@@ -104,7 +104,7 @@ def assign(counts: Sequence[int], gpus: Sequence[str]) -> list[tuple[str, ...]]:
     places = []
     for count in counts:
         if count > len(gpus):
-            raise ValueError(f"an engine needs {count} GPUs and {len(gpus)} are visible here ({', '.join(gpus)})")
+            raise ValueError(f"an engine needs {count} GPUs, but only {len(gpus)} are visible here ({', '.join(gpus)})")
         chosen = sorted(gpus, key=lambda gpu: loads[gpu])[:count]
         for gpu in chosen:
             loads[gpu] += 1
@@ -113,7 +113,7 @@ def assign(counts: Sequence[int], gpus: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def describe(allotments: Sequence[Allotment]) -> list[str]:
-    """Say in a line for each kind of engine how much of what memory it was given."""
+    """Return a line for each kind of engine that says how much of which memory it got."""
     lines = []
     groups: dict[tuple[str, float], list[Allotment]] = {}
     for each in allotments:
@@ -130,7 +130,7 @@ def describe(allotments: Sequence[Allotment]) -> list[str]:
 
 
 def num_gpus(choice: EngineChoice, worker: WorkerConfig, equal_part: int) -> int:
-    """Return how many GPUs of this host an engine uses; those that take all they see get an equal part."""
+    """Return how many GPUs of this host an engine uses; engines that use all they see get an equal share."""
     arguments = _arguments(choice, worker)
     if not ENGINES[choice.name].memory_argument:
         return max(equal_part, 1)
@@ -152,7 +152,7 @@ def _arguments(choice: EngineChoice, worker: WorkerConfig) -> dict[str, Any]:
 
 
 def _floor(fraction: float) -> float:
-    """Return a fraction in whole percent, at least one."""
+    """Round a fraction down to whole percent, at least one."""
     return max(math.floor(fraction * 100 + 1e-9), 1) / 100
 
 

@@ -1,4 +1,4 @@
-"""What an engine is to the rest of us: a protocol, and what an engine says of itself."""
+"""What the rest of the stack sees of an engine: a protocol, its traits and its load."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ from serving.worker.kv_events import KvEventPublisher
 
 
 class EngineError(Exception):
-    """An engine that cannot be loaded or started; the message says why and what would help."""
+    """An engine cannot be loaded or started; the message says why and what would help."""
 
 
 @dataclass(frozen=True)
 class EngineCall:
-    """An exact call that makes an engine, as `--dry-run` shows it."""
+    """The exact call that makes an engine, as `--dry-run` shows it."""
 
     function: str
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -30,58 +30,58 @@ class EngineCall:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineTraits:
-    """What an engine says of itself once it runs."""
+    """What an engine reports about itself once it runs."""
 
     model_type: ModelType = ModelType.Backend
     block_size: int = 16
     """Tokens in a KV block."""
     context_length: int | None = None
     num_ranks: int = 1
-    """Data-parallel ranks, each of which is routed to by itself."""
+    """Data-parallel ranks; each is routed to separately."""
     has_kv_events: bool = False
     bootstrap: Bootstrap | None = None
-    """Of a prefill worker that may be called together with a decode worker."""
+    """For a prefill worker that may be called together with a decode worker."""
 
 
 class KvTransfers(NamedTuple):
-    """What a worker that shares its requests with others has done with their KV since it was started."""
+    """What a worker that shares its requests with others has done with their KV since it started."""
 
     num_held: int = 0
     """Prompts whose KV it keeps for others now."""
     num_waiting: int = 0
-    """Those that wait now, for room in its memory or for their other worker."""
+    """Prompts that wait now for room in its memory or for their other worker."""
     num_loading: int = 0
-    """Those whose KV is on its way here now."""
+    """Prompts whose KV it is reading now."""
     num_offered: int = 0
     num_read: int = 0
     num_failed: int = 0
-    """Reads, or those that could not even begin."""
+    """Reads that failed, including those that could not even start."""
     num_expired: int = 0
     """Offers whose lease ran out."""
     num_bytes: int = 0
-    """Read."""
+    """Bytes read."""
     seconds: float = 0.0
-    """That reads took, together."""
+    """Total time of all reads."""
 
 
 class KvTier(NamedTuple):
-    """What a rank keeps in a place beyond its GPU, and what it did there since it was started.
+    """What a rank keeps in one tier beyond its GPU, and what it has done there since it started.
 
-    Bytes are those of the whole KV, also where less is really moved.
+    Bytes are those of the whole KV, even if less is actually moved.
     """
 
     name: str
     """`host`, `disk` or `store`."""
     used_bytes: float = 0.0
-    """Of a store, what this rank knows of."""
+    """For a store: the bytes that this rank knows of."""
     capacity_bytes: float = 0.0
     num_asked: int = 0
-    """Chunks that were looked up there; not counted for host memory."""
+    """Chunks looked up in the tier; not counted for host memory."""
     num_hits: int = 0
     num_reads: int = 0
     read_bytes: float = 0.0
     read_s: float = 0.0
-    """That reads took, together, as `write_s`."""
+    """Total time of all reads; `write_s` likewise."""
     num_writes: int = 0
     write_bytes: float = 0.0
     write_s: float = 0.0
@@ -91,20 +91,20 @@ class KvTier(NamedTuple):
     """Chunks for which there was no room; in host memory, requests."""
     num_evicted: int = 0
     num_flushes: int = 0
-    """Copies between GPU and host for which a step had to wait."""
+    """Copies between GPU and host that a step had to wait for."""
     stall_s: float = 0.0
-    """How long steps did."""
+    """How long steps waited for them."""
 
 
 class Work(NamedTuple):
-    """What a rank has to do, in tokens, as planners ask for it."""
+    """The work of a rank in tokens, as planners need it."""
 
     queued_prefill_tokens: int = 0
-    """Prompt tokens that are still to be computed."""
+    """Prompt tokens still to be computed."""
     decode_kv_tokens: int = 0
     """Context of the requests that are decoding."""
     queued_decode_kv_tokens: int = 0
-    """Context of those that wait to decode."""
+    """Context of the requests that wait to decode."""
 
 
 class EngineLoad(NamedTuple):
@@ -116,23 +116,23 @@ class EngineLoad(NamedTuple):
     kv_total_blocks: int = 0
     max_num_seqs: int = 0
     kv_transfers: KvTransfers = KvTransfers()
-    """Of the whole worker; its first rank has them."""
+    """Of the whole worker, reported by its first rank."""
     kv_tiers: tuple[KvTier, ...] = ()
     work: Work | None = None
-    """None of an engine that does not know."""
+    """None if the engine does not report it."""
 
 
 class Engine(Protocol):
-    """An engine in this process (its own processes may be others)."""
+    """An engine in this process (it may run processes of its own)."""
 
     @property
     def calls(self) -> tuple[EngineCall, ...]:
-        """How it is made; known before anything is loaded."""
+        """The calls that make it; known before anything is loaded."""
         ...
 
     @property
     def traits(self) -> EngineTraits:
-        """Known once started."""
+        """What it reports about itself; known once it has started."""
         ...
 
     async def start(self, files: ModelFiles) -> None:
@@ -144,11 +144,11 @@ class Engine(Protocol):
         ...
 
     def publish_to(self, publishers: Sequence[KvEventPublisher]) -> None:
-        """Report KV events from now on, each rank's to its publisher; called once, if it has any."""
+        """Report KV events from now on, each rank's to its publisher; called once (an empty list: report none)."""
         ...
 
     def service(self, request: msgspec.Raw, stream: Stream) -> None:
-        """Take up a request."""
+        """Start to serve a request."""
         ...
 
     def load(self, rank: int) -> EngineLoad:
@@ -156,25 +156,25 @@ class Engine(Protocol):
         ...
 
     async def failed(self) -> None:
-        """Wait until the engine has failed for good, and raise why."""
+        """Wait until the engine has failed for good, and raise the reason."""
         ...
 
     async def close(self) -> None:
-        """Stop everything and give everything back, also after a start that failed."""
+        """Stop everything and release everything, even after a failed start."""
         ...
 
 
 @runtime_checkable
 class TransferringEngine(Engine, Protocol):
-    """An engine that moves KV between workers, or to a store, by agents of ours."""
+    """An engine that moves KV between workers, or to a store, with our own agents."""
 
     @property
     def needs_token(self) -> bool:
-        """Whether it will, as it is set."""
+        """Whether it will do so with its current settings."""
         ...
 
     def transfer_with(self, token: Callable[[], bytes]) -> None:
-        """Prove with the token that this returns, as it is then, to be of our cluster; called before it is started."""
+        """Set a function that returns the current cluster token, which proves membership; called before the start."""
         ...
 
 
@@ -183,5 +183,5 @@ class HoldingEngine(Engine, Protocol):
     """An engine that may hold KV for others."""
 
     async def released(self) -> None:
-        """Wait until nobody will read KV any more that it holds: a worker that drains does."""
+        """Wait until nobody will read the KV that it holds any more; a draining worker waits for this."""
         ...

@@ -1,4 +1,4 @@
-"""The worker's side of KV events: numbered messages on the wire, and the snapshot that mends what got lost."""
+"""The worker's side of KV events: numbered messages on the wire, and the snapshot that repairs what was lost."""
 
 import asyncio
 import time
@@ -14,13 +14,13 @@ from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.server import Stream
 
 MAX_PENDING = 1 << 20
-"""Hashes kept while the event plane takes none; beyond, a new epoch begins and routers ask for a snapshot."""
+"""Hashes kept while the event plane accepts none; beyond this, a new epoch starts and routers ask for a snapshot."""
 
 EVENT_HASHES = 4096
-"""Hashes in one event, at most; longer ones travel in parts."""
+"""Maximum hashes in one event; longer events are sent in parts."""
 
 MESSAGE_HASHES = 16_384
-"""Hashes in one message, at most but for its last event: some 150 KB, where a NATS server takes 1 MiB by default."""
+"""Maximum hashes in one message, not counting its last event: about 150 KB; a NATS server accepts 1 MiB by default."""
 
 MEDIA: tuple[Medium, ...] = get_args(Medium)
 
@@ -34,8 +34,8 @@ Event = list[int | list[int] | str | None]
 class KvEvents(msgspec.Struct, array_like=True):
     """One message: events of one rank of a worker.
 
-    An event is [parent, hashes] (stored), [hashes] (removed) or [] (cleared everywhere). If a medium stands behind these,
-    it is where that happened; else stored and removed blocks are the GPU's.
+    An event is [parent, hashes] (stored), [hashes] (removed) or [] (cleared everywhere). A medium at the end says where it
+    happened; without one, stored and removed blocks are the GPU's.
     """
 
     instance_id: int
@@ -46,7 +46,7 @@ class KvEvents(msgspec.Struct, array_like=True):
 
 
 def encode(event: BlocksEvent) -> Iterator[Event]:
-    """Yield an event as it travels, in parts that are events, too."""
+    """Yield an event as it travels, in parts that are also events."""
     match event:
         case BlocksCleared(medium):
             yield [] if medium is None else [medium]
@@ -63,7 +63,7 @@ def encode(event: BlocksEvent) -> Iterator[Event]:
 
 
 def decode(event: Event) -> BlocksEvent:
-    """Return an event that travelled.
+    """Return an event received from the wire.
 
     Raises:
         ValueError: this is not an event.
@@ -82,7 +82,7 @@ def decode(event: Event) -> BlocksEvent:
 
 
 class BlockLedger:
-    """What a worker has reported so far, as a snapshot for routers that missed some of it."""
+    """What a worker has reported so far, for snapshots to routers that missed some of it."""
 
     def __init__(self) -> None:
         self._parents: dict[int, int | None] = {}
@@ -93,7 +93,7 @@ class BlockLedger:
         return len(self._parents)
 
     def apply(self, event: BlocksEvent) -> None:
-        """Take in an event."""
+        """Apply an event."""
         match event:
             case BlocksStored(hashes, parent, "GPU"):
                 self._store(hashes, parent)
@@ -134,7 +134,7 @@ class BlockLedger:
                 self._parents.pop(block, None)
 
     def dump(self) -> list[BlocksStored]:
-        """Return what is held, parents before children; blocks on the GPU whose prefix is gone are of no use and left out."""
+        """Return the blocks held, parents before children, without GPU blocks whose prefix is gone: they are useless."""
         chains: list[BlocksStored] = []
         told: set[int] = set()
         for block in self._parents:
@@ -152,7 +152,7 @@ class BlockLedger:
                 chains[-1].hashes.extend(path)
             else:
                 chains.append(BlocksStored(path, parent))
-        # A second copy is told again, so that a router counts as the worker does.
+        # Report extra copies again, so that a router counts as the worker does.
         for block, extra in self._copies.items():
             if block in told:
                 chains += [BlocksStored([block], self._parents[block])] * extra
@@ -160,7 +160,7 @@ class BlockLedger:
 
 
 class KvEventPublisher:
-    """Publishes one rank's KV events: what gathers while a message is under way goes with the next."""
+    """Publishes one rank's KV events: events that gather while a message is being sent go into the next one."""
 
     def __init__(self, runtime: DistributedRuntime, address: EndpointAddress, rank: int = 0) -> None:
         self.ledger = BlockLedger()
@@ -170,7 +170,7 @@ class KvEventPublisher:
         self._subject = address.subject(TOPIC)
         self._rank = rank
         self._pending: list[list[Any]] = []
-        self._sealed: deque[list[list[Any]]] = deque()  # the messages that come next: nothing is added to them
+        self._sealed: deque[list[list[Any]]] = deque()  # the next messages: nothing is added to them
         self._num_waiting = 0
         self._bell = asyncio.Event()
         self._task = asyncio.create_task(self._run())
@@ -187,13 +187,13 @@ class KvEventPublisher:
             self._sealed.clear()
             self._num_waiting = 0
             self.epoch = max(self.epoch + 1, time.time_ns())
-            self.number = 1  # not 0: nobody may take the next message for a fresh start
+            self.number = 1  # not 0: the next message must not look like a fresh start
         self._bell.set()
 
     def snapshot(self) -> tuple[int, int, list[BlocksStored]]:
         """Return (epoch, messages that it includes, blocks)."""
-        # Events that wait to be sent are in the ledger already. Readers skip the messages that they become, so whatever
-        # comes later must be told by messages of its own.
+        # Events that wait to be sent are in the ledger already. Readers skip the messages that they will be sent in, so
+        # later events need messages of their own.
         self._seal()
         return self.epoch, self.number + len(self._sealed), self.ledger.dump()
 
@@ -216,7 +216,7 @@ class KvEventPublisher:
                 await self._runtime.events.publish(self._subject, msgspec.msgpack.encode(message), durable=True)
 
     def _seal(self) -> None:
-        """Make messages of what is pending."""
+        """Turn the pending events into messages."""
         size = MESSAGE_HASHES
         for event in self._pending:
             if size >= MESSAGE_HASHES:
@@ -228,14 +228,14 @@ class KvEventPublisher:
 
 
 def _size(event: list[Any]) -> int:
-    """Return what an event counts for: its hashes, and one."""
+    """Return the size of an event: its hashes, plus one."""
     return 1 + sum([len(part) for part in event if isinstance(part, list)])
 
 
 async def serve_snapshots(
     runtime: DistributedRuntime, address: EndpointAddress, publishers: Sequence[KvEventPublisher]
 ) -> None:
-    """Announce the events of a worker's ranks, and serve snapshots of them beside its endpoint."""
+    """Announce the events of a worker's ranks, and serve snapshots of them next to its endpoint."""
 
     def serve(request: msgspec.Raw, stream: Stream) -> None:
         rank = msgspec.msgpack.decode(request, type=int)
@@ -254,5 +254,5 @@ async def serve_snapshots(
 
 
 def snapshots_address(address: EndpointAddress) -> EndpointAddress:
-    """Return the endpoint that sends snapshots of what the workers at an address have cached."""
+    """Return the endpoint that sends snapshots of what workers at an address have cached."""
     return address.beside("kv_snapshot")

@@ -18,7 +18,7 @@ TOPIC = "load_metrics"
 
 
 class LoadReport(msgspec.Struct, array_like=True):
-    """What a rank of a worker is doing; `epoch` and `number` say which KV events it has sent."""
+    """What a rank of a worker is doing; `epoch` and `number` identify the KV events that it has sent."""
 
     instance_id: int
     rank: int
@@ -34,7 +34,7 @@ class LoadReport(msgspec.Struct, array_like=True):
     work: Work | None = None
 
     def metrics(self) -> dict[str, Any]:
-        """Return it as Dynamo's `load_metrics` endpoint does."""
+        """Return the report in the form of Dynamo's `load_metrics` endpoint."""
         total = max(self.kv_total_blocks, 1)
         return {
             "worker_stats": {
@@ -52,7 +52,7 @@ class LoadReport(msgspec.Struct, array_like=True):
 
 
 class LoadReporter:
-    """Publishes a worker's load, and serves it beside its endpoint under `load_metrics`."""
+    """Publishes a worker's load, and serves it next to its endpoint as `load_metrics`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Serving an engine: its model registered, its KV events and load reported, its requests taken, until asked to end."""
+"""Serve an engine: register its model, report its KV events and load, take requests, until asked to end."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ async def run_worker(
 
     Raises:
         RuntimeUnavailableError: the network cannot be joined.
-        ModelError, EngineError: as `serve_engine`.
+        ModelError, EngineError: as in `serve_engine`.
     """
     async with await DistributedRuntime.connect(network, drain_s=worker.drain_s, stopping=stopping) as runtime:
         await serve_engine(runtime, worker, engine, default_name=default_name)
@@ -38,14 +38,14 @@ async def serve_engine(
     """Serve an engine until the process is asked to end, then drain.
 
     Args:
-        runtime: a connected one.
+        runtime: connected to the network.
         worker: what to serve, and where.
-        engine: is started here, and closed.
-        default_name: what to call a model without a path.
+        engine: is started and closed here.
+        default_name: the name of a model without a path.
 
     Raises:
         ModelError: the model's files cannot be found or used, or the endpoint serves another model.
-        EngineError: the engine does not start, or has failed for good.
+        EngineError: the engine did not start, or has failed for good.
     """
     try:
         await _serve(runtime, worker, engine, default_name)
@@ -55,7 +55,7 @@ async def serve_engine(
 
 async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engine, default_name: str) -> None:
     files = await asyncio.to_thread(ModelFiles.read, worker.model_path, worker.model_config)
-    ChatTemplate(files)  # a frontend could only refuse it later, again and again
+    ChatTemplate(files)  # fail now: a frontend could only reject it later, again and again
     if isinstance(engine, TransferringEngine) and engine.needs_token:
         engine.transfer_with(await runtime.cluster_token())
     if not await until_stopped(runtime.stopping, engine.start(files)):
@@ -92,9 +92,9 @@ async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engi
         waiting = until_stopped(runtime.stopping, engine.failed())
         [outcome] = await asyncio.gather(waiting, return_exceptions=True)
         if runtime.num_streams:
-            log.info("finishing %d request(s); a second signal stops at once", runtime.num_streams)
+            log.info("waiting for requests in progress (%d); a second signal stops at once", runtime.num_streams)
         is_well = not isinstance(outcome, BaseException)
-        # Also of an engine that failed: nobody should be sent to it while it is taken down.
+        # Even if the engine failed: no request should be sent to it while it is taken down.
         await runtime.drain(engine.released if is_well and isinstance(engine, HoldingEngine) else None)
     finally:
         await asyncio.gather(reports.close(), *(publisher.close() for publisher in publishers))

@@ -1,4 +1,4 @@
-"""The programs of workers: what `python -m` runs, the settings it is given, and the GPUs that it may use."""
+"""The programs of workers: the module that `python -m` runs, its settings, and the GPUs that it may use."""
 
 import functools
 import sys
@@ -14,19 +14,19 @@ from serving.worker.registry import EngineChoice
 
 
 class LightEngine(NamedTuple):
-    """An engine that takes no GPU: the mocker, or an echo engine."""
+    """An engine that needs no GPU: the mocker, or an echo engine."""
 
     module: str
-    """What `python -m` runs it."""
+    """The module to run with `python -m`."""
     words: tuple[str, ...] = ()
-    """Of its command line."""
+    """The words of its command line."""
     settings: tuple[Any, ...] = ()
-    """Its own."""
+    """The engine's own settings."""
 
 
 @dataclass(frozen=True)
 class Workers:
-    """Workers that are alike, each a process."""
+    """Identical workers, each in its own process."""
 
     name: str
     """The processes are called NAME-0, NAME-1, ..."""
@@ -38,10 +38,10 @@ class Workers:
 def worker_programs(wanted: Iterable[Workers], runtime: RuntimeConfig) -> list[Program]:
     """Return the processes of workers, in order; this host's GPUs are divided among those that run models.
 
-    What part of the memory each gets is said on standard error.
+    The share of the memory that each gets is printed on standard error.
 
     Raises:
-        ValueError: an engine does not take its settings, or there are too few GPUs.
+        ValueError: an engine does not accept its settings, or there are too few GPUs.
     """
     wanted = list(wanted)
     models = [
@@ -58,7 +58,7 @@ def worker_programs(wanted: Iterable[Workers], runtime: RuntimeConfig) -> list[P
 
 
 def program_of(workers: Workers, name: str, runtime: RuntimeConfig) -> Program:
-    """Return a process like those of some workers, with every GPU that it sees."""
+    """Return one process like those of the given workers, which may use every GPU that it sees."""
     worker, engine = workers.worker, workers.engine
     if isinstance(engine, EngineChoice):
         return Program(name, ["-m", engine.module], (worker, engine.run, runtime, list(engine.arguments)))
@@ -66,7 +66,7 @@ def program_of(workers: Workers, name: str, runtime: RuntimeConfig) -> Program:
 
 
 def _programs(workers: Workers, runtime: RuntimeConfig, allotments: Iterator[Allotment]) -> Iterator[Program]:
-    """Yield the processes of some workers, each with the next of the allotments if it needs one."""
+    """Yield the processes of the given workers, each with the next allotment if it needs one."""
     for number in range(workers.count):
         name = f"{workers.name}-{number}"
         if isinstance(workers.engine, EngineChoice):
@@ -79,5 +79,5 @@ def _programs(workers: Workers, runtime: RuntimeConfig, allotments: Iterator[All
 
 @functools.cache
 def _say_once(line: str) -> None:
-    """Print a line, though every arm of an experiment has it."""
+    """Print a line once, though every arm of an experiment would print it."""
     print(line, file=sys.stderr)

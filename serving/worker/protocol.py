@@ -1,16 +1,16 @@
 """What the frontend sends to an engine of type `ModelType.Backend`: a request in token ids.
 
-The answer is a stream of items: a token id, a list of them, or a dict with `token_ids` and perhaps `finish_reason`
-("stop", "length", ...), `cached_tokens`, `tier_tokens` (those of them that came from `host` memory, `disk` or a `store`,
-by these names, from engines that know), `log_probs` (one for each token) and `top_logprobs` (for each token a list of
-(id, log-probability)); with the first of them, if the request wants them, `prompt_log_probs` and `prompt_top_logprobs`, whose
-first entry is None. A worker that only prefills ends with `finish_reason` and `kv_transfer_params`, which say where the prompt's
-KV is. An engine that gives text sends `text` beside tokens that say the same, one piece to an item, and in the end
-`completion_tokens`.
+The answer is a stream of items: a token id, a list of them, or a dict. A dict has `token_ids` and may have:
 
-Engines that know it say when what happened, as `times` in any of those dicts, in seconds since the request came to them: of
-`admitted` (the prompt is begun), `prefill_end`, `decode_blocks` (there are blocks for its KV), `transfer_start`,
-`transfer_end`, `decode_start` (its first step), and `transfer_bytes`.
+- `finish_reason`: "stop", "length", ...
+- `cached_tokens`, and `tier_tokens`: how many of them came from `host` memory, `disk` or a `store`, by these names.
+- `log_probs`, one for each token, and `top_logprobs`, a list of (id, log-probability) for each token.
+- `prompt_log_probs` and `prompt_top_logprobs`, in the first dict, if requested; their first entry is None.
+- `kv_transfer_params`, with `finish_reason`, from a worker that only prefills: where the prompt's KV is.
+- `text`, from an engine that returns text: the text of the tokens, one piece per item; at the end `completion_tokens`.
+- `times`, from engines that know them, in seconds since the request reached the engine: `admitted` (the prompt has
+  started), `prefill_end`, `decode_blocks` (there are blocks for its KV), `transfer_start`, `transfer_end`,
+  `decode_start` (its first step); also `transfer_bytes`.
 """
 
 import os
@@ -26,14 +26,14 @@ class StopConditions(msgspec.Struct, kw_only=True):
 
     max_tokens: int | None = None
     is_default_limit: bool = False
-    """The client named no limit: `max_tokens` is what the context leaves."""
+    """The client set no limit: `max_tokens` is what fits in the context."""
     min_tokens: int = 0
     stop: list[str] | None = None
     stop_token_ids: list[int] = []
-    """The frontend cuts an answer at the first, and then gives up the rest; the mocker's answers end there."""
+    """The frontend cuts an answer at the first of these and drops the rest; the mocker's answers end there."""
     ignore_eos: bool = False
     stop_after: int | None = None
-    """Output token as which the mocker says EOS; engines that run a model say it by themselves."""
+    """Number of the output token at which the mocker generates EOS; engines that run a model decide themselves."""
 
 
 class PreprocessedRequest(msgspec.Struct, kw_only=True):
@@ -41,7 +41,7 @@ class PreprocessedRequest(msgspec.Struct, kw_only=True):
 
     token_ids: Ext
     sequence_hashes: Ext | None = None
-    """Chained hashes of its full blocks, if the model's card has a block size: hashed once, by the frontend."""
+    """Chained hashes of the prompt's full blocks, if the model's card has a block size; the frontend computes them once."""
     stop_conditions: StopConditions
     sampling_options: dict[str, Any] = {}
     eos_token_ids: list[int] = []
@@ -50,12 +50,12 @@ class PreprocessedRequest(msgspec.Struct, kw_only=True):
     """How many of the last tokens another instance generated before it was lost: this one continues the answer."""
     dp_rank: int = 0
     is_refusable: bool = True
-    """Whether a router may refuse it because all workers are full: not if part of the answer was accepted before."""
+    """Whether a router may refuse it because all workers are full: not if a part of it was accepted before."""
     kv_transfer_params: dict[str, Any] | None = None
-    """Of a request that two workers share, as vLLM has them: `do_remote_decode` to the one that prefills; to the other what
-    that one answered. In both, where they are called at once, those of a card's `Bootstrap` and a `bootstrap_room`."""
+    """For a request that two workers share, as in vLLM: `do_remote_decode` for the prefill worker; its answer's params for
+    the decode worker. If both are called at once, both get those of a card's `Bootstrap` and a `bootstrap_room`."""
     is_held: bool = False
-    """Whether the call of a prompt that is only prefilled may last until its KV was read: to cancel it gives that up."""
+    """Whether a call that only prefills may last until the prompt's KV has been read; cancelling it drops the KV."""
     request_id: str = ""
 
 
@@ -64,7 +64,7 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequ
 
 
 def sampling(options: dict[str, Any], *more: str) -> dict[str, Any]:
-    """Return those of a request's sampling options that it has, of `SAMPLING` and more."""
+    """Return the request's sampling options that are set, of those in `SAMPLING` and `more`."""
     return {name: options[name] for name in (*SAMPLING, *more) if options.get(name) is not None}
 
 
@@ -75,17 +75,17 @@ def end_tokens(request: dict[str, Any]) -> list[int]:
 
 
 def engine_id(request: dict[str, Any]) -> str:
-    """Return an id for an engine that knows a request by its id alone: a client may use one twice."""
+    """Return an id for an engine that knows a request only by its id: a client may use the same id twice."""
     return f"{request['request_id']}-{os.urandom(4).hex()}"
 
 
 def finish_reason(theirs: str) -> str:
-    """Return why an answer ended, of an engine's own reason: `length`, or `stop` for any other."""
+    """Translate an engine's reason for the end of an answer: `length`, or `stop` for any other."""
     return "length" if theirs == "length" else "stop"
 
 
 def log_probabilities(tokens: Sequence[int], places: Sequence[Any]) -> dict[str, Any]:
-    """Return log-probabilities: of each token, and of the likeliest at its place, which are given by token."""
+    """Return the log-probabilities of each token and of the most likely tokens at its position."""
     values, tops = [], []
     for token, place in zip(tokens, places, strict=False):
         values.append(place[token].logprob)

@@ -1,4 +1,4 @@
-"""Registering a model: what an engine serves, told to every frontend and router by a model card."""
+"""Register a model: announce what an engine serves to every frontend and router with a model card."""
 
 import asyncio
 import time
@@ -32,26 +32,26 @@ async def register_llm(
     role: Role = "aggregated",
     bootstrap: Bootstrap | None = None,
 ) -> ModelCard:
-    """Tell the network which model an endpoint serves; frontends then offer it.
+    """Announce on the network which model an endpoint serves; frontends then offer it.
 
     Args:
-        model_type: what the engine takes.
+        model_type: the kind of requests that the engine takes.
         endpoint: where the model is served.
         model_path: a folder with tokenizer.json and config.json or a Hugging Face id; empty: tokens are bytes of UTF-8.
         model_name: the name that clients use (default: the folder's or repository's).
-        context_length: tokens a sequence may reach (default: the model's).
+        context_length: maximum tokens of a sequence (default: the model's context length).
         kv_cache_block_size: tokens in a KV block (default 16).
         router_mode: overrides the frontend's router mode.
-        migration_limit: how often a request may go on at another instance when its own is lost.
-        user_data: whatever the engine's users want to see.
+        migration_limit: how often a request may continue on another instance after losing its own.
+        user_data: any data for the engine's users.
         has_kv_events: whether the engine reports its KV events; otherwise routers predict what it holds.
-        num_ranks: data-parallel ranks, each of which is routed to by itself.
-        files: the model's files, if they were read already.
-        role: what the engine does with a request. Workers that prefill and workers that decode have endpoints of their own.
-        bootstrap: how a prefill worker that may be called together with a decode worker meets it.
+        num_ranks: data-parallel ranks; each is routed to separately.
+        files: the model's files, if they have been read.
+        role: which part of a request the engine does. Prefill workers and decode workers need different endpoints.
+        bootstrap: how a decode worker meets this prefill worker, if both may be called at once.
 
     Raises:
-        ModelError: the model's files cannot be found, or the endpoint serves another model or role already.
+        ModelError: the model's files cannot be found, or the endpoint already serves another model or role.
     """
     if files is None:
         files = await asyncio.to_thread(ModelFiles.read, model_path)
@@ -93,17 +93,17 @@ async def register_llm(
 
 
 async def _check_alike(runtime: DistributedRuntime, card: ModelCard) -> None:
-    """Refuse to serve a model where another is served, or the same in another role, block size or tokenizer."""
+    """Refuse to serve a model at an address that serves another, or the same with another role, block size or tokenizer."""
     for other in await present_cards(runtime.discovery, *card.address):
         if other.checksum != card.checksum:
             raise ModelError(
-                f"{card.address} serves {other.name!r} with KV blocks of {other.kv_cache_block_size} tokens already; "
-                f"{card.name!r} with blocks of {card.kv_cache_block_size} needs an address of its own, or the same files"
+                f"{card.address} already serves {other.name!r} with KV blocks of {other.kv_cache_block_size} tokens; "
+                f"{card.name!r} with blocks of {card.kv_cache_block_size} needs its own address, or the same files"
             )
         if other.role != card.role:
             raise ModelError(
-                f"{card.address} has {other.role} workers of {other.name!r} already; its {card.role} workers need an "
-                f"address of their own (--endpoint), such as {card.address._replace(component=card.role)}"
+                f"{card.address} already has {other.role} workers of {other.name!r}; its {card.role} workers need "
+                f"their own address (--endpoint), such as {card.address._replace(component=card.role)}"
             )
 
 

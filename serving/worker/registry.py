@@ -1,4 +1,4 @@
-"""The engines that run models, by name; each is loaded only when asked for."""
+"""The engines that run models, by name; each is loaded only when used."""
 
 import importlib
 import importlib.util
@@ -10,17 +10,17 @@ from serving.worker.engine import Engine, EngineError
 
 
 class EngineEntry(NamedTuple):
-    """An engine that can be asked for."""
+    """An engine that runs models."""
 
     adapter: str
-    """The class in `serving.engines`, made of (worker, run, arguments)."""
+    """The class in `serving.engines`, called with (worker, run, arguments)."""
     command: str
-    """What `python -m serving.COMMAND` runs it."""
+    """`python -m serving.COMMAND` runs it."""
     package: str
-    """The Python package it needs, and the extra of ours that installs it."""
+    """The Python package that it needs."""
     description: str
     memory_argument: str = ""
-    """Its argument for the share of a device's memory that it takes (none: it takes what the model and context need)."""
+    """Its argument for the share of a device's memory (empty: it takes what the model and context need)."""
     hands_over: bool = False
     """Whether one of its workers can read the KV that another computed."""
 
@@ -41,11 +41,11 @@ ENGINES = {
         hands_over=True,
     ),
 }
-"""Engines that run models, each behind a package of its own."""
+"""Engines that run models; each needs its own package."""
 
 
 class EngineChoice(NamedTuple):
-    """One of `ENGINES` with its settings, for processes that are to be started."""
+    """One of `ENGINES` with its settings, for processes to be started."""
 
     name: str
     run: ModelRunConfig
@@ -53,7 +53,7 @@ class EngineChoice(NamedTuple):
 
     @property
     def module(self) -> str:
-        """What `python -m` runs it."""
+        """The module to run with `python -m`."""
         return f"serving.{ENGINES[self.name].command}"
 
 
@@ -73,10 +73,10 @@ def make_engine(name: str, worker: WorkerConfig, run: ModelRunConfig, arguments:
 
 
 def refuse_role(worker: WorkerConfig, engine: str) -> None:
-    """Refuse to be a worker that does one part of each request, for engines that cannot hand KV over.
+    """Reject a role of prefill or decode for engines that cannot hand KV over.
 
     Raises:
-        ValueError: it is to be one.
+        ValueError: the worker has such a role.
     """
     if worker.role != "aggregated":
         able = ", ".join(("mocker", *(name for name, entry in ENGINES.items() if entry.hands_over)))
@@ -84,17 +84,17 @@ def refuse_role(worker: WorkerConfig, engine: str) -> None:
 
 
 def check_installed(name: str) -> None:
-    """Make sure that an engine's package is there, before anything is downloaded for it.
+    """Check that an engine's package is installed, before anything is downloaded for it.
 
     Raises:
-        EngineError: it is not.
+        EngineError: it is not installed.
     """
     if importlib.util.find_spec(ENGINES[name].package) is None:
         raise not_installed(name)
 
 
 def not_installed(name: str) -> EngineError:
-    """Return what to raise where the package of one of `ENGINES` is not there."""
+    """Return the error for an engine of `ENGINES` whose package is not installed."""
     package = ENGINES[name].package
     return EngineError(
         f"{name} needs the Python package {package}, which is not installed: pip install 'dynabench[{name}]'"

@@ -214,7 +214,7 @@ def test_a_drain_that_takes_too_long_ends_answers_with_the_promised_error(stream
         os.kill(stack.group.processes["frontend"], signal.SIGTERM)
         for thread in asking:
             thread.join()
-        error = {"message": "this server ends before the answer is complete", "type": "service_unavailable_error"}
+        error = {"message": "the server shut down before the answer was complete", "type": "service_unavailable_error"}
         for status, text in ends:
             assert status == (200 if stream else 503)
             last = json.loads(text.strip().rpartition("\n")[2].removeprefix("data: "))

@@ -145,7 +145,7 @@ def test_a_stream_that_prefills_ends_with_where_the_kv_is(urls):
         ({"kv_transfer_params": {"do_remote_decode": 1}}, "expected do_remote_decode: true"),
         ({"kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": True}}, "and not both"),
         ({"kv_transfer_params": [1]}, "Expected `object | null`"),
-        ({"kv_transfer_params": {"do_remote_decode": True, "x": "y" * 300_000}}, "262,144 bytes at most"),
+        ({"kv_transfer_params": {"do_remote_decode": True, "x": "y" * 300_000}}, "at most 262,144 bytes"),
         ({"kv_transfer_params": {"do_remote_decode": True}, "n": 2}, "of one prompt and one answer"),
         ({"kv_transfer_params": {"do_remote_prefill": True, "remote_block_ids": ["x"]}}, ""),
     ],
@@ -174,4 +174,4 @@ def test_clients_share_requests_out_only_where_that_is_allowed(tmp_path):
         path, body = completion(kv_transfer_params={"do_remote_prefill": True, "remote_host": "10.0.0.1"})
         answer = httpx.post(stack.url + path, json=body, timeout=60)
         assert answer.status_code == 400
-        assert "taken from clients only with --allow-kv-transfer-params" in answer.json()["error"]["message"]
+        assert "accepted from clients only with --allow-kv-transfer-params" in answer.json()["error"]["message"]

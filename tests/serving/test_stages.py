@@ -98,7 +98,9 @@ def test_a_prefill_worker_that_does_not_say_where_the_kv_is_is_named(tmp_path):
     async def talk(site):
         prefill, decode = await pair(site)
         prefill.says = {"kv_transfer_params": None}
-        with pytest.raises(ApiError, match=f"prefill worker {prefill.id:x}: it did not say where the KV is") as failed:
+        with pytest.raises(
+            ApiError, match=f"prefill worker {prefill.id:x}: its answer does not say where the KV is"
+        ) as failed:
             await tokens_of(site.attempts(PROMPT))
         assert (failed.value.status, decode.asked) == (500, [])
 
@@ -448,7 +450,7 @@ def test_aggregated_workers_answer_whole_requests_whoever_is_beside_them(tmp_pat
     async def talk(site):
         prefill, whole = await site.worker("prefill"), await site.worker("aggregated")
         await site.until_there(whole)
-        await until_async(lambda: "the prefill workers serve only those with the role decode" in caplog.text)
+        await until_async(lambda: "the prefill workers serve only workers with the role decode" in caplog.text)
         assert (await tokens_of(site.attempts(PROMPT)))[0] == expected()
         assert (prefill.asked, whole.num_local) == ([], 1)
         decode = await site.worker("decode", component="decode")

@@ -92,7 +92,7 @@ def test_the_second_ctrl_c_ends_dynamo_run_at_once(tmp_path, way):
             pieces = answer.iter_lines()
             next(pieces)
             process.send_signal(signal.SIGINT)
-            assert "Ctrl-C again stops at once" in read_until(process, "finishing 1 request")
+            assert "Ctrl-C again stops at once" in read_until(process, "requests in progress (1)")
             assert process.poll() is None
             process.send_signal(signal.SIGINT)
             assert "error" in "".join(pieces)

@@ -1,1 +1,1 @@
-"""What clients and the frontend say to each other: request types, errors, events, the OpenAPI schema."""
+"""The frontend's API: request types, errors, events, the OpenAPI schema."""

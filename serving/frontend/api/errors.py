@@ -1,4 +1,4 @@
-"""Errors as clients get them: OpenAI's error body, with the status that fits what failed."""
+"""Errors as clients see them: OpenAI's error body, with a status that fits the failure."""
 
 import msgspec
 
@@ -46,12 +46,12 @@ class ApiError(Exception):
 
 
 def failed_call(message: str, kind: str) -> ApiError:
-    """Return what a client gets when the call to an instance ended with this message and kind of `CallError`."""
+    """Return the error for a client whose call to an instance ended with this message and kind of `CallError`."""
     return ApiError(CALL_STATUS.get(kind, 500), message)
 
 
 def no_worker(error: Exception) -> ApiError:
-    """Return what a client gets when no worker takes its request."""
+    """Return the error for a client whose request no worker accepts."""
     match error:
         case AllFullError():
             return ApiError(429, "all workers are full, please retry later")

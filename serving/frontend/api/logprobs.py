@@ -1,4 +1,4 @@
-"""Log-probabilities: from what engines give of a token to OpenAI's two forms."""
+"""Log-probabilities: convert what engines return to OpenAI's two forms."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ from serving.model.tokenizer import Tokenizer
 
 
 class TokenLogprob(NamedTuple):
-    """A token's text, its log-probability (None for the first of a prompt) and its likeliest alternatives."""
+    """A token's text, its log-probability (None for the first token of a prompt) and its most likely alternatives."""
 
     text: str
     value: float | None
@@ -15,7 +15,7 @@ class TokenLogprob(NamedTuple):
 
 
 def name_tokens(top: list[Any] | None, tokenizer: Tokenizer) -> list[dict[str, Any]] | None:
-    """Return the likeliest tokens as OpenAI has them; engines may give them as (token id, log-probability)."""
+    """Return the most likely tokens in OpenAI's form; engines may return them as (token id, log-probability)."""
     if top is None:
         return None
     return [entry if isinstance(entry, dict) else _named(entry, tokenizer) for entry in top]
@@ -27,7 +27,7 @@ def _named(entry: Sequence[Any], tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 class LogprobsFormat:
-    """One choice's log-probabilities as OpenAI has them: for a chat by token, for a completion by column."""
+    """One choice's log-probabilities in OpenAI's form: by token for a chat, by column for a completion."""
 
     def __init__(self, *, is_chat: bool) -> None:
         self._is_chat = is_chat

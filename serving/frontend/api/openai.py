@@ -1,4 +1,4 @@
-"""OpenAI's requests: their fields and the limits of each."""
+"""OpenAI's requests: their fields and the limits of each field."""
 
 import re
 from typing import Annotated, Any, Literal, NamedTuple
@@ -10,7 +10,7 @@ from serving.frontend.api.errors import ApiError
 
 MAX_CHOICES = 128
 MAX_KV_BYTES = 1 << 18
-"""Of `kv_transfer_params` as JSON: those of 100,000 tokens."""
+"""Maximum size of `kv_transfer_params` as JSON: enough for 100,000 tokens."""
 MAX_TOKENS = 1 << 20
 Tokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 TokenId = Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
@@ -20,12 +20,12 @@ Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Annotation = Annotated[str, Meta(max_length=256)]
 Label = Annotated[str, Meta(max_length=1024)]
 COMPLETION_TOKENS = 16
-"""What a completion without max_tokens may generate, as at OpenAI. A chat may fill the model's context."""
+"""Tokens that a completion without max_tokens may generate, as at OpenAI. A chat may fill the model's context."""
 
 DIGITS = re.compile(r"[0-9]{1,10}")
 DP_RANK = "dp_rank:"
 ANNOTATIONS = ("formatted_prompt", "token_ids", "llm_metrics", "request_id", "query_instance_id")
-"""What Dynamo's clients may ask to be noted in a stream; `llm_metrics` brings nothing here."""
+"""Annotations that Dynamo's clients may request in a stream; `llm_metrics` has no effect here."""
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -43,32 +43,32 @@ class NvExt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
     greed_sampling: bool | None = None
     use_raw_prompt: bool | None = None
-    """Take the messages' text as the prompt, without the chat template."""
+    """Use the messages' text as the prompt, without the chat template."""
     annotations: Annotated[list[Annotation], Meta(max_length=32)] = []
-    """Those of `ANNOTATIONS`, `dp_rank:N`, and any `name:value`, which engines may read in Dynamo and none does here."""
+    """Those in `ANNOTATIONS`, `dp_rank:N`, and any `name:value`, which engines may read in Dynamo; none here does."""
     backend_instance_id: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
-    """Send it to this instance."""
+    """Send the request to this instance."""
     extra_fields: Annotated[list[Annotation], Meta(max_length=32)] = []
-    """`worker_id`, `timing`, `routing`: what the answer's own `nvext` should hold."""
+    """Fields for the `nvext` of the answer: `worker_id`, `timing`, `routing`."""
     session_id: Annotated[str, Meta(max_length=256)] | None = None
-    """Conversation the request belongs to; the `session` router mode keeps it on one worker."""
+    """Conversation that the request belongs to; the `session` router mode keeps it on one worker."""
     stop_after: Tokens | None = None
-    """Output token as which the mocker says EOS; engines that run a model ignore it. Not part of Dynamo's extensions."""
+    """Number of the output token at which the mocker generates EOS; engines that run a model ignore it. Not in Dynamo."""
 
     @property
     def dp_rank(self) -> int | None:
-        """The data-parallel rank to send it to, whose digits `parse` has checked."""
+        """The data-parallel rank to send the request to; `parse` has checked its digits."""
         ranks = (note.removeprefix(DP_RANK) for note in self.annotations if note.startswith(DP_RANK))
         return next(map(int, ranks), None)
 
 
 class Request(msgspec.Struct, kw_only=True):
-    """What both kinds of completion share; null is the same as absent."""
+    """The fields that both kinds of completion share; null is the same as absent."""
 
     model: Annotated[str, Meta(min_length=1, max_length=10_000)]
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
-    """The same, and wins; of chats, but proxies send it with either kind."""
+    """The same, but takes precedence. OpenAI has it for chats only, but proxies send it with either kind."""
     min_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -89,10 +89,10 @@ class Request(msgspec.Struct, kw_only=True):
     """The same as `nvext.session_id`."""
     nvext: NvExt | None = None
     kv_transfer_params: dict[str, Any] | None = None
-    """From a client that shares the request out itself, as vLLM has them: `do_remote_decode` where the prompt is to be computed
-    for another worker; where it was computed, what that request's answer held."""
+    """From a client that directs disaggregated requests itself, as in vLLM: `do_remote_decode` to compute the prompt for
+    another worker; for that worker, the params from the answer to the first request."""
 
-    # What says nothing about the answer's text.
+    # These do not affect the answer's text.
     user: Label | None = None
     request_id: Label | None = None
     metadata: dict[str, Any] | None = None
@@ -105,7 +105,7 @@ class Request(msgspec.Struct, kw_only=True):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Alternatives wanted for each token, None if no log-probabilities are."""
+        """Number of alternatives wanted for each token; None if no log-probabilities are wanted."""
         return None
 
     @property
@@ -130,12 +130,12 @@ class CompletionRequest(Request, kw_only=True):
 
     @property
     def num_logprobs(self) -> int | None:
-        """The alternatives that `logprobs` counts."""
+        """The number that `logprobs` gives."""
         return self.logprobs
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """The same for the prompt, where it is echoed."""
+        """The same for the prompt, if it is echoed."""
         return self.logprobs if self.echo else None
 
     def prompts(self) -> list[str | list[int]]:
@@ -170,7 +170,7 @@ class Message(msgspec.Struct, omit_defaults=True):
         return len(self.content or "")
 
     def for_template(self) -> dict[str, Any]:
-        """Return it as templates expect it, with the content as one text."""
+        """Return the message as templates expect it, with its content as one text."""
         content = self.content
         if isinstance(content, list):
             content = "".join(part.text for part in content)
@@ -193,20 +193,20 @@ class ChatRequest(Request, kw_only=True):
 
     @property
     def num_logprobs(self) -> int | None:
-        """The alternatives that `top_logprobs` counts."""
+        """The number that `top_logprobs` gives."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /tokenize, as vLLM has it: a text or a conversation."""
+    """POST /tokenize, as in vLLM: a text or a conversation."""
 
     model: str | None = None
-    """May be left out where there is one model."""
+    """May be left out if only one model is served."""
     prompt: str | None = None
     messages: Annotated[list[Message], Meta(min_length=1, max_length=10_000)] | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None
     add_special_tokens: bool | None = None
-    """Default: true for a text, false for a conversation, whose template has them."""
+    """Default: true for a text; false for a conversation, as its template adds them."""
     add_generation_prompt: bool = True
     return_token_strs: bool = False
 
@@ -229,7 +229,7 @@ class Kind(NamedTuple):
     path: str
     summary: str
     endpoint: str = ""
-    """Label of the requests that are counted."""
+    """Label of these requests in metrics; empty if they are not counted."""
 
 
 KINDS: dict[KindName, Kind] = {
@@ -255,18 +255,18 @@ def parse(body: bytes | bytearray, type: Any) -> Any:
     if isinstance(request, Request):
         _check(request)
     elif isinstance(request, TokenizeRequest) and (request.prompt is None) == (request.messages is None):
-        raise ApiError(400, "either prompt or messages was expected", param="prompt")
+        raise ApiError(400, "expected either prompt or messages", param="prompt")
     return request
 
 
 def _field_at_fault(message: str) -> str | None:
-    """Return the field that a validation error of msgspec is about."""
+    """Return the field that msgspec's validation error is about."""
     field = re.search(r" - at `\$\.(\w+)", message) or re.search(r"missing required field `(\w+)`", message)
     return field[1] if field else None
 
 
 def _check(request: Request) -> None:
-    """Refuse what does not fit together, or what no engine here can do."""
+    """Reject fields that do not fit together, or that no engine here supports."""
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
     if isinstance(request, CompletionRequest):
@@ -286,11 +286,11 @@ def _check(request: Request) -> None:
     if request.nvext is not None:
         for note in request.nvext.annotations:
             if note.startswith(DP_RANK) and not DIGITS.fullmatch(note, len(DP_RANK)):
-                raise ApiError(400, f"{DP_RANK}N takes the number of a data-parallel rank, not {note!r}", param="nvext")
+                raise ApiError(400, f"{DP_RANK}N needs the number of a data-parallel rank, not {note!r}", param="nvext")
 
 
 def _check_kv_transfer(params: dict[str, Any]) -> None:
-    """Refuse what says nothing about KV, or far too much."""
+    """Reject params that say nothing about KV, or are too large."""
     parts = [params.get(name) is True for name in ("do_remote_decode", "do_remote_prefill")]
     if sum(parts) != 1:
         raise ApiError(
@@ -299,7 +299,7 @@ def _check_kv_transfer(params: dict[str, Any]) -> None:
             param="kv_transfer_params",
         )
     if len(msgspec.json.encode(params)) > MAX_KV_BYTES:
-        raise ApiError(400, f"kv_transfer_params may have {MAX_KV_BYTES:,} bytes at most", param="kv_transfer_params")
+        raise ApiError(400, f"kv_transfer_params may have at most {MAX_KV_BYTES:,} bytes", param="kv_transfer_params")
 
 
 def _check_completion(request: CompletionRequest) -> None:
@@ -310,7 +310,9 @@ def _check_completion(request: CompletionRequest) -> None:
         raise ApiError(400, "prompt must not be empty", param="prompt")
     choices = len(prompts) * (request.n or 1)
     if choices > MAX_CHOICES:
-        raise ApiError(400, f"{len(prompts)} prompts times n are {choices} answers; at most {MAX_CHOICES}", param="n")
+        raise ApiError(
+            400, f"{len(prompts)} prompts times n make {choices} answers; the limit is {MAX_CHOICES}", param="n"
+        )
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise ApiError(400, "best_of other than n is not supported", param="best_of")
 

@@ -29,11 +29,11 @@ FACTS = {
     "/v1/models": "List the models",
     "/version": "Return the version",
     "/tokenizer_info": "Return a model's tokenizer settings",
-    "/model_info": "Return facts of a model",
+    "/model_info": "Return facts about a model",
     "/health": "Report whether requests can be served",
     "/live": "Report whether the process lives",
 }
-"""What may be asked without a body."""
+"""Requests without a body."""
 
 METRICS = {
     "summary": "Prometheus metrics",
@@ -42,7 +42,7 @@ METRICS = {
 
 
 def openapi() -> dict[str, Any]:
-    """Return the document."""
+    """Return the schema."""
     types = [kind.type for kind in KINDS.values()]
     _, schemas = msgspec.json.schema_components(types, ref_template=REFERENCE)
     paths: dict[str, Any] = {path: {"get": _operation(summary, get=True)} for path, summary in FACTS.items()}
@@ -66,7 +66,10 @@ def _operation(summary: str, *, get: bool = False) -> dict[str, Any]:
         content["text/event-stream"] = {}
     responses: dict[str, Any] = {"200": {"description": "the answer", "content": content}}
     if get:
-        responses["503"] = {"description": "not now", "content": {"application/json": {"schema": {"type": "object"}}}}
+        responses["503"] = {
+            "description": "not available now",
+            "content": {"application/json": {"schema": {"type": "object"}}},
+        }
     else:
         for status in (400, 401, 404, 408, 413, 415, 429, 500, 502, 503):
             responses[str(status)] = {"description": "an error", "content": error}

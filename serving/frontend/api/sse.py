@@ -1,4 +1,4 @@
-"""Answers as bytes: server-sent events made from templates, and whole answers as one object."""
+"""Answers as bytes: server-sent events built from templates, and whole answers as one object."""
 
 import time
 from typing import Any
@@ -18,7 +18,7 @@ def event(value: Any) -> bytes:
 
 
 def error_event(error: ApiError) -> bytes:
-    """Return what ends a stream that has failed."""
+    """Return the last event of a stream that has failed."""
     return b"data: " + error.body() + b"\n\n"
 
 
@@ -28,12 +28,12 @@ def annotation(name: str, value: Any) -> bytes:
 
 
 def escape(text: str) -> bytes:
-    """Return a text as it stands in a JSON string."""
+    """Return a text escaped for a JSON string."""
     return _encode(text)[1:-1]
 
 
 def unescape(text: bytes) -> str:
-    """Return the text that stands so in a JSON string."""
+    """Return the text of an escaped JSON string."""
     value: str = msgspec.json.decode(b'"' + text + b'"')
     return value
 
@@ -65,7 +65,7 @@ class CompletionFormat:
         return event(self.head | {"choices": [], "usage": usage})
 
     def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any], **extras: dict[str, Any] | None) -> bytes:
-        """Return an answer that is not streamed, with what else there is."""
+        """Return an answer that is not streamed, with the extras that are not empty."""
         answer = self.head | {"choices": choices, "usage": usage}
         if self.is_chat:
             answer["object"] = "chat.completion"
@@ -80,7 +80,7 @@ class CompletionFormat:
 
 
 class ChoiceFormat:
-    """The events of one choice, each with the usage so far if it is given; nothing is encoded for a token but its text.
+    """The events of one choice, each with the usage so far if given; for a token, only its text is encoded.
 
     data: {"id":...,"choices":[{"index":0,"delta":{"content":"  once  "},"logprobs":null,"finish_reason":null}]}
     ------------------------- before -------------------------       ----------------- after ------------------
@@ -97,24 +97,24 @@ class ChoiceFormat:
         self._between = self._after + self._before
 
     def first(self, usage: dict[str, Any] | None = None) -> bytes:
-        """Return what precedes the first token: a chat's role."""
+        """Return what comes before the first token: a chat's role."""
         if not self._completion.is_chat:
             return b""
         return self._event({"delta": {"role": "assistant", "content": ""}, "finish_reason": None}, usage=usage)
 
     def tokens(self, texts: list[bytes]) -> bytes:
-        """Return an event for each token's text, which is escaped for JSON."""
+        """Return an event for each token; the texts are already escaped for JSON."""
         return self._before + self._between.join(texts) + self._after
 
     def token(self, text: bytes, logprobs: Any, usage: dict[str, Any] | None = None) -> bytes:
-        """Return the event of a token with its log-probabilities, None if there are none."""
+        """Return the event of a token with its log-probabilities (None: there are none)."""
         end = b',"logprobs":' + _encode(logprobs) + b',"finish_reason":null}]'
         if usage is not None:
             end += b',"usage":' + _encode(usage)
         return self._before + text + self._quote + end + b"}\n\n"
 
     def last(self, reason: str, **extras: dict[str, Any] | None) -> bytes:
-        """Return the event with the finish reason, and with what else there is."""
+        """Return the event with the finish reason and the extras that are not empty."""
         content: dict[str, Any] = {"delta": {}} if self._completion.is_chat else {"text": ""}
         return self._event({**content, "logprobs": None, "finish_reason": reason}, **extras)
 

@@ -1,4 +1,4 @@
-"""Fields of OpenAI, vLLM and SGLang that no engine of token ids could honour: refused rather than ignored."""
+"""Fields of OpenAI, vLLM and SGLang that no token-id engine could honour: rejected rather than ignored."""
 
 from collections.abc import Collection
 from typing import Any
@@ -9,7 +9,7 @@ from serving.frontend.api.errors import ApiError
 from serving.frontend.api.openai import ANNOTATIONS, ChatRequest, CompletionRequest, Request
 
 FEW = 64
-"""Fields whose names are searched for in a body one by one."""
+"""Up to this many fields, their names are searched for in the body one by one."""
 
 FIELDS: dict[type[Request], frozenset[str]] = {
     type: frozenset(field.encode_name for field in msgspec.structs.fields(type))
@@ -24,7 +24,7 @@ NEVER = (
     "stop_regex", "structured_outputs", "thinking", "thinking_token_budget", "truncate_prompt_tokens",
     "truncation_side", "verbosity", "vllm_xargs", "web_search_options",
 )  # fmt: skip
-"""Fields that no engine here can do, whatever their value."""
+"""Fields that no engine here supports, whatever their value."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(NEVER, ()),
@@ -50,14 +50,14 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "use_beam_search": (False,),
 }
-"""Fields of OpenAI, vLLM and SGLang that no engine here can do, with the values that ask for nothing."""
+"""Fields of OpenAI, vLLM and SGLang that no engine here supports, with the values that ask for nothing."""
 
 
 def check_fields(body: bytes | bytearray, request: Request) -> None:
-    """Refuse what an engine of token ids would have to ignore: fields that nobody knows, or that none here can do.
+    """Reject what a token-id engine would have to ignore: unknown fields, and fields that no engine here supports.
 
     Raises:
-        ApiError: there is such a field or annotation, or a field is there twice.
+        ApiError: there is such a field or annotation, or a field occurs twice.
     """
     fields = _decode_fields(body)
     _check_once(body, fields)
@@ -75,7 +75,7 @@ def check_fields(body: bytes | bytearray, request: Request) -> None:
 
 
 def _check_neutral(name: str, value: msgspec.Raw) -> None:
-    """Refuse a field that we have no use for, unless its value asks for nothing."""
+    """Reject a field that we do not use, unless its value asks for nothing."""
     if bytes(value) == b"null":
         return
     if name not in NEUTRAL:
@@ -85,7 +85,7 @@ def _check_neutral(name: str, value: msgspec.Raw) -> None:
 
 
 def _check_once(body: bytes | bytearray, names: Collection[str]) -> None:
-    """Refuse a body with a name twice. To be sure takes longer than all other checks, so only odd bodies are walked."""
+    """Reject a body with a duplicate name. A full walk takes longer than all other checks, so only odd bodies get one."""
     if len(names) <= FEW and b"\\u" not in body and all(body.count(b'"%b"' % name.encode()) == 1 for name in names):
         return
     seen: set[str] = set()
@@ -96,7 +96,7 @@ def _check_once(body: bytes | bytearray, names: Collection[str]) -> None:
 
 
 class _Key:
-    """A key of an object; two of one name are two keys."""
+    """A key of an object; two keys with the same name are different keys."""
 
     __slots__ = ("name",)
 

@@ -1,1 +1,1 @@
-"""From a prompt to pieces of text: attempts at instances, migration, detokenizing, stop strings."""
+"""From a prompt to pieces of text: attempts on instances, migration, detokenizing, stop strings."""

@@ -1,14 +1,14 @@
-"""The attempts to have a choice's tokens generated: each is a call to one worker, or to two that share the request.
+"""The attempts to generate a choice's tokens: each is a call to one worker, or to two that share the request.
 
-    place: route, book, send ---> take what comes ---> a call ends ---> Finished, Refused
+    place: route, book, send ---> take output -------> a call ends ---> Finished, Refused
       ^                                                     |
-      +---- what remains to be generated <---- PlaceAgain --+        `serving.life` decides which, and for what stage
+      +---- what remains to be generated <---- PlaceAgain --+        `serving.life` decides which, and for which stage
 
     source first        prefill: its answer says where the KV is ---> decode with that
-    destination first   prefill and decode at once; whichever fails takes the other with it
+    destination first   prefill and decode at once; if either fails, both end
 
-An instance may be lost: the tokens so far then become part of the prompt at another one. Each attempt has calls of its
-own, so nothing late from a lost one can reach us.
+If an instance is lost, the tokens so far become part of the prompt on another one. Each attempt has its own calls, so
+late output from a lost instance cannot reach us.
 """
 
 import asyncio
@@ -28,40 +28,40 @@ from serving.routing.stages import Stages
 from serving.runtime.messages import CallError, End
 
 UNPLACED = (NoWorkersError, AllBusyError, AllFullError, CallError)
-"""Nobody takes a request now."""
+"""Errors that mean that no worker accepts a request now."""
 
 PROMPT_S = 30.0
-"""How long an answer waits for what its prefill worker says of the prompt, if the client asked for that."""
+"""How long an answer waits for its prefill worker's prompt log-probabilities, if the client asked for them."""
 
 LATE_S = 1.0
-"""How long its end waits for the number of cached tokens."""
+"""How long the end of an answer waits for the number of cached tokens."""
 
 
 class Attempts:
-    """Calls workers until a choice's answer is whole; then, or on any way out, `close`."""
+    """Calls workers until a choice's answer is complete; `close` it then, and on any other way out."""
 
     def __init__(self, stages: Stages, request: ChoiceRequest, life: Life, *, is_refusable: bool = True) -> None:
-        """Route and send it; what was accepted once, or is not refusable, is not refused because workers are full.
+        """Route and send the request; if it is not refusable, full workers do not refuse it.
 
         Raises:
-            ApiError: there is nobody to send it to.
+            ApiError: there is no worker to send it to.
         """
         self.life = life
         self.prefill: Call | None = None
-        """The last to a worker that only prefills."""
+        """The last call to a worker that only prefills."""
         self.decode: Call | None = None
-        """The last to a worker that answers."""
+        """The last call to a worker that answers."""
         self.prefilled: Output | None = None
-        """What the one that prefilled said."""
+        """The output of the worker that prefilled."""
         self.first_token_s = 0.0
         self.last_token_s = 0.0
-        """When the first and the last token came, by the process's performance counter; 0 until then."""
+        """When the first and the last token arrived, by the process's performance counter; 0 until then."""
         self.has_bypassed = False
-        """Whether it could have been prefilled elsewhere, and was not for being short or for want of room there."""
+        """Whether a decode worker computes the prompt although there are prefill workers (short prompt, or they are busy)."""
         self._stages = stages
         self._request = request
         self._num_output = 0
-        self._generated: list[int] = []  # kept as long as it may be needed for another attempt
+        self._generated: list[int] = []  # kept while another attempt may need it
         self._watching: asyncio.Task[None] | None = None  # the prefill worker, while another answers
         self._has_prefill_failed = False
         try:
@@ -71,7 +71,7 @@ class Attempts:
 
     @property
     def placement(self) -> Placement:
-        """Where the answer comes from, or before that its prompt is computed."""
+        """Where the answer comes from; until that is known, where its prompt is computed."""
         call = self.decode or self.prefill
         assert call is not None
         return call.placement
@@ -84,7 +84,7 @@ class Attempts:
         return call.placement
 
     async def take(self) -> Output:
-        """Wait for news of the engine, from this attempt or the next.
+        """Wait for output from the engine, in this attempt or the next.
 
         Raises:
             ApiError: the request failed.
@@ -112,13 +112,13 @@ class Attempts:
 
     @property
     def hand_over_s(self) -> float | None:
-        """Time between the prompt's end at one worker and the first token at another (s), an upper bound of its KV's way."""
+        """Time from the prompt's end at one worker to the first token at another (s), an upper bound for the KV transfer."""
         if self.prefill is None or not self.prefill.ended_s or not self.first_token_s:
             return None
         return max(self.first_token_s - self.prefill.ended_s, 0.0)
 
     def stamps(self) -> dict[str, float]:
-        """Return when what happened, by the process's performance counter, as the results folder names it."""
+        """Return the time of each event, by the process's performance counter, under the names of the results folder."""
         prefill, decode, stamps = self.prefill, self.decode, dict[str, float]()
         if prefill is not None:
             stamps = {"prefill_queued": prefill.sent_s, "prefill_end": prefill.ended_s, **prefill.stamps()}
@@ -129,7 +129,7 @@ class Attempts:
         return {name: at for name, at in stamps.items() if at}
 
     def close(self) -> None:
-        """Release the bookings, and report to the instances that are still at work."""
+        """Release the bookings, and cancel the calls still in progress."""
         if self._watching is not None:
             self._watching.cancel()
             self._watching = None
@@ -138,7 +138,7 @@ class Attempts:
                 call.close()
 
     async def _take_prompt(self) -> None:
-        """Wait until the prompt is computed, and place what remains.
+        """Wait until the prompt is computed, and place the rest.
 
         Raises:
             ApiError: the request failed.
@@ -146,12 +146,12 @@ class Attempts:
         assert self.prefill is not None
         output, end = await whole(self.prefill)
         if not end.kind and output.kv_transfer_params is None:
-            end = End(0, "it did not say where the KV is: kv_transfer_params were expected", "engine")
+            end = End(0, "its answer does not say where the KV is: expected kv_transfer_params", "engine")
         self.prefilled = output
         await self._follow(end, self.prefill, "prefill")
 
     async def _add_prefilled(self, output: Output) -> None:
-        """Add what is known of the prompt from the worker that computed it, which the one that answers cannot know."""
+        """Add what the worker that computed the prompt knows about it; the one that answers cannot know."""
         if (watching := self._watching) is not None:
             wants_prompt = not self._num_output and "prompt_logprobs" in self._request.sampling
             if wants_prompt or output.finish_reason:
@@ -162,7 +162,7 @@ class Attempts:
         output.prompt_logprobs = None if prefilled is None else prefilled.prompt_logprobs
 
     async def _watch(self, prefill: Call, decode: Call) -> None:
-        """Read what a prefill worker says while another answers; if it fails before that one has all KV, both end."""
+        """Read a prefill worker's output while a decode worker answers; if it fails before all KV is there, both end."""
         try:
             self.prefilled, end = await whole(prefill)
         except ApiError as error:
@@ -172,18 +172,22 @@ class Attempts:
             decode.abort(end.error, end.kind)
 
     async def _after(self, end: End) -> str:
-        """Place what remains again after a call that ended early, or return why the answer is finished."""
+        """After a call ended early, place the rest again, or return why the answer is finished."""
         assert self.decode is not None
         if self._has_prefill_failed and self.prefill is not None:
             return await self._follow(end, self.prefill, "prefill")
-        if end.kind in ("lost", "overloaded") and self.prefill is not None:  # either may be why: try neither again
+        if (
+            end.kind in ("lost", "overloaded") and self.prefill is not None
+        ):  # either may be the cause: try neither again
             self.life.failed_at.add(self.prefill.instance_id)
-        if end.kind == "invalid" and self.prefill is not None:  # what two workers tell each other is not the client's
+        if (
+            end.kind == "invalid" and self.prefill is not None
+        ):  # what one worker passes to the other is not the client's fault
             end = End(end.id, end.error, "engine")
         return await self._follow(end, self.decode, "decode")
 
     async def _follow(self, end: End, call: Call, stage: Stage) -> str:
-        """Do what follows the end of a call; return why the answer is finished, if it is.
+        """Carry out what follows the end of a call; return why the answer is finished, if it is.
 
         Raises:
             ApiError: the request failed.
@@ -200,7 +204,7 @@ class Attempts:
         if isinstance(step, Finished):
             return step.reason
         if isinstance(step, Refused):
-            is_theirs = step.kind in ("lost", "engine")  # not the client's, nor everybody's
+            is_theirs = step.kind in ("lost", "engine")  # not the client's fault, nor a general state
             raise failed_call(f"{call.name}: {step.message}" if is_theirs else step.message, step.kind)
         await asyncio.sleep(step.after_s)
         if not self.life.is_prefilled:
@@ -226,10 +230,10 @@ class Attempts:
                     await self._stages.decode.wait_for_workers()
 
     def _place(self, request: ChoiceRequest, *, is_refusable: bool) -> None:
-        """Route, book and send for the stage that comes next.
+        """Route, book and send for the next stage.
 
         Raises:
-            UNPLACED: nobody takes it now.
+            UNPLACED: no worker accepts it now.
         """
         life, prefill, own, bypass = self.life, self._stages.prefill, request.kv_transfer_params, None
         if not (life.is_prefilled or life.is_pinned or own):
@@ -250,7 +254,7 @@ class Attempts:
                 request = replace(request, instance_id=bypass.instance_id, rank=bypass.dp_rank)
         is_for_prefill = own is not None and own.get("do_remote_decode") is True
         if is_for_prefill and prefill is None and self._stages.decode.core.stage == "decode":
-            raise NoWorkersError("no prefill worker is there now")
+            raise NoWorkersError("there is no prefill worker now")
         routing = prefill if is_for_prefill and prefill is not None else self._stages.decode
         call = self._book(routing, request, is_refusable=is_refusable)
         with closed_unless_sent(call):
@@ -258,10 +262,10 @@ class Attempts:
         self.decode = call
 
     def _place_both(self, prefill: Routing, request: ChoiceRequest, *, is_refusable: bool) -> None:
-        """Have a prompt computed; where the workers that share a request are called at once, call the other one, too.
+        """Have a prompt computed; if both workers of a request are called at once, call the decode worker, too.
 
         Raises:
-            UNPLACED: nobody takes it now.
+            UNPLACED: no worker accepts it now.
         """
         self.prefilled = self.decode = None
         self.has_bypassed = self._has_prefill_failed = False
@@ -301,7 +305,7 @@ class Attempts:
 
 @contextlib.contextmanager
 def closed_unless_sent(call: Call) -> Iterator[None]:
-    """Close a call where an error keeps it from being made."""
+    """Close a call if an error keeps it from being sent."""
     try:
         yield
     except BaseException:

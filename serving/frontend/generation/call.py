@@ -1,4 +1,4 @@
-"""A call to one worker, and what is sent there."""
+"""A call to one worker, and the request that it sends."""
 
 import time
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from serving.worker.protocol import PreprocessedRequest, StopConditions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceRequest:
-    """What one choice of an answer asks of an engine, and of the router."""
+    """What one choice of an answer asks of an engine and of the router."""
 
     prompt: Prompt
     conditions: StopConditions
@@ -30,12 +30,12 @@ class ChoiceRequest:
     num_generated: int = 0
     """How many of the prompt's last tokens are part of the answer."""
     kv_transfer_params: dict[str, Any] | None = None
-    """For the worker: of a request that two of them share, or as a client that shares it out itself has them."""
+    """For the worker: if two workers share the request, or as sent by a client that directs them itself."""
     is_held: bool = False
-    """Whether its call may last until the prompt's KV was read."""
+    """Whether the call may last until the prompt's KV has been read."""
 
     def after(self, tokens: list[int]) -> "ChoiceRequest":
-        """Return what remains to be generated after these tokens."""
+        """Return the request for the rest of the answer after these tokens."""
         if not tokens:
             return self
         limit, end = self.conditions.max_tokens, self.conditions.stop_after
@@ -49,7 +49,7 @@ class ChoiceRequest:
         return replace(self, prompt=prompt, conditions=conditions, num_generated=self.num_generated + len(tokens))
 
     def to_prefill(self, params: dict[str, Any]) -> "ChoiceRequest":
-        """Return what a worker that prefills is asked: one token, which nobody reads, whatever it is."""
+        """Return the request for a worker that prefills: any one token, which nobody reads."""
         return replace(
             self,
             conditions=StopConditions(max_tokens=1, ignore_eos=True),
@@ -60,12 +60,12 @@ class ChoiceRequest:
         )
 
     def to_decode(self, params: dict[str, Any]) -> "ChoiceRequest":
-        """Return what a worker is asked that gets the prompt's KV; the other one says what there is to say of the prompt."""
+        """Return the request for a worker that reads the prompt's KV; the prefill worker reports on the prompt."""
         sampling = {name: value for name, value in self.sampling.items() if name != "prompt_logprobs"}
         return replace(self, sampling=sampling, kv_transfer_params=params)
 
     def packed(self, rank: int, *, is_refusable: bool) -> PreprocessedRequest:
-        """Return it as it travels to a worker."""
+        """Return the request as it travels to a worker."""
         return PreprocessedRequest(
             token_ids=pack_u32(self.prompt.tokens),
             sequence_hashes=pack_u64(np.array(self.prompt.hashes, np.uint64)),
@@ -82,18 +82,18 @@ class ChoiceRequest:
 
 
 class Call:
-    """A call to one worker, which is booked with its router from the placement until it is closed."""
+    """A call to one worker; it stays booked with its router from the placement until it is closed."""
 
     def __init__(self, routing: Routing, placement: Placement) -> None:
         self.placement = placement
         self.sent_s = self.ended_s = 0.0
-        """When, by the process's performance counter; 0 until then."""
+        """By the process's performance counter; 0 until then."""
         self.has_begun = False
-        """Whether the worker has said something."""
+        """Whether the worker has sent any output."""
         self.times: dict[str, float] = {}
-        """What the worker said of when what happened there, in seconds since it had the request."""
+        """When things happened at the worker, as it reports, in seconds since it got the request."""
         self.num_transfer_bytes = 0.0
-        """Bytes of KV that it read."""
+        """Bytes of KV that the worker read."""
         self._routing = routing
         self._stream: ReplyStream | None = None
         self._num_before = 0
@@ -101,27 +101,27 @@ class Call:
 
     @property
     def worker_labels(self) -> tuple[str, str, str]:
-        """Whom it calls, as metrics have it: instance, data-parallel rank, and what its pool does."""
+        """The labels of the worker in metrics: instance, data-parallel rank, and the role of its pool."""
         rank = self.placement.rank
         return f"{rank.instance_id:x}", str(rank.dp_rank), self._routing.core.stage
 
     @property
     def name(self) -> str:
-        """Whom it calls, as logs and errors have it."""
+        """The worker's name in logs and errors."""
         rank, role = self.placement.rank, self._routing.core.stage
         return f"{role} worker {rank.instance_id:x}" + (f", rank {rank.dp_rank}" if rank.dp_rank else "")
 
     @property
     def instance_id(self) -> int:
-        """Whom it calls."""
+        """The instance that it calls."""
         return self.placement.rank.instance_id
 
     def stamps(self) -> dict[str, float]:
-        """Return what the worker said of when what happened there, by the process's performance counter."""
+        """Return when things happened at the worker, by the process's performance counter."""
         return {name: self.sent_s + at for name, at in self.times.items()}
 
     def send(self, request: ChoiceRequest, *, is_refusable: bool) -> None:
-        """Make it.
+        """Make the call.
 
         Raises:
             CallError: the instance is gone.
@@ -131,10 +131,10 @@ class Call:
         self._stream = self._routing.send(self.placement, packed)
 
     async def read(self, output: Output) -> End | None:
-        """Wait for news and add it to an output; return the end once there is nothing more.
+        """Wait for output and add it; return the end once there is nothing more.
 
         Raises:
-            ApiError: the engine says something that means nothing.
+            ApiError: the engine sent something invalid.
         """
         stream = self._stream
         assert stream is not None
@@ -151,25 +151,25 @@ class Call:
         return stream.end
 
     def abort(self, message: str, kind: str) -> None:
-        """End it, and have its reader see this end."""
+        """End the call; its reader sees this end."""
         if self._stream is not None:
             self._stream.abort(message, kind)
 
     def close(self) -> None:
-        """Release the booking, and report to the instance that nobody waits any more, if it is still at work."""
+        """Release the booking, and cancel the call if it is still in progress."""
         if self._stream is not None:
             self._stream.cancel()
         self.settle()
 
     def settle(self) -> None:
-        """Release the booking: what was asked for is done."""
+        """Release the booking: the work is done."""
         if self._is_booked:
             self._is_booked = False
             self._routing.on_finish(self.placement)
 
 
 async def whole(call: Call) -> tuple[Output, End]:
-    """Wait for the end of a call, or until it says where the KV of its prompt is; that may be held until it is closed."""
+    """Wait until a call ends or says where its prompt's KV is; such a call may be held open until it is closed."""
     output = Output()
     while (end := await call.read(output)) is None and output.kv_transfer_params is None:
         pass

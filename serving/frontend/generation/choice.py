@@ -1,4 +1,4 @@
-"""One choice of an answer: its attempts bring tokens, its text makes them pieces."""
+"""One choice of an answer: its attempts produce tokens, its text turns them into pieces."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from serving.worker.protocol import StopConditions
 
 
 class Choice:
-    """Read `pieces` until `finish_reason` is set; then, or on any way out, `close`."""
+    """Read `pieces` until `finish_reason` is set; `close` it then, and on any other way out."""
 
     def __init__(self, attempts: Attempts, text: Text, request: ChoiceRequest, tokenizer: Tokenizer) -> None:
         self.finish_reason = ""
@@ -26,15 +26,15 @@ class Choice:
         self.block_size = request.prompt.block_size
         self.num_cached = 0
         self.tier_tokens: dict[str, int] = {}
-        """Those of them that came from beyond the GPU, by tier, where the engine says so."""
+        """Cached tokens that came from beyond the GPU, by tier, if the engine reports it."""
         self.num_before = 0
         """Tokens of the answer before the last pieces."""
         self.logprobs: list[TokenLogprob] = []
-        """Of the last pieces, if they were asked for."""
+        """Of the last pieces, if requested."""
         self.prompt_logprobs: list[TokenLogprob] | None = None
-        """Of the prompt, if they were asked for, once the first pieces have come."""
+        """Of the prompt, if requested, once the first pieces have arrived."""
         self.kv_transfer_params: dict[str, Any] | None = None
-        """What a worker said of the prompt's KV, to a client that shares out a request itself."""
+        """Where the prompt's KV is, for a client that directs disaggregated requests itself."""
         self.attempts = attempts
         self._text = text
         self._request = request
@@ -44,16 +44,16 @@ class Choice:
 
     @property
     def num_completion(self) -> int:
-        """Tokens of the answer; some engines give text, and count better than its pieces do."""
+        """Tokens of the answer. If an engine returns text, its own count is better than the number of pieces."""
         return self._text.num_tokens if self._num_counted is None else self._num_counted
 
     @property
     def num_overlap_tokens(self) -> int:
-        """Tokens of the prompt that the router expected in the cache of the worker that computes it."""
+        """Prompt tokens that the router expected in the cache of the worker that computes the prompt."""
         return self.attempts.prompt_placement.overlap_blocks * self.block_size
 
     async def pieces(self) -> list[bytes]:
-        """Wait for news and return the text of each token that came, escaped for JSON.
+        """Wait for output and return the text of each new token, escaped for JSON.
 
         Raises:
             ApiError: the request failed.
@@ -77,14 +77,14 @@ class Choice:
         return pieces
 
     def close(self) -> None:
-        """Release the booking, and tell the instance if it is still at work."""
+        """Release the bookings, and cancel the calls still in progress."""
         self.attempts.close()
 
     def _read_logprobs(self, output: Output, pieces: list[bytes]) -> None:
-        """Name the tokens of the log-probabilities that were asked for.
+        """Add the tokens' texts to the requested log-probabilities.
 
         Raises:
-            ApiError: tokens have come without them.
+            ApiError: tokens arrived without them.
         """
         wanted = self._request.sampling
         if output.prompt_logprobs is not None and self.prompt_logprobs is None:
@@ -97,7 +97,7 @@ class Choice:
             "prompt_logprobs" in wanted and self.prompt_logprobs is None
         )
         if output.tokens and is_missing:
-            raise ApiError(400, "the engine of this model gives no such log-probabilities", param="logprobs")
+            raise ApiError(400, "this model's engine does not return these log-probabilities", param="logprobs")
         self.logprobs = [
             TokenLogprob(unescape(piece), value, name_tokens(top, self._tokenizer))
             for piece, (value, top) in zip(pieces, output.logprobs, strict=False)
@@ -105,10 +105,10 @@ class Choice:
 
 
 def start_choices(prepared: Prepared, model: ServedModel, config: FrontendConfig, request_id: str) -> list[Choice]:
-    """Send each choice of a request to an engine; once the first was taken, the others are not refused.
+    """Send each choice of a request to an engine; once the first is accepted, the others are not refused.
 
     Raises:
-        ApiError: there is nobody to send it to.
+        ApiError: there is no worker to send it to.
     """
     _check_kv_transfer(prepared, model, config)
     choices: list[Choice] = []
@@ -125,16 +125,16 @@ def start_choices(prepared: Prepared, model: ServedModel, config: FrontendConfig
 
 
 def _check_kv_transfer(prepared: Prepared, model: ServedModel, config: FrontendConfig) -> None:
-    """Refuse a request that its client shares out where that is not allowed, and one that is for other workers.
+    """Reject kv_transfer_params if clients may not send them, and requests that the model's workers cannot serve.
 
     Raises:
-        ApiError: so it is.
+        ApiError: the request is rejected.
     """
     params, name = prepared.options.kv_transfer_params, "kv_transfer_params"
     if params is not None and not config.allow_kv_transfer_params:
-        raise ApiError(400, f"{name} are taken from clients only with --allow-kv-transfer-params", param=name)
+        raise ApiError(400, f"{name} are accepted from clients only with --allow-kv-transfer-params", param=name)
     if params is not None and len(prepared.prompts) * (prepared.options.n or 1) > 1:
-        raise ApiError(400, f"{name} are of one prompt and one answer", param=name)
+        raise ApiError(400, f"{name} need a single prompt and a single answer", param=name)
     if model.card.role == "prefill" and not (params and params.get("do_remote_decode")):
         raise ApiError(503, f"only prefill workers serve model {model.card.name!r} at the moment; retry later")
 
@@ -170,7 +170,7 @@ def _start(
 ) -> Choice:
     is_pinned, conditions = request.instance_id is not None, request.conditions
     limit = model.card.migration_limit if config.migration_limit is None else config.migration_limit
-    is_lost_with_worker = is_pinned or request.kv_transfer_params is not None  # its KV is there and nowhere else
+    is_lost_with_worker = is_pinned or request.kv_transfer_params is not None  # its KV is only there
     life = Life(0 if is_lost_with_worker else limit, is_pinned=is_pinned, config=model.stages.config)
     attempts = Attempts(model.stages, request, life, is_refusable=is_refusable)
     text = Text(
@@ -187,7 +187,7 @@ def _start(
 
 
 def _sampling(prepared: Prepared, index: int) -> dict[str, Any]:
-    """Return what the engine needs to sample; each choice has a seed of its own."""
+    """Return the sampling options for the engine; each choice has its own seed."""
     request, extension = prepared.options, prepared.extension
     names = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "logit_bias")
     options = {name: getattr(request, name) for name in names}

@@ -1,4 +1,4 @@
-"""What an engine said: the items of `serving.worker.protocol`, read. An engine is not trusted to say what it should."""
+"""Read an engine's output: the items of `serving.worker.protocol`. An engine is not trusted to send valid items."""
 
 import math
 from typing import Any
@@ -8,52 +8,52 @@ import msgspec
 from serving.frontend.api.errors import ApiError
 
 MAX_KV_BYTES = 4 << 20
-"""Of `kv_transfer_params`, which travel on to another worker."""
+"""Maximum size of `kv_transfer_params`, which travel on to another worker."""
 
 MAX_BYTES = 1 << 60
 MAX_S = 1e6
-"""What a worker says it did later than this after a request came is left aside."""
+"""Times that a worker reports are ignored if they are longer than this after the request arrived."""
 
 TIMES = ("admitted", "prefill_end", "decode_blocks", "transfer_start", "transfer_end", "decode_start")
-"""What engines time, as the results folder names it."""
+"""The times that engines report, under the names of the results folder."""
 
 
 TIERS = ("host", "disk", "store")
-"""Where KV is beyond the GPU."""
+"""The tiers for KV beyond the GPU."""
 
 
 class Output(msgspec.Struct, gc=False):
-    """What an engine said since the last look."""
+    """An engine's output since the last read."""
 
     tokens: list[int] = []
     texts: list[str] = []
-    """From engines that give text with their tokens."""
+    """From engines that return text with their tokens."""
     finish_reason: str = ""
     num_cached: int | None = None
     tier_tokens: dict[str, int] | None = None
-    """Cached tokens that came from beyond the GPU, by tier, from engines that know."""
+    """Cached tokens that came from beyond the GPU, by tier, from engines that report it."""
     num_completion: int | None = None
     """Tokens of the answer so far, from engines that count them."""
     logprobs: list[tuple[float, list[Any] | None]] = []
-    """Log-probability and likeliest alternatives of each token, if they were asked for."""
+    """Log-probability and most likely alternatives of each token, if requested."""
     prompt_logprobs: list[tuple[float | None, list[Any] | None]] | None = None
     """The same for the prompt."""
     kv_transfer_params: dict[str, Any] | None = None
     """Where the prompt's KV is, from a worker that prefills."""
     times: dict[str, float] = {}
-    """When what happened, in seconds since the request came to the worker."""
+    """When things happened, in seconds since the request reached the worker."""
     num_transfer_bytes: float = 0.0
 
     @property
     def has_news(self) -> bool:
-        """Whether it says something of the answer."""
+        """Whether it contains part of the answer."""
         return bool(self.tokens or self.texts or self.finish_reason)
 
     def read(self, items: list[Any], num_before: int) -> None:
-        """Add what these items say; `num_before` tokens are of earlier attempts.
+        """Add these items; `num_before` tokens are from earlier attempts.
 
         Raises:
-            ApiError: an item means nothing.
+            ApiError: an item is invalid.
         """
         for item in items:
             if type(item) is int:
@@ -65,7 +65,7 @@ class Output(msgspec.Struct, gc=False):
 
     def _read_dict(self, item: Any, num_before: int) -> None:
         if not isinstance(item, dict) or not isinstance(tokens := item.get("token_ids", []), list):
-            raise ApiError(500, "the engine sent something that is no answer")
+            raise ApiError(500, "the engine sent something that is not an answer")
         self.tokens += tokens
         if item.get("finish_reason"):
             self.finish_reason = str(item["finish_reason"])
@@ -91,30 +91,30 @@ class Output(msgspec.Struct, gc=False):
 
 
 def _count(said: Any) -> int:
-    """Return a number of tokens, as an engine says it.
+    """Return the number of tokens that an engine sent.
 
     Raises:
-        ApiError: it is none.
+        ApiError: it is not a number.
     """
     if not isinstance(said, int | float) or not math.isfinite(said):
-        raise ApiError(500, "the engine sent a number of tokens that is none")
+        raise ApiError(500, "the engine sent a token count that is not a number")
     return max(int(said), 0)
 
 
 def _kv_transfer_params(said: Any) -> dict[str, Any]:
-    """Return what a worker that prefills says of where the KV is.
+    """Return the params of a worker that prefills, which say where the KV is.
 
     Raises:
-        ApiError: it is nothing that can travel on.
+        ApiError: they cannot be passed on.
     """
     if not isinstance(said, dict):
-        raise ApiError(500, f"the engine sent kv_transfer_params that are no dict but {type(said).__name__}")
+        raise ApiError(500, f"the engine sent kv_transfer_params of type {type(said).__name__}, not dict")
     num_bytes = len(msgspec.msgpack.encode(said))
     if num_bytes > MAX_KV_BYTES:
-        raise ApiError(500, f"the engine sent kv_transfer_params of {num_bytes} bytes; expected {MAX_KV_BYTES} at most")
+        raise ApiError(500, f"the engine sent kv_transfer_params of {num_bytes} bytes; expected at most {MAX_KV_BYTES}")
     return said
 
 
 def _is_within(said: Any, limit: float) -> bool:
-    """Tell whether a worker said a number from 0 to the limit; NaN is none."""
+    """Return whether a worker sent a number from 0 to the limit; NaN is not one."""
     return isinstance(said, int | float) and 0 <= said <= limit

@@ -1,8 +1,8 @@
-"""Stop strings, also where they lie across tokens."""
+"""Stop strings, including those that span tokens."""
 
 
 class StopMatcher:
-    """Lets text through until a stop string; holds back what may be the beginning of one."""
+    """Lets text through up to a stop string; holds back what may be the start of one."""
 
     def __init__(self, stops: list[str]) -> None:
         self.has_stopped = False
@@ -10,9 +10,9 @@ class StopMatcher:
         self._held = ""
 
     def push(self, text: str, *, may_stop: bool = True) -> str:
-        """Add text; return what can be let through now. Text from a stop string on is dropped.
+        """Add text; return what can be let through now. A stop string and the text after it are dropped.
 
-        A stop string counts where its end lies in text that may stop, as in vLLM.
+        A stop string counts if its end is in text that may stop, as in vLLM.
         """
         if self.has_stopped:
             return ""
@@ -30,13 +30,13 @@ class StopMatcher:
         return text[:cut]
 
     def flush(self) -> str:
-        """Return what was held back: the answer ended otherwise."""
+        """Return what was held back: the answer ended without a stop string."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of a text that begins a stop string."""
+    """Return the length of the longest suffix of the text that starts a stop string."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if stop.startswith(text[-length:]):
             return length

@@ -8,7 +8,7 @@ from serving.model.detokenizer import Detokenizer
 
 
 class Text:
-    """The text of one choice; it ends where `finish_reason` is set."""
+    """The text of one choice; it has ended once `finish_reason` is set."""
 
     def __init__(
         self,
@@ -21,7 +21,7 @@ class Text:
     ) -> None:
         self.finish_reason = ""
         self.num_tokens = 0
-        """Tokens so far, with the one that ends the answer, which has no text."""
+        """Tokens so far, including the one that ends the answer, which has no text."""
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stops) if stops else None
         self._end_token_ids = frozenset(end_token_ids)
@@ -29,7 +29,7 @@ class Text:
         self._max_tokens = max_tokens
 
     def push(self, tokens: list[int], finish_reason: str = "") -> list[bytes]:
-        """Return the text of each token, at the end with what was held back; a finish reason makes them the last."""
+        """Return the text of each token, at the end with the text held back; with a finish reason, they are the last."""
         self.finish_reason = finish_reason
         if self._max_tokens is not None and self.num_tokens + len(tokens) >= self._max_tokens:
             tokens = tokens[: self._max_tokens - self.num_tokens]
@@ -47,12 +47,12 @@ class Text:
         return pieces
 
     def push_texts(self, texts: list[str], finish_reason: str = "") -> list[bytes]:
-        """The same for what an engine gives as text, whose pieces count as tokens."""
+        """The same for an engine that returns text; each piece counts as a token."""
         self.finish_reason = finish_reason
         return self._finish(self._match(texts))
 
     def _before_end(self, tokens: list[int]) -> list[int]:
-        """Cut tokens at the first that ends the answer, if it has the least number of tokens by then."""
+        """Cut tokens at the first that ends the answer, if the minimum number of tokens is reached by then."""
         for index, token in enumerate(tokens):
             if token in self._end_token_ids and self.num_tokens + index >= self._min_tokens:
                 self.finish_reason = "stop"
@@ -64,7 +64,7 @@ class Text:
         return self._matcher is not None and self._matcher.has_stopped
 
     def _match(self, texts: list[str]) -> list[str]:
-        """Let texts through up to a stop string; the piece in which it ends is the last."""
+        """Let texts through up to a stop string; the piece that ends it is the last."""
         if self._matcher is None:
             return texts
         passed: list[str] = []
@@ -77,7 +77,7 @@ class Text:
         return passed
 
     def _finish(self, texts: list[str]) -> list[bytes]:
-        """Count pieces and return them escaped, at the end with what was held back."""
+        """Count pieces and return them escaped, at the end with the text held back."""
         self.num_tokens += len(texts)
         rest = self._held_back() if self.finish_reason else ""
         if rest:

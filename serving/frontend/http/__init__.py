@@ -1,1 +1,1 @@
-"""Connections and bodies within limits of bytes and seconds."""
+"""Connections and bodies, with limits in bytes and seconds."""

@@ -1,4 +1,4 @@
-"""A request's body: read within its own limits, and within what the process may hold of all bodies together."""
+"""A request's body: read within its own limits, and within the process's budget for all bodies together."""
 
 import asyncio
 import re
@@ -9,7 +9,7 @@ from starlette.requests import Request
 from serving.frontend.api.errors import ApiError
 
 FREE_BYTES = 64 * 1024
-"""The start of each body, which the budget does not count: small requests pass while large ones are refused."""
+"""The start of each body that the budget does not count: small requests pass while large ones are rejected."""
 
 BODY_TIMEOUT_S = 60.0
 
@@ -35,7 +35,7 @@ class BodyBudget:
         self.num_held -= num_bytes
 
     def check(self, num_bytes: int) -> None:
-        """Refuse what there is no room for.
+        """Check that there is room.
 
         Raises:
             ApiError: there is no room.
@@ -50,7 +50,7 @@ class BodyBudget:
 
 
 class Share:
-    """What one body takes of the budget; given back at the end of the context, however it ends."""
+    """One body's share of the budget; it is released at the end of the context, however that ends."""
 
     __slots__ = ("_budget", "_num_bytes")
 
@@ -67,7 +67,7 @@ class Share:
         self._budget.release(self._num_bytes)
 
     def expect(self, size: int) -> None:
-        """Refuse a body that there is no room for, before any of it is read.
+        """Reject a body that there is no room for, before any of it is read.
 
         Raises:
             ApiError: there is no room.
@@ -76,7 +76,7 @@ class Share:
             self._budget.check(size - FREE_BYTES)
 
     def grow(self, size: int) -> None:
-        """Take as much as a body of this size needs.
+        """Reserve as much as a body of this size needs.
 
         Raises:
             ApiError: there is no room.
@@ -95,7 +95,7 @@ async def read_body(request: Request, share: Share, max_bytes: int) -> bytearray
     """
     _check_content_type(request.headers.get("content-type", "application/json").lower())
     too_large = ApiError(413, f"the body is larger than {max_bytes >> 20} MiB")
-    length = int(request.headers.get("content-length", 0))  # digits: the parser has seen to it
+    length = int(request.headers.get("content-length", 0))  # only digits: the parser has checked
     if length > max_bytes:
         raise too_large
     share.expect(length)
@@ -108,7 +108,7 @@ async def read_body(request: Request, share: Share, max_bytes: int) -> bytearray
                 share.grow(len(body) + len(chunk))
                 body += chunk
     except TimeoutError as error:
-        raise ApiError(408, f"the body did not come within {BODY_TIMEOUT_S:g} s") from error
+        raise ApiError(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from error
     return body
 
 

@@ -1,16 +1,16 @@
-"""One client's connection: every part of what it sends is bounded, in bytes and in seconds.
+"""One client's connection: everything that the client sends is bounded in bytes and in seconds.
 
     idle ---first byte---> head ---blank line---> body ---its end---> idle
      |                      |                      |
-     closed after 75 s      408 after 10 s         read by the handler within its own limits; what it leaves is
-     (10 s if new)          414, 431 above         thrown away for 5 s and 64 MiB, then the connection is closed
-                            their limits           400 above the limit for what is not body
+     closed after 75 s      408 after 10 s         read by the handler within its own limits; the rest is discarded
+     (10 s if new)          414, 431 above         for 5 s and 64 MiB, then the connection is closed
+                            their limits           400 above the limit for bytes that are not body
 
-    The parser cannot be stopped midway, so it is fed small pieces. Between two of them we stop for as long as the
-    queue of pipelined requests is full. What is refused is answered in its turn, then the rest of the input is thrown
-    away for a moment: closing at once would reset the connection, and the client might lose the answer.
+    The parser cannot be stopped midway, so it is fed small pieces. Between two pieces we wait while the queue of
+    pipelined requests is full. A rejected request is answered in its turn; then the rest of the input is discarded for
+    a moment: closing at once would reset the connection, and the client might lose the answer.
 
-uvicorn does the HTTP; docs/decisions/0013-bounded-connections.md says which of its internals this file relies on.
+uvicorn handles HTTP; docs/decisions/0013-bounded-connections.md says which of its internals this file relies on.
 """
 
 import asyncio
@@ -31,25 +31,25 @@ from serving.frontend.http.transport import Flow, Transport
 log = logging.getLogger(__name__)
 
 PIECE_BYTES = 2048
-"""What the parser is fed at once, unless it is known to be body: at most 113 of the shortest requests."""
+"""How much the parser is fed at once, unless it is known to be body: at most 113 of the shortest requests."""
 
 PIECES_A_TURN = 16
-"""After as many pieces, other connections have a turn: a piece of one-byte chunks takes 0.3 ms."""
+"""After this many pieces, other connections get a turn: a piece of one-byte chunks takes 0.3 ms."""
 
 
 class Phase(Enum):
-    """What the next byte is part of."""
+    """What the next byte belongs to."""
 
     IDLE = 0
     HEAD = 1
     BODY = 2
 
 
-IDLE, HEAD, BODY = Phase  # a class's own attributes take Python 3.11 longer
+IDLE, HEAD, BODY = Phase  # in Python 3.11, reading a class's attributes is slower
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's connection within limits."""
+    """uvicorn's connection, with limits."""
 
     def __init__(
         self,
@@ -64,20 +64,20 @@ class Connection(HttpToolsProtocol):
         self._limits = limits
         self._phase = IDLE
         self._since = 0.0
-        """When it began to wait: for a request's head, for its end, or for the next one."""
+        """When it started to wait: for a request's head, for its end, or for the next one."""
         self._num_fed = 0
         self._num_body = 0
-        """Bytes of the head, or after it, that the parser was fed; and how many of them were body."""
+        """Bytes that the parser was fed of the head, or after it; and how many of them were body."""
         self._num_expected = 0
-        """Bytes of the body to come, 0 if it does not say."""
+        """Bytes of the body still to come, 0 if the request does not say."""
         self._num_thrown = 0
         self._unparsed: memoryview | None = None
-        """Bytes that wait for a turn or for room in the queue."""
+        """Bytes that wait for their turn or for room in the queue."""
         self._is_scheduled = False
         self._is_deaf = False
-        """Whatever comes is thrown away."""
+        """Whether all further input is discarded."""
         self._refusal: ApiError | None = None
-        """The last answer, once those before it are given."""
+        """The last answer, to be sent after those before it."""
         self._answering: RequestResponseCycle | None = None
         """The request whose turn it is; `cycle` is the last one parsed."""
         self._is_lingering = False
@@ -96,7 +96,7 @@ class Connection(HttpToolsProtocol):
         self.transport = cast(asyncio.Transport, Transport(transport, close=self.hang_up, is_closing=self.is_hung_up))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the request in progress; uvicorn would not disconnect one that has others queued behind it."""
+        """End the request in progress; uvicorn would not disconnect a request that has others queued behind it."""
         self._phase = IDLE
         self._is_deaf, self._unparsed = True, None
         self.pipeline.clear()
@@ -111,7 +111,7 @@ class Connection(HttpToolsProtocol):
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """Note that the client reads again."""
+        """Note that the client is reading again."""
         self._unread_since = 0.0
         super().resume_writing()
 
@@ -128,23 +128,23 @@ class Connection(HttpToolsProtocol):
             self._go_on()
 
     def on_message_begin(self) -> None:
-        """Note that a request's head has begun."""
+        """Note that a request's head has started."""
         super().on_message_begin()
         self._phase = HEAD
         self._since = self.loop.time()
 
     def on_headers_complete(self) -> None:
-        """Check the head; what is raised here stops the parser, and `_feed` answers it."""
+        """Check the head; an error raised here stops the parser, and `_feed` answers it."""
         self._num_expected = self._check_head()
         super().on_headers_complete()
         self._phase = BODY
         self._num_fed = self._num_body = self._num_thrown = 0
         self.headers = []  # trailers come here, not into the request's headers
         if self.parser.should_upgrade():
-            self.cycle.keep_alive = False  # what follows may be another protocol, which nobody here speaks
+            self.cycle.keep_alive = False  # another protocol may follow, which we do not support
 
     def on_body(self, body: bytes) -> None:
-        """Pass a piece of body on, unless its request is answered already."""
+        """Pass on a piece of body, unless its request is already answered."""
         self._num_body += len(body)
         self._num_expected -= len(body)
         if self.cycle.response_complete:
@@ -163,7 +163,7 @@ class Connection(HttpToolsProtocol):
             self._since = self.loop.time()
 
     def on_response_complete(self) -> None:
-        """Begin the next request, or wait for one. uvicorn's own arms a timer for each request; see `sweep`."""
+        """Start the next request, or wait for one. uvicorn's own version arms a timer for each request; see `sweep`."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
@@ -174,14 +174,14 @@ class Connection(HttpToolsProtocol):
             self._answer_refusal(self._refusal)
             return
         elif self._phase is BODY and self.expect_100_continue:
-            self._linger()  # the body was never asked for: what comes next may be another request
+            self._linger()  # we never asked for the body: the next bytes may be another request
             return
         self.flow.resume_reading()
         if self._unparsed is not None:
             self._schedule()
 
     def check_time(self, now: float) -> None:
-        """Close it, or answer 408, if its client has taken too long."""
+        """Close the connection, or answer 408, if its client has taken too long."""
         limits, waited = self._limits, now - self._since
         if self._wire.is_closing():
             self._closed_since = self._closed_since or now
@@ -197,12 +197,12 @@ class Connection(HttpToolsProtocol):
             return
         elif self._phase is HEAD:
             if waited > limits.head_timeout_s:
-                self._refuse(ApiError(408, f"the headers did not come within {limits.head_timeout_s:g} s"))
+                self._refuse(ApiError(408, f"the headers did not arrive within {limits.head_timeout_s:g} s"))
         elif waited > self._patience_s():
             self._wire.close()
 
     def hang_up(self) -> None:
-        """Close it once what was written is sent; uvicorn calls this as its transport's `close`."""
+        """Close the connection once the output is sent; uvicorn calls this as its transport's `close`."""
         if self._phase is BODY and not self._is_lingering:
             self._linger()
         else:
@@ -226,7 +226,7 @@ class Connection(HttpToolsProtocol):
         return self._limits.head_timeout_s if self.cycle is None else self._limits.idle_timeout_s
 
     def _go_on(self) -> None:
-        """Parse what has come, until the queue is full or it is the turn of others."""
+        """Parse what has arrived, until the queue is full or others get a turn."""
         self._is_scheduled = False
         if self._wire.is_closing():
             return
@@ -234,7 +234,7 @@ class Connection(HttpToolsProtocol):
             if self._unparsed is None:
                 break
             if len(self.pipeline) >= self._limits.max_pipelined:
-                self.flow.hold()  # `on_response_complete` goes on
+                self.flow.hold()  # `on_response_complete` continues
                 return
             size = max(PIECE_BYTES, self._num_expected)
             piece, self._unparsed = self._unparsed[:size], self._unparsed[size:] or None
@@ -267,24 +267,24 @@ class Connection(HttpToolsProtocol):
         """Return the body's length, 0 if it is not given.
 
         Raises:
-            ApiError: the head is over a limit, or asks for what is not HTTP/1.1.
+            ApiError: the head is over a limit, or asks for something other than HTTP/1.1.
         """
         if self._is_deaf:
             raise ApiError(400, "a request after the last one")
         length = check_head(self.url, self.headers)
         version = self.parser.get_http_version()
         if version not in ("1.1", "1.0"):
-            raise ApiError(400, f"HTTP/{version} is not spoken here, only HTTP/1.1")
+            raise ApiError(400, f"HTTP/{version} is not supported, only HTTP/1.1")
         if self.parser.should_upgrade() and self.parser.get_method() == b"CONNECT":
             raise ApiError(405, "this server is not a proxy", headers={"allow": "GET, POST"})
         return length
 
     def _excess(self) -> ApiError | None:
-        """Return what to answer if bytes that are not body are too many."""
+        """Return the error if too many bytes are not body."""
         return body_excess(self._num_fed, self._num_body) if self._phase is BODY else head_excess(self.url)
 
     def _refuse(self, error: ApiError) -> None:
-        """Read no more; answer with an error once the requests before it are answered."""
+        """Stop reading; answer with an error once the requests before it are answered."""
         if self._is_deaf:
             return
         log.debug("refused: %s", error)
@@ -298,7 +298,7 @@ class Connection(HttpToolsProtocol):
             self._answer_refusal(error)
 
     def _withdraw(self) -> bool:
-        """Take back the request whose body is at fault; return whether it is still to be answered."""
+        """Withdraw the request whose body is at fault; return whether it must still be answered."""
         culprit = self.cycle
         if culprit is not self._answering:
             self.pipeline.popleft()  # the last one parsed
@@ -322,7 +322,7 @@ class Connection(HttpToolsProtocol):
         self._linger()
 
     def _linger(self) -> None:
-        """Say that we are done, and throw away what still comes until the client hangs up; not for long."""
+        """Signal that we are done, and discard further input for a short while, until the client hangs up."""
         if self.is_hung_up():
             return
         self._is_lingering = True
@@ -345,7 +345,7 @@ class Connection(HttpToolsProtocol):
 async def sweep(connections: Iterable[Any], limits: Limits) -> None:
     """Forever: close the connections whose clients take too long.
 
-    One look at all of them every second costs less than a timer for each, armed and cancelled with every request.
+    Checking all of them every second costs less than a timer for each, armed and cancelled with every request.
     """
     shortest = min(limits.head_timeout_s, limits.idle_timeout_s, limits.linger_s, limits.unread_timeout_s)
     loop = asyncio.get_running_loop()
@@ -355,7 +355,7 @@ async def sweep(connections: Iterable[Any], limits: Limits) -> None:
         for connection in list(connections):
             try:
                 connection.check_time(now)
-            except Exception:  # of one connection: the others keep their deadlines
+            except Exception:  # in one connection: the others keep their deadlines
                 log.exception("a connection could not be checked")
 
 

@@ -1,4 +1,4 @@
-"""How much one connection may take: the bytes of a request's head and of what frames its body, and seconds."""
+"""How much one connection may use: bytes for a request's head and for the framing of its body, and seconds."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ MAX_URI_BYTES = 8 * 1024
 MAX_HEADER_BYTES = 16 * 1024
 MAX_HEADERS = 100
 MAX_HEAD_BYTES = MAX_URI_BYTES + MAX_HEADER_BYTES + 4 * MAX_HEADERS + 64
-"""A request's line and headers as sent: with `: ` and the end of line of each header, the method and the version."""
+"""A request's line and headers as sent: including `: ` and the line end of each header, the method and the version."""
 
 OVERHEAD_BYTES = 64 * 1024
 OVERHEAD_RATIO = 2
-"""Chunk sizes, chunk extensions and trailers may be 64 KiB and twice the body; a chunk of 3 bytes has 5 beside them."""
+"""Chunk sizes, extensions and trailers may add up to 64 KiB plus twice the body; a chunk of 3 bytes needs 5 more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one connection may take."""
+    """The limits of one connection."""
 
     head_timeout_s: float = 10.0
     """From the first byte of a request to the end of its headers, and from connecting to the first byte."""
@@ -31,14 +31,14 @@ class Limits:
 
     linger_s: float = 5.0
     linger_bytes: int = 64 << 20
-    """What is still read, and thrown away, of a request that was answered before its end."""
+    """How much is still read and discarded of a request that was answered before its end."""
 
     max_pipelined: int = 16
     """Requests that may wait for their turn before we stop parsing."""
 
 
 def check_head(url: bytes, headers: Iterable[tuple[bytes, bytes]]) -> int:
-    """Return the length of the body, 0 if a request's head does not give it.
+    """Check a request's head; return the length of its body, 0 if the head does not say.
 
     Raises:
         ApiError: the head is over a limit.
@@ -57,15 +57,15 @@ def check_head(url: bytes, headers: Iterable[tuple[bytes, bytes]]) -> int:
 
 
 def head_excess(url: bytes) -> ApiError:
-    """Return what to answer if a head has more than `MAX_HEAD_BYTES`."""
+    """Return the error for a head of more than `MAX_HEAD_BYTES`."""
     return _too_long_uri() if len(url) > MAX_URI_BYTES else _too_many_headers()
 
 
 def body_excess(num_fed: int, num_body: int) -> ApiError | None:
-    """Return what to answer if too many of the bytes after a head are not body."""
+    """Return the error if too many of the bytes after a head are not body."""
     if num_fed - num_body <= OVERHEAD_BYTES + OVERHEAD_RATIO * num_body:
         return None
-    return ApiError(400, f"chunk sizes, chunk extensions and trailers are more than {OVERHEAD_BYTES} bytes")
+    return ApiError(400, f"chunk sizes, chunk extensions and trailers take up more than {OVERHEAD_BYTES} bytes")
 
 
 def _too_long_uri() -> ApiError:
@@ -73,4 +73,4 @@ def _too_long_uri() -> ApiError:
 
 
 def _too_many_headers() -> ApiError:
-    return ApiError(431, f"more than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes of them")
+    return ApiError(431, f"more than {MAX_HEADERS} headers, or more than {MAX_HEADER_BYTES} bytes of headers")

@@ -1,4 +1,4 @@
-"""What uvicorn is given instead of a transport and its flow control, so that connections can pause and linger."""
+"""Replacements for uvicorn's transport and flow control that let connections pause and linger."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 
 
 class Flow(FlowControl):
-    """Reading is paused as long as uvicorn wants it (a handler does not read) or we do (the queue is full)."""
+    """Pauses reading while uvicorn wants it (a handler does not read) or we do (the queue is full)."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
@@ -21,7 +21,7 @@ class Flow(FlowControl):
                 self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read on for uvicorn, unless held."""
+        """Resume reading for uvicorn, unless held."""
         if self.read_paused:
             self.read_paused = False
             if not self.is_held:
@@ -35,7 +35,7 @@ class Flow(FlowControl):
                 self._transport.pause_reading()
 
     def release(self) -> None:
-        """Read on, unless uvicorn has paused it."""
+        """Resume reading, unless uvicorn has paused it."""
         if self.is_held:
             self.is_held = False
             if not self.read_paused:
@@ -43,7 +43,7 @@ class Flow(FlowControl):
 
 
 class Transport:
-    """The transport as uvicorn sees it: closing it lets a client read the answer to a request that it still sends."""
+    """The transport that uvicorn sees: after a close, a client that is still sending can read its answer."""
 
     __slots__ = ("close", "get_extra_info", "is_closing", "write")
 

@@ -1,1 +1,1 @@
-"""A process for each model that prepares requests which may take long."""
+"""A process for each model that prepares requests that may take long."""

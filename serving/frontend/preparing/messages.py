@@ -1,10 +1,10 @@
-"""What the frontend and a preparer say to each other: msgpack, each message after its length.
+"""The messages between the frontend and a preparer: msgpack, each message after its length.
 
     frontend                              preparer
     Model(card, files) -----------------> loads it
     once it can take jobs <-------------- Ready(error)
     Job(id, kind, ...) and its body ----> prepares it
-    whatever the order <----------------- Answer(id, outcome)
+    in any order <----------------------- Answer(id, outcome)
 
 There is one preparer for each model.
 """
@@ -21,21 +21,21 @@ from serving.model.card import ModelCard
 
 Body = bytes | bytearray
 LENGTH = struct.Struct("<I")
-"""What stands before each message: its bytes."""
+"""Comes before each message: its number of bytes."""
 
 NUM_JOBS = 4
 """Jobs that one process does at once."""
 
 
 class Model(msgspec.Struct, array_like=True):
-    """The first message: whose requests these are."""
+    """The first message: the model that the requests are for."""
 
     card: ModelCard
     files: dict[str, bytes]
 
 
 class Ready(msgspec.Struct, array_like=True):
-    """The answer to the first message: whether there can be jobs."""
+    """The answer to the first message: whether it can take jobs."""
 
     error: str = ""
 
@@ -47,7 +47,7 @@ class Job(msgspec.Struct, array_like=True):
     kind: KindName
     num_bytes: int
     is_only: bool
-    """Whether there is no other model."""
+    """Whether no other model is served."""
 
 
 class Refusal(msgspec.Struct, tag=True):
@@ -60,7 +60,7 @@ class Refusal(msgspec.Struct, tag=True):
 
 
 class Elsewhere(msgspec.Struct, tag=True):
-    """The request is for another model, or names none where there are several."""
+    """The request is for another model, or names none although there are several."""
 
     model: str | None
 
@@ -69,7 +69,7 @@ Outcome = Preprocessed | Elsewhere | Refusal
 
 
 class Answer(msgspec.Struct, array_like=True):
-    """What became of a job."""
+    """The result of a job."""
 
     id: int
     outcome: Outcome

@@ -1,11 +1,11 @@
-"""A process that prepares requests which may take long: long texts and bodies, and chats, whose template is a model's code.
+"""A process that prepares requests that may take long: long texts and bodies, and chats, as templates are models' code.
 
     frontend                                 preparer
     prepare ------- Job(id, kind, body) ---> parse, render, encode, hash; a few jobs at a time, in threads
             <------ Answer(id, outcome) ----
 
-If a job has no answer in time, its client gets an error and the process is killed. Jobs beside it are sent to the next
-one. There is one preparer for each model, so a template that never ends keeps only requests to its own model waiting.
+If a job has no answer in time, its client gets an error and the process is killed; its other jobs are sent to the next
+process. Each model has its own preparer, so a template that never ends delays only requests to its own model.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from serving.model.files import ModelFiles
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 3
-"""How often a job is sent whose process ended, perhaps because of another job."""
+"""How often a job is sent if its process ends, perhaps because of another job."""
 
 LOAD_S = 60.0
 """How long loading the model may take."""
@@ -54,7 +54,7 @@ class _EndedError(Exception):
 
 
 class Preparer:
-    """One model's preparer, started when it is first needed."""
+    """One model's preparer; it starts when first needed."""
 
     def __init__(self, card: ModelCard, files: ModelFiles, *, timeout_s: float) -> None:
         self._model = Model(card, files.contents)
@@ -74,16 +74,16 @@ class Preparer:
         try:
             await self._running()
         except _EndedError as error:
-            raise ModelError("what loads its tokenizer and chat template ended before it was done") from error
+            raise ModelError("the process that loads its tokenizer and chat template ended early") from error
 
     async def prepare(self, kind: KindName, body: Body, *, is_only: bool = True) -> Preprocessed | Elsewhere:
-        """Prepare a request; one that names no model is for this one only if it is the only one.
+        """Prepare a request; one that names no model is for this one only if no other is served.
 
         Raises:
-            ApiError: it cannot be served, or not be prepared in time.
+            ApiError: it cannot be served, or cannot be prepared in time.
         """
         await self._slots.acquire()  # a client that leaves while it waits for a slot leaves nothing behind
-        # A job that has begun keeps its deadline when its client leaves: nobody else would notice that it never ends.
+        # A job in progress keeps its deadline when its client leaves: nobody else would notice that it never ends.
         job = asyncio.create_task(self._run(kind, body, is_only=is_only))
         self._jobs.add(job)
         job.add_done_callback(self._end)
@@ -96,7 +96,7 @@ class Preparer:
         """End the process; jobs end with an error."""
         self._is_closed = True
         if self._process is not None:
-            self._process.kill()  # also while it loads, for which others may wait
+            self._process.kill()  # even while it loads, as others may be waiting for that
         async with self._starting:
             if self._process is not None:
                 await self._process.close()
@@ -109,19 +109,19 @@ class Preparer:
     async def _run(self, kind: KindName, body: Body, *, is_only: bool) -> Outcome:
         for _ in range(ATTEMPTS):
             if self._is_closed:
-                return Refusal(503, "this server ends before the answer is complete")
+                return Refusal(503, "the server shut down before the answer was complete")
             try:
                 process = await self._running()
             except _EndedError:
                 continue
-            except (ModelError, OSError) as error:  # it was loaded before: memory, processes or files are short
-                log.error("%s: no preparer can be started: %s", self._model.card.name, error)
+            except (ModelError, OSError) as error:  # it has loaded before: we are short of memory, processes or files
+                log.error("%s: cannot start a preparer: %s", self._model.card.name, error)
                 return Refusal(503, "the tokenizer of this model cannot be started at the moment")
             try:
                 async with asyncio.timeout(self._timeout_s):
                     return await process.do(kind, body, is_only=is_only)
             except TimeoutError:
-                log.warning("%s: a request was not prepared in time; its preparer is ended", self._model.card.name)
+                log.warning("%s: a request was not prepared in time; ending its preparer", self._model.card.name)
                 process.kill()
                 return Refusal(
                     400,
@@ -130,8 +130,8 @@ class Preparer:
                 )
             except _EndedError:
                 continue
-        log.warning("%s: a request ended its preparer %d times", self._model.card.name, ATTEMPTS)
-        return Refusal(400, "the chat template or the tokenizer fails on this request")
+        log.warning("%s: a request crashed its preparer %d times", self._model.card.name, ATTEMPTS)
+        return Refusal(400, "the chat template or the tokenizer failed on this request")
 
     async def _running(self) -> "_Process":
         async with self._starting:
@@ -159,18 +159,18 @@ class _Process:
 
     @classmethod
     async def launch(cls) -> "_Process":
-        """Start one, which waits for its model."""
+        """Start a process, which waits for its model."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "serving.frontend.preparing.process"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            preexec_fn=os.setpgrp,  # Ctrl-C reaches us alone
+            preexec_fn=os.setpgrp,  # Ctrl-C reaches only us
         )
         return cls(process)
 
     async def load(self, model: Model, timeout_s: float) -> None:
-        """Have it load the model; whatever else comes, it is ended.
+        """Have it load the model; on any other outcome, end it.
 
         Raises:
             ModelError: it cannot load it.
@@ -206,13 +206,13 @@ class _Process:
             del self._waiting[id]
 
     def kill(self) -> None:
-        """End it, whatever it is doing."""
+        """End the process, whatever it is doing."""
         self.has_ended = True
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
     async def close(self) -> None:
-        """End it and wait until it is gone."""
+        """End the process and wait until it is gone."""
         self.kill()
         await self._process.wait()
         await asyncio.wait([self._reading])
@@ -220,7 +220,7 @@ class _Process:
         self._process.stdin.close()
 
     async def _write(self, message: msgspec.Struct, body: Body = b"") -> None:
-        """Send a message and what follows it, in pieces: a large body is not copied at once.
+        """Send a message and its body, in pieces, so that a large body is not copied at once.
 
         Raises:
             _EndedError: the process ended before.
@@ -255,11 +255,11 @@ class _Process:
         except asyncio.IncompleteReadError:
             pass
         except Exception:
-            log.exception("a preparer gave no valid answer; it is ended")
+            log.exception("a preparer sent an invalid answer; ending it")
         finally:
             self.kill()
             waiting: list[asyncio.Future[Any]] = [self._ready, *self._waiting.values()]
             for future in waiting:
                 if not future.done():
                     future.set_exception(_EndedError())
-            self._ready.exception()  # retrieved: nobody may be waiting for it any more
+            self._ready.exception()  # mark it retrieved: nobody may be waiting for it

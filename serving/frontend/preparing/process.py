@@ -1,4 +1,4 @@
-"""What a preparer runs: `python -m serving.frontend.preparing.process`, started by `Preparer`."""
+"""The program of a preparer: `python -m serving.frontend.preparing.process`, started by `Preparer`."""
 
 import logging
 import os
@@ -34,14 +34,14 @@ from serving.model.files import ModelFiles
 log = logging.getLogger(__name__)
 
 MEMORY_BYTES = 3 << 30
-"""What the model and the jobs may take."""
+"""Memory for the model and the jobs."""
 
 FAILED = Refusal(500, "the frontend failed on this request; its log says why")
 
 
 def main() -> None:
-    """Prepare what comes on standard input until it ends."""
-    end_with_parent(os.getppid())  # a template that keeps the interpreter busy would not notice by itself
+    """Prepare the requests on standard input until it ends."""
+    end_with_parent(os.getppid())  # a template that keeps the interpreter busy would not notice that input has ended
     answers = _Answers()
     messages = _messages(sys.stdin.buffer)
     model = _load(msgspec.msgpack.decode(next(messages), type=Model), answers)
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 class _Answers:
-    """Standard output, for answers alone: what libraries print must not get between them."""
+    """Standard output, only for answers: what libraries print must not mix with them."""
 
     def __init__(self) -> None:
         self._file = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
@@ -71,14 +71,14 @@ class _Answers:
 
 
 def _load(message: Model, answers: _Answers) -> TextModel | None:
-    """Load the model within a limit of memory, and report whether that worked."""
+    """Load the model within a memory limit, and report whether that worked."""
     _limit_memory()
     try:
         model = TextModel(message.card, ModelFiles(message.files), is_preparer=True)
     except ModelError as error:
         answers.send(Ready(str(error)))
         return None
-    except Exception as error:  # a template is compiled here, and may take all memory
+    except Exception as error:  # a template is compiled here, and may use all memory
         answers.send(Ready(f"its tokenizer or chat template cannot be loaded: {type(error).__name__}"))
         return None
     answers.send(Ready())
@@ -89,8 +89,8 @@ def _work(job: Job, body: bytes, model: TextModel, answers: _Answers) -> None:
     outcome = _outcome(job, body, model)
     try:
         answers.send(Answer(job.id, outcome))
-    except Exception:  # whatever cannot be sent: without an answer, its client would wait and others pay for it
-        log.exception("what became of a request cannot be sent")
+    except Exception:  # without any answer, its client would wait and others would pay for it
+        log.exception("the result of a request could not be sent")
         answers.send(Answer(job.id, FAILED))
 
 
@@ -110,17 +110,17 @@ def _outcome(job: Job, body: bytes, model: TextModel) -> Outcome:
         return Refusal(error.status, error.message, error.code, error.param)
     except MemoryError:
         return Refusal(413, "the request is too large to be prepared")
-    except BaseException:  # tokenizers panic with one that is no `Exception`
+    except BaseException:  # tokenizers panic with a type that is not an `Exception`
         log.exception("a request could not be prepared")
         return FAILED
-    if isinstance(outcome, Prepared):  # without what has become tokens, or has no effect and may be large
+    if isinstance(outcome, Prepared):  # leave out what is now tokens, or has no effect and may be large
         options = msgspec.convert(outcome.options, Request, from_attributes=True)
         outcome.options = msgspec.structs.replace(options, metadata=None, prediction=None)
     return outcome
 
 
 def _limit_memory() -> None:
-    """Take no more than so much more address space than we have now."""
+    """Limit the address space to `MEMORY_BYTES` more than we use now."""
     statm = Path("/proc/self/statm")
     if statm.exists():
         used = int(statm.read_text().split()[0]) * resource.getpagesize()
