@@ -1,4 +1,4 @@
-"""Every dial of one engine's scheduler and cache, named as vLLM names it."""
+"""Every setting of one engine's scheduler and cache, named as in vLLM."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -12,42 +12,42 @@ from mocker.offload.foreign import settings_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(OffloadConfig):
-    """Settings of one engine, those of its host memory included."""
+    """Settings of one engine, including its host memory."""
 
     block_size: Count = 64
     """Tokens in a KV block."""
 
     num_gpu_blocks: Annotated[int, Meta(ge=2)] | None = None
-    """KV blocks of one engine, counted as vLLM counts them, one being the null block that is never used (default: as many
+    """KV blocks of one engine, counted as in vLLM: one of them is the null block, which is never used (default: as many
     as --model leaves room for on --gpu, else 16384)."""
 
     max_num_seqs: Count = 256
-    """Sequences that may run at once."""
+    """Most sequences that may run at once."""
 
     max_num_active_seqs: Count | None = None
-    """A lower limit on running sequences, where vLLM has one."""
+    """Tighter limit on running sequences, as in vLLM."""
 
     max_num_batched_tokens: Count = 8192
-    """Tokens one step may compute: the budget that prefill chunks and decodes share."""
+    """Most tokens that one step may compute; prefill chunks and decodes share this budget."""
 
     max_model_len: Count | None = None
-    """Prompt and output tokens a sequence may reach (none: no limit)."""
+    """Most tokens of a sequence, prompt and output together (none: no limit)."""
 
     enable_prefix_caching: bool = True
-    """Reuse the KV blocks of equal prefixes."""
+    """Reuse the KV blocks of identical prefixes."""
 
     enable_chunked_prefill: bool = True
-    """Let a prompt be computed over several steps."""
+    """Allow a prompt to be computed over several steps."""
 
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """Order of admission and, reversed, of preemption."""
 
     async_scheduling: bool | None = None
-    """Schedule a step while the one before it runs, as vLLM does: host work hides behind the GPU's, and what a step
-    brings is known one step later (default: as the engine did that --timing-file was measured on, else on)."""
+    """Schedule a step while the previous one runs, as vLLM does: the GPU's work hides the host's, and a step's results
+    are known one step later (default: as on the engine that --timing-file was measured on, else on)."""
 
     watermark: Annotated[float, Meta(ge=0, lt=1)] = 0.0
-    """Share of the blocks kept free when a sequence is admitted while others run."""
+    """Share of the blocks to keep free when admitting a sequence while others run."""
 
     scheduler_reserve_full_isl: bool = True
     """Admit a sequence only if the blocks of its whole prompt are free."""
@@ -59,17 +59,17 @@ class EngineConfig(OffloadConfig):
     """Raise that threshold to an equal share of the budget when few requests are present."""
 
     kv_role: Literal["kv_producer", "kv_consumer"] | None = None
-    """Part in disaggregation: computes prompts whose KV other engines read, or reads it (none: neither)."""
+    """Role in disaggregation: kv_producer computes prompts, kv_consumer reads their KV (none: neither)."""
 
     kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
-    """What becomes of a request whose KV could not be read: it fails, or the rest of its prompt is computed here."""
+    """What happens to a request when its KV cannot be read: it fails, or the rest of its prompt is computed here."""
 
     kv_transfer_config: str | dict[str, Any] | None = None
-    """Host memory as in vLLM's --kv-transfer-config, as JSON; it fills in the settings of host memory that are left at their
+    """Host memory as in vLLM's --kv-transfer-config (JSON). It fills in the settings of host memory that are left at their
     defaults."""
 
     dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
-    """Data-parallel ranks of a worker; each has its own scheduler and cache and is routed to by itself."""
+    """Data-parallel ranks of a worker; each has its own scheduler and cache, and the router chooses among them."""
 
     @property
     def is_async(self) -> bool:
@@ -84,7 +84,7 @@ class EngineConfig(OffloadConfig):
             name = "kv_offloading_size" if self.kv_offloading_size else "num_host_blocks"
             raise ValueError(
                 f"{name} is {getattr(self, name):g}, and enable_prefix_caching is false; expected true, or a size of 0: KV in host "
-                "memory is found as cached prefixes are"
+                "memory is found through prefix caching"
             )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
@@ -93,7 +93,7 @@ class EngineConfig(OffloadConfig):
             )
 
     def _take_apart(self) -> None:
-        """Turn `kv_transfer_config` into the settings that it stands for, so that all that follows reads those alone."""
+        """Replace `kv_transfer_config` by the settings it implies, so that later code reads only those."""
         if self.kv_transfer_config is None:
             return
         fields = EngineConfig.__dataclass_fields__
