@@ -1,4 +1,4 @@
-"""Every dial of one engine's scheduler and cache, named as vLLM names it."""
+"""Every setting of one engine's scheduler and cache, named as in vLLM."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -12,7 +12,7 @@ from mocker.offload.foreign import settings_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(OffloadConfig):
-    """Settings of one engine, those of its host memory included."""
+    """Settings of one engine, including its host memory."""
 
     block_size: Count = 64
     """Tokens in a KV block."""
@@ -22,22 +22,22 @@ class EngineConfig(OffloadConfig):
     on --gpu beside --model, else 16384)."""
 
     max_num_seqs: Count = 256
-    """Sequences that may run at once."""
+    """Most sequences that may run at once."""
 
     max_num_active_seqs: Count | None = None
-    """A lower limit on running sequences, where vLLM has one."""
+    """Tighter limit on running sequences, as in vLLM."""
 
     max_num_batched_tokens: Count = 8192
-    """Tokens one step may compute: the budget that prefill chunks and decodes share."""
+    """Most tokens that one step may compute; prefill chunks and decodes share this budget."""
 
     max_model_len: Count | None = None
-    """Prompt and output tokens a sequence may reach (none: no limit)."""
+    """Most tokens of a sequence, prompt and output together (none: no limit)."""
 
     enable_prefix_caching: bool = True
-    """Reuse the KV blocks of equal prefixes."""
+    """Reuse the KV blocks of identical prefixes."""
 
     enable_chunked_prefill: bool = True
-    """Let a prompt be computed over several steps."""
+    """Allow a prompt to be computed over several steps."""
 
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """Order of admission and, reversed, of preemption."""
@@ -47,7 +47,7 @@ class EngineConfig(OffloadConfig):
     a step is known one step later (default: as on the engine that --timing-file was measured on, else on)."""
 
     watermark: Annotated[float, Meta(ge=0, lt=1)] = 0.0
-    """Share of the blocks kept free when a sequence is admitted while others run."""
+    """Share of the blocks to keep free when admitting a sequence while others run."""
 
     scheduler_reserve_full_isl: bool = True
     """Admit a sequence only if the blocks of its whole prompt are free."""
@@ -67,7 +67,7 @@ class EngineConfig(OffloadConfig):
     prompt."""
 
     kv_transfer_config: str | dict[str, Any] | None = None
-    """Host memory as in vLLM's --kv-transfer-config, as JSON; it fills in the settings of host memory that are left at their
+    """Host memory as in vLLM's --kv-transfer-config (JSON). It fills in the settings of host memory that are left at their
     defaults."""
 
     dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
@@ -86,7 +86,7 @@ class EngineConfig(OffloadConfig):
             name = "kv_offloading_size" if self.kv_offloading_size else "num_host_blocks"
             raise ValueError(
                 f"{name} is {getattr(self, name):g}, and enable_prefix_caching is false; expected true, or a size of 0: KV in host "
-                "memory is found as cached prefixes are"
+                "memory is found through prefix caching"
             )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
@@ -95,7 +95,7 @@ class EngineConfig(OffloadConfig):
             )
 
     def _take_apart(self) -> None:
-        """Turn `kv_transfer_config` into the settings that it stands for, so that all that follows reads those alone."""
+        """Replace `kv_transfer_config` by the settings it implies, so that later code reads only those."""
         if self.kv_transfer_config is None:
             return
         fields = EngineConfig.__dataclass_fields__

@@ -1,4 +1,4 @@
-"""Every setting of KV beyond the GPU, named as in vLLM where vLLM has it, and the values that follow from them."""
+"""Every setting of KV beyond the GPU, named as in vLLM where vLLM has it, and the values derived from them."""
 
 import math
 from collections.abc import Collection, Iterable
@@ -15,21 +15,21 @@ WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 PrefetchPolicy = Literal["when_scheduled", "wait_complete", "timeout", "best_effort"]
 GIB = 1 << 30
 PAGE_BYTES = 4096
-"""To a multiple of which vLLM rounds chunks up."""
+"""vLLM rounds chunks up to a multiple of this."""
 MAX_GIB = 1_000_000_000
 WorkerSize = Annotated[float, Meta(ge=0, le=MAX_GIB), Unit("GiB for each worker")]
-"""Of a tier that each worker, or each of its data-parallel ranks, has for itself."""
+"""Size of a tier that each worker, or each of its data-parallel ranks, has to itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadConfig:
-    """Settings of one engine's host memory, and of the disk behind it."""
+    """Settings of one engine's host memory and of the disk behind it."""
 
     kv_offloading_size: WorkerSize = 0.0
-    """Host memory for KV, per data-parallel rank, for all its GPUs together (GiB; 0: none)."""
+    """Host memory for KV, per data-parallel rank, shared by all its GPUs (GiB; 0: none)."""
 
     num_host_blocks: Whole = 0
-    """Host memory per data-parallel rank in KV blocks, as in Dynamo's mocker; set this or kv_offloading_size (0: use that)."""
+    """Host memory per data-parallel rank in KV blocks, as in Dynamo's mocker (0: kv_offloading_size applies; set only one of them)."""
 
     blocks_per_chunk: Count = 1
     """KV blocks in a chunk; host memory, disk and store keep, move and evict whole chunks."""
@@ -38,16 +38,16 @@ class OffloadConfig:
     """How host memory chooses the chunks to evict: the least recently used, or by ARC (adaptive replacement)."""
 
     store_threshold: Whole = 0
-    """Store a chunk in host memory the n-th time it is offered (0 or 1: the first time)."""
+    """How many times a chunk must be offered before host memory stores it (0 or 1: once)."""
 
     offload_prompt_only: bool = True
-    """Keep only the KV of prompts in host memory, not that of answers."""
+    """Keep only the KV of prompts in host memory, not the KV of answers."""
 
     host_bandwidth_gb_s: Positive = 32.0
     """Bandwidth between each GPU and host memory, in each direction (GB/s)."""
 
     host_latency_us: NotNegative = 20.0
-    """Fixed time of each copy between a GPU and host memory, added to the time for its bytes (us)."""
+    """Fixed time of each copy between a GPU and host memory, in addition to the time for its bytes (us)."""
 
     kv_disk_size: WorkerSize = 0.0
     """Local disk for KV behind host memory, per data-parallel rank (GiB; 0: none)."""
@@ -86,12 +86,12 @@ class OffloadConfig:
         return self.kv_offloading_size > 0 or self.num_host_blocks > 0
 
     def __post_init__(self) -> None:
-        """Refuse values that nothing can run with."""
+        """Refuse values that no engine can run with."""
         check(self)
         if self.num_host_blocks and self.kv_offloading_size:
             raise ValueError(
-                f"num_host_blocks is {self.num_host_blocks}, and kv_offloading_size is {self.kv_offloading_size:g}; expected one of "
-                "them: both say how much host memory there is"
+                f"num_host_blocks is {self.num_host_blocks}, and kv_offloading_size is {self.kv_offloading_size:g}; expected only "
+                "one of them: both set the size of host memory"
             )
         if 0 < self.num_host_blocks < self.blocks_per_chunk:
             raise ValueError(
@@ -99,7 +99,7 @@ class OffloadConfig:
             )
         if self.kv_disk_size and not self.has_host_memory:
             raise ValueError(
-                f"kv_disk_size is {self.kv_disk_size:g}, and kv_offloading_size is 0; expected host memory, too: what is on disk "
+                f"kv_disk_size is {self.kv_disk_size:g}, and kv_offloading_size is 0; expected host memory, too: KV on disk "
                 "passes through it"
             )
         if self.kv_disk_size and self.store_threshold > 1:
@@ -128,7 +128,7 @@ OF_TIMEOUTS = OF_FETCHES[1:]
 
 
 def refuse_idle_tiers(engines: Collection[OffloadConfig], *, has_store: bool) -> None:
-    """Refuse a setting of a tier that none of some engines has: all of an experiment, in which a size may be varied.
+    """Refuse a setting of a tier that no engine of an experiment has (sizes may vary from engine to engine).
 
     Raises:
         ValueError: one is not at its default.
@@ -139,13 +139,13 @@ def refuse_idle_tiers(engines: Collection[OffloadConfig], *, has_store: bool) ->
     if not has_disk:
         refuse_idle(engines, OF_DISK, "there is no disk for KV; expected kv_disk_size with it")
     if not (has_disk or has_store):
-        refuse_idle(engines, OF_FETCHES, "nothing is behind host memory; expected a disk or a store with it")
+        refuse_idle(engines, OF_FETCHES, "there is no tier behind host memory; expected a disk or a store with it")
     if not any(engine.kv_prefetch_policy == "timeout" for engine in engines):
-        refuse_idle(engines, OF_TIMEOUTS, "no kv_prefetch_policy is timeout; expected that with it")
+        refuse_idle(engines, OF_TIMEOUTS, "kv_prefetch_policy is not timeout; expected timeout with it")
 
 
 def refuse_idle(settings: Iterable[Any], names: Collection[str], why: str) -> None:
-    """Refuse some of the settings where they are not at their defaults, for they have no effect.
+    """Refuse the named settings unless they have their defaults, because they have no effect.
 
     Raises:
         ValueError: one is not.
@@ -162,7 +162,7 @@ class Tier:
 
     name: TierName
     num_chunks: int
-    """That it holds, of all engines together if they share it."""
+    """How many it holds, for all engines together if they share it."""
     bandwidth: float
     """Bytes/s each way."""
     latency_s: float = 0.0
@@ -173,7 +173,7 @@ class Tier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
-    """One engine's host memory, and the way to it."""
+    """One engine's host memory and the link to it."""
 
     num_chunks: Count
     blocks_per_chunk: Count = 1
@@ -185,7 +185,7 @@ class HostMemory:
     """Bytes/s each way."""
     latency_s: float = 0.0
     tiers: tuple[Tier, ...] = ()
-    """What is behind it, nearest first."""
+    """The tiers behind it, nearest first."""
     prefetch_policy: PrefetchPolicy = "when_scheduled"
     timeout_s: float = math.inf
     """How long a fetch may last ..."""
@@ -193,17 +193,17 @@ class HostMemory:
     """... and how much longer for each chunk it brings."""
 
     def __post_init__(self) -> None:
-        """Refuse values that nothing can run with."""
+        """Refuse values that no engine can run with."""
         check(self)
 
 
 def whole_pages(chunk_bytes: float) -> float:
-    """Return what a chunk takes in a tier."""
+    """Return how many bytes a chunk occupies in a tier."""
     return -(-chunk_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
 def whole_chunks(setting: str, size: float, *, chunk_bytes: float, blocks_per_chunk: int) -> int:
-    """Return how many chunks a tier holds whose size (GiB) a setting gives; each takes whole pages.
+    """Return how many chunks, rounded up to whole pages, fit in a tier of a size (GiB) taken from a setting.
 
     Raises:
         ValueError: it has no room for one.

@@ -1,4 +1,4 @@
-"""What a simulated engine's step times come from: a model on a GPU, a file of measurements, or a formula."""
+"""Where a simulated engine's step times come from: a model on a GPU, a file of measurements, or a formula."""
 
 import math
 from collections.abc import Mapping
@@ -12,35 +12,35 @@ from foundation.settings import Count, NotNegative, Positive, check
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimingConfig:
-    """Settings of the step times, and of the memory that is left for KV blocks."""
+    """Settings of the step times, and of the memory left for KV blocks."""
 
     speedup_ratio: NotNegative = 1.0
-    """Divide every step's duration by this (0: by infinity, so that steps take no time)."""
+    """Divide every step's duration by this (0: steps take no time)."""
 
     decode_speedup_ratio: NotNegative = 1.0
-    """Divide the decode part of a step's duration by this, too (0: by infinity)."""
+    """Also divide the decode part of a step's duration by this (0: it takes no time)."""
 
     timing: Literal["polynomial", "constant", "roofline", "calibrated", "table"] | None = None
     """Step-time model (default: roofline with --gpu, the file's with --timing-file, else polynomial)."""
 
     timing_file: str | None = None
-    """Step times measured on a real engine: what `dynabench calibrate` wrote, or a table (.npz, .csv, .parquet)."""
+    """File of step times measured on a real engine: from `dynabench calibrate`, or a table (.npz, .csv, .parquet)."""
 
     model: str | None = None
-    """The model: its Hugging Face id, or a folder or file with a config.json. With --gpu its step times are predicted;
-    in live runs it is also the name under which it is served (default there: mock)."""
+    """The model: its Hugging Face id, or a folder or file with a config.json. With --gpu, its step times are predicted.
+    In live runs it is also the name under which the model is served (default there: mock)."""
 
     gpu: str | None = None
-    """GPU the model runs on, such as h100 or rtx-pro-6000 (`dynabench hardware` lists them)."""
+    """GPU that the model runs on, such as h100 or rtx-pro-6000 (`dynabench hardware` lists them)."""
 
     tensor_parallel_size: Count = 1
     """GPUs that share each layer of the model."""
 
     pipeline_parallel_size: Count = 1
-    """Stages that the model's layers are divided into; only 1 can be simulated (docs/planning.md says why)."""
+    """Stages that the model's layers are divided into; only 1 can be simulated (docs/planning.md explains why)."""
 
     enable_expert_parallel: bool = False
-    """Give each GPU whole experts of a mixture, rather than a slice of every expert."""
+    """Give each GPU whole experts of a mixture-of-experts model, not a slice of every expert."""
 
     quantization: Literal["bfloat16", "fp8", "fp4", "int4"] | None = None
     """Type of the weights (default: the model's)."""
@@ -56,7 +56,7 @@ class TimingConfig:
     GPU's."""
 
     timed_as: Literal["vllm", "sglang", "trtllm"] = "vllm"
-    """Engine whose host times the roofline adds."""
+    """Engine whose host times are added to the roofline."""
 
     constant_prefill_ms: NotNegative = 20.0
     """Duration of the prefill part of a step, for the constant step-time model (ms)."""
@@ -65,7 +65,7 @@ class TimingConfig:
     """Duration of the decode part of a step, for the constant step-time model (ms)."""
 
     def __post_init__(self) -> None:
-        """Refuse values that say nothing, or two things, about a step's time."""
+        """Refuse values that leave a step's time undefined, or define it twice."""
         check(self)
         if self.pipeline_parallel_size > 1:
             raise ValueError(
@@ -81,7 +81,7 @@ class TimingConfig:
         if self.timing in ("calibrated", "table") and self.timing_file is None:
             raise ValueError(f"timing {self.timing} needs a timing_file")
         if self.timing_file is not None and self.timing not in (None, "calibrated", "table"):
-            raise ValueError(f"timing_file and timing {self.timing} exclude each other")
+            raise ValueError(f"timing_file cannot be combined with timing {self.timing}")
 
     @property
     def timing_name(self) -> str:
@@ -94,12 +94,12 @@ class TimingConfig:
 
     @property
     def is_generic(self) -> bool:
-        """Whether nothing says what the step times are: then they are those of no engine in particular."""
+        """Whether no setting determines the step times, so that they are those of no particular engine."""
         return self.timing is None and self.timing_file is None and self.gpu is None
 
     @property
     def calibration(self) -> str | None:
-        """The file of a calibrated engine, if the step times are such."""
+        """The file of a calibrated engine, if the step times come from one."""
         return self.timing_file if self.timing_name == "calibrated" else None
 
     @property
@@ -114,7 +114,7 @@ class TimingConfig:
 
 
 def divide(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Divide settings of a simulated engine into those of its scheduler and those of `TimingConfig`."""
+    """Split a simulated engine's settings into those of its scheduler and those of `TimingConfig`."""
     names = TimingConfig.__dataclass_fields__.keys()
     own = {name: value for name, value in settings.items() if name not in names}
     return own, {name: value for name, value in settings.items() if name in names}

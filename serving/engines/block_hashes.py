@@ -1,11 +1,11 @@
-"""KV events of vLLM and SGLang: their blocks under our hashes, as they come over ZeroMQ.
+"""KV events of vLLM and SGLang: receives them over ZeroMQ and gives their blocks our hashes.
 
-Both engines send [time, events, rank] in msgpack, numbered from zero. An event is a map with its kind under `type` (or,
-from older vLLM, an array that begins with it). A block is named by a hash of the engine's own; we hash its tokens again,
-chained to its parent, so that every engine's blocks have the names that the router looks for.
+Both engines send [time, events, rank] in msgpack, numbered from zero. An event is a map with its kind under `type` (older
+vLLM: an array that begins with the kind). The engine names a block by its own hash; we hash its tokens again, chained to
+its parent, so that every engine's blocks have the names that the router looks for.
 
-A block may be on the GPU, in host memory and on disks at once, under one name. LMCache names chunks of several blocks by
-hashes of its own.
+A block may be on the GPU, in host memory and on disks at the same time, under one name. LMCache names chunks of several
+blocks by its own hashes.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 MAX_QUEUED = 100_000
 STORED_FIELDS = ("block_hashes", "parent_block_hash", "token_ids", "block_size")
 MEDIA: dict[str | None, Medium] = {
-    None: "GPU",  # older engines keep nothing elsewhere
+    None: "GPU",  # older engines keep blocks nowhere else
     "GPU": "GPU",
     "CPU": "CPU",
     "cpu": "CPU",  # LMCache in vLLM's process
@@ -35,15 +35,15 @@ MEDIA: dict[str | None, Medium] = {
     "DISK": "STORAGE",
     "EXTERNAL": "SHARED",
 }
-"""Where blocks are, in the words of engines and in ours."""
+"""Where blocks are: the engines' words for it, and ours."""
 
 
 class _Run(NamedTuple):
-    """What an engine calls by one name: a block, or a chunk of several."""
+    """What an engine names as one: a block, or a chunk of several."""
 
     hashes: list[int]
     above: int | None
-    """The block before them."""
+    """The block before the first of them."""
 
 
 class HashTranslator:
@@ -58,16 +58,16 @@ class HashTranslator:
     def stored(
         self, theirs: Sequence[Any], parent: Any, tokens: Sequence[int], *, medium: Medium = "GPU"
     ) -> BlocksStored | None:
-        """Translate blocks, or chunks of blocks, that hang below `parent` (none: at the root), each below the one before it."""
+        """Translate a chain of blocks, or of chunks of blocks, that begins below `parent` (none: at the root)."""
         if not tokens:
-            return None  # a placeholder: vLLM names chunks whose tokens it does not know any more
+            return None  # a placeholder: vLLM also names chunks whose tokens it no longer knows
         if parent is not None and parent not in self._ours:
-            self._warn(f"a block was stored below {parent!r}, which the engine never told of: it is left out")
+            self._warn(f"ignored a block stored below {parent!r}, which the engine never reported")
             return None
         size, rest = divmod(len(tokens), self._block_size * len(theirs)) if theirs else (0, 1)
         if rest or not size:
             self._warn(
-                f"{len(tokens)} tokens do not fill {len(theirs)} blocks of {self._block_size}: they are left out"
+                f"ignored {len(theirs)} blocks of {self._block_size} tokens: there are {len(tokens)} tokens for them"
             )
             return None
         above = None if parent is None else self._ours[parent].hashes[-1]
@@ -79,7 +79,7 @@ class HashTranslator:
         return BlocksStored(new, above, medium)
 
     def removed(self, theirs: Sequence[Any], *, medium: Medium = "GPU") -> BlocksRemoved | None:
-        """Translate blocks that are gone from a medium.
+        """Translate blocks that were removed from a medium.
 
         Routers count copies on the GPU only; beyond it a block is gone when its last copy is.
         """
@@ -114,17 +114,17 @@ class HashTranslator:
         return BlocksCleared()
 
     def translate(self, event: Any) -> BlocksEvent | None:
-        """Translate an event as it came; None for what is of no use to a router.
+        """Translate an event as received; return None if it is of no use to a router.
 
         Raises:
-            ValueError: it is not an event of an engine.
+            ValueError: it is not a KV event.
         """
         kind, fields = _fields(event)
         if kind == "AllBlocksCleared":
             return self.cleared()
         medium = MEDIA.get(fields.get("medium"))
         if medium is None:
-            self._warn(f"a block is said to be in {fields['medium']!r}, which is unknown: it is left out")
+            self._warn(f"ignored a block in the unknown medium {fields['medium']!r}")
             return None
         if medium == "STORAGE" and fields.get("locality") == "REMOTE":
             medium = "SHARED"
@@ -156,10 +156,10 @@ def _fields(event: Any) -> tuple[str, dict[str, Any]]:
 
 
 class EventReader:
-    """Receives one rank's events, at an address of ours that the engine connects to."""
+    """Receives one rank's events, at a local address that the engine connects to."""
 
     def __init__(self, context: zmq.asyncio.Context, port: int) -> None:
-        """Listen on a port of the loopback interface (0: any that is free)."""
+        """Listen on a port of the loopback interface (0: any free port)."""
         self._socket = context.socket(zmq.SUB)
         self._socket.setsockopt(zmq.RCVHWM, MAX_QUEUED)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -182,15 +182,13 @@ class EventReader:
                 _, number, payload = parts
                 _, events, *_ = msgspec.msgpack.decode(payload)
                 if (came := int.from_bytes(number, "big")) != expected:
-                    log.warning(
-                        "KV events %d to %d of the engine are lost: what was known is forgotten", expected, came - 1
-                    )
+                    log.warning("lost the engine's KV events %d to %d: forgetting its blocks", expected, came - 1)
                     publish([translator.cleared()])
                 expected = came + 1
                 translated = [found for event in events if (found := translator.translate(event)) is not None]
             except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
-                # Every user of the host can send to this port: what is no event must not end the engine.
-                log.warning("KV events that cannot be read are left out: %s", error)
+                # Every user of the host can send to this port: garbage must not end the engine.
+                log.warning("ignored KV events that cannot be read: %s", error)
                 publish([translator.cleared()])
                 continue
             if translated:
@@ -202,22 +200,22 @@ class EventReader:
 
 
 class EventReaders:
-    """Receives the events of every rank; rank r's at the base port + r, as the engines count."""
+    """Receives the events of every rank: rank r's at the base port + r, where the engines send them."""
 
     def __init__(self, num_ranks: int) -> None:
         self._context = zmq.asyncio.Context()
         self._readers = _bind(self._context, num_ranks)
         self._tasks: list[asyncio.Task[None]] = []
         self.endpoint = f"tcp://127.0.0.1:{self._readers[0].port}"
-        """What to tell the engine: a host that is no wildcard makes it connect instead of listening to the world."""
+        """The address to pass to the engine; as its host is not a wildcard, the engine connects to it instead of listening there."""
 
     def start(self, block_size: int, publish: Sequence[Callable[[Sequence[BlocksEvent]], None]]) -> None:
-        """Publish from now on."""
+        """Start publishing."""
         for reader, into in zip(self._readers, publish, strict=True):
             self._tasks.append(asyncio.create_task(reader.run(block_size, into)))
 
     async def failed(self) -> None:
-        """Wait until a reader has failed, and raise why."""
+        """Wait until a reader fails, and raise its error."""
         if not self._tasks:
             await asyncio.Event().wait()
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -234,7 +232,7 @@ class EventReaders:
 
 
 def _bind(context: zmq.asyncio.Context, count: int) -> list[EventReader]:
-    """Find `count` free ports in a row."""
+    """Find `count` consecutive free ports."""
     for _ in range(100):
         readers = [EventReader(context, 0)]
         try:
@@ -245,4 +243,4 @@ def _bind(context: zmq.asyncio.Context, count: int) -> list[EventReader]:
                 reader.close()
         else:
             return readers
-    raise OSError(f"there are no {count} free ports in a row for KV events")
+    raise OSError(f"no {count} consecutive ports are free for KV events")

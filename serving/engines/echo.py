@@ -1,4 +1,4 @@
-"""Echo engines, for trying out everything around an engine: they answer with what they were asked."""
+"""Echo engines answer with the prompt itself, to try out everything around an engine."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ def _delay_s() -> float:
 
 
 async def echo_core(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """Answer a request in token ids with its own prompt, template included, one token each `DYN_TOKEN_ECHO_DELAY_MS`."""
+    """Answer a request in token ids with its own prompt, including the template: one token every `DYN_TOKEN_ECHO_DELAY_MS`."""
     delay_s = _delay_s()
     done, tokens = request["num_generated"], request["token_ids"]
     prompt = tokens[: len(tokens) - done]

@@ -1,7 +1,7 @@
-"""What an engine's processes print while it starts: passed on as it comes, and searched for the cause when it fails.
+"""What an engine's processes print while it starts: passed on at once, and searched for the cause if it fails.
 
-Engines start processes of their own. What those fail with is only in the log, as the first of many tracebacks: the
-engine itself raises that something below it has failed.
+Engines start their own processes. Why one of those failed is only in the log, in the first of many tracebacks: the engine
+itself only raises that something below it has failed.
 """
 
 import contextlib
@@ -28,17 +28,17 @@ CONSEQUENCE = re.compile(
     r"root cause|initialization failed|failed to start|background process|is dead|died during|worker returned error",
     re.IGNORECASE,
 )
-"""In what is raised because something else failed."""
+"""In errors that are raised because something else failed."""
 
 SPEAKING = ("ValueError", "RuntimeError", "Exception")
-"""Types that say no more than their messages."""
+"""Types that add nothing to their messages."""
 
 TOO_LITTLE = re.compile(r"less than desired|less than requested|out of ?memory|not enough memory", re.IGNORECASE)
 TOO_SMALL = re.compile(r"no available memory for the cache|max seq len", re.IGNORECASE)
 
 
 class EngineLog:
-    """Standard error, once it is caught: passed on by a thread, the last of it kept."""
+    """Standard error, once caught: a thread passes it on and keeps the last of it."""
 
     def __init__(self) -> None:
         self._tail = b""
@@ -47,7 +47,7 @@ class EngineLog:
 
     @contextlib.contextmanager
     def caught(self) -> Iterator[None]:
-        """Catch what this process and those that it starts meanwhile print; theirs is also caught afterwards."""
+        """Catch what this process prints, and also, even afterwards, what the processes that it starts meanwhile print."""
         reading, writing = os.pipe()
         terminal = os.dup(STANDARD_ERROR)
         os.dup2(writing, STANDARD_ERROR)
@@ -61,7 +61,7 @@ class EngineLog:
             os.dup2(terminal, STANDARD_ERROR)
 
     def last(self, timeout_s: float = 1.0) -> str:
-        """Return the last of them, once all processes have closed theirs or for so long did not."""
+        """Return the last messages, once all processes have closed their standard error or the timeout has passed."""
         if self._thread is not None:
             self._thread.join(timeout_s)
         return self._tail.decode(errors="replace")
@@ -70,7 +70,7 @@ class EngineLog:
         while data := os.read(reading, CHUNK_BYTES):
             if self._is_kept:
                 self._tail = (self._tail + data)[-TAIL_BYTES:]
-            with contextlib.suppress(OSError):  # nobody reads this any more; the engine shall not notice
+            with contextlib.suppress(OSError):  # nobody reads this any more; the engine must not notice
                 while data:
                     try:
                         data = data[os.write(terminal, data) :]
@@ -81,7 +81,7 @@ class EngineLog:
 
 
 def cause_of(error: BaseException, messages: str) -> str:
-    """Return why an engine failed, in one line: what it raised, or what its processes printed if that led to it."""
+    """Return in one line why an engine failed: what it raised, or what its processes printed if that was the cause."""
     own = _named(type(error).__name__, str(error))
     if not str(error) or CONSEQUENCE.search(str(error)):
         return root_cause(messages) or own
@@ -89,7 +89,7 @@ def cause_of(error: BaseException, messages: str) -> str:
 
 
 def root_cause(messages: str) -> str | None:
-    """Return the last exception in a log that is not the consequence of another."""
+    """Return the last exception in a log that is not a consequence of another."""
     lines = [_without_prefix(line) for line in COLOUR.sub("", messages).splitlines()]
     for place in reversed(range(len(lines))):
         process, line = lines[place]
@@ -108,7 +108,7 @@ def root_cause(messages: str) -> str | None:
 
 
 def remedy(cause: str, memory_argument: str) -> str:
-    """Return what would mend a want of memory, to be put behind the cause; nothing if it is something else."""
+    """Return advice to append to the cause if memory is short, else an empty string."""
     where = f"{memory_argument} (after --, or in --extra-engine-args)"
     if TOO_SMALL.search(cause):
         return f"; set {where} higher or --context-length lower"
@@ -118,13 +118,13 @@ def remedy(cause: str, memory_argument: str) -> str:
 
 
 def _without_prefix(line: str) -> tuple[str | None, str]:
-    """Return the process that a line names in front, and the line as it was printed first."""
+    """Return the process named at the start of a line, and the rest of the line."""
     match = PREFIX.match(line)
-    assert match is not None  # it matches nothing, too
+    assert match is not None  # it also matches an empty string
     return match["process"], line[match.end() :]
 
 
 def _named(kind: str, message: str) -> str:
-    """Return a message in one line, behind its type where that says more."""
+    """Return a message in one line, preceded by its type if that adds something."""
     text = one_line(message, MAX_CHARACTERS)
     return text if text and kind in SPEAKING else f"{kind}: {text}" if text else kind

@@ -1,4 +1,4 @@
-"""What the transfers of a worker have in common, whichever side it is on: an agent, a thread, notices, and counts."""
+"""What both sides of a transfer need: an agent, a thread, notices and counts."""
 
 import asyncio
 import logging
@@ -20,21 +20,21 @@ log = logging.getLogger(__name__)
 OnSent = Callable[[TransferError | None], object]
 
 INLINE_BYTES = 256 << 10
-"""What is written or checked in the loop: some 0.1 ms. More goes to a thread."""
+"""The most that is written or checked in the event loop (about 0.1 ms); more goes to a thread."""
 
 NOTICE_S = 5.0
 """How long a notice may take."""
 
 MAX_NOTICES = 4096
-"""On their way at once; more are dropped, as if they were lost."""
+"""Most notices on their way at once; more are dropped, as if they were lost."""
 
 
 def ignore(_: TransferError | None) -> None:
-    """Leave it to time-outs and leases."""
+    """Do nothing: time-outs and leases handle it."""
 
 
 class KvExchange:
-    """One worker's."""
+    """The transfers of one worker."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class KvExchange:
 
         Args:
             transfer: how KV travels.
-            layout: of its blocks.
-            token: returns what the processes of our cluster know, for TCP.
-            folder: for the socket of shared memory (default: one of this user's).
+            layout: layout of its blocks.
+            token: returns the secret that the processes of our cluster share, for TCP.
+            folder: for the socket of shared memory (default: a private folder of this user).
         """
         self.layout = layout
         self.agent: Agent = make_agent(
@@ -64,20 +64,20 @@ class KvExchange:
         self.id = secrets.token_hex(8)
         self.counts = KvTransfers()
         self.on_notice: Callable[[Notice], object] = log.debug
-        """Is called with each notice that comes; set by who uses the exchange."""
+        """Called with each notice that arrives; set by the user of the exchange."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-content")
         self._notices: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Take memory, and be reached.
+        """Allocate memory, and become reachable.
 
         Raises:
-            TransferError: that cannot be done here.
+            TransferError: this is not possible here.
         """
         await self.agent.start()
 
     async def close(self) -> None:
-        """Give everything back."""
+        """Release everything."""
         for task in self._notices:
             task.cancel()
         await asyncio.gather(*self._notices, return_exceptions=True)
@@ -89,16 +89,16 @@ class KvExchange:
         self.counts = self.counts._replace(**{name: getattr(self.counts, name) + more[name] for name in more})
 
     def in_thread(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Do work that takes long; one piece after the other."""
+        """Do long work in the thread, one piece after the other."""
         return asyncio.wrap_future(self._thread.submit(work))
 
     def tell(self, agent: dict[str, Any], *notices: Notice, on_sent: OnSent = ignore) -> None:
-        """Send notices in the background, in order; where one does not arrive, time-outs and leases make up for it.
+        """Send notices in the background, in order; if one does not arrive, time-outs and leases make up for it.
 
         Args:
-            agent: to whom.
-            notices: what.
-            on_sent: is called with why the rest did not arrive, None if all of it did, or may have.
+            agent: the recipient.
+            notices: the notices.
+            on_sent: called at the end: with an error if some did not arrive, with None if all did, or may have.
         """
         if len(self._notices) < MAX_NOTICES:
             task = asyncio.create_task(self._tell(agent, notices, on_sent))
@@ -128,6 +128,6 @@ class KvExchange:
     def _receive(self, data: bytes) -> None:
         notice = decode(data)
         if notice is None:
-            log.warning("a notice of %d bytes that says nothing we know is ignored", len(data))
+            log.warning("ignored a notice of %d bytes that cannot be read", len(data))
         else:
             self.on_notice(notice)

@@ -1,4 +1,4 @@
-"""Leases: until when KV is kept for somebody who has said nothing yet, or not for long.
+"""Leases: how long KV is kept for a reader that has not been heard from yet, or not recently.
 
 grant --> until now + duration -- renew --> until now + 2/3 duration, if that is later -- end, expire --> gone
 """
@@ -7,10 +7,10 @@ from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 RENEWAL_SHARE = 2 / 3
-"""Of its duration by which a lease is renewed, as in vLLM."""
+"""A renewal extends a lease by this share of its duration, as in vLLM."""
 
 RENEWALS = 6
-"""How often a lease is renewed in its duration, as in vLLM."""
+"""How many times a lease is renewed within its duration, as in vLLM."""
 
 Holder = TypeVar("Holder", bound=Hashable)
 
@@ -23,11 +23,11 @@ class Leases(Generic[Holder]):
         self._ends: dict[Holder, float] = {}
 
     def grant(self, holder: Holder, now: float) -> None:
-        """Begin a lease."""
+        """Start a lease."""
         self._ends[holder] = now + self._duration_s
 
     def renew(self, holder: Holder, now: float) -> None:
-        """Let a lease that has not ended last longer."""
+        """Extend a lease that has not ended."""
         if holder in self._ends:
             self._ends[holder] = max(self._ends[holder], now + self._duration_s * RENEWAL_SHARE)
 

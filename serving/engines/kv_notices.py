@@ -1,4 +1,4 @@
-"""What the agents of prefill and decode workers tell each other, in at most `MAX_NOTICE_BYTES`; it may come twice, or never.
+"""Notices between the agents of prefill and decode workers, of at most `MAX_NOTICE_BYTES`; one may arrive twice, or never.
 
 decode worker                              prefill worker
 Renew: it will still read     --------->   source first: extends the leases
@@ -18,10 +18,10 @@ from msgspec import Meta
 from serving.engines.kv_params import Id, RemoteKv, RoomNumber, Whole
 
 MAX_BLOCKS = 150
-"""In one notice."""
+"""Most blocks in one notice."""
 
 MAX_RENEWED = 50
-"""Requests, or rooms, in one notice."""
+"""Most requests, or rooms, in one notice."""
 
 
 class Renew(msgspec.Struct, tag="renew", array_like=True, frozen=True):
@@ -37,19 +37,19 @@ class Read(msgspec.Struct, tag="read", array_like=True, frozen=True):
 
 
 class Begin(msgspec.Struct, tag="begin", array_like=True, frozen=True):
-    """There are blocks for the prompt of a room; said again and again until its KV is offered."""
+    """There are blocks for the prompt of a room; repeated until its KV is offered."""
 
     room: RoomNumber
     reader: dict[str, Any]
-    """The agent that will read it."""
+    """The agent that will read the KV."""
 
 
 class Offered(msgspec.Struct, tag="offered", array_like=True, frozen=True):
-    """Where a part of the KV is for which those in a room wait."""
+    """Where a part of the KV is that the reader in a room waits for."""
 
     room: RoomNumber
     kv: RemoteKv
-    """All of it but its blocks and its agent, which the reader knows."""
+    """All but its blocks, and its agent, which the reader knows."""
     first: Whole
     num_blocks: Whole
     blocks: Annotated[list[tuple[Whole, Whole]], Meta(max_length=MAX_BLOCKS)]
@@ -57,7 +57,7 @@ class Offered(msgspec.Struct, tag="offered", array_like=True, frozen=True):
 
 
 class Wait(msgspec.Struct, tag="wait", array_like=True, frozen=True):
-    """It is not their turn yet on our side: whoever is in these rooms, too, is to go on waiting."""
+    """On our side it is not the turn of these rooms yet: the other side should keep waiting."""
 
     rooms: Annotated[list[RoomNumber], Meta(max_length=MAX_RENEWED)]
 
@@ -68,7 +68,7 @@ class Left(msgspec.Struct, tag="left", array_like=True, frozen=True):
     room: RoomNumber
     reason: Annotated[str, Meta(max_length=500)] = ""
     kind: Annotated[str, Meta(pattern="^(lost|overloaded)$")] = "lost"
-    """That of a `CallError`."""
+    """The kind of a `CallError`."""
 
 
 Notice = Renew | Read | Begin | Offered | Wait | Left
@@ -78,7 +78,7 @@ _decoder = msgspec.msgpack.Decoder(Notice)
 
 
 def decode(data: bytes) -> Notice | None:
-    """Return what a notice says, None if it says nothing that we know."""
+    """Decode a notice; return None if it is not one that we know."""
     try:
         notice: Notice = _decoder.decode(data)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
@@ -87,7 +87,7 @@ def decode(data: bytes) -> Notice | None:
 
 
 def parts(room: int, kv: RemoteKv) -> Iterator[Offered]:
-    """Cut an offer into notices."""
+    """Divide an offer into notices."""
     blocks = list(zip(kv.remote_block_ids, kv.remote_generations, strict=True))
     bare = msgspec.structs.replace(kv, remote_block_ids=[], remote_generations=[], remote_agent={})
     for first in range(0, len(blocks), MAX_BLOCKS):
@@ -95,16 +95,16 @@ def parts(room: int, kv: RemoteKv) -> Iterator[Offered]:
 
 
 class Assembly:
-    """The parts of an offer that have come."""
+    """The parts of an offer that have arrived."""
 
     def __init__(self, num_blocks: int, agent: dict[str, Any]) -> None:
-        """Wait for an offer of so many blocks, by this agent."""
+        """Wait for this agent's offer of `num_blocks` blocks."""
         self._num_blocks = num_blocks
         self._agent = agent
         self._parts: dict[int, list[tuple[int, int]]] = {}
 
     def add(self, part: Offered) -> RemoteKv | None:
-        """Take in a part, and return the whole if it is complete."""
+        """Add a part; return the whole offer if it is complete."""
         if part.num_blocks != self._num_blocks or part.first >= self._num_blocks:
             return None
         self._parts[part.first] = part.blocks

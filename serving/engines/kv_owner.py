@@ -1,11 +1,12 @@
-"""The prefill worker's side of transfers: KV that it offers, and keeps until it was read or its lease has run out.
+"""The prefill worker's side of transfers: it offers KV and keeps it until it is read or its lease expires.
 
     prepare --> waits for room on the shelf --> is written --> offered, under a lease --- read, expired or withdrawn --> over
                          |                          |
                          +------- withdrawn --------+---------------------------------------------------------------> over
 
 An engine writes KV while it computes: an offer is prepared when the last step of its prompt begins, and made (`offer`) when
-that has ended; from then on until it is over the engine's blocks are held. Destination first, the prompt is computed only when its reader has begun.
+that step ends. From then on the engine's blocks are held until the offer is over. Destination first, the prompt is computed
+only when its reader has begun.
 """
 
 import asyncio
@@ -45,9 +46,9 @@ class Offer:
     keys: Sequence[int]
     room: int | None
     on_offered: Callable[[RemoteKv], object]
-    """Is called once, unless it is over before."""
+    """Called once, unless the offer is over before."""
     on_over: Callable[[], object]
-    """Is called once, if the prompt was computed."""
+    """Called once, if the prompt was computed."""
     state: Literal["waiting", "being written", "written", "offered", "over"] = "waiting"
     placement: Placement | None = None
     is_computed: bool = False
@@ -60,7 +61,7 @@ class KvOwner:
     """See the module."""
 
     def __init__(self, exchange: KvExchange, lease: LeaseConfig, *, meeting_timeout_s: float) -> None:
-        """Own what an exchange offers, which was started."""
+        """Own what a started exchange offers."""
         self._exchange = exchange
         self._lease = lease
         self._shelf = Shelf(exchange.agent.memory, exchange.layout)
@@ -71,31 +72,31 @@ class KvOwner:
         self._rooms: Rooms[RoomCall] = Rooms(meeting_timeout_s)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._due_s = 0.0  # when the timer ends: uvloop's handle of what is due at once does not say it
+        self._due_s = 0.0  # when the timer ends: uvloop's handle does not say so for a timer that is due at once
         exchange.on_notice = self._on_notice
 
     @property
     def num_held(self) -> int:
-        """Offers of prompts that were computed, and that last."""
+        """Offers of computed prompts that are not over yet."""
         return sum(offer.is_computed for offer in self._offers.values())
 
     @property
     def num_waiting(self) -> int:
-        """Prompts for whose KV there is no memory yet, or whose reader has no blocks yet."""
+        """Prompts that wait for memory for their KV, or for their reader to have blocks."""
         return len(self._waiting) + self._rooms.num_waiting
 
     @property
     def max_blocks(self) -> int:
-        """Blocks that a prompt may have."""
+        """Most blocks that a prompt may have."""
         return self._shelf.num_slots
 
     @property
     def address(self) -> dict[str, Any]:
-        """How readers reach us."""
+        """The address at which readers reach us."""
         return dict(self._exchange.agent.address)
 
     def come(self, room: int, call: RoomCall) -> bool:
-        """Let a request into a room; return whether its reader has begun, which else is told later.
+        """Let a request into a room; return whether its reader has begun (if not, its call reports that later).
 
         Raises:
             CallError: the room cannot be used.
@@ -105,7 +106,7 @@ class KvOwner:
         return is_reader_there
 
     def leave(self, room: int, reason: str) -> None:
-        """End what was to happen in a room on our side."""
+        """Close a room from our side."""
         left = self._rooms.leave(room)
         if left is not None and left.reader is not None:
             self._exchange.tell(left.reader, Left(room, reason))
@@ -118,13 +119,13 @@ class KvOwner:
         on_offered: Callable[[RemoteKv], object],
         on_over: Callable[[], object],
     ) -> Offer:
-        """Write the KV of a prompt that is being computed, as soon as there is room for it.
+        """Write the KV of a prompt that is being computed, as soon as there is memory for it.
 
         Args:
-            keys: of its blocks.
-            room: in which its reader waits.
-            on_offered: is called when it can be read.
-            on_over: is called when nobody will read it any more.
+            keys: keys of its blocks.
+            room: the room in which its reader waits.
+            on_offered: called when the KV can be read.
+            on_over: called when nobody will read it any more.
         """
         id = secrets.token_hex(8)
         offer = self._offers[id] = Offer(id, keys, room, on_offered, on_over)
@@ -133,7 +134,7 @@ class KvOwner:
         return offer
 
     def offer(self, offer: Offer, *, num_tokens: int, num_cached_tokens: int) -> None:
-        """Offer what was prepared, once it is written: its prompt of so many tokens is computed, but for the cached ones."""
+        """Offer what was prepared, once it is written: its prompt has been computed, except for the cached tokens."""
         offer.is_computed, offer.num_tokens, offer.num_cached_tokens = True, num_tokens, num_cached_tokens
         if offer.state == "written":
             self._make(offer)
@@ -146,7 +147,7 @@ class KvOwner:
             self._end(offer)
 
     def drop(self, offer: Offer) -> None:
-        """Give up what was prepared for a prompt that is not computed."""
+        """Discard what was prepared for a prompt that is not computed after all."""
         if offer.state != "over":
             self._end(offer)
 
@@ -163,19 +164,19 @@ class KvOwner:
         self._leases.end(offer.id)
         if was == "waiting":
             self._waiting.remove(offer)
-        elif was != "being written":  # that is released when it is written
+        elif was != "being written":  # an offer that is being written is released afterwards
             self._release(offer)
         if offer.is_computed:
             offer.on_over()
         self._place()
 
     def _place(self) -> None:
-        """Write what waits, in order, as long as there is room."""
+        """Write waiting offers, in order, as long as there is memory."""
         while self._waiting and (placement := self._shelf.place(self._waiting[0].keys)) is not None:
             offer = self._waiting.popleft()
             offer.state, offer.placement = "being written", placement
             num_bytes = len(placement.fresh) * self._exchange.layout.slot_bytes
-            # Blocks that it shares may still be being written: then it is ready after them.
+            # Blocks that it shares may still be in the middle of being written; then it is ready after them.
             if num_bytes <= INLINE_BYTES and not self._num_writing:
                 self._shelf.fill(placement)
                 self._on_written(offer)
@@ -200,7 +201,7 @@ class KvOwner:
             self._make(offer)
 
     def _make(self, offer: Offer) -> None:
-        """Tell that it can be read."""
+        """Announce that it can be read."""
         offer.state = "offered"
         now = self._loop.time()
         self._leases.grant(offer.id, now)
@@ -212,14 +213,14 @@ class KvOwner:
             self._say(offer)
 
     def _on_told(self, offer: Offer, error: TransferError | None) -> None:
-        """Let the prompt's call end as its reader knows where the KV is, or as it cannot be told."""
+        """End the prompt's call: its reader knows where the KV is, or cannot be reached."""
         assert offer.room is not None
         if offer.state == "over":
             return
         if error is None:
             self._say(offer)
         elif (left := self._rooms.leave(offer.room)) is not None and left.call is not None:
-            left.call.on_left(f"the decode worker cannot be told where the KV is: {error}")
+            left.call.on_left(f"the decode worker cannot be notified of the KV: {error}")
 
     def _say(self, offer: Offer) -> None:
         if not offer.is_said:
@@ -245,7 +246,7 @@ class KvOwner:
         assert offer.placement is not None
         self._shelf.release(offer.placement)
 
-    # What happens by itself
+    # Notices and timers
 
     def _on_notice(self, notice: Notice) -> None:
         match notice:
@@ -270,7 +271,7 @@ class KvOwner:
                     left.call.on_left(reason or "the decode worker has given up")
 
     def _on_begin(self, room: int, reader: dict[str, Any]) -> None:
-        """Compute the prompt of a room, or say again where its KV is."""
+        """Compute the prompt of a room, or repeat where its KV is."""
         now = self._loop.time()
         is_first = self._rooms.reader(room) is None
         try:
@@ -294,7 +295,7 @@ class KvOwner:
         self._exchange.tell(reader, *parts(offer.room, self._describe(offer)), on_sent=on_sent)
 
     def _arm(self, when: float | None) -> None:
-        """Look after leases and rooms at a time, or earlier."""
+        """Set the timer for leases and rooms to a time, unless it is set earlier."""
         if when is None or (self._timer is not None and self._due_s <= when):
             return
         if self._timer is not None:
@@ -306,7 +307,7 @@ class KvOwner:
         now = self._loop.time()
         for id in self._leases.expire(now):
             self._exchange.count(num_expired=1)
-            log.warning("KV that was offered as %s was not read before its lease had run out", id)
+            log.warning("KV offered as %s was not read before its lease expired", id)
             self._on_expired(self._offers[id])
         for room in self._rooms.expire(now):
             self._on_vain(room)
@@ -314,12 +315,12 @@ class KvOwner:
         self._arm(min((end for end in ends if end is not None), default=None))
 
     def _on_expired(self, offer: Offer) -> None:
-        """End an offer, and the call of one whose reader was not told of it in time."""
+        """End an offer; if its reader was not notified in time, also end its call."""
         left = self._rooms.leave(offer.room) if offer.room is not None and not offer.is_said else None
         if left is not None and left.reader is not None:
-            self._exchange.tell(left.reader, Left(left.number, "its lease had run out"))
+            self._exchange.tell(left.reader, Left(left.number, "its lease expired"))
         if left is not None and left.call is not None:
-            left.call.on_left("its lease had run out before the decode worker was told where the KV is")
+            left.call.on_left("its lease expired before the decode worker was notified of the KV")
         self.withdraw(offer)
 
     def _on_vain(self, room: Room[RoomCall]) -> None:

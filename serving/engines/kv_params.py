@@ -1,4 +1,4 @@
-"""What travels in `kv_transfer_params`: who computes a prompt, where its KV is, and in which room both workers meet.
+"""The content of `kv_transfer_params`: who computes a prompt, where its KV is, and in which room both workers meet.
 
 Names are vLLM's where they mean the same.
 """
@@ -17,7 +17,7 @@ RoomNumber = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class RemoteKv(msgspec.Struct, kw_only=True, frozen=True):
-    """Where the KV of a prompt is, as its prefill worker answers it."""
+    """Where the KV of a prompt is, from the answer of its prefill worker."""
 
     do_remote_prefill: bool = True
     do_remote_decode: bool = False
@@ -35,10 +35,10 @@ class RemoteKv(msgspec.Struct, kw_only=True, frozen=True):
     remote_agent: dict[str, Any]
 
     def check(self, *, num_tokens: int, num_blocks: int, slot_bytes: int) -> None:
-        """See whether this is the KV of a prompt.
+        """Check that this is the KV of a prompt.
 
         Raises:
-            ValueError: it is that of another.
+            ValueError: it is the KV of another prompt.
         """
         if self.remote_num_tokens != num_tokens:
             raise ValueError(f"KV of {self.remote_num_tokens} tokens for a prompt of {num_tokens}")
@@ -46,13 +46,13 @@ class RemoteKv(msgspec.Struct, kw_only=True, frozen=True):
             raise ValueError(f"KV in {len(self.remote_block_ids)} blocks for a prompt of {num_blocks}")
         if self.remote_slot_bytes != slot_bytes:
             raise ValueError(
-                f"KV blocks of {self.remote_slot_bytes} bytes, and this worker's have {slot_bytes}: are --model, "
+                f"KV blocks of {self.remote_slot_bytes} bytes, but this worker's have {slot_bytes}: are --model, "
                 "--kv-bytes-scale and --block-size the same?"
             )
 
 
 class Meeting(msgspec.Struct, kw_only=True, frozen=True):
-    """Where both workers of a request meet that were called at once."""
+    """Where the two workers of a request meet if both are called at once."""
 
     bootstrap_room: RoomNumber
     bootstrap_agent: dict[str, Any] = {}
@@ -60,7 +60,7 @@ class Meeting(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Part(NamedTuple):
-    """The part of a request that one of two workers does: its prompt, or its answer."""
+    """The part of a request that one of two workers does: prompt or answer."""
 
     is_prefill: bool
     meeting: Meeting | None = None
@@ -68,7 +68,7 @@ class Part(NamedTuple):
 
 
 def parse(params: dict[str, Any] | None) -> Part | None:
-    """Return what part of a request its parameters ask for, None if one worker does all of it.
+    """Return which part of a request its parameters ask for, None if one worker does all of it.
 
     Raises:
         ValueError: they make no sense.
@@ -77,7 +77,7 @@ def parse(params: dict[str, Any] | None) -> Part | None:
         return None
     is_prefill, is_decode = params.get("do_remote_decode") is True, params.get("do_remote_prefill") is True
     if is_prefill and is_decode:
-        raise ValueError("kv_transfer_params ask for do_remote_decode and do_remote_prefill; one was expected")
+        raise ValueError("kv_transfer_params ask for both do_remote_decode and do_remote_prefill; expected one of them")
     if not (is_prefill or is_decode):
         return None
     try:

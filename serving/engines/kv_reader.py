@@ -1,10 +1,10 @@
-"""The decode worker's side of transfers: KV that it reads into blocks which are its own.
+"""The decode worker's side of transfers: it reads KV into its own blocks.
 
     expect --> leases are renewed --> load --> read in lots that fit, each block checked --> arrived, in whole or in part
        |                               |
-       +---------- give_up ------------+  a read under way ends by itself; the owner is told in either case
+       +---------- give_up ------------+  a read in progress is finished; the owner is notified in either case
 
-Destination first, the owner is told that there are blocks, again and again until it says where the KV is.
+Destination first, the reader tells the owner that there are blocks, again and again until the owner says where the KV is.
 """
 
 import asyncio
@@ -26,21 +26,21 @@ from serving.transfer.agent import Piece, TransferError
 log = logging.getLogger(__name__)
 
 BEGIN_AGAIN_S = 5.0
-"""How often the owner is told that there are blocks, in case that it did not hear it, or we did not hear its answer; more often
-where it is soon given up."""
+"""How often we tell the owner that there are blocks, in case it missed that or we missed its answer; more often if we are
+about to give up."""
 
 MAX_READ_BYTES = 16 << 20
-"""What is read, and then checked, at once."""
+"""Most bytes that are read, and then checked, at once."""
 
 
 MAX_READ_BLOCKS = 1024
 
 LOTS = 8
-"""That may be read at once."""
+"""How many lots may be read at once."""
 
 
 class LoadError(Exception):
-    """KV that did not come; the message says why, `kind` is that of a `CallError`."""
+    """KV did not arrive; the message says why, and `kind` is that of a `CallError`."""
 
     def __init__(self, message: str, kind: str = "engine") -> None:
         super().__init__(message)
@@ -49,33 +49,33 @@ class LoadError(Exception):
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """The KV of one prompt, on its way here; made in a running loop."""
+    """The KV of one prompt on its way here; created in a running loop."""
 
     keys: Sequence[int]
-    """Of its blocks."""
+    """Keys of its blocks."""
     num_tokens: int
     kv: RemoteKv | None
-    """Where it is; destination first, that is said later."""
+    """Where it is; destination first, this is only known later."""
     meeting: Meeting | None
     is_over: bool = False
-    """Whether nobody waits for it any more; if it has begun, it goes on to its end."""
+    """Whether nobody waits for it any more; a read that has begun is still finished."""
     has_begun: bool = False
     waits_until: float = 0.0
-    """When it is given up if the owner, which was told that there are blocks, says nothing."""
+    """When we give it up if the owner, which knows that there are blocks, does not answer."""
     error: LoadError | None = None
     times: dict[str, float] = field(default_factory=dict)
-    """By the clock `time.monotonic`."""
+    """Times by `time.monotonic`."""
     num_bytes: int = 0
     assembly: Assembly = field(init=False)
     offered: asyncio.Future[RemoteKv | LoadError] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Be ready for what the owner says."""
+        """Prepare for the owner's answer."""
         self.assembly = Assembly(len(self.keys), self.meeting.bootstrap_agent if self.meeting is not None else {})
         self.offered = asyncio.get_running_loop().create_future()
 
     def offer(self, what: RemoteKv | LoadError) -> None:
-        """Take note of what the owner says first."""
+        """Record the owner's first answer."""
         if not self.offered.done():
             self.offered.set_result(what)
 
@@ -87,7 +87,7 @@ class KvReader:
     """See the module."""
 
     def __init__(self, exchange: KvExchange, *, read_timeout_s: float, meeting_timeout_s: float) -> None:
-        """Read by an exchange, which was started."""
+        """Read through a started exchange."""
         self._exchange = exchange
         self._read_timeout_s = read_timeout_s
         self._meeting_timeout_s = meeting_timeout_s
@@ -103,16 +103,16 @@ class KvReader:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that have blocks, and whose KV is not computed yet."""
+        """Requests that have blocks but whose KV is not computed yet."""
         return sum(load.has_begun and load.kv is None for load in self._rooms.values())
 
     @property
     def num_loading(self) -> int:
-        """Requests whose KV is on its way."""
+        """Requests whose KV is being transferred."""
         return len(self._loading) - self.num_waiting
 
     def expect(self, keys: Sequence[int], num_tokens: int, *, kv: RemoteKv | None, meeting: Meeting | None) -> Load:
-        """Take note of KV that will be read when there are blocks for it.
+        """Register KV that will be read when there are blocks for it.
 
         Raises:
             ValueError: it cannot be this prompt's, or another request meets there.
@@ -129,7 +129,7 @@ class KvReader:
         return load
 
     def begin(self, load: Load, num_cached_blocks: int, on_arrived: OnArrived) -> None:
-        """Read what is missing behind cached blocks, and say how many blocks are good if not all are."""
+        """Read what is missing after the cached blocks; if not all blocks are good, report how many are."""
         load.has_begun = True
         load.times["decode_blocks"] = monotonic()
         self._stop_waiting(load)
@@ -141,7 +141,7 @@ class KvReader:
         task.add_done_callback(self._loading.discard)
 
     def give_up(self, load: Load) -> None:
-        """Let the owner know that nobody waits for this any more."""
+        """Notify the owner that nobody waits for this any more."""
         if load.is_over:
             return
         load.is_over = True
@@ -173,7 +173,7 @@ class KvReader:
                     raise LoadError(f"block {num_valid} of {len(load.keys)}: {fault}")
         except LoadError as error:
             load.error = error
-        except Exception as error:  # the engine waits for it, whatever happens
+        except Exception as error:  # the engine waits for the outcome, whatever it is
             log.exception("KV could not be read")
             load.error = LoadError(f"{type(error).__name__}: {error}")
         times["transfer_end"] = end = monotonic()
@@ -183,14 +183,14 @@ class KvReader:
             self._exchange.count(num_read=1, seconds=end - times["transfer_start"])
         elif not load.is_over:
             self._exchange.count(num_failed=1)
-            log.warning("the KV of a prompt of %d tokens did not come: %s", load.num_tokens, load.error)
+            log.warning("the KV of a prompt of %d tokens did not arrive: %s", load.num_tokens, load.error)
         on_arrived(None if load.error is None else num_valid)
 
     async def _meet(self, load: Load) -> RemoteKv:
-        """Tell the owner that there are blocks, and wait until it says where the KV is.
+        """Tell the owner that there are blocks, and wait for its offer.
 
         Raises:
-            LoadError: it does not, or says something else.
+            LoadError: the offer does not come, or is not for this prompt.
         """
         assert load.meeting is not None
         begin = Begin(load.meeting.bootstrap_room, dict(self._exchange.agent.address))
@@ -200,13 +200,13 @@ class KvReader:
             while not load.offered.done():
                 if monotonic() >= load.waits_until:
                     raise LoadError(
-                        f"no prefill worker had it within --transfer-meeting-timeout-s {self._meeting_timeout_s:g}"
+                        f"no prefill worker offered it within --transfer-meeting-timeout-s {self._meeting_timeout_s:g}"
                     )
                 with late_is_never():
                     await self._exchange.ask(load.meeting.bootstrap_agent, begin)
                 await asyncio.wait([load.offered], timeout=min(pause_s, max(load.waits_until - monotonic(), 0.0)))
         except TransferError as error:
-            raise LoadError(f"the prefill worker cannot be told to begin: {error}", _kind(error)) from error
+            raise LoadError(f"the prefill worker cannot be asked to begin: {error}", _kind(error)) from error
         said = load.offered.result()
         if isinstance(said, LoadError):
             raise said
@@ -217,7 +217,7 @@ class KvReader:
         return said
 
     async def _read(self, load: Load, kv: RemoteKv, first: int) -> tuple[int, str]:
-        """Read the next blocks; return how many are good, and what is wrong with the one behind them.
+        """Read the next blocks; return how many are good, and what is wrong with the one after them.
 
         Raises:
             LoadError: they cannot be read.
@@ -225,7 +225,7 @@ class KvReader:
         num_blocks = len(load.keys)
         blocks = range(first, min(first + self._lot, num_blocks))
         turn = self._turns.setdefault(kv.remote_engine_id, asyncio.Semaphore(LOTS // 2))
-        async with turn:  # an owner that hangs holds no more of our memory than half
+        async with turn:  # an owner that hangs can block at most half of our memory
             return await self._read_blocks(load, kv, blocks)
 
     async def _read_blocks(self, load: Load, kv: RemoteKv, blocks: range) -> tuple[int, str]:
@@ -250,7 +250,7 @@ class KvReader:
             found: tuple[int, str] = await self._exchange.in_thread(lambda: self._find_fault(pieces, wanted))
             return found
         except TransferError as error:
-            raise LoadError(f"it cannot be read from the prefill worker: {error}", _kind(error)) from error
+            raise LoadError(f"reading from the prefill worker failed: {error}", _kind(error)) from error
         finally:
             self._landing.give_back(slots)
 
@@ -264,7 +264,7 @@ class KvReader:
         return len(pieces), ""
 
     def _check(self, kv: RemoteKv, load: Load) -> None:
-        """See whether this is the KV of a prompt.
+        """Check that this is the KV of a prompt.
 
         Raises:
             ValueError: it is not.
@@ -272,7 +272,7 @@ class KvReader:
         kv.check(num_tokens=load.num_tokens, num_blocks=len(load.keys), slot_bytes=self._exchange.layout.slot_bytes)
 
     def _end(self, load: Load) -> None:
-        """Tell the owner that this was read, or never will be."""
+        """Notify the owner that this was read, or never will be."""
         if (kv := load.kv) is not None:
             self._leases.end(kv.remote_agent, kv.remote_request_id, kv.remote_lease_s)
             self._exchange.tell(kv.remote_agent, Read(kv.remote_request_id))
@@ -284,7 +284,7 @@ class KvReader:
                 self._exchange.tell(load.meeting.bootstrap_agent, Left(room, "the decode worker has given up"))
 
     def _stop_waiting(self, load: Load) -> None:
-        """Say no more that it is not this one's turn."""
+        """Stop reporting that it is not this one's turn."""
         if (meeting := load.meeting) is not None:
             self._meetings.end(meeting.bootstrap_agent, meeting.bootstrap_room, self._meeting_timeout_s)
 
@@ -302,7 +302,7 @@ class KvReader:
 
 
 class Landing:
-    """The slots of our memory into which is read: who needs some waits in line."""
+    """The slots of our memory that KV is read into; readers wait in line for them."""
 
     def __init__(self, num_slots: int) -> None:
         self._free = list(range(num_slots))
@@ -310,7 +310,7 @@ class Landing:
         self._freed = asyncio.Event()
 
     async def take(self, count: int) -> list[int]:
-        """Return so many slots, in order, as soon as they are free."""
+        """Return `count` slots, first come first served, as soon as they are free."""
         async with self._turn:
             while len(self._free) < count:
                 self._freed.clear()
@@ -319,14 +319,14 @@ class Landing:
             return taken
 
     def give_back(self, slots: list[int]) -> None:
-        """Free slots for those who wait."""
+        """Free slots, and wake those who wait."""
         self._free = sorted(self._free + slots)
         self._freed.set()
 
 
 @contextlib.contextmanager
 def late_is_never() -> Iterator[None]:
-    """Go on where an owner did not answer in time: it may the next time."""
+    """Ignore that an owner did not answer in time: it may the next time."""
     try:
         yield
     except TransferError as error:
@@ -335,5 +335,5 @@ def late_is_never() -> Iterator[None]:
 
 
 def _kind(error: TransferError) -> str:
-    """Return how a call ends: what an owner that is gone, or hangs, held can be computed elsewhere."""
+    """Return the kind of a call's error: what a dead or hanging owner held can be computed elsewhere."""
     return "engine" if error.kind == "refused" else "lost"

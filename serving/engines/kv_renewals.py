@@ -1,4 +1,4 @@
-"""The decode worker's word that it will still read: said again and again, to each prefill worker for all of its requests."""
+"""Renews the leases on KV that a decode worker will still read, with one notice for all requests of a prefill worker."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from serving.engines.kv_leases import RENEWALS
 from serving.engines.kv_notices import MAX_RENEWED, Notice
 
 MIN_PAUSE_S = 0.01
-"""Whatever an owner says of its leases."""
+"""Shortest pause between renewals, however short an owner's leases are."""
 
 Name = TypeVar("Name")
 _Key = tuple[bytes, float | None]
@@ -26,18 +26,18 @@ class _Owner(Generic[Name]):
 
 
 class Renewals(Generic[Name]):
-    """Renews what ends after so long, every sixth of that time."""
+    """Renews leases, six times within their duration."""
 
     def __init__(
         self, tell: Callable[[dict[str, Any], Notice], object], notice: Callable[[list[Name]], Notice]
     ) -> None:
-        """Tell owners by a notice of the names of what will still be read."""
+        """Send owners a notice with the names of what will still be read."""
         self._tell = tell
         self._notice = notice
         self._owners: dict[_Key, _Owner[Name]] = {}
 
     def begin(self, agent: dict[str, Any], name: Name, duration_s: float | None) -> None:
-        """Renew this one from now on, if it can be."""
+        """Start to renew this one, if it can be renewed."""
         if duration_s is None:
             return
         key = _key(agent, duration_s)
@@ -48,7 +48,7 @@ class Renewals(Generic[Name]):
         owner.names[name] = None
 
     def end(self, agent: dict[str, Any], name: Name, duration_s: float | None) -> None:
-        """Renew this one no more."""
+        """Stop renewing this one."""
         key = _key(agent, duration_s)
         owner = self._owners.get(key)
         if owner is None:
@@ -59,7 +59,7 @@ class Renewals(Generic[Name]):
             del self._owners[key]
 
     def close(self) -> None:
-        """Renew nothing any more."""
+        """Stop all renewals."""
         for owner in self._owners.values():
             self._stop(owner)
         self._owners.clear()
@@ -79,5 +79,5 @@ class Renewals(Generic[Name]):
 
 
 def _key(agent: dict[str, Any], duration_s: float | None) -> _Key:
-    """Return what is renewed together: nobody else's word counts for an owner's."""
+    """Return what is renewed together: leases of one owner with one duration."""
     return msgspec.json.encode(agent), duration_s

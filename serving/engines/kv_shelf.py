@@ -1,7 +1,7 @@
-"""The KV blocks that a mocker holds ready for others: their bytes, in memory that others read.
+"""The KV blocks that a mocker keeps ready for others: their bytes, in memory that others read.
 
-What a slot holds, and how a reader finds out that it is not what was meant: `serving/kv_tiers/blocks.py`. A generation is
-never used twice. Offers of the same block share its slot.
+`serving/kv_tiers/blocks.py` describes what a slot contains and how a reader detects a wrong block. A generation is never
+used twice. Offers of the same block share its slot.
 """
 
 import heapq
@@ -14,16 +14,16 @@ from serving.kv_tiers.blocks import HEADER, KvLayout, write_block
 from serving.transfer.config import TransferRunConfig
 
 MAX_SLOTS = 1 << 18
-"""However small they are."""
+"""Most slots, however small they are."""
 
 WORD_BYTES = 8
 
 
 def layout_of(transfer: TransferRunConfig, timing: TimingConfig, *, block_size: int) -> KvLayout:
-    """Return the layout of the blocks of a worker that reads them.
+    """Return the layout of the blocks that a worker transfers.
 
     Raises:
-        ValueError: the size of its model's KV is not known, or there is no memory for a single block.
+        ValueError: the size of its model's KV is unknown, or there is no memory for a single block.
     """
     size = kv_size_of(timing, block_size=block_size, kv_bytes_per_token=transfer.kv_bytes_per_token)
     layout = scaled_layout(size, transfer.kv_bytes_scale)
@@ -35,13 +35,13 @@ def layout_of(transfer: TransferRunConfig, timing: TimingConfig, *, block_size: 
 
 
 def scaled_layout(size: KvSize, scale: float) -> KvLayout:
-    """Return the layout of blocks of a share of their size."""
+    """Return the layout of blocks scaled to a share of their size."""
     return KvLayout(_words(size.block * scale), _words(size.window_block * scale), size.num_window_blocks)
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """Where a block lies."""
+    """Where a block is."""
 
     number: int
     key: int
@@ -55,7 +55,7 @@ class Placement:
 
     slots: list[Slot]
     fresh: list[Slot] = field(default_factory=list)
-    """Those of them that are to be filled."""
+    """The slots among them that have to be filled."""
 
 
 class Shelf:
@@ -65,19 +65,19 @@ class Shelf:
         self.layout = layout
         self.num_slots = min(len(memory) // layout.slot_bytes, MAX_SLOTS)
         self._memory = memory
-        self._free = list(range(self.num_slots))  # a heap: low ones first, so that memory once used is used again
+        self._free = list(range(self.num_slots))  # a heap: low ones first, so that memory is reused
         self._slots: dict[int, Slot] = {}
         self._generation = 0
 
     @property
     def num_free(self) -> int:
-        """Slots in which nothing lies."""
+        """Slots that are empty."""
         return len(self._free)
 
     def place(self, keys: Sequence[int]) -> Placement | None:
-        """Take slots for blocks, or share those in which they lie; return None if there are too few.
+        """Take slots for blocks, or share the slots they are already in; return None if there are too few.
 
-        The placement can be told to others once `fill` is through with it, and with those that came before it.
+        The placement can be announced once `fill` is done with it and with those before it.
         """
         missing = [key for key in dict.fromkeys(keys) if key not in self._slots]
         if len(missing) > len(self._free):
@@ -97,7 +97,7 @@ class Shelf:
                 write_block(memory, slot.key, slot.generation, layout)
 
     def release(self, placement: Placement) -> None:
-        """Let a placement go that is not being filled."""
+        """Release a placement that is not being filled."""
         for slot in placement.slots:
             slot.num_users -= 1
             if not slot.num_users:

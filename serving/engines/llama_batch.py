@@ -1,7 +1,7 @@
-"""Continuous batching over llama.cpp: one thread, one context, a slot of its KV cache for each request in progress.
+"""Continuous batching over llama.cpp: one thread, one context, and a slot of its KV cache for each request in progress.
 
-A slot keeps what it computed when its request ends, and the next request takes the slot that shares the longest prefix
-with it. What slots hold is told as KV events.
+A slot keeps what it computed after its request ends, and the next request gets the slot that shares the longest prefix
+with it. KV events report the content of slots.
 """
 
 import ctypes
@@ -15,11 +15,11 @@ from serving.router.events import BlocksEvent, BlocksRemoved, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes
 
 LAST_N = 64
-"""Tokens that the penalties look back on."""
+"""How many tokens the penalties look back."""
 
 
 class Job:
-    """A request: what it is, and how far it got."""
+    """A request and its progress."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Job:
         self.ends = ends
         self.sampling = sampling
         self.send = send
-        """Is given each item of the answer, in the caller's thread, and an exception if the request failed."""
+        """Called in the caller's thread with each item of the answer, or with an exception if the request failed."""
         self.is_cancelled = False
         self.num_output = 0
         self.num_cached = 0
@@ -71,10 +71,10 @@ class LlamaBatcher:
 
         Args:
             llama: the package llama_cpp.
-            context: an initialized llama_context, used by nobody else from now on.
+            context: an initialized llama_context that nobody else uses from now on.
             num_slots: sequences of its KV cache.
             block_size: tokens in a block of the KV events.
-            post: is called in our thread with what a step made: items for jobs, and KV events.
+            post: called in our thread with the results of a step: items for jobs, and KV events.
         """
         self._llama = llama
         self._context = context
@@ -100,7 +100,7 @@ class LlamaBatcher:
             self._bell.notify()
 
     def cancel(self, job: Job) -> None:
-        """Stop working on a request, soon."""
+        """Stop working on a request soon."""
         job.is_cancelled = True
 
     @property
@@ -119,7 +119,7 @@ class LlamaBatcher:
         return sum(len(slot.tokens) // self._block_size + 1 for slot in self._slots if slot.job is not None)
 
     def close(self) -> None:
-        """Stop the thread; what is in progress gets no more."""
+        """Stop the thread; requests in progress get no more tokens."""
         with self._bell:
             self._is_closing = True
             self._bell.notify()
@@ -149,7 +149,7 @@ class LlamaBatcher:
                 self._release(slot)
 
     def _admit(self, events: list[BlocksEvent]) -> None:
-        """Give waiting requests free slots: of those, the one that holds most of the prompt, then the least used."""
+        """Give each waiting request the free slot with the longest prefix of its prompt, the least recently used among equals."""
         while True:
             free = [slot for slot in self._slots if slot.job is None]
             with self._bell:
@@ -164,7 +164,7 @@ class LlamaBatcher:
             job.sampler = self._sampler(job.sampling)
 
     def _truncate(self, slot: _Slot, keep: int, events: list[BlocksEvent]) -> int:
-        """Forget what a slot holds beyond `keep` tokens, or all of it where the model cannot forget a part."""
+        """Forget a slot's tokens beyond `keep`, or all of them if the model cannot forget a part."""
         remove = self._llama.llama_memory_seq_rm
         if keep < len(slot.tokens) and not remove(self._memory, slot.id, keep, -1):
             keep = 0
@@ -176,7 +176,7 @@ class LlamaBatcher:
         return keep
 
     def _step(self, items: list[tuple[Job, Any]], events: list[BlocksEvent]) -> None:
-        """Compute one batch: a token of every answer, and as much of the prompts as fits beside them."""
+        """Compute one batch: a token of every answer, and as much of the prompts as also fits."""
         plan = self._plan()
         if not plan:
             return
@@ -199,7 +199,7 @@ class LlamaBatcher:
                 items.append((job, self._sample(slot, job, place)))
 
     def _plan(self) -> list[tuple[_Slot, int, int | None]]:
-        """Fill the batch; return (slot, tokens of it, place of its last token if the prompt is done with it)."""
+        """Fill the batch; return (slot, number of its tokens, position of its last token if that completes the prompt)."""
         busy = [slot for slot in self._slots if slot.job is not None]
         busy.sort(key=lambda slot: len(slot.job.tokens) - len(slot.tokens) if slot.job else 0)
         plan: list[tuple[_Slot, int, int | None]] = []
@@ -305,7 +305,7 @@ def _common(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def _logprobs(logits: Any, token: int, count: int) -> dict[str, Any]:
-    """Return the log-probability of the token, and of the `count` likeliest."""
+    """Return the log-probabilities of the token and of the `count` most likely tokens."""
     finite = logits[np.isfinite(logits)].astype(np.float64)
     total = float(finite.max() + np.log(np.exp(finite - finite.max()).sum()))
     top = np.argsort(logits)[::-1][:count]

@@ -20,7 +20,7 @@ from serving.worker.kv_events import KvEventPublisher
 from serving.worker.protocol import end_tokens
 
 DEFAULT_CONTEXT = 8192
-"""Tokens of a slot where --context-length does not say: models are made for more than most hosts can hold."""
+"""Tokens of a slot without --context-length: models allow for more than most hosts have memory for."""
 
 DEFAULT_SLOTS = 4
 LOG_LEVEL_ERROR = 4
@@ -89,7 +89,9 @@ class LlamaCpp:
         conditions, tokens = request["stop_conditions"], request["token_ids"]
         limit = (self.traits.context_length or 0) - len(tokens)
         if limit < 1:
-            raise CallError(f"{len(tokens)} tokens do not fit the context of {self.traits.context_length}", "invalid")
+            raise CallError(
+                f"{len(tokens)} tokens do not fit in the context of {self.traits.context_length}", "invalid"
+            )
         inbox: asyncio.Queue[Any] = asyncio.Queue()
         job = Job(
             tokens,
@@ -134,7 +136,7 @@ class LlamaCpp:
 
     def _load(self) -> None:
         llama = self._llama
-        self._log = llama.llama_log_callback(self._on_log)  # kept: llama.cpp does not
+        self._log = llama.llama_log_callback(self._on_log)  # kept here because llama.cpp does not keep it
         llama.llama_log_set(self._log, ctypes.c_void_p(0))
         llama.llama_backend_init()
         self._model = llama.llama_model_load_from_file(
@@ -142,19 +144,19 @@ class LlamaCpp:
             _fill(llama.llama_model_default_params(), self._model_arguments),
         )
         if not self._model:
-            raise EngineError(f"llama.cpp cannot load {self._path}: {self._last_error or 'it does not say why'}")
+            raise EngineError(f"llama.cpp cannot load {self._path}: {self._last_error or 'it gives no reason'}")
         self._context = llama.llama_init_from_model(
             self._model, _fill(llama.llama_context_default_params(), self._context_arguments)
         )
         if not self._context:
             wanted = self._context_arguments["n_ctx"]
             raise EngineError(
-                f"llama.cpp cannot hold a KV cache of {wanted} tokens "
+                f"llama.cpp has no memory for a KV cache of {wanted} tokens "
                 f"({self._slots} requests at a time): pass a smaller --context-length ({self._last_error})"
             )
 
     def _on_log(self, level: int, text: bytes, data: Any) -> None:
-        """Keep llama.cpp's last error; the rest is not for the user's terminal."""
+        """Keep llama.cpp's last error; the rest does not belong on the user's terminal."""
         if level == LOG_LEVEL_ERROR:
             self._last_error = text.decode(errors="replace").strip()
 

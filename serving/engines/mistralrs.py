@@ -1,7 +1,7 @@
 """mistral.rs, through its Python package: Hugging Face folders and GGUF files.
 
-The package takes and gives text. Prompts go to it as the text of their tokens, special ones included, through a chat
-template that adds nothing. A seed is not passed on: the package has one for the process, not for a request.
+The package reads and returns text. A prompt is passed as the text of its tokens, including special ones, through a chat
+template that adds nothing. Seeds are not passed on: the package has one for the process, not one for each request.
 """
 
 import asyncio
@@ -114,12 +114,12 @@ class MistralRs:
                 chosen = getattr(package.Which, self._kind)(**which)
                 self._runner = package.Runner(which=chosen, jinja_explicit=template.name, **self._arguments)
             except (TypeError, ValueError, RuntimeError) as error:
-                raise EngineError(f"mistral.rs does not load the model: {str(error).splitlines()[0]}") from error
+                raise EngineError(f"mistral.rs cannot load the model: {str(error).splitlines()[0]}") from error
 
     def _request(self, request: dict[str, Any]) -> Any:
         conditions, options = request["stop_conditions"], request["sampling_options"]
         if conditions["min_tokens"]:
-            raise CallError("mistral.rs knows no min_tokens", "invalid")
+            raise CallError("mistral.rs does not support min_tokens", "invalid")
         given = sampling(options)
         if bias := options.get("logit_bias"):
             given["logit_bias"] = {int(token): float(value) for token, value in bias.items()}
@@ -140,7 +140,7 @@ class MistralRs:
         try:
             if stopped.is_set():
                 return
-            with self._lock:  # the package refuses two calls at once; answers run side by side
+            with self._lock:  # the package refuses concurrent calls; the answers themselves run concurrently
                 chunks = self._runner.send_chat_completion_request(request)
             for chunk in chunks:
                 if stopped.is_set():
@@ -166,7 +166,7 @@ class MistralRs:
         return item
 
     def _tokens(self, text: str) -> list[int]:
-        """Return tokens that say a text, should the answer go on at another worker."""
+        """Return the tokens of a text, in case the answer continues on another worker."""
         return [int(token) for token in self._tokenizer.encode(text, special=False)] if text else []
 
 

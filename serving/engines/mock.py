@@ -1,4 +1,4 @@
-"""The mocker as a live engine: simulated engine cores with one rank each, and what they share."""
+"""The mocker as a live engine: a simulated engine core for each rank, and what the ranks share."""
 
 import asyncio
 from collections.abc import Callable
@@ -55,17 +55,17 @@ class Mocker:
         transfer: TransferRunConfig = TransferRunConfig(),  # noqa: B008
         lease: LeaseConfig = LeaseConfig(),  # noqa: B008
     ) -> None:
-        """Find the engine's step times and blocks; nothing runs yet.
+        """Determine the engine's step times and blocks; nothing runs yet.
 
         Args:
             worker: what is served, and which part of each request.
-            config: settings of the simulated engine, but for its part.
+            config: settings of the simulated engine, except for its role.
             timing: its step times.
             transfer: how KV travels, if requests are shared with other workers.
             lease: how long a prefill worker keeps KV.
 
         Raises:
-            ValueError: they cannot be found.
+            ValueError: the settings do not determine them.
         """
         config = replace(config, kv_role=KV_ROLES[worker.role])
         self.calls = (EngineCall("mocker.Engine", {"config": config, "timing": timing}),)

@@ -1,7 +1,7 @@
-"""What the mocker says: made-up answers and log-probabilities.
+"""The mocker's made-up answers and log-probabilities.
 
-Token `i` of an answer is a pure function of (prompt, seed, i), so that an answer which moved from one worker to another
-can be checked token by token.
+Token `i` of an answer is a pure function of (prompt, seed, i), so that an answer can be checked token by token even after
+it moved from one worker to another.
 """
 
 from typing import Any
@@ -13,13 +13,13 @@ from xxhash import xxh3_64_intdigest
 from serving.worker.protocol import PreprocessedRequest
 
 LETTERS: npt.NDArray[np.uint32] = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz     ", np.uint8).astype(np.uint32)
-"""What the mocker says where tokens are bytes."""
+"""The mocker's vocabulary if tokens are bytes."""
 
 
 def answer_tokens(
     prompt: npt.NDArray[np.uint32], seed: int, start: int, count: int, vocabulary: npt.NDArray[np.uint32]
 ) -> list[int]:
-    """Return tokens `start` to `start + count` of the mocker's answer to a prompt: a pure function of its arguments."""
+    """Return tokens `start` to `start + count` of the mocker's answer to a prompt; a pure function."""
     base = np.uint64(xxh3_64_intdigest(prompt.tobytes(), seed & 0xFFFF_FFFF_FFFF_FFFF))
     with np.errstate(over="ignore"):  # splitmix64
         x = base + np.arange(start + 1, start + count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -31,12 +31,12 @@ def answer_tokens(
 
 
 def answer_length(prompt: npt.NDArray[np.uint32], seed: int) -> int:
-    """Return how long the mocker's answer is where the request does not say: 16 to 271 tokens."""
+    """Return the length of the mocker's answer if the request does not limit it: 16 to 271 tokens."""
     return 16 + xxh3_64_intdigest(prompt.tobytes(), (seed + 1) & 0xFFFF_FFFF_FFFF_FFFF) % 256
 
 
 def eos_place(request: PreprocessedRequest, prompt: npt.NDArray[np.uint32], seed: int) -> int | None:
-    """Return as which token the mocker says EOS, from 1: where the request asks for it, or names no limit."""
+    """Return the position of EOS in the answer, from 1, if the request asks for EOS or sets no limit."""
     conditions = request.stop_conditions
     if conditions.ignore_eos:
         return None
@@ -48,7 +48,7 @@ def eos_place(request: PreprocessedRequest, prompt: npt.NDArray[np.uint32], seed
 
 
 def stop_place(request: PreprocessedRequest, output: list[int]) -> int | None:
-    """Return as which token of its answer, from 1, a request's first stop token comes that is not within `min_tokens`."""
+    """Return the position, from 1, of the first stop token in the answer that is not within `min_tokens`."""
     conditions = request.stop_conditions
     stops = {*conditions.stop_token_ids, *(() if conditions.ignore_eos else request.eos_token_ids)}
     if stops.isdisjoint(output):
@@ -63,7 +63,7 @@ def log_probability(token: int) -> float:
 
 
 class LogProbabilities:
-    """Made-up log-probabilities, in the form in which engines give real ones."""
+    """Made-up log-probabilities, in the form in which engines return real ones."""
 
     def __init__(self, words: list[int], sampling: dict[str, Any]) -> None:
         self._words = words
@@ -72,18 +72,18 @@ class LogProbabilities:
 
     @classmethod
     def wanted(cls, words: list[int], sampling: dict[str, Any]) -> "LogProbabilities | None":
-        """Return those that a request asks for, None if it asks for none."""
+        """Return what a request asks for, None if it asks for no log-probabilities."""
         return cls(words, sampling) if "logprobs" in sampling or "prompt_logprobs" in sampling else None
 
     def of_output(self, tokens: list[int]) -> dict[str, Any]:
-        """Return those of generated tokens."""
+        """Return the log-probabilities of generated tokens."""
         if self.num_output is None:
             return {}
         tops = [self._top(token, self.num_output) for token in tokens]
         return {"log_probs": [log_probability(token) for token in tokens], "top_logprobs": tops}
 
     def of_prompt(self, tokens: list[int]) -> dict[str, Any]:
-        """Return those of the prompt's tokens; the first follows nothing and has none."""
+        """Return the log-probabilities of the prompt's tokens; the first follows nothing and has none."""
         if self.num_prompt is None:
             return {}
         tops = [self._top(token, self.num_prompt) for token in tokens[1:]]
@@ -91,7 +91,7 @@ class LogProbabilities:
         return {"prompt_log_probs": [None, *found], "prompt_top_logprobs": [None, *tops]}
 
     def _top(self, token: int, count: int) -> list[tuple[int, float]]:
-        """Return a token and others, each less likely than the one before."""
+        """Return a token and others, in order of falling likelihood."""
         words = self._words
         near = [words[(token + place) % len(words)] for place in range(min(count, len(words)))]
         others = [other for other in near if other != token]

@@ -1,4 +1,4 @@
-"""The KV events of a simulated engine, as the router takes them."""
+"""The KV events of a simulated engine, in the form that the router reads."""
 
 from collections.abc import Hashable, Iterable
 
@@ -8,7 +8,7 @@ from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, Blo
 
 
 def router_events(events: Iterable[KvEvent]) -> Iterable[BlocksEvent]:
-    """Turn the engine's events into the router's: sequence hashes, each with its parent; of a chunk, those of all its blocks."""
+    """Turn the engine's events into the router's: sequence hashes, each with its parent; a chunk becomes all its blocks."""
     for event in events:
         if isinstance(event, BlockStored):
             parent = event.chain.ids[event.start - 1] if event.start else None

@@ -1,4 +1,4 @@
-"""What a mocker does with requests that it shares with another worker: it computes their prompts, or says their answers."""
+"""How a mocker shares requests with another worker: it computes their prompts, or generates their answers."""
 
 from collections.abc import Sequence as Several
 from functools import partial
@@ -22,7 +22,7 @@ from serving.worker.engine import KvTransfers
 
 
 class Rank(Protocol):
-    """The engine of a data-parallel rank, which is driven elsewhere."""
+    """The engine of a data-parallel rank; its loop is elsewhere."""
 
     engine: Engine
 
@@ -35,42 +35,42 @@ class Rank(Protocol):
         ...
 
     def end(self, sequence: Sequence) -> None:
-        """Send the end of a request that the engine has ended between steps."""
+        """Send the end of a request that the engine ended between steps."""
         ...
 
     def wake(self) -> None:
-        """Look again whether there is something to do."""
+        """Check again whether there is something to do."""
         ...
 
 
 class Handover(Protocol):
-    """What a worker does that shares its requests with others."""
+    """One side of sharing requests with other workers."""
 
     bootstrap: Bootstrap | None
 
     def begin(self, rank: Rank, live: Live, asked: Part) -> None:
-        """Take up a request of which another worker does the rest.
+        """Start our part of a request; another worker does the rest.
 
         Raises:
-            ValueError: it is not for this worker, can never fit, or what is said of its KV makes no sense.
-            CallError: it cannot meet its other worker here.
+            ValueError: it is not for this worker, can never fit, or its KV parameters make no sense.
+            CallError: the two workers cannot meet here.
         """
         ...
 
     def on_loads(self, rank: Rank, sequences: list[Sequence]) -> None:
-        """Read KV for which there are blocks now."""
+        """Read the KV of sequences that have blocks now."""
         ...
 
     def on_step(self, rank: Rank, step: Step) -> None:
-        """Take note of what a step computes, as it begins."""
+        """Note what a step computes; called as it begins."""
         ...
 
     def on_finished(self, rank: Rank, live: Live) -> None:
-        """Take over a request whose prompt was computed for another worker, its end included."""
+        """Take over a request whose prompt was computed for another worker, including its end."""
         ...
 
     def cancel(self, rank: Rank, live: Live) -> None:
-        """Give up a request that was begun."""
+        """Cancel a request that was begun."""
         ...
 
     def transfers(self) -> KvTransfers:
@@ -78,27 +78,27 @@ class Handover(Protocol):
         ...
 
     async def close(self) -> None:
-        """Give everything back."""
+        """Release everything."""
         ...
 
 
 class PrefillSide:
-    """A prefill worker's: it computes prompts, and offers their KV."""
+    """The prefill worker's side: it computes prompts and offers their KV."""
 
     def __init__(self, exchange: KvExchange, owner: KvOwner) -> None:
         self.bootstrap: Bootstrap | None = Bootstrap({AGENT: owner.address})
         self._exchange = exchange
         self._owner = owner
-        self._prepared: list[tuple[Live, int]] = []  # and how often it had been preempted
+        self._prepared: list[tuple[Live, int]] = []  # and how often each had been preempted
 
     def begin(self, rank: Rank, live: Live, asked: Part) -> None:
         """See `Handover`."""
         owner = self._owner
         if not asked.is_prefill:
-            raise ValueError("do_remote_prefill is for a decode worker; this one is started with --role prefill")
+            raise ValueError("do_remote_prefill is for a decode worker; this one was started with --role prefill")
         if len(live.keys) > owner.max_blocks:
             raise ValueError(
-                f"KV of {len(live.keys)} blocks is to be handed over and there is memory for {owner.max_blocks}: more needs a "
+                f"the prompt's KV has {len(live.keys)} blocks, but there is transfer memory for {owner.max_blocks}: use a "
                 "larger --transfer-memory-mb or a smaller --kv-bytes-scale"
             )
         live.sequence.is_remote_decode = True
@@ -118,7 +118,7 @@ class PrefillSide:
         raise AssertionError("a prefill worker reads no KV")
 
     def on_step(self, rank: Rank, step: Step) -> None:
-        """Write the KV of prompts whose last chunk is being computed; what was preempted is not, for the time being."""
+        """Write the KV of prompts whose last chunk is being computed, unless they have been preempted."""
         waiting = []
         for live, num_preemptions in self._prepared:
             if live.sequence.num_preemptions > num_preemptions and live.offer is not None:
@@ -131,7 +131,7 @@ class PrefillSide:
             begun = sequence.payload
             assert isinstance(begun, Live)
             if not sequence.is_remote_decode or begun.offer is not None or sequence.is_over:
-                continue  # who left is still in the batch that was closed ahead
+                continue  # a request that left is still in the batch that was scheduled ahead
             if sequence.num_computed >= sequence.num_prompt:
                 begun.offer = self._prepare(rank, begun)
                 self._prepared.append((begun, sequence.num_preemptions))
@@ -164,7 +164,7 @@ class PrefillSide:
         if live.is_queued:
             rank.engine.abort(live.sequence)
         if live.room is not None:
-            self._owner.leave(live.room, "the prefill worker's call was given up")
+            self._owner.leave(live.room, "the prefill worker's call was cancelled")
 
     def transfers(self) -> KvTransfers:
         """See `Handover`."""
@@ -189,7 +189,7 @@ class PrefillSide:
 
 
 class DecodeSide:
-    """A decode worker's: it reads the KV of prompts, and goes on from there."""
+    """The decode worker's side: it reads the KV of prompts and generates the rest."""
 
     def __init__(self, exchange: KvExchange, reader: KvReader) -> None:
         self.bootstrap: Bootstrap | None = None
@@ -199,7 +199,7 @@ class DecodeSide:
     def begin(self, rank: Rank, live: Live, asked: Part) -> None:
         """See `Handover`."""
         if asked.is_prefill:
-            raise ValueError("do_remote_decode is for a prefill worker; this one is started with --role decode")
+            raise ValueError("do_remote_decode is for a prefill worker; this one was started with --role decode")
         sequence = live.sequence
         load = self._reader.expect(live.keys, sequence.num_prompt, kv=asked.kv, meeting=asked.meeting)
         live.read(load)
@@ -249,7 +249,7 @@ class DecodeSide:
 
 
 def hand_over(role: Role, exchange: KvExchange, transfer: TransferRunConfig, lease: LeaseConfig) -> Handover:
-    """Return what a worker of a role does by an exchange that was started."""
+    """Return a role's side of the hand-over, through a started exchange."""
     meeting_timeout_s = transfer.transfer_meeting_timeout_s
     if role == "prefill":
         return PrefillSide(exchange, KvOwner(exchange, lease, meeting_timeout_s=meeting_timeout_s))
@@ -258,7 +258,7 @@ def hand_over(role: Role, exchange: KvExchange, transfer: TransferRunConfig, lea
 
 
 def block_keys(tokens: npt.NDArray[np.uint32], hashes: Several[int], *, num_full: int, block_size: int) -> list[int]:
-    """Return names for a prompt's blocks: their sequence hashes, and for a last one that is not full one of its own."""
+    """Return names for a prompt's blocks: their sequence hashes, and a special one for a last block that is not full."""
     keys = list(hashes[:num_full])
     tail = tokens[num_full * block_size :]
     return [*keys, xxh3_64_intdigest(tail.tobytes(), keys[-1] if keys else 0)] if len(tail) else keys

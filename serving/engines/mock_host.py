@@ -1,7 +1,7 @@
-"""The bytes of a rank's host memory: they follow what the simulated core says, and are verified where they lie.
+"""The bytes of a rank's host memory: they follow the simulated core's events, and are verified in place.
 
 TierStored     a slot of the arena is filled, in a thread
-TierRemoved    the slot is free again; one that is being filled, once it is
+TierRemoved    the slot is free again; if it is being filled, once it is full
 """
 
 import asyncio
@@ -22,7 +22,7 @@ Spawn = Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
 
 @dataclass(slots=True)
 class Checking:
-    """Chunks of a load to the GPU, as far as they are right."""
+    """Chunks of a load to the GPU, and how many of them are right."""
 
     keys: list[int]
     num_good: int = 0
@@ -33,16 +33,18 @@ class HostBytes:
     """See the module."""
 
     def __init__(self, format: ChunkFormat, num_chunks: int, spawn: Spawn) -> None:
-        """Prepare an arena; `spawn` begins what is done beside the engine's steps."""
+        """Prepare an arena; `spawn` starts work that runs alongside the engine's steps."""
         self.arena = HostTier(format, num_chunks)
         self._format = format
         self._spawn = spawn
         self._filling: dict[int, asyncio.Task[None]] = {}
-        self._leaving: set[int] = set()  # of those: what left host memory before it was filled
-        self._spoilt = Trouble("KV in host memory is not what was written there", "KV in host memory is right again")
+        self._leaving: set[int] = set()  # those of them that left host memory before they were filled
+        self._spoilt = Trouble(
+            "KV in host memory differs from what was written there", "KV in host memory is intact again"
+        )
 
     def note(self, events: Iterable[KvEvent]) -> None:
-        """Let bytes follow what came into host memory and what left it."""
+        """Fill and free slots for what came into host memory and what left it."""
         fresh: dict[int, None] = {}
         for event in events:
             if isinstance(event, TierStored) and event.medium == "CPU":
@@ -62,7 +64,7 @@ class HostBytes:
         await asyncio.gather(*{self._filling[key] for key in keys if key in self._filling})
 
     async def chunks(self, keys: Several[int]) -> list[memoryview]:
-        """Return chunks as they lie in host memory; one that has left it is made once more, as if it waited in a buffer."""
+        """Return chunks in place in host memory; one that has left it is made again, as if it waited in a buffer."""
         found = {key: self.arena.slot(key) for key in keys}
         made = {key: memoryview(bytearray(self._format.chunk_bytes)) for key, slot in found.items() if slot is None}
         if made:
@@ -70,13 +72,13 @@ class HostBytes:
         return [found[key] or made[key] for key in keys]
 
     async def check(self, checking: Checking) -> None:
-        """Verify chunks, until one is wrong."""
+        """Verify chunks until one is wrong."""
         await self.filled(checking.keys)
         slots = [(key, self.arena.slot(key)) for key in checking.keys]
         await in_thread(lambda: self._find_fault(slots, checking))
 
     def checked(self, checking: Checking, num_asked: int) -> None:
-        """Count chunks that were verified, and say what was wrong."""
+        """Count verified chunks, and report what was wrong."""
         num_good = checking.num_good
         if checking.fault:
             self._spoilt.begin(f"chunk {checking.keys[num_good]:016x}: {checking.fault}")

@@ -1,4 +1,4 @@
-"""A request in the mocker: its answer, known from the start, and how much of it was made and sent."""
+"""A request in the mocker: its answer, which is known from the start, and how much of it was made and sent."""
 
 from time import monotonic
 from typing import Any
@@ -45,9 +45,9 @@ class Live:
         sequence: Sequence,
     ) -> None:
         self.sequence = sequence
-        """As the engine has it."""
+        """The request in the engine."""
         self.is_held = False
-        """Whether its call is to last until nobody will read its prompt's KV any more."""
+        """Whether its call lasts until nobody will read its prompt's KV any more."""
         self.has_tiers = False
         """Whether its prompt's KV may come from beyond the GPU."""
         self.is_queued = False
@@ -58,26 +58,26 @@ class Live:
         self.log_probabilities = log_probabilities
         self.arrival_s = monotonic()
         self.is_plain = log_probabilities is None
-        """Whether nothing but tokens is to be sent until the end."""
+        """Whether only tokens are sent until the end."""
         self.made = 0
         self.sent = 0
         self.end: dict[str, Any] | None = None
         self.keys: list[int] = []
-        """Of its prompt's blocks, if it is shared with another worker."""
+        """Keys of its prompt's blocks, if it is shared with another worker."""
         self.load: Load | None = None
-        """Of its prompt's KV, which another worker has computed."""
+        """The load of its prompt's KV, which another worker computes."""
         self.offer: Offer | None = None
-        """Of its prompt's KV, which another worker will read."""
+        """The offer of its prompt's KV, which another worker will read."""
         self.room: int | None = None
-        """In which it meets that worker."""
+        """The room in which it meets that worker."""
 
     def read(self, load: Load) -> None:
-        """Take the prompt's KV from another worker."""
+        """Read the prompt's KV from another worker."""
         self.load = load
         self.is_plain = False  # its first token comes with times
 
     def flush(self) -> None:
-        """Send what was made and not sent, and the end, unless the reader is not ready."""
+        """Send what was made but not sent, and the end, unless the reader is not ready."""
         stream = self.stream
         if stream.is_blocked or stream.is_over:
             return
@@ -96,7 +96,7 @@ class Live:
             stream.send(tokens)
 
     def finish(self, **more: Any) -> None:
-        """Let what was made be followed by the end, when it is sent next."""
+        """Make the next flush send the end as well."""
         sequence, load = self.sequence, self.load
         cached = sequence.cached_tokens
         if load is not None and load.error is None and load.kv is not None:
@@ -112,13 +112,13 @@ class Live:
             self.end["times"] = self.times()
 
     def release(self) -> None:
-        """Let the call end that lasted as long as its prompt's KV."""
+        """End a call that lasted as long as its prompt's KV."""
         if self.is_held and self.end is None:
             self.stream.end()
         self.is_held = False
 
     def times(self) -> dict[str, float]:
-        """Return what happened when, since the request came; and the bytes that it took."""
+        """Return when each thing happened since the request came, and how many bytes were read."""
         sequence, load = self.sequence, self.load
         started_s = sequence.first_scheduled_s
         if load is None:
@@ -126,12 +126,12 @@ class Live:
         else:  # a first token that came with the KV is sent when its first step is scheduled
             came_s = load.times.get("transfer_end", 0.0)
             times = load.times | {"decode_start": max(started_s, came_s) if started_s >= 0 else monotonic()}
-        # A step that was late begins before what came meanwhile, on its engine's clock.
+        # On its engine's clock, a late step begins before what came in the meantime.
         found = {name: max(round(time_s - self.arrival_s, 6), 0.0) for name, time_s in times.items() if time_s >= 0}
         return found if load is None else found | {"transfer_bytes": load.num_bytes}
 
     def _more(self, tokens: list[int]) -> dict[str, Any]:
-        """Return what comes with tokens."""
+        """Return what is sent with tokens."""
         more: dict[str, Any] = {}
         logs, is_first = self.log_probabilities, not self.sent
         if logs is not None:

@@ -1,4 +1,4 @@
-"""One rank of the mocker: a simulated engine core, driven by a loop that sleeps its step durations."""
+"""One rank of the mocker: a simulated engine core in a loop that sleeps for the duration of each step."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ from serving.worker.kv_events import KvEventPublisher
 from serving.worker.protocol import PreprocessedRequest
 
 MAX_WAITING = 4096
-"""Requests waiting for a place in the batch beyond which an engine refuses more."""
+"""Most requests that may wait for a place in the batch; an engine refuses more."""
 
 
 class MockEngine:
@@ -62,9 +62,9 @@ class MockEngine:
         self._order = 0
 
     def submit(self, request: PreprocessedRequest, stream: Stream) -> None:
-        """Queue a request; one that can never fit, or that finds the queue full, is ended with an error at once."""
+        """Queue a request, or end it with an error at once if it can never fit or the queue is full."""
         if len(self.engine.scheduler.waiting) + len(self.engine.scheduler.fetching) >= self._max_waiting:
-            stream.end(f"{self._max_waiting} requests wait for this engine already", "overloaded")
+            stream.end(f"{self._max_waiting} requests are already waiting for this engine", "overloaded")
             return
         try:
             asked = parse(request.kv_transfer_params)
@@ -77,7 +77,7 @@ class MockEngine:
         seed = int(request.sampling_options.get("seed") or 0)
         limit = request.stop_conditions.max_tokens or self.config.max_model_len or len(tokens)
         stop_after = eos_place(request, prompt, seed)
-        if asked is not None and asked.is_prefill:  # its one token is for nobody
+        if asked is not None and asked.is_prefill:  # nobody reads its one token
             limit, stop_after = 1, None
         length = limit if stop_after is None else min(stop_after, limit)
         output = answer_tokens(prompt, seed, request.num_generated, length, self._vocabulary)
@@ -113,16 +113,16 @@ class MockEngine:
             stream.end(str(error), error.kind if isinstance(error, CallError) else "invalid")
 
     def _share(self, live: Live, asked: Part) -> None:
-        """Take up a request of which another worker does the rest.
+        """Start our part of a request; another worker does the rest.
 
         Raises:
             ValueError: it is not for this worker, or can never fit.
-            CallError: it cannot meet its other worker here.
+            CallError: the two workers cannot meet here.
         """
         handover = self._handover
         if handover is None:
             raise ValueError(
-                "kv_transfer_params are for a prefill or decode worker; this one is started without --role"
+                "kv_transfer_params are for a prefill or decode worker; this one was started without --role"
             )
         live.stream.on_cancel = lambda: handover.cancel(self, live)
         handover.begin(self, live, asked)
@@ -138,11 +138,11 @@ class MockEngine:
         self.wake()
 
     def wake(self) -> None:
-        """Look again whether there is something to do."""
+        """Check again whether there is something to do."""
         self._bell.set()
 
     def load(self) -> EngineLoad:
-        """Tell what the engine is doing."""
+        """Report what the engine is doing."""
         scheduler = self.engine.scheduler
         pool = scheduler.pool
         return EngineLoad(
@@ -164,9 +164,9 @@ class MockEngine:
             timer.close()
 
     async def _step(self, engine: Engine, timer: StepTimer) -> None:
-        now = monotonic()  # uvloop's own clock counts milliseconds
+        now = monotonic()  # uvloop's own clock only counts milliseconds
         while True:
-            self._bell.clear()  # whoever rings from here on may have come too late for this step
+            self._bell.clear()  # a ring from here on may be too late for this step
             step = engine.schedule(now)
             if self._handover is not None:
                 self._follow_loads(self._handover)
@@ -178,13 +178,13 @@ class MockEngine:
                 continue
             if self._handover is not None:
                 self._handover.on_step(self, step)
-            # Deadlines are absolute: a late timer delays one step, not all that follow.
+            # Deadlines are absolute: a late timer delays one step, not all later ones.
             await timer.until(step.end)
             self._send(engine)
             now = step.end
 
     async def _wait(self) -> None:
-        """Wait until something comes, or a copy between GPU and host ends."""
+        """Wait until something arrives, or a copy between GPU and host ends."""
         wake_s = self.engine.wake_s
         if wake_s == math.inf:
             await self._bell.wait()
@@ -217,7 +217,7 @@ class MockEngine:
             self._publisher.publish(list(router_events(engine.take_events())))
 
     def _serve_tiers(self, tiers: LiveTiers) -> None:
-        """Let bytes beyond the GPU follow what the engine says of them, and do what it asks of tiers."""
+        """Update the bytes beyond the GPU as the engine reports, and do the tier work that it asks for."""
         events = self.engine.take_events() + self.engine.take_host_events()
         if events:
             tiers.note(events)
@@ -227,13 +227,13 @@ class MockEngine:
         tiers.act(self.engine.take_tier_work())
 
     def _follow_tiers(self) -> None:
-        """See what has changed beyond the GPU."""
+        """Handle what has changed beyond the GPU."""
         assert self._tiers is not None
         self._serve_tiers(self._tiers)
         self.wake()
 
     def _follow_loads(self, handover: Handover) -> None:
-        """Read what there are blocks for now, and say the tokens that came with what was read."""
+        """Read KV that there are blocks for now, and send the tokens that came with what was read."""
         if loads := self.engine.take_loads():
             handover.on_loads(self, loads)
         for sequence in self.engine.shipped:
@@ -243,7 +243,7 @@ class MockEngine:
             live.flush()
 
     def _end_shared(self, handover: Handover, finished: list[Sequence]) -> None:
-        """End those of the finished of which another worker did, or will do, a part."""
+        """End those finished requests that are shared with another worker."""
         for sequence in finished:
             live = sequence.payload
             assert isinstance(live, Live)
@@ -253,13 +253,13 @@ class MockEngine:
                 self.end(sequence)
 
     def end(self, sequence: Sequence) -> None:
-        """Send the end of a request whose KV was to be read, unless it was sent."""
+        """Send the end of a request whose KV was to be read, unless it has been sent."""
         live = sequence.payload
         assert isinstance(live, Live) and live.load is not None
         if sequence.is_failed and live.load.error is not None:
-            live.stream.end(f"the KV of its prompt did not come: {live.load.error}", live.load.error.kind)
+            live.stream.end(f"the KV of its prompt did not arrive: {live.load.error}", live.load.error.kind)
             return
         if sequence.is_token_shipped:
-            live.made = max(live.made, 1)  # it may be all that was asked for
+            live.made = max(live.made, 1)  # that may be all that was asked for
         live.finish()
         live.flush()

@@ -1,18 +1,18 @@
-"""The bytes of a mocker's KV beyond its GPU: in host memory, on its disk, in a store that workers share.
+"""The bytes of a mocker's KV beyond its GPU: in host memory, on its disk, and in a store that workers share.
 
-The simulated core decides what is kept in host memory, and its copies between GPU and host take simulated time. Bytes follow
-what it says: they are written when a chunk has come into host memory, and wiped when it leaves. What lies behind host memory
-is real: the core asks what is there, and it takes the time that it takes.
+The simulated core decides what is kept in host memory, and its copies between GPU and host take simulated time. The bytes
+follow: they are written when a chunk enters host memory, and wiped when it leaves. The tiers behind host memory are real:
+the core asks them what they have, and their work takes real time.
 
     TierStored         a slot of the arena is filled (`mock_host.py`)
     TierRemoved        the slot is free again
-    LookUp             which tier has the next chunks, the nearest first    -> `engine.answer`
+    LookUp             which tier has the next chunks, nearest first        -> `engine.answer`
     Read               from a tier into slots of the arena, verified        -> `engine.end_read`
     Write              from the arena into a tier                           -> `engine.end_write`
-    a load to the GPU  its chunks are verified where they lie          -> `engine.end_check`
+    a load to the GPU  its chunks are verified in place                     -> `engine.end_check`
 
-A chunk that cannot be read, or is wrong, ends its read or load: what it would have saved is computed. A tier that takes nothing
-ends its write all the same.
+A chunk that is wrong or cannot be read ends its read or load, and its blocks are computed instead. A write also ends if the
+tier accepts nothing.
 """
 
 import asyncio
@@ -51,36 +51,36 @@ from serving.worker.engine import KvTier
 log = logging.getLogger(__name__)
 
 LOT_CHUNKS = 32
-"""Chunks that are read at once: what has come of a read that is cut counts in lots."""
+"""Chunks that are read at once; of a read that is cut short, whole lots count."""
 
 MAX_WRITES = 4
-"""Under way at once."""
+"""Most writes in progress at once."""
 
 MAX_WAITING_WRITES = 256
-"""Of chunks that have left host memory; beyond, they are not written."""
+"""Most waiting writes of chunks that have left host memory; more are not written."""
 
 MAX_FOLDERS = 1024
 
 MAX_NAMED = 2
-"""Times the chunks of host memory: of so many it is known which blocks they hold; what a tier is given is there, or was lately."""
+"""We remember the blocks of this many times the chunks in host memory; what is written to a tier is there, or was lately."""
 
 
 def with_store(memory: HostMemory | None, transfer: TransferRunConfig) -> HostMemory | None:
-    """Put the store that is named behind a rank's host memory.
+    """Put the store, if one is named, behind a rank's host memory.
 
     Raises:
-        ValueError: there is no host memory, or the store's address is none.
+        ValueError: there is no host memory, or the store's address is not valid.
     """
     if not transfer.kv_store:
         return memory
     parse_address(transfer.kv_store)
     if memory is None:
         raise ValueError(
-            f"kv_store is {transfer.kv_store}, and kv_offloading_size is 0; expected host memory, through which all KV of a store passes"
+            f"kv_store is {transfer.kv_store}, and kv_offloading_size is 0; expected host memory, too: KV in the store passes through it"
         )
     store = Tier(
         name="store",
-        num_chunks=memory.num_chunks,  # the store knows how many it holds
+        num_chunks=memory.num_chunks,  # the store itself knows how many it has
         bandwidth=math.inf,
         write_policy=transfer.kv_store_write_policy,
     )
@@ -90,10 +90,10 @@ def with_store(memory: HostMemory | None, transfer: TransferRunConfig) -> HostMe
 def chunk_format(
     memory: HostMemory, transfer: TransferRunConfig, timing: TimingConfig, *, block_size: int, model: str
 ) -> ChunkFormat:
-    """Return what the chunks of a worker's host memory have in common.
+    """Return the format of the chunks in a worker's host memory.
 
     Raises:
-        ValueError: the size of its model's KV is not known.
+        ValueError: the size of its model's KV is unknown.
     """
     size = kv_size_of(timing, block_size=block_size, kv_bytes_per_token=transfer.kv_bytes_per_token)
     block, count = scaled_layout(size, transfer.kv_bytes_scale), memory.blocks_per_chunk
@@ -103,7 +103,7 @@ def chunk_format(
 
 @dataclass(slots=True)
 class Reading:
-    """Chunks that are read into slots of the arena, as far as there are any."""
+    """Chunks that are being read into slots of the arena, as far as there are slots."""
 
     keys: list[int]
     slots: dict[int, memoryview]
@@ -112,14 +112,14 @@ class Reading:
 
 @dataclass(slots=True)
 class Moved:
-    """Reads or writes of a tier, and how long they took together."""
+    """Reads or writes of a tier, and their total time."""
 
     count: int = 0
     seconds: float = 0.0
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """Count what is done within."""
+        """Count and time the work inside."""
         start_s = monotonic()
         try:
             yield
@@ -129,10 +129,10 @@ class Moved:
 
 
 class LiveTiers:
-    """Of one rank."""
+    """The tiers of one rank."""
 
     def __init__(self, format: ChunkFormat, memory: HostMemory, transfer: TransferRunConfig, token: Token) -> None:
-        """Prepare what is behind a rank's host memory, and that itself."""
+        """Prepare a rank's host memory and the tiers behind it."""
         self._format = format
         self._memory = memory
         self._transfer = transfer
@@ -151,10 +151,10 @@ class LiveTiers:
         self._stack = AsyncExitStack()
 
     async def start(self) -> None:
-        """Take memory and a folder, and look for the store.
+        """Allocate memory, claim a folder, and look for the store.
 
         Raises:
-            TierError: that cannot be done.
+            TierError: one of them is not available.
         """
         await self._host.arena.start()
         for tier in self._memory.tiers:
@@ -168,7 +168,7 @@ class LiveTiers:
                 self._stack.push_async_callback(store.close)
 
     def connect(self, engine: Engine, go_on: Callable[[], object]) -> None:
-        """Follow an engine; `go_on` is called when something has changed for it."""
+        """Follow an engine; call `go_on` when something has changed for it."""
         assert engine.scheduler.offload is not None
         self._engine = engine
         self._go_on = go_on
@@ -176,11 +176,11 @@ class LiveTiers:
 
     @property
     def counts(self) -> dict[str, TierCounts]:
-        """What each tier holds and did."""
+        """Return what each tier contains and did."""
         return {"host": self._host.arena.counts, **{name: tier.counts for name, tier in self._tiers.items()}}
 
     def load(self) -> tuple[KvTier, ...]:
-        """Tell what each tier holds and did."""
+        """Report what each tier contains and did."""
         link, offload, chunk_bytes = self._engine.host_link, self._engine.scheduler.offload, self._memory.chunk_bytes
         assert link is not None
         assert offload is not None
@@ -222,7 +222,7 @@ class LiveTiers:
         )
 
     def note(self, events: Iterable[KvEvent]) -> None:
-        """Let bytes follow what came into host memory and what left it."""
+        """Fill and free slots for what came into host memory and what left it."""
         self._host.note(events)
 
     def act(self, work: list[TierWork]) -> None:
@@ -243,11 +243,11 @@ class LiveTiers:
         self._check_loads()
 
     def take_reports(self) -> list[BlocksEvent]:
-        """Return what came to disk and store, and what left them, since the last call; first what a warm disk has."""
+        """Return what was added to disk and store, and what left them, since the last call; the first call includes a warm disk's KV."""
         return list(self._reports.take(self._changes))
 
     async def close(self) -> None:
-        """End what is under way, and give everything back."""
+        """End what is in progress, and release everything."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -272,7 +272,7 @@ class LiveTiers:
         return None
 
     def _end_look_up(self, look_up: LookUp, found: list[Found], _: asyncio.Task[None]) -> None:
-        self.act(self._engine.take_tier_work())  # it may be in a hurry, which it cannot be any more once it is answered
+        self.act(self._engine.take_tier_work())  # before the answer: afterwards it cannot be urgent any more
         del self._fetches[look_up]
         self._engine.answer(look_up, found)
         self._go_on()
@@ -295,9 +295,7 @@ class LiveTiers:
             reading.num_read += num_come
             if num_come < LOT_CHUNKS:
                 break
-        if (
-            reading.num_read > LOT_CHUNKS
-        ):  # what is there already is not written, but used: the beginning is to stay longest
+        if reading.num_read > LOT_CHUNKS:  # chunks that are there are marked as used: the beginning should stay longest
             come = keys[: reading.num_read]
             await self._tiers[name].write(come, [slots[key] for key in come])
 
@@ -329,7 +327,7 @@ class LiveTiers:
         self._go_on()
 
     def _check_loads(self) -> None:
-        """Verify the chunks of copies to the GPU that have begun; they do not end before."""
+        """Verify the chunks of copies to the GPU that have begun; a copy does not end before that."""
         assert self._engine.host_link is not None
         for _, load in self._engine.host_link.loads.copies:
             if load.number > self._last_load:
@@ -343,10 +341,10 @@ class LiveTiers:
         self._engine.end_check(load, checking.num_good)
         self._go_on()
 
-    # The steps of these
+    # How it is done
 
     async def _disk(self, num_chunks: int) -> FileTier:
-        """Return a disk in the first folder that no other rank of this host has."""
+        """Return a disk in the first folder that no other rank on this host uses."""
         base = self._transfer.kv_disk_folder
         if not base:
             base = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="dynabench-kv-"))
@@ -358,7 +356,7 @@ class LiveTiers:
                 continue
             self._stack.push_async_callback(tier.close)
             return tier
-        raise TierError(f"{base}: {MAX_FOLDERS} workers keep their KV in this folder already; name another")
+        raise TierError(f"{base}: {MAX_FOLDERS} workers already keep their KV in this folder; use another one")
 
     def _keys(self, chain: BlockChain, ranges: Several[Range]) -> list[int]:
         size = self._memory.blocks_per_chunk
@@ -380,6 +378,6 @@ class LiveTiers:
 
 
 def _blocks(chain: BlockChain, chunk: int, blocks_per_chunk: int) -> list[int]:
-    """Name the blocks of a chunk."""
+    """Return the names of a chunk's blocks."""
     names = [chain.key(block) for block in range(chunk * blocks_per_chunk, (chunk + 1) * blocks_per_chunk)]
     return [name for name in names if isinstance(name, int)]

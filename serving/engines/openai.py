@@ -1,10 +1,10 @@
-"""An OpenAI server, above all `vllm serve`, as a worker: aggregated, or as prefill or decode worker by `kv_transfer_params`.
+"""An OpenAI server, typically `vllm serve`, as a worker: aggregated, or with `kv_transfer_params` as prefill or decode worker.
 
-Prompts go to `/v1/completions` as token ids. vLLM answers with token ids, as it is asked to (`return_token_ids`); of a server
-that does not, the text is passed on. An answer is streamed, but not a prompt that is only prefilled: vLLM's streams do not
-say where the KV is. Each request has a connection of its own, whose end aborts it.
+Prompts go to `/v1/completions` as token ids. vLLM answers with token ids because we ask for them (`return_token_ids`); if a
+server does not, its text is passed on. Answers are streamed, except when a prompt is only prefilled: vLLM's streams do not
+say where the KV is. Each request has its own connection; closing it aborts the request.
 
-The server lives its own life: we do not start it, and when it stops answering, this worker ends.
+We do not start the server, and when it stops answering, this worker ends.
 """
 
 import asyncio
@@ -50,20 +50,20 @@ from serving.worker.protocol import log_probabilities as of_places
 log = logging.getLogger(__name__)
 
 KEY = "OPENAI_API_KEY"
-"""Environment variable with the key that the server wants, if it wants one."""
+"""Environment variable with the server's key, if it needs one."""
 
 CONNECT_S = 10.0
 CHECK_S = 2.0
 CHECK_TIMEOUT_S = 10.0
 MAX_FAILURES = 3
-"""Checks in a row without an answer after which a server is gone."""
+"""After this many consecutive checks without an answer, a server counts as gone."""
 
 LAST_S = 2.0
-"""How long the end of an answer waits for what follows it, and a failure for its reason."""
+"""How long to wait for what follows the end of an answer, and for the reason of a failure."""
 
 TOKEN_BYTES = 16
 PLACE_BYTES = 256
-"""The most that a token of the prompt, and a likely one in its place, take in an answer."""
+"""Most bytes in an answer for one token of the prompt, or for one likely token in its place."""
 
 
 class OpenAiServer:
@@ -78,22 +78,22 @@ class OpenAiServer:
         *,
         lease: LeaseConfig = LeaseConfig(),  # noqa: B008 (frozen)
     ) -> None:
-        """Prepare to ask a server.
+        """Prepare to use a server.
 
         Args:
             url: where it is.
             worker: what is served, and which part of each request.
             run: its KV block size, and more fields of each request.
             arguments: the same.
-            lease: for how long its KV connector was told to keep KV.
+            lease: how long its KV connector is configured to keep KV.
 
         Raises:
-            ValueError: they are not for a server.
+            ValueError: a setting has no meaning for a server.
         """
         self._root = root(url)
-        refuse_nodes(url, run, "that is for its server to know")
+        refuse_nodes(url, run, "set it on the server")
         if not lease.kv_lease_renewal:
-            raise ValueError(f"out={url} has no use for --no-kv-lease-renewal: that is for its server to know")
+            raise ValueError(f"out={url} has no use for --no-kv-lease-renewal: set it on the server")
         self._lease_s = lease.kv_lease_duration_s
         required_model(worker, url)
         self._role = worker.role
@@ -113,7 +113,7 @@ class OpenAiServer:
         self._files = files
         key = os.environ.get(KEY)
         session = aiohttp.ClientSession(
-            # No connection is used twice: none can be closed by the server just as a request is sent.
+            # No connection is reused, so the server cannot close one just as a request is sent.
             connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
             headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
@@ -125,14 +125,14 @@ class OpenAiServer:
             with self._naming_the_server():
                 self._model = self._choose(await self._models())
         except CallError as error:
-            raise EngineError(f"{error}; an OpenAI server was expected there") from error
+            raise EngineError(f"{error}; expected an OpenAI server there") from error
         self.traits = EngineTraits(block_size=self.traits.block_size, context_length=self._model.max_model_len or None)
 
     def publish_to(self, publishers: Sequence[KvEventPublisher]) -> None:
         """See `Engine`; the server reports no KV events here."""
 
     async def generate(self, request: dict[str, Any]) -> AsyncIterator[Any]:
-        """Answer a request in token ids; leaving early closes the connection, which aborts it."""
+        """Answer a request in token ids; leaving early closes the connection, which aborts the request."""
         if self._session.closed:
             raise CallError(f"{self._root} is gone", "draining")
         with self._naming_the_server():
@@ -157,8 +157,8 @@ class OpenAiServer:
             await asyncio.sleep(CHECK_S)
             problem = await self._problem()
             num_failures = num_failures + 1 if problem else 0
-        await self.close()  # which ends what waits for it
-        raise EngineError(f"{self._root} does not answer any more: {problem}")
+        await self.close()  # ends the requests that wait for it
+        raise EngineError(f"{self._root} no longer answers: {problem}")
 
     async def close(self) -> None:
         """See `Engine`."""
@@ -169,7 +169,7 @@ class OpenAiServer:
             return decode(await body(response, MAX_BYTES), ModelList).data
 
     def _choose(self, models: list[Model]) -> Model:
-        """Return the model that the server calls as we do, or the only one."""
+        """Return the server's model with our name, or its only model."""
         for name in self._names:
             for model in models:
                 if model.id == name:
@@ -177,17 +177,17 @@ class OpenAiServer:
         own = [model for model in models if model.parent is None]
         if len(own) != 1:
             names = one_line(", ".join(model.id for model in own) or "none")
-            raise EngineError(f"{self._root} has several models, or none ({names}): choose one of them by --model-name")
+            raise EngineError(f"{self._root} serves several models or none ({names}): choose one with --model-name")
         return own[0]
 
     async def _problem(self) -> str:
-        """Return why the server seems to be gone, if it does."""
+        """Return why the server seems to be gone, or an empty string."""
         try:
             async with (
                 asyncio.timeout(CHECK_TIMEOUT_S),
                 self._session.get(f"{self._root}/health", allow_redirects=False) as response,
             ):
-                return f"HTTP {response.status}" if response.status >= 500 else ""  # others need not know /health
+                return f"HTTP {response.status}" if response.status >= 500 else ""  # other servers may not have /health
         except TimeoutError:
             return f"no answer within {CHECK_TIMEOUT_S:g} s"
         except (aiohttp.ClientError, HttpProcessingError, OSError) as error:
@@ -200,7 +200,7 @@ class OpenAiServer:
             answer = decode(said, Answer)
             self._check(request, answer, said)
         if not answer.choices:
-            raise CallError("an answer without choices", "engine")
+            raise CallError("the answer has no choices", "engine")
         return answer
 
     async def _stream(self, request: dict[str, Any]) -> AsyncGenerator[Any, None]:
@@ -219,7 +219,7 @@ class OpenAiServer:
         raise CallError("the answer broke off", "lost")
 
     async def _answers(self, response: aiohttp.ClientResponse, request: dict[str, Any]) -> AsyncGenerator[Answer, None]:
-        """Give the events of a stream, up to its end or an error."""
+        """Yield the events of a stream, up to its end or an error."""
         async with contextlib.aclosing(events(response, _limit(request))) as found:
             async for event in found:
                 answer = decode(event, Answer)
@@ -227,7 +227,7 @@ class OpenAiServer:
                 yield answer
 
     def _check(self, request: dict[str, Any], answer: Answer, said: bytes) -> None:
-        """Refuse an error that came as an answer.
+        """Raise an error that came as an answer.
 
         Raises:
             CallError: it is one.
@@ -240,10 +240,10 @@ class OpenAiServer:
     async def _asking(
         self, method: str, path: str, data: dict[str, Any] | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Make a request, and give its answer if it is one.
+        """Send a request, and yield its response if it succeeds.
 
         Raises:
-            CallError: there is none.
+            CallError: it does not.
         """
         sent: dict[str, Any] = {}
         if data is not None:
@@ -254,18 +254,18 @@ class OpenAiServer:
             yield response
 
     def _failed(self, asked: dict[str, Any], error: CallError) -> CallError:
-        """Return an error as it is meant: of a request with KV elsewhere, one of the engine's may be that this KV did not come."""
+        """Classify an error: an engine's error may mean that the KV of a request did not arrive from elsewhere."""
         is_lost = error.kind == "engine" and self._role == "decode" and asked.get("kv_transfer_params")
-        return CallError(f"{error}; the KV of its prompt did not come, perhaps", "lost") if is_lost else error
+        return CallError(f"{error}; perhaps the KV of its prompt did not arrive", "lost") if is_lost else error
 
     @contextlib.contextmanager
     def _naming_the_server(self) -> Iterator[None]:
-        """Turn what goes wrong into one error that names the server."""
+        """Turn any failure into an error that names the server."""
         try:
             yield
         except CallError as error:
             raise CallError(f"{self._root}: {error}", error.kind) from error
-        except aiohttp.ClientConnectorError as error:  # it never had the request
+        except aiohttp.ClientConnectorError as error:  # it never received the request
             raise CallError(f"{self._root} cannot be reached: {one_line(error)}", "draining") from error
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError) as error:
             raise CallError(f"{self._root}: the connection broke: {one_line(error)}", "lost") from error
@@ -298,7 +298,7 @@ class OpenAiServer:
         return made | self._more
 
     def _prefilled(self, answer: Answer) -> dict[str, Any]:
-        """Return the last item of a prefill worker; its one token is the decode worker's to say."""
+        """Return the last item of a prefill worker; the decode worker sends its one token."""
         params = hand_off(answer.kv_transfer_params, self._lease_s)
         item = {"token_ids": [], "finish_reason": _reason(answer.choices[0]), "kv_transfer_params": params}
         return _counted(item, answer.usage)
@@ -314,18 +314,20 @@ class OpenAiServer:
             try:
                 found = of_places(request["token_ids"][1:], [place or {} for place in choice.prompt_logprobs[1:]])
             except KeyError as error:
-                raise CallError(f"no log-probability of the prompt's token {error}", "engine") from error
+                raise CallError(
+                    f"the answer has no log-probability for the prompt's token {error}", "engine"
+                ) from error
             item |= {f"prompt_{name}": [None, *values] for name, values in found.items()}
         if choice.finish_reason is not None:
             item["finish_reason"] = _reason(choice)
         return item
 
     async def _tokens(self, text: str) -> list[int]:
-        """Return tokens that say a text, should the answer go on at another worker."""
+        """Return the tokens of a text, in case the answer continues on another worker."""
         if self._tokenizer is None:
             log.warning(
-                "%s gives no token ids (return_token_ids is vLLM's): its text is passed on, as it is; of what is asked, it may "
-                "not know min_tokens, ignore_eos and stop_token_ids",
+                "%s returns no token ids (return_token_ids is vLLM's): its text is passed on unchanged. It may not support "
+                "min_tokens, ignore_eos and stop_token_ids.",
                 self._root,
             )
             self._tokenizer = await in_thread(lambda: load(self._files))
@@ -333,12 +335,12 @@ class OpenAiServer:
 
 
 def root(url: str) -> str:
-    """Return a server's URL without the /v1 that clients are given, perhaps.
+    """Return a server's URL without the trailing /v1 that it may have.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a server's URL.
     """
-    expected = f"{one_line(url)!r}: http://HOST:PORT was expected, perhaps with /v1"
+    expected = f"{one_line(url)!r}: expected http://HOST:PORT, with or without /v1"
     try:
         parts = urlsplit(url)
         is_url = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -347,15 +349,15 @@ def root(url: str) -> str:
     if not is_url or parts.query or parts.fragment or not url.isprintable() or " " in url:
         raise ValueError(expected)
     if "@" in parts.netloc:
-        raise ValueError(f"the URL of {parts.hostname} has a user in it; a key is taken from the environment ({KEY})")
+        raise ValueError(f"the URL of {parts.hostname} contains a user; the key is read from the environment ({KEY})")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> CallError:
-    """Return what an answer with another status than 200 means."""
+    """Return the error that a status other than 200 stands for."""
     if 300 <= response.status < 400:
         place = one_line(response.headers.get("Location", ""))
-        return CallError(f"HTTP {response.status}: a redirect to {place!r}; none is followed", "engine")
+        return CallError(f"HTTP {response.status}: a redirect to {place!r}; redirects are not followed", "engine")
     said = b""
     with contextlib.suppress(TimeoutError, CallError):
         async with asyncio.timeout(LAST_S):
@@ -364,8 +366,8 @@ async def _refusal(response: aiohttp.ClientResponse) -> CallError:
 
 
 async def _usage(answers: AsyncIterator[Answer]) -> Usage | None:
-    """Return what comes after the end of an answer, if it comes soon."""
-    with contextlib.suppress(TimeoutError, CallError, aiohttp.ClientError):  # the answer is whole in any case
+    """Return the usage that follows the end of an answer, if it comes soon."""
+    with contextlib.suppress(TimeoutError, CallError, aiohttp.ClientError):  # the answer is complete in any case
         async with asyncio.timeout(LAST_S):
             async for answer in answers:
                 if answer.usage is not None:
@@ -374,7 +376,7 @@ async def _usage(answers: AsyncIterator[Answer]) -> Usage | None:
 
 
 def _counted(item: dict[str, Any], usage: Usage | None) -> dict[str, Any]:
-    """Return the last item with what the server counted; what was cached vLLM says with --enable-prompt-tokens-details."""
+    """Return the last item with the server's counts; vLLM counts cached tokens with --enable-prompt-tokens-details."""
     if usage is not None and usage.prompt_tokens_details is not None:
         item["cached_tokens"] = usage.prompt_tokens_details.cached_tokens or 0
     if usage is not None and usage.completion_tokens is not None and "text" in item:
@@ -386,16 +388,16 @@ def _reason(choice: Choice) -> str:
     """Return why an answer ended.
 
     Raises:
-        CallError: the server gave it up.
+        CallError: the server aborted it.
     """
     theirs = choice.finish_reason or "stop"
     if theirs in ("abort", "error"):
-        raise CallError(f"the request was given up ({theirs})", "lost")
+        raise CallError(f"the server aborted the request ({theirs})", "lost")
     return finish_reason(theirs)
 
 
 def _limit(request: dict[str, Any]) -> int:
-    """Return how long an event of an answer may be: vLLM's first has the prompt."""
+    """Return how long an event of an answer may be: vLLM's first event has the prompt."""
     wanted = request["sampling_options"].get("prompt_logprobs")
     per_token = TOKEN_BYTES + (0 if wanted is None else (wanted + 1) * PLACE_BYTES)
     return MAX_BYTES + per_token * len(request["token_ids"])

@@ -1,4 +1,4 @@
-"""What an OpenAI server answers, read within limits: it is not trusted to say what it should."""
+"""The answers of an OpenAI server, read within limits, because they may be malformed."""
 
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any, TypeVar
@@ -12,13 +12,13 @@ from foundation.text import one_line
 from serving.runtime.messages import CallError
 
 MAX_BYTES = 1 << 20
-"""Of an answer or event that does not grow with the prompt."""
+"""Most bytes of an answer or event that does not grow with the prompt."""
 
 MAX_REASON = 600
 """Characters of a server's own words that are passed on."""
 
 ID_PREFIX = "token_id:"
-"""What vLLM puts before a token's id where OpenAI has its text, if it is asked to."""
+"""vLLM's prefix of a token's id, which on request replaces the token's text."""
 
 MAX_TOKEN_ID = 0xFFFFFFFF
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
@@ -33,14 +33,14 @@ class Problem(msgspec.Struct):
 
 
 class Failure(msgspec.Struct):
-    """The body of an answer that is none."""
+    """The body of an error."""
 
     error: Problem | str | None = None
     message: str | None = None
 
 
 class Details(msgspec.Struct):
-    """Of the prompt's tokens."""
+    """Details of the prompt's tokens."""
 
     cached_tokens: Whole | None = None
 
@@ -53,7 +53,7 @@ class Usage(msgspec.Struct):
 
 
 class LogProbs(msgspec.Struct):
-    """Of the tokens of one event."""
+    """The log-probabilities of one event's tokens."""
 
     tokens: list[str] = []
     token_logprobs: list[float | None] = []
@@ -61,7 +61,7 @@ class LogProbs(msgspec.Struct):
 
 
 class Place(msgspec.Struct):
-    """How likely a token was at a place of the prompt."""
+    """How likely a token was at a position of the prompt."""
 
     logprob: float
 
@@ -86,16 +86,16 @@ class Answer(msgspec.Struct):
 
 
 class Model(msgspec.Struct):
-    """A model that a server has."""
+    """A model that a server serves."""
 
     id: str
     parent: str | None = None
-    """Of an adapter: the model that it is for."""
+    """The base model, if this is an adapter."""
     max_model_len: Whole | None = None
 
 
 class ModelList(msgspec.Struct):
-    """What `/v1/models` answers."""
+    """The answer of `/v1/models`."""
 
     data: list[Model]
 
@@ -104,7 +104,7 @@ def decode(data: bytes, kind: type[Kind]) -> Kind:
     """Read JSON.
 
     Raises:
-        CallError: it is something else.
+        CallError: it is not what was expected.
     """
     try:
         return msgspec.json.decode(data, type=kind)
@@ -124,12 +124,12 @@ async def body(response: aiohttp.ClientResponse, limit: int) -> bytes:
     async for part in response.content.iter_any():
         found += part
         if len(found) > limit:
-            raise CallError(f"an answer of more than {limit:,} bytes", "engine")
+            raise CallError(f"the answer has more than {limit:,} bytes", "engine")
     return bytes(found)
 
 
 async def events(response: aiohttp.ClientResponse, limit: int) -> AsyncGenerator[bytes, None]:
-    """Give the data of each event of a stream, without the last, which says that it is done.
+    """Yield the data of each event of a stream, except the last, which marks its end.
 
     Raises:
         CallError: an event is longer than the limit, or the stream ends early.
@@ -147,13 +147,13 @@ async def events(response: aiohttp.ClientResponse, limit: int) -> AsyncGenerator
                 yield data
         line += rest
         if len(line) > limit:
-            raise CallError(f"an event of more than {limit:,} bytes", "engine")
+            raise CallError(f"an event has more than {limit:,} bytes", "engine")
 
 
 def failure(status: int, data: bytes) -> CallError:
-    """Return what an answer with another status than 200 means.
+    """Return the error that a status other than 200 stands for.
 
-    Only what the server says of the request itself is the client's to mend; that our key or the model's name is wrong is not.
+    The client can only mend what the server says about the request itself, not a wrong key or model name of ours.
     """
     try:
         said = decode(data, Failure)
@@ -166,10 +166,10 @@ def failure(status: int, data: bytes) -> CallError:
 
 
 def log_probabilities(found: LogProbs, tokens: list[int] | None) -> dict[str, Any]:
-    """Return log-probabilities as `serving.worker.protocol` has them, by token where the server names ids.
+    """Return log-probabilities in the form of `serving.worker.protocol`, by token if the server sends ids.
 
     Raises:
-        CallError: they are not those of the tokens.
+        CallError: they do not match the tokens.
     """
     count, tops = len(found.token_logprobs), found.top_logprobs or []
     if None in found.token_logprobs or len(tops) != count or (tokens is not None and len(tokens) != count):

@@ -1,7 +1,7 @@
-"""Engines of the user's own in a Python file: `out=pystr:FILE` (whole chat requests) and `out=pytok:FILE` (token ids).
+"""The user's own engines in a Python file: `out=pystr:FILE` (whole chat requests) and `out=pytok:FILE` (token ids).
 
-The file is run once, as a program is, with its arguments in `sys.argv`; it defines `async def generate(request)`, an
-async generator, which runs in an event loop of its own so that it may block without harm to the server.
+The file is run once, like a program, with its arguments in `sys.argv`. It defines `async def generate(request)`, an async
+generator, which runs in its own event loop so that it may block without harm to the server.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from serving.worker.engine import EngineCall, EngineError, EngineLoad, EngineTra
 from serving.worker.kv_events import KvEventPublisher
 
 CAPACITY = 128
-"""Items of an answer that may wait for us before the engine does."""
+"""Items of an answer that may be queued before the engine has to wait."""
 
 END = object()
 SAMPLING = (
@@ -43,7 +43,7 @@ SAMPLING = (
 
 
 def standard_arguments(path: Path, worker: WorkerConfig, run: ModelRunConfig, http_port: int) -> list[str]:
-    """Return what every file finds in `sys.argv`, before the arguments that stood after `--`."""
+    """Return the arguments that every file finds in `sys.argv`, before those given after `--`."""
     optional = {"--model-path": worker.model_path, "--model-name": worker.model_name}
     words = [path.name, *(word for flag, value in optional.items() if value for word in (flag, value))]
     words += ["--http-port", str(http_port), "--tensor-parallel-size", str(run.tensor_parallel_size)]
@@ -142,7 +142,7 @@ class OwnEngine:
             if callable(initialize := names.get("initialize")):
                 initialize(self._argv)
         except SystemExit as error:
-            raise EngineError(f"{self._path} ended while it was loaded, with {error.code!r}") from error
+            raise EngineError(f"{self._path} exited while it was loaded, with {error.code!r}") from error
         except Exception as error:
             raise EngineError(f"{self._path} cannot be loaded: {type(error).__name__}: {error}") from error
         function = names.get("generate")
@@ -153,7 +153,7 @@ class OwnEngine:
     async def _feed(
         self, request: dict[str, Any], inbox: "asyncio.Queue[Any]", ours: asyncio.AbstractEventLoop
     ) -> None:
-        """In the engine's loop: run it, and pass on what it yields, no faster than it is taken."""
+        """Run it in the engine's loop, and pass on what it yields, no faster than we read it."""
         last: object = END
         items = self._function(request)
         try:
@@ -171,13 +171,13 @@ class OwnEngine:
             return {name: value for name, value in item.items() if value is not None}
         raise CallError(
             "critical error: invalid response object from python async generator; application-logic-mismatch: "
-            f"a dict with a list {wanted!r} was expected, not {str(item)[:100]}",
+            f"expected a dict with a list {wanted!r}, not {str(item)[:100]}",
             "engine",
         )
 
 
 def _token_request(request: dict[str, Any]) -> dict[str, Any]:
-    """Return a request as Dynamo hands it to token engines, every name there."""
+    """Return a request as Dynamo passes it to token engines, with every field."""
     conditions, options = request["stop_conditions"], request["sampling_options"]
     return {
         "token_ids": request["token_ids"],

@@ -1,4 +1,4 @@
-"""An engine's own Python package: imported when it is needed, and called with what the user chose."""
+"""An engine's own Python package: imported when needed, and called with the user's arguments."""
 
 import importlib
 import importlib.util
@@ -23,27 +23,27 @@ def require(name: str) -> Any:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.partition(".")[0] != package:
-            raise EngineError(f"the Python package {package} does not load here: {error}") from error
+            raise EngineError(f"the Python package {package} cannot be loaded here: {error}") from error
         raise not_installed(name) from error
     except (ImportError, OSError, RuntimeError) as error:
-        raise EngineError(f"the Python package {package} does not load here: {error}") from error
+        raise EngineError(f"the Python package {package} cannot be loaded here: {error}") from error
 
 
 def require_nixl(user: str, hint: str = "") -> None:
-    """Make sure that NIXL is there, which engines would only find out later, with less to say.
+    """Check that NIXL is installed: engines would only notice later, with a poorer message.
 
     Raises:
-        EngineError: it is not.
+        EngineError: it is not installed.
     """
     if not any(importlib.util.find_spec(name) for name in ("nixl", "nixl_rocm")):
         raise EngineError(f"{user} needs the Python package nixl, which is not installed: pip install nixl{hint}")
 
 
 def call_with(function: Any, arguments: dict[str, Any]) -> Any:
-    """Call an engine's constructor, and name what it does not take.
+    """Call an engine's constructor, and report the arguments that it refuses.
 
     Raises:
-        EngineError: it does not take these arguments.
+        EngineError: it refuses them.
     """
     try:
         return function(**arguments)

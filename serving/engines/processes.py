@@ -1,7 +1,7 @@
-"""Processes that an engine starts: they live as long as the worker, and end with it, however it ends.
+"""Processes that an engine starts: they live as long as the worker and end with it, however it ends.
 
-Run as a program, this file is the reaper: it is told which processes there are, and when its input ends, as it does when the
-worker is killed, it ends those that are left. vLLM's do not notice by themselves, and would keep their memory forever.
+Run as a program, this file is the reaper. It reads which processes there are, and when its input ends, as it does when the
+worker is killed, it ends those that are left. vLLM's processes would not notice, and would keep their memory forever.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from typing import IO, Any
 POLL_S = 0.5
 PROC = Path("/proc")
 SHARED_MEMORY = re.compile(r" (/dev/shm/(?:psm_|sem\.|ucx_shm_)[^/ ]+)$", re.M)
-"""In a process's maps: what Python, semaphores and UCX named themselves. Anything else there may be the user's."""
+"""Names in a process's maps that Python, semaphores and UCX chose. Anything else there may be the user's."""
 MAX_EXIT_S = 5.0
 
 
@@ -35,14 +35,14 @@ class EngineProcesses:
         self._reaper: subprocess.Popen[bytes] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._others: dict[int, int] = {}  # processes below ours that were there before the engine
-        # Shared memory of the engine as it started: its processes may be gone in the end.
+        # Shared memory that the engine had after its start: in the end, its processes may be gone.
         self._mapped: set[str] = set()
 
     async def start(self, work: Callable[[], Any]) -> Any:
-        """Run what starts the engine in a thread that lives as long as the engine; return its result.
+        """Run `work`, which starts the engine, in a thread that lives as long as the engine; return its result.
 
         Raises:
-            EngineError: it does not start; the message names the cause and, if that is memory, what mends it.
+            EngineError: it does not start; the message names the cause and, for lack of memory, the remedy.
         """
         from serving.engines.engine_log import EngineLog, cause_of, remedy
         from serving.runtime.threads import in_thread
@@ -68,7 +68,7 @@ class EngineProcesses:
         return made
 
     async def close(self, stop: Callable[[], Any] | None = None) -> None:
-        """Let the engine stop, then end what is left of it, shared memory included: one that kills its own leaves theirs."""
+        """Stop the engine, then remove what is left, including the shared memory of processes that it killed itself."""
         mapped = self._mapped | (shared_memory(self._own()) if self._reaper is not None else set())
         if stop is not None:
             from serving.runtime.threads import in_thread
@@ -102,13 +102,15 @@ class EngineProcesses:
 def _tell(reaper: "subprocess.Popen[bytes]", found: dict[int, int]) -> None:
     assert reaper.stdin is not None
     ours = {pid: started for pid, started in found.items() if pid != reaper.pid}
-    with contextlib.suppress(BrokenPipeError):  # someone ended it: there is no net any more, and no harm yet
+    with contextlib.suppress(
+        BrokenPipeError
+    ):  # someone ended the reaper: the safety net is gone, but no harm is done yet
         reaper.stdin.write(json.dumps(ours).encode() + b"\n")
         reaper.stdin.flush()
 
 
 def descendants(pid: int) -> dict[int, int]:
-    """Return the processes below one, with when each was started (clock ticks since boot)."""
+    """Return the processes below one, with their start times (clock ticks since boot)."""
     children: dict[int, list[tuple[int, int]]] = {}
     for entry in PROC.iterdir():
         if entry.name.isdigit() and (facts := _facts(int(entry.name))) is not None:
@@ -124,7 +126,7 @@ def descendants(pid: int) -> dict[int, int]:
 
 
 def _facts(pid: int) -> tuple[int, int] | None:
-    """Return a process's parent and start, None if it is gone."""
+    """Return a process's parent and start time, None if it is gone."""
     try:
         fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -151,11 +153,11 @@ def remove_unmapped(files: set[str]) -> None:
 
 
 def reap(told: IO[bytes]) -> None:
-    """Read what there is until the input ends, then end what is left."""
+    """Read the list of processes until the input ends, then end those that are left."""
     last = b"{}"
     for line in told:
         last = line
-    # A number may be another process's by now.
+    # A number may belong to another process by now.
     left = {int(pid): started for pid, started in json.loads(last).items() if _started(int(pid)) == started}
     mapped = shared_memory(left)
     for pid in left:

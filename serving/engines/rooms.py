@@ -3,9 +3,9 @@
     a call comes ------> it waits for its reader ---- `begin` ----+
                                                                   +--> both are there --> leave --> closed
     a reader begins ---> it waits for the call ------ `come` -----+
-       each waits for so long at most since the other's last sign (`wait`): `expire` --> closed
+       each waits only so long after the other's last sign of life (`wait`): `expire` --> closed
 
-Who comes to a room that is closed is told so; of the oldest that is forgotten.
+A late-comer is told that its room is closed; the oldest closed rooms are forgotten.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ Reader = dict[str, Any]
 
 @dataclass(slots=True)
 class Room(Generic[Call]):
-    """A number that both workers of a request were given (SGLang's `bootstrap_room`), and who has come there with it."""
+    """A number that both workers of a request were given (SGLang's `bootstrap_room`), and which of them have come."""
 
     number: int
     expires_s: float
@@ -44,7 +44,7 @@ class Rooms(Generic[Call]):
 
     @property
     def num_waiting(self) -> int:
-        """Calls that wait for their reader."""
+        """Calls that are waiting for their reader."""
         return sum(room.call is not None and room.reader is None for room in self._rooms.values())
 
     def come(self, number: int, call: Call, now: float) -> bool:
@@ -75,7 +75,7 @@ class Rooms(Generic[Call]):
         return None if room is None else room.reader
 
     def wait(self, number: int, now: float) -> None:
-        """Take note that whoever is not in a room yet will come."""
+        """Note that the side that is not in the room yet will come."""
         if (room := self._rooms.get(number)) is not None:
             room.expires_s = now + self._timeout_s
 
@@ -88,7 +88,7 @@ class Rooms(Generic[Call]):
         return room
 
     def expire(self, now: float) -> list[Room[Call]]:
-        """Close the rooms in which somebody waited in vain."""
+        """Close the rooms in which somebody has waited too long, and return them."""
         over = [
             room
             for room in self._rooms.values()
@@ -99,7 +99,7 @@ class Rooms(Generic[Call]):
         return over
 
     def next_s(self) -> float | None:
-        """Return when the next may have waited in vain."""
+        """Return when the next of them may have waited too long."""
         waiting = [room.expires_s for room in self._rooms.values() if room.call is None or room.reader is None]
         return min(waiting, default=None)
 
@@ -110,8 +110,8 @@ class Rooms(Generic[Call]):
         if room is None:
             if len(self._rooms) >= self._max_rooms:
                 raise CallError(
-                    f"all {self._max_rooms} rooms of this prefill worker are taken: more need another prefill worker, or a "
-                    "shorter --transfer-meeting-timeout-s for those in which nobody comes",
+                    f"all {self._max_rooms} rooms of this prefill worker are taken: add a prefill worker, or shorten "
+                    "--transfer-meeting-timeout-s so that rooms in which nobody comes are closed sooner",
                     "overloaded",
                 )
             room = self._rooms[number] = Room(number, now + self._timeout_s)

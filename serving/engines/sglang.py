@@ -1,4 +1,4 @@
-"""SGLang, through its offline `Engine`: token ids in and out, KV events over ZeroMQ. Checked against 0.5.23's source, not run here."""
+"""SGLang, through its offline `Engine`: token ids in and out, KV events over ZeroMQ. Checked against the source of 0.5.23, not run here."""
 
 import asyncio
 import contextlib
@@ -25,11 +25,11 @@ from serving.worker.registry import ENGINES
 
 MEMORY = ENGINES["sglang"].memory_argument
 PAGE_SIZE = 16
-"""SGLang's own is one token, which would make every token a KV event."""
+"""SGLang's default is one token, which would make every token a KV event."""
 
 BAD_REQUEST = 400
 DEFAULT_PORT = 8998
-"""Of SGLang's bootstrap server."""
+"""Port of SGLang's bootstrap server."""
 
 
 class SgLang:
@@ -56,7 +56,7 @@ class SgLang:
         self._arguments = given | role_arguments(worker.role) | run.extra() | arguments
         self._is_follower = run.node_rank > 0
         self._host = LOOPBACK if worker.role == "aggregated" else meeting_host(self._arguments)
-        # Several nodes need the same port, so it is chosen by the user, or SGLang's default.
+        # Several nodes need the same port, so it is the user's choice or SGLang's default.
         self._chooses_port = worker.role == "prefill" and run.num_nodes == 1 and PORT not in self._arguments
         self._ranks = int(self._arguments.get("dp_size") or 1)
         has_cache = not self._arguments.get("disable_radix_cache")
@@ -77,7 +77,7 @@ class SgLang:
         self._engine: Any = None
 
     async def start(self, files: ModelFiles) -> None:
-        """See `Engine`; a node that follows another stays in here until that ends."""
+        """See `Engine`; on a node that follows another, this returns only when that one ends."""
         package = require("sglang")
         arguments = self._arguments | {
             "model_path": await in_thread(lambda: local_weights(self._arguments["model_path"]))
@@ -91,7 +91,7 @@ class SgLang:
         if arguments["disaggregation_transfer_backend"] == "nixl":
             require_nixl("SGLang's transfer backend nixl")
         port = PortReservation(self._host) if self._chooses_port else None
-        # On several nodes each has an address of its own, which SGLang finds itself.
+        # With several nodes, each has its own address, which SGLang finds itself.
         own = {} if "dist_init_addr" in arguments else {"SGLANG_HOST_IP": self._host} | ucx_at(self._host)
         with port or contextlib.nullcontext(), defaults(own):
             if port is not None:
@@ -126,7 +126,7 @@ class SgLang:
             )
             async for output in outputs:
                 facts = output["meta_info"]
-                # A prefill worker's one token travels with the KV: the decode worker says it.
+                # A prefill worker's one token travels with the KV; the decode worker sends it.
                 tokens = [] if self._role == "prefill" else list(output["output_ids"])
                 item: dict[str, Any] = {"token_ids": tokens}
                 if is_first or self._role == "prefill":
@@ -147,7 +147,7 @@ class SgLang:
                 self._engine.tokenizer_manager.abort_request(rid=id)
 
     def load(self, rank: int) -> EngineLoad:
-        """See `Engine`; SGLang does not report more to the offline engine than we count ourselves."""
+        """See `Engine`; SGLang reports no more to the offline engine than we count ourselves."""
         return EngineLoad(num_running=self._running[rank])
 
     async def failed(self) -> None:
@@ -165,10 +165,10 @@ class SgLang:
     def _finish_reason(self, reason: dict[str, Any]) -> str:
         if reason.get("type") != "abort":
             return finish_reason(str(reason.get("type")))
-        message = f"SGLang gave the request up: {reason.get('message', 'it does not say why')}"
+        message = f"SGLang aborted the request: {reason.get('message', 'it gives no reason')}"
         if reason.get("status_code") == BAD_REQUEST:
             raise CallError(message, "invalid")
-        # Of two workers, the other may be at fault: another pair may do better.
+        # The other worker may be at fault, so another pair may do better.
         raise CallError(message, "engine" if self._role == "aggregated" else "lost")
 
     def _events(self, endpoint: str) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""SGLang as a prefill or decode worker: both are called at once, and meet in a room at the prefill worker's bootstrap server.
+"""SGLang as a prefill or decode worker: both are called at once and meet in a room at the prefill worker's bootstrap server.
 
 prefill worker                              decode worker
-waits in the room             <----------   takes blocks, says where they are
-computes the prompt           ---------->   gets KV and token 1
-ends: all was sent                          says token 1, and the rest
+waits in the room             <----------   allocates blocks, says where they are
+computes the prompt           ---------->   receives KV and token 1
+ends: all was sent                          sends token 1, and the rest
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ WILDCARDS = ("0.0.0.0", "::")  # noqa: S104
 
 
 class Meeting(msgspec.Struct):
-    """Where the two workers of a request meet; SGLang calls it by these names."""
+    """Where the two workers of a request meet; the names are SGLang's."""
 
     bootstrap_host: Name
     bootstrap_port: Port
@@ -29,37 +29,37 @@ class Meeting(msgspec.Struct):
 
 
 def role_arguments(role: Role) -> dict[str, Any]:
-    """Return the arguments of SGLang that make a worker what it is."""
+    """Return the SGLang arguments for a role."""
     if role == "aggregated":
         return {}
     return {"disaggregation_mode": role, "disaggregation_transfer_backend": "nixl"}
 
 
 def meeting_host(arguments: Mapping[str, Any]) -> str:
-    """Return where the bootstrap server of a prefill worker listens: with several nodes, on the first.
+    """Return where a prefill worker's bootstrap server listens: with several nodes, on the first.
 
     Raises:
-        ValueError: that is no address for others.
+        ValueError: others cannot use that address.
     """
     leader = str(arguments.get("dist_init_addr") or "").rpartition(":")[0]
     host = str(arguments.get("host") or leader or LOOPBACK)
     if host in WILDCARDS:
-        raise ValueError(f"out=sglang --role: workers of the other role cannot call {host}: give this host's address")
+        raise ValueError(f"out=sglang --role: workers of the other role cannot call {host}: set this host's address")
     return host
 
 
 def room(request: Mapping[str, Any], role: Role) -> dict[str, Any]:
-    """Return where a request's workers meet, as arguments of `async_generate`.
+    """Return where a request's workers meet, as arguments for `async_generate`.
 
     Raises:
-        CallError: it does not say where: SGLang's workers can only do it together.
+        CallError: the request does not say where; SGLang's workers can only serve it together.
     """
     if role == "aggregated":
         return {}
     other = "decode" if role == "prefill" else "prefill"
     params = request.get("kv_transfer_params") or {}
     if "bootstrap_room" not in params:
-        raise CallError(f"SGLang's {role} workers serve no request without a {other} worker", "unavailable")
+        raise CallError(f"SGLang's {role} workers cannot serve a request without a {other} worker", "unavailable")
     try:
         return msgspec.to_builtins(msgspec.convert(params, Meeting))  # type: ignore[no-any-return]
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""Where an engine's own processes listen for the engines that read its KV: ports, and the environment that says so."""
+"""Where an engine's own processes listen for the engines that read its KV: ports, and environment variables for them."""
 
 import contextlib
 import os
@@ -16,25 +16,25 @@ ATTEMPTS = 100
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Name = Annotated[str, Meta(min_length=1, max_length=1024)]
-"""Of a host or an engine, in what another worker says."""
+"""The name of a host or an engine, from another worker."""
 
 
 class PortReservation:
-    """Consecutive TCP ports that nobody else is given while an engine starts.
+    """Consecutive TCP ports, reserved while an engine starts.
 
-    They are bound, but nobody listens there, so on Linux an engine that sets SO_REUSEADDR, as ZeroMQ and asyncio do, can
-    bind them too and listen. Several engines that start at once on one host get different ports.
+    They are bound, but nobody listens on them, so on Linux an engine that sets SO_REUSEADDR, as ZeroMQ and asyncio do, can
+    also bind them and listen. Engines that start at the same time on one host get different ports.
     """
 
     def __init__(self, host: str = LOOPBACK, count: int = 1) -> None:
         try:
             self._sockets = _consecutive(host, count)
         except OSError as error:
-            raise EngineError(f"an engine is to listen at {host}, and cannot: {error}") from error
+            raise EngineError(f"an engine cannot listen on {host}: {error}") from error
         self.first: int = self._sockets[0].getsockname()[1]
 
     def close(self) -> None:
-        """Give up what no engine has bound."""
+        """Release the ports."""
         for reserved in self._sockets:
             reserved.close()
 
@@ -47,7 +47,7 @@ class PortReservation:
 
 @contextlib.contextmanager
 def defaults(environment: Mapping[str, str]) -> Iterator[None]:
-    """Set variables that the user did not set, and leave the environment as it was, for another engine in this process."""
+    """Set variables that the user did not set, and restore the environment afterwards, for another engine in this process."""
     missing = environment.keys() - os.environ.keys()
     os.environ.update({name: environment[name] for name in missing})
     try:
@@ -58,12 +58,12 @@ def defaults(environment: Mapping[str, str]) -> Iterator[None]:
 
 
 def ucx_at(host: str) -> dict[str, str]:
-    """Return what keeps NIXL's own sockets on the loopback interface if the host is there: they are on all otherwise."""
+    """Return settings that keep NIXL's own sockets on the loopback interface if the host is; by default they are on all."""
     return {"UCX_NET_DEVICES": "lo"} if is_loopback(host) else {}
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this host can reach that address."""
+    """Whether only this host can reach an address."""
     with contextlib.suppress(ValueError):
         return ip_address(host).is_loopback
     return host == "localhost"
@@ -73,7 +73,7 @@ def _consecutive(host: str, count: int) -> list[socket.socket]:
     """Bind consecutive ports.
 
     Raises:
-        OSError: the host is not this one, or there are no such ports.
+        OSError: the address is not this host's, or there are no such ports.
     """
     for _ in range(ATTEMPTS):
         bound = [_bound(host, 0)]
@@ -93,7 +93,7 @@ def _bound(host: str, port: int) -> socket.socket:
     made = socket.socket(family, kind, protocol)
     try:
         made.bind(address)
-        # Only now: a port that another reservation holds would be given to us as well otherwise.
+        # Only now: otherwise we could also get a port that another reservation has.
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     except OSError:
         made.close()

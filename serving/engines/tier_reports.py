@@ -1,8 +1,8 @@
-"""What a rank reports to routers of its KV on disk and in the store: chunks that came there and that left.
+"""What a rank reports to routers about its KV on disk and in the store: chunks that were added or removed.
 
-A tier knows chunks by their keys, a router blocks by theirs. The key of a chunk is that of its last block, so of a chunk of one
-block it is all there is to know. Those of larger chunks are learned from prompts; until a prompt has named a chunk, such as one
-that was on a warm disk, it is not reported.
+A tier knows chunks by their keys, and a router knows blocks by theirs. A chunk's key is that of its last block, so for chunks
+of one block it suffices. The other blocks of larger chunks are learned from prompts. A chunk that no prompt has named yet,
+such as one on a warm disk, is not reported.
 """
 
 from collections import OrderedDict
@@ -18,18 +18,20 @@ MEDIA: dict[TierName, Medium] = {"disk": "STORAGE", "store": "SHARED"}
 
 
 class TierReports:
-    """Of one rank."""
+    """The reports of one rank."""
 
     def __init__(self, blocks_per_chunk: int, max_named: int) -> None:
-        """Begin; of so many chunks it is known at most which blocks they hold, those in tiers aside."""
+        """Start; remember the blocks of at most `max_named` chunks that are not in a tier."""
         self._size = blocks_per_chunk
         self._max_named = max_named
         self._named: OrderedDict[int, list[int]] = OrderedDict()  # key of a chunk -> its blocks
         self._reported: dict[TierName, dict[int, list[int]]] = {name: {} for name in MEDIA}
-        self._unnamed: dict[TierName, dict[int, None]] = {name: {} for name in MEDIA}  # chunks that are there
+        self._unnamed: dict[TierName, dict[int, None]] = {
+            name: {} for name in MEDIA
+        }  # chunks in the tier whose blocks are unknown
 
     def learn(self, chunks: Iterable[list[int]], tiers: Mapping[TierName, Changes]) -> None:
-        """Take note of which blocks make chunks that a tier has, or may have soon."""
+        """Learn which blocks are in chunks that a tier has, or may have soon."""
         for blocks in chunks:
             key = blocks[-1]
             self._named[key] = blocks
@@ -42,7 +44,7 @@ class TierReports:
             self._named.popitem(last=False)
 
     def take(self, tiers: Mapping[TierName, Changes]) -> Iterator[BlocksEvent]:
-        """Yield what changed in tiers since the last call."""
+        """Yield the changes in tiers since the last call."""
         for name, changes in tiers.items():
             came, left = changes.take()
             if self._size > 1:
@@ -53,14 +55,14 @@ class TierReports:
                 yield BlocksStored(came, None, MEDIA[name])
 
     def _came(self, name: TierName, keys: list[int]) -> list[int]:
-        """Return the blocks of chunks that came, as far as they are known."""
+        """Return the known blocks of chunks that were added."""
         chunks = {key: self._named[key] for key in keys if key in self._named}
         self._unnamed[name].update(dict.fromkeys([key for key in keys if key not in chunks]))
         self._reported[name].update(chunks)
         return [block for chunk in chunks.values() for block in chunk]
 
     def _left(self, name: TierName, keys: list[int]) -> list[int]:
-        """Return the blocks of chunks that left, as far as they are known: others may have reported some."""
+        """Return the known blocks of chunks that were removed; others may have reported some of them."""
         for key in keys:
             self._unnamed[name].pop(key, None)
         reported = self._reported[name]

@@ -1,4 +1,4 @@
-"""Waiting to a fraction of a millisecond: event loops count whole ones, and a decode step takes six."""
+"""Waiting to a fraction of a millisecond: event loops count whole milliseconds, and a decode step takes six."""
 
 import asyncio
 import ctypes
@@ -19,7 +19,7 @@ MONOTONIC, NONBLOCK, CLOEXEC = 1, 0o4000, 0o2000000
 
 
 class StepTimer:
-    """Waits for points in time; on Linux by a timer of the kernel, elsewhere by the loop's own."""
+    """Waits for points in time: on Linux with a kernel timer, elsewhere with the loop's own."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -32,7 +32,7 @@ class StepTimer:
             self._loop.add_reader(self._fd, self._on_fired)
 
     async def until(self, when: float) -> None:
-        """Return at `when` (s, `time.monotonic`), or after other work's turn if that has passed."""
+        """Return at `when` (s, `time.monotonic`); if that has passed, give other tasks a turn first."""
         delay = when - monotonic()
         if self._fd < 0 or delay <= 0:
             await asyncio.sleep(max(delay, 0))
@@ -44,7 +44,7 @@ class StepTimer:
         await self._fired
 
     def close(self) -> None:
-        """Give the timer back."""
+        """Release the timer."""
         if self._fd >= 0:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
@@ -54,6 +54,6 @@ class StepTimer:
         try:
             os.read(self._fd, 8)
         except BlockingIOError:
-            return  # it was set again in the meantime
+            return  # it has been set again in the meantime
         if self._fired is not None and not self._fired.done():
             self._fired.set_result(None)

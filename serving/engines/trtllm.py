@@ -1,4 +1,4 @@
-"""TensorRT-LLM, through its LLM API: token ids in and out, KV events by polling. Checked against 1.x's source, not run here."""
+"""TensorRT-LLM, through its LLM API: token ids in and out, KV events by polling. Checked against the source of 1.x, not run here."""
 
 import asyncio
 import itertools
@@ -29,7 +29,7 @@ CACHE_CONFIG, _, MEMORY_FRACTION = MEMORY.partition(".")
 TOKENS_PER_BLOCK = 32
 EVENT_BUFFER = 4096
 LEVELS: tuple[Medium, ...] = ("GPU", "CPU", "STORAGE")
-"""What TensorRT-LLM's cache levels are, from 0: host memory is `kv_cache_config.host_cache_size` bytes."""
+"""TensorRT-LLM's cache levels, from 0; host memory has `kv_cache_config.host_cache_size` bytes."""
 
 POLL_TIMEOUT_S = 2.0
 POLL_GAP_S = 0.01
@@ -42,7 +42,7 @@ class TrtLlm:
         refuse_gpu_choice("trtllm", run)
         if run.node_rank:
             raise ValueError(
-                "out=trtllm: MPI starts the nodes that follow; run the leader as "
+                "out=trtllm: MPI starts the other nodes; run the leader as "
                 "mpirun -n <GPUs> trtllm-llmapi-launch dynamo-run ... (or by srun), without --node-rank"
             )
         given: dict[str, Any] = {
@@ -53,7 +53,7 @@ class TrtLlm:
         if run.num_nodes > 1:
             if run.tensor_parallel_size % run.num_nodes:
                 raise ValueError(
-                    f"--tensor-parallel-size {run.tensor_parallel_size} does not divide by --num-nodes {run.num_nodes}"
+                    f"--tensor-parallel-size {run.tensor_parallel_size} is not a multiple of --num-nodes {run.num_nodes}"
                 )
             given["gpus_per_node"] = run.tensor_parallel_size // run.num_nodes
         if worker.context_length is not None:
@@ -122,7 +122,7 @@ class TrtLlm:
                 result.abort()
 
     async def _prefilled(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the only item of a prefill worker: token 1 travels with the KV, the decode worker says it."""
+        """Return the only item of a prefill worker: token 1 travels with the KV, and the decode worker sends it."""
         conditions = request["stop_conditions"]
         limits = {"max_tokens": 1, "min_tokens": min(conditions["min_tokens"], 1)}
         result = self._begin(
@@ -177,7 +177,7 @@ class TrtLlm:
             await asyncio.sleep(POLL_GAP_S)
 
     def _translate(self, event: dict[str, Any]) -> list[BlocksEvent]:
-        """Translate an event; those of windows smaller than the longest are of layers that forget early."""
+        """Translate an event; skip those of smaller windows, which come from layers that forget early."""
         data, window = event["data"], event.get("window_size") or 0
         if data["type"] == "created":
             self._window = max(self._window, window)
@@ -196,7 +196,7 @@ class TrtLlm:
         return []
 
     def _stored(self, data: dict[str, Any]) -> list[BlocksEvent]:
-        # A block at the end of a sequence may be partly filled; it is stored again once it is full.
+        # The last block of a sequence may be partly filled; it is stored again once it is full.
         full = [block for block in data["blocks"] if len(block["tokens"]) == self.traits.block_size]
         found: list[BlocksEvent] = []
         parent = data["parent_hash"]
@@ -224,10 +224,10 @@ class TrtLlm:
 
     def _parameters(self, request: dict[str, Any]) -> Any:
         conditions, options = request["stop_conditions"], request["sampling_options"]
-        # Where nothing is said TensorRT-LLM is greedy, and OpenAI's temperature is 1.
+        # TensorRT-LLM is greedy by default, but OpenAI's default temperature is 1.
         given = {"temperature": 1.0} | sampling(options, "seed", "logprobs")
         if given.get("top_k", 1) <= 0:
-            del given["top_k"]  # all tokens, which it calls none
+            del given["top_k"]  # all tokens: TensorRT-LLM expects none for that
         if bias := options.get("logit_bias"):
             given["embedding_bias"] = self._bias(bias)
         ends = end_tokens(request)
@@ -235,7 +235,7 @@ class TrtLlm:
             max_tokens=conditions["max_tokens"],
             min_tokens=conditions["min_tokens"] or None,
             ignore_eos=conditions["ignore_eos"],
-            # Without a tokenizer it must be told an end; -1 is none.
+            # Without a tokenizer it needs an end token; -1 means none.
             end_id=ends[0] if ends else -1,
             pad_id=ends[0] if ends else -1,
             stop_token_ids=ends or None,
@@ -255,5 +255,5 @@ class TrtLlm:
 
 def _finish_reason(reason: str) -> str:
     if reason in ("timeout", "cancelled"):
-        raise CallError(f"TensorRT-LLM gave the request up: {reason}", "engine")
+        raise CallError(f"TensorRT-LLM aborted the request: {reason}", "engine")
     return finish_reason(reason)

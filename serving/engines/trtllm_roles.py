@@ -1,9 +1,9 @@
-"""TensorRT-LLM as a prefill or decode worker: what the context side hands to the generation side, as plain data.
+"""TensorRT-LLM as a prefill or decode worker: what the context side passes to the generation side, as plain data.
 
 prefill worker (context_only)               decode worker (generation_only)
 computes the prompt and token 1
-answers kv_transfer_params  --- frontend ---> its cache transceiver asks that of the other for the KV
-                                            says token 1, and the rest
+answers kv_transfer_params  --- frontend ---> its cache transceiver asks the other's for the KV
+                                            sends token 1, and the rest
 """
 
 import base64
@@ -21,14 +21,14 @@ from serving.runtime.messages import CallError
 
 TRANSCEIVER = "cache_transceiver_config"
 FIRST_GLOBAL_ID = 1 << 42
-"""TensorRT-LLM's own ids of requests are below, those that two workers share are above."""
+"""TensorRT-LLM's own request ids are below this, those that two workers share are above."""
 
 LogProbability = tuple[Whole, float, Whole | None]
-"""A token, its log-probability and rank."""
+"""A token, its log-probability and its rank."""
 
 
 class ContextPhase(msgspec.Struct, kw_only=True):
-    """What `DisaggregatedParams` holds after the context phase; what is opaque to us travels in base64."""
+    """The content of `DisaggregatedParams` after the context phase; opaque parts travel in base64."""
 
     first_gen_tokens: Annotated[list[Whole], Meta(min_length=1, max_length=64)]
     first_gen_log_probs: list[list[LogProbability]] | None = None
@@ -41,28 +41,28 @@ class ContextPhase(msgspec.Struct, kw_only=True):
 
 
 PLAIN = ("ctx_request_id", "disagg_request_id", "draft_tokens", "ctx_dp_rank", "ctx_info_endpoint")
-"""Fields that are the same there; older versions lack some."""
+"""Fields that are the same in both; older versions lack some."""
 
 
 def role_arguments(role: Role) -> dict[str, Any]:
-    """Return the arguments of TensorRT-LLM that make a worker what it is."""
+    """Return the TensorRT-LLM arguments for a role."""
     match role:
         case "aggregated":
             return {}
-        case "prefill":  # there is no next step that the scheduler could prepare meanwhile
+        case "prefill":  # there is no next step that the scheduler could prepare in the meantime
             return {TRANSCEIVER: {"backend": "DEFAULT"}, "disable_overlap_scheduler": True}
         case "decode":
             return {TRANSCEIVER: {"backend": "DEFAULT"}}
 
 
 def context_only(package: Any) -> Any:
-    """Return the `DisaggregatedParams` of a request to a prefill worker."""
+    """Return the `DisaggregatedParams` for a request to a prefill worker."""
     id = secrets.randbelow(2**63 - FIRST_GLOBAL_ID) + FIRST_GLOBAL_ID
     return _made(package, {"request_type": "context_only", "disagg_request_id": id})
 
 
 def hand_off(params: Any) -> dict[str, Any]:
-    """Return what a prefill worker answers, from the `DisaggregatedParams` that it got.
+    """Return a prefill worker's answer, made from the `DisaggregatedParams` that it got.
 
     Raises:
         CallError: it got none.
@@ -82,17 +82,17 @@ def hand_off(params: Any) -> dict[str, Any]:
 
 
 def generation_only(package: Any, params: dict[str, Any]) -> Any:
-    """Return the `DisaggregatedParams` of a request to a decode worker.
+    """Return the `DisaggregatedParams` for a request to a decode worker.
 
     Raises:
-        CallError: these are not what a prefill worker answers.
+        CallError: the parameters are not a prefill worker's answer.
     """
     try:
         phase = msgspec.convert(params, ContextPhase)
         state = None
         if phase.encoded_opaque_state is not None:
             state = base64.b64decode(phase.encoded_opaque_state, validate=True)
-    except ValueError as error:  # what is no base64, and what is no text that could be
+    except ValueError as error:  # invalid base64, or text that cannot be base64
         raise CallError(f"kv_transfer_params: {error}", "invalid") from error
     given = {name: getattr(phase, name) for name in PLAIN}
     if phase.first_gen_log_probs is not None:
@@ -104,7 +104,7 @@ def generation_only(package: Any, params: dict[str, Any]) -> Any:
 
 
 def _made(package: Any, values: dict[str, Any]) -> Any:
-    """Make `DisaggregatedParams` of what this version of the package knows."""
+    """Make `DisaggregatedParams` from the fields that this version of the package has."""
     make = package.llmapi.DisaggregatedParams
     known = {field.name for field in dataclasses.fields(make)}
     return make(**{name: value for name, value in values.items() if name in known})

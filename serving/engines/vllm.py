@@ -64,7 +64,7 @@ class Vllm:
             host, port = run.leader
             if run.node_rank:
                 raise ValueError(
-                    f"out=vllm: vLLM starts the nodes that follow by itself: vllm serve {given['model']} --headless "
+                    f"out=vllm: start the other nodes with vLLM itself: vllm serve {given['model']} --headless "
                     f"--tensor-parallel-size {run.tensor_parallel_size} --nnodes {run.num_nodes} "
                     f"--node-rank {run.node_rank} --master-addr {host} --master-port {port}"
                 )
@@ -124,7 +124,7 @@ class Vllm:
         with side_channel(self._ranks) if uses_nixl(self._transfer) else contextlib.nullcontext():
             await self._processes.start(lambda: self._load(arguments))
         config = self._llm.vllm_config
-        # The client adds up what its data-parallel engines have.
+        # The client adds up the blocks of its data-parallel engines.
         num_blocks = (config.cache_config.num_gpu_blocks or 0) // self._ranks
         self._shape = (num_blocks, config.scheduler_config.max_num_seqs)
         self._defaults = config.model_config.get_diff_sampling_param()
@@ -191,13 +191,13 @@ class Vllm:
         raise EngineError("vLLM's engine process died (its messages are above)")
 
     async def released(self) -> None:
-        """Wait until no KV is held any more, for requests of our own or for other engines to read.
+        """Wait until no KV is held any more, neither for our requests nor for other engines to read.
 
-        A scheduler's figures come with the end of a request, and with every step while it holds KV: it is stepped, with
-        empty batches, until that was read or its lease ended.
+        A scheduler reports figures at the end of a request, and with every step while it holds KV: it is stepped with empty
+        batches until the KV is read or its lease ends.
         """
         while True:
-            await asyncio.sleep(CHECK_S)  # the figures come just after the answer
+            await asyncio.sleep(CHECK_S)  # the figures arrive just after the answer
             if self._llm.errored or not any(stats.kv_cache_usage for stats in self._stats.values()):
                 return
 
@@ -256,7 +256,7 @@ class Vllm:
         return {"token_ids": tokens} | item if item else tokens
 
     def _prefilled(self, output: Any) -> dict[str, Any]:
-        """Return the last item of a prefill worker; its one token is the decode worker's to say."""
+        """Return the last item of a prefill worker; the decode worker sends its one token."""
         assert self._transfer is not None
         return {
             "token_ids": [],
@@ -267,7 +267,7 @@ class Vllm:
         }
 
     def _transfer_params(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        """Return what vLLM's connector is told of a request."""
+        """Return the parameters of a request for vLLM's connector."""
         params: dict[str, Any] | None = request.get("kv_transfer_params")
         if self._transfer is None:
             return None
@@ -299,5 +299,5 @@ class Vllm:
 
 def _finish_reason(theirs: str) -> str:
     if theirs in ("abort", "error"):
-        raise CallError(f"vLLM gave the request up ({theirs}): the KV of its prompt did not come, perhaps", "lost")
+        raise CallError(f"vLLM aborted the request ({theirs}): perhaps the KV of its prompt did not arrive", "lost")
     return finish_reason(theirs)

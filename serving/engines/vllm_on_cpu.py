@@ -1,15 +1,14 @@
-"""What vLLM's CPU build needs to be made to do, in one place."""
+"""Changes to vLLM's CPU build, in one place."""
 
 from typing import Any
 
 
 def keep_async_scheduling(arguments: Any) -> None:
-    """Let vLLM's CPU build schedule asynchronously where its EngineArgs ask for that; elsewhere nothing changes.
+    """Let vLLM's CPU build schedule asynchronously if its EngineArgs ask for that; other builds do not change.
 
-    The platform turns `async_scheduling` off without a word, as "not required on CPU", after everything that rules it out
-    has been checked. Turning it on again is safe: scheduler and queue are those of any other platform, the CPU's model
-    runner inherits the asynchronous path with streams and events that do nothing, and what a step computed is there when
-    the next one begins.
+    The platform silently turns `async_scheduling` off, as "not required on CPU", after the checks that may rule it out.
+    Turning it on again is safe: scheduler and queue are the same as on other platforms, the CPU's model runner inherits the
+    asynchronous path with streams and events that do nothing, and a step's results are there when the next step begins.
     """
     from vllm.platforms import current_platform
 

@@ -1,8 +1,8 @@
-"""vLLM as a prefill or decode worker: what its KV connector is told, and what the two sides hand to each other.
+"""vLLM as a prefill or decode worker: what its KV connector is told, and what the two sides pass to each other.
 
 prefill worker                                      decode worker
 computes the prompt, holds its KV under a lease
-answers kv_transfer_params  ----- frontend ----->   renews the lease, takes blocks
+answers kv_transfer_params  ----- frontend ----->   renews the lease, allocates blocks
 its side channel            <--------------------   asks once where the memory is
 its memory                  <--------------------   reads the blocks, says so
 frees them                                          computes the prompt's last token, answers
@@ -32,17 +32,17 @@ HOST, PORT = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"
 LOG_PROBABILITIES = ("logprobs", "prompt_logprobs")
 
 LEASE_S = 30.0
-"""vLLM's own default."""
+"""vLLM's default."""
 
 LEASE_END = "lease_end"
-"""Ours beside vLLM's own `kv_transfer_params`: the lease's end, unless a decode worker renews it, in s since 1970."""
+"""Our addition to vLLM's `kv_transfer_params`: when the lease ends unless a decode worker renews it (s since 1970)."""
 
 SAFE_SHARE = 1 / 3
-"""Of a lease that must be left when a decode worker gets a request: it renews all leases together, every sixth of one."""
+"""Share of a lease that must remain when a decode worker gets a request: it renews all its leases together, every sixth of a lease."""
 
 
 class RemoteKv(msgspec.Struct):
-    """Where the KV of a prompt is, as the NIXL connector of a decode worker takes it from a request; it trusts the types."""
+    """Where the KV of a prompt is, in the form that a decode worker's NIXL connector reads; it trusts the types."""
 
     remote_engine_id: Name
     remote_request_id: Name
@@ -57,11 +57,11 @@ class RemoteKv(msgspec.Struct):
 
 
 def transfer_config(role: Role, given: Mapping[str, Any] | None, tier: Connector | None = None) -> Connector | None:
-    """Return vLLM's `kv_transfer_config` for a role, with a tier beside it; what the user gives of it wins."""
+    """Return vLLM's `kv_transfer_config` for a role, together with a tier; the user's settings take precedence."""
     config = None if given is None else dict(given)
     if role == "aggregated":
         return beside(config, tier)
-    # A decode worker that cannot read the KV computes the prompt itself, where vLLM's default is to fail the request.
+    # A decode worker that cannot read the KV computes the prompt itself; vLLM's default is to fail the request.
     ours = {"kv_connector": CONNECTOR, "kv_role": KV_ROLES[role], "kv_load_failure_policy": "recompute"}
     if config is not None and is_tier(config):
         policy = {name: config.pop(name) for name in OF_ALL if name in config}
@@ -70,7 +70,7 @@ def transfer_config(role: Role, given: Mapping[str, Any] | None, tier: Connector
 
 
 def uses_nixl(config: Mapping[str, Any] | None) -> bool:
-    """Whether vLLM's NIXL connector is to move the KV."""
+    """Whether vLLM's NIXL connector moves the KV."""
     return _nixl(config) is not None
 
 
@@ -80,9 +80,9 @@ def _nixl(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 @contextlib.contextmanager
 def side_channel(num_ranks: int) -> Iterator[None]:
-    """Let vLLM start with a side channel of its own, where peers ask for the way to its KV: on the loopback interface.
+    """Let vLLM start with its own side channel on the loopback interface, where peers ask how to reach its KV.
 
-    `VLLM_NIXL_SIDE_CHANNEL_HOST` and `VLLM_NIXL_SIDE_CHANNEL_PORT` choose another address.
+    `VLLM_NIXL_SIDE_CHANNEL_HOST` and `VLLM_NIXL_SIDE_CHANNEL_PORT` set another address.
     """
     host = os.environ.get(HOST, LOOPBACK)
     with (
@@ -93,7 +93,7 @@ def side_channel(num_ranks: int) -> Iterator[None]:
 
 
 def lease_duration_s(config: Mapping[str, Any]) -> float | None:
-    """Return for how long KV is held for a decode worker that says nothing, None if its connector knows no leases."""
+    """Return how long KV is held for a silent decode worker, None if the connector has no leases."""
     nixl = _nixl(config)
     if nixl is None:
         return None
@@ -101,23 +101,23 @@ def lease_duration_s(config: Mapping[str, Any]) -> float | None:
 
 
 def hand_off(params: dict[str, Any] | None, lease_s: float | None) -> dict[str, Any]:
-    """Return what a prefill worker answers, from what vLLM gave with the end of a request.
+    """Return a prefill worker's answer, made from what vLLM returned at the end of a request.
 
     Raises:
-        CallError: it gave nothing.
+        CallError: it returned nothing.
     """
     if params is None:
         raise CallError(
-            "it does not say where the KV is: it gave the prompt up, or was started without --kv-transfer-config",
+            "it does not say where the KV is: either it aborted the prompt, or it was started without --kv-transfer-config",
             "engine",
         )
     return params if lease_s is None else params | {LEASE_END: time.time() + lease_s}
 
 
 def connector_params(params: dict[str, Any] | None, role: Role, lease_s: float | None) -> dict[str, Any] | None:
-    """Return what vLLM's connector is told of a request; nothing of KV that may be gone before vLLM renews its lease.
+    """Return a request's parameters for vLLM's connector; none if the KV may be gone before vLLM renews its lease.
 
-    vLLM would read whatever is there by then. Without these parameters it computes the prompt itself.
+    vLLM would then read whatever is there. Without these parameters it computes the prompt itself.
     """
     if role == "prefill":
         return params or PREFILL
@@ -130,10 +130,10 @@ def connector_params(params: dict[str, Any] | None, role: Role, lease_s: float |
 
 
 def check_types(params: dict[str, Any]) -> None:
-    """Refuse what vLLM's NIXL connector would trip over.
+    """Refuse parameters that vLLM's NIXL connector would trip over.
 
     Raises:
-        CallError: it is not what a prefill worker answers.
+        CallError: they are not a prefill worker's answer.
     """
     if params.get("do_remote_prefill"):
         try:
@@ -143,9 +143,9 @@ def check_types(params: dict[str, Any]) -> None:
 
 
 def counted(before: KvTransfers, stats: Any) -> KvTransfers:
-    """Return what was moved, with what the NIXL connector did in a step of vLLM's scheduler."""
+    """Add what the NIXL connector did in a step of vLLM's scheduler to what was moved before."""
     found, stages = stats.kv_connector_stats or {}, stats.num_kv_fetch_reqs_by_stage
-    # A MultiConnector's are by the class of each connector, which is not what NIXL's is called by.
+    # A MultiConnector lists figures by each connector's class name, which is not the name in NIXL's configuration.
     found = next((each for name, each in found.items() if name.startswith("Nixl")), found)
 
     def number(*names: str) -> int:
@@ -163,14 +163,14 @@ def counted(before: KvTransfers, stats: Any) -> KvTransfers:
 
 
 def prompt_only(request: dict[str, Any]) -> dict[str, Any]:
-    """Return a request of which a prefill worker computes the prompt and no more."""
+    """Return a request for which a prefill worker computes only the prompt."""
     conditions = request["stop_conditions"] | {"max_tokens": 1, "min_tokens": 0, "ignore_eos": True}
     options = {name: value for name, value in request["sampling_options"].items() if name not in LOG_PROBABILITIES}
     return request | {"stop_conditions": conditions, "sampling_options": options}
 
 
 def times(stats: Any, *, is_decode: bool) -> dict[str, float]:
-    """Return when what happened, in s since vLLM's scheduler had the request; of transfers it says nothing."""
+    """Return when each thing happened (s since vLLM's scheduler got the request); it does not report transfers."""
     if stats is None:
         return {}
     begun, computed = stats.scheduled_ts - stats.queued_ts, stats.first_token_ts - stats.queued_ts

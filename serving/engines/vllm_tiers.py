@@ -1,11 +1,11 @@
-"""vLLM with KV beyond the GPU: which connectors it needs, one beside the other.
+"""vLLM with KV beyond the GPU: which connectors it needs, and how to combine them.
 
     kv_transfer_config   kv_offloading_size   role         vLLM's connectors
     -                    8                    aggregated   OffloadingConnector
     -                    8                    prefill      MultiConnector: NixlConnector, OffloadingConnector
     LMCacheMPConnector   -                    decode       MultiConnector: NixlConnector, LMCacheMPConnector
 
-vLLM has room for one connector, and lets `kv_offloading_size` replace the one that is given without a word.
+vLLM accepts one connector, and `kv_offloading_size` silently replaces the one that is given.
 """
 
 import os
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Connector = dict[str, Any]
-"""A `kv_transfer_config`, or one of those that a MultiConnector holds."""
+"""A `kv_transfer_config`, or one of those in a MultiConnector."""
 
 MULTI = "MultiConnector"
 TIERS = frozenset(
@@ -25,23 +25,23 @@ TIERS = frozenset(
         "MooncakeStoreConnector",
         "FlexKVConnectorV1",
         "HF3FSKVConnector",
-        "DynamoConnector",  # of KVBM
+        "DynamoConnector",  # KVBM's
     }
 )
-"""Connectors that keep KV to find it again, where others hand it to another engine."""
+"""Connectors that keep KV for later use; the others pass it to another engine."""
 
 STORAGE = ("fs", "obj")
 """Secondary tiers of the OffloadingConnector that have KV events."""
 
 NAME, EXTRA = "kv_connector", "kv_connector_extra_config"
 OF_ALL = ("kv_load_failure_policy", "engine_id")
-"""Entries that vLLM reads of a MultiConnector, not of those in it."""
+"""Entries that vLLM reads from a MultiConnector, not from the connectors in it."""
 
 GIB = 1 << 30
 
 
 def is_tier(connector: Mapping[str, Any]) -> bool:
-    """Whether a connector keeps KV; LMCache with a role of its own hands it over."""
+    """Whether a connector keeps KV; LMCache with its own role passes it on."""
     return connector.get(NAME) in TIERS and connector.get("kv_role", "kv_both") == "kv_both"
 
 
@@ -56,14 +56,14 @@ def take_offloading(arguments: dict[str, Any]) -> Connector | None:
     """Take `kv_offloading_size` and its backend out of vLLM's arguments, and return the connector that vLLM makes of them.
 
     Raises:
-        ValueError: that is no size.
+        ValueError: the size is not valid.
     """
     size, backend = arguments.pop("kv_offloading_size", None), arguments.pop("kv_offloading_backend", "native")
     if size is None:
         return None
     if not isinstance(size, int | float) or isinstance(size, bool) or size <= 0:
         raise ValueError(f"kv_offloading_size is {size!r}; expected a number of GiB greater than 0")
-    if backend == "lmcache":  # its server is started with a size of its own
+    if backend == "lmcache":  # its server is started with its own size
         return {NAME: "LMCacheMPConnector", "kv_role": "kv_both"}
     is_simple = os.environ.get("VLLM_USE_SIMPLE_KV_OFFLOAD", "0") == "1"
     name = "SimpleCPUOffloadConnector" if is_simple else "OffloadingConnector"
@@ -71,7 +71,7 @@ def take_offloading(arguments: dict[str, Any]) -> Connector | None:
 
 
 def beside(config: Connector | None, tier: Connector | None) -> Connector | None:
-    """Return a `kv_transfer_config` with a tier behind the connectors that it has; of the tier it has already, with its size."""
+    """Return a `kv_transfer_config` with a tier after its connectors; if it already has that tier, set its size."""
     if config is None or tier is None:
         return config if tier is None else tier
     if config.get(NAME) in (None, tier[NAME]):
@@ -83,7 +83,7 @@ def beside(config: Connector | None, tier: Connector | None) -> Connector | None
 
 
 def telling(config: Connector | None) -> Connector | None:
-    """Return a `kv_transfer_config` whose KV events say what is in host memory, down to the tokens."""
+    """Return a `kv_transfer_config` whose KV events report what is in host memory, including the tokens."""
     if config is None:
         return None
     if config.get(NAME) == MULTI:
@@ -94,7 +94,7 @@ def telling(config: Connector | None) -> Connector | None:
             if "secondary_tiers" in extra:
                 extra["secondary_tiers"] = [_telling_of_storage(each) for each in extra["secondary_tiers"]]
             return config | {EXTRA: extra}
-        case "LMCacheMPConnector":  # vLLM's copy of it has no events, LMCache's own has
+        case "LMCacheMPConnector":  # vLLM's copy of it has no events, but LMCache's own does
             return {"kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector"} | config
     return config
 

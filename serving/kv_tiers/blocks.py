@@ -1,12 +1,12 @@
-"""A KV block, or a chunk of several, as it lies in memory, in a file or in a store.
+"""The layout of a KV block, or of a chunk of several, in memory, in a file or in a store.
 
-The simulated core's blocks have no content. Here they get one: bytes that are a pure function of the block's key (a hash of
-all tokens up to its end) and of their place in it.
+The simulated core's blocks have no content. Here they get one: each byte is a pure function of the block's key (a hash of
+all tokens up to its end) and of its position in the block.
 
     slot:   generation | key | checksum | checksum of the window | block's bytes | window's bytes
 
-The generation is written last and wiped first, so a reader who knows it and the key finds out by itself that it came too
-early or too late, or got another block, or one that changed under its hands.
+The generation is written last and wiped first. So a reader that knows it and the key can detect that it came too early or
+too late, or that it read another block, or one that changed in the meantime.
 """
 
 import struct
@@ -22,22 +22,22 @@ PAGE_STEP = np.uint64(0xBF58476D1CE4E5B9)
 
 
 class KvLayout(NamedTuple):
-    """Bytes of a KV block as it lies in memory."""
+    """Bytes of a KV block in memory."""
 
     block_bytes: int
-    """In the layers that keep the whole context."""
+    """Bytes in the layers that keep the whole context."""
     window_bytes: int = 0
-    """In those that attend to a window."""
+    """Bytes in the layers that attend to a window."""
     num_window_blocks: int = 0
-    """The last blocks of a prompt that hold its window."""
+    """How many of a prompt's last blocks contain its window."""
 
     @property
     def slot_bytes(self) -> int:
-        """What one block takes."""
+        """Bytes that one block occupies."""
         return HEADER.size + self.block_bytes + self.window_bytes
 
     def num_bytes(self, num_behind: int) -> int:
-        """Return what is read of a block behind which the prompt has so many others."""
+        """Return how many bytes are read of a block that `num_behind` other blocks of the prompt follow."""
         window_bytes = self.window_bytes if num_behind < self.num_window_blocks else 0
         return HEADER.size + self.block_bytes + window_bytes
 
@@ -52,7 +52,7 @@ def write_block(memory: memoryview, key: int, generation: int, layout: KvLayout)
 
 
 def find_fault(memory: memoryview, key: int, generation: int, layout: KvLayout) -> str:
-    """Return what is wrong with a block that was read, "" if nothing is."""
+    """Return what is wrong with a block that was read, "" if it is right."""
     found_generation, found_key, *sums = HEADER.unpack_from(memory)
     if not found_generation:
         return "it is not there, or no longer"
@@ -67,7 +67,7 @@ def find_fault(memory: memoryview, key: int, generation: int, layout: KvLayout) 
 
 
 def _write_content(body: memoryview, key: int) -> None:
-    """Write what a block of this key holds: a page of numbers, each raised by one that only this key's page has."""
+    """Write the content for this key: a page of numbers, to each of which a number specific to the key and page is added."""
     if not body:
         return
     words = np.frombuffer(body, np.uint64)

@@ -1,12 +1,12 @@
-"""A folder of chunks, one file each; everything here waits for the disk.
+"""A folder of chunks, one file each; every call here blocks until the disk is done.
 
     FOLDER/lock                          held by the one worker that uses the folder
     FOLDER/5e/0123456789abcd.kv          the chunk with the key 0x5e0123456789abcd: a header, and its bytes
-    FOLDER/5e/0123456789abcd.new         one that is being written; it gets its name when it is whole
+    FOLDER/5e/0123456789abcd.new         one that is being written; it is renamed when it is complete
 
-A file for each chunk: to evict it is to remove it, a full disk costs nothing but the chunk that did not fit, and no file
-is ever rewritten, so a crash leaves whole files and `.new` ones. Nothing is flushed to the disk by force: a power cut
-may leave files with holes, which their checksums find out. Folders are entered by handles and links are not followed.
+Each chunk has its own file: evicting it means removing the file, a full disk only loses the chunk that did not fit, and no
+file is ever rewritten, so that a crash leaves whole files and `.new` ones. Files are not synced to the disk: a power cut may
+leave files with holes, which their checksums detect. Folders are opened by handle, and links are not followed.
 """
 
 import contextlib
@@ -31,14 +31,14 @@ FAN = re.compile(r"[0-9a-f]{2}")
 
 
 class Found(NamedTuple):
-    """What a folder held."""
+    """The content of a folder."""
 
     keys: list[int]
-    """Of chunks, the least recently used first."""
+    """Keys of chunks, the least recently used first."""
     num_removed: int
-    """Files of ours that were torn, or of another format."""
+    """Our files that were removed because they were torn or of another format."""
     num_strange: int
-    """Things of others, which stay."""
+    """Other people's files, which stay."""
 
 
 class ChunkFolder:
@@ -51,7 +51,7 @@ class ChunkFolder:
         self._lock = -1
 
     def open(self) -> None:
-        """Take the folder, making it if there is none.
+        """Lock the folder, and create it if there is none.
 
         Raises:
             TierError: it is another worker's, a link, open to others, or cannot be used.
@@ -62,16 +62,16 @@ class ChunkFolder:
             self._handle = _enter(path)
             facts = os.fstat(self._handle)
             if facts.st_uid != os.getuid():
-                raise TierError(f"{path}: the folder for KV belongs to user {facts.st_uid}; name one of your own")
+                raise TierError(f"{path}: the folder for KV belongs to user {facts.st_uid}; use one of your own")
             if facts.st_mode & 0o022:
-                raise TierError(f"{path}: the folder for KV can be written by others (chmod 700 {path} mends it)")
+                raise TierError(f"{path}: other users can write to the folder for KV (to fix: chmod 700 {path})")
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             self._lock = os.open("lock", flags, 0o600, dir_fd=self._handle)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self.close()
             raise FolderTakenError(
-                f"{path}: another worker keeps its KV in this folder; name one for each worker"
+                f"{path}: another worker keeps its KV in this folder; use one folder for each worker"
             ) from error
         except OSError as error:
             self.close()
@@ -82,7 +82,7 @@ class ChunkFolder:
             raise
 
     def scan(self) -> Found:
-        """Return what is there; remove files of ours that are torn or of another format."""
+        """Return what is there; remove our files that are torn or of another format."""
         used: list[tuple[int, int]] = []
         num_removed = num_strange = 0
         for name in sorted(os.listdir(self._handle)):  # noqa: PTH208 (a handle, not a path)
@@ -102,15 +102,15 @@ class ChunkFolder:
                             num_removed += 1
                         else:
                             num_strange += 1
-            except OSError:  # no folder, or not one that can be entered
+            except OSError:  # not a folder, or one that cannot be opened
                 num_strange += 1
         return Found([key for _, key in sorted(used)], num_removed, num_strange)
 
     def read(self, key: int, memory: memoryview) -> str:
-        """Read a chunk; return what is wrong with it, "" if nothing is.
+        """Read a chunk; return what is wrong with it, "" if it is right.
 
         Raises:
-            OSError: it cannot be read; FileNotFoundError: it is not there.
+            OSError: it cannot be read (FileNotFoundError: it is not there).
         """
         fan, name = _place(key)
         with self._fan(fan) as folder, _closing(_open_file(folder, name)) as file:
@@ -124,11 +124,11 @@ class ChunkFolder:
                 return "it ends too early"
             if header != self._header(key):
                 return "it is of another format"
-            os.utime(file)  # so that it is known after a restart what was used last
+            os.utime(file)  # so that the order of use survives a restart
         return self._format.find_fault(memory, key)
 
     def write(self, key: int, chunk: memoryview) -> None:
-        """Write a chunk, as a whole or not at all.
+        """Write a chunk, either completely or not at all.
 
         Raises:
             OSError: it cannot be written.
@@ -142,7 +142,7 @@ class ChunkFolder:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                 with _closing(os.open(new, flags, 0o600, dir_fd=folder)) as file:
                     num_written = os.writev(file, [self._header(key), chunk]) - FILE_HEADER.size
-                    while num_written < len(chunk):  # a disk that is full may say so only now
+                    while num_written < len(chunk):  # a full disk may report that only now
                         if num_written < 0 or not (more := os.write(file, chunk[num_written:])):
                             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                         num_written += more
@@ -152,7 +152,7 @@ class ChunkFolder:
                 raise
 
     def remove(self, key: int) -> None:
-        """Remove a chunk, which may be gone already.
+        """Remove a chunk, which may already be gone.
 
         Raises:
             OSError: it cannot be removed.
@@ -162,7 +162,7 @@ class ChunkFolder:
             os.unlink(name, dir_fd=folder)
 
     def close(self) -> None:
-        """Let go of the folder; its files stay."""
+        """Unlock the folder; its files stay."""
         for handle in (self._lock, self._handle):
             if handle >= 0:
                 os.close(handle)
@@ -176,7 +176,7 @@ class ChunkFolder:
         return FILE_HEADER.pack(MAGIC, VERSION, self._format.identity, key, self._format.chunk_bytes)
 
     def _when_used(self, folder: int, name: str, key: int) -> int:
-        """Return when a chunk was used last (ns), 0 if it is none."""
+        """Return when a chunk was last used (ns), 0 if the file is not a chunk of ours."""
         try:
             with _closing(_open_file(folder, name)) as file:
                 facts = os.fstat(file)
@@ -201,7 +201,7 @@ def _enter(path: Path | str, within: int | None = None) -> int:
 
 
 def _open_file(folder: int, name: str) -> int:
-    """Open a file of ours.
+    """Open one of our files.
 
     Raises:
         OSError: there is none, or it is a link, a pipe, a folder or another user's.
@@ -215,7 +215,7 @@ def _open_file(folder: int, name: str) -> int:
 
 
 def _remove(folder: int, name: str) -> bool:
-    """Remove a file or link; return whether that could be done."""
+    """Remove a file or link; return whether that succeeded."""
     try:
         os.unlink(name, dir_fd=folder)
     except OSError:

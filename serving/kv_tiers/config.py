@@ -1,4 +1,4 @@
-"""The settings of a KV store's process."""
+"""Settings of a KV store's process."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -18,13 +18,13 @@ class KvStoreServiceConfig:
     """Memory for chunks of KV (GiB)."""
 
     host: str = "127.0.0.1"
-    """Address of this host at which workers reach the store; workers on other hosts need etcd, which holds the token."""
+    """Address at which workers reach the store. Workers on other hosts need etcd, which keeps the token."""
 
     port: Annotated[int, Meta(ge=0, le=65535)] = 7600
-    """Port on which it listens (0: any free port; the log names it)."""
+    """Port to listen on (0: any free port; the log shows it)."""
 
     def __post_init__(self) -> None:
-        """Refuse values without a meaning."""
+        """Refuse meaningless values."""
         check(self)
 
     @property

@@ -1,7 +1,7 @@
-"""Files as a tier: a folder of one worker, which finds its KV there again when it is restarted.
+"""Files as a tier: the folder of one worker, which finds its KV there again after a restart.
 
-The index is in memory and belongs to the event loop; files are touched in threads, a few at a time. A thread that the disk
-does not answer is given up: it keeps its turn, so that there are never many of them, and delivers nothing any more.
+The index is in memory and belongs to the event loop; a few threads access the files. A thread that hangs on the disk is
+given up: it still counts as busy, so that there are never many of them, and its result is discarded.
 
     absent --write--> being written --> there --evicted, or found corrupt--> leaving --> absent
 """
@@ -24,39 +24,39 @@ from serving.runtime.threads import in_thread
 log = logging.getLogger(__name__)
 
 MAX_THREADS = 4
-"""Of one tier at once."""
+"""Most threads of one tier at once."""
 
 MAX_CALLS = 256
-"""Under way or waiting for a thread; beyond, nothing is read and nothing written."""
+"""Most calls in progress or waiting for a thread; beyond that, nothing is read or written."""
 
 TIMEOUT_S = 10.0
-"""How long a read or write may take, its wait for a thread included."""
+"""How long a read or write may take, including its wait for a thread."""
 
 CLOSE_S = 5.0
-"""How long threads are waited for in the end."""
+"""How long to wait for threads when closing."""
 
 
 class Done(NamedTuple):
-    """What a thread has done."""
+    """The result of a thread."""
 
     num_chunks: int
     fault: str = ""
 
 
 class Turn:
-    """One call's time to use the caller's memory."""
+    """The time in which one call may use the caller's memory."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.is_over = False
 
     def end(self) -> None:
-        """Read or write none of it any more."""
+        """Stop reading and writing that memory."""
         with self._lock:
             self.is_over = True
 
     def deliver(self, source: memoryview, target: memoryview) -> None:
-        """Copy something into it, unless the turn is over."""
+        """Copy something into the memory, unless the turn is over."""
         with self._lock:
             if not self.is_over:
                 target[:] = source
@@ -69,7 +69,7 @@ class FileTier:
     """See the module."""
 
     def __init__(self, folder: Path, format: ChunkFormat, num_chunks: int, *, timeout_s: float = TIMEOUT_S) -> None:
-        """Prepare a folder of at most so many chunks."""
+        """Prepare a folder of at most `num_chunks` chunks."""
         self._folder = ChunkFolder(folder, format)
         self._format = format
         self._timeout_s = timeout_s
@@ -85,9 +85,9 @@ class FileTier:
         self._is_closed = False
         self._tally = Tally(self.num_chunks)
         self._reading = Trouble(
-            f"{folder}: KV cannot be read there and counts as absent", f"{folder}: KV is read there again"
+            f"{folder}: KV cannot be read and counts as absent", f"{folder}: KV can be read again"
         )
-        self._writing = Trouble(f"{folder}: KV cannot be written there", f"{folder}: KV is written there again")
+        self._writing = Trouble(f"{folder}: KV cannot be written", f"{folder}: KV can be written again")
 
     @property
     def counts(self) -> TierCounts:
@@ -95,7 +95,7 @@ class FileTier:
         return self._tally.counts._replace(num_chunks=len(self._there))
 
     async def start(self) -> None:
-        """See `Tier`. What lies in the folder is there again."""
+        """See `Tier`. Chunks in the folder can be found again."""
         folder = self._folder
         await in_thread(folder.open)
         found = await in_thread(folder.scan)
@@ -104,8 +104,8 @@ class FileTier:
         self._there = OrderedDict.fromkeys(found.keys[num_too_many:], 0)
         self.changes.came(self._there)
         log.info(
-            "%s: %d of at most %d chunks of KV are there; removed: %d torn or of another format, %d too many; "
-            "left alone: %d files of others",
+            "%s: found %d chunks of KV (at most %d fit); removed %d that were torn or of another format and %d that were too many; "
+            "left alone %d unknown files",
             *(folder.path, len(self._there), self.num_chunks, found.num_removed, num_too_many, found.num_strange),
         )
 
@@ -138,13 +138,13 @@ class FileTier:
         self._is_closed = True
         if self._calls:
             await asyncio.wait(list(self._calls), timeout=CLOSE_S)
-        if not self._calls:  # else a thread still uses the folder, which is given back with the process
+        if not self._calls:  # else a thread still uses the folder, which is released when the process ends
             self._folder.close()
 
     # Calls
 
     async def _do(self, call: Call, trouble: Trouble) -> int:
-        """Do what takes a thread; return what it gives, 0 if it is not done in time."""
+        """Do work in a thread; return its result, 0 if it is not done in time."""
         if self._is_closed or len(self._calls) >= MAX_CALLS:
             return 0
         turn = Turn()
@@ -157,7 +157,7 @@ class FileTier:
             turn.end()
         if task.done():
             return task.result()
-        self._fault(trouble, f"it takes more than {self._timeout_s:g} s")
+        self._fault(trouble, f"no answer within {self._timeout_s:g} s")
         return 0
 
     async def _in_turn(self, call: Call, turn: Turn) -> int:
@@ -173,7 +173,7 @@ class FileTier:
             if done.fault:
                 self._fault(self._reading, done.fault)
             last, _ = targets[num_read]
-            if last in self._there and self._there[last] == writes[num_read]:  # not one that was written meanwhile
+            if last in self._there and self._there[last] == writes[num_read]:  # not one that has been written since
                 await self._leave([last])
         elif num_read:
             self._reading.end()
@@ -208,7 +208,7 @@ class FileTier:
         await self._leave([key for key in dict.fromkeys(keys) if key in self._there])
         return 0
 
-    # The steps of these
+    # How it is done
 
     def _num_leading(self, keys: Sequence[int]) -> int:
         return sum(1 for _ in takewhile(self._there.__contains__, keys))
@@ -219,7 +219,7 @@ class FileTier:
                 self._there.move_to_end(key)
 
     def _make_room(self, wanted: dict[int, memoryview]) -> tuple[list[int], list[int]]:
-        """Return which chunks to write, the first of them if there is not room for all, and which give way."""
+        """Return which chunks to write (if there is not room for all, the first ones) and which to evict."""
         new = [key for key in wanted if key not in self._there]
         num_kept = len(wanted) - len(new)
         busy = self._being_written | self._leaving
@@ -227,7 +227,7 @@ class FileTier:
         num_others = len(self._being_written) + num_kept
         new = new[: max(self.num_chunks - num_others, 0)]
         num_free = self.num_chunks - len(self._being_written) - len(self._there)
-        return new, list(islice(self._there, max(len(new) - num_free, 0)))  # those wanted are the last ones there
+        return new, list(islice(self._there, max(len(new) - num_free, 0)))  # the wanted chunks are the last ones there
 
     async def _leave(self, keys: list[int]) -> None:
         for key in keys:
@@ -239,7 +239,7 @@ class FileTier:
             self._fault(self._writing, removed.fault)
 
     def _gone(self, keys: list[int], num_removed: int) -> None:
-        """Forget chunks whose files were removed; others still take room."""
+        """Forget chunks whose files were removed; the others still take up room."""
         self._leaving.difference_update(keys)
         self.changes.left(keys[:num_removed])
         for key in keys[num_removed:]:
@@ -255,7 +255,7 @@ class FileTier:
 
 
 def _read(folder: ChunkFolder, targets: list[tuple[int, memoryview]], chunk_bytes: int, turn: Turn) -> Done:
-    with memoryview(bytearray(chunk_bytes)) as memory:  # the turn may be over while the disk is waited for
+    with memoryview(bytearray(chunk_bytes)) as memory:  # the turn may end while we wait for the disk
         for number, (key, target) in enumerate(targets):
             try:
                 fault = folder.read(key, memory)

@@ -4,7 +4,7 @@
                             |
                             +--`remove`--> free
 
-Who fills the arena itself, as a worker does, writes into slots that it has taken, and reads slots of what is kept.
+A user that fills the arena itself, as a worker does, writes into slots that it has taken and reads slots that are kept.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ class HostTier:
     """See the module."""
 
     def __init__(self, format: ChunkFormat, num_chunks: int) -> None:
-        """Prepare an arena of so many chunks."""
+        """Prepare an arena of `num_chunks` chunks."""
         self._format = format
         self.num_chunks = num_chunks
         self._memory = memoryview(b"")
@@ -32,8 +32,8 @@ class HostTier:
         self._being_written: dict[int, int] = {}
         self._free: list[
             int
-        ] = []  # a heap of slots that were used: low ones first, so that memory once used is used again
-        self._num_used = 0  # slots that ever were
+        ] = []  # a heap of slots that were used: low ones first, so that memory is reused
+        self._num_used = 0  # slots that were ever used
         self._tally = Tally(self.num_chunks)
 
     @property
@@ -49,13 +49,13 @@ class HostTier:
         try:
             self._map = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError, ValueError) as error:
-            raise TierError(f"{num_bytes} bytes of host memory for KV cannot be taken: {error}") from error
+            raise TierError(f"{num_bytes} bytes of host memory for KV cannot be allocated: {error}") from error
         self._memory = memoryview(self._map)
 
     # In place
 
     def take(self, keys: Iterable[int]) -> dict[int, memoryview]:
-        """Take slots for those of the chunks that are not there, as many as there is room for; none is found until it is kept."""
+        """Take slots for missing chunks, as many as there is room for; a chunk cannot be found until it is kept."""
         wanted = list(dict.fromkeys(keys))[: self.num_chunks]
         protected = frozenset(wanted)
         self._touch(wanted)
@@ -75,17 +75,17 @@ class HostTier:
         return taken
 
     def keep(self, keys: Iterable[int]) -> None:
-        """Let chunks be found that were written into their slots."""
+        """Make chunks that were written into their slots available."""
         for key in reversed(list(keys)):  # the beginning of a prompt is evicted last
             self._kept[key] = self._being_written.pop(key)
 
     def slot(self, key: int) -> memoryview | None:
-        """Return where a chunk lies, if it is kept."""
+        """Return a chunk's slot, if it is kept."""
         place = self._kept.get(key)
         return None if place is None else self._slot(place)
 
     def discard(self, keys: Iterable[int]) -> None:
-        """Give slots back, whatever is in them."""
+        """Release slots, whatever is in them."""
         for key in keys:
             place = self._kept.pop(key, None)
             if place is None:
@@ -95,7 +95,7 @@ class HostTier:
                 heapq.heappush(self._free, place)
 
     def loaded(self, num_good: int, num_asked: int) -> None:
-        """Count chunks that somebody read where they lie, of which only the first ones may be good."""
+        """Count chunks that were read in place, of which perhaps only the first ones are good."""
         self._tally.read(num_good, num_asked, self._format.chunk_bytes)
         self._tally.add(num_faults=int(num_good < num_asked))
 
@@ -142,11 +142,11 @@ class HostTier:
         self.discard(key for key in keys if key in self._kept)
 
     async def close(self) -> None:
-        """See `Tier`. Where somebody still looks at a slot, memory goes with the last of these views."""
+        """See `Tier`. While there are views of slots, the memory stays until the last one is gone."""
         self._kept.clear()
         self._memory, self._map = memoryview(b""), None
 
-    # The steps of these
+    # How it is done
 
     def _num_leading(self, keys: Sequence[int]) -> int:
         return sum(1 for _ in takewhile(self._kept.__contains__, keys))
@@ -177,7 +177,7 @@ class HostTier:
 
 
 async def _pause(in_this_turn: int) -> int:
-    """Let others have a turn once this many bytes were moved in ours; return what counts for the next one."""
+    """Give others a turn once enough bytes were moved in ours; return how many count towards the next one."""
     if in_this_turn < CHUNK_BYTES:
         return in_this_turn
     await asyncio.sleep(0)

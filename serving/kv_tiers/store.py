@@ -1,8 +1,8 @@
-"""A store of KV that all workers share: a process of its own, whose memory holds chunks of any format.
+"""A KV store that all workers share: a separate process that keeps chunks of any format in its memory.
 
-It does not look into chunks: who reads one verifies it. Room is taken before the bytes come, and a chunk that is being sent
-keeps its room until it is, so that memory stays within what was given, and half a megabyte for each connection. Where sizes
-of chunks differ much, the heap keeps gaps: then the process may take up to twice as much.
+It does not look into chunks: their readers verify them. Room is reserved before the bytes arrive, and a chunk that is being
+sent keeps its room until that is done, so that memory stays within the limit plus half a megabyte for each connection. If
+the sizes of chunks differ much, gaps in the heap may make the process up to twice as large.
 """
 
 import asyncio
@@ -58,11 +58,11 @@ class Entry:
     def __init__(self, data: bytes | memoryview) -> None:
         self.data = data
         self.num_readers = 0
-        """Connections on which it is being sent."""
+        """Connections on which the chunk is being sent."""
 
 
 class Shelf:
-    """Chunks within bounded memory, the least recently used first to go."""
+    """Chunks within bounded memory; the least recently used is evicted first."""
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
@@ -72,11 +72,11 @@ class Shelf:
 
     @property
     def counts(self) -> TierCounts:
-        """What it holds and did; the capacity is in bytes, for chunks have all sizes."""
+        """What it contains and did; the capacity is in bytes because chunks differ in size."""
         return self.tally.counts._replace(num_chunks=len(self.entries), capacity=self.num_bytes)
 
     def num_leading(self, names: Sequence[Name], chunk_bytes: int = 0) -> int:
-        """Return how many of the first chunks are there, of this size if one is given."""
+        """Return how many of the first chunks are there (of this size, if one is given)."""
         for number, name in enumerate(names):
             entry = self.entries.get(name)
             if entry is None or (chunk_bytes and len(entry.data) != chunk_bytes):
@@ -84,13 +84,13 @@ class Shelf:
         return len(names)
 
     def touch(self, names: Sequence[Name]) -> None:
-        """Use chunks that are there; the beginning of a prompt is evicted last."""
+        """Mark chunks as used; the beginning of a prompt is evicted last."""
         for name in reversed(names):
             if name in self.entries:
                 self.entries.move_to_end(name)
 
     def take(self, count: int, chunk_bytes: int, protected: frozenset[Name], gone: list[Name]) -> bool:
-        """Take room for so many chunks, evicting others, but none of the protected; return whether there is, and add what is gone."""
+        """Reserve room for `count` chunks, evicting others except the protected; return whether it fits, add evicted ones to `gone`."""
         wanted = count * (chunk_bytes + ENTRY_BYTES)
         while self.num_used + wanted > self.num_bytes:
             victim = next(
@@ -105,12 +105,12 @@ class Shelf:
         return True
 
     def give_back(self, count: int, chunk_bytes: int) -> None:
-        """Give back room that was taken."""
+        """Release reserved room."""
         self.num_used -= count * (chunk_bytes + ENTRY_BYTES)
 
     def put(self, name: Name, data: bytes | memoryview) -> None:
-        """Put a chunk where room was taken for it."""
-        if name in self.entries:  # somebody else was faster
+        """Put a chunk into reserved room."""
+        if name in self.entries:  # another worker was faster
             self.give_back(1, len(data))
         else:
             self.entries[name] = Entry(data)
@@ -124,7 +124,7 @@ class StoreServer:
     """See the module."""
 
     def __init__(self, num_bytes: int, token: Token) -> None:
-        """Prepare to keep so many bytes for those who know the token, which is returned as it is then."""
+        """Prepare to keep `num_bytes` bytes for workers that know the token; `token` returns its current value."""
         self.shelf = Shelf(num_bytes)
         self._token = token
         self._words = WELCOME + secrets.token_bytes(ID_BYTES)
@@ -132,16 +132,16 @@ class StoreServer:
         self._door = Door(self._welcome, self._serve)
 
     async def open(self, host: str, port: int) -> int:
-        """Listen at a port of this host, or at a free one (0); return which.
+        """Listen on a port of this host (0: any free one); return the port.
 
         Raises:
-            TierError: that cannot be done.
+            TierError: the port cannot be used.
         """
         try:
             listener = await listen(host, port)
         except (OSError, UnicodeError) as error:
             why = getattr(error, "strerror", None) or error
-            raise TierError(f"port {port} on {host} cannot be used: {why}; name another with --port") from error
+            raise TierError(f"port {port} on {host} cannot be used: {why}; choose another with --port") from error
         port = int(listener.getsockname()[1])
         self._place = place_of(port)
         self._door.open(listener)
@@ -158,7 +158,7 @@ class StoreServer:
 
     async def _serve(self, stream: Stream) -> None:
         while True:
-            request = Request(*REQUEST.unpack(await stream.receive(REQUEST.size)))  # may be long in coming
+            request = Request(*REQUEST.unpack(await stream.receive(REQUEST.size)))  # may take long
             try:
                 request.check()
                 async with time_for(0):
@@ -206,7 +206,7 @@ class StoreServer:
                 entry.num_readers -= 1
 
     async def _receive(self, stream: Stream, names: list[Name], chunk_bytes: int) -> None:
-        """Take those of the chunks that are not here."""
+        """Receive those chunks that are not here."""
         shelf, num_asked = self.shelf, len(names)
         names = names[: shelf.num_bytes // (chunk_bytes + ENTRY_BYTES)]
         shelf.touch(names)
@@ -225,7 +225,7 @@ class StoreServer:
     async def _put(
         self, stream: Stream, wanted: list[Name], chunk_bytes: int, protected: frozenset[Name], gone: list[Name]
     ) -> int:
-        """Receive chunks; return how many of the first there was room for, and add what gave way."""
+        """Receive chunks; return how many of the first there was room for, and add evicted ones to `gone`."""
         shelf, size = self.shelf, group_size(chunk_bytes)
         for start in range(0, len(wanted), size):
             group = wanted[start : start + size]
@@ -256,7 +256,7 @@ def size_in_words(num_bytes: int) -> str:
 async def serve_store(
     config: KvStoreServiceConfig, token: Token, stopping: asyncio.Event, *, on_ready: Callable[[], object]
 ) -> None:
-    """Be a store until the event is set.
+    """Run a store until the event is set.
 
     Raises:
         TierError: it cannot listen.

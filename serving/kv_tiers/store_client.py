@@ -1,10 +1,10 @@
-"""A worker's side of a store that all workers share.
+"""A worker's side of the store that all workers share.
 
     down --`_reach`, in the background, again and again--> up --a call that fails, or takes too long--> down
 
-While it is down, everything is a miss at once: no answer waits for a store.
+While it is down, everything is an immediate miss: no request waits for a store.
 
-What the store has, it says in its answers. A worker does not hear what others made it evict until it asks for it.
+The store's answers report what it has. A worker learns of evictions caused by others only when it asks for a chunk.
 """
 
 import asyncio
@@ -47,13 +47,13 @@ from serving.transfer.stream import Stream
 from serving.transfer.wire import ID_BYTES
 
 MAX_LINKS = 4
-"""Connections of one worker."""
+"""Most connections of one worker."""
 
 MAX_CALLS = 256
-"""Under way or waiting for a connection; beyond, nothing is found, read or written."""
+"""Most calls in progress or waiting for a connection; beyond that, nothing is found, read or written."""
 
 LOOK_UP_S = 0.5
-"""How long a look-up may take, its wait for a connection included."""
+"""How long a look-up may take, including its wait for a connection."""
 
 TIMEOUT_S = 10.0
 """How long anything else may take."""
@@ -80,7 +80,7 @@ class StoreTier:
         """Prepare to use the store at HOST:PORT.
 
         Raises:
-            ValueError: the address is none.
+            ValueError: the address is not valid.
         """
         self._host, self._port = parse_address(address)
         self._format = format
@@ -96,26 +96,26 @@ class StoreTier:
         self._reaching: asyncio.Task[None] | None = None
         self._tally = Tally()
         self.changes = Changes()
-        """What came and left, as far as it is known here, until somebody takes it."""
-        self._known: OrderedDict[int, None] = OrderedDict()  # what the store said that it has, the oldest first
+        """Chunks that came and left, as far as this worker knows, until somebody takes them."""
+        self._known: OrderedDict[int, None] = OrderedDict()  # what the store reported that it has, the oldest first
         name = f"the KV store at {address}"
-        self._absence = Trouble(f"{name} is not there, and its KV counts as absent", f"{name} is there again")
+        self._absence = Trouble(f"{name} cannot be reached, and its KV counts as absent", f"{name} can be reached again")
         self._spoilt = Trouble(
-            f"{name} has KV that is wrong and counts as absent", f"{name} has KV that is right again"
+            f"{name} has corrupt KV, which counts as absent", f"{name} has intact KV again"
         )
 
     @property
     def counts(self) -> TierCounts:
-        """See `Tier`; of what it holds, what is known here. The store knows all: `store_counts`."""
+        """See `Tier`; these are only the chunks that this worker knows of. `store_counts` returns the store's own counts."""
         return self._tally.counts._replace(num_chunks=len(self._known), capacity=self._capacity)
 
     @property
     def is_up(self) -> bool:
-        """Whether it is used now."""
+        """Whether the store is in use now."""
         return self._is_up
 
     async def start(self) -> None:
-        """See `Tier`. A store that is not there yet will be used when it is."""
+        """See `Tier`. A store that cannot be reached yet is used as soon as it can."""
         self._reaching = asyncio.create_task(self._reach())
         await asyncio.wait([self._reaching], timeout=self._look_up_s)
 
@@ -161,11 +161,11 @@ class StoreTier:
         await self._in_lots(remove, keys, MAX_KEYS, self._timeout_s)
 
     async def store_counts(self) -> TierCounts | None:
-        """Return what the store holds, and did for all its users; None if it does not say."""
+        """Return what the store contains and did for all its users, None if it does not answer."""
         return await self._talk(self._ask_counts, self._look_up_s, None)
 
     async def close(self) -> None:
-        """See `Tier`. What the store holds stays there."""
+        """See `Tier`. The store keeps its chunks."""
         self._is_up = False
         if self._reaching is not None:
             self._reaching.cancel()
@@ -173,12 +173,12 @@ class StoreTier:
         while self._idle:
             self._idle.pop().close()
 
-    # What is said
+    # Requests
 
     async def _in_lots(
         self, do: Callable[[Sequence[Item], Stream], Awaitable[int]], items: Sequence[Item], size: int, timeout_s: float
     ) -> int:
-        """Do something with the first items, as many as one request may have, and so on while all of them are done; return how many."""
+        """Process items in lots that fit one request, until a lot is not done completely; return how many were done."""
         num_done = 0
 
         async def talk(link: Stream) -> None:
@@ -193,7 +193,7 @@ class StoreTier:
         return num_done
 
     async def _touch(self, keys: Sequence[int]) -> int:
-        """Let the beginning of a prompt be evicted last that was moved in several lots; return how many of the first are there."""
+        """Make a prompt that was moved in several lots be evicted from its end; return how many of the first chunks are there."""
 
         async def talk(link: Stream) -> int:
             num_there = len(keys)
@@ -215,7 +215,7 @@ class StoreTier:
         return msgspec.msgpack.decode(await link.receive(length), type=TierCounts)
 
     async def _read_lot(self, targets: Sequence[tuple[int, memoryview]], link: Stream) -> int:
-        """Return how many chunks came whole and right."""
+        """Return how many chunks arrived complete and right."""
         num_coming = await self._ask(READ, [key for key, _ in targets], link)
         size, chunk_bytes = group_size(self._format.chunk_bytes), self._format.chunk_bytes
         num_right, is_wrong = 0, False
@@ -231,7 +231,7 @@ class StoreTier:
         return num_right
 
     async def _deliver(self, chunk: memoryview, key: int, target: memoryview) -> bool:
-        """Copy a chunk to where it belongs, if it is right."""
+        """Copy a chunk to its target, if it is right."""
         find_fault = partial(self._format.find_fault, chunk, key)
         fault = find_fault() if len(chunk) <= GROUP_BYTES else await in_thread(find_fault)
         if fault:
@@ -255,7 +255,7 @@ class StoreTier:
         return num_there
 
     def _note(self, there: Sequence[int], *, gone: Sequence[int]) -> None:
-        """Note what the store said that it has, and has no more; beyond what it has room for, the oldest is given up."""
+        """Note which chunks the store reported as there or gone; forget the oldest if they would not fit in it."""
         known = self._known
         for key in gone:
             known.pop(key, None)
@@ -270,7 +270,7 @@ class StoreTier:
     # Connections
 
     async def _talk(self, talk: Callable[[Stream], Awaitable[Result]], timeout_s: float, nothing: Result) -> Result:
-        """Talk to the store; return nothing if it is not there, or too slow."""
+        """Talk to the store; return `nothing` if it cannot be reached or is too slow."""
         if not self._is_up or self._num_calls >= MAX_CALLS:
             return nothing
         self._num_calls += 1
@@ -278,7 +278,7 @@ class StoreTier:
             async with asyncio.timeout(timeout_s), self._links:
                 return await self._on_link(talk) if self._is_up else nothing
         except TimeoutError:
-            self._lose(f"it took more than {timeout_s:g} s")
+            self._lose(f"no answer within {timeout_s:g} s")
         except (OSError, TransferError, msgspec.MsgspecError) as error:
             self._lose(str(error))
         finally:
@@ -303,7 +303,7 @@ class StoreTier:
         try:
             await prove(link, place_of(self._port), self._token(), is_caller=True)
             if (await link.receive(len(WELCOME) + ID_BYTES))[: len(WELCOME)] != WELCOME:
-                raise TransferError("there is no store of this version", "refused")
+                raise TransferError("this is not a KV store of our version", "refused")
             await link.send(self._id)
         except BaseException:
             link.close()
@@ -311,7 +311,7 @@ class StoreTier:
         return link
 
     def _lose(self, why: str) -> None:
-        """Do without the store, until it can be reached again."""
+        """Do without the store until it can be reached again."""
         if not self._is_up:
             return
         self._is_up = False
@@ -323,7 +323,7 @@ class StoreTier:
         self._reaching = asyncio.create_task(self._reach())
 
     async def _reach(self) -> None:
-        """Try until the store answers."""
+        """Retry until the store answers."""
         num_attempts = 0
         while True:
             try:
@@ -335,7 +335,7 @@ class StoreTier:
                         link.close()
                         raise
             except (OSError, TransferError, msgspec.MsgspecError) as error:  # a TimeoutError is an OSError
-                self._absence.begin(str(error) or f"it took more than {self._timeout_s:g} s")
+                self._absence.begin(str(error) or f"no answer within {self._timeout_s:g} s")
                 await asyncio.sleep(BACKOFF_S[min(num_attempts, len(BACKOFF_S) - 1)])
                 num_attempts += 1
             else:
@@ -350,9 +350,9 @@ def parse_address(text: str) -> tuple[str, int]:
     """Return the host and port of HOST:PORT.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not an address.
     """
     host, _, port = text.rpartition(":")
     if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 1 << 16:
-        raise ValueError(f"a KV store is named as HOST:PORT, not {text!r}")
+        raise ValueError(f"expected the KV store's address as HOST:PORT, not {text!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)

@@ -1,7 +1,7 @@
-"""What a tier is: chunks of KV beyond the GPU, found by key, kept as long as there is room.
+"""The protocol of a tier: chunks of KV beyond the GPU, found by key, and kept as long as there is room.
 
-A tier is a cache. Whatever goes wrong in it, the answer is that less was found; nothing of it reaches a request as an error.
-A chunk is verified by who reads it (`blocks.find_fault`), so what comes from a tier is right, or it does not come.
+A tier is a cache. Whatever goes wrong in it, less is found, but no request sees an error. A chunk's reader verifies it
+(`blocks.find_fault`), so what comes from a tier is right, or it does not come.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,10 +12,10 @@ from xxhash import xxh3_64_intdigest
 from serving.kv_tiers.blocks import KvLayout, find_fault, write_block
 
 VERSION = 1
-"""Of what a chunk holds; those of another one are not read."""
+"""Version of a chunk's content; chunks of other versions are not read."""
 
 GENERATION = 1
-"""Of every chunk in a tier: one that is being written has none yet."""
+"""Generation of every chunk in a tier; a chunk that is being written has none yet."""
 
 
 class TierError(Exception):
@@ -27,56 +27,56 @@ class FolderTakenError(TierError):
 
 
 class ChunkFormat(NamedTuple):
-    """What all chunks of a tier's user have in common."""
+    """The format of all chunks of one user of a tier."""
 
     layout: KvLayout
-    """Of a whole chunk."""
+    """Layout of a whole chunk."""
     identity: int
-    """Two users whose chunks are not the same thing, although they may have one key and size, have two of these."""
+    """Differs between users whose chunks differ even if key and size are equal."""
 
     @classmethod
     def of(cls, layout: KvLayout, *facts: str | float) -> Self:
-        """Return the format of chunks of which these facts are true, such as the model's name."""
+        """Return the format of chunks with these facts, such as the model's name."""
         return cls(layout, xxh3_64_intdigest(repr((VERSION, *layout, *facts)).encode()))
 
     @property
     def chunk_bytes(self) -> int:
-        """What one chunk takes."""
+        """Bytes that one chunk occupies."""
         return self.layout.slot_bytes
 
     def write(self, memory: memoryview, key: int) -> None:
-        """Write a chunk as the mocker makes it."""
+        """Write the mocker's content of a chunk."""
         write_block(memory, key, GENERATION, self.layout)
 
     def find_fault(self, memory: memoryview, key: int) -> str:
-        """Return what is wrong with a chunk, "" if nothing is."""
+        """Return what is wrong with a chunk, "" if it is right."""
         return find_fault(memory, key, GENERATION, self.layout)
 
 
 class TierCounts(NamedTuple):
-    """What a tier holds, and what it did since it was started; chunks, unless it says bytes."""
+    """What a tier contains, and what it did since it was started, in chunks unless the name says bytes."""
 
     num_chunks: int = 0
     capacity: int = 0
     num_hits: int = 0
-    """Found by look-ups."""
+    """Chunks that look-ups found."""
     num_misses: int = 0
-    """Not found by look-ups, or behind one that was not."""
+    """Chunks that look-ups did not find, and those after them."""
     num_read: int = 0
     num_lost: int = 0
-    """That were to be read and did not come."""
+    """Chunks that were requested but could not be read."""
     num_faults: int = 0
-    """Of these, those that were corrupt; and reads and writes that failed or took too long."""
+    """Chunks among these that were corrupt, and reads and writes that failed or took too long."""
     num_written: int = 0
     num_refused: int = 0
-    """That were to be written, and were not."""
+    """Chunks that should have been written but were not."""
     num_evicted: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
 
 
 class Changes:
-    """Chunks that came into a tier and that left it, each as it ended."""
+    """Chunks that entered and left a tier; for each chunk, its final state."""
 
     def __init__(self) -> None:
         self._is_there: dict[int, bool] = {}
@@ -86,11 +86,11 @@ class Changes:
         self._is_there.update(dict.fromkeys(keys, True))
 
     def left(self, keys: Iterable[int]) -> None:
-        """Note chunks that are not there any more."""
+        """Note chunks that are no longer there."""
         self._is_there.update(dict.fromkeys(keys, False))
 
     def take(self) -> tuple[list[int], list[int]]:
-        """Return which came and which left since the last call."""
+        """Return which chunks came and which left since the last call."""
         if not self._is_there:
             return [], []
         changes, self._is_there = self._is_there, {}
@@ -100,15 +100,15 @@ class Changes:
 
 
 class Tier(Protocol):
-    """One tier as one user has it, in a running event loop. Nothing that it is asked raises."""
+    """One user's view of a tier, in a running event loop. Its methods do not raise, except `start`."""
 
     @property
     def counts(self) -> TierCounts:
-        """What it holds and did."""
+        """What it contains and did."""
         ...
 
     async def start(self) -> None:
-        """Begin.
+        """Start.
 
         Raises:
             TierError: it cannot be used.
@@ -120,17 +120,17 @@ class Tier(Protocol):
         ...
 
     async def read(self, keys: Sequence[int], into: Sequence[memoryview]) -> int:
-        """Return how many of the first chunks came whole and right; what lies in the other memories is undefined.
+        """Return how many of the first chunks arrived complete and right; the content of the other memories is undefined.
 
-        One that is missing, short or corrupt ends the run and is dropped. Nothing is written into the memories any more
-        once this has returned or was cancelled.
+        A chunk that is missing, short or corrupt ends the read and is dropped. Once this has returned or was cancelled,
+        nothing is written into the memories any more.
         """
         ...
 
     async def write(self, keys: Sequence[int], chunks: Sequence[memoryview]) -> int:
-        """Return how many of the first chunks are there now; others give way, the least recently used first, but none of these.
+        """Return how many of the first chunks are there now; the least recently used others are evicted for them.
 
-        Chunks must not change meanwhile. One that does is found out by who reads it.
+        Chunks must not change in the meantime. If one does, its reader will notice.
         """
         ...
 
@@ -139,23 +139,23 @@ class Tier(Protocol):
         ...
 
     async def close(self) -> None:
-        """Give everything back."""
+        """Release everything."""
         ...
 
 
 class Tally:
-    """Counts of a tier, as they grow."""
+    """The running counts of a tier."""
 
     def __init__(self, capacity: int = 0) -> None:
         self.counts = TierCounts(capacity=capacity)
 
     def found(self, num_found: int, num_asked: int) -> int:
-        """Count a look-up; return what was found."""
+        """Count a look-up; return `num_found`."""
         self.add(num_hits=num_found, num_misses=num_asked - num_found)
         return num_found
 
     def read(self, num_read: int, num_asked: int, chunk_bytes: int) -> int:
-        """Count a read; return what came."""
+        """Count a read; return `num_read`."""
         self.add(num_read=num_read, num_lost=num_asked - num_read, bytes_read=num_read * chunk_bytes)
         return num_read
 
@@ -164,6 +164,6 @@ class Tally:
         self.add(num_written=num_written, num_refused=num_refused, bytes_written=num_written * chunk_bytes)
 
     def add(self, **more: int) -> None:
-        """Raise counts."""
+        """Increase counts."""
         counts = self.counts
         self.counts = counts._replace(**{name: getattr(counts, name) + value for name, value in more.items()})

@@ -1,4 +1,4 @@
-"""Trouble that lasts is said once, and once when it is over."""
+"""Lasting trouble is logged once, and once more when it is over."""
 
 import logging
 from time import monotonic
@@ -6,18 +6,18 @@ from time import monotonic
 log = logging.getLogger(__name__)
 
 QUIET_S = 60.0
-"""Trouble that comes again so soon is not said again."""
+"""Trouble that returns within this time is not logged again."""
 
 
 class Trouble:
-    """What is wrong with one thing now."""
+    """The current trouble with one thing."""
 
     def __init__(self, what: str, over: str) -> None:
-        """Nothing is.
+        """Start without trouble.
 
         Args:
-            what: to say when something is, with the reason behind it.
-            over: what to say when it is over.
+            what: message when it begins; the reason is appended.
+            over: message when it is over.
         """
         self.is_on = False
         self._what = what
@@ -26,7 +26,7 @@ class Trouble:
         self._said_s = -QUIET_S
 
     def begin(self, why: str) -> None:
-        """Say what is wrong, unless something is already or was a moment ago."""
+        """Log what is wrong, unless there already is trouble or was a moment ago."""
         now = monotonic()
         if not self.is_on and now - self._said_s >= QUIET_S:
             self._said_s, self._is_said = now, True
@@ -34,7 +34,7 @@ class Trouble:
         self.is_on = True
 
     def end(self) -> None:
-        """Say that nothing is any more, if it was said that something is."""
+        """Log that the trouble is over, if it was logged."""
         if self.is_on and self._is_said:
             log.info("%s", self._over)
             self._is_said = False

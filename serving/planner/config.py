@@ -22,7 +22,7 @@ class PlannerConfig:
     """How often the planner looks at the pools and decides (s; default: the policy's own)."""
 
     advisory: bool = False
-    """Report what the planner would decide, and change nothing."""
+    """Report what the planner would decide, but change nothing."""
 
     min_endpoint: Count = 1
     """Fewest workers of each pool."""
@@ -55,7 +55,7 @@ class PlannerConfig:
     """load_predictor seasonal: period after which the load repeats (s)."""
 
     hpa_metric: Literal["queue", "kv_usage", "concurrency"] = "queue"
-    """hpa: metric per worker to hold at its target: waiting requests, share of the KV cache in use, or all requests."""
+    """hpa: metric per worker to keep at its target: waiting requests, share of the KV cache in use, or all requests."""
 
     hpa_target: Positive | None = None
     """hpa: target of the metric (default: queue 3, kv_usage 0.75, concurrency 70% of what a worker runs at once)."""
@@ -64,7 +64,7 @@ class PlannerConfig:
     """hpa: no change while the metric is within this share of its target."""
 
     hpa_down_window_s: NotNegative = 300.0
-    """hpa: a pool shrinks to the largest size that it wanted within this time (s)."""
+    """hpa: a pool shrinks no further than the largest size it needed within this time (s)."""
 
     kpa_target_concurrency: Positive | None = None
     """kpa: requests per worker to aim at (default: 70% of what it runs at once)."""
@@ -73,10 +73,10 @@ class PlannerConfig:
     """kpa: time over which the concurrency is averaged (s)."""
 
     kpa_panic_window_s: Positive = 6.0
-    """kpa: time over which the concurrency is averaged in a panic (s)."""
+    """kpa: time over which the concurrency is averaged in panic mode (s)."""
 
     kpa_panic_threshold: Factor = 2.0
-    """kpa: panic when the average over the panic window asks for this many times the ready workers."""
+    """kpa: panic when the average over the panic window calls for this many times the ready workers."""
 
     kpa_max_up_rate: Factor = 1000.0
     """kpa: largest factor by which one decision grows a pool."""
@@ -85,19 +85,19 @@ class PlannerConfig:
     """kpa: largest factor by which one decision shrinks a pool."""
 
     wva_kv_threshold: Share = 0.8
-    """wva: a worker whose KV cache is full to this share is saturated."""
+    """wva: a worker is saturated when this share of its KV cache is in use."""
 
     wva_queue_threshold: Positive = 5.0
-    """wva: a worker with this many waiting requests is saturated."""
+    """wva: a worker is saturated when this many requests wait."""
 
     wva_spare_kv: Share = 0.1
-    """wva: add a worker when the average KV usage of workers that are not saturated is less than this below the threshold."""
+    """wva: add a worker when the average KV usage of unsaturated workers is within this distance of the threshold."""
 
     wva_spare_queue: NotNegative = 3.0
-    """wva: add a worker when their average queue is less than this below the threshold."""
+    """wva: add a worker when the average queue of unsaturated workers is within this distance of the threshold."""
 
     wva_down_window_s: NotNegative = 60.0
-    """wva: a pool shrinks to the largest size that it wanted within this time (s)."""
+    """wva: a pool shrinks no further than the largest size it needed within this time (s)."""
 
     dynamo_target: Literal["throughput", "latency"] = "throughput"
     """dynamo-load: add workers when the present ones are full (throughput), or well before (latency)."""
@@ -115,19 +115,19 @@ class PlannerConfig:
     """lead-time: smallest share of the pool's capacity to keep free."""
 
     lead_share: Share = 0.99
-    """lead-time: share of the requests that the pool must have room for, judged by how far recent load exceeded what was expected."""
+    """lead-time: share of the requests that the pool must have room for, judged by how far recent load exceeded expectations."""
 
     lead_memory_s: Positive = 3600.0
     """lead-time: how far back 'recent' goes in lead_share (s)."""
 
     lead_late_weight: NotNegative = 3.0
-    """lead-time: cost of a late request, as a multiple of the GPU-seconds that it takes."""
+    """lead-time: cost of a late request, as a multiple of the GPU-seconds it uses."""
 
     lead_hold: NotNegative = 10.0
-    """lead-time: how long a worker that is not needed is kept, in multiples of its start-up time."""
+    """lead-time: how long to keep a worker that is not needed, in multiples of its start-up time."""
 
     def __post_init__(self) -> None:
-        """Refuse values without a meaning."""
+        """Refuse meaningless values."""
         check(self)
         if self.max_replicas is not None and self.max_replicas < self.min_endpoint:
             raise ValueError(

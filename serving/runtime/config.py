@@ -14,7 +14,7 @@ from foundation.settings import check
 
 
 def masked(servers: str) -> str:
-    """Return addresses of servers without the names, passwords and tokens that stand before an @."""
+    """Return servers' addresses without the names, passwords and tokens before an @."""
     return re.sub(r"(//|^)((?!//).)*@", r"\1***@", servers)
 
 
@@ -34,10 +34,10 @@ class RuntimeConfig:
     """Settings of the runtime. With no server named, everything runs embedded, on one host."""
 
     discovery_backend: Literal["auto", "kubernetes"] = _env("DYN_DISCOVERY_BACKEND", "auto")
-    """auto: etcd if --etcd-endpoints names servers, else a folder; kubernetes: objects of the cluster that this process runs in. Environment: DYN_DISCOVERY_BACKEND."""
+    """auto: etcd if --etcd-endpoints names servers, else a folder; kubernetes: objects in the cluster that this process runs in. Environment: DYN_DISCOVERY_BACKEND."""
 
     etcd_endpoints: Annotated[str, MAY_HOLD_PASSWORDS] = _env("ETCD_ENDPOINTS", is_shown=False)
-    """Servers of etcd for discovery, separated by commas; none: a folder (--discovery-dir). Environment: ETCD_ENDPOINTS."""
+    """etcd servers for discovery, separated by commas (empty: a folder, see --discovery-dir). Environment: ETCD_ENDPOINTS."""
 
     etcd_username: str = _env("ETCD_AUTH_USERNAME")
     """User name for etcd. Environment: ETCD_AUTH_USERNAME."""
@@ -46,7 +46,7 @@ class RuntimeConfig:
     """Password for etcd. Environment: ETCD_AUTH_PASSWORD."""
 
     etcd_ca: str = _env("ETCD_AUTH_CA")
-    """File with the authority that signed the etcd servers' certificates (https). Environment: ETCD_AUTH_CA."""
+    """CA certificate file for the etcd servers (https). Environment: ETCD_AUTH_CA."""
 
     etcd_client_cert: str = _env("ETCD_AUTH_CLIENT_CERT")
     """Client certificate file for etcd. Environment: ETCD_AUTH_CLIENT_CERT."""
@@ -55,7 +55,7 @@ class RuntimeConfig:
     """Client key file for etcd. Environment: ETCD_AUTH_CLIENT_KEY."""
 
     nats_server: Annotated[str, MAY_HOLD_PASSWORDS] = _env("NATS_SERVER", is_shown=False)
-    """NATS server for requests and events (JetStream on); none: sockets and ZeroMQ. Environment: NATS_SERVER."""
+    """NATS server for requests and events, with JetStream enabled (empty: sockets and ZeroMQ). Environment: NATS_SERVER."""
 
     nats_username: str = _env("NATS_AUTH_USERNAME")
     """User name for NATS. Environment: NATS_AUTH_USERNAME."""
@@ -70,7 +70,7 @@ class RuntimeConfig:
     """Credentials file for NATS. Environment: NATS_AUTH_CREDENTIALS_FILE."""
 
     nats_ca: str = _env("NATS_AUTH_CA")
-    """File with the authority that signed the NATS server's certificate (tls). Environment: NATS_AUTH_CA."""
+    """CA certificate file for the NATS server (tls). Environment: NATS_AUTH_CA."""
 
     discovery_dir: str = _env("DYN_DISCOVERY_DIR")
     """Folder for discovery without etcd; nobody else may have write access (none: a folder of this user's).
@@ -84,10 +84,10 @@ class RuntimeConfig:
     rpc_host: str = field(
         default_factory=lambda: os.environ.get("DYN_TCP_RPC_HOST") or os.environ.get("POD_IP") or "127.0.0.1"
     )
-    """Address that TCP requests and events listen on, with etcd or Kubernetes and without NATS, for processes that may read the cluster's token there (default: POD_IP, else 127.0.0.1). Environment: DYN_TCP_RPC_HOST."""
+    """Address to listen on for TCP requests and events, with etcd or Kubernetes and without NATS; callers must be able to read the cluster's token (default: POD_IP, else 127.0.0.1). Environment: DYN_TCP_RPC_HOST."""
 
     def __post_init__(self) -> None:
-        """Fill in secrets from the environment, and refuse a lease too short to be kept."""
+        """Fill in secrets from the environment, and refuse a lease that is too short to keep."""
         for part in fields(self):
             if "secret" in part.metadata and not getattr(self, part.name):
                 object.__setattr__(self, part.name, os.environ.get(part.metadata["secret"], ""))
@@ -107,7 +107,7 @@ class RuntimeConfig:
 
     @property
     def is_etcd_open(self) -> bool:
-        """Whether we show etcd neither a password nor a certificate."""
+        """Whether we give etcd neither a password nor a certificate."""
         return not self.etcd_username and not self.etcd_client_cert
 
     def describe(self) -> str:

@@ -7,7 +7,7 @@ from foundation.settings import Count, Positive, Share, check
 from serving.transfer.make import Transport
 
 OF_TIERS = ("kv_bytes_scale", "kv_disk_folder", "kv_store", "kv_store_write_policy")
-"""Settings of tiers beyond a worker's GPUs, which it may have whatever its role."""
+"""Settings of tiers beyond a worker's GPUs; a worker of any role may have them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,10 +15,10 @@ class TransferRunConfig:
     """Settings of workers whose KV travels: to other workers, or to tiers beyond their GPUs."""
 
     transfer: Transport = "auto"
-    """How KV travels: through shared memory, over TCP, or by NIXL (auto: shared memory on one host, else TCP)."""
+    """How KV is transferred: through shared memory, over TCP, or with NIXL (auto: shared memory on one host, else TCP)."""
 
     transfer_host: str = "127.0.0.1"
-    """Address of this host at which other hosts' workers reach it."""
+    """Address at which workers on other hosts reach this one."""
 
     transfer_memory_mb: Count = 256
     """Memory for KV in transfer, each way (MB)."""
@@ -27,17 +27,17 @@ class TransferRunConfig:
     """Share of the KV's bytes that is really moved and kept; an 8,192-token prompt of Llama-3.1-8B has 1 GB."""
 
     kv_bytes_per_token: Positive | None = None
-    """Bytes of a token's KV (default: the model's; where none is named, the 131,072 of Llama-3.1-8B)."""
+    """Bytes of one token's KV (default: the model's; with no model named, 131,072, as for Llama-3.1-8B)."""
 
     transfer_read_timeout_s: Positive = 30.0
-    """How long a read may take, once those before it are done (s)."""
+    """How long a read may take once the reads before it are done (s)."""
 
     transfer_meeting_timeout_s: Positive = 300.0
     """Destination first: how long one worker of a request waits to hear from the other, which reports for as long as it
     queues the request (s)."""
 
     kv_disk_folder: str = ""
-    """Folder for the KV on disk (--kv-disk-size); each rank has a folder in it, and finds its KV there again after a restart
+    """Folder for the KV on disk (--kv-disk-size). Each rank has a folder in it and finds its KV there after a restart
     (empty: a temporary folder, removed at exit)."""
 
     kv_store: str = ""
@@ -48,7 +48,7 @@ class TransferRunConfig:
     (write_through_selective), or when host memory evicts it (write_back)."""
 
     def __post_init__(self) -> None:
-        """Refuse what means nothing."""
+        """Refuse meaningless values."""
         check(self)
         if self.kv_store_write_policy != "write_through" and not self.kv_store:
             raise ValueError(

@@ -321,11 +321,11 @@ def test_sizes_of_tiers_that_cannot_be_are_refused(changes, message):
         ),
         (
             {"kv_offloading_size": 4, "kv_prefetch_policy": "timeout"},
-            "kv_prefetch_policy is timeout, but nothing is behind host memory",
+            "kv_prefetch_policy is timeout, but there is no tier behind host memory",
         ),
         (
             {"kv_offloading_size": 4, "kv_disk_size": 4, "kv_prefetch_timeout_s": 3},
-            "kv_prefetch_timeout_s is 3, but no kv_prefetch_policy is timeout",
+            "kv_prefetch_timeout_s is 3, but kv_prefetch_policy is not timeout",
         ),
     ],
 )

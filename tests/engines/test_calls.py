@@ -116,7 +116,7 @@ def test_a_stray_word_is_no_argument():
         (["out=vllm", "m", "--num-nodes", "2", "--leader-addr", "h:1", "--node-rank", "2"], "--node-rank must be from 0 to 1"),
         (["out=trtllm", "m", "--num-nodes", "2", "--leader-addr", "h:1", "--node-rank", "1"], "trtllm-llmapi-launch"),
         (["in=none", "out=vllm", "m", "--num-nodes", "2", "--leader-addr", "h:1", "--node-rank", "1"], "vllm serve m --headless"),
-        (["out=trtllm", "m", "--num-nodes", "2", "--leader-addr", "h:1", "--tensor-parallel-size", "3"], "does not divide"),
+        (["out=trtllm", "m", "--num-nodes", "2", "--leader-addr", "h:1", "--tensor-parallel-size", "3"], "is not a multiple of"),
         (["out=vllm", "m", "--tensor-parallel-size", "0"], "from 1 to 255"),
         (["out=vllm", "m", "--extra-engine-args", "/none.json"], "/none.json"),
         (["out=vllm", "m", "--", "stray"], "'stray'"),

@@ -168,7 +168,7 @@ def test_without_contents_their_headers_are_read_and_checked():
         ({"remote_slot_bytes": 8}, "KV blocks of 8 bytes"),
         ({"remote_block_ids": "all"}, "Expected `array`, got `str`"),
         ({"remote_request_id": ""}, "length >= 1"),
-        ({"do_remote_decode": True}, "one was expected"),
+        ({"do_remote_decode": True}, "expected one of them"),
     ],
 )
 def test_kv_that_is_not_the_prompts_is_refused(change, message):
@@ -512,7 +512,7 @@ def test_a_decode_worker_that_cannot_be_told_where_the_kv_is_ends_the_prefill_ca
         decode = pair.ask(pair.decode, LONG, 3, kv_transfer_params=params | {"do_remote_prefill": True})
         call = await prefill.over()
         assert call.end.kind == "engine"
-        assert "the decode worker cannot be told where the KV is: nobody is there" in call.end.error
+        assert "the decode worker cannot be notified of the KV: nobody is there" in call.end.error
         decode.stream.cancel()
         await pair.at_rest()
 
@@ -529,7 +529,7 @@ def test_a_call_whose_reader_hears_too_late_of_its_kv_ends_with_the_lease():
         agent.notify = lambda owner, notice, **more: slow(notice)
         prefill = pair.ask(pair.prefill, LONG, kv_transfer_params=params | {"do_remote_decode": True})
         decode = pair.ask(pair.decode, LONG, 3, kv_transfer_params=params | {"do_remote_prefill": True})
-        assert "its lease had run out" in (await prefill.over()).end.error
+        assert "its lease expired" in (await prefill.over()).end.error
         decode.stream.cancel()
         await pair.at_rest()
 

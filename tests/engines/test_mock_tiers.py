@@ -598,7 +598,7 @@ def test_each_rank_and_each_worker_has_a_folder_of_its_own(world):
 def test_a_store_without_host_memory_and_an_address_that_is_none_are_refused():
     with pytest.raises(ValueError, match="kv_store is h:1, and kv_offloading_size is 0; expected host memory"):
         Mocker(WorkerConfig(), EngineConfig(), transfer=TransferRunConfig(kv_store="h:1"))
-    with pytest.raises(ValueError, match="a KV store is named as HOST:PORT, not 'h'"):
+    with pytest.raises(ValueError, match="expected the KV store's address as HOST:PORT, not 'h'"):
         Mocker(WorkerConfig(), EngineConfig(kv_offloading_size=1), transfer=TransferRunConfig(kv_store="h"))
 
 

@@ -164,7 +164,7 @@ def test_a_prefill_worker_that_drains_waits_for_its_readers(short_folder, tmp_pa
                 assert tokens == expected(PROMPT, 5)
             await prefilling
             if not is_read:
-                with pytest.raises(CallError, match="the KV of its prompt did not come"):
+                with pytest.raises(CallError, match="the KV of its prompt did not arrive"):
                     await ask_decode(PROMPT, 5, said["kv_transfer_params"])
             decode.stopping.set()
             await decoding

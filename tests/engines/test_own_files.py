@@ -234,7 +234,7 @@ async def generate(request):
         ("def generate(request):\n    yield 1", "defines no async generator"),
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("syntax error", "SyntaxError"),
-        ("import sys\nsys.exit(3)", "ended while it was loaded, with 3"),
+        ("import sys\nsys.exit(3)", "exited while it was loaded, with 3"),
     ],
 )
 def test_a_file_that_cannot_be_an_engine_says_why(tmp_path, source, message):

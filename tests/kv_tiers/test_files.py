@@ -106,7 +106,7 @@ def test_a_killed_worker_leaves_its_chunks_and_its_folder_free(world, kv):
 def test_two_workers_cannot_have_one_folder(world, kv):
     async def main():
         async with world.tier("files", 8) as tier:
-            with pytest.raises(TierError, match="another worker keeps its KV in this folder; name one for each worker"):
+            with pytest.raises(TierError, match="another worker keeps its KV in this folder; use one folder for each worker"):
                 await FileTier(kv, FORMAT, 100).start()
             assert await write(tier, [1]) == 1
         async with world.tier("files", 8) as tier:
@@ -286,12 +286,12 @@ def test_on_a_full_disk_nothing_is_written_and_it_is_said_once_and_when_it_is_ov
             assert (tier.counts.num_refused, tier.counts.num_faults) == (4, 2)
             assert sorted(path.name for path in kv.rglob("*.*")) == ["00000000000001.kv"]
             assert len(said()) == 1
-            assert re.search(r"kv: KV cannot be written there: chunk 0+2: (File too large|No space left)", said()[0])
+            assert re.search(r"kv: KV cannot be written: chunk 0+2: (File too large|No space left)", said()[0])
             assert await write(tier, [1, 2, 3]) == await read(tier, [1, 2, 3]) == 3
 
     uvloop.run(main())
     assert [record.getMessage() for record in caplog.records if "again" in record.getMessage()] == [
-        f"{kv}: KV is written there again"
+        f"{kv}: KV can be written again"
     ]
 
 
@@ -350,8 +350,8 @@ def test_a_disk_that_does_not_answer_is_a_miss_and_holds_up_neither_the_loop_nor
 
     uvloop.run(main())
     assert [line.partition("there")[2] for line in said()] == [
-        " and counts as absent: it takes more than 1 s",
-        ": it takes more than 1 s",
+        " and counts as absent: no answer within 1 s",
+        ": no answer within 1 s",
     ]
 
 

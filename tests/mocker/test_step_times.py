@@ -91,7 +91,7 @@ def test_a_config_json_is_read(tmp_path):
         ),
         ({"timing": "roofline"}, "needs a gpu and a model"),
         ({"timing": "table"}, "needs a timing_file"),
-        ({"timing": "constant", "timing_file": "x.csv"}, "exclude each other"),
+        ({"timing": "constant", "timing_file": "x.csv"}, "timing_file cannot be combined with timing constant"),
         ({"timing_file": "nothing.json"}, "not a calibration"),
         ({"timing_file": "nothing.csv"}, "not a table of step times"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization must be greater than 0 and at most 1, not 1.5"),

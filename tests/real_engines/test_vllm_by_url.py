@@ -159,6 +159,6 @@ def test_a_server_that_is_killed_ends_its_worker_with_a_line(stack, servers):
     url, process = servers["decode"]
     os.killpg(process.pid, signal.SIGKILL)
     until(lambda: "decode" in stack.ended)
-    assert stack.ended["decode"].startswith(f"{url} does not answer any more")
+    assert stack.ended["decode"].startswith(f"{url} no longer answers")
     answer = httpx.post(f"{stack.url}/v1/completions", json=body([5, 6, 7]), timeout=240)
     assert answer.status_code in (404, 503), answer.text
