@@ -84,9 +84,7 @@ class FileTier:
         self._calls: set[asyncio.Task[int]] = set()
         self._is_closed = False
         self._tally = Tally(self.num_chunks)
-        self._reading = Trouble(
-            f"{folder}: KV cannot be read and counts as absent", f"{folder}: KV can be read again"
-        )
+        self._reading = Trouble(f"{folder}: KV cannot be read and counts as absent", f"{folder}: KV can be read again")
         self._writing = Trouble(f"{folder}: KV cannot be written", f"{folder}: KV can be written again")
 
     @property

@@ -30,9 +30,7 @@ class HostTier:
         self._map: mmap.mmap | None = None
         self._kept: OrderedDict[int, int] = OrderedDict()  # key -> slot, the least recently used first
         self._being_written: dict[int, int] = {}
-        self._free: list[
-            int
-        ] = []  # a heap of slots that were used: low ones first, so that memory is reused
+        self._free: list[int] = []  # a heap of slots that were used: low ones first, so that memory is reused
         self._num_used = 0  # slots that were ever used
         self._tally = Tally(self.num_chunks)
 

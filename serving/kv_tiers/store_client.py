@@ -99,10 +99,10 @@ class StoreTier:
         """Chunks that came and left, as far as this worker knows, until somebody takes them."""
         self._known: OrderedDict[int, None] = OrderedDict()  # what the store reported that it has, the oldest first
         name = f"the KV store at {address}"
-        self._absence = Trouble(f"{name} cannot be reached, and its KV counts as absent", f"{name} can be reached again")
-        self._spoilt = Trouble(
-            f"{name} has corrupt KV, which counts as absent", f"{name} has intact KV again"
+        self._absence = Trouble(
+            f"{name} cannot be reached, and its KV counts as absent", f"{name} can be reached again"
         )
+        self._spoilt = Trouble(f"{name} has corrupt KV, which counts as absent", f"{name} has intact KV again")
 
     @property
     def counts(self) -> TierCounts:

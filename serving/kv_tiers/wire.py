@@ -74,9 +74,7 @@ class Request(NamedTuple):
         most = MAX_KEYS
         if self.kind in (READ, WRITE):
             if not 0 < self.chunk_bytes <= MAX_CHUNK_BYTES:
-                raise TransferError(
-                    f"chunks of {self.chunk_bytes} bytes; expected 1 to {MAX_CHUNK_BYTES}", "refused"
-                )
+                raise TransferError(f"chunks of {self.chunk_bytes} bytes; expected 1 to {MAX_CHUNK_BYTES}", "refused")
             most = lot_size(self.chunk_bytes)
         if self.num_keys > most:
             raise TransferError(f"a request of {self.num_keys} keys; expected at most {most}", "refused")

@@ -268,7 +268,11 @@ def test_charts_are_exported_as_pictures(results, tmp_path):
 
 @pytest.mark.parametrize(
     ("svg", "problem"),
-    [(None, "has no charts"), ("<svg/>", "is no chart"), ('<svg viewBox="0 0 9e9 99999"/>', "is no chart")],
+    [
+        (None, "has no charts"),
+        ("<svg/>", "is not a dynabench chart"),
+        ('<svg viewBox="0 0 9e9 99999"/>', "is not a dynabench chart"),
+    ],
 )
 def test_what_is_no_chart_is_not_drawn(svg, problem, tmp_path):
     if svg is not None:

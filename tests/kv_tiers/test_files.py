@@ -106,7 +106,9 @@ def test_a_killed_worker_leaves_its_chunks_and_its_folder_free(world, kv):
 def test_two_workers_cannot_have_one_folder(world, kv):
     async def main():
         async with world.tier("files", 8) as tier:
-            with pytest.raises(TierError, match="another worker keeps its KV in this folder; use one folder for each worker"):
+            with pytest.raises(
+                TierError, match="another worker keeps its KV in this folder; use one folder for each worker"
+            ):
                 await FileTier(kv, FORMAT, 100).start()
             assert await write(tier, [1]) == 1
         async with world.tier("files", 8) as tier:

@@ -351,7 +351,10 @@ BAD = {
     "a kind that is none": (REQUEST.pack(77, 0, 0, 0), "no requests of kind 77"),
     "kind 0": (REQUEST.pack(0, 1, 1, 0), "no requests of kind 0"),
     "too many keys": (REQUEST.pack(LOOK_UP, MAX_KEYS + 1, 0, 0), f"at most {MAX_KEYS}"),
-    "as many keys as can be said": (REQUEST.pack(LOOK_UP, (1 << 32) - 1, 0, 0), f"4294967295 keys; expected at most {MAX_KEYS}"),
+    "as many keys as can be said": (
+        REQUEST.pack(LOOK_UP, (1 << 32) - 1, 0, 0),
+        f"4294967295 keys; expected at most {MAX_KEYS}",
+    ),
     "chunks of no size": (REQUEST.pack(READ, 1, 0, 0), f"chunks of 0 bytes; 1 to {MAX_CHUNK_BYTES}"),
     "huge chunks": (REQUEST.pack(WRITE, 1, (1 << 32) - 1, 0), "chunks of 4294967295 bytes"),
     "more than a lot": (REQUEST.pack(WRITE, 33, 1 << 20, 0), "33 keys; expected at most 32"),
