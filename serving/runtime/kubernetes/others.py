@@ -4,7 +4,6 @@ A process's keys are read when its Lease names a version of them that is not kno
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -120,7 +119,6 @@ class Others:
             has_news = self._presence.processes[id].version > self._records.get(id, NOTHING).version
             if has_news and id not in self._fetching:
                 self._fetching[id] = asyncio.create_task(self._fetch(id))
-                self._fetching[id].add_done_callback(lambda _: self._fetching.pop(id, None))
         # Others are compared with us, so our own renewals show who is late with theirs.
         if lease is None or id == self._own or id not in self._living:
             self._settle()
@@ -128,7 +126,7 @@ class Others:
     async def _fetch(self, id: str) -> None:
         """Read the keys of a process until no change is known of; if that fails, its next renewal lets us try again."""
         wanted = self._records.get(id, NOTHING).version
-        with contextlib.suppress(ApiError):
+        try:
             while (process := self._presence.processes.get(id)) is not None and process.version > wanted:
                 wanted = process.version
                 async with self._fetches:
@@ -136,6 +134,10 @@ class Others:
                 if record is not None and id in self._presence.processes:
                     self._take(id, record)
                     self._settle()
+        except ApiError as error:
+            log.debug("the keys of process %s could not be read: %s", id, error)
+        finally:  # at once: a version that is heard of from here on starts a fetch
+            del self._fetching[id]
 
     def _take(self, id: str, record: Data) -> None:
         version, texts = number(record.metadata.annotation(VERSION)), {}
