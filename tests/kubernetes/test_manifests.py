@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import jsonschema
@@ -33,6 +34,7 @@ from tests.kubernetes.cluster import (
     validate,
 )
 
+DOCS = Path(__file__).parents[2] / "docs"
 MOCK = "pools: {worker: {replicas: 3, speedup_ratio: 10}}"
 TWO_MODELS = """
 name: demo
@@ -207,6 +209,24 @@ def test_processes_can_do_in_the_cluster_what_they_have_to(written):
                 and list(rule.names) == each.get("resourceNames", [])
                 for each in granted
             )
+
+
+@pytest.mark.parametrize(
+    ("page", "heading", "rules"),
+    [
+        ("serving", "| the Role allows | on | of API group |", list(DISCOVERY)),
+        ("planner", "| verbs | on | of API group |", scaling(["dynamo-a"])),
+    ],
+)
+def test_the_pages_name_the_rights_that_are_granted(page, heading, rules):
+    _, _, table = (DOCS / f"{page}.md").read_text().partition(f"{heading}\n|---|---|---|\n")
+    rows = [line.strip("| ").split(" | ") for line in table.partition("\n\n")[0].splitlines()]
+    assert len(rows) == len(rules)
+    for rule in rules:
+        [verbs] = [row[0] for row in rows if row[1].startswith(f"`{rule.resource}`") and rule.group in row[2]]
+        assert verbs == ", ".join(rule.verbs)
+        [limit] = [", only " in row[1] for row in rows if row[1].startswith(f"`{rule.resource}`")]
+        assert limit == bool(rule.names)
 
 
 def test_the_tokens_secret_is_shipped_empty_and_nobody_may_make_one():
