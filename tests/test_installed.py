@@ -35,7 +35,10 @@ def test_the_licence_comes_along():
     assert "Apache License" in licence.read_text()
 
 
-@pytest.mark.parametrize("program", ["dynabench", "serving.frontend", "serving.mocker", "serving.router_service"])
+@pytest.mark.parametrize(
+    "program",
+    ["dynabench", "dynabench.planner", "serving.frontend", "serving.mocker", "serving.router_service", "serving.vllm"],
+)
 def test_programs_name_the_version_of_the_package(program):
     done = run(BIN / "python", "-m", program, "--version")
     assert done.stdout.strip() == metadata.version("dynabench")

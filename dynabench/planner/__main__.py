@@ -18,7 +18,7 @@ from dynabench.planner.cluster_hands import ClusterHands
 from dynabench.planner.programs import check_planner, has_planner
 from dynabench.planner.service import PlannerService, PlannerServiceConfig
 from foundation.errors import UserError
-from serving.cli.command_line import PLAIN_DEFAULTS
+from serving.cli.command_line import PLAIN_DEFAULTS, version
 from serving.cli.commands import RuntimeSettings, Verbosity, failing_in_one_line
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
@@ -26,7 +26,12 @@ from serving.supervision.group import SETTINGS
 from serving.supervision.logs import set_up
 from serving.supervision.process import run
 
-app = App(name="dynabench.planner", help="A planner in a Kubernetes cluster.", default_parameter=PLAIN_DEFAULTS)
+app = App(
+    name="dynabench.planner",
+    version=version,
+    help="A planner in a Kubernetes cluster.",
+    default_parameter=PLAIN_DEFAULTS,
+)
 
 
 def main() -> None:

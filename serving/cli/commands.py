@@ -175,6 +175,7 @@ def engine_app(name: str) -> App:
     entry = ENGINES[name]
     engine_command = App(
         name=f"serving.{entry.command}",
+        version=version,
         help=f"A worker with {entry.description}. Arguments for the engine itself go after --.",
     )
 
