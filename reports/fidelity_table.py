@@ -42,10 +42,15 @@ def distances(found: ArmFidelity) -> str:
     text = f"Distance between the distributions: {', '.join(parts)}." if parts else ""
     if found.speed:
         text += (
-            f" Compared to the calibration, the same batches took {1 / found.speed.prefill - 1:+.1%} time on the real engine with "
-            f"prefill and {1 / found.speed.decode - 1:+.1%} without."
+            f" On the real engine, the same batches took {_more(found.speed.prefill)} time than in the calibration with prefill "
+            f"and {_more(found.speed.decode)} without."
         )
     return text
+
+
+def _more(speed: float) -> str:
+    change = 1 / speed - 1
+    return f"{abs(change):.1%} {'more' if change >= 0 else 'less'}"
 
 
 def _fidelity_cells(row: Deviation) -> list[str]:

@@ -113,7 +113,7 @@ def test_a_disk_behind_host_memory_is_a_folder_in_the_command_line():
         "secondary_tiers": [{"type": "fs", "root_dir": "KV_FOLDER"}],
     }
     [line] = [line for line in deploy_commands(Deployment(pools=(one,)), "x") if line.startswith("vllm")]
-    assert "KV_FOLDER on a disk with 100 GiB to spare" in line
+    assert "KV_FOLDER on a disk with 100 GiB free" in line
 
 
 @pytest.mark.parametrize(("role", "kv_role"), [("prefill", "kv_producer"), ("decode", "kv_consumer")])
@@ -153,15 +153,15 @@ def test_workers_of_both_roles_hand_kv_over():
     lines = deploy_commands(split, "results/a b/deployment.yaml")
     assert shlex.split(lines[0], comments=True) == ["dynabench", "serve", "-f", "results/a b/deployment.yaml"]
     assert [line.rpartition("# ")[2] for line in lines[1:3]] == [
-        "2 of them, prefill, 4 h100 each",
-        "2 of them, decode, 4 h100 each",
+        "start 2, prefill, 4 h100 each",
+        "start 2, decode, 4 h100 each",
     ]
     transfers = [json.loads(flags(one)["--kv-transfer-config"]) for one in split.pools]
     assert [(one["kv_role"], one["kv_load_failure_policy"]) for one in transfers] == [
         ("kv_producer", "fail"),
         ("kv_consumer", "recompute"),
     ]
-    assert [line.partition(":")[0] for line in lines[3:]] == ["router of prefill workers", "router of decode workers"]
+    assert [line.partition(":")[0] for line in lines[3:]] == ["router for prefill workers", "router for decode workers"]
 
 
 def test_modes_that_are_named_elsewhere_are_modes_here_and_choices_there():

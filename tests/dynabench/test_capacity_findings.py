@@ -42,7 +42,7 @@ def test_of_layouts_that_cost_the_same_the_one_that_holds_for_more_load_is_chose
     assert findings.best == WIDE
     assert [layout.name for layout in findings.ranked()] == ["TP 4, chunk 2048", "TP 8, chunk 2048"]
     verdict = findings.verdict(is_complete=True)
-    assert "It holds at 1.5x the load; TP 8, chunk 2048, which costs as much, not." in verdict
+    assert "It meets the limits at 1.5x the load; TP 8, chunk 2048, which costs as much, does not." in verdict
 
 
 def test_the_best_of_another_kind_is_the_one_that_holds_for_more_load(findings):
@@ -63,7 +63,7 @@ def test_the_cheapest_without_doubt_is_named(findings):
         "The cheapest one tried that certainly meets the limits is 8 GPUs (workers 2, TP 4, chunk 2048): "
         "ttft.p99 <= 1000 ms met by 10% (900 ms)."
     )
-    assert findings.told_safer(None, 3).endswith("none is without such doubt.")
+    assert findings.told_safer(None, 3).startswith("None of the 3 other layouts")
 
 
 def test_while_no_other_load_is_finished_the_margin_decides(findings):
@@ -107,7 +107,7 @@ def test_gpus_of_a_single_worker_are_not_put_down_to_the_work(tmp_path):
     found = Findings(config, ExperimentConfig(router_mode=("kv",)), SETTINGS, store)
     for floor, why in (
         (1, "needs at least 4, even with a single worker."),
-        (2, "needs at least 8, as the requests keep"),
+        (2, "needs at least 8, because the requests keep"),
     ):
         found.search = found.new_search({0: Floor(floor)})
         assert why in found.verdict(is_complete=True)

@@ -22,11 +22,11 @@ def test_the_error_of_means_is_not_taken_for_one_of_percentiles_and_itl_has_no_i
     of_itl, of_mean, of_max = (
         sure.text for sure in sureness_of(arm, source_of((), ExperimentConfig()), 0, limits, 0.99)
     )
-    off = "mean TPOT was 2.6% off for meta-llama/Llama-3.1-70B fp8 on vllm and h100"
+    off = "for meta-llama/Llama-3.1-70B fp8 on vllm and h100, mean TPOT was 2.6% off"
     assert f"{off}, and the error of a p99 is not known" in of_itl
-    assert of_itl.endswith("; it has no interval (gaps between tokens are not stored by request.")
+    assert of_itl.endswith("; it has no interval (gaps between tokens are not stored by request).")
     assert f"{off}; the sample's 95% interval, " in of_mean
-    assert of_max.endswith("; it has no interval (a maximum comes from one request.")
+    assert of_max.endswith("; it has no interval (a maximum comes from one request).")
 
 
 def test_a_limit_within_the_interval_is_met_without_certainty():
@@ -53,7 +53,9 @@ def test_a_margin_within_the_error_of_the_model_is_no_certainty():
     value = sure("itl.p99 <= 9s").value
     near, far = (sure(f"itl.p99 <= {value * 1000 * times:.3f}ms") for times in (1.02, 1.1))
     assert (near.is_doubtful, far.is_doubtful) == (True, False), "mean TPOT is 2.6% off"
-    assert " is met by 1.96%, within the model's error; mean TPOT was 2.6% off" in near.text
+    assert (
+        " is met by 1.96%, within the model's error; for meta-llama/Llama-3.1-70B fp8 on vllm and h100, " in near.text
+    )
     assert doubt([near, far]) == f" This is not certain: the margin to {near.limit} is smaller than the model's error."
 
 
@@ -67,7 +69,7 @@ def test_limits_of_each_request_are_as_sure_as_the_sample_is_large():
     all_within = sure("ttft <= 9s", "e2e <= 900s", attainment=0.95)
     assert (all_within.value, all_within.low, all_within.is_open) == (1.0, 0.97, False)
     assert all_within.limit == "ttft <= 9s and e2e <= 900s in 95%"
-    assert "the sample's 95% interval, 97.00% to 100.00%, lies within the limit." in all_within.text
+    assert "the sample's 95% interval, 97.00% to 100.00%, is within the limit." in all_within.text
     assert sure("ttft <= 9s", attainment=0.99).is_open, "3 in 100 may be over"
     half = f"e2e <= {sure('e2e.p50 <= 9s', attainment=0.5).value * 1000:.3f}ms"
     some = sure(half, attainment=0.1)

@@ -164,9 +164,9 @@ def test_what_sweeps_found_is_one_document(tmp_path):
         first["summary"]["points"][0]["throughput"]
     ] * 2
     beside = dynabench("compare", tmp_path / "a", tmp_path / "a", "--fail-if", "ttft.mean > +5%")
-    assert (beside.returncode, "--fail-if is for runs" in beside.stderr) == (2, True)
+    assert (beside.returncode, "--fail-if applies to runs" in beside.stderr) == (2, True)
     mixed = dynabench("compare", tmp_path / "a", tmp_path)
-    assert (mixed.returncode, f"{tmp_path} is no sweep, but another folder is" in mixed.stderr) == (2, True)
+    assert (mixed.returncode, f"{tmp_path} is not a sweep, but another folder is" in mixed.stderr) == (2, True)
 
 
 def test_what_simulate_and_compare_found_is_one_document(tmp_path):

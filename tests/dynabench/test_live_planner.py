@@ -119,7 +119,7 @@ def test_workers_come_under_load_and_leave_after_it_without_losing_a_token(tmp_p
             served.until(lambda: served.num_inflight() == 5)
         served.wait_for(1)
         texts = [answer.result() for answer in answers]
-        assert "finishing 1 request(s)" in served.log  # a worker left while it was answering
+        assert "waiting for requests in progress (1)" in served.log  # a worker left while it was answering
         assert texts == [served.ask(prompt, 300) for prompt in prompts]
         served.until_says("worker: 2 -> 1 workers (KV usage of all ranks is at most ")
     assert "worker: 1 -> 2 workers (KV usage of a rank is " in served.log

@@ -48,10 +48,10 @@ def test_the_fewest_gpus_are_named_with_what_binds_and_how_sure_it_is(small):
     assert [sure["limit"] for sure in answer["sureness"]] == ["ttft.p90 <= 400 ms", "tpot.p90 <= 14 ms"]
     assert answer["sureness"][0]["low"] < answer["sureness"][0]["value"] < answer["sureness"][0]["high"]
     assert (
-        "mean TPOT was 2.6% off for meta-llama/Llama-3.1-70B fp8 on vllm and h100, and the error of a p90 is not known"
+        "for meta-llama/Llama-3.1-70B fp8 on vllm and h100, mean TPOT was 2.6% off, and the error of a p90 is not known"
         in answer["sureness"][1]["text"]
     )
-    assert re.search(r"vllm serve Qwen/Qwen3-8B .*--max-num-batched-tokens (512|2048) .*# \d+ of them", text)
+    assert re.search(r"vllm serve Qwen/Qwen3-8B .*--max-num-batched-tokens (512|2048) .*# start \d+", text)
     assert [at["load"] for at in answer["loads"]] == [1.0, 2.0]
     assert answer["loads"][1]["gpus"] > answer["loads"][0]["gpus"] == best["gpus"]
 
@@ -70,7 +70,7 @@ def test_why_not_fewer_and_the_headroom_to_each_limit_are_told(small):
     _, text, answer = small
     best = answer["layouts"][0]
     missed = [outcome for outcome in best["fewer"] if outcome["state"] == "missed"]
-    assert f": {missed[0]['limit']} missed by " in answer["verdict"].partition("For less: ")[2]
+    assert f": {missed[0]['limit']} missed by " in answer["verdict"].partition("The nearest cheaper one is ")[2]
     for head in ("ttft.p90 headroom", "tpot.p90 headroom", "binds", "one worker fewer"):
         assert head in text
     assert "over " not in text.replace(" over it", "")
@@ -83,13 +83,10 @@ def test_where_the_fewest_gpus_are_in_doubt_the_fewest_without_doubt_are_named(t
     done, answer = planned(tmp_path / "out", *flags, "--slo", "tpot.p90 <= 13.3ms")
     assert done.returncode == 0, done.stderr
     assert "This is not certain: " in answer["verdict"]
-    [line] = [
-        note
-        for note in answer["notes"]
-        if note.startswith("The cheapest one tried that certainly meets the limits is ")
-    ]
+    certainly = "The cheapest one tried that certainly meets the limits is "
+    [line] = [note for note in answer["notes"] if note.startswith(certainly)]
     assert line in done.stdout.replace("\n", " ")
-    assert int(line.split(": ")[1].split()[0]) > answer["layouts"][0]["gpus"]
+    assert int(line.removeprefix(certainly).split()[0]) > answer["layouts"][0]["gpus"]
 
 
 def test_the_file_it_names_gives_the_same_figures(small):
@@ -194,7 +191,7 @@ def test_what_cannot_be_is_listed_and_what_cannot_be_met_is_said(tmp_path):
     assert "TP 1, chunk 512 and 4 more: the weights" in done.stdout
     tight, answer = planned(tmp_path / "tight", *MODEL, "--slo", "tpot.p50 <= 1ms")
     assert tight.returncode == 1
-    assert "less than a decode step of a single sequence takes" in tight.stdout
+    assert "less than the time of a decode step with a single sequence" in tight.stdout
     few, answer = planned(
         tmp_path / "few", *MODEL, "--tensor-parallel-size", "1", "--max-num-batched-tokens", "2048",
         "--slo", "tpot.p90 <= 7ms", "--max-gpus", "2",
@@ -230,7 +227,7 @@ def test_too_few_gpus_for_the_work_are_told_from_limits_that_nothing_meets(tmp_p
     ("flags", "problem"),
     [
         ((), "a plan needs limits"),
-        (("--slo", "ttft.p99 <= 1s"), "slo 'ttft.p99 <= 1000 ms' cannot be judged from 300 requests; a p99 takes 368"),
+        (("--slo", "ttft.p99 <= 1s"), "slo 'ttft.p99 <= 1000 ms' cannot be judged from 300 requests; a p99 needs 368"),
         (("--slo", "ttft.p50 <= 1s", "--price", "h101=2"), "gpu 'h101' is not known; did you mean h100?"),
         (
             ("--slo", "ttft.p50 <= 1s", "--tensor-parallel-size", "3"),
@@ -242,7 +239,7 @@ def test_too_few_gpus_for_the_work_are_told_from_limits_that_nothing_meets(tmp_p
         ),
         (("--price", "h100"), "price 'h100' is not understood; expected a GPU and its price, such as h100=2.5"),
         (("--loads", "1,x"), "loads is '1,x'; expected multiples of the rate"),
-        (("--slo", "ttft.p90 <= 1s", "--vary", "workers=1..4"), "workers is what a plan searches for"),
+        (("--slo", "ttft.p90 <= 1s", "--vary", "workers=1..4"), "a plan searches for workers; leave it out"),
         (
             ("--slo", "ttft.p90 <= 1s", "--price", "h100=2", "--vary", "gpu=h100,b200"),
             "gpu b200 has no price; add --price b200=...",
@@ -265,7 +262,7 @@ def test_what_makes_no_sense_is_one_line(tmp_path, flags, problem):
 def test_generic_step_times_are_refused(tmp_path):
     done = dynabench("plan", "--slo", "ttft.p90 <= 1s", "--out", tmp_path / "x")
     assert done.returncode == 2
-    assert "a plan needs the step times of your engine: give --model and --gpu" in done.stderr
+    assert "a plan needs the step times of your engine: use --model and --gpu" in done.stderr
 
 
 def test_measured_step_times_are_of_one_size(tmp_path):
@@ -273,10 +270,12 @@ def test_measured_step_times_are_of_one_size(tmp_path):
     done, answer = planned(tmp_path / "out", *flags, "--slo", "ttft.p90 <= 10s")
     assert done.returncode == 0, done.stderr
     assert [layout["name"] for layout in answer["layouts"]] == ["chunk 2048"]
-    assert "taken to be those of tensor parallel size 1; if not, name theirs (--tensor-parallel-size)" in done.stdout
+    assert (
+        "assumed to be for tensor parallel size 1; if not, give their size with --tensor-parallel-size" in done.stdout
+    )
     sizes = ("--tensor-parallel-size", "2", "--tensor-parallel-size", "4")
     done, _ = planned(tmp_path / "two", *flags, *sizes, "--slo", "ttft.p90 <= 10s")
-    assert (done.returncode, "tensor_parallel_size 2 and 4 are given; expected the one" in done.stderr) == (2, True)
+    assert (done.returncode, "tensor_parallel_size 2 and 4 are given; expected only the one" in done.stderr) == (2, True)
 
 
 def test_prices_are_read():
@@ -316,7 +315,7 @@ def test_lengths_alone_give_no_verdict_on_caching(tmp_path):
     done, answer = planned(tmp_path / "out", trace, "--columns", COLUMNS, *flags, "--slo", "ttft.p90 <= 2s")
     assert done.returncode == 0, done.stderr
     assert answer["caching"] == []
-    assert "What its prompts share is unknown, so prefix caching is not judged" in done.stdout
+    assert "It is not known what prompts share, so prefix caching is not judged" in done.stdout
 
 
 def test_ctrl_c_in_a_terminal_keeps_what_is_known_and_the_same_command_goes_on(tmp_path):

@@ -377,8 +377,8 @@ ROLES = ("--prefill-workers", "1", "--decode-workers", "1")
         ("simulate", ("--decode-gpu", "h100"), "--prefill-workers is missing; expected it beside --decode-workers"),
         ("simulate", ("--workers", "4", *ROLES), "--workers 4 does whole requests; with --prefill-workers and"),
         ("simulate", ("--kv-role", "kv_producer"), "Unknown option: --kv-role"),
-        ("simulate", ("--transfer-latency-ms", "1"), "--transfer-latency-ms is for prefill and decode workers; give"),
-        ("simulate", ("--flow", "destination-first"), "--flow is for prefill and decode workers; give"),
+        ("simulate", ("--transfer-latency-ms", "1"), "--transfer-latency-ms needs prefill and decode workers; use"),
+        ("simulate", ("--flow", "destination-first"), "--flow needs prefill and decode workers; use"),
         (
             "simulate",
             (*ROLES, "--gpus", "1"),
@@ -402,9 +402,9 @@ ROLES = ("--prefill-workers", "1", "--decode-workers", "1")
         (
             "run",
             (*ROLES, "--url", "http://x"),
-            "--prefill-workers and --decode-workers are for a stack of our own; --url",
+            "--prefill-workers and --decode-workers apply to dynabench's own stack, but --url",
         ),
-        ("run", ("--transfer", "tcp"), "--transfer is for prefill and decode workers; give --prefill-workers and"),
+        ("run", ("--transfer", "tcp"), "--transfer needs prefill and decode workers; use --prefill-workers and"),
         ("run", (*ROLES, "--kv-bytes-scale", "2"), "kv_bytes_scale must be from 0 to 1, not 2"),
         ("run", (*ROLES, "--transfer-latency-ms", "1"), "Unknown option: --transfer-latency-ms"),
         (
@@ -429,7 +429,7 @@ ROLES = ("--prefill-workers", "1", "--decode-workers", "1")
         ),
         ("serve", ("--decode-workers", "2"), "--prefill-workers is missing; expected it beside --decode-workers"),
         ("serve", ("--workers", "2", *ROLES), "--workers 2 does whole requests; with --prefill-workers and"),
-        ("serve", ("--flow", "destination-first"), "--flow is for prefill and decode workers; give"),
+        ("serve", ("--flow", "destination-first"), "--flow needs prefill and decode workers; use"),
         ("serve", (*ROLES, "--standalone-router"), "standalone_router is true; expected false with prefill and decode"),
         ("serve", (*ROLES, "--decode-router-mode", "oracle-cache"), "late(H) and the oracles are for virtual time"),
         ("validate", ROLES, "cannot be validated: real and simulated workers do whole requests here"),

@@ -149,7 +149,10 @@ def test_the_second_ctrl_c_ends_everything_at_once_and_leaves_nothing(tmp_path):
         next(pieces)
         process.send_signal(signal.SIGINT)
         log = []
-        while not (line := process.stdout.readline()).startswith("  frontend") or "finishing 1 request" not in line:
+        while (
+            not (line := process.stdout.readline()).startswith("  frontend")
+            or "waiting for requests in progress (1)" not in line
+        ):
             assert line
             log.append(line)
         assert any("Ctrl-C again stops at once" in line for line in log)

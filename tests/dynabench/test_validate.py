@@ -471,7 +471,7 @@ def test_a_recording_without_times_says_so():
     assert "has no times; record it again" in done.stderr
     done = dynabench("validate", "--real", path, "--fail-if", "tpot > 3%")
     assert done.returncode == 2
-    assert "a recording has only the times of steps" in done.stderr
+    assert "a recording has only step times" in done.stderr
 
 
 def test_a_recordings_times_stand_beside_simulated_ones(tmp_path):

@@ -55,9 +55,9 @@ def test_what_prompts_share_is_unknown_where_only_lengths_are_known(tmp_path):
     facts = json.loads(dynabench("workload", "inspect", own, "--json").stdout)
     assert facts["endless_cache_hit_share"] is facts["best_hit_shares"] is None
     refused = dynabench("workload", "convert", own, lossy, "--to", "mooncake")
-    assert (refused.returncode, "what prompts share is unknown" in refused.stderr) == (2, True), refused.stderr
+    assert (refused.returncode, "the fact that sharing is unknown" in refused.stderr) == (2, True), refused.stderr
     done = dynabench("workload", "convert", own, lossy, "--to", "mooncake", "--lossy")
-    assert "left out: that what prompts share is unknown" in done.stdout
+    assert "left out: the fact that sharing is unknown" in done.stdout
     spec, like = tmp_path / "spec.json", tmp_path / "like.jsonl"
     assert dynabench("workload", "fit", own, spec).returncode == 0
     assert dynabench("workload", "synth", like, "--spec", spec).returncode == 0

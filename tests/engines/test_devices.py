@@ -37,7 +37,7 @@ def test_each_engine_gets_the_gpus_that_fewest_others_use(counts, gpus, expected
 
 
 def test_an_engine_for_which_there_are_too_few_gpus_is_refused():
-    with pytest.raises(ValueError, match=r"an engine needs 4 GPUs and 2 are visible here \(0, 1\)"):
+    with pytest.raises(ValueError, match=r"an engine needs 4 GPUs, but only 2 are visible here \(0, 1\)"):
         allot(wanted(1, tensor_parallel_size=4), Host(("0", "1"), 1.0))
 
 

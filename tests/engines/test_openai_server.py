@@ -506,7 +506,7 @@ def test_what_is_no_url_of_a_server_is_refused(url):
     ("words", "message"),
     [
         (["out=http://127.0.0.1:8000"], "out=http://127.0.0.1:8000 needs a model"),
-        (["out=http://127.0.0.1:8000", "m", "--tensor-parallel-size", "2"], "no use for --tensor-parallel-size"),
+        (["out=http://127.0.0.1:8000", "m", "--tensor-parallel-size", "2"], "does not use --tensor-parallel-size"),
         (["out=http://u@127.0.0.1:8000", "m"], "OPENAI_API_KEY"),
         (
             ["in=http", "out=http://127.0.0.1:8000", "m", "--role", "decode"],

@@ -201,8 +201,8 @@ def test_a_comparison_with_real_runs_is_shown_again(tmp_path):
     folder.rebuild(out)
     text = (out / "report.html").read_text()
     assert "kv: simulated means are off by TTFT +50.0%." in text
-    assert "TTFT 50.0% of the mean (Kolmogorov-Smirnov 0.125). Compared to the calibration" in text
-    assert "+25.0% for the same batches with prefill and +100.0% for those without" in text
+    assert "TTFT 50.0% of the mean (Kolmogorov-Smirnov 0.125). On the real engine, " in text
+    assert "took 25.0% more time than in the calibration with prefill and 100.0% more without" in text
 
 
 def test_a_comparison_with_real_runs_that_is_none_is_refused_in_one_line(tmp_path):

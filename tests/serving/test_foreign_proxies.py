@@ -146,7 +146,7 @@ def test_a_stream_that_prefills_ends_with_where_the_kv_is(urls):
         ({"kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": True}}, "and not both"),
         ({"kv_transfer_params": [1]}, "Expected `object | null`"),
         ({"kv_transfer_params": {"do_remote_decode": True, "x": "y" * 300_000}}, "at most 262,144 bytes"),
-        ({"kv_transfer_params": {"do_remote_decode": True}, "n": 2}, "of one prompt and one answer"),
+        ({"kv_transfer_params": {"do_remote_decode": True}, "n": 2}, "need a single prompt and a single answer"),
         ({"kv_transfer_params": {"do_remote_prefill": True, "remote_block_ids": ["x"]}}, ""),
     ],
 )

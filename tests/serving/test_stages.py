@@ -482,7 +482,7 @@ def test_an_address_is_for_workers_of_one_role(tmp_path):
     async def talk(site):
         await site.worker("decode")
         with pytest.raises(
-            ModelError, match=r"has decode workers of 'apart' already.*such as dyn://test.prefill.generate"
+            ModelError, match=r"already has decode workers of 'apart'.*such as dyn://test.prefill.generate"
         ):
             await site.worker("prefill", component="backend")
 
