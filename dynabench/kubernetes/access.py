@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from dynabench.kubernetes.contract import APP, APP_NAME, INSTANCE, TOKEN_SECRET, Rule
+from dynabench.kubernetes.contract import APP, APP_NAME, INSTANCE, Rule
 from dynabench.kubernetes.objects import Object
 
 RBAC = "rbac.authorization.k8s.io"
@@ -35,12 +35,9 @@ def account(name: str, rules: Iterable[Rule], *, deployment: str, namespace: str
     ]
 
 
-def token_secret(namespace: str) -> Object:
-    """Return the Secret of the cluster's token.
-
-    It has no `data`, so applying it again keeps what a process has put there. Every deployment of the namespace has the same.
-    """
-    metadata = {"name": TOKEN_SECRET, "namespace": namespace, "labels": {APP: APP_NAME}}
+def token_secret(name: str, *, deployment: str, namespace: str) -> Object:
+    """Return the Secret of a deployment's cluster token. It has no `data`: applied again, it keeps what a process put there."""
+    metadata = {"name": name, "namespace": namespace, "labels": {APP: APP_NAME, INSTANCE: deployment}}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque"}
 
 

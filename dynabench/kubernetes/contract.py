@@ -6,7 +6,7 @@ app.kubernetes.io/component   frontend, router, kv-store, planner, or worker
 dynabench.io/pool, /role      of workers
 """
 
-from serving.runtime.kubernetes.access import DISCOVERY, Rule, scaling
+from serving.runtime.kubernetes.access import Rule, discovery, scaling
 from serving.runtime.kubernetes.names import (
     APP,
     APP_NAME,
@@ -16,22 +16,25 @@ from serving.runtime.kubernetes.names import (
     POD_UID,
     POOL,
     ROLE,
-    TOKEN_SECRET,
+    TOKEN_SECRET_VARIABLE,
     deployment_of,
 )
 
 __all__ = [
     "APP",
     "APP_NAME",
-    "DISCOVERY",
     "INSTANCE",
     "POOL",
     "ROLE",
-    "TOKEN_SECRET",
+    "TOKEN_SECRET_VARIABLE",
     "Rule",
     "deployment_of",
+    "discovery",
     "scaling",
 ]
+
+FILES_DIGEST = "dynabench.io/files"
+"""On pods, as an annotation: of the files in their ConfigMap."""
 
 COMPONENT = "app.kubernetes.io/component"
 
@@ -47,8 +50,9 @@ POD_FIELDS = {
 ADDRESS = f"$({POD_IP})"
 """Stands for the pod's address in a container's arguments; Kubernetes puts it in."""
 
-CLUSTER_DISCOVERY = {"DYN_DISCOVERY_BACKEND": "kubernetes"}
-"""Environment of processes that find each other by what Kubernetes itself holds."""
+BACKEND = "DYN_DISCOVERY_BACKEND"
+"""Environment: whether processes find each other by what Kubernetes itself holds. Dynamo's operator sets it, too, so it is never
+left to a default."""
 
 
 API_KEY, ETCD_PASSWORD, NATS_PASSWORD, NATS_TOKEN = (

@@ -21,7 +21,7 @@ def graph_of(
     metadata: Object,
     components: list[Component],
     pods: Mapping[str, Object],
-    labels: Mapping[str, dict[str, str]],
+    theirs: Mapping[str, Object],
 ) -> Object:
     """Return the graph of some components.
 
@@ -30,7 +30,7 @@ def graph_of(
         metadata: the graph's own.
         components: what it consists of.
         pods: the specification of each one's pods, by its name.
-        labels: those of each one's pods.
+        theirs: labels and annotations of each one's pods, by its name.
 
     Raises:
         ValueError: there are too many components.
@@ -39,14 +39,14 @@ def graph_of(
         raise ValueError(f"form is {form!r} and there are {len(components)} components; expected at most {MOST}")
     version = form.removeprefix("dynamo-")
     if version == "v1alpha1":
-        services = {each.name: _service(each, pods[each.name], labels[each.name]) for each in components}
+        services = {each.name: _service(each, pods[each.name], theirs[each.name]) for each in components}
         spec: Object = {"services": services}
     else:
-        spec = {"components": [_component(each, pods[each.name], labels[each.name]) for each in components]}
+        spec = {"components": [_component(each, pods[each.name], theirs[each.name]) for each in components]}
     return {"apiVersion": f"{GROUP}/{version}", "kind": "DynamoGraphDeployment", "metadata": metadata, "spec": spec}
 
 
-def _service(component: Component, pod: Object, labels: dict[str, str]) -> Object:
+def _service(component: Component, pod: Object, metadata: Object) -> Object:
     """Return a component as v1alpha1 has it: what the container needs, and its probes, are not in its pod template but beside it."""
     [main] = pod["containers"]
     container = {
@@ -57,8 +57,8 @@ def _service(component: Component, pod: Object, labels: dict[str, str]) -> Objec
         "componentType": component.kind if component.kind in ("frontend", "worker") else "main",
         **role,
         "replicas": component.replicas,
-        "labels": labels,
-        "extraPodMetadata": {"labels": labels},
+        "labels": metadata["labels"],
+        "extraPodMetadata": metadata,
         "resources": {name: _item(amounts) for name, amounts in main["resources"].items()},
         "livenessProbe": main["livenessProbe"],
         "readinessProbe": main["readinessProbe"],
@@ -73,11 +73,11 @@ def _item(amounts: Mapping[str, str]) -> dict[str, str]:
     return {"gpu" if name == GPU else name: amount for name, amount in amounts.items()}
 
 
-def _component(component: Component, pod: Object, labels: dict[str, str]) -> Object:
+def _component(component: Component, pod: Object, metadata: Object) -> Object:
     kind = component.role if component.role in ("prefill", "decode") else component.kind
     return {
         "name": component.name,
         **({"type": kind} if kind in ("frontend", "worker", "prefill", "decode") else {}),
         "replicas": component.replicas,
-        "podTemplate": {"metadata": {"labels": labels}, "spec": pod},
+        "podTemplate": {"metadata": metadata, "spec": pod},
     }

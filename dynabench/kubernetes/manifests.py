@@ -12,8 +12,10 @@ kustomization.yaml      lists all of these
 """
 
 import base64
+import json
 from collections.abc import Mapping
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -27,14 +29,16 @@ from dynabench.kubernetes.contract import (
     API_KEY,
     APP,
     APP_NAME,
-    CLUSTER_DISCOVERY,
-    DISCOVERY,
+    BACKEND,
     ETCD_PASSWORD,
+    FILES_DIGEST,
     INSTANCE,
     NATS_PASSWORD,
     NATS_TOKEN,
+    TOKEN_SECRET_VARIABLE,
     Rule,
     deployment_of,
+    discovery,
     scaling,
 )
 from dynabench.kubernetes.graph import graph_of
@@ -76,25 +80,29 @@ def manifests(deployment: Deployment, config: ClusterConfig, contents: Mapping[s
     """
     check_names(deployment, config)
     _check_secrets(deployment, config)
+    if config.monitor == "service" and config.form != "manifests":
+        raise ValueError(
+            f"monitor is 'service' and form {config.form!r}; expected 'pod': Dynamo's operator makes the Services, without our labels"
+        )
     runtime = deployment.runtime or RuntimeConfig()
     kind = autoscaler_of(deployment, config)
     components = components_of(deployment, config, runtime, has_planner=kind == "planner")
-    writer = _Writer(deployment, config, runtime, kind)
+    writer = _Writer(deployment, config, runtime, kind, contents)
     found: Files = {"access.yaml": writer.access(), "network.yaml": policies(deployment.name, config.namespace)}
     if config.discovery == "etcd":
         found["etcd.yaml"] = servers.etcd(deployment.name, config.namespace)
     if config.nats:
         found["nats.yaml"] = servers.nats(deployment.name, config.namespace, config.secret)
-    if carried := writer.carried(components, contents):
+    if carried := writer.carried(components):
         found["files.yaml"] = carried
     if config.form == "manifests":
         for component in components:
             prefix = "pool-" if component.is_worker else ""
             found[f"{prefix}{component.name}.yaml"] = writer.component(component)
-        if config.monitor != "none":
-            found["monitor.yaml"] = writer.monitor()
     else:
         found["graph.yaml"] = [writer.graph(components)]
+    if config.monitor != "none":
+        found["monitor.yaml"] = writer.monitor()
     return found | {KUSTOMIZATION: [_kustomization(config, sorted(found))]}
 
 
@@ -145,11 +153,19 @@ def _check_secrets(deployment: Deployment, config: ClusterConfig) -> None:
 class _Writer:
     """Makes objects of one deployment."""
 
-    def __init__(self, deployment: Deployment, config: ClusterConfig, runtime: RuntimeConfig, kind: Autoscaler) -> None:
+    def __init__(
+        self,
+        deployment: Deployment,
+        config: ClusterConfig,
+        runtime: RuntimeConfig,
+        kind: Autoscaler,
+        contents: Mapping[str, bytes],
+    ) -> None:
         self._deployment = deployment
         self._config = config
         self._runtime = runtime
         self._autoscaler = kind
+        self._contents = contents
 
     @property
     def _uses_cluster(self) -> bool:
@@ -162,9 +178,10 @@ class _Writer:
         name = self._deployment.name
         found: dict[str, str] = {}
         if self._uses_cluster:
-            found |= CLUSTER_DISCOVERY
+            found |= {BACKEND: "kubernetes", TOKEN_SECRET_VARIABLE: self._name(names.TOKEN)}
         else:
             own = f"http://{name}-{names.ETCD}:{servers.ETCD_PORT}"
+            found[BACKEND] = "auto"
             found["ETCD_ENDPOINTS"] = self._runtime.etcd_endpoints or own
             if self._runtime.etcd_username:
                 found["ETCD_AUTH_USERNAME"] = self._runtime.etcd_username
@@ -181,7 +198,7 @@ class _Writer:
             return {}
         found = {}
         if component.kind in (names.FRONTEND, names.PLANNER):  # a planner reads the frontends' metrics
-            found[API_KEY] = bool(self._deployment.frontend.api_key) or self._config.monitor != "none"
+            found[API_KEY] = True
         found |= {
             key: bool(getattr(self._runtime, name))
             for name, key in SECRETS.items()
@@ -197,9 +214,10 @@ class _Writer:
         return self._autoscaler != "none" and not (self._autoscaler == "planner" and self._deployment.planner.advisory)
 
     def access(self) -> list[Object]:
-        rules = DISCOVERY if self._uses_cluster else ()
+        token = self._name(names.TOKEN)
+        rules = discovery(token) if self._uses_cluster else ()
         where = {"deployment": self._deployment.name, "namespace": self._config.namespace}
-        found = [access.token_secret(self._config.namespace)] if self._uses_cluster else []
+        found = [access.token_secret(token, **where)] if self._uses_cluster else []
         found += access.account(self._deployment.name, rules, **where)
         if self._autoscaler == "planner":
             pools = [deployment_of(self._deployment.name, pool.name) for pool in self._deployment.pools]
@@ -207,32 +225,47 @@ class _Writer:
             found += access.account(self._name(names.PLANNER), (*rules, *needed), **where)
         return found
 
-    def carried(self, components: list[Component], contents: Mapping[str, bytes]) -> list[Object]:
+    def carried(self, components: list[Component]) -> list[Object]:
         """Return ConfigMaps with the files that components read."""
-        described = yaml.safe_dump(_plain(self._deployment), sort_keys=False).encode()
-        found = []
-        for component in components:
-            data = {
-                PurePosixPath(path).name: described if component.kind == names.PLANNER else contents[path]
-                for path in component.files
+        return [
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": self._metadata(self._files(component), component),
+                **self._data(component),
             }
-            if len(data) < len(component.files):
-                raise ValueError(f"pools.{component.name} names two files of the same name; expected different names")
-            if (size := sum(map(len, data.values()))) > MOST_BYTES:
-                raise ValueError(
-                    f"{', '.join(component.files)} of pools.{component.name} have {size:,} bytes; expected at most {MOST_BYTES:,}, "
-                    "which a ConfigMap can hold"
-                )
-            if data:
-                metadata = self._metadata(self._files(component), component)
-                found.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, **_as_data(data)})
+            for component in components
+            if component.files
+        ]
+
+    def _data(self, component: Component) -> Object:
+        """Return the files that a component reads, as a ConfigMap holds them."""
+        described = yaml.safe_dump(_plain(self._deployment), sort_keys=False).encode()
+        data = {
+            PurePosixPath(path).name: described if component.kind == names.PLANNER else self._contents[path]
+            for path in component.files
+        }
+        if len(data) < len(component.files):
+            raise ValueError(f"pools.{component.name} names two files of the same name; expected different names")
+        if (size := sum(map(len, data.values()))) > MOST_BYTES:
+            raise ValueError(
+                f"{', '.join(component.files)} of pools.{component.name} have {size:,} bytes; expected at most {MOST_BYTES:,}, "
+                "which a ConfigMap can hold"
+            )
+        return _as_data(data)
+
+    def _pod_metadata(self, component: Component) -> Object:
+        """Return labels, and a digest of the files that are read once, at the start: other files, other pods."""
+        found: Object = {"labels": labels_of(self._deployment.name, component)}
+        if component.files:
+            digest = sha256(json.dumps(self._data(component), sort_keys=True).encode()).hexdigest()
+            found["annotations"] = {FILES_DIGEST: digest[:16]}
         return found
 
     def component(self, component: Component) -> list[Object]:
         """Return what runs a component, finds it, and keeps it from being disrupted."""
         name = self._name(component.name)
         metadata, selector = self._metadata(name, component), selector_of(self._deployment.name, component)
-        labels = labels_of(self._deployment.name, component)
         is_scaled = component.is_worker and self._is_scaled
         spec: Object = {
             **({} if is_scaled else {"replicas": component.replicas}),  # applied again, it would undo what was scaled
@@ -240,7 +273,7 @@ class _Writer:
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
             # A pod may take that long to start, twice over, before a change counts as failed.
             "progressDeadlineSeconds": 600 + 2 * int(component.startup_s),
-            "template": {"metadata": {"labels": labels}, "spec": self._pod(component)},
+            "template": {"metadata": self._pod_metadata(component), "spec": self._pod(component)},
         }
         if component.kind in (names.STORE, names.PLANNER):  # there must never be two
             spec["strategy"] = {"type": "Recreate"}
@@ -258,9 +291,9 @@ class _Writer:
 
     def graph(self, components: list[Component]) -> Object:
         pods = {component.name: self._pod(component) for component in components}
-        labels = {component.name: labels_of(self._deployment.name, component) for component in components}
+        theirs = {component.name: self._pod_metadata(component) for component in components}
         metadata = {"name": self._deployment.name, "namespace": self._config.namespace, "labels": self._labels()}
-        return graph_of(self._config.form, metadata, components, pods, labels)
+        return graph_of(self._config.form, metadata, components, pods, theirs)
 
     def monitor(self) -> list[Object]:
         """Return what Prometheus scrapes: the frontends, which report every worker."""
@@ -296,7 +329,15 @@ class _Writer:
         is_planner = component.kind == names.PLANNER
         account = self._name(names.PLANNER) if is_planner else self._deployment.name
         secrets = self._secrets(component)
-        return pod_of(component, self._config, self._network, secrets, account=account, files=self._files(component))
+        return pod_of(
+            component,
+            self._config,
+            self._network,
+            secrets,
+            account=account,
+            files=self._files(component),
+            labels=selector_of(self._deployment.name, component),
+        )
 
     def _files(self, component: Component) -> str:
         return f"{self._name(component.name)}-files"

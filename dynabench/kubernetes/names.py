@@ -16,6 +16,8 @@ FRONTEND, ROUTER, STORE, PLANNER, ETCD, NATS = "frontend", "router", "kv-store",
 OURS = (FRONTEND, ROUTER, STORE, PLANNER, ETCD, NATS)
 """What a deployment's name is put before, as before the names of its pools."""
 
+TOKEN = "cluster-token"  # noqa: S105 (the last part of a Secret's name)
+
 
 def check_names(deployment: Deployment, config: ClusterConfig) -> None:
     """Refuse names that a cluster does not take.

@@ -28,6 +28,7 @@ def pod_of(
     *,
     account: str,
     files: str,
+    labels: Mapping[str, str],
 ) -> Object:
     """Return the specification of a component's pods.
 
@@ -38,6 +39,7 @@ def pod_of(
         secrets: keys of the Secret that it needs, and whether each must be there.
         account: name of the service account.
         files: name of the ConfigMap with the files of this machine that it reads.
+        labels: those by which its pods are told from all others.
     """
     volumes, mounts = _volumes(component, config, files)
     container = {
@@ -58,6 +60,7 @@ def pod_of(
         "serviceAccountName": account,
         "terminationGracePeriodSeconds": LEAVE_S + math.ceil(component.drain_s) + LATE_S,
         "securityContext": POD_SECURITY,
+        "topologySpreadConstraints": [_spread(labels)],
         **({"tolerations": [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}]} if component.gpus else {}),
         "containers": [container],
         "volumes": volumes,
@@ -71,6 +74,7 @@ def _environment(
     plain = {
         "DYN_SYSTEM_PORT": str(SYSTEM),
         "HOME": TMP,
+        "USER": "dynabench",  # the image may know nobody with the pod's user id
         "PYTHONUNBUFFERED": "1",
         **network,
         **component.environment,
@@ -85,6 +89,16 @@ def _environment(
         *({"name": name, "value": value} for name, value in plain.items()),
         *held,
     ]
+
+
+def _spread(labels: Mapping[str, str]) -> Object:
+    """Return that pods of a component go to different nodes as far as possible: one that is drained takes few of them."""
+    return {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": dict(labels)},
+    }
 
 
 def _probes(component: Component) -> Object:

@@ -2,6 +2,7 @@
 
 OTHERS = {
     "CUDA_VISIBLE_DEVICES": "GPUs that engines may use. `dynabench run` and `serve` divide them among the workers.",
+    "DYN_CLUSTER_TOKEN_SECRET": "In a cluster: Secret with the cluster token (default: dynabench-cluster-token).",
     "DYN_LOG": "What is logged, in the syntax of RUST_LOG: `info,serving.routing=debug`. `-v` and `-vv` replace it.",
     "DYN_SERVICE_ACCOUNT_DIR": "In a cluster: folder with the token and certificates of the pod's service account (default: Kubernetes' own).",
     "DYN_SYSTEM_PORT": "Port at which a process answers `/live` and `/health`, for the probes of a cluster (default: none).",

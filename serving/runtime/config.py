@@ -5,7 +5,7 @@ import re
 import tempfile
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from cyclopts import Parameter
 from msgspec import Meta
@@ -18,11 +18,27 @@ def masked(servers: str) -> str:
     return re.sub(r"(//|^)((?!//).)*@", r"\1***@", servers)
 
 
+Backend = Literal["auto", "kubernetes"]
 MAY_HOLD_PASSWORDS = Parameter(show_default=lambda servers: masked(servers) or None)
 
 
 def _env(name: str, default: str = "", *, is_shown: bool = True) -> Any:
     return field(default_factory=lambda: os.environ.get(name, default), repr=is_shown)
+
+
+def _backend() -> Any:
+    text = os.environ.get("DYN_DISCOVERY_BACKEND", "auto")
+    if text not in get_args(Backend):
+        raise ValueError(f"DYN_DISCOVERY_BACKEND is {text!r}; expected one of {', '.join(get_args(Backend))}")
+    return text
+
+
+def _lease_ttl_s() -> float:
+    text = os.environ.get("ETCD_LEASE_TTL", "10")
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"ETCD_LEASE_TTL is {text!r}; expected a number of seconds, at least 1") from None
 
 
 def _secret(name: str) -> Any:
@@ -33,7 +49,7 @@ def _secret(name: str) -> Any:
 class RuntimeConfig:
     """Settings of the runtime. With no server named, everything runs embedded, on one host."""
 
-    discovery_backend: Literal["auto", "kubernetes"] = _env("DYN_DISCOVERY_BACKEND", "auto")
+    discovery_backend: Backend = field(default_factory=_backend)
     """auto: etcd if --etcd-endpoints names servers, else a folder; kubernetes: objects in the cluster that this process runs in. Environment: DYN_DISCOVERY_BACKEND."""
 
     etcd_endpoints: Annotated[str, MAY_HOLD_PASSWORDS] = _env("ETCD_ENDPOINTS", is_shown=False)
@@ -76,9 +92,7 @@ class RuntimeConfig:
     """Folder for discovery without etcd; nobody else may have write access (none: a folder of this user's).
     Environment: DYN_DISCOVERY_DIR."""
 
-    lease_ttl_s: Annotated[float, Meta(ge=1)] = field(
-        default_factory=lambda: float(os.environ.get("ETCD_LEASE_TTL", "10"))
-    )
+    lease_ttl_s: Annotated[float, Meta(ge=1)] = field(default_factory=_lease_ttl_s)
     """How long a process may be silent before it counts as gone (s). Environment: ETCD_LEASE_TTL."""
 
     rpc_host: str = field(

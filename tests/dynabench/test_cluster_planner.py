@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 import yaml
 
-from serving.runtime.kubernetes.access import DISCOVERY, scaling
+from serving.runtime.kubernetes.access import discovery, scaling
 from tests.dynabench.test_live_planner import Served
 from tests.support.cluster import Cluster
 from tests.support.commands import run
@@ -68,7 +68,7 @@ class Deployed(Served):
 def deployed(tmp_path, lease_s=5):
     """Give a deployment of one worker; the cluster allows what our roles do."""
     port = free_port()
-    with Cluster(rules=[*DISCOVERY, *scaling(["chat-worker"])]) as cluster:
+    with Cluster(rules=[*discovery(), *scaling(["chat-worker"])]) as cluster:
         with controlled(cluster, lambda pod: served.work(pod)) as controllers:
             served = Deployed(cluster, controllers, tmp_path, f"http://127.0.0.1:{port}")
             served.lease_s = lease_s

@@ -275,7 +275,10 @@ def test_measured_step_times_are_of_one_size(tmp_path):
     )
     sizes = ("--tensor-parallel-size", "2", "--tensor-parallel-size", "4")
     done, _ = planned(tmp_path / "two", *flags, *sizes, "--slo", "ttft.p90 <= 10s")
-    assert (done.returncode, "tensor_parallel_size 2 and 4 are given; expected only the one" in done.stderr) == (2, True)
+    assert (done.returncode, "tensor_parallel_size 2 and 4 are given; expected only the one" in done.stderr) == (
+        2,
+        True,
+    )
 
 
 def test_prices_are_read():

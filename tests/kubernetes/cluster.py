@@ -63,6 +63,18 @@ def pods(found):
     return held
 
 
+def annotations(found, name):
+    """Return the annotations of pods."""
+    for each in of_kind(found, "Deployment"):
+        if each["metadata"]["name"] == name:
+            return each["spec"]["template"]["metadata"].get("annotations", {})
+    [graph] = of_kind(found, "DynamoGraphDeployment")
+    services = graph["spec"].get("services", {})
+    templates = {one["name"]: one["podTemplate"]["metadata"] for one in graph["spec"].get("components", [])}
+    templates |= {each: service["extraPodMetadata"] for each, service in services.items()}
+    return templates[name].get("annotations", {})
+
+
 def container(found, name):
     [main] = pods(found)[name][1]["containers"]
     return main

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.file import from_plain
-from dynabench.kubernetes.contract import DISCOVERY, scaling
+from dynabench.kubernetes.contract import discovery, scaling
 from dynabench.kubernetes.manifests import manifests
 from dynabench.kubernetes.settings import ClusterConfig
 from mocker import EngineConfig
@@ -23,6 +23,7 @@ from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
 from serving.worker.config import WorkerConfig
 from tests.kubernetes.cluster import (
+    annotations,
     container,
     environment,
     files,
@@ -83,7 +84,7 @@ ALL = {
     "hpa": (MOCK, {"autoscaler": "hpa", "monitor": "service"}),
     "keda": (APART, {"autoscaler": "keda", "monitor": "service"}),
     "external": (EXTERNAL, {}),
-    "alpha": (APART, {"form": "dynamo-v1alpha1"}),
+    "alpha": (APART, {"form": "dynamo-v1alpha1", "monitor": "pod"}),
     "beta": (TIERS, {"form": "dynamo-v1beta1", "discovery": "etcd"}),
     "real alpha": (REAL, {"form": "dynamo-v1alpha1"}),
     "real beta": (REAL, {"form": "dynamo-v1beta1"}),
@@ -196,7 +197,7 @@ def test_processes_can_do_in_the_cluster_what_they_have_to(written):
         if main["name"] != "main":
             continue
         account = pod["serviceAccountName"]
-        wanted = list(DISCOVERY) if environment(main).get("DYN_DISCOVERY_BACKEND") == "kubernetes" else []
+        wanted = list(discovery(token)) if (token := environment(main).get("DYN_CLUSTER_TOKEN_SECRET")) else []
         pools = [name for name, (labels, _) in pods(written).items() if "dynabench.io/pool" in labels]
         wanted += scaling(pools) if "dynabench.planner" in main["args"] else []
         assert accounts[account]["automountServiceAccountToken"] == bool(wanted)
@@ -214,7 +215,7 @@ def test_processes_can_do_in_the_cluster_what_they_have_to(written):
 @pytest.mark.parametrize(
     ("page", "heading", "rules"),
     [
-        ("serving", "| the Role allows | on | of API group |", list(DISCOVERY)),
+        ("serving", "| the Role allows | on | of API group |", list(discovery())),
         ("planner", "| verbs | on | of API group |", scaling(["dynamo-a"])),
     ],
 )
@@ -231,7 +232,7 @@ def test_the_pages_name_the_rights_that_are_granted(page, heading, rules):
 
 def test_the_tokens_secret_is_shipped_empty_and_nobody_may_make_one():
     [secret] = of_kind(objects(MOCK), "Secret")
-    assert (secret["metadata"]["name"], secret["type"]) == ("dynabench-cluster-token", "Opaque")
+    assert (secret["metadata"]["name"], secret["type"]) == ("dynamo-cluster-token", "Opaque")
     assert not {"data", "stringData", "immutable"} & {*secret}
     rules = [rule for each in of_kind(objects(PLANNED), "Role") for rule in each["rules"]]
     for rule in rules:
@@ -344,7 +345,7 @@ def secrets(main):
 def test_each_pod_gets_only_the_secrets_that_it_needs():
     text = "pools: {mock: {}, real: {engine: vllm, model: a/b}}"
     found = objects(text, secret="keys")
-    key = {"name": "keys", "key": "DYN_API_KEY", "optional": True}
+    key = {"name": "keys", "key": "DYN_API_KEY"}
     assert {name: set(secrets(container(found, name))) for name in pods(found)} == {
         "dynamo-frontend": {"DYN_API_KEY"},
         "dynamo-mock": set(),
@@ -356,6 +357,35 @@ def test_each_pod_gets_only_the_secrets_that_it_needs():
         assert held == {"DYN_API_KEY": {"name": "keys", "key": "DYN_API_KEY"}}  # no pod starts without it
     assert "DYN_API_KEY" in secrets(container(objects(PLANNED, secret="keys"), "dynamo-planner"))
     assert not any("envFrom" in pod["containers"][0] for _, pod in pods(found).values())
+
+
+@pytest.mark.parametrize("form", ["manifests", "dynamo-v1alpha1", "dynamo-v1beta1"])
+def test_pods_are_replaced_when_their_files_change_and_not_otherwise(form, tmp_path):
+    path = tmp_path / "more.yaml"
+    path.write_text("seed: 1")
+    text = f"pools: {{a: {{engine: vllm, model: a/b, extra_engine_args: {path}}}, b: {{}}}}"
+    contents = ({str(path): content} for content in (b"seed: 1", b"seed: 1", b"seed: 2"))
+    once, same, changed = (objects(text, content, form=form) for content in contents)
+    assert once == same
+    before, after = ({name: annotations(found, name) for name in pods(found)} for found in (once, changed))
+    a = "a" if form != "manifests" else "dynamo-a"
+    assert {name for name in before if before[name] != after[name]} == {name for name in before if before[name]} == {a}
+
+
+def test_a_changed_limit_of_a_planner_starts_it_again():
+    few, many = (
+        annotations(objects(PLANNED.replace("max_replicas: 6", more)), "dynamo-planner")
+        for more in ("max_replicas: 6", "max_replicas: 7")
+    )
+    assert few != many
+
+
+def test_deployments_of_a_namespace_share_no_secret():
+    one, another = (
+        {each["metadata"]["name"] for each in of_kind(objects(f"name: {name}\npools: {{a: {{}}}}"), "Secret")}
+        for name in ("one", "two")
+    )
+    assert one and another and not one & another
 
 
 def test_passwords_of_servers_reach_every_process_that_uses_them():
@@ -543,7 +573,7 @@ def test_servers_of_the_file_are_used():
     assert given["ETCD_ENDPOINTS"] == "https://etcd.infra:2379"
     assert given["NATS_SERVER"] == "nats://nats.infra:4222"
     assert given["ETCD_LEASE_TTL"] == "20"
-    assert "DYN_DISCOVERY_BACKEND" not in given
+    assert given["DYN_DISCOVERY_BACKEND"] == "auto"
 
 
 names = st.from_regex(r"[a-z]([a-z0-9-]{0,8}[a-z0-9])?", fullmatch=True).filter(

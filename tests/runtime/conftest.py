@@ -1,7 +1,7 @@
 import pytest
 
 from serving.runtime.config import RuntimeConfig
-from serving.runtime.kubernetes.access import DISCOVERY
+from serving.runtime.kubernetes.access import discovery
 from tests.support.cluster import Cluster
 from tests.support.servers import Etcd, Nats
 
@@ -20,7 +20,7 @@ def nats():
 
 @pytest.fixture(scope="session")
 def cluster():
-    with Cluster(rules=DISCOVERY) as server:
+    with Cluster(rules=discovery()) as server:
         yield server
         assert not server.invalid
 

@@ -17,7 +17,7 @@ from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.kubernetes import api, registration
-from serving.runtime.kubernetes.access import DISCOVERY
+from serving.runtime.kubernetes.access import discovery
 from serving.runtime.kubernetes.account import Account
 from serving.runtime.kubernetes.names import APP, APP_NAME, PROCESS, TOKEN_SECRET
 from serving.runtime.kubernetes.objects import CONFIG_MAPS, SECRETS, Data
@@ -492,7 +492,7 @@ def nobody_there(cluster, patch):
 
 
 def no_rights(cluster, patch):
-    cluster.rules = [rule for rule in DISCOVERY if rule.resource != "leases"]
+    cluster.rules = [rule for rule in discovery() if rule.resource != "leases"]
 
 
 def another_authority(cluster, patch):
@@ -576,7 +576,7 @@ def test_the_cluster_must_allow_what_is_called_and_nothing_more(cluster):
 
     run(main())
     made = {(group, resource, verb) for verb, group, resource, _ in cluster.calls}
-    assert made == {(rule.group, rule.resource, verb) for rule in DISCOVERY for verb in rule.verbs}
+    assert made == {(rule.group, rule.resource, verb) for rule in discovery() for verb in rule.verbs}
     assert {name for verb, _, resource, name in cluster.calls if resource == "secrets"} == {TOKEN_SECRET}
 
 

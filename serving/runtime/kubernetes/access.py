@@ -17,14 +17,15 @@ class Rule(NamedTuple):
     """Of the objects; none: all of the namespace."""
 
 
-DISCOVERY = (
-    Rule("coordination.k8s.io", "leases", ("get", "list", "watch", "create", "patch", "delete")),
-    Rule("", "configmaps", ("get", "list", "create", "patch", "delete")),
-    Rule("discovery.k8s.io", "endpointslices", ("list", "watch")),
-    # Not `create`, which no rule can limit to a name: manifests hold the Secret, and a process fills it.
-    Rule("", "secrets", ("get", "list", "watch", "patch"), (TOKEN_SECRET,)),
-)
-"""For every process that finds others with --discovery-backend kubernetes."""
+def discovery(token_secret: str = TOKEN_SECRET) -> tuple[Rule, ...]:
+    """Return what every process with --discovery-backend kubernetes needs, whose cluster token is in a Secret of this name."""
+    return (
+        Rule("coordination.k8s.io", "leases", ("get", "list", "watch", "create", "patch", "delete")),
+        Rule("", "configmaps", ("get", "list", "create", "patch", "delete")),
+        Rule("discovery.k8s.io", "endpointslices", ("list", "watch")),
+        # Not `create`, which no rule can limit to a name: manifests hold the Secret, and a process fills it.
+        Rule("", "secrets", ("get", "list", "watch", "patch"), (token_secret,)),
+    )
 
 
 def scaling(deployments: Iterable[str]) -> tuple[Rule, ...]:

@@ -3,7 +3,8 @@
     Lease dynabench-{id}            of each process: renewed by it, and how often it has changed what it registers
     ConfigMap dynabench-{id}        its keys, written before the Lease says that they changed
     Lease dynabench-claim-{name}    who holds a claim, and its term
-    Secret dynabench-cluster-token  the token that processes prove to know when they call each other
+    Secret dynabench-cluster-token  the token that processes prove to know when they call each other; DYN_CLUSTER_TOKEN_SECRET
+                                    names another
 
 The first two belong to the process's pod, and the cluster removes them with it. `presence.py` says who lives. While the API
 server is away what was known stands; what we registered meanwhile is written once it is back.
@@ -12,6 +13,7 @@ server is away what was known stands; what we registered meanwhile is written on
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from base64 import b64decode, b64encode
 
@@ -19,7 +21,7 @@ from serving.runtime.cluster_token import KEY as CLUSTER_TOKEN
 from serving.runtime.kubernetes.account import Account, ThisPod
 from serving.runtime.kubernetes.api import ApiError, KubernetesApi
 from serving.runtime.kubernetes.claims import Claims
-from serving.runtime.kubernetes.names import TOKEN_SECRET
+from serving.runtime.kubernetes.names import TOKEN_SECRET, TOKEN_SECRET_VARIABLE
 from serving.runtime.kubernetes.objects import SECRETS, Data
 from serving.runtime.kubernetes.others import Others
 from serving.runtime.kubernetes.reflector import Reflector
@@ -33,16 +35,19 @@ CLOSING_S = 5.0
 GRACE_S = 1.0
 """How long a renewal may take to come back on a watch."""
 
-SECRET_OF = {CLUSTER_TOKEN: TOKEN_SECRET}
-"""Keys that outlive the processes which put them, and where they stand."""
+LASTING = (CLUSTER_TOKEN,)
+"""Keys that outlive the processes which put them: each is in a Secret."""
 
 
 class KubernetesDiscovery:
     """See the module."""
 
-    def __init__(self, api: KubernetesApi, pod: ThisPod, id: str, *, lease_ttl_s: float) -> None:
+    def __init__(
+        self, api: KubernetesApi, pod: ThisPod, id: str, *, lease_ttl_s: float, token_secret: str = TOKEN_SECRET
+    ) -> None:
         """Prepare to join, as a process of a pod."""
         self._api = api
+        self._secret_of = dict.fromkeys(LASTING, token_secret)
         self._id = id
         self._ttl_s = lease_ttl_s
         self._own = Registration(api, pod, id, lease_ttl_s=lease_ttl_s)
@@ -63,7 +68,10 @@ class KubernetesDiscovery:
             RuntimeUnavailableError: this is no pod, or the API server cannot be reached or does not let us.
         """
         account, pod = Account.of_this_pod(), ThisPod.found()
-        discovery = cls(KubernetesApi(account), pod, f"{instance_id:x}", lease_ttl_s=lease_ttl_s)
+        token_secret = os.environ.get(TOKEN_SECRET_VARIABLE) or TOKEN_SECRET
+        discovery = cls(
+            KubernetesApi(account), pod, f"{instance_id:x}", lease_ttl_s=lease_ttl_s, token_secret=token_secret
+        )
         try:
             await discovery._own.begin()
         except BaseException:
@@ -92,7 +100,7 @@ class KubernetesDiscovery:
         Raises:
             RuntimeUnavailableError: the API server cannot be reached or refuses us, or there is no Secret.
         """
-        name = SECRET_OF[key]
+        name = self._secret_of[key]
         while (secret := await self._api.get(SECRETS, Data, name)) is not None:
             if (held := _value(secret)) is not None:
                 return held
@@ -113,20 +121,20 @@ class KubernetesDiscovery:
 
     def place(self, key: str) -> tuple[str, str]:
         """Return where a key that outlives us is kept, and the command that empties it."""
-        name = SECRET_OF[key]
+        name = self._secret_of[key]
         return f"Secret {name}", f"kubectl patch secret {name} -p '{{\"data\":null}}'"
 
     async def watch(self, prefix: str, on_change: OnChange) -> Stop:
         """Tell of keys below a prefix, now and as they change."""
         entry = (prefix, guarded(on_change, "a key in discovery"))
         async with self._starting:
-            if prefix in SECRET_OF:
+            if prefix in LASTING:
                 await self._follow(prefix)
             elif self._others is None:
                 others = Others(self._api, self._id, self._tell)
                 await others.start()
                 self._others = others
-            known = self._shared if prefix in SECRET_OF or self._others is None else self._others.keys
+            known = self._shared if prefix in LASTING or self._others is None else self._others.keys
             for key, value in list(known.items()):
                 if key.startswith(prefix):
                     entry[1](key, value)
@@ -135,7 +143,7 @@ class KubernetesDiscovery:
         def stop() -> None:
             if entry in self._watches:
                 self._watches.remove(entry)
-            if self._others is not None and all(prefix in SECRET_OF for prefix, _ in self._watches):
+            if self._others is not None and all(prefix in LASTING for prefix, _ in self._watches):
                 self._others.stop()
                 self._others = None
 
@@ -182,7 +190,7 @@ class KubernetesDiscovery:
                 self._tell(key, value)
 
         async def on_list(found: dict[str, Data]) -> None:
-            take(found.get(SECRET_OF[key]))
+            take(found.get(self._secret_of[key]))
 
         reflector = Reflector(
             self._api,
@@ -190,7 +198,7 @@ class KubernetesDiscovery:
             Data,
             on_list=on_list,
             on_change=lambda _, found: take(found),
-            fields=f"metadata.name={SECRET_OF[key]}",
+            fields=f"metadata.name={self._secret_of[key]}",
         )
         await reflector.start()
         self._following[key] = reflector

@@ -17,6 +17,9 @@ VERSION = "dynabench.io/version"
 """On both, as an annotation: how often the process has changed what it registers."""
 
 TOKEN_SECRET = "dynabench-cluster-token"  # noqa: S105 (a name)
+TOKEN_SECRET_VARIABLE = "DYN_CLUSTER_TOKEN_SECRET"  # noqa: S105 (a name)
+"""Environment that names another Secret for the cluster token: each deployment of a namespace can have its own."""
+
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 POD_NAME, POD_UID, POD_IP = "POD_NAME", "POD_UID", "POD_IP"
