@@ -296,7 +296,7 @@ class Engine:
             if batch is not None:
                 self._mark(batch, closed_s)
                 _, finished = scheduler.update(batch)
-                assert not finished, "an empty batch ends nobody"
+                assert not finished, "an empty batch cannot end a sequence"
             batch, closed_s = scheduler.schedule(), now
             self._work = self._take_work()
             stall_s = max(stall_s, self._begin_copies(now))

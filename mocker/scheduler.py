@@ -66,7 +66,8 @@ class Scheduler:
         self._by_priority = config.scheduling_policy == "priority"
         if host is not None and not config.enable_prefix_caching:
             raise ValueError(
-                "KV is offloaded, and enable_prefix_caching is false; expected true: it is found by its content"
+                "KV is offloaded, and enable_prefix_caching is false; expected true: prefix caching finds it by its "
+                "content"
             )
         self.offload = None if host is None else Offload(host, self.pool, config.block_size)
         self._expected: list[Sequence] = []  # that have come, and of which tiers behind host memory may have some
@@ -583,7 +584,7 @@ class Scheduler:
 
         Blocks are taken and cached in vLLM's order, or, unless `is_ordered`, at once.
         """
-        assert self._steady is not None, "nothing goes on"
+        assert self._steady is not None, "no steady decoding is in progress"
         decodes, first, stop = self._steady.decodes, self.iteration, self.iteration + num_iterations
         self.iteration = stop
         if is_ordered:

@@ -66,15 +66,15 @@ def _one_of(connectors: Any, block_size: int) -> dict[str, Any]:
         raise ValueError(f"kv_transfer_config: connectors is {connectors!r}; expected a list of connectors")
     keeping = [each for each in connectors if each.get("kv_connector") != HANDS_OVER]
     if len(keeping) != 1:
-        raise ValueError(f"kv_transfer_config holds {len(keeping)} connectors that keep KV; expected one {SIMULATED}")
+        raise ValueError(f"kv_transfer_config has {len(keeping)} connectors that keep KV; expected one {SIMULATED}")
     return _settings(keeping[0], block_size)
 
 
 def _of_host_memory(extra: Mapping[str, Any], block_size: int) -> dict[str, Any]:
     if "secondary_tiers" in extra:
         raise ValueError(
-            "kv_connector_extra_config.secondary_tiers have no size in vLLM, and simulated ones need it; expected kv_disk_size or, of "
-            "a deployment, kv_store_size instead"
+            "kv_connector_extra_config.secondary_tiers have no size in vLLM, and simulated ones need one; expected "
+            "kv_disk_size, or kv_store_size for a deployment, instead"
         )
     _refuse_unknown(extra, EXTRA, "kv_connector_extra_config")
     num_bytes = extra.get("cpu_bytes_to_use")

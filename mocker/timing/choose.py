@@ -62,8 +62,9 @@ def resolve(engine: EngineConfig, timing: TimingConfig = TimingConfig()) -> Simu
     """
     if timing.model is not None and timing.is_generic:
         raise ValueError(
-            f"model {timing.model} needs a gpu for its step times and KV blocks: h100, say (`dynabench hardware` lists them); "
-            "with timing polynomial they are generic, and the model only gives its name and the size of its KV"
+            f"model {timing.model} needs a gpu for its step times and KV blocks, such as h100 (`dynabench hardware` "
+            "lists them); with timing polynomial these are generic, and the model provides only its name and "
+            "the size of its KV"
         )
     engine = replace(engine, async_scheduling=_is_async(engine, timing))
     num_blocks = engine.num_gpu_blocks or _blocks_that_fit(engine, timing)

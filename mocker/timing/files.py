@@ -71,7 +71,7 @@ def _read_npz(path: str) -> tuple[dict[float, list[float]], dict[int, dict[float
     with zipfile.ZipFile(path) as packed:
         size = sum(entry.file_size for entry in packed.infolist())
     if size > MAX_NPZ_BYTES:
-        raise ValueError(f"it unpacks to {size:,} bytes; at most {MAX_NPZ_BYTES:,} are read")
+        raise ValueError(f"it unpacks to {size:,} bytes; expected at most {MAX_NPZ_BYTES:,}")
     with np.load(path, allow_pickle=False) as file:
         columns = {name: np.asarray(file[name], float).ravel() for name in file.files}
     prefill: dict[float, list[float]] = defaultdict(list)

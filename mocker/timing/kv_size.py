@@ -71,7 +71,7 @@ def kv_size_of(timing: TimingConfig, *, block_size: int, kv_bytes_per_token: flo
         shape = find_model(timing.model)
     except ValueError as error:
         if given is None:
-            raise ValueError(f"{error}; or give kv_bytes_per_token, the size of what is transferred") from None
+            raise ValueError(f"{error}; or set kv_bytes_per_token, the size of the KV to transfer") from None
         return KvSize(num_layers=LLAMA_8B_LAYERS, block=given * block_size)
     if given is not None:
         return KvSize(num_layers=shape.num_layers, block=given * block_size)

@@ -175,7 +175,7 @@ def _compute_type(shape: ModelShape, gpu: Gpu, weights: str) -> str:
     if weights == "int4" or (shape.num_experts and weights == "fp4" and "fp4" not in gpu.gemm):
         return "bfloat16"  # unpacked on the way
     if weights not in gpu.gemm:
-        raise ValueError(f"{gpu.name} does not compute with {weights} weights; expected one of {', '.join(gpu.gemm)}")
+        raise ValueError(f"{gpu.name} does not support {weights} weights; expected one of {', '.join(gpu.gemm)}")
     return weights
 
 

@@ -81,7 +81,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         except RecursionError as error:
             raise ValueError("it is nested too deeply") from error
         if card.key != key:
-            raise ValueError(f"its key is {card.key}")
+            raise ValueError(f"it belongs under the key {card.key}")
         if card.router_mode is not None:
             check_registered_mode(card.router_mode)
         return card

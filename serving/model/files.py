@@ -66,10 +66,10 @@ class ModelFiles:
             folder = fetch(model_path, FILE_NAMES)
         elif not folder.is_dir():
             problem = "is not a folder or a GGUF file" if folder.exists() else "does not exist"
-            raise ModelError(f"{model_path} {problem}; a folder, a GGUF file or a Hugging Face id was expected")
+            raise ModelError(f"{model_path} {problem}; expected a folder, a GGUF file or a Hugging Face id")
         contents = {name: (folder / name).read_bytes() for name in FILE_NAMES if (folder / name).is_file()}
         if "tokenizer.json" not in contents:
-            raise ModelError(f"{model_path} has no tokenizer.json; a folder of a Hugging Face model was expected")
+            raise ModelError(f"{model_path} has no tokenizer.json; expected a folder of a Hugging Face model")
         return cls(contents)
 
     def json(self, name: str) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def vocab_size(model_path: str) -> int:
     files = ModelFiles.read(model_path)
     size = files.vocab_size or len(files.json("tokenizer.json").get("model", {}).get("vocab", ()))
     if not size:
-        raise ModelError(f"the files of {model_path} do not say how many tokens it has")
+        raise ModelError(f"the files of {model_path} do not give its vocabulary size")
     return int(size)
 
 

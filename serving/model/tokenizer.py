@@ -185,7 +185,7 @@ class HuggingFaceTokenizer:
                 (pieces if body is name else words).append(token)
         found = words if len(words) >= 16 else words + pieces
         if not found:
-            raise ModelError("the tokenizer has no plain words for the mocker to say")
+            raise ModelError("the tokenizer has no plain words for the mocker to generate")
         return np.array(found[:4096], np.uint32)
 
 
@@ -208,14 +208,14 @@ def _fast(content: bytes, tokenizer: tokenizers.Tokenizer, facts: dict[str, Any]
             for special in (True, False):
                 real = _encode(tokenizer, sample, special=special)
                 if not np.array_equal(_encode_fast(fast, sample, special=special), real):
-                    log.info("tokenizers encodes this model's texts: fastokens differs on %r", sample)
+                    log.info("texts of this model are encoded by tokenizers: fastokens differs on %r", sample)
                     return None
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # either library may panic, which is no `Exception`, or raise what is not documented
-        log.info("tokenizers encodes this model's texts: fastokens cannot: %s", error)
+        log.info("texts of this model are encoded by tokenizers: fastokens cannot: %s", error)
         return None
-    log.info("fastokens encodes this model's texts")
+    log.info("texts of this model are encoded by fastokens")
     return fast
 
 

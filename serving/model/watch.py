@@ -19,7 +19,7 @@ async def watch_cards(discovery: Discovery, on_card: Callable[[str, ModelCard | 
         try:
             card = None if value is None else ModelCard.parse(key, value)
         except ValueError as error:
-            log.warning("%s in discovery is no model card and is ignored: %s", key, error)
+            log.warning("%s in discovery is not a valid model card and is ignored: %s", key, error)
         else:
             on_card(key, card)
 

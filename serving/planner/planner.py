@@ -100,7 +100,7 @@ class Planner:
             pool.owed = 0
         is_as_decided = pool.decided is None or state.size == pool.decided
         if not is_as_decided and not _is_between(state.size, pool.size, pool.decided):
-            note = f"{name} has {_workers(state.size)}, not the {pool.decided} decided: planning goes on from there"
+            note = f"{name} has {_workers(state.size)}, not the {pool.decided} decided: planning continues from there"
             pool.decided, pool.owed, pool.size = state.size, 0, state.size
             self._policy.forget(name)
             return [note]
@@ -111,9 +111,9 @@ class Planner:
         """Return what keeps the policy from deciding."""
         missing = [pool.name for pool in self._pools if pool.name not in observation.pools]
         if missing:
-            return [f"nothing changes: the state of {', '.join(missing)} is not known"]
+            return [f"nothing changes: the state of {', '.join(missing)} is unknown"]
         if self._policy.needs_traffic and observation.traffic is None:
-            return ["nothing changes: the requests that came are not known"]
+            return ["nothing changes: the requests that arrived are unknown"]
         if not self._policy.needs_loads:
             return []
         return [note for pool in self._pools if (note := _missing_loads(pool, observation.pools[pool.name]))]
@@ -180,7 +180,7 @@ class Planner:
         if wish.present < wish.size:
             said.append(f"{_starts(wish.size - wish.present)} given up")
         if proposal is None or wish.goal != proposal.replicas:
-            said.append(f"limits of the pool and what is under way make that {wish.goal}")
+            said.append(f"the pool's limits and pending changes make that {wish.goal}")
         if end != wish.goal:
             said.append(f"the GPU budget makes that {end}")
         if replicas < end:
@@ -212,7 +212,7 @@ def _check(kind: type[Policy], config: PlannerConfig, pools: Sequence[PoolFacts]
         raise ValueError(f"a planner needs pools with different names, not {', '.join(names) or 'none'}")
     without = [pool.name for pool in pools if pool.times is None]
     if kind.needs_times and without:
-        raise ValueError(f"planner {config.planner} needs step times; those of {', '.join(without)} are not known")
+        raise ValueError(f"planner {config.planner} needs step times; those of {', '.join(without)} are unknown")
     roles = tuple(sorted(pool.role for pool in pools))
     if kind.layouts and roles not in kind.layouts:
         known = " or ".join(_pools(layout) for layout in kind.layouts)
@@ -238,11 +238,13 @@ def _check_limits(kind: type[Policy], config: PlannerConfig, pools: Sequence[Poo
     roles = {pool.role for pool in pools}
     if config.planner_ttft_ms is None and roles & {"aggregated", "prefill"}:
         raise ValueError(
-            f"planner {config.planner} needs a TTFT limit: set planner_ttft_ms, or in a simulation or run an --slo of ttft"
+            f"planner {config.planner} needs a TTFT limit: set planner_ttft_ms, or --slo with ttft in a "
+            "simulation or run"
         )
     if config.planner_itl_ms is None and roles & {"aggregated", "decode"}:
         raise ValueError(
-            f"planner {config.planner} needs an ITL limit: set planner_itl_ms, or in a simulation or run an --slo of itl or tpot"
+            f"planner {config.planner} needs an ITL limit: set planner_itl_ms, or --slo with itl or tpot in a "
+            "simulation or run"
         )
 
 

@@ -49,7 +49,7 @@ class Decision(NamedTuple):
         return list(zip(self.slots, self.costs, overlaps, strict=True))
 
 
-NOBODY = "no worker is known to the router"
+NOBODY = "the router knows no worker"
 
 
 class NoWorkersError(Exception):

@@ -129,7 +129,7 @@ class Routing:
             AllFullError: all are full, and the request is refusable.
         """
         if not self.num_ranks:
-            raise NoWorkersError(f"no instance of {self.address} is there")
+            raise NoWorkersError(f"{self.address} has no instance")
         only = None if instance_id is None else self._slot(instance_id, dp_rank or 0)
         request, now = next(self._requests), asyncio.get_running_loop().time()
         prompt = Prompt(num_tokens, PromptBlocks.of(hashes), session)

@@ -137,7 +137,7 @@ class Peers:
         try:
             router_id = int(key.removeprefix(self._prefix), 16)
         except ValueError:
-            log.warning("%s in discovery is no router and is ignored", key)
+            log.warning("%s in discovery is not a valid router and is ignored", key)
             return
         if router_id == self._runtime.instance_id:
             return
@@ -152,7 +152,7 @@ class Peers:
         try:
             message = msgspec.msgpack.decode(data, type=BookingMessage)
         except ValueError as error:
-            log.warning("bookings of another router were ignored: %s", error)
+            log.warning("bookings from another router were ignored: %s", error)
             return
         if message.router_id != self._runtime.instance_id:
             for booking in message.bookings:

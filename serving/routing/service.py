@@ -93,8 +93,8 @@ class RouterService:
         """
         if card.bootstrap is not None and card.bootstrap.is_needed:
             raise ModelError(
-                f"the {card.role} workers at {target} must be called together with those that decode, by who knows which of "
-                "them a request goes to: let the frontend route to them itself"
+                f"the {card.role} workers at {target} must be called together with the decode workers, by a "
+                "router that picks both: let the frontend route to them itself"
             )
         runtime = self._runtime
         self._routing = routing = Routing(

@@ -73,10 +73,10 @@ class Instance(msgspec.Struct, frozen=True, omit_defaults=True):
         """
         instance = msgspec.json.decode(value, type=cls)
         if instance.key != key:
-            raise ValueError(f"its key is {instance.key}")
+            raise ValueError(f"it belongs under the key {instance.key}")
         if not is_transport(instance.transport):
             raise ValueError(
-                f"its transport is {instance.transport!r}; unix:PATH, tcp:HOST:PORT or nats:SUBJECT was expected"
+                f"its transport is {instance.transport!r}; expected unix:PATH, tcp:HOST:PORT or nats:SUBJECT"
             )
         return instance
 

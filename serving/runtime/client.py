@@ -118,7 +118,7 @@ class Connection:
             connection = made[0]
             connection._send(Ping())
             if not await connection._answered or connection.is_closed:
-                raise ConnectionRefusedError("it took the connection and does not answer")
+                raise ConnectionRefusedError("it accepted the connection but does not answer")
         except BaseException:
             for connection in made:
                 connection.close()
@@ -162,7 +162,7 @@ class Connection:
         try:
             frames = self._frames.feed(data)
         except FrameError as error:
-            log.warning("the connection to a process was closed: %s", error)
+            log.warning("closed the connection to a process: %s", error)
             self.close()
             return
         for step in frames:
@@ -221,7 +221,7 @@ class Connection:
             last = now
             if self._silent_s > SILENT_S:
                 if self._answered.done():
-                    log.warning("a process has not answered for %.0f s: its calls go elsewhere", self._silent_s)
+                    log.warning("a process has not answered for %.0f s and counts as gone", self._silent_s)
                 self.close()
                 return
             self._heard = False
@@ -244,7 +244,7 @@ class Client:
         self._discovery = discovery
         self._plane = plane
         self._on_join = on_join and guarded(on_join, "a new instance")
-        self._on_leave = on_leave and guarded(on_leave, "the end of an instance")
+        self._on_leave = on_leave and guarded(on_leave, "the removal of an instance")
         self._known: dict[str, Instance] = {}
         self._connections: dict[int, Connection] = {}
         self._dialing: dict[str, asyncio.Task[None]] = {}
@@ -327,7 +327,7 @@ class Client:
         try:
             instance = Instance.parse(key, value)
         except ValueError as error:
-            log.warning("%s in discovery is no instance and is ignored: %s", key, error)
+            log.warning("%s in discovery is not a valid instance and is ignored: %s", key, error)
             return
         old = self._known.get(key)
         if old == instance:

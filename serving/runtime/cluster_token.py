@@ -59,8 +59,8 @@ class ClusterToken:
         if len(value) < MIN_BYTES:
             place, removal = self._discovery.place(KEY)
             raise RuntimeUnavailableError(
-                f"{place} holds {len(value)} bytes; at least {MIN_BYTES} were expected "
-                f"({removal} lets the next process make up a new one)"
+                f"{place} holds {len(value)} bytes; expected at least {MIN_BYTES} "
+                f"({removal} lets the next process create a new one)"
             )
         self.value = value
         await self._discovery.watch(KEY, self._on_change)
@@ -111,8 +111,8 @@ class FolderToken:
             raise RuntimeUnavailableError(f"the file {FILE} in the discovery folder cannot be used: {error}") from error
         if len(self._last) < MIN_BYTES:
             raise RuntimeUnavailableError(
-                f"the file {FILE} in the discovery folder holds {len(self._last)} bytes; at least {MIN_BYTES} were expected "
-                "(remove it and the next process makes up a new one)"
+                f"the file {FILE} in the discovery folder holds {len(self._last)} bytes; expected at least {MIN_BYTES} "
+                "(remove it, and the next process creates a new one)"
             )
 
     @property
@@ -121,7 +121,11 @@ class FolderToken:
         try:
             found = self._discovery.share(FILE, self._last)
         except (OSError, ValueError) as error:
-            log.warning("the file %s in the discovery folder cannot be used; what it held stands: %s", FILE, error)
+            log.warning(
+                "the file %s in the discovery folder cannot be used; the last token read from it stays in use: %s",
+                FILE,
+                error,
+            )
         else:
             self._last = found if len(found) >= MIN_BYTES else self._last
         return self._last

@@ -110,7 +110,7 @@ class DistributedRuntime:
         """Serve an endpoint from now on; a public one is registered for others to find."""
         target = ".".join(address)
         if target in self._services:
-            raise ValueError(f"this process serves {address} already")
+            raise ValueError(f"this process already serves {address}")
         self._services[target] = service
         if not self._transport:
             self._transport = await self.requests.listen(self._accept)
@@ -161,7 +161,7 @@ class DistributedRuntime:
             try:
                 await self.discovery.delete(key)
             except Exception:  # discovery may be away; the lease will run out
-                log.warning("could not take %s out of discovery", key)
+                log.warning("could not remove %s from discovery", key)
         for target in self._services:
             self._services[target] = _refuse
         loop = asyncio.get_running_loop()
@@ -169,7 +169,7 @@ class DistributedRuntime:
         while self.num_streams and loop.time() < deadline:
             await asyncio.sleep(0.02)
         for session in list(self._sessions):
-            session.end_all("the process that served this had to end", "lost")
+            session.end_all("the process that served this had to stop", "lost")
         if released is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline):
@@ -291,7 +291,7 @@ async def _planes(
             and not host.startswith(("127.", "::1"))
         ):
             log.warning(
-                "etcd asks for no password or certificate: who reaches it may also call this process at %s", host
+                "etcd requires no password or certificate: anyone who reaches it may also call this process at %s", host
             )
         if isinstance(discovery, KubernetesDiscovery) and host == "127.0.0.1" and POD_IP not in os.environ:
             log.warning("%s is not set: other pods cannot reach this process; expected the pod's status.podIP", POD_IP)
@@ -309,7 +309,7 @@ async def _planes(
 
 
 def _refuse(request: Any, stream: Stream) -> None:
-    stream.end("this process takes no more work", "draining")
+    stream.end("this process accepts no new requests", "draining")
 
 
 __all__ = ["CallError", "Component", "DistributedRuntime", "Endpoint", "Namespace", "dynamo_worker"]

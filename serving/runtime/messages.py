@@ -120,7 +120,7 @@ class Frames:
         while size - at >= 4:
             (length,) = _length.unpack_from(buffer, at)
             if length > MAX_FRAME_BYTES:
-                raise FrameError(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are allowed")
+                raise FrameError(f"a frame of {length} bytes; expected at most {MAX_FRAME_BYTES}")
             if size - at - 4 < length:
                 break
             try:

@@ -57,7 +57,7 @@ class NatsPlane:
         """Open a channel."""
         kind, _, home = address.partition(":")
         if kind != "nats":
-            raise OSError(f"an instance at {address} needs sockets; this process reaches others over NATS")
+            raise OSError(f"an instance at {address} is called over sockets; this process calls others over NATS")
         number = secrets.token_hex(8)
         channel = self._open(number, f"{home}.{number}", accept)
         try:
@@ -80,7 +80,7 @@ class NatsPlane:
         """
         if len(data) > (most := self.connection.max_payload):
             log.warning(
-                "a message of %d bytes on %s was not sent: the NATS server takes %d at most (max_payload)",
+                "a message of %d bytes on %s was not sent: the NATS server accepts at most %d (max_payload)",
                 len(data),
                 subject,
                 most,

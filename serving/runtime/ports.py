@@ -25,7 +25,7 @@ def guarded(callback: Callable[[*Arguments], object], what: str) -> Callable[[*A
         try:
             callback(*arguments)
         except Exception:
-            log.exception("%s could not be taken in: %.200r", what, arguments)
+            log.exception("%s could not be processed: %.200r", what, arguments)
 
     return call
 

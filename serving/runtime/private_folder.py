@@ -129,7 +129,7 @@ def socket_name(path: Path) -> str:
     name = str(path)
     if (length := len(os.fsencode(name))) > MAX_SOCKET_BYTES:
         raise RuntimeUnavailableError(
-            f"the name of the socket {name} has {length} bytes and the system takes {MAX_SOCKET_BYTES}: "
+            f"the name of the socket {name} has {length} bytes and the system allows {MAX_SOCKET_BYTES}: "
             "choose a shorter --discovery-dir or TMPDIR"
         )
     return name
@@ -158,11 +158,11 @@ def _open(path: Path) -> int:
         return handle
     os.close(handle)
     mode = stat.S_IMODE(facts.st_mode)
-    open_to_others = f"can be written by others (mode {mode:o}; chmod 700 {path} mends it)"
+    open_to_others = f"can be written by others (mode {mode:o}; chmod 700 {path} fixes it)"
     raise _refusal(path, open_to_others if facts.st_uid == os.getuid() else f"belongs to user {facts.st_uid}")
 
 
 def _refusal(path: Path, why: str) -> RuntimeUnavailableError:
     return RuntimeUnavailableError(
-        f"the discovery folder {path} {why}; name one of your own with --discovery-dir (mkdir -m 700 FOLDER)"
+        f"the discovery folder {path} {why}; choose your own with --discovery-dir (mkdir -m 700 FOLDER)"
     )

@@ -51,7 +51,7 @@ class Handshake:
     def _feed_caller(self) -> bytes:
         if not self._nonces:
             if not GREETING.startswith(self._buffer[: len(GREETING)]):
-                raise ProofError("it is no process of dynabench, or of another version")
+                raise ProofError("it is not a dynabench process, or has another version")
             if (nonce := self._take(len(GREETING) + NONCE_BYTES)) is None:
                 return b""
             self._nonces = nonce[len(GREETING) :] + self._nonce

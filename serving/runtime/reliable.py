@@ -88,7 +88,7 @@ class ReliableStream:
             ValueError: it is not a segment.
         """
         if len(segment) < HEADER_BYTES:
-            raise ValueError(f"a segment of {len(segment)} bytes; at least {HEADER_BYTES} were expected")
+            raise ValueError(f"a segment of {len(segment)} bytes; expected at least {HEADER_BYTES}")
         number, acknowledged, kind = _header.unpack_from(segment)
         while self._unacknowledged and self._unacknowledged[0][0] < acknowledged:
             self._bytes -= len(self._unacknowledged.popleft()[1])

@@ -154,7 +154,7 @@ class Session:
             try:
                 msgspec.msgpack.encode(item)
             except UNENCODABLE as error:
-                errors.setdefault(id, End(id, f"the engine gave an item that cannot be sent: {error}", "engine"))
+                errors.setdefault(id, End(id, f"the engine returned an item that cannot be sent: {error}", "engine"))
         for id in errors:
             if (stream := self._streams.pop(id, None)) is not None:
                 stream.cancel()
@@ -175,7 +175,7 @@ class Session:
         try:
             commands = self._frames.feed(data)
         except FrameError as error:
-            log.warning("a client's connection was closed: %s", error)
+            log.warning("closed a client's connection: %s", error)
             self._channel.close()
             return
         for command in commands:
@@ -223,7 +223,7 @@ class Session:
             try:
                 service(call.request, stream)
             except (msgspec.MsgspecError, RecursionError) as error:
-                stream.end(f"not a request of {call.target}: {error}", "invalid")
+                stream.end(f"not a request for {call.target}: {error}", "invalid")
 
 
 class GeneratorService:

@@ -128,7 +128,7 @@ class Unproven(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The other side hung up, as one does that refuses us."""
-        self._finish("it hung up before it had proven that it knows this cluster's token")
+        self._finish("it hung up before it proved that it knows this cluster's token")
 
     def refuse(self, why: str) -> None:
         """Hang up."""
@@ -193,23 +193,23 @@ class SocketPlane:
             await loop.create_unix_connection(lambda: channel, place)
         elif kind == "tcp":
             if self._token is None:
-                raise OSError(f"an instance at {address} needs etcd or Kubernetes, where the token for TCP lies")
+                raise OSError(f"an instance at {address} needs etcd or Kubernetes, which holds the token for TCP")
             host, _, port = place.rpartition(":")
             unproven = Unproven(self._handshake(address, is_caller=True), channel, self._listeners)
             try:
                 await loop.create_connection(lambda: unproven, host, int(port))
             except UnicodeError as error:
-                raise OSError(f"{host!r} is no host's name: {error}") from error
+                raise OSError(f"{host!r} is not a host name: {error}") from error
             try:
                 why = await unproven.outcome
             except asyncio.CancelledError:
-                unproven.refuse("nobody waits for it")
+                unproven.refuse("nobody is waiting for it")
                 raise
             if why:
                 self._say(address, f"{address} was not called: {why}")
                 raise ConnectionRefusedError(why)
         else:
-            raise OSError(f"an instance at {address} needs another request plane than sockets")
+            raise OSError(f"an instance at {address} needs a request plane other than sockets")
         return channel
 
     async def close(self) -> None:
@@ -220,7 +220,7 @@ class SocketPlane:
         if self._token is not None:
             self._token.close()
         for unproven in [*self._callers, *self._listeners]:
-            unproven.refuse("this process ends")
+            unproven.refuse("this process is stopping")
         for channel in list(self._channels):
             channel.close()
         if self._path is not None:
@@ -242,7 +242,9 @@ class SocketPlane:
     def _admit(self) -> Unproven:
         assert self._accept is not None
         if len(self._callers) >= MAX_UNPROVEN:
-            next(iter(self._callers)).refuse(f"more than {MAX_UNPROVEN} connections had not proven themselves")
+            next(iter(self._callers)).refuse(
+                f"more than {MAX_UNPROVEN} connections have yet to prove that they know the token"
+            )
         handshake = self._handshake(self._address, is_caller=False)
         caller = Unproven(handshake, SocketChannel(self._accept, self._channels), self._callers)
         caller.outcome.add_done_callback(lambda outcome: self._admitted(caller.peer, outcome.result()))

@@ -33,7 +33,7 @@ class ZeroMqPlane:
         """Prepare to bind a socket at `path`, or without one on a TCP port of `host`, once something is published."""
         if path is None and not zmq.has("curve"):
             raise RuntimeUnavailableError(
-                f"pyzmq's libzmq {zmq.zmq_version()} cannot encrypt (CURVE), as events over TCP must be; "
+                f"pyzmq's libzmq {zmq.zmq_version()} cannot encrypt (CURVE), which events over TCP need; "
                 "install pyzmq's wheel (pip install --force-reinstall pyzmq) or use NATS"
             )
         self._discovery = discovery
@@ -108,7 +108,7 @@ class ZeroMqPlane:
                 try:
                     connected[key] = _connect(subscriber, value.decode())
                 except (ValueError, zmq.ZMQError) as error:
-                    log.warning("%s in discovery does not say where events come from and is ignored: %s", key, error)
+                    log.warning("%s in discovery is not a valid source of events and is ignored: %s", key, error)
 
         stop_watch = await self._discovery.watch(f"{CHANNELS}{subject}/", on_change)
         topic, hear = subject.encode(), guarded(on_event, f"an event of {subject}")
@@ -156,7 +156,7 @@ def _connect(subscriber: zmq.asyncio.Socket, place: str) -> str:
     address, _, key = place.partition(" ")
     if not address.startswith("ipc://"):
         if not key:
-            raise ValueError("an address and a key were expected")
+            raise ValueError("expected an address and a key")
         subscriber.curve_publickey, subscriber.curve_secretkey = zmq.curve_keypair()
         subscriber.curve_serverkey = key.encode()
         subscriber.ipv6 = "[" in address

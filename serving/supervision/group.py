@@ -278,7 +278,7 @@ class Group:
                 why = f"does not start: {child.cause}"
             while again is None:
                 delay = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
-                self._note(program.name, colour, f"{why}; starting it again in {delay:g} s")
+                self._note(program.name, colour, f"{why}; restarting it in {delay:g} s")
                 if await _is_set_within(leaving, delay):
                     return
                 try:

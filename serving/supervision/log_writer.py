@@ -61,7 +61,7 @@ class LogWriter:
 
     def _note_gap(self) -> None:
         if self._num_left_out:
-            self._lines.append(f"({self._num_left_out} lines were left out here: nobody read this fast enough)\n")
+            self._lines.append(f"({self._num_left_out} lines were left out here: the reader was too slow)\n")
             self._num_left_out = 0
 
     def _write(self, data: bytes) -> None:

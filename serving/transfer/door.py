@@ -67,7 +67,7 @@ class Door:
             try:
                 connection, _ = await asyncio.get_running_loop().sock_accept(listener)
             except OSError as error:  # no file handles are left; there will be some
-                log.warning("a connection for KV could not be taken: %s", error)
+                log.warning("a connection for KV could not be accepted: %s", error)
                 await asyncio.sleep(1.0)
                 continue
             if len(self._unproven) >= MAX_UNPROVEN:

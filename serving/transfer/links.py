@@ -158,5 +158,5 @@ def check_welcome(said: bytes, id: str) -> None:
     if said != WELCOME + bytes.fromhex(id):
         kind = said[: len(WELCOME)] == WELCOME and len(said) == len(WELCOME) + ID_BYTES
         raise TransferError(
-            "it is gone, and another agent is in its place" if kind else "there is no agent of this version", "lost"
+            "it is gone, and another agent took its place" if kind else "there is no agent of this version", "lost"
         )

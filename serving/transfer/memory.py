@@ -37,7 +37,9 @@ class Memory:
                 fcntl.fcntl(self.handle, fcntl.F_ADD_SEALS, SEALS)
         except (OSError, OverflowError) as error:
             self._close_handle()
-            raise TransferError(f"{num_bytes} bytes of memory for KV cannot be taken: {error}", "refused") from error
+            raise TransferError(
+                f"{num_bytes} bytes of memory for KV cannot be allocated: {error}", "refused"
+            ) from error
         self.view = memoryview(self._map)
 
     def close(self) -> None:
@@ -64,7 +66,7 @@ def runs(pieces: Iterable[Piece], *, source_bytes: int, target_bytes: int) -> li
         source, target, num_bytes = piece
         if min(piece) < 0 or source + num_bytes > source_bytes or target + num_bytes > target_bytes:
             raise TransferError(
-                f"{Piece(*piece)} lies outside the owner's {source_bytes} or the reader's {target_bytes} bytes",
+                f"{Piece(*piece)} is outside the owner's {source_bytes} or the reader's {target_bytes} bytes",
                 "refused",
             )
         if not num_bytes:

@@ -81,7 +81,7 @@ class MemoryAgent:
             TransferError: it did not get there.
         """
         if len(notice) > MAX_NOTICE_BYTES:
-            raise TransferError(f"a notice of {len(notice)} bytes; at most {MAX_NOTICE_BYTES} are sent", "refused")
+            raise TransferError(f"a notice of {len(notice)} bytes; expected at most {MAX_NOTICE_BYTES}", "refused")
         async with self._deadlines.within(timeout_s, "a notice") as begin:
             way, address = self._choose(owner)
             await way.notify(address, notice, begin)
@@ -102,9 +102,9 @@ class MemoryAgent:
             (way, _parsed(one, way)) for way in self._ways for one in offered if one.get("transport") == _transport(way)
         ]
         if not found:
-            theirs = ", ".join(str(one.get("transport"))[:20] for one in offered) or "none that we know"
+            theirs = ", ".join(str(one.get("transport"))[:20] for one in offered) or "nothing known here"
             ours = ", ".join(map(_transport, self._ways))
-            raise TransferError(f"the owner is reached by {theirs}, and this agent reads by {ours}", "refused")
+            raise TransferError(f"the owner is reached by {theirs}, but this agent reads by {ours}", "refused")
         return next(((way, address) for way, address in found[:-1] if way.reaches(address)), found[-1])
 
 
@@ -116,5 +116,5 @@ def _parsed(address: AgentAddress, way: Way[Any]) -> OwnerAddress:
     try:
         parsed: OwnerAddress = msgspec.convert(address, way.address_kind)
     except msgspec.ValidationError as error:
-        raise TransferError(f"the owner's address is none of {_transport(way)}: {error}", "refused") from error
+        raise TransferError(f"the owner's address is not valid for {_transport(way)}: {error}", "refused") from error
     return parsed

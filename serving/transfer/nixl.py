@@ -242,7 +242,7 @@ class Nixl:
                 known = Known()
             self._known[owner.id] = known
             if known.is_lost:
-                raise TransferError("the connection to the owner broke off", "lost")
+                raise TransferError("the connection to the owner broke", "lost")
             return known
 
     async def _make_room(self) -> None:
@@ -257,7 +257,7 @@ class Nixl:
             try:
                 found = await self._call(lambda: self._library.get_new_notifs())
             except TransferError as error:
-                log.warning("notices of KV could not be fetched: %s", error)
+                log.warning("KV notices could not be fetched: %s", error)
                 await asyncio.sleep(1.0)
                 continue
             for notice in itertools.chain.from_iterable(found.values()):
@@ -306,7 +306,7 @@ class Nixl:
         if name != owner.id:
             if name not in self._known:
                 self._forget(name)
-            raise TransferError(f"the owner's metadata is that of another agent, {name[:80]!r}", "refused")
+            raise TransferError(f"the owner's metadata belongs to another agent, {name[:80]!r}", "refused")
 
     def _post(self, name: str, places: Places, stage: int, notice: bytes) -> tuple[Any, str]:
         at, targets = _address(self._stages) + stage, []

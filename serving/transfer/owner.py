@@ -56,9 +56,9 @@ class Owner:
 
     async def _answer(self, stream: Stream, kind: int, length: int) -> None:
         if (most := MAX_BODY_BYTES.get(kind)) is None:
-            raise TransferError(f"there are no requests of kind {kind}", "refused")
+            raise TransferError(f"there is no request of kind {kind}", "refused")
         if length > most:
-            raise TransferError(f"a request of {length} bytes; at most {most} were expected", "refused")
+            raise TransferError(f"a request of {length} bytes; expected at most {most}", "refused")
         async with asyncio.timeout(STALL_S):
             body = await stream.receive(length)
         if kind == READ:
@@ -76,11 +76,13 @@ class Owner:
 
     def _places(self, body: bytes) -> list[tuple[int, int]]:
         if len(body) % PLACE.size:
-            raise TransferError(f"a request of {len(body)} bytes is no list of places", "refused")
+            raise TransferError(f"a request of {len(body)} bytes is not a list of places", "refused")
         places = list(PLACE.iter_unpack(body))
         for start, num_bytes in places:
             if start + num_bytes > len(self._memory):
-                raise TransferError(f"{num_bytes} bytes at {start} are not all in these {len(self._memory)}", "refused")
+                raise TransferError(
+                    f"{num_bytes} bytes at {start} go beyond the {len(self._memory)} bytes of memory", "refused"
+                )
         return places
 
     def _contents(self, places: list[tuple[int, int]]) -> Iterator[bytes | memoryview]:

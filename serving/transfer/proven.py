@@ -51,7 +51,7 @@ async def connect(host: str, port: int) -> socket.socket:
     try:
         places = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
-        raise OSError(f"{host!r} is no host's name: {error}") from error
+        raise OSError(f"{host!r} is not a host name: {error}") from error
     for number, (family, _, _, _, place) in enumerate(places):
         connection = socket.socket(family, socket.SOCK_STREAM)
         connection.setblocking(False)
@@ -87,7 +87,7 @@ async def prove(stream: Stream, place: str, token: bytes, *, is_caller: bool) ->
     except ConnectionError as error:
         if not is_asked:
             raise
-        raise TransferError(f"{place} hung up on our proof: is its token another?", "refused") from error
+        raise TransferError(f"{place} hung up on this agent's proof: does it have another token?", "refused") from error
     stream.put_back(handshake.rest)
 
 

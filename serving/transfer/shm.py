@@ -82,7 +82,7 @@ class Shm:
             TransferError: that cannot be done here.
         """
         if sys.platform != "linux":
-            raise TransferError(f"shared memory for KV needs Linux, not {sys.platform}: choose tcp", "refused")
+            raise TransferError(f"shared memory for KV needs Linux, not {sys.platform}; choose tcp", "refused")
         self._memory, self._id, self._name = memory, bytes.fromhex(id), f"{id[:16]}.kv"
         path = self._path / self._name
         try:
@@ -91,7 +91,7 @@ class Shm:
             listener = _listen(socket_name(path.with_suffix(".new")))
             self._folder.rename(path.with_suffix(".new").name, self._name)
         except (RuntimeUnavailableError, OSError) as error:
-            raise TransferError(f"no socket for KV can be made in {self._path}: {error}", "refused") from error
+            raise TransferError(f"a socket for KV cannot be created in {self._path}: {error}", "refused") from error
         self._owner = Owner(memory.view, on_notice, id=id, welcome=self._welcome)
         self._owner.serve(listener)
         return ShmAddress(id=id, num_bytes=len(memory.view), host=_host(), socket=str(path))
@@ -157,7 +157,7 @@ class Shm:
         for source, target, num_bytes in lot:
             with self._memory.view[target : target + num_bytes] as view:
                 if os.preadv(handle, [view], source) != num_bytes:
-                    raise ConnectionResetError("the owner's memory is shorter than it said")
+                    raise ConnectionResetError("the owner's memory is shorter than it reported")
 
 
 def _default_folder() -> Path:
@@ -205,7 +205,7 @@ def _check_user(connection: socket.socket) -> None:
     """See that the process at the other end is this user's."""
     _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if user != os.getuid():
-        raise TransferError(f"the process at the other end is user {user}'s", "refused")
+        raise TransferError(f"the process at the other end belongs to user {user}", "refused")
 
 
 async def _receive_handle(connection: socket.socket, num_bytes: int) -> tuple[bytes, int]:
@@ -219,7 +219,7 @@ async def _receive_handle(connection: socket.socket, num_bytes: int) -> tuple[by
         loop.remove_reader(connection)
     words, handles, _, _ = socket.recv_fds(connection, num_bytes, 1, socket.MSG_CMSG_CLOEXEC)
     if not handles:
-        raise ConnectionResetError("the other side gave us no memory")
+        raise ConnectionResetError("the other side sent no memory")
     return words, handles[0]
 
 
@@ -231,7 +231,7 @@ def _check_memory(handle: int, num_bytes: int) -> None:
     except OSError:
         seals = 0
     if not stat.S_ISREG(facts.st_mode) or seals & SEALS != SEALS or facts.st_size != num_bytes:
-        raise TransferError(f"the other side gave us something else than {num_bytes} bytes of sealed memory", "refused")
+        raise TransferError(f"the other side sent something other than {num_bytes} bytes of sealed memory", "refused")
 
 
 async def _to_its_end(work: Future[None]) -> None:

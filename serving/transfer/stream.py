@@ -74,7 +74,7 @@ class Stream:
             said = self.socket.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return
-        raise ConnectionResetError("the other side spoke out of turn" if said else "the other side hung up")
+        raise ConnectionResetError("the other side sent data out of turn" if said else "the other side hung up")
 
     def close(self) -> None:
         """Hang up."""

@@ -59,13 +59,13 @@ class Tcp:
         with contextlib.suppress(ValueError):
             if ipaddress.ip_address(self._host).is_unspecified:
                 raise TransferError(
-                    f"{self._host} is no address that others can reach: name one of this host", "refused"
+                    f"{self._host} is not an address that others can reach: choose one of this host", "refused"
                 )
         self._memory, self._id = memory, bytes.fromhex(id)
         try:
             listener = await listen(self._host)
         except (OSError, UnicodeError) as error:
-            raise TransferError(f"no port for KV can be opened at {self._host!r}: {error}", "refused") from error
+            raise TransferError(f"a port for KV cannot be opened at {self._host!r}: {error}", "refused") from error
         address = TcpAddress(id=id, num_bytes=len(memory.view), host=self._host, port=listener.getsockname()[1])
         self._place = _place(address)
         self._owner = Owner(memory.view, on_notice, id=id, welcome=self._welcome)
@@ -120,8 +120,8 @@ class Tcp:
         token = b"" if self._token is None else self._token()
         if len(token) < MIN_TOKEN_BYTES:
             raise TransferError(
-                f"KV over TCP needs the cluster's token of at least {MIN_TOKEN_BYTES} bytes, and there are {len(token)}: "
-                "it lies in etcd (--etcd-endpoints); without etcd choose shm",
+                f"KV over TCP needs the cluster's token; it has {len(token)} bytes, expected at least "
+                f"{MIN_TOKEN_BYTES}: etcd stores it (--etcd-endpoints); without etcd, choose shm",
                 "refused",
             )
         return token

@@ -55,7 +55,7 @@ async def expect_done(stream: Stream) -> None:
     if (status, length) == (DONE, 0):
         return
     if status != REFUSED or length > MAX_REASON_BYTES:
-        raise TransferError(f"the owner's answer ({status}, {length}) is none of this protocol", "refused")
+        raise TransferError(f"the owner's answer ({status}, {length}) does not follow this protocol", "refused")
     reason = (await stream.receive(length)).decode(errors="replace")
     raise TransferError(f"the owner refuses: {reason}", "refused")
 

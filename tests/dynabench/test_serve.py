@@ -116,7 +116,7 @@ def test_a_deployment_that_cannot_be_is_one_line(tmp_path, text, flags, message)
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (None, "does not exist; a folder, a GGUF file or a Hugging Face id was expected"),
+        (None, "does not exist; expected a folder, a GGUF file or a Hugging Face id"),
         ("tokenizer.json", "tokenizer"),
         ("chat_template.jinja", "the model's chat template is not valid: line 1: unexpected '}'"),
     ],

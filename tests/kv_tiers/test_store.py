@@ -193,7 +193,7 @@ def test_who_has_another_token_finds_nothing_and_says_why(world, said):
                 await until_async(said)
 
     uvloop.run(main())
-    assert any("hung up on our proof: is its token another?" in line for line in said())
+    assert any("hung up on this agent's proof: does it have another token?" in line for line in said())
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":7600", "host:0", "host:65536", "host:x", "host:-1", "host:1²"])
@@ -348,8 +348,8 @@ def test_who_cannot_prove_to_know_the_token_hears_a_greeting_and_no_more(world, 
 
 
 BAD = {
-    "a kind that is none": (REQUEST.pack(77, 0, 0, 0), "no requests of kind 77"),
-    "kind 0": (REQUEST.pack(0, 1, 1, 0), "no requests of kind 0"),
+    "a kind that is none": (REQUEST.pack(77, 0, 0, 0), "no request of kind 77"),
+    "kind 0": (REQUEST.pack(0, 1, 1, 0), "no request of kind 0"),
     "too many keys": (REQUEST.pack(LOOK_UP, MAX_KEYS + 1, 0, 0), f"at most {MAX_KEYS}"),
     "as many keys as can be said": (
         REQUEST.pack(LOOK_UP, (1 << 32) - 1, 0, 0),

@@ -116,7 +116,7 @@ def test_a_child_that_something_below_it_outlives_is_started_again(tmp_path):
     )
     try:
         lines = watch(code, restart=True, until="starting it again", arguments=[str(tmp_path / "pids")])
-        assert lines == ["once more", "ended with code 7; starting it again in 0.5 s"]
+        assert lines == ["once more", "ended with code 7; restarting it in 0.5 s"]
     finally:
         for pid in (tmp_path / "pids").read_text().split():
             os.kill(int(pid), 9)
@@ -168,10 +168,10 @@ def test_a_child_that_cannot_be_started_again_is_tried_again(monkeypatch):
     lines = watch(READY + "print('up')\nraise SystemExit(1)", restart=True, until="in 2 s")
     assert lines == [
         "up",
-        "ended with code 1; starting it again in 0.5 s",
-        "could not be started (Too many open files); starting it again in 1 s",
+        "ended with code 1; restarting it in 0.5 s",
+        "could not be started (Too many open files); restarting it in 1 s",
         "up",
-        "ended with code 1; starting it again in 2 s",
+        "ended with code 1; restarting it in 2 s",
     ]
 
 

@@ -72,7 +72,7 @@ class KubernetesApi:
         try:
             trusted = ssl.create_default_context(cadata=account.authority)
         except (ssl.SSLError, ValueError) as error:
-            raise RuntimeUnavailableError("ca.crt of the service account is no certificate in PEM") from error
+            raise RuntimeUnavailableError("ca.crt of the service account is not a certificate in PEM format") from error
         # Python 3.13 and later refuse authorities without a key identifier, which many clusters have.
         trusted.verify_flags &= ~ssl.VERIFY_X509_STRICT
         # No limit on connections: each watch holds one.
@@ -256,7 +256,9 @@ class KubernetesApi:
                     f"{verb} on {what} of API group {resource.group!r}, bound to its service account"
                 )
             case 404 if verb == "create":
-                text = f"finds no namespace {self.namespace} (404: {said}); expected the pod's own, or what POD_NAMESPACE names"
+                text = (
+                    f"has no namespace {self.namespace} (404: {said}); expected the pod's, or the one in POD_NAMESPACE"
+                )
             case _:
                 text = f"refuses to {verb} {' '.join([what, *names[:1]])} in namespace {self.namespace} ({status.code}: {said})"
         return ApiError(f"the API server at {self._account.server} {text}", status.code)

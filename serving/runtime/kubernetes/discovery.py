@@ -207,7 +207,7 @@ class KubernetesDiscovery:
             if trouble:
                 log.warning("this process may be lost from discovery; trying again: %s", trouble)
             else:
-                log.info("this process is sure of its place in discovery again")
+                log.info("this process is safely in discovery again")
 
 
 def _value(secret: Data) -> bytes | None:

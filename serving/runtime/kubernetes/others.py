@@ -142,7 +142,7 @@ class Others:
         try:
             texts = msgspec.json.decode((record.data or {}).get("keys", "{}"), type=dict[str, str])
         except ValueError as error:
-            log.warning("ConfigMap %s holds no keys and is ignored: %s", record.metadata.name, error)
+            log.warning("ConfigMap %s has no valid keys and is ignored: %s", record.metadata.name, error)
         if version >= self._records.get(id, NOTHING).version:
             self._records[id] = Record(version, {key: text.encode() for key, text in texts.items()})
 

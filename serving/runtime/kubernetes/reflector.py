@@ -128,6 +128,6 @@ class Reflector(Generic[Kind]):
         if text != self._trouble:
             self._trouble = text
             if text:
-                log.warning("%s are not seen; what was known of them stands: %s", self._resource.name, text)
+                log.warning("%s cannot be read; what was known of them stays in use: %s", self._resource.name, text)
             else:
-                log.info("%s are seen again", self._resource.name)
+                log.info("%s can be read again", self._resource.name)
