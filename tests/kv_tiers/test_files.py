@@ -250,7 +250,7 @@ def link(kv):
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (open_to_others, "can be written by others .chmod 700 .*kv mends it"),
+        (open_to_others, "can be written by others .chmod 700 .*kv fixes it"),
         (link, "cannot be used: it is a symbolic link"),
         (lambda kv: kv.write_text(""), "cannot be used: File exists"),
         (lambda kv: (kv.mkdir(), (kv / "lock").symlink_to(kv.parent / "x")), "cannot be used: Too many levels"),

@@ -116,7 +116,7 @@ def test_without_a_token_nobody_listens(token):
     async def main():
         agent = make_agent("tcp", MIB, on_notice=print, token=token)
         with pytest.raises(
-            TransferError, match="needs the cluster's token; it has . bytes, expected at least 16"
+            TransferError, match=r"needs the cluster's token; it has . bytes, expected at least 16"
         ) as caught:
             await agent.start()
         assert caught.value.kind == "refused"

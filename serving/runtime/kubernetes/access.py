@@ -1,4 +1,4 @@
-"""What the cluster must allow: roles are generated from this, and the tests compare it with the calls that are made."""
+"""The rights that the cluster must grant: roles are generated from them, and tests compare them with the calls made."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -21,18 +21,18 @@ DISCOVERY = (
     Rule("coordination.k8s.io", "leases", ("get", "list", "watch", "create", "patch", "delete")),
     Rule("", "configmaps", ("get", "list", "create", "patch", "delete")),
     Rule("discovery.k8s.io", "endpointslices", ("list", "watch")),
-    # Not `create`, which no rule can limit to a name: manifests hold the Secret, and a process fills it.
+    # Not `create`, which no rule can limit to a name: manifests contain the Secret, and a process fills it.
     Rule("", "secrets", ("get", "list", "watch", "patch"), (TOKEN_SECRET,)),
 )
-"""For every process that finds others with --discovery-backend kubernetes."""
+"""The rights of every process that finds others with --discovery-backend kubernetes."""
 
 
 def scaling(deployments: Iterable[str]) -> tuple[Rule, ...]:
-    """Return what a planner with --hands kubernetes needs besides discovery, for the Deployments that it scales."""
+    """Return the rights, besides discovery, that a planner with --hands kubernetes needs to scale these Deployments."""
     return (
         Rule("apps", "deployments", ("list", "watch")),
         Rule("apps", "deployments/scale", ("get", "patch"), tuple(deployments)),
-        # Kubernetes makes up the names of pods, and no rule can name a label. Only patch: a planner deletes no pod.
+        # Kubernetes generates the names of pods, and no rule can name a label. Only patch: a planner deletes no pod.
         Rule("", "pods", ("list", "watch", "patch")),
         Rule("autoscaling", "horizontalpodautoscalers", ("list", "watch")),
     )
