@@ -18,7 +18,7 @@ WINDOW_S = 180.0
 class Predicting(Policy):
     """A mode that knows the cost of steps, and of fetching KV from beyond the GPU.
 
-    Tp, T0, Td, Tk: seconds a prompt token, a step, a sequence, a context token. F: seconds to fetch from beyond the GPU.
+    Tp, T0, Td, Tk: seconds a prompt token, a step, a sequence, a context token. F: seconds to fetch KV beyond the GPU.
     """
 
     usual_interference: ClassVar[float] = 0.1
