@@ -1,4 +1,4 @@
-"""The small files of a model, read from a GGUF file: configuration, tokenizer and chat template, as the hub would have them."""
+"""The small files of a model, read from a GGUF file: configuration, tokenizer and chat template, as on the hub."""
 
 import json
 from pathlib import Path

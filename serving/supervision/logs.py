@@ -20,7 +20,7 @@ class LogError(ValueError):
 
 
 def set_up(verbosity: int = 0, *, default: str = "info") -> None:
-    """Log to standard error: `-v` debug, `-vv` everything; otherwise what DYN_LOG says, or the default.
+    """Log to standard error: `-v` debug, `-vv` everything; otherwise the levels in DYN_LOG, or the default.
 
     Raises:
         LogError: DYN_LOG is not of the form `level` or `target=level,...`, or there are too many -v.

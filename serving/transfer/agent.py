@@ -40,7 +40,7 @@ class TransferError(Exception):
 
 
 class Agent(Protocol):
-    """One end of transfers, as in NIXL: a worker's memory, and its way to that of others; needs a running event loop."""
+    """One end of transfers, as in NIXL: a worker's memory and its way to that of others. Needs an event loop."""
 
     @property
     def address(self) -> AgentAddress:

@@ -25,7 +25,7 @@ MAX_CONNECTIONS = 1024
 """Connections of all callers; beyond that, the oldest is dropped. An honest caller then makes a new one."""
 
 MAX_OF_ONE_CALLER = 2 * MAX_LINKS
-"""A caller's connections; beyond that, its oldest is dropped. Twice its need, for it may replace some that we still see."""
+"""A caller's connections; beyond that, its oldest is dropped. Twice its need: it may replace some that we still see."""
 
 Attend = Callable[[Stream], Awaitable[None]]
 
