@@ -241,7 +241,7 @@ class Group:
                 env=os.environ | program.environment | facts,
                 pass_fds=(*program.file_descriptors, theirs.fileno()),
                 # Ctrl-C reaches only us, and we stop the others in order. A separate session would do that too, but
-                # Linux divides the CPU by session, and an engine whose threads spin would starve its own process.
+                # Linux divides the CPU by session, and an engine's spinning threads would starve its others.
                 preexec_fn=os.setpgrp,
             )
             for end in (lifeline, theirs, output):
