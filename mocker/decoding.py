@@ -45,7 +45,7 @@ class Decoding:
         self.num_sequences -= 1
 
     def delay(self, sequence: Sequence, iteration: int) -> None:
-        """Give a sequence no token in an iteration; a last one in flight is not delayed. Then call `find_next_finish`."""
+        """Give a sequence no token in an iteration; a last one in flight is not late. Then call `find_next_finish`."""
         sequence.origin += 1
         self._origin_sum += 1
         if sequence.last_iteration >= iteration:

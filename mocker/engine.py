@@ -175,7 +175,7 @@ class Engine:
         self._ahead_has_ended = True
 
     def take_loads(self) -> list[Sequence]:
-        """Return the sequences whose load started since the last call. It fills all blocks after `num_cached_blocks`."""
+        """Return sequences whose load started since the last call; it fills all but `num_cached_blocks` blocks."""
         loads, self.scheduler.loads = self.scheduler.loads, []
         return loads
 

@@ -7,7 +7,7 @@ from mocker.chain import BlockChain
 NEVER = 1 << 62
 
 WAITING, LOADING, LOADED, RUNNING, OVER = range(5)
-"""The state of a sequence. If its KV comes from elsewhere: it waits for blocks, LOADING, LOADED, it waits for a seat."""
+"""The state of a sequence. With KV from elsewhere: it waits for blocks, LOADING, LOADED, it waits for a seat."""
 
 
 class Sequence:

@@ -52,7 +52,7 @@ def test_the_example_serves_two_models_restarts_what_dies_and_stops_clean(tmp_pa
     os.kill(children(process)[0], signal.SIGKILL)
     until(lambda: len(instances(url)) == 3 and instances(url) != before, process)
     log = finish(process, signal.SIGINT)
-    assert "chatty-0 ended with code -9; starting it again" in log
+    assert "chatty-0 ended with code -9; restarting it" in log
 
 
 def test_several_frontends_share_the_port(tmp_path):
@@ -207,5 +207,5 @@ def test_kv_survives_its_worker_on_disk_and_in_the_store_and_the_store_may_die(t
     kill(0)
     assert ask() == (text, 640)
     log = finish(process, signal.SIGINT)
-    assert "kv-store ended with code -9; starting it again" in log
+    assert "kv-store ended with code -9; restarting it" in log
     assert "is not there" not in log.partition("stopping: ")[2]  # the store ends after its workers
