@@ -157,7 +157,7 @@ def test_a_store_that_is_killed_in_the_middle_is_a_miss_and_is_used_again_when_i
 
     uvloop.run(main())
     lines = [line for line in said() if str(port) in line]
-    assert sum("counts as absent" in line for line in lines) == sum("there again" in line for line in lines) <= 2
+    assert sum("counts as absent" in line for line in lines) == sum("reached again" in line for line in lines) <= 2
 
 
 def test_a_store_that_does_not_answer_is_a_miss_after_a_while_and_at_once_from_then_on(world, said):
@@ -181,7 +181,7 @@ def test_a_store_that_does_not_answer_is_a_miss_after_a_while_and_at_once_from_t
 
     uvloop.run(main())
     assert len([line for line in said() if "counts as absent: no answer within 2 s" in line]) == 1
-    assert len([line for line in said() if "there again" in line]) == 1
+    assert len([line for line in said() if "reached again" in line]) == 1
 
 
 def test_who_has_another_token_finds_nothing_and_says_why(world, said):
