@@ -1,7 +1,7 @@
 """The content of one tier (host memory, a disk, a store): chunks of KV blocks, pinned while copied, evicted by policy.
 
 A chunk is `blocks_per_chunk` consecutive blocks and is named by its last one: chunk c of a chain contains the blocks
-from c * blocks_per_chunk on. Chunks that were stored together are treated alike, so they are kept as a chain's segments:
+from c * blocks_per_chunk on. Chunks that were stored together are treated alike, so a chain is kept as segments:
 
     absent -- `offer` --> being written -- `complete_store` --> ready <-- `pin`, `unpin` --> being read
                                                                   |

@@ -80,7 +80,7 @@ class LeadTime(Policy):
     """Orders workers a start-up time ahead, and keeps them as long as a start costs."""
 
     description: ClassVar[str] = (
-        "ours: ceil(what may come until a start is ready / capacity within limits + sqrt(weight x load x backlog / start-up time)) (lead_*)"
+        "our own: ceil(load expected until a start is ready / capacity within limits + sqrt(weight x load x backlog / start-up time)) (lead_*)"
     )
     default_interval_s: ClassVar[float] = 5.0
     needs_traffic: ClassVar[bool] = True

@@ -59,7 +59,7 @@ class Marginal(Predicting):
     """The least increase of everyone's latency: our own rule (docs/routing-study.md)."""
 
     description: ClassVar[str] = (
-        "Least added latency for all: predicted TTFT + alpha Tp miss d + E[out] (Tk (C + Q) + Td n); a rule of our own."
+        "Least added latency for all: predicted TTFT + alpha Tp miss d + E[out] (Tk (C + Q) + Td n); our own rule."
     )
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
@@ -81,7 +81,7 @@ class MarginalAll(Marginal):
     usual_osl: ClassVar[int] = 50
 
     description: ClassVar[str] = (
-        "marginal + half E[out] n (Tk L + Td): also what this request's decoding costs the others; a rule of our own."
+        "marginal + half E[out] n (Tk L + Td): also what this request's decoding costs the others; our own rule."
     )
 
     def costs(self, candidates: Candidates) -> Sequence[float]:

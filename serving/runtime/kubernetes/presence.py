@@ -42,7 +42,7 @@ class Presence:
         self._slices: dict[str, dict[str, bool]] = {}
 
     def on_lease(self, now: float, id: str, lease: Lease) -> None:
-        """Take note of a process's Lease."""
+        """Record a process's Lease."""
         spec, version = lease.spec, lease.metadata.annotation(VERSION)
         known, renewed = self.processes.get(id), spec.renew_time or ""
         ttl_s = float(spec.lease_duration_seconds or DEFAULT_TTL_S)
@@ -58,11 +58,11 @@ class Presence:
         )
 
     def forget(self, id: str) -> None:
-        """Take note that a process's Lease is gone."""
+        """Record that a process's Lease is gone."""
         self.processes.pop(id, None)
 
     def on_slice(self, name: str, found: EndpointSlice | None) -> None:
-        """Take note of an EndpointSlice, or that it is gone."""
+        """Record an EndpointSlice, or that it is gone."""
         self._slices.pop(name, None)
         if found is not None:
             self._slices[name] = {
@@ -72,7 +72,7 @@ class Presence:
             }
 
     def on_slices(self, found: Mapping[str, EndpointSlice]) -> None:
-        """Take note of all EndpointSlices."""
+        """Record all EndpointSlices."""
         self._slices.clear()
         for name, each in found.items():
             self.on_slice(name, each)
