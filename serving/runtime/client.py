@@ -280,7 +280,7 @@ class Client:
         return connection.call(self._target, request)
 
     def round_robin(self, request: Any) -> ReplyStream:
-        """Call the instances in turn."""
+        """Call the instances in rotation."""
         ids = self._some()
         return self.direct(request, ids[next(self._turn) % len(ids)])
 

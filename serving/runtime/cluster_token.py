@@ -131,4 +131,4 @@ class FolderToken:
         return self._last
 
     def close(self) -> None:
-        """Do nothing: the file is for those who come later."""
+        """Do nothing: the file is for later processes."""

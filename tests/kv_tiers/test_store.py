@@ -355,7 +355,7 @@ BAD = {
         REQUEST.pack(LOOK_UP, (1 << 32) - 1, 0, 0),
         f"4294967295 keys; expected at most {MAX_KEYS}",
     ),
-    "chunks of no size": (REQUEST.pack(READ, 1, 0, 0), f"chunks of 0 bytes; 1 to {MAX_CHUNK_BYTES}"),
+    "chunks of no size": (REQUEST.pack(READ, 1, 0, 0), f"chunks of 0 bytes; expected 1 to {MAX_CHUNK_BYTES}"),
     "huge chunks": (REQUEST.pack(WRITE, 1, (1 << 32) - 1, 0), "chunks of 4294967295 bytes"),
     "more than a lot": (REQUEST.pack(WRITE, 33, 1 << 20, 0), "33 keys; expected at most 32"),
 }

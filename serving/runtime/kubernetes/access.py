@@ -10,11 +10,11 @@ class Rule(NamedTuple):
     """A rule of a Role."""
 
     group: str
-    """Of the API; empty: the core's."""
+    """The group in the API; empty: the core group."""
     resource: str
     verbs: tuple[str, ...]
     names: tuple[str, ...] = ()
-    """Of the objects; none: all of the namespace."""
+    """The names of the objects; none: all of the namespace."""
 
 
 DISCOVERY = (
