@@ -1,7 +1,7 @@
 """A simulated inference engine: vLLM V1's scheduler and KV cache as a plain state machine.
 
 No clock, no I/O, no tokens: a request brings its lengths and the ids of its blocks, `Engine.schedule`
-closes a batch and says how long it takes, `Engine.complete` says what came of it.
+closes a batch and returns its duration, and `Engine.complete` returns its results.
 """
 
 from mocker.chain import BlockChain

@@ -1,4 +1,4 @@
-"""What an iteration computes."""
+"""The work of an iteration."""
 
 from mocker.sequence import Sequence
 
@@ -6,7 +6,7 @@ NOBODY: list[Sequence] = []  # shared, never changed
 
 
 class Batch:
-    """What one iteration computes, or several in a row if it is the same."""
+    """The work of one iteration, or of several consecutive ones if it is the same."""
 
     __slots__ = (
         "admitted",
@@ -24,7 +24,7 @@ class Batch:
 
     def __init__(self, iteration: int) -> None:
         self.iteration = iteration
-        self.is_undisturbed = False  # True if all that happens is a token for each sequence that decodes
+        self.is_undisturbed = False  # True if only a token for each decoding sequence happens
         self.decodes = NOBODY  # one token each; never changed in place
         self.num_kv_tokens = 0  # context that the decodes read in that iteration, summed
         self.chunks: list[tuple[Sequence, int]] = []  # prefill: sequence, tokens
@@ -37,7 +37,7 @@ class Batch:
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing is computed: those that run were preempted, or have their last token in flight."""
+        """True if nothing is computed: the running sequences were preempted, or have their last token in flight."""
         return not (self.decodes or self.chunks)
 
     def computes(self, sequence: Sequence) -> bool:

@@ -8,7 +8,7 @@ Every block is in one of four regions. Only runs are objects; the rest are count
     | `num_blank`    | `_queue`, `num_evictable` blocks    | `Run.holders`         | the rest       |
 
     allocate     blank, then queued (a run from its tail: evicted) -> private
-    store        private -> shared: the sequence's last run grows, or a new one begins
+    store        private -> shared: the sequence's last run grows, or a new one starts
     hold         queued or shared -> shared: a cached prefix is used
     release      shared -> the back of the queue, the last run first; private -> blank
     give_back    private -> blank
@@ -16,9 +16,9 @@ Every block is in one of four regions. Only runs are objects; the rest are count
 This is vLLM's one free queue: blocks without a hash only ever join it at the front, hashed ones at the back. A sequence
 frees its blocks tail first and a run is evicted from its tail, so a cached block's prefix is always cached too.
 
-The same content may be cached in several runs. The oldest is primary and the one that look-ups find, by its ids in
-`_index`. The others are copies, listed in `_copies`; where a primary run loses blocks, the oldest copy of them becomes
-primary (`_promote`).
+The same content may be cached in several runs. The oldest is primary: look-ups find it, by its ids in `_index`. The
+others are copies, listed in `_copies`; if a primary run loses blocks, the oldest copy of them becomes primary
+(`_promote`).
 """
 
 from collections import OrderedDict
@@ -41,7 +41,7 @@ class BlockPool:
         """Whether `events` is filled."""
         self.events: list[BlockEvent] = []
         self.touched: list[Watch] = []
-        """Watches whose blocks were taken, until a caller empties the list."""
+        """Watches whose blocks were reused, until a caller empties the list."""
         self._index: dict[Hashable, Run] = {}  # id (or (id, offset) where a run starts inside one) -> primary run
         self._copies: dict[Hashable, list[Run]] = {}  # id -> other runs with blocks of that id, oldest first
         self._queue: OrderedDict[Run, None] = OrderedDict()
@@ -54,7 +54,7 @@ class BlockPool:
     # What the scheduler asks
 
     def lookup(self, chain: BlockChain, limit: int) -> int:
-        """Count the leading blocks of a chain that are cached, `limit` at most."""
+        """Count the leading blocks of a chain that are cached, at most `limit`."""
         index, ids = self._index, chain.ids
         if limit <= 0 or ids[0] not in index:
             return 0
@@ -107,7 +107,7 @@ class BlockPool:
         sequence.num_blocks = sequence.num_cached_blocks = num_blocks
 
     def allocate(self, num_blocks: int) -> None:
-        """Take blocks from the front of the free queue, evicting what they held. The caller has checked `num_free`."""
+        """Allocate blocks from the front of the free queue, and evict their content. The caller checks `num_free`."""
         blank = min(num_blocks, self.num_blank)
         self.num_blank -= blank
         remaining = num_blocks - blank
@@ -127,8 +127,8 @@ class BlockPool:
     def store(self, sequence: Sequence, num_full: int) -> None:
         """Cache a sequence's blocks up to `num_full`, whose tokens are scheduled.
 
-        Blocks from `start` to `present` are cached already, by a run of somebody else: ours are copies. What follows is
-        new, and findable only if the run that is found before it ends there (`_part`).
+        Blocks from `start` to `present` are already cached in another sequence's run: ours are copies. Later blocks are
+        new, and findable only if the run found before them ends there (`_part`).
         """
         chain, start = sequence.chain, sequence.num_cached_blocks
         if num_full <= start or not self.enable_prefix_caching:
@@ -193,7 +193,7 @@ class BlockPool:
             self._enter_copy(run, start, stop)
 
     def _enter(self, run: Run, start: int, stop: int) -> None:
-        """Make blocks of a primary run findable: by the ids that begin in them, and by where the run starts."""
+        """Make blocks of a primary run findable: by the ids that start in them, and by the start of the run."""
         chain = run.chain
         first = chain.index_of(start)
         if chain.first_block(first) != start:
@@ -214,7 +214,7 @@ class BlockPool:
                 copies.append(run)
 
     def _leave_copy(self, run: Run, start: int, stop: int) -> None:
-        """Remove a copy that lost `start` to `stop` from the lists of ids of which it no longer has a block."""
+        """Remove a copy that lost `start` to `stop` from the lists of ids in which it has no blocks left."""
         chain = run.chain
         for index in range(chain.index_of(start), chain.index_of(stop - 1) + 1):
             is_last = index + 1 == len(chain.ids)
@@ -247,7 +247,7 @@ class BlockPool:
         return front
 
     def _part(self, chain: BlockChain, block: int) -> None:
-        """Make the primary run before a block end there, so that a look-up continues with what follows in this chain."""
+        """Make the primary run before a block end there, so that a look-up continues in this chain."""
         run = self._index[chain.key(0)]
         while run.stop < block:
             run = self._index[chain.key(run.stop)]
@@ -286,7 +286,7 @@ class BlockPool:
             self._promote(chain, start, stop)
 
     def _report_taken(self, run: Run, start: int) -> None:
-        """Report to the watches of a run that its blocks from `start` on are taken."""
+        """Report to the watches of a run that its blocks from `start` on are reused."""
         for watch in run.watches:
             if watch.is_on:
                 if not watch.taken:
@@ -294,7 +294,7 @@ class BlockPool:
                 watch.taken.append((start, run.stop))
 
     def _promote(self, chain: BlockChain, start: int, stop: int) -> None:
-        """Make the oldest remaining copies of blocks `start` to `stop` primary, in place of the evicted ones."""
+        """Make the oldest remaining copies of blocks `start` to `stop` primary, replacing the evicted ones."""
         block = start
         while block < stop:
             copies = self._copies.get(chain.ids[chain.index_of(block)], ())
@@ -316,7 +316,7 @@ class BlockPool:
             block = copy_stop
 
     def _split_in_place(self, run: Run, block: int) -> Run:
-        """Split a run so that, if free, both parts stay where it was in the queue, the tail evicted first."""
+        """Split a run; if it is free, both parts keep its place in the queue, and the tail is evicted first."""
         front = self._split(run, block)
         if not front.holders:
             place = list(self._queue)

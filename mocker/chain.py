@@ -1,4 +1,4 @@
-"""The names of a sequence's blocks, in order, without naming each one."""
+"""The names of a sequence's blocks, in order, without a name for each one."""
 
 from collections.abc import Hashable
 from collections.abc import Sequence as Sequence_
@@ -8,8 +8,8 @@ class BlockChain:
     """The content of every full block a sequence may ever hold.
 
     `ids[i]` names blocks `i * blocks_per_id` up to `(i + 1) * blocks_per_id`, cut at `num_named`. Ids are
-    chained: equal ids at one place mean equal content there and everywhere before. Blocks from
-    `num_named` on are this sequence's own (output nobody can ask for again) and have one private id.
+    chained: equal ids at one index mean equal content there and everywhere before. Blocks from
+    `num_named` on are private to this sequence (output that nobody can request again) and have one private id.
     """
 
     __slots__ = ("blocks_per_id", "ids", "num_named")

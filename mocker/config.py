@@ -85,8 +85,8 @@ class EngineConfig(OffloadConfig):
         if self.has_host_memory and not self.enable_prefix_caching:
             name = "kv_offloading_size" if self.kv_offloading_size else "num_host_blocks"
             raise ValueError(
-                f"{name} is {getattr(self, name):g}, and enable_prefix_caching is false; expected true, or a size of 0: KV in host "
-                "memory is found through prefix caching"
+                f"{name} is {getattr(self, name):g}, and enable_prefix_caching is false; expected true, or a "
+                "size of 0: prefix caching is what finds KV in host memory"
             )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(

@@ -1,7 +1,7 @@
 """The sequences that decode: what they read, when the next one finishes, and how their blocks grow.
 
-At iteration i a decoding sequence computes the token at position `i - origin`, so no step touches each of them: sums over
-all follow from sums of origins, and only a sequence whose position begins or fills a block needs anything.
+At iteration i a decoding sequence computes the token at position `i - origin`. So no step touches each of them: sums
+over all follow from sums of origins, and only a sequence whose position starts or fills a block needs any work.
 
     position    0 ........ size-1 | size ........ 2*size-1 | ...
                 takes a    fills  | takes a       fills    |
@@ -15,10 +15,10 @@ from mocker.sequence import NEVER, Sequence
 
 
 class Decoding:
-    """Sums over the decoding sequences, and the blocks they take and fill."""
+    """Sums over the decoding sequences, and the blocks they allocate and fill."""
 
     def __init__(self, pool: BlockPool, *, block_size: int, lag: int) -> None:
-        """Begin with none; a token is known, so that its block can be cached, `lag` iterations after it is computed."""
+        """Start with none; a token is known, and its block can be cached, `lag` iterations after it is computed."""
         self.num_sequences = 0
         self.next_finish = NEVER
         """The iteration at whose end the next of them finishes."""
@@ -28,7 +28,7 @@ class Decoding:
         self._lag = lag
 
     def start(self, sequence: Sequence, iteration: int) -> None:
-        """Let a sequence decode whose prefill an iteration completes."""
+        """Add a sequence whose prefill an iteration completes."""
         sequence.decoding = True
         sequence.origin = iteration - sequence.num_known
         sequence.last_iteration = sequence.origin + sequence.num_total - 2
@@ -37,7 +37,7 @@ class Decoding:
         self.next_finish = min(self.next_finish, sequence.last_iteration)
 
     def stop(self, sequence: Sequence, num_computed: int) -> None:
-        """Let a sequence decode no more; `find_next_finish` is due."""
+        """Remove a sequence; the caller must call `find_next_finish`."""
         sequence.decoding = False
         sequence.num_computed = num_computed
         sequence.num_blocks = -(-num_computed // self._size)
@@ -45,29 +45,29 @@ class Decoding:
         self.num_sequences -= 1
 
     def delay(self, sequence: Sequence, iteration: int) -> None:
-        """Give a sequence no token in an iteration; its last one, if that is in flight, is not later. `find_next_finish` is due."""
+        """Give a sequence no token in an iteration; a last one in flight is not late. Then call `find_next_finish`."""
         sequence.origin += 1
         self._origin_sum += 1
         if sequence.last_iteration >= iteration:
             sequence.last_iteration += 1
 
     def find_next_finish(self, running: list[Sequence]) -> None:
-        """Look for the next to finish among those that run."""
+        """Find the next running sequence to finish."""
         self.next_finish = min([s.last_iteration for s in running if s.decoding], default=NEVER)
 
     def num_kv_tokens(self, iteration: int) -> int:
-        """Count the tokens of context that all of them read in an iteration."""
+        """Return the tokens of context that all of them read in an iteration."""
         return self.num_sequences * iteration - self._origin_sum
 
     # Blocks
 
     def num_new_blocks(self, decodes: list[Sequence], iteration: int) -> int:
-        """Count the blocks that these decodes take in an iteration."""
+        """Return the number of blocks that these decodes allocate in an iteration."""
         size = self._size
         return sum([(iteration - s.origin) % size == 0 for s in decodes])
 
     def num_iterations(self, decodes: list[Sequence], first: int, limit: int) -> int:
-        """Return for how many iterations from `first` on the free blocks are enough, `limit` at most."""
+        """Return for how many iterations from `first` on the free blocks suffice, at most `limit`."""
         size, free = self._size, self._pool.num_free
         if len(decodes) * (limit // size + 1) <= free:
             return limit
@@ -105,6 +105,6 @@ class Decoding:
 
 
 def _blocks_taken(origins: list[int], first: int, stop: int, block_size: int) -> int:
-    """Count the blocks that decodes with these origins take in iterations `first` to `stop`, exclusive."""
+    """Count the blocks that decodes with these origins allocate in iterations `first` to `stop`, exclusive."""
     begin, end = first - 1, stop - 1  # ceil((i - origin) / size) = (i - 1 - origin) // size + 1
     return sum([(end - origin) // block_size - (begin - origin) // block_size for origin in origins])

@@ -8,20 +8,20 @@ A step may span many iterations of one batch (a leap). Each iteration then only 
 durations follow a closed form and only block counts change. A leap that is cut at any iteration and continued has the
 same schedules, times and events as its iterations taken one at a time.
 
-With asynchronous scheduling, the engine closes a second batch as soon as a step begins. That batch is the next step, whatever
-the first one brings, so a sequence that arrives waits for the step in flight and for the one after it.
+With asynchronous scheduling, the engine closes a second batch as soon as a step starts. That batch is the next step,
+whatever the first one produces, so an arriving sequence waits for the step in flight and for the one after it.
 
-The engine copies KV between the GPU and host memory itself, and knows when a copy ends as soon as it begins. It accounts for
-copies at the end of an iteration; the driver calls an idle engine again at `wake_s`. A leap ends where a load ends; a
-store ends it only if something has to happen at once (`has_end_at_stores`).
+The engine copies KV between the GPU and host memory itself, and knows when a copy ends as soon as it starts. It
+accounts for copies at the end of an iteration; the driver calls an idle engine again at `wake_s`. A leap ends when a
+load ends; a store ends it only if something has to happen at once (`has_end_at_stores`).
 
 The driver serves the tiers behind host memory: `take_tier_work` returns what to look up, read and write there, and the driver
 reports the results (`answer`, `end_read`, `end_write`). It may check what is loaded into the GPU (`await_check`,
 `end_check`); the engine computes what the check rejects.
 
 The driver also transfers KV between engines: `take_loads` returns the sequences whose KV is to be read from another engine,
-into blocks that they hold already. The driver reports when the KV has arrived (`arrive`), and when another engine has read
-what is held here (`let_go`).
+into blocks that they already hold. The driver reports when the KV has arrived (`arrive`), and when another engine has
+read the KV held here (`let_go`).
 """
 
 import math
@@ -61,7 +61,7 @@ class Engine:
             config: its settings.
             timing: the step-time model.
             num_blocks: KV blocks, the null block included.
-            host: its host memory, if KV is kept there.
+            host: its host memory, if it keeps KV there.
             kv_events: keep KV events for `take_events`.
             ordered_events: inside a leap, put events in vLLM's exact order (at a cost per block) instead of
                 one sequence after another.
@@ -73,8 +73,8 @@ class Engine:
         self.host_link: HostLink | None = None
         """The link to host memory, if there is any."""
         self.has_end_at_stores = kv_events
-        """Whether a step ends where KV has arrived in host memory, because a caller takes that event at the end of a step.
-        Callers that use `advance` see it without."""
+        """Whether a step ends when KV has arrived in host memory, because a caller takes that event at the end of a
+        step. Callers that use `advance` see it without."""
         if host is not None:
             assert self.scheduler.offload is not None
             self.scheduler.offload.host.has_listener = kv_events
@@ -83,14 +83,14 @@ class Engine:
         self.log = StepLog()
         self.step: Step | None = None
         self._is_async = config.is_async
-        self._ahead: Batch | None = None  # asynchronously: the batch that follows the step in flight
+        self._ahead: Batch | None = None  # asynchronous: the batch after the step in flight
         self._ahead_s = 0.0  # when it was closed
-        self._work = NO_WORK  # copies that begin with the batch ahead
+        self._work = NO_WORK  # copies that start with the batch ahead
         self._ordered = kv_events and ordered_events
         self._aborts: list[Sequence] = []
         self._arrivals: list[
             tuple[Sequence, int | None]
-        ] = []  # during the step: the sequence whose KV came, and its valid blocks
+        ] = []  # during the step: sequences whose KV arrived, and their valid blocks
         self._let_go: list[Sequence] = []  # during the step
         self._published: list[KvEvent] = []
         self._last_end = -1.0
@@ -100,7 +100,7 @@ class Engine:
         self._logged: Ramp | None = None  # the ramp of the step log's last row
         self._ramp_origin = 0.0
         self._ramp_skip = 0
-        self._ahead_has_ended = False  # a sequence ended that is in the batch ahead, or in the step in flight
+        self._ahead_has_ended = False  # a sequence in the batch ahead, or in the step in flight, ended
 
     @property
     def is_idle(self) -> bool:
@@ -112,8 +112,8 @@ class Engine:
     def is_locked(self) -> bool:
         """True if nothing can continue until a sequence is aborted, as in vLLM (its issues 45388 and 53868).
 
-        Sequences whose KV was loaded hold blocks while they wait, and cannot be preempted. Under pressure they may hold so
-        many that too few are left for the next tokens of the first; the others wait behind it, and none frees a block.
+        Sequences whose KV was loaded hold blocks while they wait, and cannot be preempted. Under pressure, they may
+        leave too few for the next tokens of the first; the others wait behind it, and none frees a block.
         """
         scheduler = self.scheduler
         is_busy = scheduler.running or self.step is not None or self._ahead or scheduler.retention.held
@@ -128,18 +128,18 @@ class Engine:
 
     @property
     def wake_s(self) -> float:
-        """When there may be work although nothing was added (s): the next copy between GPU and host ends."""
+        """When there may be work although nothing was added (s): the end of the next copy between GPU and host."""
         return math.inf if self.host_link is None else self.host_link.next_end_s
 
     @property
     def known_until_s(self) -> float:
-        """When the last iteration that is accounted for ended (s)."""
+        """When the last accounted iteration ended (s)."""
         return self._last_end if self.step is None else self.step.start
 
     def num_known_tokens(self, sequence: Sequence) -> int:
         """Count the tokens of a sequence, prompt and output, up to the last step that ended.
 
-        The scheduler is ahead of that by the batches that are closed and have not ended.
+        The scheduler is ahead of that by the closed batches that have not ended.
         """
         count, step, ahead = self.scheduler.num_tokens(sequence), self.step, self._ahead
         if step is None:
@@ -175,13 +175,13 @@ class Engine:
         self._ahead_has_ended = True
 
     def take_loads(self) -> list[Sequence]:
-        """Return the sequences whose load began since the last call. It fills all blocks but the first `num_cached_blocks`."""
+        """Return sequences whose load started since the last call; it fills all but `num_cached_blocks` blocks."""
         loads, self.scheduler.loads = self.scheduler.loads, []
         return loads
 
     @property
     def shipped(self) -> list[Sequence]:
-        """Sequences that the last `schedule` admitted and whose first token came with their KV."""
+        """Sequences that the last `schedule` admitted and whose first token arrived with their KV."""
         return self.scheduler.shipped
 
     def arrive(self, sequence: Sequence, num_valid_blocks: int | None = None) -> list[Sequence]:
@@ -204,7 +204,7 @@ class Engine:
             self._end_transfers()
 
     def take_tier_work(self) -> list[TierWork]:
-        """Return the work for tiers behind host memory, and what has become urgent, since the last call."""
+        """Return the work for tiers behind host memory, and the work that has become urgent, since the last call."""
         offload = self.scheduler.offload
         if offload is None or not offload.tier_work:
             return []
@@ -212,22 +212,22 @@ class Engine:
         return work
 
     def answer(self, look_up: LookUp, found: list[Found]) -> None:
-        """Take in where the chunks of a look-up are: tier by tier, from the first chunk on; the rest is in no tier.
+        """Record where the chunks of a look-up are: tier by tier, from the first chunk on; the rest is in no tier.
 
-        A sequence may be ready now, so cut a leap that is under way, as for a new one; the same holds for `end_read`.
+        A sequence may be ready now, so this cuts a leap in progress, as a new one does; so does `end_read`.
         """
         assert self.scheduler.offload is not None
         self.scheduler.offload.answer(look_up, found)
         self.scheduler.end_fetch(look_up.sequence)
 
     def end_read(self, read: Read, num_chunks: int) -> None:
-        """Report that a read has ended and brought its first `num_chunks` chunks."""
+        """Report that a read has ended with its first `num_chunks` chunks."""
         assert self.scheduler.offload is not None
         self.scheduler.offload.end_read(read, num_chunks)
         self.scheduler.end_fetch(read.sequence)
 
     def end_write(self, write: Write) -> None:
-        """Report that a write has ended, whether or not the tier took it."""
+        """Report that a write has ended, whether or not the tier accepted it."""
         assert self.scheduler.offload is not None
         self.scheduler.offload.end_write(write)
 
@@ -258,7 +258,7 @@ class Engine:
         return self.scheduler.reset_prefix_cache()
 
     def schedule(self, now: float, *, max_iterations: int = 1) -> Step | None:
-        """Close a batch and return how long it takes, or None if there is nothing to do.
+        """Close a batch and return its duration, or None if there is nothing to do.
 
         Args:
             now: the current time (s).
@@ -288,7 +288,7 @@ class Engine:
         return step
 
     def _next_batch(self, now: float) -> Batch | None:
-        """Return the batch that was closed ahead, or close one. A batch in which nothing is computed ends at once."""
+        """Return the batch that was closed ahead, or close one. A batch without computation ends at once."""
         scheduler = self.scheduler
         batch, closed_s, self._ahead = self._ahead, self._ahead_s, None
         stall_s = self._lead_s = self._begin_copies(now)
@@ -296,13 +296,13 @@ class Engine:
             if batch is not None:
                 self._mark(batch, closed_s)
                 _, finished = scheduler.update(batch)
-                assert not finished, "an empty batch ends nobody"
+                assert not finished, "an empty batch cannot end a sequence"
             batch, closed_s = scheduler.schedule(), now
             self._work = self._take_work()
             stall_s = max(stall_s, self._begin_copies(now))
-            self._lead_s = stall_s + self.timing.lead_s  # the GPU has nothing to do meanwhile
+            self._lead_s = stall_s + self.timing.lead_s  # the GPU is idle meanwhile
             if batch is None:
-                self._begin_copies(now)  # no batch follows that stores could wait for
+                self._begin_copies(now)  # there is no next batch for stores to wait for
                 is_copying = scheduler.offload is not None and scheduler.offload.is_copying
                 if scheduler.waiting and not (scheduler.holding or scheduler.retention.held or is_copying):
                     self._explain_stall()
@@ -315,7 +315,7 @@ class Engine:
         return NO_WORK if self.scheduler.offload is None else self.scheduler.offload.take_work()
 
     def _begin_copies(self, now: float) -> float:
-        """Begin the copies of a batch that is computed from now on; return how long it waits for flushed ones (s)."""
+        """Start the copies of a batch that is computed from now on; return how long it waits for flushed ones (s)."""
         work, self._work = self._work, NO_WORK
         return 0.0 if self.host_link is None else self.host_link.begin(work, now)
 
@@ -349,7 +349,7 @@ class Engine:
             self._publish_host()
 
     def _decoding_step(self, batch: Batch, now: float, max_iterations: int) -> Step:
-        """Return a step of decodes, with as many iterations as pass before anything else can happen."""
+        """Return a step of decodes, with all iterations before anything else can happen."""
         if batch is not self._ramp_batch or now != self._last_end or self._ramp_skip >= self._ramp.num_steps:
             self._ramp, self._ramp_batch = self._decode_ramp(batch), batch
             self._ramp_origin, self._ramp_skip = now, 0
@@ -359,7 +359,7 @@ class Engine:
         return Step(batch, self._ramp_origin, ramp, skip, count, self._ramp_origin + ramp.elapsed(skip + count))
 
     def stretch(self, end: float) -> None:
-        """Let the step in flight, if there is one, last until a later time; it must have one iteration."""
+        """Extend the step in flight, if any, to a later time; it must have one iteration."""
         step = self.step
         if step is None or step.end == end:
             return
@@ -422,7 +422,7 @@ class Engine:
             closed by    schedule    leap(1)     leap(1)     later       later
             its events   published   published   kept until it ends
 
-        What is left is the same step, three iterations long. The last iteration always stays for `complete`.
+        The rest is the same step, three iterations long. The last iteration always stays for `complete`.
         """
         step = self.step
         if step is None or step.num_iterations == 1:
@@ -439,13 +439,13 @@ class Engine:
             self.scheduler.leap(count - 1, is_ordered=self._ordered)
         self._publish()
         self._log(step, count)
-        self.scheduler.leap(1, is_ordered=self._ordered)  # closes the next iteration, whose events come when it ends
+        self.scheduler.leap(1, is_ordered=self._ordered)  # closes the next iteration; its events come when it ends
         self.scheduler.know(count)
         self._ramp_skip += count
         step.advance(count)
 
     def split_log(self, now: float) -> int:
-        """Account for the iterations that have ended, and return how many rows the step log has by now."""
+        """Account for the iterations that have ended, and return the number of rows in the step log."""
         self.advance(now)
         self._logged = None
         return len(self.log.rows) // 5
@@ -461,7 +461,7 @@ class Engine:
         return events
 
     def take_host_events(self) -> list[KvEvent]:
-        """Return the events of host memory since the last `take_events`, also in the middle of a step."""
+        """Return the events of host memory since the last `take_events`, even in the middle of a step."""
         offload = self.scheduler.offload
         if offload is None or not offload.host.events:
             return []
@@ -474,7 +474,7 @@ class Engine:
         return [sequence for sequence in self.step.batch.decodes if self.scheduler.is_delivered(sequence)]
 
     def _mark(self, batch: Batch, closed_s: float) -> None:
-        """Record when sequences were admitted, and since when preempted and starved ones have had no token."""
+        """Record when sequences were admitted, and when preempted and starved ones had their last token."""
         for sequence in batch.admitted:
             sequence.first_scheduled_s = closed_s
             if sequence.is_token_shipped:
@@ -492,7 +492,7 @@ class Engine:
                 sequence.waited_since_s = self._last_end
 
     def _decode_ramp(self, batch: Batch) -> Ramp:
-        """Return the times of a batch of decodes, starting with the iteration that begins now."""
+        """Return the times of a batch of decodes, starting with the iteration that starts now."""
         num_decodes = len(batch.decodes)
         num_kv_tokens = batch.num_kv_tokens + num_decodes * (self.scheduler.num_ended - batch.iteration)
         return self.timing.decode(num_decodes, num_kv_tokens)

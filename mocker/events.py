@@ -1,4 +1,4 @@
-"""What an engine publishes about its KV cache. Blocks are named by place in a chain: see `BlockChain.key`."""
+"""The events of an engine's KV cache. Blocks are named by position in a chain: see `BlockChain.key`."""
 
 from collections.abc import Hashable
 from typing import Literal, NamedTuple
@@ -6,9 +6,9 @@ from typing import Literal, NamedTuple
 from mocker.chain import BlockChain
 
 Medium = Literal["CPU", "STORAGE", "SHARED"]
-"""Where KV is that is not on the GPU: in host memory, on an engine's own disks, or in a store that all engines read.
+"""Where KV is beyond the GPU: in host memory, on an engine's own disks, or in a store that all engines share.
 
-The names are those of vLLM's events, where a store that all read is STORAGE whose locality is REMOTE.
+The names are those of vLLM's events, in which a shared store is STORAGE with the locality REMOTE.
 """
 
 
@@ -41,7 +41,7 @@ class AllBlocksCleared(NamedTuple):
 
 
 class TierStored(NamedTuple):
-    """Chunks `start` to `stop` of a chain, of so many blocks each, are now in a tier beyond the GPU."""
+    """Chunks `start` to `stop` of a chain, of this many blocks each, are now in a tier beyond the GPU."""
 
     medium: Medium
     chain: BlockChain
@@ -55,7 +55,7 @@ class TierStored(NamedTuple):
 
 
 class TierRemoved(NamedTuple):
-    """Chunks `start` to `stop` of a chain, of so many blocks each, were evicted from a tier beyond the GPU."""
+    """Chunks `start` to `stop` of a chain, of this many blocks each, were evicted from a tier beyond the GPU."""
 
     medium: Medium
     chain: BlockChain

@@ -1,10 +1,10 @@
-"""Blocks that their sequence no longer needs but others do: another engine reads them, or a step may still write them.
+"""Blocks that others need after their sequence: another engine reads them, or a step may still write them.
 
     RUNNING ---- ends, and another engine is to read its prompt's KV ----> held ---- `let_go` ----> free
-    LOADING ---- aborted; a transfer under way cannot be stopped --------> held ---- it arrived --> free
+    LOADING ---- aborted; a transfer in progress cannot be stopped ------> held ---- it arrived --> free
     RUNNING ---- ends while a later step computes it, in a consumer -----> fenced -- that step ended --> free
 
-The fence is there because a load may write a block that is free at once, in no order with what the GPU still does.
+The fence exists because a load may write a block that is freed at once, in no order with the GPU's remaining work.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from mocker.sequence import Sequence
 
 
 class Retention:
-    """Who retains which blocks of the pool."""
+    """The sequences that retain blocks of the pool."""
 
     def __init__(self, pool: BlockPool) -> None:
         self.held: dict[Sequence, None] = {}  # in order
@@ -26,7 +26,7 @@ class Retention:
         self.held[sequence] = None
 
     def let_go(self, sequence: Sequence) -> bool:
-        """Free the blocks of a sequence that is held; return whether it was."""
+        """Free the blocks of a sequence that is held; return whether it was held."""
         if sequence not in self.held:
             return False
         del self.held[sequence]
@@ -38,7 +38,7 @@ class Retention:
         self.fenced.append((last_iteration, sequence))
 
     def pass_fences(self, num_ended: int) -> None:
-        """Free what waits for iterations of which so many have ended."""
+        """Free the blocks that waited for iterations before this one."""
         while self.fenced and self.fenced[0][0] < num_ended:
             _, sequence = self.fenced.popleft()
             self._pool.release(sequence, sequence.num_blocks)

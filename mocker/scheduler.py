@@ -5,20 +5,20 @@
 
 A sequence advances when it is scheduled. Synchronously every `schedule` is followed by its `update`; asynchronously
 iteration i + 1 is scheduled before iteration i is known. Then a sequence that ends by length is left out of the iteration
-after its last, one that turns out to have stopped is not, and a block that decoding fills is cached an iteration later.
+after its last, but one that turns out to have stopped is not. A block that decoding fills is cached an iteration later.
 
-A sequence whose prompt another engine computes takes its blocks first, and then waits in `holding`, scanned before `waiting`:
+A sequence whose prompt another engine computes gets blocks first, then waits in `holding`, scanned before `waiting`:
 
     in `waiting`                             in `holding`                                               in `running`
     WAITING -- its turn, blocks are free --> LOADING -- `arrive` --> LOADED -- its turn --> WAITING --> RUNNING
 
-Host memory is another place whence KV may come (`offload`): with a part of a prompt in it, a sequence goes the same way, and
-computes the rest when it runs. It may also be told to ask again later; those behind it go on then. While tiers behind host
-memory are at work for it, it is in `fetching` instead of `waiting`, and is not asked.
+KV may also come from host memory (`offload`): with a part of a prompt there, a sequence goes the same way, and computes
+the rest when it runs. It may also have to ask again later; then those behind it are not held up. While tiers behind
+host memory work for it, it is in `fetching` instead of `waiting`, and is skipped.
 
-One whose KV another engine is to read keeps its blocks when it is over (`retention`). Transfers take no part in iterations:
-`loads` lists those from other engines that have begun; the driver reports when each has come (`arrive`) or was read
-(`retention.let_go`).
+A sequence whose KV another engine will read keeps its blocks when it is over (`retention`). Transfers are not part of
+iterations: `loads` lists those from other engines that have started; the driver reports when each has arrived
+(`arrive`) or was read (`retention.let_go`).
 """
 
 from bisect import insort
@@ -35,11 +35,11 @@ from mocker.retention import Retention
 from mocker.sequence import LOADED, LOADING, NEVER, OVER, RUNNING, WAITING, Sequence
 
 SKIPPED = -1
-"""Of a sequence that waits: it is to be asked again, and those behind it go on."""
+"""For a waiting sequence: try it again later, without holding up those behind it."""
 
 
 class Scheduler:
-    """Who runs, with how many tokens, in which blocks. Iterations are counted; time is not known here."""
+    """Decides who runs, with how many tokens, in which blocks. It counts iterations and does not know the time."""
 
     def __init__(self, config: EngineConfig, num_blocks: int, host: HostMemory | None = None) -> None:
         self.config = config
@@ -48,38 +48,39 @@ class Scheduler:
         self._lag = int(config.is_async)  # iterations from computing a token to knowing it
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
-        self.fetching: dict[Sequence, None] = {}  # these wait, too, until tiers behind host memory have answered
-        self.holding: list[Sequence] = []  # these wait and hold blocks: their KV is on its way or has come
-        self.loads: list[Sequence] = []  # those whose load has begun, until the driver takes them
-        self.shipped: list[Sequence] = []  # admitted lately, with a token that came with the KV
+        self.fetching: dict[Sequence, None] = {}  # these also wait, until tiers behind host memory have answered
+        self.holding: list[Sequence] = []  # these wait and hold blocks: their KV is on its way or has arrived
+        self.loads: list[Sequence] = []  # those whose load has started, until the driver takes them
+        self.shipped: list[Sequence] = []  # recently admitted, with a token that arrived with the KV
         self.retention = Retention(self.pool)
         self.iteration = 0  # the next to be scheduled
-        self.num_ended = 0  # iterations that `update` was told of
-        self.has_fast_paths = True  # else the rule alone decides, which comes to the same
+        self.num_ended = 0  # iterations passed to `update`
+        self.has_fast_paths = True  # else the rule alone decides, with the same result
         self._decoding = Decoding(self.pool, block_size=config.block_size, lag=self._lag)
-        self._ending: list[Sequence] = []  # decoding no more, but their last token is not known yet
+        self._ending: list[Sequence] = []  # no longer decoding, but their last token is not known yet
         self._starved = NOBODY  # in the last iteration
-        self._steady: Batch | None = None  # the last batch, if it goes on unless something happens
+        self._steady: Batch | None = None  # the last batch, if it continues unless something happens
         self._max_running = min(config.max_num_active_seqs or config.max_num_seqs, config.max_num_seqs)
         self._watermark_blocks = int(config.watermark * num_blocks)
         self._num_added = self._num_put_back = 0
         self._by_priority = config.scheduling_policy == "priority"
         if host is not None and not config.enable_prefix_caching:
             raise ValueError(
-                "KV is offloaded, and enable_prefix_caching is false; expected true: it is found by its content"
+                "KV is offloaded, and enable_prefix_caching is false; expected true: prefix caching finds it by its "
+                "content"
             )
         self.offload = None if host is None else Offload(host, self.pool, config.block_size)
-        self._expected: list[Sequence] = []  # that have come, and of which tiers behind host memory may have some
+        self._expected: list[Sequence] = []  # arrived, and tiers behind host memory may have parts of them
         self._has_fence = config.is_async and (config.kv_role == "kv_consumer" or self.offload is not None)
-        self._drops_output = config.is_async and config.kv_role == "kv_producer"  # of who is preempted: its KV is gone
-        self.dropped = NOBODY  # whose output in flight counts for nothing
-        self._before = self._latest = Batch(0)  # the two batches that were closed last, where there is a fence
+        self._drops_output = config.is_async and config.kv_role == "kv_producer"  # if preempted: its KV is gone
+        self.dropped = NOBODY  # whose output in flight does not count
+        self._before = self._latest = Batch(0)  # the two batches closed last, if there is a fence
 
     def schedule(self) -> Batch | None:
         """Close the next iteration's batch, or return None when nothing can run.
 
         vLLM's rule: the running sequences one by one, then, unless one was preempted, the waiting ones. While nothing
-        changes, the very batch of the iteration before is returned.
+        changes, the batch of the previous iteration is returned again.
         """
         if self._expected:
             self._prefetch()
@@ -110,7 +111,7 @@ class Scheduler:
         return batch
 
     def _schedule_one_by_one(self, batch: Batch) -> int:
-        """Give each running sequence its next tokens, preempting where blocks run out; return what is left of the budget."""
+        """Give each running sequence its next tokens, preempting when blocks run out; return the rest of the budget."""
         budget, size = self._budget, self.config.block_size
         batch.preempted, batch.starved, batch.delayed = [], [], []
         granted: dict[Sequence, int] = {}  # of `running`, those before the one whose turn it is
@@ -137,7 +138,7 @@ class Scheduler:
         return budget
 
     def _make_room(self, batch: Batch, sequence: Sequence, needed: int, granted: dict[Sequence, int]) -> int | None:
-        """Preempt until so many blocks are free; return the tokens taken back, None if the sequence cannot go on."""
+        """Preempt until this many blocks are free; return the tokens taken back, None if it cannot continue."""
         refunds = 0
         while self.pool.num_free < needed:
             victim = self._victim()
@@ -151,11 +152,11 @@ class Scheduler:
         return refunds
 
     def _admit(self, batch: Batch, budget: int) -> None:
-        """Let waiting sequences run, or their KV be loaded, while budget, seats and blocks last.
+        """Start waiting sequences, or loads of their KV, while budget, seats and blocks last.
 
-        Those that hold blocks come first, each queue first come first served.
+        Those that hold blocks come first; each queue is first come, first served.
         """
-        place = 0  # in `holding`, behind those that are loading or skipped
+        place = 0  # in `holding`, after those that are loading or skipped
         num_skipped = 0  # of `waiting`
         while budget > 0 and len(self.running) < self._max_running:
             is_holding = place < len(self.holding)
@@ -184,9 +185,9 @@ class Scheduler:
                 num_skipped += 1
 
     def _admit_next(self, batch: Batch, sequence: Sequence, budget: int) -> int | None:
-        """Start or load the sequence whose turn it is and return the tokens it is given.
+        """Start or load the sequence whose turn it is, and return the tokens it gets.
 
-        None: it must go on waiting, and so must those behind it; SKIPPED: they need not.
+        None: it must keep waiting, and so must those behind it; SKIPPED: they need not.
         """
         size, known, computed, hits = self.config.block_size, sequence.num_known, sequence.num_computed, 0
         if not computed and self.config.enable_prefix_caching:
@@ -212,7 +213,7 @@ class Scheduler:
         return count
 
     def _advance(self, batch: Batch) -> None:
-        """Sum up what the decodes read, and let those whose prefill is now scheduled to its end decode from here on."""
+        """Sum up what the decodes read, and let sequences whose prefill is now fully scheduled decode from here on."""
         batch.num_kv_tokens = self._decoding.num_kv_tokens(self.iteration)
         for sequence in batch.starved:
             batch.num_kv_tokens -= self.iteration - sequence.origin
@@ -224,7 +225,7 @@ class Scheduler:
     # The steps of the rule
 
     def _retire(self) -> None:
-        """Give no more iterations to sequences whose last token, by length, is in flight."""
+        """Remove running sequences whose last token, by length, is in flight."""
         for sequence in self.running:
             if (
                 sequence.last_iteration < self.iteration
@@ -240,7 +241,7 @@ class Scheduler:
         return max(self.running, key=_priority) if self._by_priority else self.running[-1]
 
     def _preempt(self, batch: Batch, sequence: Sequence, *, was_granted: bool) -> None:
-        """Throw a running sequence back to the waiting queue; it keeps its tokens, not its blocks."""
+        """Return a running sequence to the waiting queue; it keeps its tokens, but not its blocks."""
         self.running.remove(sequence)
         sequence.state = WAITING
         self._stop_computing(sequence, was_granted=was_granted)
@@ -258,7 +259,7 @@ class Scheduler:
             self.waiting.appendleft(sequence)
 
     def _stop_computing(self, sequence: Sequence, *, was_granted: bool) -> None:
-        """Let a sequence that is preempted decode no more; a token in flight is delivered, unless that is dropped."""
+        """Stop the decoding of a preempted sequence; a token in flight is delivered unless it is dropped."""
         is_dropped = (
             self._drops_output and (sequence.decoding or sequence in self._ending) and sequence not in self._starved
         )
@@ -286,7 +287,7 @@ class Scheduler:
         self.pool.store(sequence, num_cacheable // self.config.block_size)
 
     def _describe(self, batch: Batch, granted: dict[Sequence, int]) -> None:
-        """Enter in the batch what became of those that still run; a decode without a token is an iteration later from now on."""
+        """Record the still running sequences in the batch; a decode without a token is now an iteration later."""
         batch.decodes = []
         for sequence in self.running:
             if not sequence.decoding:
@@ -302,7 +303,7 @@ class Scheduler:
         self._decoding.find_next_finish(self.running)
 
     def _chunk_size(self, sequence: Sequence, budget: int) -> int:
-        """Return how many tokens of a prefill to compute, vLLM's cuts in vLLM's order."""
+        """Return how many tokens of a prefill to compute, with vLLM's cuts in vLLM's order."""
         count = self._cut_to_threshold(sequence.num_known - sequence.num_computed)
         return min(count, budget)
 
@@ -328,7 +329,7 @@ class Scheduler:
         return needed + self._watermark_blocks if self.running else needed
 
     def _start(self, batch: Batch, sequence: Sequence, hits: int, computed: int, count: int) -> None:
-        """Let a sequence that waited run, with its first chunk behind what is cached or was loaded."""
+        """Start a waiting sequence, with its first chunk after the cached or loaded part."""
         size = self.config.block_size
         self._leave_queue(sequence)
         if not sequence.num_blocks:
@@ -347,7 +348,7 @@ class Scheduler:
         self.running.append(sequence)
 
     def _share(self, sequence: Sequence, hits: int) -> None:
-        """Give a sequence the cached blocks that its prompt begins with."""
+        """Give a sequence the cached blocks at the start of its prompt."""
         if hits:
             self.pool.hold(sequence, hits)
         sequence.num_blocks = hits
@@ -373,10 +374,10 @@ class Scheduler:
     # KV that another engine computed, or that is in host memory
 
     def _load(self, sequence: Sequence, hits: int, num_computed: int) -> bool:
-        """Take the blocks of so many tokens and let their KV be loaded, behind what is cached; False if they are not free.
+        """Allocate the blocks of this many tokens after the cached ones, and start their load; False if not free.
 
-        What prefills in flight still need stays free, so that loads, which cannot be preempted, never block them. A token
-        that comes with the KV has its place at once: it can be the first of a block.
+        Blocks that prefills in flight still need stay free, so that loads, which cannot be preempted, never block them.
+        A token that arrives with the KV has its place at once: it can be the first of a block.
         """
         reach = num_computed + int(sequence.is_token_shipped)
         free, is_whole = self.pool.num_free, self.config.scheduler_reserve_full_isl
@@ -404,17 +405,17 @@ class Scheduler:
     def num_reserved_blocks(self) -> int:
         """Count the blocks that prefills in flight still need to compute their prompts.
 
-        vLLM counts a prompt from its first chunk, or from when its load begins, until it is computed. A load from another
-        engine has taken all it needs, so of those only a prompt whose load failed counts.
+        vLLM counts a prompt from its first chunk, or from the start of its load, until it is computed. A load from
+        another engine already has all its blocks, so of those only a prompt whose load failed counts.
         """
         size = self.config.block_size
         prefills = [s for s in self.running if not (s.decoding or s in self._ending)]
         return sum([max(_blocks(s.num_known, size) - s.num_blocks, 0) for s in (*prefills, *self.holding)])
 
     def arrive(self, sequence: Sequence, num_valid_blocks: int | None = None, *, must_recompute: bool = False) -> bool:
-        """Take a sequence's KV for loaded, or only the first so many of its blocks; return whether that ends it.
+        """Record that a sequence's KV, or only this many of its first blocks, is loaded; return whether that ends it.
 
-        The rest is computed if it must be, or if `kv_load_failure_policy` says so.
+        The rest is computed if it must be, or if `kv_load_failure_policy` asks for it.
         """
         if self.retention.let_go(sequence):  # it was aborted meanwhile
             return False
@@ -429,10 +430,10 @@ class Scheduler:
         return is_over
 
     def _promote(self, sequence: Sequence) -> None:
-        """Cache what was loaded, and let the sequence wait for a seat.
+        """Cache the loaded blocks, and let the sequence wait for a seat.
 
-        The prompt's last token is computed here again, unless the token that follows came with the KV. If KV is missing, that
-        token is of no use: it is computed here, and takes its place then.
+        The prompt's last token is computed here again, unless the next token arrived with the KV. If KV is missing,
+        that token is useless: it is computed here, and gets its place then.
         """
         size = self.config.block_size
         sequence.state = WAITING
@@ -444,7 +445,7 @@ class Scheduler:
         self.pool.store(sequence, sequence.num_computed // size)
         if not is_whole:
             needed = _blocks(sequence.num_known, size)
-            if sequence.num_blocks > needed:  # a place for a token that did not come
+            if sequence.num_blocks > needed:  # a place for a token that did not arrive
                 self.pool.give_back(sequence.num_blocks - needed)
                 sequence.num_blocks = needed
         elif sequence.is_token_shipped:
@@ -453,7 +454,7 @@ class Scheduler:
             sequence.num_computed -= 1
 
     def _prefetch(self) -> None:
-        """Begin to fetch what is neither here nor in host memory of prompts that have come."""
+        """Start fetching the parts of arrived prompts that are neither here nor in host memory."""
         assert self.offload is not None
         for sequence in self._expected:
             if sequence.state == WAITING:
@@ -464,7 +465,7 @@ class Scheduler:
     # KV that goes to host memory
 
     def _offer(self, offload: Offload, batch: Batch) -> bool:
-        """Offer what a batch completes, and what those left that have ended since the last one; return whether copies come of it."""
+        """Offer the chunks that a batch completes, and those of sequences ended since; return whether copies result."""
         is_prompt_only = offload.is_prompt_only
         if is_prompt_only and not offload.refused:
             if not batch.chunks:
@@ -487,23 +488,23 @@ class Scheduler:
     # Fences
 
     def _is_in_flight(self, sequence: Sequence) -> bool:
-        """Tell whether an iteration that has not ended computes tokens of a sequence."""
+        """Return whether an unfinished iteration computes tokens of a sequence."""
         if self.num_ended < self.iteration and self._latest.computes(sequence):
             return True
         return self.num_ended < self._latest.iteration and self._before.computes(sequence)
 
     def _free(self, sequence: Sequence) -> None:
-        """Free the blocks of a sequence that is over, as soon as nothing can write them any more."""
+        """Free the blocks of a sequence that is over, once nothing can write them any more."""
         if self._has_fence and self._is_in_flight(sequence):
             is_last_empty = self._latest.is_empty  # then there is nothing to wait for in it
             self.retention.fence(sequence, self.iteration - 1 - int(is_last_empty))
         else:
             self.pool.release(sequence, sequence.num_blocks)
 
-    # Fast paths: what the rule comes to where nobody is preempted or starved
+    # Fast paths: the rule's result if nobody is preempted or starved
 
     def _schedule_at_once(self, batch: Batch) -> int | None:
-        """Schedule decodes, and a prefill chunk behind them, if budget and blocks last for all; return what is left."""
+        """Schedule decodes, and a prefill chunk after them, if budget and blocks suffice for all; return the rest."""
         running, budget = self.running, self._budget
         if not running:
             return budget
@@ -534,7 +535,7 @@ class Scheduler:
         return budget
 
     def _decodes_fit(self, decoding: list[Sequence], partial: Sequence | None, budget: int) -> bool:
-        """Tell whether the budget and the free blocks are enough for all decodes and one prefill chunk after them."""
+        """Return whether the budget and the free blocks suffice for all decodes and one prefill chunk after them."""
         free, size = self.pool.num_free, self.config.block_size
         if len(decoding) > budget:
             return False
@@ -548,14 +549,14 @@ class Scheduler:
     # Leaps: many iterations of a batch in which each sequence decodes
 
     def num_leap_iterations(self, batch: Batch, limit: int) -> int:
-        """Return how many iterations the batch in flight may span; it must be the last one that was scheduled."""
+        """Return how many iterations the batch in flight may span; it must be the last scheduled one."""
         if limit <= 1 or not batch.is_undisturbed or (self._has_fence and self.retention.fenced):
             return 1
         decodes, size = batch.decodes, self.config.block_size
         if self.offload is not None and not self._is_host_idle(self.offload):
             return 1
         if (self.waiting or self.holding) and any(s.chain.num_named * size > s.num_prompt for s in decodes):
-            return 1  # named output blocks, once cached, may let a waiting sequence in
+            return 1  # named output blocks, once cached, may admit a waiting sequence
         first = self.iteration
         # In flight is `first - 1`. Asynchronously it is `first - 2`, but the batch without the sequence that ends is also
         # closed one iteration earlier.
@@ -563,11 +564,11 @@ class Scheduler:
         return 1 + self._decoding.num_iterations(decodes, first, count - 1) if count > 1 else 1
 
     def _is_host_idle(self, offload: Offload) -> bool:
-        """Tell whether host memory has no part in iterations that only decode.
+        """Return whether host memory has no part in iterations that only decode.
 
-        These evict blocks. The waiting sequence whose turn it is, if it would have shared them, may be told to ask host memory
-        again, so that those behind it go on, or may load instead of computing. The first takes a copy under way, or a look-up
-        that was not made; the second lets nobody in who needs the blocks of a whole prompt anyway.
+        These evict blocks. If the next waiting sequence would have shared them, it may have to ask host memory again,
+        so that those behind it continue, or it may load instead of computing. The first needs a copy in progress, or a
+        look-up that was not made; the second admits nobody who needs the blocks of a whole prompt anyway.
         """
         if not (offload.is_prompt_only and offload.is_quiet):
             return False
@@ -579,11 +580,11 @@ class Scheduler:
         return not (self.waiting and offload.may_look_up(self.waiting[0]))
 
     def leap(self, num_iterations: int, *, is_ordered: bool) -> None:
-        """Schedule the last batch for so many more iterations, in which nothing happens but a token for each sequence.
+        """Schedule the last batch for this many more iterations, in which only a token for each sequence happens.
 
-        Blocks are taken and cached in vLLM's order, or, unless `is_ordered`, at once.
+        Blocks are allocated and cached in vLLM's order or, unless `is_ordered`, at once.
         """
-        assert self._steady is not None, "nothing goes on"
+        assert self._steady is not None, "no steady decoding is in progress"
         decodes, first, stop = self._steady.decodes, self.iteration, self.iteration + num_iterations
         self.iteration = stop
         if is_ordered:
@@ -596,15 +597,15 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Count those that wait for blocks, for their KV or for a seat."""
+        """Count the sequences that wait for blocks, for their KV or for a seat."""
         return len(self.waiting) + len(self.fetching) + len(self.holding)
 
     def queued(self) -> list[Sequence]:
-        """Return those that wait and hold no blocks, the next one first."""
+        """Return the sequences that wait and hold no blocks, the next one first."""
         return sorted((*self.waiting, *self.fetching), key=self._place) if self.fetching else list(self.waiting)
 
     def end_fetch(self, sequence: Sequence) -> None:
-        """Ask a sequence again for which tiers have done something, unless all it can do is to wait for more."""
+        """Try a sequence again after tiers have done something for it, unless it can only wait for more."""
         assert self.offload is not None
         if sequence in self.fetching and not self.offload.is_fetching(sequence):
             del self.fetching[sequence]
@@ -640,7 +641,7 @@ class Scheduler:
             self._expected.append(sequence)
 
     def update(self, batch: Batch, num_iterations: int = 1) -> tuple[list[Sequence], list[Sequence]]:
-        """End `num_iterations` iterations of a batch: return the sequences that got past their prefill, and the finished."""
+        """End `num_iterations` iterations of a batch: return sequences that completed prefill, and finished ones."""
         self.num_ended += num_iterations
         if self._has_fence:
             self.retention.pass_fences(self.num_ended)
@@ -666,14 +667,14 @@ class Scheduler:
         return sampled, finished
 
     def _cache_late(self, finished: list[Sequence]) -> None:
-        """Cache the blocks of those that were not scheduled since, which would have cached them."""
+        """Cache the blocks of sequences that have not been scheduled since, which would have cached them."""
         size = self.config.block_size
         for sequence in [s for s in self.running if s in finished or s in self._starved]:
             computed = self.iteration - sequence.origin if sequence.decoding else sequence.num_computed
             self.pool.store(sequence, min(computed, sequence.num_total - 1) // size)
 
     def abort(self, sequence: Sequence) -> None:
-        """Take a sequence out, unless it has ended, and free its blocks; its tokens in flight are dropped."""
+        """Remove a sequence, unless it has ended, and free its blocks; its tokens in flight are dropped."""
         if sequence.state != OVER:
             is_loading = sequence.state == LOADING
             num_known = self.num_tokens(sequence) if sequence.state == RUNNING else 0
@@ -693,7 +694,7 @@ class Scheduler:
         return _priority(sequence) if self._by_priority else (0, 0.0, sequence.order)
 
     def _take_out(self, sequence: Sequence) -> None:
-        """Let a sequence be over; its blocks are still its own."""
+        """Mark a sequence as over; it still has its blocks."""
         if sequence.state == RUNNING:
             self.running.remove(sequence)
             if sequence.decoding:
@@ -706,11 +707,11 @@ class Scheduler:
             self._ending.remove(sequence)
 
     def is_delivered(self, sequence: Sequence) -> bool:
-        """Tell whether a token counts that the oldest step in flight computes for a sequence."""
+        """Return whether the token counts that the oldest step in flight computes for a sequence."""
         return sequence.state != OVER and sequence not in self.dropped
 
     def is_ending(self, sequence: Sequence) -> bool:
-        """Tell whether all that a sequence waits for is its last token, which is in flight."""
+        """Return whether a sequence waits only for its last token, which is in flight."""
         return sequence in self._ending
 
     def num_new_tokens(self, batch: Batch) -> Iterator[tuple[Sequence, int]]:
@@ -731,7 +732,7 @@ class Scheduler:
         return max(self.num_ended - sequence.origin + 1, sequence.num_known)
 
     def know(self, num_iterations: int) -> None:
-        """Take so many iterations of a leap for known, which bring nothing but a token for each sequence."""
+        """Record this many iterations of a leap, which produce only a token for each sequence."""
         self.num_ended += num_iterations
 
     def _stop_decoding(self, sequence: Sequence, num_computed: int) -> None:

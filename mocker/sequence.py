@@ -7,13 +7,13 @@ from mocker.chain import BlockChain
 NEVER = 1 << 62
 
 WAITING, LOADING, LOADED, RUNNING, OVER = range(5)
-"""What a sequence does. One whose KV comes from elsewhere waits for blocks, is LOADING, then LOADED, and waits for a seat."""
+"""The state of a sequence. With KV from elsewhere: it waits for blocks, LOADING, LOADED, it waits for a seat."""
 
 
 class Sequence:
-    """A request and how far it has come.
+    """A request and its progress.
 
-    While it decodes, its place follows from the engine's iteration count: at iteration i it computes the
+    While it decodes, its position follows from the engine's iteration count: at iteration i it computes the
     token at position `i - origin`. Nothing is counted per token.
     """
 
@@ -72,17 +72,17 @@ class Sequence:
         Args:
             id: its name.
             num_prompt: tokens of the prompt.
-            max_tokens: tokens of output at which the answer is cut off, which the scheduler knows beforehand.
+            max_tokens: tokens of output at which the answer is cut off; the scheduler knows this in advance.
             chain: the names of its blocks.
-            stop_after: the output token with this number, 1 being the first, is EOS or a stop token, which the scheduler
-                learns when it is made (None: there is none).
+            stop_after: number of the output token (the first is 1) that is EOS or a stop token; the scheduler learns it
+                only when that is computed (None: there is none).
             is_remote_prefill: another engine has computed the prompt; its KV is loaded from there.
             is_token_shipped: the first token of the answer comes with that KV (SGLang, TensorRT-LLM); else the last token of
-                the prompt is computed here again, which brings it (vLLM).
-            is_remote_decode: another engine will decode; it reads the prompt's KV here, and then says so.
+                the prompt is computed here again, which produces it (vLLM).
+            is_remote_decode: another engine will decode; it reads the prompt's KV here, and then reports that.
             priority: smaller goes first.
-            arrival: decides between equal priorities (s).
-            payload: the caller's.
+            arrival: breaks ties of priority (s).
+            payload: for the caller's use.
         """
         self.id = id
         self.num_prompt = num_prompt
@@ -92,7 +92,7 @@ class Sequence:
         self.arrival = arrival
         self.payload = payload
         self.stop_after = stop_after
-        self.is_remote_prefill = is_remote_prefill  # until its KV is asked for, which happens once
+        self.is_remote_prefill = is_remote_prefill  # until its KV is requested, which happens once
         self.is_token_shipped = is_token_shipped and is_remote_prefill
         self.is_remote_decode = is_remote_decode
         self.is_failed = False  # its KV could not be loaded
@@ -101,11 +101,11 @@ class Sequence:
         self.num_known = num_prompt  # prompt and output tokens; kept only while not decoding
         self.num_computed = 0  # likewise
         self.state = WAITING
-        self.order = 0  # its place among others that wait, by priority only where priorities and arrivals are equal
+        self.order = 0  # its place among waiting ones, by priority only if priorities and arrivals are equal
         self.decoding = False
         self.origin = 0
-        self.last_iteration = NEVER  # the one that samples its last token; known while it decodes
-        self.num_blocks = 0  # allocated; behind while a leap is under way
+        self.last_iteration = NEVER  # the one that samples its last token; set while it decodes
+        self.num_blocks = 0  # allocated; out of date during a leap
         self.num_cached_blocks = 0
         self.runs: list[Run] = []
         self.cached_tokens = 0  # of its prompt, when it was first admitted
@@ -117,12 +117,12 @@ class Sequence:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, though a batch that was closed ahead may still hold it."""
+        """Whether it has ended; a batch that was closed ahead may still contain it."""
         return self.state == OVER
 
     @property
     def finish_reason(self) -> str:
-        """Why the answer ends where it ends: `stop`, `length` or `error`."""
+        """Why the answer ended: `stop`, `length` or `error`."""
         if self.is_failed:
             return "error"
         return (
@@ -134,7 +134,7 @@ class Sequence:
 
 
 class Run:
-    """Physical blocks that hold blocks `start` to `stop` of a chain and share one fate.
+    """Physical blocks with blocks `start` to `stop` of a chain, held and evicted together.
 
     `holders` are the sequences that use them, in order of arrival (a dict for its order; an unheld run
     waits in the free queue). Of several copies of one content the oldest is `primary`: the one found.
@@ -157,7 +157,7 @@ class Run:
 
 
 class Watch:
-    """Whether blocks that a sequence left are taken, by eviction or by who shares them, while something still reads them."""
+    """Whether blocks that a sequence left are reused, by eviction or by sharing, while something still reads them."""
 
     __slots__ = ("is_on", "sequence", "taken")
 
@@ -165,7 +165,7 @@ class Watch:
         self.sequence = sequence
         self.is_on = True
         self.taken: list[tuple[int, int]] = []
-        """Blocks of its chain, from the first to before the second, that were taken since this was emptied."""
+        """Blocks of its chain, from the first to before the second, that were reused since this was emptied."""
 
 
 UNWATCHED: list[Watch] = []  # shared, never changed

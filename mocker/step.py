@@ -1,4 +1,4 @@
-"""A step in time: when its iterations end, what it brought, and the log of gaps between tokens."""
+"""A step in time: when its iterations end, its results, and the log of gaps between tokens."""
 
 from array import array
 
@@ -22,11 +22,11 @@ class Step:
 
     @property
     def start(self) -> float:
-        """When the step began (s)."""
+        """When the step started (s)."""
         return self.boundary(0)
 
     def boundary(self, iteration: int) -> float:
-        """Return when an iteration begins, counted within this step (s)."""
+        """Return when an iteration, counted within this step, starts (s)."""
         return self._origin + self.ramp.elapsed(self._skip + iteration)
 
     def num_ended(self, now: float) -> int:
@@ -42,12 +42,12 @@ class Step:
         return count
 
     def first_boundary(self, now: float) -> int:
-        """Return the iteration, counted within this step and from 1 on, that begins first at or after a time."""
+        """Return the first iteration, counted within this step from 1 on, that starts at or after a time."""
         count = self.num_ended(now)
         return count + 1 if count == 0 or self.boundary(count) < now else count
 
     def cut(self, now: float) -> bool:
-        """End the step at the first boundary at or after a time; tell whether that shortened it."""
+        """End the step at the first boundary at or after a time; return whether that shortened it."""
         if self.num_iterations == 1:
             return False
         count = self.first_boundary(now)
@@ -75,7 +75,7 @@ class Step:
 
 
 class StepOutput:
-    """What a step brought: chunks of prompts, sequences whose prefill ended in it, and those that finished with it."""
+    """The results of a step: chunks of prompts, sequences that ended their prefill, and those that finished."""
 
     __slots__ = ("chunks", "end", "finished", "sampled")
 
@@ -89,7 +89,7 @@ class StepOutput:
 
 
 class StepLog:
-    """Durations of the gaps between tokens, kept as one row for each stretch of a batch, not for each token.
+    """Durations of the gaps between tokens, kept as one row for each run of a batch's iterations, not for each token.
 
     A row is (first, slope, curve, number of iterations, tokens in each): gap j lasts `first + slope*j + curve*j*j` s.
     """

@@ -1,4 +1,4 @@
-"""What a simulated engine has to do, in tokens, as planners ask for it."""
+"""The work of a simulated engine in tokens, for planners."""
 
 from typing import NamedTuple
 
@@ -6,18 +6,18 @@ from mocker.scheduler import Scheduler
 
 
 class Work(NamedTuple):
-    """What is to be done."""
+    """The work to do."""
 
     queued_prefill_tokens: int
     """Prompt tokens that are still to be computed."""
     decode_kv_tokens: int
     """Context of the requests that are decoding."""
     queued_decode_kv_tokens: int
-    """Context of those that wait to decode: their prompt is computed elsewhere, or they were preempted."""
+    """Context of the requests that wait to decode: their prompt is computed elsewhere, or they were preempted."""
 
 
 def work_of(scheduler: Scheduler) -> Work:
-    """Return what an engine has to do now."""
+    """Return the present work of an engine."""
     to_compute = decode_kv = queued_decode_kv = 0
     for sequence in scheduler.running:
         if sequence.decoding:

@@ -1,1 +1,1 @@
-"""KV beyond the GPU: host memory, as vLLM's OffloadingConnector keeps it, and what an engine asks of the tiers behind it."""
+"""KV beyond the GPU: host memory, as in vLLM's OffloadingConnector, and an engine's requests to the tiers behind it."""

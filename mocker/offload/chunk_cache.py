@@ -1,13 +1,14 @@
-"""What one tier holds (host memory, a disk, a store): chunks of KV blocks, found by content, pinned while copied, evicted by policy.
+"""The content of one tier (host memory, a disk, a store): chunks of KV blocks, pinned while copied, evicted by policy.
 
-A chunk is `blocks_per_chunk` consecutive blocks and is named by its last one: chunk c of a chain holds the blocks from
-c * blocks_per_chunk on. Chunks that came together share one fate, so they are kept as segments of a chain:
+A chunk is `blocks_per_chunk` consecutive blocks and is named by its last one: chunk c of a chain contains the blocks
+from c * blocks_per_chunk on. Chunks that were stored together are treated alike, so a chain is kept as segments:
 
     absent -- `offer` --> being written -- `complete_store` --> ready <-- `pin`, `unpin` --> being read
                                                                   |
                                                                   +-- an offer needs the room --> absent
 
-A disk or a store takes a chunk in at once, so there it is never being written. Semantics: CPUOffloadingManager of vLLM 0.32.
+A disk or a store accepts a chunk at once, so it is never being written there.
+Semantics: CPUOffloadingManager of vLLM 0.32.
 """
 
 from collections import OrderedDict
@@ -21,24 +22,24 @@ from mocker.offload.ranges import Range, joined
 from mocker.offload.segments import Segment, SegmentIndex
 
 MAX_COUNTED = 64_000
-"""Chunks whose offers are counted, where only those offered often are stored."""
+"""Chunks whose offers are counted, if only those offered often are stored."""
 
 
 class Uses:
-    """What a request had to do with chunks of its chain, a byte each that is 0 or 1."""
+    """A request's use of the chunks of its chain, a byte of 0 or 1 for each."""
 
     __slots__ = ("found", "inserted", "missed", "seen")
 
     def __init__(self) -> None:
         self.seen = bytearray()
-        """Those it stored or wanted to, and those it found: they are the most recent when it ends."""
+        """Chunks that it stored or wanted to store, and those it found: they become the most recent when it ends."""
         self.inserted = bytearray()
         self.found = bytearray()
-        """Those it found and had not stored itself."""
+        """Chunks that it found and had not stored itself."""
         self.missed = bytearray()
 
     def grow(self, num_chunks: int) -> None:
-        """Have a place for so many chunks."""
+        """Make room for this many chunks."""
         more = bytes(max(num_chunks - len(self.seen), 0))
         if more:
             for marks in (self.seen, self.inserted, self.found, self.missed):
@@ -57,25 +58,25 @@ class ChunkCache:
         store_threshold: int,
         medium: Medium = "CPU",
     ) -> None:
-        """Make an empty one.
+        """Create an empty tier.
 
         Args:
-            num_chunks: how many it holds.
+            num_chunks: the most chunks that it holds.
             blocks_per_chunk: GPU blocks in a chunk.
             eviction_policy: `lru` or `arc`.
-            store_threshold: the offer of a chunk at which it is stored (below 2: the first).
-            medium: what events call it.
+            store_threshold: number of the offer at which a chunk is stored (below 2: the first).
+            medium: its name in events.
         """
         self.num_chunks = num_chunks
         self.num_used = 0
         self.num_evictable = 0
         self.num_evicted = 0
-        """Chunks, since the beginning."""
+        """Chunks, since the start."""
         self.has_listener = True
         """Whether `events` is kept."""
         self.events: list[TierEvent] = []
         self.evicted: list[tuple[BlockChain, int, int]] | None = None
-        """Chunks that were evicted, for somebody to write elsewhere and clear; None if nobody does."""
+        """Evicted chunks, for a caller to write elsewhere and clear; None if no caller does."""
         self._medium: Medium = medium
         self._size = blocks_per_chunk
         self._index = SegmentIndex(blocks_per_chunk)
@@ -95,7 +96,7 @@ class ChunkCache:
     # What a request asks
 
     def find(self, chain: BlockChain, start: int, stop: int) -> tuple[int, bool]:
-        """Return the first chunk from `start` on that is absent, `stop` at most, and whether all before it are ready."""
+        """Return the first absent chunk from `start` on, at most `stop`, and whether all before it are ready."""
         is_ready = True
         for segment, first, _ in self._index.pieces(chain, start, stop):
             if segment is None:
@@ -104,19 +105,19 @@ class ChunkCache:
         return stop, is_ready
 
     def absent(self, chain: BlockChain, start: int, stop: int) -> list[Range]:
-        """Return those of the chunks that are not here."""
+        """Return those of the chunks that are absent."""
         return joined(
             [(first, last) for segment, first, last in self._index.pieces(chain, start, stop) if segment is None]
         )
 
     def is_being_read(self, chain: BlockChain, start: int, stop: int) -> bool:
-        """Tell whether any of these chunks is being loaded for a request."""
+        """Return whether any of these chunks is being loaded for a request."""
         return any(
             segment is not None and segment.num_loads > 0 for segment, _, _ in self._index.pieces(chain, start, stop)
         )
 
     def pin(self, chain: BlockChain, start: int, stop: int, uses: Uses | None = None) -> None:
-        """Keep chunks, which are ready, until `unpin`; for a request that found them, or for another tier."""
+        """Keep ready chunks until `unpin`, for a request that found them or for another tier."""
         for segment in self._isolate(chain, start, stop):
             if not segment.num_readers:
                 self.num_evictable -= segment.num_chunks
@@ -126,7 +127,7 @@ class ChunkCache:
             self._note_found(uses, start, stop)
 
     def unpin(self, chain: BlockChain, start: int, stop: int, *, is_load: bool = True) -> None:
-        """Let go of chunks that were pinned, for a request or for another tier."""
+        """Release chunks that were pinned for a request or for another tier."""
         for segment in self._isolate(chain, start, stop):
             segment.num_readers -= 1
             segment.num_loads -= is_load
@@ -134,7 +135,7 @@ class ChunkCache:
                 self._free(segment)
 
     def room(self, chain: BlockChain, start: int, stop: int) -> int:
-        """Count the chunks that there is room for if none of these is evicted."""
+        """Return how many chunks there is room for if none of these is evicted."""
         kept = {
             segment: None
             for segment, _, _ in self._index.pieces(chain, start, stop)
@@ -145,9 +146,9 @@ class ChunkCache:
     def offer(
         self, chain: BlockChain, start: int, stop: int, uses: Uses, *, head: int | None = None
     ) -> list[Range] | None:
-        """Make room for those of the chunks that are to be stored, and return them; None if there is no room.
+        """Make room for the chunks that should be stored, and return them; None if there is no room.
 
-        They are being written until `complete_store`. None of them is evicted for the others, nor of those from `head` on.
+        They are being written until `complete_store`. Neither they nor the chunks from `head` on are evicted for them.
         """
         uses.grow(stop)
         missing: list[Range] = []
@@ -183,7 +184,7 @@ class ChunkCache:
         return missing
 
     def complete_store(self, chain: BlockChain, ranges: list[Range]) -> None:
-        """Take chunks for written: they are found, and can be evicted, from now on."""
+        """Mark chunks as written: from now on they are found, and can be evicted."""
         for start, stop in ranges:
             for segment in self._isolate(chain, start, stop):
                 segment.is_written = True
@@ -192,13 +193,13 @@ class ChunkCache:
                 self.events.append(TierStored(self._medium, chain, start, stop, self._size))
 
     def abandon(self, chain: BlockChain, ranges: list[Range]) -> None:
-        """Give up chunks that are being written: they are absent."""
+        """Give up chunks that are being written, so that they are absent."""
         for start, stop in ranges:
             for segment in self._isolate(chain, start, stop):
                 self._lose(segment)
 
     def drop(self, chain: BlockChain, start: int, stop: int) -> None:
-        """Forget chunks whose content is wrong, but for those that something still writes or reads."""
+        """Forget chunks whose content is wrong, except those that are still written or read."""
         for segment in self._isolate(chain, start, stop):
             if segment.is_evictable:
                 self.num_evictable -= segment.num_chunks
@@ -208,7 +209,7 @@ class ChunkCache:
                     self.events.append(TierRemoved(self._medium, chain, first, last, self._size, is_tail_first))
 
     def finish(self, chain: BlockChain, uses: Uses) -> None:
-        """End a request: what it had to do with is the most recent from now on, and the beginning of its prompt above all."""
+        """End a request: its chunks become the most recent, and the start of its prompt the most recent of all."""
         if self._lru is not None:
             stop = len(uses.seen)
             while (stop := uses.seen.rfind(1, 0, stop) + 1) > 0:
@@ -240,7 +241,7 @@ class ChunkCache:
                 uses.found[chunk] |= not uses.inserted[chunk]
 
     def _offered_often(self, chain: BlockChain, start: int, stop: int, missing: list[Range]) -> list[Range]:
-        """Count an offer, and return the missing chunks that were offered often enough to be stored."""
+        """Count an offer, and return the missing chunks that have been offered often enough to be stored."""
         counts = self._num_offers
         names = [self.name(chain, chunk) for chunk in range(start, stop)]
         known = [name for name in names if name in counts]
@@ -265,14 +266,14 @@ class ChunkCache:
         ]
 
     def _learn(self, arc: Arc, chain: BlockChain, missing: list[Range], uses: Uses) -> None:
-        """Tell ARC, once a request, which chunks are to be stored, the last ones first."""
+        """Report to ARC, once a request, which chunks will be stored, the last ones first."""
         chunks = [chunk for first, last in missing for chunk in range(first, last) if not uses.missed[chunk]]
         for chunk in chunks:
             uses.missed[chunk] = 1
         arc.miss([self.name(chain, chunk) for chunk in reversed(chunks)])
 
     def _make_room(self, chain: BlockChain, count: int, present: list[Range]) -> bool:
-        """Evict so many chunks, none of those present that are offered too; return False, and evict none, if that cannot be."""
+        """Evict this many chunks, but none of those offered; if that is impossible, evict none and return False."""
         offered = [segment for first, last in present for segment in self._isolate(chain, first, last)]
         if count > self.num_evictable - sum([segment.num_chunks for segment in offered if segment.is_evictable]):
             return False
@@ -291,12 +292,12 @@ class ChunkCache:
         return True
 
     def _free(self, segment: Segment) -> None:
-        """Let a segment be evicted that nothing writes or reads any more."""
+        """Allow the eviction of a segment that nothing writes or reads any more."""
         self.num_evictable += segment.num_chunks
         self._policy.free(segment)
 
     def _lose(self, segment: Segment) -> Range:
-        """Take out a segment that is not evicted, and return its chunks."""
+        """Remove a segment that is not evicted, and return its chunks."""
         if self._arc is not None:
             self._arc.lose(segment)
         return self._leave(segment, segment.num_chunks)
@@ -304,7 +305,7 @@ class ChunkCache:
     # Segments
 
     def _isolate(self, chain: BlockChain, start: int, stop: int) -> list[Segment]:
-        """Return the segments that hold the chunks of a range, as far as any does, cut so that they hold no others."""
+        """Return the segments that hold the chunks of a range, if any, cut so that they hold no others."""
         whole = self._index.at(chain, start)
         if whole is not None and whole.chain is chain and whole.start == start and whole.stop == stop:
             return [whole]
@@ -331,7 +332,7 @@ class ChunkCache:
         return (other, segment) if other.start < segment.start else (segment, other)
 
     def _merge(self, chain: BlockChain, segments: list[Segment]) -> list[Segment]:
-        """Make one segment of neighbours that may be evicted; the larger takes in the smaller."""
+        """Merge neighbours that may be evicted; the larger absorbs the smaller."""
         merged: list[Segment] = []
         for segment in segments:
             before = merged[-1] if merged else None
@@ -349,7 +350,7 @@ class ChunkCache:
         return merged
 
     def _forget(self, segment: Segment, count: int) -> None:
-        """Evict so many chunks of a segment, those that go first."""
+        """Evict this many chunks of a segment, the first to go."""
         chain, place, is_tail_first = segment.chain, segment.place, segment.is_tail_first
         start, stop = self._leave(segment, count)
         self.num_evictable -= count
@@ -363,7 +364,7 @@ class ChunkCache:
             self.events.append(TierRemoved(self._medium, chain, start, stop, self._size, is_tail_first))
 
     def _leave(self, segment: Segment, count: int) -> Range:
-        """Take out so many chunks of a segment, those that go first, and return them."""
+        """Remove this many chunks of a segment, the first to go, and return them."""
         chain = segment.chain
         start, stop = segment.cut(count)
         self._index.remove(chain, start, stop)

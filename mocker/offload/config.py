@@ -104,7 +104,7 @@ class OffloadConfig:
             )
         if self.kv_disk_size and self.store_threshold > 1:
             raise ValueError(
-                f"store_threshold is {self.store_threshold}; expected 0 with a disk behind host memory, as vLLM has it"
+                f"store_threshold is {self.store_threshold}; expected 0 with a disk behind host memory, as in vLLM"
             )
 
 

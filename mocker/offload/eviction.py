@@ -1,8 +1,8 @@
 """Which chunks leave a tier first: the least recently used, or those that ARC gives up.
 
-Recency is a rank: the lowest goes first. The ranks of a segment's chunks are consecutive, and rise from its head, in the order
-in which chunks were stored, or, once a request that used them has ended, from its tail: so the beginning of a prompt stays
-longest. A segment keeps its ranks while it is written or read, and has a place in the heap of those that may go otherwise.
+Recency is a rank: the lowest goes first. The ranks of a segment's chunks are consecutive. They rise from its head, in
+the order in which chunks were stored, or, once a request that used them has ended, from its tail, so that the start of
+a prompt stays longest. A segment keeps its ranks while it is written or read; otherwise it is in the heap.
 
 Semantics: LRUCachePolicy and ARCCachePolicy of vLLM 0.32.
 """
@@ -16,12 +16,12 @@ from mocker.offload.segments import Segment
 
 
 class Heap:
-    """The segments that may be evicted, the one first that was used least recently; entries that are out of date are skipped."""
+    """The segments that may be evicted, the least recently used one first; outdated entries are skipped."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[int, int, Segment]] = []
         self._num_pushed = 0
-        self._most = 64  # entries, before those that are out of date are thrown out
+        self._most = 64  # entries, before outdated ones are dropped
         self._skipped: list[Segment] = []
 
     def push(self, segment: Segment) -> None:
@@ -34,7 +34,7 @@ class Heap:
             self._most = max(64, 2 * len(self._entries))
 
     def pop(self, place: int) -> Segment | None:
-        """Take out the first that is in a list of the policy's and not protected, if there is any."""
+        """Remove and return the first that is in one of the policy's lists and not protected, if any."""
         while self._entries:
             entry = heappop(self._entries)
             segment = entry[2]
@@ -46,7 +46,7 @@ class Heap:
         return None
 
     def restore(self) -> None:
-        """Put back those that were skipped as they are protected."""
+        """Put back those that were skipped because they are protected."""
         for segment in self._skipped:
             self.push(segment)
         self._skipped.clear()
@@ -65,22 +65,22 @@ class Lru:
         self._next_rank = 0
 
     def insert(self, segment: Segment) -> None:
-        """Take in chunks that are about to be written."""
+        """Add chunks that are about to be written."""
         self._renew(segment, is_tail_first=False)
 
     def free(self, segment: Segment) -> None:
-        """Let a segment be evicted from now on, or again."""
+        """Allow the eviction of a segment from now on, or again."""
         self._heap.push(segment)
 
     def use(self, segments: list[Segment]) -> None:
-        """Let segments, from the head of a chain to its tail, be those that were used last, the head at the very last."""
+        """Make segments, from the head of a chain to its tail, the most recently used, the head most of all."""
         for segment in reversed(segments):
             self._renew(segment, is_tail_first=True)
             if segment.is_evictable:
                 self._heap.push(segment)
 
     def victim(self) -> tuple[Segment, int]:
-        """Return what to evict next, and how many of its chunks at most; the caller knows that there is any."""
+        """Return the segment to evict next, and the most chunks to take; the caller knows that there is one."""
         segment = self._heap.pop(0)
         assert segment is not None, "nothing can be evicted"
         return segment, segment.num_chunks
@@ -95,10 +95,10 @@ class Lru:
 
 
 class Arc:
-    """Adaptive replacement: chunks stored and not used since apart from those found again, and a share between them that learns."""
+    """Adaptive replacement: a list of chunks stored and not used since, one of those found again; their sizes adapt."""
 
     def __init__(self, num_chunks: int, name: Callable[[BlockChain, int], Hashable]) -> None:
-        """Begin with nothing; `name` gives the name of a chunk, by which it is remembered once it is gone."""
+        """Start empty; `name` returns the name of a chunk, by which it is remembered once it is gone."""
         self._capacity = num_chunks
         self._name = name
         self._heaps = (Heap(), Heap())
@@ -108,7 +108,7 @@ class Arc:
         self._next_rank = 0
 
     def insert(self, segment: Segment) -> None:
-        """Take in chunks that are about to be written."""
+        """Add chunks that are about to be written."""
         segment.place = 0
         self._sizes[0] += segment.num_chunks
         self._renew(segment, is_tail_first=False)
@@ -118,7 +118,7 @@ class Arc:
                 ghosts.pop(name, None)
 
     def miss(self, names: list[Hashable]) -> None:
-        """Learn from chunks that are to be stored and once were here: of the list from which such went, there should be more."""
+        """Learn from chunks to store that were here before: the list that evicted them should be larger."""
         stored, found = self._ghosts
         for name in names:
             if name in stored:
@@ -131,11 +131,11 @@ class Arc:
                 found.move_to_end(name)
 
     def free(self, segment: Segment) -> None:
-        """Let a segment be evicted from now on, or again."""
+        """Allow the eviction of a segment from now on, or again."""
         self._heaps[segment.place].push(segment)
 
     def use(self, segments: list[Segment], *, is_found: bool) -> None:
-        """Let segments, from head to tail, be those that were used last; those found again have a list of their own."""
+        """Make segments, from head to tail, the most recently used; those found again have a separate list."""
         for segment in reversed(segments):
             if is_found and segment.place == 0:
                 self._sizes[0] -= segment.num_chunks
@@ -146,7 +146,7 @@ class Arc:
                 self._heaps[segment.place].push(segment)
 
     def victim(self) -> tuple[Segment, int]:
-        """Return what to evict next, and how many of its chunks at most; the caller knows that there is any."""
+        """Return the segment to evict next, and the most chunks to take; the caller knows that there is one."""
         surplus = self._sizes[0] - int(self._target) + 1
         segment = self._heaps[0].pop(0) if surplus > 0 else None
         if segment is not None:
@@ -159,12 +159,12 @@ class Arc:
         return segment, count
 
     def remember(self, place: int, names: list[Hashable]) -> None:
-        """Note which chunks were evicted from one of the lists."""
+        """Record which chunks were evicted from one of the lists."""
         self._sizes[place] -= len(names)
         self._ghosts[place].update(dict.fromkeys(names))
 
     def lose(self, segment: Segment) -> None:
-        """Take out chunks that were never written."""
+        """Remove chunks that were never written."""
         self._sizes[segment.place] -= segment.num_chunks
 
     def end_eviction(self) -> None:

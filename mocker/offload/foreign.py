@@ -1,6 +1,6 @@
-"""Settings of host memory as vLLM's `--kv-transfer-config` has them, turned into ours.
+"""Settings of host memory in vLLM's `--kv-transfer-config`, translated into ours.
 
-OffloadingConnector's entries of `kv_connector_extra_config` are known, and a MultiConnector that holds it beside NIXL's.
+Supported are OffloadingConnector's entries of `kv_connector_extra_config`, and a MultiConnector of it and NIXL's.
 """
 
 from collections.abc import Mapping
@@ -12,26 +12,26 @@ from mocker.offload.config import GIB
 
 SIMULATED = "OffloadingConnector"
 HANDS_OVER = "NixlConnector"
-"""What hands KV from prefill to decode workers; the role of simulated workers says that already."""
+"""The connector from prefill to decode workers; the role of simulated workers implies it."""
 
 ENTRIES = ("kv_connector", "kv_role", "kv_connector_extra_config", "kv_load_failure_policy")
 SAME = ("blocks_per_chunk", "eviction_policy", "store_threshold", "offload_prompt_only")
-"""Entries of `kv_connector_extra_config` that are called like our settings."""
+"""Entries of `kv_connector_extra_config` with the names of our settings."""
 EXTRA = ("cpu_bytes_to_use", "block_size", *SAME, "self_describing_kv_events")
-"""All its entries; simulated engines' events always say what they are about."""
+"""All its entries; events of simulated engines always describe themselves."""
 
 
 def settings_of(given: str | Mapping[str, Any], *, block_size: int) -> dict[str, Any]:
-    """Return the settings of an engine that a `kv_transfer_config` stands for; `block_size` is that of the engine's KV blocks.
+    """Return the engine settings that a `kv_transfer_config` implies; `block_size` is that of the engine's KV blocks.
 
     Raises:
-        ValueError: it holds what is not simulated; the message names the entry.
+        ValueError: it has an entry that is not simulated; the message names it.
     """
     return _settings(_parsed(given), block_size)
 
 
 def _parsed(given: str | Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a text says in JSON."""
+    """Parse a text as JSON."""
     try:
         config = msgspec.json.decode(given) if isinstance(given, str) else given
     except ValueError:
@@ -66,15 +66,15 @@ def _one_of(connectors: Any, block_size: int) -> dict[str, Any]:
         raise ValueError(f"kv_transfer_config: connectors is {connectors!r}; expected a list of connectors")
     keeping = [each for each in connectors if each.get("kv_connector") != HANDS_OVER]
     if len(keeping) != 1:
-        raise ValueError(f"kv_transfer_config holds {len(keeping)} connectors that keep KV; expected one {SIMULATED}")
+        raise ValueError(f"kv_transfer_config has {len(keeping)} connectors that keep KV; expected one {SIMULATED}")
     return _settings(keeping[0], block_size)
 
 
 def _of_host_memory(extra: Mapping[str, Any], block_size: int) -> dict[str, Any]:
     if "secondary_tiers" in extra:
         raise ValueError(
-            "kv_connector_extra_config.secondary_tiers have no size in vLLM, and simulated ones need it; expected kv_disk_size or, of "
-            "a deployment, kv_store_size instead"
+            "kv_connector_extra_config.secondary_tiers have no size in vLLM, and simulated ones need one; expected "
+            "kv_disk_size, or kv_store_size for a deployment, instead"
         )
     _refuse_unknown(extra, EXTRA, "kv_connector_extra_config")
     num_bytes = extra.get("cpu_bytes_to_use")
@@ -91,7 +91,7 @@ def _of_host_memory(extra: Mapping[str, Any], block_size: int) -> dict[str, Any]
 
 
 def _blocks(tokens: Any, block_size: int) -> int:
-    """Return how many blocks a chunk of so many tokens has."""
+    """Return how many blocks a chunk of this many tokens has."""
     if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1 or tokens % block_size:
         raise ValueError(
             f"kv_connector_extra_config.block_size is {tokens!r}; expected a multiple of the {block_size} tokens in a KV block"

@@ -1,12 +1,12 @@
-"""The way between a GPU and its host memory: when each copy begins and ends.
+"""The link between a GPU and its host memory: when each copy starts and ends.
 
-In each direction copies go one after the other, in the order in which they were begun, at full bandwidth; the two directions
-do not slow each other down. So it is known when a copy ends as soon as it begins.
+In each direction, copies run one after the other, in the order of their start, at full bandwidth; the two directions do
+not slow each other down. So the end of a copy is known as soon as it starts.
 
-    step i is closed with work      its loads begin with it; what it flushes must be over before it computes
-    step i + 1 begins               the stores of step i begin: what they copy is computed then
+    step i is closed with work      its loads start with it; copies that it flushes must end before it computes
+    step i + 1 starts               the stores of step i start: the KV that they copy is computed by then
 
-A load that the driver checks ends when its time is over and the driver has said what of it is good.
+A load that the driver checks ends when its time is over and the driver has reported which part of it is good.
 
 Semantics: the worker's side of vLLM 0.32's OffloadingConnector.
 """
@@ -22,38 +22,38 @@ class Direction:
     """One direction of the link."""
 
     def __init__(self) -> None:
-        self.copies: deque[tuple[float, Copy]] = deque()  # under way, and when each ends
+        self.copies: deque[tuple[float, Copy]] = deque()  # in progress, and when each ends
         self.free_s = 0.0
-        """When what was begun is over."""
+        """When all started copies have ended."""
         self.num_copies = 0
         self.num_bytes = 0.0
         self.busy_s = 0.0
 
     @property
     def next_end_s(self) -> float:
-        """When the next copy ends (s); infinity if none is under way."""
+        """When the next copy ends (s); infinity if none is in progress."""
         return self.copies[0][0] if self.copies else inf
 
 
 class HostLink:
-    """Copies that are under way."""
+    """Copies in progress."""
 
     def __init__(self, memory: HostMemory) -> None:
         self._memory = memory
         self._bytes_per_chunk = memory.chunk_bytes
         self.loads, self.stores = Direction(), Direction()
         self.next_end_s = inf
-        """When the next copy ends (s); infinity if none is under way."""
-        self._put_off: list[Copy] = []  # stores that begin with the next step
+        """When the next copy ends (s); infinity if none is in progress."""
+        self._put_off: list[Copy] = []  # stores that start with the next step
         self._unchecked: dict[Copy, bool] = {}  # loads that the driver checks, and whether their time is over
-        self._checked: list[Copy] = []  # those of them whose time was over before they were checked
+        self._checked: list[Copy] = []  # loads whose time was over before they were checked
         self.num_flushes = 0
         """Copies that a step waited for."""
         self.stall_s = 0.0
         """How long steps waited for them."""
 
     def begin(self, work: Work, now: float) -> float:
-        """Begin what comes with a step that begins now; return how long the step waits for what is flushed (s)."""
+        """Start the copies of a step that starts now; return how long the step waits for flushed ones (s)."""
         if work is NO_WORK and not self._put_off:
             return 0.0
         for copy in (*self._put_off, *[store for store in work.stores if store in work.flushed]):
@@ -94,11 +94,11 @@ class HostLink:
         return over
 
     def await_check(self, load: Copy) -> None:
-        """Let a load that is under way not end before `end_check`."""
+        """Keep a load in progress from ending before `end_check`."""
         self._unchecked[load] = False
 
     def end_check(self, load: Copy) -> None:
-        """Let a load end that was checked, at once if its time is over."""
+        """Let a checked load end, at once if its time is over."""
         if self._unchecked.pop(load):
             self._checked.append(load)
             self.next_end_s = -inf

@@ -1,22 +1,22 @@
-"""What a scheduler does so that KV is kept in host memory: it asks for what is there, loads it, and offers what is new.
+"""How a scheduler keeps KV in host memory: it asks for the KV there, loads it, and offers new KV.
 
-    a prompt is admitted           `ask`: so many tokens are there; or ask again, as they are being written or read
+    a prompt is admitted           `ask`: this many tokens are there; or ask again, as they are being written or read
       ... and some are there       `load`: a copy to the GPU; the sequence waits for it in `holding`
     the end of each `schedule`     `end_schedule`: chunks that its batch completes, and those of sequences that have ended
-                                   since, are offered; copies to the host begin with the next step
-    a GPU block is taken again     whose copy is under way, though its sequence has ended: the copy is flushed, that is,
-                                   must be over before the step runs
-    the driver says                `end_copy`
+                                   since, are offered; copies to the host start with the next step
+    a GPU block is taken again     while its copy is in progress, though its sequence has ended: the copy is flushed,
+                                   that is, it must end before the step runs
+    the driver reports             `end_copy`
 
-Copies take no part in iterations: `take_work` tells the driver of them.
+Copies are not part of iterations: `take_work` reports them to the driver.
 
-Behind host memory there may be tiers (`tiers.py`), whose part in this the driver plays:
+Behind host memory there may be tiers (`tiers.py`), for which the driver acts:
 
-    host memory lacks chunks of a prompt that is admitted    LookUp --> `answer`, and for what there is room: Read --> `end_read`
+    host memory lacks chunks of a prompt that is admitted    LookUp --> `answer`; if there is room: Read --> `end_read`
     a store has ended; or a load; or chunks are evicted      Write --> `end_write`, by the tier's policy
 
-A prompt is told to ask again until what it reads has come, and then finds it in host memory. It looks up once, and again only if
-host memory has lost the beginning of it meanwhile.
+A prompt must ask again until its reads have ended, and then finds them in host memory. It looks up once, and again only
+if host memory has lost the start of it meanwhile.
 
 Semantics: OffloadingConnectorScheduler and TieringOffloadingManager of vLLM 0.32; prefetching as in SGLang's HiCache.
 """
@@ -44,16 +44,16 @@ class Copy:
         self.ranges = ranges
         self.is_store = is_store
         self.num_good: int | None = None
-        """Of a load that was checked: so many chunks, the first ones, are right."""
+        """For a checked load: this many of its first chunks are right."""
 
     @property
     def num_chunks(self) -> int:
-        """Count what is copied."""
+        """Count the chunks to copy."""
         return count(self.ranges)
 
 
 class Work:
-    """Copies that a step brings: loads begin with it, stores after it, and it waits for those to be flushed."""
+    """The copies of a step: loads start with it, stores after it, and it waits for flushed ones."""
 
     __slots__ = ("flushed", "loads", "stores")
 
@@ -71,7 +71,7 @@ NEVER = 1 << 62
 
 
 class State:
-    """What is known of a sequence here."""
+    """The state of a sequence here."""
 
     __slots__ = (
         "copies",
@@ -88,18 +88,18 @@ class State:
     def __init__(self, sequence: Sequence) -> None:
         self.uses = Uses()
         self.fetches: dict[LookUp | Read, None] = {}
-        """What it waits for of tiers behind host memory."""
+        """The requests to tiers behind host memory for which it waits."""
         self.looked_up_from = NEVER
-        """The first chunk of the last look-up; another one has a reason if host memory has lost chunks before it since."""
+        """The first chunk of the last look-up; look up again if host memory has since lost chunks before it."""
         self.is_spoilt = False
-        """Whether a load was wrong: what is missing is computed."""
+        """Whether a load was wrong, so that the missing part is computed."""
         self.sources: list[tuple[TierName, Range]] = []
-        """Which tier the chunks came from that were not in host memory."""
+        """The tiers of the chunks that were not in host memory."""
         self.num_offered = 0
         """Chunks that were offered, or loaded."""
         self.copies: dict[Copy, None] = {}
         self.watch = Watch(sequence)
-        """Over the blocks it had, once it has ended."""
+        """The watch over its blocks, once it has ended."""
         self.is_over = False
 
 
@@ -107,7 +107,7 @@ class Offload:
     """The scheduler's side of offloading."""
 
     def __init__(self, memory: HostMemory, pool: BlockPool, block_size: int) -> None:
-        """Begin with an empty host cache, beside a GPU's pool of blocks of so many tokens."""
+        """Start with an empty host cache, next to a GPU's pool of blocks of this many tokens."""
         self.host = ChunkCache(
             memory.num_chunks,
             blocks_per_chunk=memory.blocks_per_chunk,
@@ -115,11 +115,11 @@ class Offload:
             store_threshold=memory.store_threshold,
         )
         self.refused: dict[Sequence, None] = {}
-        """Those that run whose chunks found no room; they are offered again in each step."""
+        """Running sequences whose chunks found no room; they are offered again in each step."""
         self.num_refused = 0
-        """How often one became one of these."""
+        """How often a sequence became one of these."""
         self.ended: list[tuple[Sequence, int]] = []
-        """Those that are over since the last `end_schedule`, with the tokens whose KV they leave."""
+        """Sequences that are over since the last `end_schedule`, with the tokens whose KV they leave."""
         self._pool = pool
         self.is_prompt_only = memory.offload_prompt_only
         self._size = memory.blocks_per_chunk * block_size
@@ -129,22 +129,22 @@ class Offload:
         self._num_copies = 0
         self._tiers = memory.tiers
         self.prefetches = bool(memory.tiers) and memory.prefetch_policy != "when_scheduled"
-        """Whether prompts are fetched from tiers as they come, before it is their turn."""
+        """Whether prompts are fetched from tiers as they arrive, before it is their turn."""
         self.writes_stores = any(tier.write_policy == "write_through" for tier in memory.tiers)
-        """Whether a store that has ended is to be written to a tier."""
+        """Whether a store that has ended is also written to a tier."""
         self._is_hasty = memory.prefetch_policy == "best_effort"
         self._fetches: dict[LookUp | Read, None] = {}
         self.tier_work: list[TierWork] = []
-        """What the driver is to do with tiers behind host memory, until it takes it."""
+        """Work for the driver with tiers behind host memory, until it takes it."""
         if any(tier.write_policy == "write_back" for tier in memory.tiers):
             self.host.evicted = []
         self._num_over = 0  # sequences that are over while KV of theirs is copied
         self._work = Work()
 
-    # What the scheduler asks and tells
+    # What the scheduler calls
 
     def ask(self, sequence: Sequence, num_computed: int) -> int | None:
-        """Return how many tokens behind those computed here can be loaded, None if that is to be asked again."""
+        """Return how many tokens after those computed here can be loaded, None if the caller must ask again."""
         state, size, chain = self._states.get(sequence), self._size, sequence.chain
         if state is not None and (state.copies or state.fetches):
             self._hurry(state)
@@ -165,14 +165,14 @@ class Offload:
         return None if self.host.is_being_read(chain, start, stop) else num_found
 
     def is_fetching(self, sequence: Sequence) -> bool:
-        """Tell whether to `ask` for a sequence is of no use until tiers behind host memory have done what they were asked."""
+        """Return whether it is useless to `ask` for a sequence until tiers behind host memory have done their work."""
         state = self._states.get(sequence)
         if state is None or not state.fetches:
             return False
         return not self._is_hasty or all(fetch.is_hurried for fetch in state.fetches)
 
     def load(self, sequence: Sequence, num_computed: int, num_tokens: int) -> None:
-        """Begin to load so many tokens behind those computed."""
+        """Start to load this many tokens after those computed."""
         start, stop = num_computed // self._size, (num_computed + num_tokens) // self._size
         state = self._state(sequence)
         self.host.pin(sequence.chain, start, stop, state.uses)
@@ -184,7 +184,7 @@ class Offload:
             self._note_sources(sequence, state, start, stop, num_computed)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Flush what is copied of a sequence that loses its blocks."""
+        """Flush the copies of a sequence that loses its blocks."""
         state = self._states.get(sequence)
         if state is not None:
             self._work.flushed.update(state.copies)
@@ -192,7 +192,7 @@ class Offload:
         self.refused.pop(sequence, None)
 
     def end(self, sequence: Sequence, num_computed: int) -> None:
-        """Take a sequence for over that still has its blocks and leaves the KV of so many tokens; watch over these blocks."""
+        """Record that a sequence is over that still has its blocks and leaves this many tokens' KV; watch these."""
         if num_computed or sequence in self._states:
             watch = self._state(sequence).watch
             for run in sequence.runs:
@@ -201,19 +201,19 @@ class Offload:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing can come of a step but by what it computes."""
+        """Whether a step can change nothing except by what it computes."""
         return not (self.refused or self.ended or self._pool.touched or self._num_over or self._work)
 
     @property
     def is_copying(self) -> bool:
-        """Whether any copy was not ended, or a sequence waits for a tier."""
+        """Whether any copy has not ended, or a sequence waits for a tier."""
         return bool(self._copies or self._fetches)
 
     def end_schedule(self, offers: Iterable[tuple[Sequence, int]]) -> bool:
-        """Offer what sequences have computed, given in tokens, after the step just scheduled, and what those left that ended.
+        """Offer the tokens that sequences have computed after the step just scheduled, and those of ended sequences.
 
         Returns:
-            whether copies begin or are flushed.
+            whether copies start or are flushed.
         """
         watches, self._pool.touched = self._pool.touched, []
         for watch in watches:
@@ -247,7 +247,7 @@ class Offload:
         return work
 
     def end_copy(self, number: int) -> int | None:
-        """Take a copy for done; return how many blocks of its sequence are right if it is a load that was wrong."""
+        """Record that a copy is done; for a load that was wrong, return how many blocks of its sequence are right."""
         copy = self._copies.pop(number)
         sequence, state, ranges = copy.sequence, self._states[copy.sequence], copy.ranges
         num_valid_blocks = None
@@ -268,19 +268,19 @@ class Offload:
     # Tiers behind host memory
 
     def may_look_up(self, sequence: Sequence) -> bool:
-        """Tell whether a waiting sequence may still look up what tiers have of it."""
+        """Return whether a waiting sequence may still look up its chunks in tiers."""
         state = self._states.get(sequence)
         return bool(self._tiers) and (state is None or state.looked_up_from > 0)
 
     def expect(self, sequence: Sequence, num_computed: int) -> None:
-        """Begin to fetch what host memory lacks of a prompt that has come."""
+        """Start to fetch the part of an arrived prompt that host memory lacks."""
         limit = sequence.num_known // self._size
         stop, _ = self.host.find(sequence.chain, num_computed // self._size, limit)
         if stop < limit:
             self._look_up(sequence, stop, limit)
 
     def answer(self, look_up: LookUp, found: list[Found]) -> None:
-        """Take what tiers have of the chunks that were looked up, from the first on; make room for it, and read it."""
+        """Record which of the looked-up chunks tiers have, from the first on; make room for them, and read them."""
         del self._fetches[look_up]
         sequence, state = look_up.sequence, self._states.get(look_up.sequence)
         if state is None or look_up not in state.fetches:
@@ -303,7 +303,7 @@ class Offload:
             self._write_back(self.host.evicted)
 
     def end_read(self, read: Read, num_chunks: int) -> None:
-        """Take so many chunks of those that were read for come, the first ones; the others could not be read."""
+        """Record that this many first chunks of a read have arrived; the others could not be read."""
         del self._fetches[read]
         chain = read.sequence.chain
         come, lost = split(read.ranges, num_chunks)
@@ -314,7 +314,7 @@ class Offload:
             state.fetches.pop(read, None)
 
     def end_write(self, write: Write) -> None:
-        """Take a write for ended, whatever came of it."""
+        """Record that a write has ended, whatever its result."""
         if write.is_pinned:
             for start, stop in write.ranges:
                 self.host.unpin(write.chain, start, stop, is_load=False)
@@ -326,7 +326,7 @@ class Offload:
         self.tier_work.append(look_up)
 
     def _hurry(self, state: State) -> None:
-        """Tell the driver that a sequence's turn has come, where that ends what it waits for."""
+        """Report to the driver that a sequence's turn has come, if that ends its wait."""
         if not self._is_hasty:
             return
         for fetch in state.fetches:
@@ -353,10 +353,10 @@ class Offload:
     # The steps of these
 
     def _note_sources(self, sequence: Sequence, state: State, start: int, stop: int, num_local: int) -> None:
-        """Note which tiers the tokens came from that a sequence got with some of its chunks, behind those on the GPU."""
+        """Record from which tiers a sequence got the tokens of some of its chunks, after those on the GPU."""
         tokens: dict[TierName, int] = {"disk": 0, "store": 0}
         left = [(start, stop)]
-        for tier, (first, last) in reversed(state.sources):  # what was lost and fetched again came from the later one
+        for tier, (first, last) in reversed(state.sources):  # chunks lost and fetched again came from the later one
             for low, high in overlap(left, first, last):
                 tokens[tier] += high * self._size - max(low * self._size, num_local)
             left = overlap(left, start, first) + overlap(left, last, stop)
@@ -364,7 +364,7 @@ class Offload:
         sequence.host_tokens = max(stop * self._size - num_local, 0) - tokens["disk"] - tokens["store"]
 
     def _end_wrong_load(self, load: Copy, state: State, num_good: int) -> int:
-        """Forget the first chunk that is wrong, to be stored again once it is computed; return how many blocks are right."""
+        """Forget the first wrong chunk, which is stored again once computed; return how many blocks are right."""
         sequence, start = load.sequence, load.ranges[0][0]
         wrong = start + num_good
         self.host.drop(sequence.chain, wrong, wrong + 1)
@@ -396,7 +396,7 @@ class Offload:
         return copy
 
     def _offer(self, sequence: Sequence, num_tokens: int) -> Copy | None:
-        """Offer the chunks of so many tokens that were not offered before; return the copy that comes of it, if any."""
+        """Offer the chunks of this many tokens that were not offered before; return the resulting copy, if any."""
         if self.is_prompt_only:
             num_tokens = min(num_tokens, sequence.num_prompt)
         state, stop = self._state(sequence), num_tokens // self._size
@@ -416,7 +416,7 @@ class Offload:
         return copy
 
     def _flush_if_taken(self, copy: Copy, watch: Watch) -> None:
-        """Flush a copy to the host if a block that it reads was taken in this step."""
+        """Flush a copy to the host if a block that it reads was reused in this step."""
         size = self._blocks_per_chunk
         if copy.is_store and any(
             start * size < taken_stop and taken_start < stop * size

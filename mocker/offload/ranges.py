@@ -17,7 +17,7 @@ def overlap(ranges: Sequence[Range], start: int, stop: int) -> list[Range]:
 
 
 def split(ranges: Sequence[Range], num_chunks: int) -> tuple[list[Range], list[Range]]:
-    """Divide ranges into their first chunks, so many, and the rest."""
+    """Split ranges into this many first chunks and the rest."""
     first: list[Range] = []
     rest: list[Range] = []
     for start, stop in ranges:
@@ -31,7 +31,7 @@ def split(ranges: Sequence[Range], num_chunks: int) -> tuple[list[Range], list[R
 
 
 def joined(ranges: list[Range]) -> list[Range]:
-    """Make one range of those that follow each other."""
+    """Merge adjacent ranges."""
     joined: list[Range] = []
     for start, stop in ranges:
         if joined and joined[-1][1] == start:

@@ -1,4 +1,4 @@
-"""Segments: chunks of a chain that share one fate, and an index that finds them by content."""
+"""Segments: chunks of a chain that are treated alike, and an index that finds them by content."""
 
 from collections.abc import Hashable, Iterator
 
@@ -7,7 +7,7 @@ from mocker.offload.ranges import Range
 
 
 class Segment:
-    """Chunks `start` to `stop` of a chain that are in a tier and share one fate."""
+    """Chunks `start` to `stop` of a chain that are in a tier and are treated alike."""
 
     __slots__ = (
         "chain",
@@ -29,9 +29,9 @@ class Segment:
         self.is_written = False
         self.num_readers = 0
         self.num_loads = 0
-        """Those readers that are requests; others copy it to another tier."""
+        """The readers that are requests; others copy it to another tier."""
         self.is_protected = False
-        """Whether it is part of the offer that others make room for."""
+        """Whether it is part of the offer for which others make room."""
         self.place = 0  # which of the policy's lists it is in
         self.rank = 0  # of the chunk that goes first
         self.is_tail_first = False
@@ -47,7 +47,7 @@ class Segment:
         return self.is_written and not self.num_readers
 
     def split(self, chunk: int) -> "Segment":
-        """Become the larger of the parts before and behind a chunk, and return the other."""
+        """Become the larger of the parts before and after a chunk, and return the other."""
         is_front = chunk - self.start <= self.stop - chunk
         other = Segment(self.chain, self.start if is_front else chunk, chunk if is_front else self.stop)
         other.is_written, other.num_readers, other.num_loads = self.is_written, self.num_readers, self.num_loads
@@ -61,7 +61,7 @@ class Segment:
         return other
 
     def cut(self, count: int) -> tuple[int, int]:
-        """Lose the chunks that go first, so many, and return where they began and ended."""
+        """Lose this many chunks, the first to go, and return their start and end."""
         self.rank += count
         if self.is_tail_first:
             self.stop -= count
@@ -71,7 +71,7 @@ class Segment:
 
 
 class SegmentIndex:
-    """Which segment holds a chunk: found by the ids of a chain, at a cost by id rather than by chunk.
+    """An index from chunks to segments: by the ids of a chain, at a cost by id rather than by chunk.
 
     An id has one segment if that holds all its chunks; otherwise it has a row, with a place for each chunk from the first on
     whose name it covers.
@@ -82,7 +82,7 @@ class SegmentIndex:
         self._rows: dict[Hashable, Segment | list[Segment | None]] = {}
 
     def pieces(self, chain: BlockChain, start: int, stop: int) -> Iterator[tuple[Segment | None, int, int]]:
-        """Yield what holds the chunks of a range, None where they are absent, piece by piece."""
+        """Yield the segments of the chunks in a range, None for absent ones, piece by piece."""
         chunk = start
         while chunk < stop:
             segment, begin = self.at(chain, chunk), chunk
@@ -93,7 +93,7 @@ class SegmentIndex:
             yield segment, begin, chunk
 
     def enter(self, segment: Segment, chain: BlockChain, start: int, stop: int) -> None:
-        """Let chunks of a chain be found in a segment."""
+        """Enter chunks of a chain in a segment."""
         ids, head, tail = self._whole_ids(chain, start, stop)
         self._rows.update(dict.fromkeys(ids, segment))
         for first, last in (head, tail):
@@ -101,7 +101,7 @@ class SegmentIndex:
                 self._set(chain, first, last, segment)
 
     def remove(self, chain: BlockChain, start: int, stop: int) -> None:
-        """Let chunks of a chain be found no more."""
+        """Remove chunks of a chain."""
         ids, head, tail = self._whole_ids(chain, start, stop)
         for id in ids:
             del self._rows[id]
@@ -119,7 +119,7 @@ class SegmentIndex:
         return row[place] if place < len(row) else None
 
     def _next_present(self, chain: BlockChain, chunk: int, stop: int) -> int:
-        """Return the first chunk of a range that is here, where the range begins with one that is not; else where it ends."""
+        """Return the first present chunk of a range that starts with an absent one, or the end of the range."""
         rows, ids, size, per_id, num_named = self._rows, chain.ids, self._size, chain.blocks_per_id, chain.num_named
         while chunk < stop:
             block = (chunk + 1) * size - 1
@@ -138,16 +138,16 @@ class SegmentIndex:
         return min(chunk, stop)
 
     def _whole_ids(self, chain: BlockChain, start: int, stop: int) -> tuple[tuple[Hashable, ...], Range, Range]:
-        """Return the ids all of whose chunks are in a range, and the chunks before and behind those."""
+        """Return the ids all of whose chunks are in a range, and the chunks before and after those."""
         size, per_id = self._size, chain.blocks_per_id
         first = -(-start * size // per_id)
         last = min(((stop + 1) * size - 1) // per_id, chain.num_named // per_id)
-        if first >= last or size > per_id:  # some of larger chunks' ids name none
+        if first >= last or size > per_id:  # with larger chunks, some ids name none
             return (), (start, stop), (stop, stop)
         return chain.ids[first:last], (start, first * per_id // size), (last * per_id // size, stop)
 
     def _set(self, chain: BlockChain, start: int, stop: int, segment: Segment | None) -> None:
-        """Note what holds chunks, id by id: the ids have other chunks, too."""
+        """Record the segment of chunks, id by id: the ids also have other chunks."""
         rows, size = self._rows, self._size
         while start < stop:
             index = chain.index_of((start + 1) * size - 1)
@@ -169,11 +169,11 @@ class SegmentIndex:
 
 
 def _common_stop(segment: Segment, chain: BlockChain, chunk: int, size: int) -> int:
-    """Return where a segment that holds a chunk of a chain ends, or begins to have other content."""
+    """Return where a segment that holds a chunk of a chain ends, or its content starts to differ."""
     if segment.chain is chain:
         return segment.stop
     ids, theirs, per_id = chain.ids, segment.chain.ids, chain.blocks_per_id
-    # Ids are chained, so those in common come first; the last of a prompt is its own.
+    # Ids are chained, so common ones come first; the last id of a prompt is its own.
     low, high = ((chunk + 1) * size - 1) // per_id, min(len(ids), len(theirs)) - 1
     while low + 1 < high:
         middle = (low + high) // 2

@@ -1,6 +1,6 @@
-"""What an engine asks of its driver about the tiers beyond host memory: a worker's disk, a store that workers share.
+"""An engine's requests to its driver for the tiers beyond host memory: a worker's disk, a store that workers share.
 
-The engine does not know what a tier holds, nor how long it takes: the driver does.
+The engine does not know the content of a tier, nor how long it takes: the driver does.
 """
 
 from typing import NamedTuple
@@ -12,14 +12,14 @@ from mocker.sequence import Sequence
 
 
 class Found(NamedTuple):
-    """Chunks up to `stop` that a tier has, behind those that were found before."""
+    """Chunks up to `stop` that a tier has, after those found before."""
 
     tier: TierName
     stop: int
 
 
 class LookUp:
-    """Which of the chunks `start` to `stop` of a sequence, the first of which host memory lacks, are in a tier."""
+    """A question: which of the chunks `start` to `stop` of a sequence are in a tier? Host memory lacks the first."""
 
     __slots__ = ("is_hurried", "sequence", "start", "stop")
 
@@ -31,7 +31,7 @@ class LookUp:
 
 
 class Read:
-    """Chunks of a sequence that a tier has and that host memory has made room for."""
+    """Chunks of a sequence that a tier has, and for which host memory has made room."""
 
     __slots__ = ("is_hurried", "ranges", "sequence", "tier")
 
@@ -48,7 +48,7 @@ class Read:
 
 
 class Write:
-    """Chunks of a chain that a tier is to have, if it lacks them."""
+    """Chunks of a chain to write to a tier, if it lacks them."""
 
     __slots__ = ("chain", "is_pinned", "ranges", "tier")
 
@@ -57,11 +57,11 @@ class Write:
         self.chain = chain
         self.ranges = ranges
         self.is_pinned = is_pinned
-        """Whether host memory keeps them until the write has ended; else they have left it, and wait in a buffer."""
+        """Whether host memory keeps them until the write has ended; if not, they have left it, and wait in a buffer."""
 
 
 class Hurry(NamedTuple):
-    """A sequence's turn has come: of what is looked up or read for it, what has come by now is enough."""
+    """A sequence's turn has come: the results of its look-ups and reads so far are enough."""
 
     fetch: LookUp | Read
 

@@ -13,11 +13,11 @@ from mocker.timing.model import Prefill, Ramp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCosts:
-    """Coefficients, all in seconds for one of what they name."""
+    """Coefficients, all in seconds per unit of what they name."""
 
     fixed: float
     mixed: float
-    """Of a step with prefill, in place of `fixed`."""
+    """For a step with prefill, instead of `fixed`."""
     tokens: tuple[tuple[float, float], ...]
     """(knot, slope): slope for every token beyond the knot, added to the slopes before."""
     sequence: float

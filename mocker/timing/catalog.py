@@ -1,4 +1,4 @@
-"""The GPUs, engines and models that are known by name, and models that are given as a config.json."""
+"""The GPUs, engines and models that are bundled by name, and models from a config.json."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def gpu_names() -> list[str]:
 
 
 def find_engine(name: str, architecture: str) -> EngineTimes:
-    """Return what a bundled engine adds to its kernels on GPUs of an architecture: vLLM's times, and where it differs."""
+    """Return the times that a bundled engine adds to kernels on an architecture: vLLM's, with its differences."""
     known = _read("engines")
     facts: dict[str, Any] = {}
     for engine in dict.fromkeys(("vllm", name)):
@@ -60,7 +60,7 @@ def find_model(name: str) -> ModelShape:
     """Return the shape of a bundled model, by its Hugging Face id, or of the config.json at a path.
 
     Raises:
-        ValueError: the model is not known and there is no such file.
+        ValueError: the model is unknown, and there is no such file.
     """
     path = Path(name)
     if path.is_dir():
@@ -86,7 +86,7 @@ def find_model(name: str) -> ModelShape:
 
 
 def model_configs() -> dict[str, dict[str, Any]]:
-    """Return what of their config.json is bundled of the common models, by Hugging Face id."""
+    """Return the bundled parts of common models' config.json, by Hugging Face id."""
     configs: dict[str, dict[str, Any]] = json.loads((DATA / "models.json").read_text())
     return configs
 
@@ -97,7 +97,7 @@ def _read(name: str) -> dict[str, dict[str, Any]]:
 
 
 def _plain(name: str) -> str:
-    """Reduce a model's id to what names its shape: without organisation, and without what was done to the weights."""
+    """Reduce a model's id to the name of its shape: without organisation and without changes to the weights."""
     plain = name.lower().rpartition("/")[2].removeprefix("meta-")
     while plain.endswith(VARIANTS):
         plain = plain.rpartition("-")[0]

@@ -1,4 +1,4 @@
-"""What follows from an engine's settings before it is built: its step-time model and its number of KV blocks."""
+"""What an engine's settings imply before it is built: its step-time model and its number of KV blocks."""
 
 import functools
 import math
@@ -24,18 +24,18 @@ DEFAULT_NUM_BLOCKS = 16384
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEngine:
-    """All that an `Engine` is built from."""
+    """Everything from which an `Engine` is built."""
 
     config: EngineConfig
     timing: TimingModel
     num_blocks: int
     """KV blocks, null block included."""
     host: HostMemory | None
-    """Host memory that keeps KV, if any does."""
+    """Host memory for KV, if any."""
     noise: tuple[float, ...]
-    """What a calibrated engine's steps took against their model: equally likely factors whose mean is 1, or none."""
+    """Times of a calibrated engine's steps over those of the model: equally likely factors whose mean is 1, or none."""
     is_lockstep: bool
-    """Whether a worker's ranks take their steps together, as each holds experts of all."""
+    """Whether a worker's ranks run their steps together, because each holds experts of all."""
 
     @property
     def num_usable_blocks(self) -> int:
@@ -55,15 +55,16 @@ class SimulatedEngine:
 
 @functools.lru_cache(maxsize=64)
 def resolve(engine: EngineConfig, timing: TimingConfig = TimingConfig()) -> SimulatedEngine:  # noqa: B008 (frozen)
-    """Find an engine's step times and KV blocks; equal settings share one model, which holds no state of an engine.
+    """Find an engine's step times and KV blocks; equal settings share one model, which has no state of an engine.
 
     Raises:
-        ValueError: a file cannot be read, the GPU or model is not known, or the model does not fit.
+        ValueError: a file cannot be read, the GPU or model is unknown, or the model does not fit.
     """
     if timing.model is not None and timing.is_generic:
         raise ValueError(
-            f"model {timing.model} needs a gpu for its step times and KV blocks: h100, say (`dynabench hardware` lists them); "
-            "with timing polynomial they are generic, and the model only gives its name and the size of its KV"
+            f"model {timing.model} needs a gpu for its step times and KV blocks, such as h100 (`dynabench hardware` "
+            "lists them); with timing polynomial these are generic, and the model provides only its name and "
+            "the size of its KV"
         )
     engine = replace(engine, async_scheduling=_is_async(engine, timing))
     num_blocks = engine.num_gpu_blocks or _blocks_that_fit(engine, timing)
@@ -100,7 +101,7 @@ def _host_memory(engine: EngineConfig, timing: TimingConfig) -> HostMemory | Non
     """Return the host memory of a rank, in whole chunks as vLLM divides it.
 
     Raises:
-        ValueError: there is less than a chunk, or the size of the model's KV is not known.
+        ValueError: it has no room for a chunk, or the size of the model's KV is unknown.
     """
     if not engine.has_host_memory:
         return None
@@ -127,10 +128,10 @@ def _host_memory(engine: EngineConfig, timing: TimingConfig) -> HostMemory | Non
 
 
 def _tiers(engine: EngineConfig, chunk_bytes: float) -> tuple[Tier, ...]:
-    """Return what a rank has behind its host memory.
+    """Return a rank's tiers behind its host memory.
 
     Raises:
-        ValueError: there is less than a chunk of it.
+        ValueError: one has no room for a chunk.
     """
     if not engine.kv_disk_size:
         return ()
@@ -153,14 +154,14 @@ def _whole_chunks(engine: EngineConfig, setting: str, chunk_bytes: float) -> int
 
 
 def _is_async(engine: EngineConfig, timing: TimingConfig) -> bool:
-    """Tell whether steps are scheduled ahead: as chosen, else as the calibrated engine did."""
+    """Return whether steps are scheduled ahead: as set, else as on the calibrated engine."""
     if engine.async_scheduling is not None:
         return engine.async_scheduling
     return _measured_engine(timing).get("async_scheduling") is not False
 
 
 def _measured_engine(timing: TimingConfig) -> dict[str, Any]:
-    """Return the settings of the engine that a calibration is of."""
+    """Return the settings of the engine that a calibration measured."""
     if timing.calibration is None:
         return {}
     found: dict[str, Any] = read_calibration(timing.calibration)["engine"]

@@ -1,4 +1,4 @@
-"""Step times that depend on nothing."""
+"""Constant step times."""
 
 from mocker.timing.model import Prefill, Ramp
 

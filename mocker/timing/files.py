@@ -21,10 +21,10 @@ MAX_NPZ_BYTES = 1 << 26
 
 @functools.lru_cache(maxsize=16)
 def read_calibration(path: str) -> dict[str, Any]:
-    """Read what `dynabench calibrate` wrote; `step` is its `StepCosts`.
+    """Read a file from `dynabench calibrate`; `step` is its `StepCosts`.
 
     Raises:
-        ValueError: the file is none.
+        ValueError: the file is not a calibration.
     """
     try:
         found: dict[str, Any] = json.loads(Path(path).read_text())
@@ -71,7 +71,7 @@ def _read_npz(path: str) -> tuple[dict[float, list[float]], dict[int, dict[float
     with zipfile.ZipFile(path) as packed:
         size = sum(entry.file_size for entry in packed.infolist())
     if size > MAX_NPZ_BYTES:
-        raise ValueError(f"it unpacks to {size:,} bytes; at most {MAX_NPZ_BYTES:,} are read")
+        raise ValueError(f"it unpacks to {size:,} bytes; expected at most {MAX_NPZ_BYTES:,}")
     with np.load(path, allow_pickle=False) as file:
         columns = {name: np.asarray(file[name], float).ravel() for name in file.files}
     prefill: dict[float, list[float]] = defaultdict(list)
@@ -94,7 +94,7 @@ def _read_rows(path: str) -> tuple[dict[float, list[float]], dict[int, dict[floa
     decode: dict[int, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for tokens, count, kv, time in zip(*(np.asarray(table[name], float).tolist() for name in COLUMNS), strict=True):
         if tokens > 0 and count > 0:
-            continue  # a mixed step: what its parts take by themselves is not in it
+            continue  # a mixed step: it does not show the times of its parts
         if tokens > 0:
             prefill[float(tokens)].append(time / 1e3)
         elif count > 0:
@@ -103,7 +103,7 @@ def _read_rows(path: str) -> tuple[dict[float, list[float]], dict[int, dict[floa
 
 
 def _read_arrow(path: str) -> "pa.Table":
-    """Read a table in Arrow's columns."""
+    """Read a table from Arrow columns."""
     if path.endswith(".parquet"):
         from pyarrow import parquet
 
@@ -114,5 +114,5 @@ def _read_arrow(path: str) -> "pa.Table":
 
 
 def _curve(points: dict[float, list[float]]) -> tuple[tuple[float, float], ...]:
-    """Take the median of what was measured at the same place."""
+    """Return the median of measurements at the same point."""
     return tuple((x, sorted(values)[len(values) // 2]) for x, values in sorted(points.items()))

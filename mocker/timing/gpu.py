@@ -1,4 +1,4 @@
-"""What of a GPU, and of the engine on it, decides how long a step takes: peaks, measured efficiencies, host times."""
+"""The properties of a GPU and its engine that determine step times: peaks, measured efficiencies, host times."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -12,7 +12,7 @@ class Gemm(NamedTuple):
     launch_s: float
     sharpness: float
     quantise: float
-    """Passes over the inputs at full bandwidth that quantise them, where the engine does not fuse that into other kernels."""
+    """Passes over the inputs at full bandwidth to quantise them, if the engine does not fuse that."""
 
 
 class Experts(NamedTuple):
@@ -62,16 +62,16 @@ class Gpu:
     """By number of GPUs: (bytes, seconds), in order."""
     architecture: str = ""
     mixed_decode_slowdown: float = 0.0
-    """How much longer a decode's KV takes to read beside a prefill, for each query head that shares a KV head (at least 1)."""
+    """Factor on reading a decode's KV next to a prefill, for each query head that shares a KV head (at least 1)."""
     mixed_row_s: float = 0.0
-    """A sequence's and KV head's time beside a prefill, where it is longer."""
+    """A sequence's and KV head's time next to a prefill, if it is longer."""
     mixed_tile_s: float = 0.0
-    """For each decode, query head and token of the prefill beside it: the grid of such kernels is as long for every sequence."""
+    """For each decode, query head and token of the prefill: such kernels' grid is equally long for every sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTimes:
-    """What an engine adds to its kernels, and one scale for all of it."""
+    """The times that an engine adds to its kernels, and one scale for all of them."""
 
     step_s: float
     """Host time of a step: to schedule it, to prepare its inputs and to take its tokens."""
@@ -80,17 +80,17 @@ class EngineTimes:
     layer_s: float
     """Small kernels of a layer: norms, rotation, cache writes."""
     launch_layer_s: float
-    """Host time of a layer of a step with prefill, where that has no CUDA graph: its kernels are launched one by one."""
+    """Host time of a layer of a step with prefill, if that has no CUDA graph: its kernels are launched one by one."""
     request_s: float
-    """Between client and scheduler, both ways together."""
+    """Time between client and scheduler, both ways together."""
     prompt_token_s: float
     """The same for each prompt token: reading and tokenizing it."""
     quantise: float
-    """Share of the inputs' quantisation that is not hidden in other kernels."""
+    """Share of the inputs' quantisation that other kernels do not hide."""
     exchange_s: float
-    """Added in each layer whose experts are shared by ranks that attend by themselves: launches, and agreeing on sizes."""
+    """Added in each layer whose experts are shared by ranks with separate attention: launches, agreeing on sizes."""
     fused_s: float
-    """What an all-reduce takes at least that is fused with the norm after it."""
+    """The least time of an all-reduce that is fused with the norm after it."""
     fused_bytes: dict[str, float] = field(hash=False)
     """Largest message that is fused, by number of GPUs."""
     scale: float
@@ -98,6 +98,6 @@ class EngineTimes:
 
 
 def over_link(measured: AllReduces, num_gpus: int, bandwidth: float) -> AllReduces:
-    """Return all-reduces over a link of another bandwidth (bytes/s): the least one's time and 2 (n-1)/n bytes / bandwidth."""
+    """Return all-reduces over a link of another bandwidth (bytes/s): the least time + 2 (n-1)/n bytes / bandwidth."""
     least = measured[0][1]
     return [(size, least + 2 * (num_gpus - 1) / num_gpus * size / bandwidth) for size, _ in measured]

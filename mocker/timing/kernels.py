@@ -1,4 +1,4 @@
-"""What the kernels of a step take, by the number of tokens or sequences in it."""
+"""Times of a step's kernels, by the number of tokens or sequences in it."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -9,27 +9,27 @@ from mocker.timing.gpu import AllReduces, Experts
 from mocker.timing.model_shape import ModelShape
 
 HALF = 2.0
-"""Bytes of an activation."""
+"""Bytes in an activation."""
 
 
 class Rate(NamedTuple):
     """How fast a kernel computes and moves bytes; it takes about as long as the slower of the two."""
 
     flops: float
-    """Per second, as is bandwidth."""
+    """Per second, like bandwidth."""
     bandwidth: float
     sharpness: float
-    """How little the two hide of each other."""
+    """How little the two overlap."""
 
     def seconds(self, flops: float, size: float) -> float:
-        """Return the time of so many operations on so many bytes (s)."""
+        """Return the time of this many operations on this many bytes (s)."""
         compute, memory = flops / self.flops, size / self.bandwidth
         return float((compute**self.sharpness + memory**self.sharpness) ** (1 / self.sharpness))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrices:
-    """Matrices of one layer that every token is multiplied with, on one GPU, taken together."""
+    """The matrices of one layer by which every token is multiplied, on one GPU, taken together."""
 
     rate: Rate
     weights: float
@@ -41,7 +41,7 @@ class Matrices:
     quantised: float
     """Bytes that quantising an input reads and writes."""
     quantise: tuple[float, float]
-    """Passes over them, and the share of that which is not hidden in other kernels."""
+    """Passes over them, and the share of that time which other kernels do not hide."""
     bandwidth: float
     launch_s: float
 
@@ -64,9 +64,9 @@ class AllReduce:
     token_bytes: float
     num_gpus: int = 1
     fused_s: float = 0.0
-    """What one takes at least that is fused with the norm after it."""
+    """The least time of one that is fused with the norm after it."""
     fused_bytes: float = 0.0
-    """Largest message of which that is so."""
+    """The largest message that is fused."""
 
     def seconds(self, num_tokens: int) -> float:
         """Return the time of one (s)."""
@@ -76,7 +76,7 @@ class AllReduce:
         return self._fused(size) if size <= self.fused_bytes else _interpolate(self.measured, size)
 
     def _fused(self, size: float) -> float:
-        """Return the time where all send all to all, or each adds up its share and sends that, which is a round more."""
+        """Return the time if all send all to all, or if each adds up its share and sends that, which adds a round."""
         largest, longest_s = self.measured[-1]
         shares_s = size / largest * longest_s
         return self.fused_s + min(shares_s * self.num_gpus / 2, shares_s + self.fused_s)
@@ -90,15 +90,15 @@ class ExpertLayer:
     rate: Rate
     shape: ModelShape
     share: float
-    """Of the experts, on one GPU."""
+    """Parameters of the experts, on one GPU."""
     weights: float
     weight_bytes: float
     bandwidth: float
     shared: Matrices | None
     attention_ranks: int
     exchange: AllReduce
-    """Ranks that attend by themselves send each other their tokens and take back what the experts made of them, which
-    moves what one all-reduce does."""
+    """Ranks with separate attention send each other their tokens and get back the results of the experts, which moves
+    as much as one all-reduce."""
     exchange_s: float
 
     def seconds(self, num_tokens: int) -> float:
@@ -135,7 +135,7 @@ class Layers:
     """Layers that attend to a window."""
     window: int
     window_kv_s: float
-    """To read one token's KV in one of them."""
+    """The time to read one token's KV in one of them."""
 
     def seconds(self, num_tokens: int) -> float:
         """Return their time in a step (s)."""
@@ -164,7 +164,7 @@ class Head(NamedTuple):
 
 
 def _interpolate(points: AllReduces, x: float) -> float:
-    """Interpolate between points in order of x, straight in logarithms; beyond the last, in proportion."""
+    """Interpolate between points in order of x, linearly in logarithms; beyond the last, in proportion."""
     if x >= points[-1][0]:
         return points[-1][1] * x / points[-1][0]
     if x <= points[0][0]:

@@ -1,4 +1,4 @@
-"""How many bytes a worker hands over with KV blocks: by the model's shape, the type of its KV, and who reads it."""
+"""How many bytes of KV blocks a worker transfers: by the model's shape, the type of its KV, and its reader."""
 
 from dataclasses import dataclass
 
@@ -22,20 +22,20 @@ class KvSize:
     num_window_blocks: int = 0
     """The last blocks of a prompt that hold its window."""
     num_parts: int = 1
-    """GPUs that each have a part of it."""
+    """GPUs that each have a part of them."""
 
     def of(self, num_blocks: int) -> float:
-        """Return the bytes of the last blocks of a prompt, which are what a reader lacks."""
+        """Return the bytes of the last blocks of a prompt, which a reader lacks."""
         return num_blocks * self.block + min(num_blocks, self.num_window_blocks) * self.window_block
 
 
 def kv_size(shape: ModelShape, *, block_size: int, tensor_parallel_size: int = 1, kv_dtype: str = "bfloat16") -> KvSize:
-    """Return the size of a model's KV blocks as the GPUs of a reader take them in.
+    """Return the size of a model's KV blocks as the GPUs of a reader receive them.
 
-    A token is `2 * layers * max(kv_heads, tensor_parallel_size) * head_dim` KV elements, as heads that are fewer than GPUs
-    are read by several; with MLA it is `layers * (kv_lora_rank + rope_head_dim)`, read once. These are vLLM's layouts; the
-    sizes that Mooncake publishes (49 MB for 128 tokens of Qwen3-235B on 8 GPUs) confirm the first. A window of W tokens
-    lies in `ceil(W / block_size) + 1` blocks. States of linear attention are left out.
+    A token is `2 * layers * max(kv_heads, tensor_parallel_size) * head_dim` KV elements, because several GPUs read each
+    head if there are fewer heads than GPUs. With MLA it is `layers * (kv_lora_rank + rope_head_dim)`, read once. These
+    are vLLM's layouts; the sizes that Mooncake publishes (49 MB for 128 tokens of Qwen3-235B on 8 GPUs) confirm the
+    first. A window of W tokens needs `ceil(W / block_size) + 1` blocks. States of linear attention are not counted.
     """
     readers = 1 if shape.is_mla else tensor_parallel_size
     layer = shape.kv_values(tensor_parallel_size) * BYTES[kv_dtype] * readers * block_size
@@ -53,12 +53,12 @@ def kv_size_of(timing: TimingConfig, *, block_size: int, kv_bytes_per_token: flo
     """Return the size of the KV blocks that an engine reads; its tensor_parallel_size counts, not the sender's.
 
     Args:
-        timing: of the engine that reads.
+        timing: settings of the engine that reads.
         block_size: tokens in a block.
-        kv_bytes_per_token: on all GPUs (default: the model's; where none is named, that of Llama-3.1-8B).
+        kv_bytes_per_token: on all GPUs (default: the model's, or that of Llama-3.1-8B without a model).
 
     Raises:
-        ValueError: the model is not known, and kv_bytes_per_token is not given.
+        ValueError: the model is unknown, and kv_bytes_per_token is not given.
     """
     given = kv_bytes_per_token
     if timing.model is None:
@@ -71,7 +71,7 @@ def kv_size_of(timing: TimingConfig, *, block_size: int, kv_bytes_per_token: flo
         shape = find_model(timing.model)
     except ValueError as error:
         if given is None:
-            raise ValueError(f"{error}; or give kv_bytes_per_token, the size of what is transferred") from None
+            raise ValueError(f"{error}; or set kv_bytes_per_token, the size of the KV to transfer") from None
         return KvSize(num_layers=LLAMA_8B_LAYERS, block=given * block_size)
     if given is not None:
         return KvSize(num_layers=shape.num_layers, block=given * block_size)

@@ -1,6 +1,6 @@
-"""How many KV blocks an engine has room for, as vLLM 0.32 counts: memory, less weights, less what a step needs.
+"""How many KV blocks an engine has room for, as vLLM 0.32 counts: memory, less weights, less the needs of a step.
 
-What a step needs is found by a trial run over `max_num_batched_tokens`, which then samples for `max_num_seqs` sequences:
+A trial run over `max_num_batched_tokens` determines those, which then samples for `max_num_seqs` sequences:
 
     room = utilization * memory - weights - outside - graphs - max(layers, sampling)
 
@@ -8,7 +8,7 @@ What a step needs is found by a trial run over `max_num_batched_tokens`, which t
                          for each routed expert of a mixture the MLP's product and output)
     sampling = sequences * vocabulary * 4 bytes * SAMPLING_COPIES + tokens * hidden * 2 bytes * HIDDEN_COPIES
 
-benchmarks/kv_room.py compares with what vLLM logs of itself.
+benchmarks/kv_room.py compares this with vLLM's own logs.
 """
 
 from mocker.timing.gpu import Gpu
@@ -16,15 +16,15 @@ from mocker.timing.model_shape import BYTES, ModelShape
 
 GIB = 2**30
 OUTSIDE = 0.13 * GIB
-"""Bytes that CUDA takes beside torch's allocator on each GPU."""
+"""Bytes that CUDA uses outside torch's allocator on each GPU."""
 OUTSIDE_TP = 0.55 * GIB
 """The same with the communication buffers of GPUs that share a model."""
 GRAPHS = 0.3 * GIB
 """Bytes kept for CUDA graphs, which vLLM counts since 0.21; they were 0.1 to 0.6 GiB."""
 SAMPLING_COPIES = 3.6
-"""Logits in 16 and in 32 bits, probabilities and random numbers. Until about 0.16 they were sorted, too, and it was 9.57."""
+"""Logits in 16 and 32 bits, probabilities and random numbers. Until about 0.16, which also sorted, it was 9.57."""
 HIDDEN_COPIES = 1.28
-"""All hidden states, and those that are sampled from; the same in logs of five models."""
+"""All hidden states, and those that samples are drawn from; the same in logs of five models."""
 
 
 def num_kv_blocks(
@@ -43,7 +43,7 @@ def num_kv_blocks(
     """Return the KV blocks that fit.
 
     Raises:
-        ValueError: not even one does, as the weights fill the memory.
+        ValueError: not even one fits, because the weights fill the memory.
     """
     room = room_for_kv(
         shape,
@@ -76,7 +76,7 @@ def room_for_kv(
     expert_parallel_size: int = 1,
     weights: str = "",
 ) -> float:
-    """Return the bytes that are left for KV blocks on each GPU; below 0 the weights do not fit."""
+    """Return the bytes left for KV blocks on each GPU; below 0, the weights do not fit."""
     n = tensor_parallel_size
     taken = size_of_weights(shape, n, expert_parallel_size, weights)
     taken += peak_of_a_step(shape, max_num_batched_tokens, max_num_seqs, n, weights)

@@ -3,11 +3,11 @@
 from typing import NamedTuple, Protocol
 
 FOREVER = 1 << 62
-"""Steps that no engine takes."""
+"""More steps than any engine takes."""
 
 
 class Ramp(NamedTuple):
-    """Durations of the coming steps of an unchanged batch: step j takes `first + slope*j + curve*j*j` seconds.
+    """Durations of the next steps of an unchanged batch: step j takes `first + slope*j + curve*j*j` seconds.
 
     It holds for `num_steps` steps.
     """
@@ -22,13 +22,13 @@ class Ramp(NamedTuple):
         return self.first + step * (self.slope + step * self.curve)
 
     def elapsed(self, num_steps: int) -> float:
-        """Return the duration of the first `num_steps` steps together (s)."""
+        """Return the total duration of the first `num_steps` steps (s)."""
         j = num_steps - 1
         return num_steps * (self.first + j * (self.slope / 2 + self.curve * (2 * num_steps - 1) / 6))
 
 
 class Prefill(NamedTuple):
-    """The prefill chunks of a step together: chunk i computes c_i tokens of a sequence that already holds k_i."""
+    """The prefill chunks of a step, summed: chunk i computes c_i tokens of a sequence that already has k_i."""
 
     num_tokens: int
     """Sum of c_i."""
@@ -45,10 +45,10 @@ def chunk(num_tokens: int, num_context_tokens: int = 0) -> Prefill:
 
 
 class TimingModel(Protocol):
-    """Duration of steps from what is in the batch: the time from the end of one to the end of the next."""
+    """Duration of steps from the content of the batch: the time from the end of one to the end of the next."""
 
     lead_s: float
-    """From scheduling a step to its start on the GPU, where no step before hides that: in an engine that was idle."""
+    """From scheduling a step to its start on the GPU, if no earlier step hides that: in an engine that was idle."""
 
     def mixed(self, prefill: Prefill, num_decodes: int, num_kv_tokens: int) -> float:
         """Return the time (s) of a step with prefill, in which `num_decodes` sequences read `num_kv_tokens` of context."""
@@ -60,7 +60,7 @@ class TimingModel(Protocol):
 
 
 class Faster:
-    """Another model's times, divided: all of them by `speedup`, those of steps that only decode by `decode_speedup`."""
+    """Another model's times, divided: all of them by `speedup`, those of decode-only steps by `decode_speedup`."""
 
     def __init__(self, model: TimingModel, speedup: float, decode_speedup: float) -> None:
         self._model = model
@@ -69,11 +69,11 @@ class Faster:
         self.lead_s = model.lead_s / speedup
 
     def mixed(self, prefill: Prefill, num_decodes: int, num_kv_tokens: int) -> float:
-        """As the other, divided."""
+        """The other's time, divided."""
         return self._model.mixed(prefill, num_decodes, num_kv_tokens) / self._speedup
 
     def decode(self, num_sequences: int, num_kv_tokens: int) -> Ramp:
-        """As the other, divided."""
+        """The other's time, divided."""
         first, slope, curve, num_steps = self._model.decode(num_sequences, num_kv_tokens)
         ratio = self._decode_speedup
         return Ramp(first / ratio, slope / ratio, curve / ratio, num_steps)

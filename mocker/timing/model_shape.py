@@ -1,4 +1,4 @@
-"""What of a model decides how long it takes and what it needs: the numbers of its config.json."""
+"""The properties of a model that determine its times and memory: the numbers in its config.json."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ BYTES = {"bfloat16": 2.0, "fp8": 1.0, "int4": 0.5625, "fp4": 0.5625}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A decoder-only transformer in numbers; zero where it has no such part."""
+    """A decoder-only transformer in numbers; zero for parts that it does not have."""
 
     num_layers: int
     hidden_size: int
@@ -65,7 +65,7 @@ class ModelShape:
         return max(self.num_kv_heads // tensor_parallel_size, 1)
 
     def kv_values(self, tensor_parallel_size: int) -> int:
-        """Return the KV elements of one token in one layer that keeps them all, on one GPU."""
+        """Return the KV elements of one token in one layer that keeps all tokens, on one GPU."""
         if self.is_mla:
             return self.kv_lora_rank + self.rope_head_dim
         return 2 * self.kv_heads(tensor_parallel_size) * self.head_dim

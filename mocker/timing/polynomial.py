@@ -1,4 +1,4 @@
-"""Step times as NVIDIA Dynamo's mocker has them by default."""
+"""The default step times of NVIDIA Dynamo's mocker."""
 
 from mocker.timing.model import Prefill, Ramp
 
@@ -9,7 +9,7 @@ class Polynomial:
     lead_s = 0.0
 
     def __init__(self, capacity: int, speedup: float, decode_speedup: float) -> None:
-        """Time an engine whose cache holds `capacity` tokens, the null block's included."""
+        """Model an engine whose cache holds `capacity` tokens, including the null block's."""
         self._capacity = capacity
         self._speedup = speedup * 1000
         self._decode_speedup = decode_speedup * 1000

@@ -11,7 +11,7 @@ One step of a dense decoder on n GPUs, with T tokens in it:
     elementwise   ce + T activation bytes / (0.6 BW)
     head          the last hidden state of S sequences times the vocabulary
 
-It is affine in the KV tokens that a batch reads, or constant until the GPU's time passes the host's, so a batch that
+It is affine in the KV tokens that a batch reads, or constant until the GPU's time exceeds the host's, so a batch that
 only decodes keeps leaping.
 """
 
@@ -35,7 +35,7 @@ class Roofline:
         self._layers, self._attention = coefficients.layers, coefficients.attention
         self._head, self._host = coefficients.head, coefficients.host
         self.lead_s = coefficients.host.least_s
-        # What depends on a whole number alone is found once.
+        # Values that depend only on a whole number are computed once.
         self._linear: dict[int, float] = {}
         self._heads: dict[int, float] = {}
         self._decodes: dict[int, float] = {}
@@ -73,12 +73,12 @@ class Roofline:
         return Ramp(first, slope)
 
     def _tokens_s(self, num_tokens: int) -> float:
-        """Find, and keep, the time of all kernels that depend on the number of tokens alone (s)."""
+        """Compute and cache the time of all kernels that depend only on the number of tokens (s)."""
         found = self._linear[num_tokens] = self._layers.seconds(num_tokens)
         return found
 
     def _head_s(self, num_sequences: int) -> float:
-        """Find, and keep, the time to turn hidden states into tokens (s)."""
+        """Compute and cache the time to turn hidden states into tokens (s)."""
         found = self._heads[num_sequences] = self._head.seconds(num_sequences)
         return found
 
@@ -93,7 +93,7 @@ class Attention(NamedTuple):
     kv_s: float
     """For each token of context that a decode reads."""
     mixed_kv_s: float
-    """The same beside a prefill, as are the next two."""
+    """The same next to a prefill, as are the next two."""
     row_s: float
     """For each sequence that decodes."""
     mixed_row_s: float
@@ -102,14 +102,14 @@ class Attention(NamedTuple):
 
 
 class Host(NamedTuple):
-    """What the engine does beside the kernels (s): added to their time, or beside them, so that the longer one counts."""
+    """The engine's work besides the kernels (s): added to their time, or in parallel, so that the longer one counts."""
 
     step_s: float
     """Added to a step."""
     sequence_s: float
     """Added for each sequence of it."""
     least_s: float
-    """What a step that only decodes takes at least."""
+    """The least time of a step that only decodes."""
     least_mixed_s: float
     """The same with prefill, whose kernels may be launched one by one."""
     least_sequence_s: float
@@ -126,7 +126,7 @@ class Coefficients(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """A model on GPUs: what each GPU has of it, and in which types."""
+    """A model on GPUs: each GPU's part of it, and the types."""
 
     shape: ModelShape
     gpu: Gpu
@@ -134,7 +134,7 @@ class Parts(NamedTuple):
     num_gpus: int
     weights: str
     compute: str
-    """Type that the GPU computes with."""
+    """The type in which the GPU computes."""
     kv_dtype: str
     async_scheduling: bool
 
@@ -152,10 +152,10 @@ def coefficients(
     link_gbps: float | None = None,
     async_scheduling: bool = True,
 ) -> Coefficients:
-    """Find what the steps of a model on a GPU are made of.
+    """Compute the parts of a model's step times on a GPU.
 
     Raises:
-        ValueError: the GPU cannot compute with these weights, or was not measured with so many others.
+        ValueError: the GPU does not support these weights, or was not measured with this many others.
     """
     weights = weights or shape.weights
     compute = _compute_type(shape, gpu, weights)
@@ -175,7 +175,7 @@ def _compute_type(shape: ModelShape, gpu: Gpu, weights: str) -> str:
     if weights == "int4" or (shape.num_experts and weights == "fp4" and "fp4" not in gpu.gemm):
         return "bfloat16"  # unpacked on the way
     if weights not in gpu.gemm:
-        raise ValueError(f"{gpu.name} does not compute with {weights} weights; expected one of {', '.join(gpu.gemm)}")
+        raise ValueError(f"{gpu.name} does not support {weights} weights; expected one of {', '.join(gpu.gemm)}")
     return weights
 
 

@@ -17,7 +17,7 @@ class StepTable:
 
 
 class Table:
-    """Linear between measured points, level before the first, on in the last direction after the last.
+    """Linear between measured points, constant before the first, extrapolated after the last.
 
     A step with both kinds of work takes the prefill's time and what the decodes add to the shortest measured decode,
     as the weights are read once.
@@ -37,7 +37,7 @@ class Table:
         return max(duration, 0.0)
 
     def decode(self, num_sequences: int, num_kv_tokens: int) -> Ramp:
-        """Linear until the KV tokens pass the next measured point."""
+        """Linear until the KV tokens exceed the next measured point."""
         curves = self._table.decode
         place = min(max(bisect_right(curves, num_sequences, key=lambda row: row[0]), 1), max(len(curves) - 1, 1))
         low, below = curves[place - 1]
@@ -54,7 +54,7 @@ class Table:
 
 
 def _line(curve: tuple[tuple[float, float], ...], x: float) -> tuple[float, float, float]:
-    """Return a curve's value, its slope, and until which x that slope holds."""
+    """Return a curve's value, its slope, and the x up to which that slope is valid."""
     if len(curve) == 1:
         return curve[0][1], 0.0, float("inf")
     if x < curve[0][0]:

@@ -1,4 +1,4 @@
-"""The life of a request: who gets it, and what comes next. A pure state machine; the frontend and the simulator act on it."""
+"""The life of a request: who gets it, and what happens next. Pure; the frontend and the simulator act on it."""
 
 from serving.life.config import DisaggregationConfig
 from serving.life.life import Finished, Life, PlaceAgain, Refused, Stage

@@ -25,8 +25,8 @@ def bypasses(
         config: the policy.
         num_tokens: tokens of the prompt.
         num_cached: tokens that the best decode worker has cached.
-        prefill_tokens: tokens that the prefill worker that would be chosen still has to compute, without this request.
-        decode_usage: share of that decode worker's blocks in use, with this request (None: not known, so busy).
+        prefill_tokens: tokens that the best prefill worker still has to compute, without this request.
+        decode_usage: share of that decode worker's blocks in use, with this request (None: unknown, so busy).
     """
     policy = config.conditional_disagg
     if policy == "never":
@@ -39,9 +39,9 @@ def bypasses(
 
 
 def room(draw: int, *, rank: int | None = None, dp_size: int = 1) -> int:
-    """Return the number of the room in which both sides of a transfer meet, from a random draw in [0, 2^63).
+    """Return the number of the room in which both sides of a transfer meet, from a random number in [0, 2^63).
 
-    If the prefill worker's data-parallel rank is known, the number is congruent to it, so that it leads there (SGLang).
+    If the prefill worker's data-parallel rank is known, the number is congruent to it, and so leads there (SGLang).
     """
     if rank is None:
         return draw

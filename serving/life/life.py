@@ -1,4 +1,4 @@
-"""What happens to a request, stage by stage. A core: it decides; the frontend and the simulator act.
+"""What happens to a request, stage by stage. A core: it decides; the frontend and the simulator act on it.
 
     next_stage --+-- prefill ---- ended well: its KV waits there to be read ---+-- decode ---- ended well ---- Finished
                  |                                                             |
@@ -24,7 +24,7 @@ from serving.life.config import DisaggregationConfig
 Stage = Literal["prefill", "decode"]
 
 ELSEWHERE = frozenset({"draining", "unknown", "overloaded"})
-"""Ends of calls that never started: the request goes elsewhere, which does not count as a migration."""
+"""Kinds of calls that never started: the request goes elsewhere, which does not count as a migration."""
 
 MAX_REFUSALS = 8
 PATIENCE_S = 30.0
@@ -57,7 +57,7 @@ class Refused:
 
 @dataclass(slots=True)
 class Life:
-    """What one choice of an answer may still try, and where it has failed."""
+    """What one choice of an answer may still try, and where it has already failed."""
 
     limit: int
     """How often it may lose an instance and continue on another."""
@@ -68,18 +68,18 @@ class Life:
     config: DisaggregationConfig = DisaggregationConfig()  # noqa: RUF009 (frozen)
 
     stage: Stage = "decode"
-    """The stage that it is in, or was in last."""
+    """The stage that it is in, or was last in."""
 
     is_prefilled: bool = False
     """Whether the KV of its prompt waits at a prefill worker."""
 
     num_migrations: int = 0
     failed_at: set[int] = field(default_factory=set)
-    """Instances that come last when it is placed again."""
+    """Instances that are chosen last when it is placed again."""
 
     waits_until: float = 0.0
     _num_refusals: int = 0
-    _is_local: bool = False  # no prefill worker is asked again
+    _is_local: bool = False  # no prefill worker is called again
 
     def next_stage(self, *, has_prefill: bool = False, bypasses: bool = False) -> Stage | Refused:
         """Return the stage to place it for now; if that is refused, ask again while the request may wait.

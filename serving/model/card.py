@@ -1,4 +1,4 @@
-"""Model cards: what a worker registers of the model it serves."""
+"""Model cards: what a worker registers about the model it serves."""
 
 import hashlib
 from enum import Enum
@@ -15,7 +15,7 @@ from serving.runtime.address import EndpointAddress
 MAX_RANKS = 1024
 
 COMMON = ("name", "type", "namespace", "KV block size", "files of the model")
-"""What instances that serve one model together must agree on."""
+"""The settings on which instances that serve one model together must agree."""
 
 Migrations = Annotated[int, Meta(ge=0, le=1023)]
 """How often a request may move to another worker."""
@@ -27,7 +27,7 @@ def key_prefix(*place: str) -> str:
 
 
 class ModelType(Enum):
-    """What an engine takes: token ids, or whole OpenAI requests of one kind."""
+    """The input of an engine: token ids, or whole OpenAI requests of one kind."""
 
     Backend = "backend"
     Chat = "chat"
@@ -35,16 +35,16 @@ class ModelType(Enum):
 
 
 class Bootstrap(msgspec.Struct, frozen=True):
-    """How both workers of a request meet, if they are called at the same time (destination first)."""
+    """How the two workers of a request meet, if they are called at the same time (destination first)."""
 
     params: dict[str, Any]
-    """Joins the `kv_transfer_params` of both calls, with a `bootstrap_room` that is drawn for the request."""
+    """Goes into the `kv_transfer_params` of both calls, with a `bootstrap_room` that is drawn for the request."""
     is_needed: bool = False
-    """Whether the engine knows no other way."""
+    """Whether the engine supports no other way."""
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """What one instance serves."""
+    """The model that one instance serves."""
 
     name: str
     model_type: ModelType
@@ -54,7 +54,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     instance_id: int
     role: Role = "aggregated"
     bootstrap: Bootstrap | None = None
-    """Of a prefill worker that can be called together with a decode worker."""
+    """Set by a prefill worker that can be called together with a decode worker."""
     model_path: str = ""
     context_length: Annotated[int, Meta(ge=1)] = BYTES_CONTEXT
     kv_cache_block_size: Annotated[int, Meta(ge=1)] = 16
@@ -71,17 +71,17 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, key: str, value: bytes) -> Self:
-        """Read what discovery holds under a key.
+        """Read the value that discovery has under a key.
 
         Raises:
-            ValueError: it is no card, another key's, or asks for what does not exist.
+            ValueError: it is not a card, belongs to another key, or asks for something that does not exist.
         """
         try:
             card = msgspec.json.decode(value, type=cls)
         except RecursionError as error:
             raise ValueError("it is nested too deeply") from error
         if card.key != key:
-            raise ValueError(f"its key is {card.key}")
+            raise ValueError(f"it belongs under the key {card.key}")
         if card.router_mode is not None:
             check_registered_mode(card.router_mode)
         return card
@@ -102,7 +102,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(self._common())).hexdigest()
 
     def differences(self, other: "ModelCard") -> str:
-        """Say in what this one and another, of the same name, do not agree so that they serve no model together."""
+        """Describe the differences that keep this card and another of the same name from serving one model together."""
         pairs = zip(self._common(), other._common(), strict=True)
         differing = [(what, *pair) for what, pair in zip(COMMON, pairs, strict=True) if pair[0] != pair[1]]
         return ", ".join(
@@ -114,6 +114,6 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
         return [self.name, self.model_type.value, self.namespace, self.kv_cache_block_size, files]
 
     def is_like(self, other: "ModelCard") -> bool:
-        """Tell whether two instances were started with the same settings."""
+        """Return whether two instances were started with the same settings."""
         own = {name: getattr(other, name) for name in ("instance_id", "created", "bootstrap")}
         return msgspec.structs.replace(self, **own) == other

@@ -1,4 +1,4 @@
-"""Detokenizers: token ids to text as they come, never half a character."""
+"""Detokenizers: token ids to text as they arrive, never half a character."""
 
 import codecs
 from functools import lru_cache
@@ -13,11 +13,11 @@ class Detokenizer(Protocol):
     """Turns one answer's tokens into text."""
 
     def escaped(self, tokens: list[int]) -> list[bytes] | None:
-        """Return each token's text as it stands in a JSON string, if each is whole by itself; else None, and nothing happened."""
+        """Return each token's text as in a JSON string if all are whole characters; else do nothing and return None."""
         ...
 
     def texts(self, tokens: list[int]) -> list[str]:
-        """Return the text that is complete with each token, perhaps none."""
+        """Return the text that each token completes, perhaps none."""
         ...
 
     def flush(self) -> str:
@@ -26,7 +26,7 @@ class Detokenizer(Protocol):
 
 
 class TableDetokenizer:
-    """For tokenizers in which each token stands for fixed bytes."""
+    """For tokenizers in which each token has fixed bytes."""
 
     def __init__(self, table: "ByteTable") -> None:
         self._table = table
@@ -45,7 +45,7 @@ class TableDetokenizer:
         return None if None in texts else texts  # type: ignore[return-value]
 
     def texts(self, tokens: list[int]) -> list[str]:
-        """Decode the tokens' bytes; what is not a whole character yet waits for the next token."""
+        """Decode the tokens' bytes; an incomplete character waits for the next token."""
         texts = [self._decoder.decode(self._table.content(token)) for token in tokens]
         self._is_clean = not self._decoder.getstate()[0]
         return texts
@@ -56,7 +56,7 @@ class TableDetokenizer:
 
 
 class ByteTable:
-    """The bytes of each token, and its text where that is whole."""
+    """The bytes of each token, and its text if that is whole characters."""
 
     def __init__(self) -> None:
         self.escaped: dict[int, bytes | None] = {}
@@ -66,7 +66,7 @@ class ByteTable:
         return bytes([token]) if 0 <= token < 256 else b""
 
     def escape(self, token: int) -> bytes | None:
-        """Return a token's text as it stands in a JSON string, or None if it is no whole text by itself."""
+        """Return a token's text as in a JSON string, or None if it is not whole characters."""
         try:
             text = msgspec.json.encode(self.content(token).decode())[1:-1]
         except UnicodeDecodeError:
@@ -96,7 +96,7 @@ class ByteLevelTable(ByteTable):
 
 
 def is_byte_level(decoder: object) -> bool:
-    """Tell whether a tokenizer.json's decoder is byte-level BPE's alone."""
+    """Return whether a tokenizer.json's decoder is only that of byte-level BPE."""
     if not isinstance(decoder, dict):
         return False
     if decoder.get("type") == "Sequence":
@@ -114,7 +114,7 @@ def _alphabet() -> dict[str, int]:
 
 
 class StreamDetokenizer:
-    """For other tokenizers, whose text depends on what came before."""
+    """For other tokenizers, in which a token's text depends on the tokens before."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -125,9 +125,9 @@ class StreamDetokenizer:
         return None
 
     def texts(self, tokens: list[int]) -> list[str]:
-        """Return what the library's stream gives for each."""
+        """Return the text from the library's stream for each."""
         return [self._stream.step(self._tokenizer, token) or "" for token in tokens]
 
     def flush(self) -> str:
-        """Return nothing: the stream keeps half a character to itself."""
+        """Return nothing: the stream does not reveal half a character."""
         return ""

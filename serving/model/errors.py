@@ -1,5 +1,5 @@
-"""What goes wrong with models."""
+"""Errors of models."""
 
 
 class ModelError(Exception):
-    """A model that cannot be served; the message says why and what would help."""
+    """A model cannot be served; the message says why, and what would help."""

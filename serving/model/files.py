@@ -1,7 +1,7 @@
-"""A model's small files: read from a folder, a GGUF file or the hub by a worker, and sent to those who need them.
+"""A model's small files: a worker reads them from a folder, a GGUF file or the hub, and sends them to others.
 
-A card names its files by their SHA-256; a frontend gets them from any instance that has them, once, so that it needs no
-access to the worker's disk.
+A card names its files by their SHA-256; a frontend gets them once, from any instance that has them, so that it needs
+no access to the worker's disk.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class ModelFiles:
 
     @classmethod
     def read(cls, model_path: str, model_config: str = "") -> "ModelFiles":
-        """Read them from a folder or a GGUF file, or download them from the Hugging Face hub; without a path there are none.
+        """Read them from a folder or a GGUF file, or from the Hugging Face hub; without a path, there are none.
 
         Args:
             model_path: the model.
@@ -66,10 +66,10 @@ class ModelFiles:
             folder = fetch(model_path, FILE_NAMES)
         elif not folder.is_dir():
             problem = "is not a folder or a GGUF file" if folder.exists() else "does not exist"
-            raise ModelError(f"{model_path} {problem}; a folder, a GGUF file or a Hugging Face id was expected")
+            raise ModelError(f"{model_path} {problem}; expected a folder, a GGUF file or a Hugging Face id")
         contents = {name: (folder / name).read_bytes() for name in FILE_NAMES if (folder / name).is_file()}
         if "tokenizer.json" not in contents:
-            raise ModelError(f"{model_path} has no tokenizer.json; a folder of a Hugging Face model was expected")
+            raise ModelError(f"{model_path} has no tokenizer.json; expected a folder of a Hugging Face model")
         return cls(contents)
 
     def json(self, name: str) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class ModelFiles:
 
     @property
     def vocab_size(self) -> int | None:
-        """Return how many tokens the model has, if its config.json says."""
+        """Return the size of the model's vocabulary, if its config.json has it."""
         config = self.json("config.json")
         size = (config | config.get("text_config", {})).get("vocab_size")
         return None if size is None else int(size)
@@ -116,7 +116,7 @@ class ModelFiles:
     async def receive(
         cls, digests: Mapping[str, str], ask: Callable[[str], AsyncIterable[bytes]], known: dict[str, bytes]
     ) -> "ModelFiles":
-        """Get files from whoever serves them by `send`; `known` keeps contents by SHA-256, so that each comes once.
+        """Get files from an instance that serves them by `send`; `known` keeps them by SHA-256, so each is sent once.
 
         Raises:
             ModelError: one arrives damaged, or not in time.
@@ -145,7 +145,7 @@ async def _received(name: str, digest: str, pieces: AsyncIterable[bytes]) -> byt
 
 
 def files_address(address: EndpointAddress) -> EndpointAddress:
-    """Return the endpoint that sends the files of the model at an address."""
+    """Return the endpoint that sends the files of an address's model."""
     return address.beside("model_files")
 
 
@@ -158,15 +158,15 @@ def model_name(model_path: str) -> str:
 
 
 def vocab_size(model_path: str) -> int:
-    """Return how many tokens a model has.
+    """Return the size of a model's vocabulary.
 
     Raises:
-        ModelError: its files cannot be found, or do not say.
+        ModelError: its files cannot be found, or do not contain it.
     """
     files = ModelFiles.read(model_path)
     size = files.vocab_size or len(files.json("tokenizer.json").get("model", {}).get("vocab", ()))
     if not size:
-        raise ModelError(f"the files of {model_path} do not say how many tokens it has")
+        raise ModelError(f"the files of {model_path} do not give its vocabulary size")
     return int(size)
 
 

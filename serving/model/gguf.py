@@ -1,4 +1,4 @@
-"""The small files of a model, read from a GGUF file: configuration, tokenizer and chat template, as the hub would have them."""
+"""The small files of a model, read from a GGUF file: configuration, tokenizer and chat template, as on the hub."""
 
 import json
 from pathlib import Path
@@ -56,4 +56,4 @@ def _metadata(path: Path, with_tokenizer: bool) -> dict[str, Any]:
             if not name.startswith("GGUF.") and (name not in lists or with_tokenizer or name == "tokenizer.ggml.tokens")
         }
     except (ValueError, OSError, KeyError, IndexError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path} is not a GGUF file that can be read: {error}") from error
+        raise ModelError(f"{path} is not a readable GGUF file: {error}") from error

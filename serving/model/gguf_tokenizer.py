@@ -16,7 +16,7 @@ PATTERNS = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), CONTRACTIONS + LETTERS + r"\p{N}" + REST),
     **dict.fromkeys(("gpt-2", "default", "phi-2", "jina-es", "jina-de"), ""),
 }
-"""How text is cut before merging, by `tokenizer.ggml.pre`; empty: GPT-2's way."""
+"""How text is split before merging, by `tokenizer.ggml.pre`; empty: as in GPT-2."""
 
 CONTROL, USER_DEFINED, UNKNOWN, BYTE = 3, 4, 2, 6
 """Token types."""
@@ -26,7 +26,7 @@ def build_tokenizer(path: Path, facts: dict[str, Any], bos: str | None) -> token
     """Build the tokenizer that a GGUF file's metadata describes.
 
     Raises:
-        ModelError: it is of a kind that is not known here.
+        ModelError: its kind is not supported.
     """
     kind = facts.get("tokenizer.ggml.model")
     if kind == "gpt2":
@@ -60,7 +60,7 @@ def _byte_level(path: Path, facts: dict[str, Any]) -> tokenizers.Tokenizer:
         )
     vocabulary = {name: number for number, name in enumerate(facts["tokenizer.ggml.tokens"])}
     merges = [tuple(merge.split(" ", 1)) for merge in facts.get("tokenizer.ggml.merges", [])]
-    # Llama 3 takes a word that is a token as it is, however the merges would have made it.
+    # Llama 3 uses a word that is a token as it is, whatever the merges would produce.
     whole = pre in ("llama-bpe", "llama3", "llama-v3")
     tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=whole))
     if PATTERNS[pre]:
@@ -77,7 +77,7 @@ def _byte_level(path: Path, facts: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _sentence_pieces(facts: dict[str, Any]) -> tokenizers.Tokenizer:
-    """SentencePiece's BPE joins the neighbours whose union has the best score; ranked by it, the unions are merges."""
+    """SentencePiece's BPE joins the neighbours with the best-scored union, so the unions ranked by score are merges."""
     tokens, scores = facts["tokenizer.ggml.tokens"], facts["tokenizer.ggml.scores"]
     vocabulary = {name: number for number, name in enumerate(tokens)}
     merges = []

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub: what names one, and how it is downloaded. HF_TOKEN, HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE are honoured."""
+"""Names and downloads of Hugging Face models. HF_TOKEN, HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE are honoured."""
 
 import os
 import re
@@ -14,7 +14,7 @@ REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def is_hub_id(model_path: str) -> bool:
-    """Tell whether a path names a model of the hub: it says so, or nothing local has that name and it reads like an id."""
+    """Return whether a path names a model of the hub: explicitly, or as an id that is not the name of a local file."""
     if model_path.startswith(SCHEME):
         return True
     is_local = model_path.startswith((".", "/", "~")) or model_path.endswith(".gguf") or Path(model_path).exists()

@@ -17,11 +17,11 @@ PLAIN = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-"""What is used where a model has no template."""
+"""The template for a model that has none."""
 
 
 class TemplateError(ValueError):
-    """Messages that the model's template refuses."""
+    """The model's template refuses the messages."""
 
 
 def source(files: ModelFiles) -> str:
@@ -63,7 +63,7 @@ class ChatTemplate:
     def render(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, *, add_generation_prompt: bool = True
     ) -> str:
-        """Return the prompt of a conversation, with what precedes the answer if wanted.
+        """Return the prompt of a conversation, with the start of the answer's turn if wanted.
 
         Raises:
             TemplateError: the template refuses it, or fails on it.
@@ -78,10 +78,10 @@ class ChatTemplate:
                     raise TemplateError(f"the prompt is longer than {MAX_PROMPT_CHARACTERS} characters")
                 pieces.append(piece)
             prompt = "".join(pieces)
-            prompt.encode()  # half a surrogate pair is no text
+            prompt.encode()  # half a surrogate pair is not text
         except jinja2.TemplateError as error:
             raise TemplateError(f"the model's chat template refuses these messages: {error}") from error
-        except Exception as error:  # a template is a program of somebody else's: it may raise anything
+        except Exception as error:  # a template is somebody else's program: it may raise anything
             raise TemplateError(
                 f"the model's chat template fails on these messages: {type(error).__name__}: {_shown(error)}"
             ) from error
@@ -93,7 +93,7 @@ def _tojson(value: Any, indent: int | None = None) -> str:
 
 
 def _shown(error: Exception) -> str:
-    """Return an error's message without addresses of memory, and not at any length."""
+    """Return an error's message, shortened and without memory addresses."""
     return re.sub(r" at 0x[0-9a-f]+", "", str(error))[:300]
 
 

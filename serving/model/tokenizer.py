@@ -1,7 +1,7 @@
 """Tokenizers: text to token ids.
 
-A tokenizer.json is encoded by `fastokens`, about a hundred times as fast as `tokenizers`, if the two agree on `samples`
-when the model is loaded; decoding, and everything else, is `tokenizers`'.
+With a tokenizer.json, `fastokens` encodes, about a hundred times as fast as `tokenizers`, if the two agree on `samples`
+when the model is loaded. `tokenizers` decodes and does everything else.
 """
 
 import json
@@ -33,11 +33,11 @@ Ids = npt.NDArray[np.uint32]
 QUICK_BYTES = 1 << 20
 QUICK_FAST = 96 << 10
 QUICK_SLOW = 512
-"""Characters that bytes, `fastokens` and `tokenizers` encode in about half a millisecond. The worst case is one word
-without an end, which takes `fastokens` 0.4 us a character."""
+"""Characters that bytes, `fastokens` and `tokenizers` encode in about half a millisecond. The worst case is one
+very long word, which takes `fastokens` 0.4 us a character."""
 
 COMPOSED = 4
-"""Characters that Unicode's normal form NFC makes one of, at most."""
+"""The most characters that Unicode's normal form NFC combines into one."""
 
 
 class Tokenizer(Protocol):
@@ -45,12 +45,12 @@ class Tokenizer(Protocol):
 
     @property
     def num_quick(self) -> int:
-        """Characters that are encoded so quickly that an event loop can wait for it."""
+        """Characters that are encoded so fast that an event loop can wait for it."""
         ...
 
     @property
     def longest_token(self) -> int | None:
-        """Characters that a token stands for at most; None if there is no such limit."""
+        """The most characters in a token; None if there is no limit."""
         ...
 
     def encode(self, text: str, *, special: bool) -> Ids:
@@ -70,16 +70,16 @@ class Tokenizer(Protocol):
         ...
 
     def speakable(self) -> Ids:
-        """Return tokens that read as words: what a simulated engine may say."""
+        """Return tokens that read as words, for the answers of a simulated engine."""
         ...
 
 
 def load(files: ModelFiles, *, encodes: bool = False) -> Tokenizer:
-    """Build a model's tokenizer; without a tokenizer.json tokens are bytes of UTF-8.
+    """Build a model's tokenizer; without a tokenizer.json, tokens are bytes of UTF-8.
 
     Args:
         files: the model's files.
-        encodes: whether it is to encode much, which is worth loading a second library for seconds.
+        encodes: whether it will encode so much that seconds spent on loading a second library pay off.
 
     Raises:
         ModelError: tokenizer.json cannot be used.
@@ -102,11 +102,11 @@ class ByteTokenizer:
         return np.frombuffer(text.encode(), np.uint8).astype(np.uint32)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Join the bytes; what is no UTF-8 becomes replacement characters."""
+        """Join the bytes; invalid UTF-8 becomes replacement characters."""
         return b"".join(map(self._table.content, tokens)).decode(errors="replace")
 
     def detokenizer(self) -> Detokenizer:
-        """Return one that knows 256 tokens."""
+        """Return a detokenizer for 256 tokens."""
         return TableDetokenizer(self._table)
 
     def text_of(self, token: int) -> str:
@@ -114,7 +114,7 @@ class ByteTokenizer:
         return self._table.content(token).decode(errors="replace")
 
     def speakable(self) -> Ids:
-        """Return letters, and more often spaces."""
+        """Return letters and, more often, spaces."""
         return np.frombuffer(b"abcdefghijklmnopqrstuvwxyz     ", np.uint8).astype(np.uint32)
 
 
@@ -145,7 +145,7 @@ class HuggingFaceTokenizer:
         return self._fast is not None
 
     def encode(self, text: str, *, special: bool) -> Ids:
-        """Encode, with `fastokens` where it agrees."""
+        """Encode, with `fastokens` if it agrees."""
         if self._fast is not None:
             return _encode_fast(self._fast, text, special=special)
         return _encode(self._tokenizer, text, special=special)
@@ -156,11 +156,11 @@ class HuggingFaceTokenizer:
         return text
 
     def detokenizer(self) -> Detokenizer:
-        """Return one by table where the decoder allows it."""
+        """Return one that uses a table if the decoder allows it."""
         return StreamDetokenizer(self._tokenizer) if self._table is None else TableDetokenizer(self._table)
 
     def text_of(self, token: int) -> str:
-        """Return one token's text, kept after the first time."""
+        """Return one token's text, and cache it."""
         found = self._texts.get(token)
         if found is None:
             if self._table is not None and token not in self._special:
@@ -171,7 +171,7 @@ class HuggingFaceTokenizer:
         return found
 
     def speakable(self) -> Ids:
-        """Return lower-case words, those that begin one first.
+        """Return lower-case words, with starts of words first.
 
         Raises:
             ModelError: there are none.
@@ -185,12 +185,12 @@ class HuggingFaceTokenizer:
                 (pieces if body is name else words).append(token)
         found = words if len(words) >= 16 else words + pieces
         if not found:
-            raise ModelError("the tokenizer has no plain words for the mocker to say")
+            raise ModelError("the tokenizer has no plain words for the mocker to generate")
         return np.array(found[:4096], np.uint32)
 
 
 def _encode(tokenizer: tokenizers.Tokenizer, text: str, *, special: bool) -> Ids:
-    # `encode` of a single text would keep the interpreter from all other threads.
+    # `encode` of a single text would block all other threads of the interpreter.
     (encoding,) = tokenizer.encode_batch([text], add_special_tokens=special)
     return np.array(encoding.ids, np.uint32)
 
@@ -208,19 +208,19 @@ def _fast(content: bytes, tokenizer: tokenizers.Tokenizer, facts: dict[str, Any]
             for special in (True, False):
                 real = _encode(tokenizer, sample, special=special)
                 if not np.array_equal(_encode_fast(fast, sample, special=special), real):
-                    log.info("tokenizers encodes this model's texts: fastokens differs on %r", sample)
+                    log.info("texts of this model are encoded by tokenizers: fastokens differs on %r", sample)
                     return None
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # either library may panic, which is no `Exception`, or raise what is not documented
-        log.info("tokenizers encodes this model's texts: fastokens cannot: %s", error)
+    except BaseException as error:  # either library may panic (not an `Exception`), or raise undocumented errors
+        log.info("texts of this model are encoded by tokenizers: fastokens cannot: %s", error)
         return None
-    log.info("fastokens encodes this model's texts")
+    log.info("texts of this model are encoded by fastokens")
     return fast
 
 
 def _longest_token(tokenizer: tokenizers.Tokenizer, facts: dict[str, Any]) -> int | None:
-    """Return the most characters that a token of a byte-level tokenizer stands for, None if it may drop some."""
+    """Return the most characters in a token of a byte-level tokenizer, None if it may drop some."""
     normalizer = (facts.get("normalizer") or {}).get("type")
     strips = any(token.get("lstrip") or token.get("rstrip") for token in facts.get("added_tokens") or ())
     if normalizer not in (None, "NFC") or strips:

@@ -1,4 +1,4 @@
-"""Texts on which two tokenizers that differ are likely to show it."""
+"""Texts that are likely to reveal a difference between two tokenizers."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -47,7 +47,7 @@ TEXTS = (
     "end with newline\n",
     "end with spaces   ",
     "\n\nstarts with newlines",
-    # Regular-expression libraries disagree on what is a space, a digit, a letter, and on folding case.
+    # Regular-expression libraries disagree on spaces, digits, letters and folding case.
     " \u180e` a\u180eb \u180e\u13a0",
     "\u1680\u202f\u205f\u2060\x0b\x0c\x1c\x1d\x1e\x1f a\x0bb",
     "1 12 123 1234 12345 \u0663\u0664 \u00b2\u00bd\u2460\u2167 \u0663\u2460 \u2460",
@@ -61,7 +61,7 @@ TEXTS = (
 
 
 def samples(facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield texts to compare two tokenizers of a tokenizer.json on, some with its own added tokens in them."""
+    """Yield texts for comparing two tokenizers of a tokenizer.json, some with its own added tokens in them."""
     yield from TEXTS
     added: list[dict[str, Any]] = facts.get("added_tokens") or []
     odd = [

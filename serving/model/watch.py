@@ -1,4 +1,4 @@
-"""Following the model cards of a network. What is no card is logged and ignored: it must hide no model."""
+"""Following the model cards of a network. Invalid cards are logged and ignored, so that they hide no model."""
 
 import logging
 from collections.abc import Callable
@@ -12,14 +12,14 @@ log = logging.getLogger(__name__)
 async def watch_cards(discovery: Discovery, on_card: Callable[[str, ModelCard | None], None], *place: str) -> Stop:
     """Report the cards of a namespace, component and endpoint (none: of all) by their keys, with None once one is gone.
 
-    Returns once those that are there now were reported.
+    Returns once the present ones were reported.
     """
 
     def on_change(key: str, value: bytes | None) -> None:
         try:
             card = None if value is None else ModelCard.parse(key, value)
         except ValueError as error:
-            log.warning("%s in discovery is no model card and is ignored: %s", key, error)
+            log.warning("%s in discovery is not a valid model card and is ignored: %s", key, error)
         else:
             on_card(key, card)
 
@@ -27,7 +27,7 @@ async def watch_cards(discovery: Discovery, on_card: Callable[[str, ModelCard | 
 
 
 async def present_cards(discovery: Discovery, *place: str) -> list[ModelCard]:
-    """Return the cards of a namespace, component and endpoint that are there now."""
+    """Return the present cards of a namespace, component and endpoint."""
     cards: dict[str, ModelCard | None] = {}
     stop = await watch_cards(discovery, cards.__setitem__, *place)
     stop()

@@ -10,9 +10,9 @@ def gpus_of(replicas: Sequence[int], gpus: Sequence[int]) -> int:
 
 
 def clamp(replicas: Sequence[int], gpus: Sequence[int], minima: Sequence[int], *, most: int) -> tuple[int, ...]:
-    """Shrink pools in proportion until they fit a budget; the last pool gets what the others leave. No pool grows.
+    """Shrink pools in proportion until they fit a budget; the last pool gets the remainder. No pool grows.
 
-    NVIDIA Dynamo 1.6 shrinks prefill and decode workers in this way; here, there may be any number of pools. The minima
+    NVIDIA Dynamo 1.6 shrinks prefill and decode workers in this way; here the number of pools is arbitrary. The minima
     must fit.
 
     Args:
@@ -67,7 +67,7 @@ def keep(replicas: Sequence[int], gpus: Sequence[int], before: Sequence[int], *,
 
 
 def raised(replicas: Sequence[int], gpus: Sequence[int], *, least: int) -> tuple[int, ...]:
-    """Return how many workers of each pool, in proportion to those that there are, have at least `least` GPUs."""
+    """Return how many workers of each pool, in proportion to the present ones, have at least `least` GPUs."""
     total = gpus_of(replicas, gpus)
     if total >= least:
         return tuple(replicas)

@@ -1,8 +1,8 @@
-"""How many requests a second an engine can serve within limits, from how long its steps take.
+"""How many requests a second an engine can serve within limits, computed from the duration of its steps.
 
-The searches are those of NVIDIA Dynamo 1.6's planner, for one rank: of all batch sizes, the one with the most requests a
+The searches are those of NVIDIA Dynamo 1.6's planner, for one rank. They find the batch size with the most requests a
 second among those that keep the limits, or among all if none does. More than 128 sizes are thinned out evenly. Every
-request has the mean lengths, and a step brings one token to each.
+request has the mean lengths, and a step produces one token for each.
 """
 
 import math
@@ -23,9 +23,9 @@ class StepTimes(Protocol):
 
         Args:
             prefill_tokens: prompt tokens that it computes.
-            num_decodes: requests to each of which it brings a token.
-            num_kv_tokens: the context of those, all together.
-            context_tokens: tokens before the prompt tokens that it computes, of the same request.
+            num_decodes: requests for which it produces a token each.
+            num_kv_tokens: the total context of those.
+            context_tokens: tokens of the same request before the prompt tokens that it computes.
         """
         ...
 
@@ -51,7 +51,7 @@ class Shape(NamedTuple):
         return max(0, math.ceil(self.isl) - self.num_computed)
 
     def is_near(self, other: "Shape", share: float) -> bool:
-        """Tell whether another shape has nearly the same prompt tokens to compute, output tokens and context."""
+        """Return whether another shape has nearly the same prompt tokens to compute, output tokens and context."""
         pairs = zip(
             (self.num_computed, self.osl, self.context), (other.num_computed, other.osl, other.context), strict=True
         )
@@ -126,7 +126,7 @@ def aggregated_capacity(
 
 
 def prefill_per_step(shape: Shape, batch: int) -> int:
-    """Return the prompt tokens that each step must compute so that new requests replace those that end."""
+    """Return the prompt tokens that each step must compute to replace the requests that end with new ones."""
     return math.ceil(batch * shape.num_computed / max(1.0, shape.osl))
 
 

@@ -1,4 +1,4 @@
-"""What has been counted of requests since a start: the difference of two counts is the traffic between them."""
+"""Counts of requests since a start: the difference of two counts is the traffic between them."""
 
 from typing import NamedTuple
 
@@ -6,23 +6,23 @@ from serving.planner.observation import Traffic
 
 
 class Counts(NamedTuple):
-    """Sums, and the numbers of what they were taken over."""
+    """Sums, and the numbers of values in them."""
 
     num_arrived: float = 0.0
     prompt_tokens: float = 0.0
-    """Of those that came."""
+    """The prompt tokens of arrived requests."""
     num_ended: float = 0.0
     output_tokens: float = 0.0
-    """Of those that ended, as the next two."""
+    """Of requests that ended, as are the next two fields."""
     ended_prompt_tokens: float = 0.0
     cached_tokens: float = 0.0
     num_first_tokens: float = 0.0
     ttft_s: float = 0.0
     num_gaps: float = 0.0
-    """Between tokens."""
+    """Gaps between tokens."""
     gaps_s: float = 0.0
     num_durations: float = 0.0
-    """Of those whose time from arrival to end is in the next."""
+    """Requests whose time from arrival to end is in the next field."""
     e2e_s: float = 0.0
 
 

@@ -1,4 +1,4 @@
-"""What a planner decides."""
+"""The decisions of a planner."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ class Decision:
     changes: Mapping[str, Target]
     """Those that change the size of their pool; pools that shrink come first, as others may need their GPUs."""
     notes: tuple[str, ...] = ()
-    """What kept the planner from deciding, or what it noticed: one line each."""
+    """Why the planner did not decide, and what it noticed: one line each."""
     is_advisory: bool = False
-    """Whether nothing is to be carried out."""
+    """Whether the targets are advice only and are not carried out."""
 
     @property
     def orders(self) -> Mapping[str, Target]:
-        """What is to be carried out, in this order."""
+        """The targets to carry out, in this order."""
         return {} if self.is_advisory else self.changes

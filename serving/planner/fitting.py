@@ -1,7 +1,7 @@
-"""Fit what pools want to a GPU budget.
+"""Fit the wishes of pools to a GPU budget.
 
-GPUs of draining workers are not free yet. So there are two numbers for each pool: the workers that it will have in the
-end, and those that it may have now. The difference is owed to the pool until GPUs are free.
+GPUs of draining workers are not free yet. So each pool has two numbers: the workers that it will have in the end, and
+those that it may have now. The pool is owed the difference until GPUs are free.
 
     wanted (both or neither)        now                     once the prefill worker has left
     prefill 4 -> 3, decode 4 -> 5   prefill 3, decode 4     prefill 3, decode 5
@@ -16,17 +16,17 @@ from serving.planner.config import PlannerConfig
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a pool has, and what it wants."""
+    """The workers that a pool has, and those that it wants."""
 
     gpus: int
-    """Of a worker."""
+    """GPUs of a worker."""
     size: int
     """Workers, ready and starting."""
     num_draining: int
     present: int
     """Workers, without the starts that are being given up."""
     goal: int
-    """Workers that it wants, within the limits of a pool."""
+    """Workers that it wants, within its own limits."""
     owed: int = 0
     """Workers that it was promised."""
 
@@ -68,20 +68,20 @@ def _fitted(replicas: Sequence[int], wishes: Sequence[Wish], config: PlannerConf
 
 
 def _is_in_vain(present: Sequence[int], lowered: Sequence[int], planned: Sequence[int], goals: Sequence[int]) -> bool:
-    """Tell whether pools would shrink for others that still could not grow."""
+    """Return whether pools would shrink for others that still could not grow."""
     receivers = [place for place, goal in enumerate(goals) if goal > present[place]]
     gives = any(stays < number for stays, number in zip(lowered, present, strict=True))
     return gives and bool(receivers) and all(planned[place] <= present[place] for place in receivers)
 
 
 def _at_least(planned: tuple[int, ...], wishes: Sequence[Wish], config: PlannerConfig) -> tuple[int, ...]:
-    """Undo reductions, then add workers in proportion, until the pools have the GPUs that they keep at least."""
+    """Undo reductions, then add workers in proportion, until the pools have the minimum of GPUs."""
     gpus = [wish.gpus for wish in wishes]
     least = config.min_gpu_budget
     assert least is not None
     kept = keep(planned, gpus, [wish.present for wish in wishes], least=least)
     if config.max_gpu_budget is not None and gpus_of(kept, gpus) > config.max_gpu_budget:
-        return planned  # no number of workers lies between the two
+        return planned  # no number of workers is between the two
     wanted = raised(kept, gpus, least=least)
     if config.max_replicas is not None:
         wanted = tuple(min(number, config.max_replicas) for number in wanted)

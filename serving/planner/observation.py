@@ -1,4 +1,4 @@
-"""What a planner sees: the pools, the work that waits in them, and the requests that have come since it last looked.
+"""What a planner sees: the pools, their waiting work, and the requests that arrived since it last looked.
 
 It is the same in virtual time and for real workers.
 """
@@ -12,7 +12,7 @@ from serving.role import Role
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolFacts:
-    """What does not change about a pool while it is planned."""
+    """The properties of a pool that do not change while it is planned."""
 
     name: str
     role: Role = "aggregated"
@@ -22,20 +22,20 @@ class PoolFacts:
     max_num_seqs: int
     """Requests that a rank runs at once."""
     max_num_batched_tokens: int
-    """Tokens that a step of a rank computes at most."""
+    """The most tokens that a step of a rank computes."""
     max_kv_tokens: int
     """Tokens that the KV cache of a rank holds."""
     max_model_len: int | None = None
-    """Tokens of the longest request that it takes (none: as many as the KV cache of a rank holds)."""
+    """Tokens of the longest request that it accepts (none: as many as the KV cache of a rank holds)."""
     startup_s: float = 0.0
-    """How long a worker is expected to take until it is ready (s)."""
+    """How long a worker is expected to take to become ready (s)."""
     times: StepTimes | None = None
     """How long the steps of a rank take, if that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLoad:
-    """What a rank has to do now."""
+    """The present work of a rank."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -46,11 +46,11 @@ class RankLoad:
     decode_kv_tokens: int = 0
     """Context of the requests that are decoding."""
     queued_decode_kv_tokens: int = 0
-    """Context of those that wait to decode: their prompt is computed elsewhere, or they were preempted."""
+    """Context of the requests that wait to decode: their prompt is computed elsewhere, or they were preempted."""
 
     @property
     def num_requests(self) -> int:
-        """Requests that it has."""
+        """All its requests."""
         return self.num_running + self.num_waiting
 
 
@@ -62,32 +62,32 @@ class PoolState:
     num_starting: int = 0
     num_draining: int = 0
     loads: tuple[RankLoad, ...] = ()
-    """Of the ready workers, rank by rank; fewer where some have not reported."""
+    """The loads of the ready workers, rank by rank; fewer if some have not reported."""
 
     @property
     def size(self) -> int:
-        """Workers that it has or will have: those that are draining have left it."""
+        """Workers that are ready or starting; draining ones no longer count."""
         return self.num_ready + self.num_starting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """The requests of an interval: those that came, and what is known of those that ended.
+    """The requests of an interval: those that arrived, and figures of those that ended.
 
-    A mean over no request is None, such as the output length while none has ended.
+    A mean of no requests is None, such as the output length while none has ended.
     """
 
     duration_s: float
     num_requests: int
-    """Requests that came."""
+    """Requests that arrived."""
     isl: float | None = None
-    """Mean prompt length of those that came (tokens)."""
+    """Mean prompt length of those that arrived (tokens)."""
     osl: float | None = None
     """Mean output length of those that ended (tokens)."""
     hit_share: float | None = None
     """Share of the prompt tokens of those that ended which were in a cache."""
     ttft_s: float | None = None
-    """Mean time to first token of those that got it (s)."""
+    """Mean time to first token of those that got one (s)."""
     itl_s: float | None = None
     """Mean time between tokens of those that ended (s)."""
     e2e_s: float | None = None
@@ -102,4 +102,4 @@ class Observation:
     pools: Mapping[str, PoolState]
     """By name."""
     traffic: Traffic | None
-    """Since the last observation; None if it is not known."""
+    """The traffic since the last observation; None if it is unknown."""

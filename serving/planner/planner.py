@@ -1,15 +1,15 @@
 """A planner: observations in, decisions out.
 
-    propose     the policy says how many workers each pool should have
-    reconcile   with what is under way: starts that take too long are given up, promised workers are remembered
+    propose     the policy proposes how many workers each pool should have
+    reconcile   with pending changes: give up starts that take too long, remember promised workers
     constrain   minima, maxima, the largest step, the GPU budget (see `fitting`)
 
 Whatever the policy:
 
-- Nothing changes while the load of a ready rank, or the traffic, is not known.
+- Nothing changes while the load of a ready rank, or the traffic, is unknown.
 - A start that takes longer than `startup_timeout_s` is given up: it counts as no worker, and its GPUs become free.
-- GPUs of draining workers are in use. A pool that grows by what another gives gets its workers when those have left.
-- A pool that somebody else has changed is taken as it is.
+- GPUs of draining workers are in use. A pool that grows while another shrinks gets its workers once those have left.
+- If somebody else has changed a pool, planning continues from its new size.
 """
 
 from collections.abc import Sequence
@@ -30,14 +30,14 @@ _ORDER = ("prefill", "decode", "aggregated")
 
 @dataclass(slots=True)
 class _Followed:
-    """What a planner remembers of a pool."""
+    """A planner's memory of a pool."""
 
     starts: list[float] = field(default_factory=list)
-    """When each starting worker was first seen, in this order."""
+    """When each starting worker was first seen, in order."""
     num_overdue: int = 0
     """Starts that have taken too long."""
     size: int | None = None
-    """Workers when it last looked."""
+    """Workers at the last look."""
     decided: int | None = None
     """Workers that it decided on."""
     owed: int = 0
@@ -52,7 +52,7 @@ class Planner:
         """Plan these pools.
 
         Raises:
-            ValueError: there is no such policy, or these pools or settings are not enough for it.
+            ValueError: there is no such policy, or it cannot work with these pools or settings.
         """
         kind = policy_named(config.planner)
         _check(kind, config, pools)
@@ -68,7 +68,7 @@ class Planner:
 
     @property
     def interval_s(self) -> float:
-        """How often it is to be asked (s)."""
+        """How often to ask it (s)."""
         return self._config.planner_interval_s or self._policy.default_interval_s
 
     def decide(self, observation: Observation) -> Decision:
@@ -89,18 +89,18 @@ class Planner:
         return self._constrain(observation, proposals, notes)
 
     def _follow(self, observation: Observation, name: str) -> list[str]:
-        """Compare a pool with what was decided, and return notes."""
+        """Compare a pool with the last decision, and return notes."""
         state, pool = observation.pools.get(name), self._followed[name]
         if state is None:
             return []
-        del pool.starts[: max(0, len(pool.starts) - state.num_starting)]  # the oldest start is ready first
+        del pool.starts[: max(0, len(pool.starts) - state.num_starting)]  # the oldest start becomes ready first
         pool.starts += [observation.now] * (state.num_starting - len(pool.starts))
         pool.num_overdue = sum(observation.now - start > self._config.startup_timeout_s for start in pool.starts)
         if observation.now > pool.owed_until:
             pool.owed = 0
         is_as_decided = pool.decided is None or state.size == pool.decided
         if not is_as_decided and not _is_between(state.size, pool.size, pool.decided):
-            note = f"{name} has {_workers(state.size)}, not the {pool.decided} decided: planning goes on from there"
+            note = f"{name} has {_workers(state.size)}, not the {pool.decided} decided: planning continues from there"
             pool.decided, pool.owed, pool.size = state.size, 0, state.size
             self._policy.forget(name)
             return [note]
@@ -108,12 +108,12 @@ class Planner:
         return []
 
     def _unknown(self, observation: Observation) -> list[str]:
-        """Return what keeps the policy from deciding."""
+        """Return why the policy cannot decide."""
         missing = [pool.name for pool in self._pools if pool.name not in observation.pools]
         if missing:
-            return [f"nothing changes: the state of {', '.join(missing)} is not known"]
+            return [f"nothing changes: the state of {', '.join(missing)} is unknown"]
         if self._policy.needs_traffic and observation.traffic is None:
-            return ["nothing changes: the requests that came are not known"]
+            return ["nothing changes: the requests that arrived are unknown"]
         if not self._policy.needs_loads:
             return []
         return [note for pool in self._pools if (note := _missing_loads(pool, observation.pools[pool.name]))]
@@ -123,7 +123,7 @@ class Planner:
         return replace(state, num_starting=state.num_starting - overdue) if overdue else state
 
     def _constrain(self, observation: Observation, proposals: dict[str, Proposal], notes: list[str]) -> Decision:
-        """Fit what the policy asks for to what is allowed, and remember what was decided."""
+        """Fit the policy's proposals to the limits, and remember the decisions."""
         states = [observation.pools[pool.name] for pool in self._pools]
         wishes = [
             self._wish(pool, state, proposals.get(pool.name)) for pool, state in zip(self._pools, states, strict=True)
@@ -149,7 +149,7 @@ class Planner:
         return Decision(targets, changes, tuple(notes), self._config.advisory)
 
     def _wish(self, pool: PoolFacts, state: PoolState, proposal: Proposal | None) -> Wish:
-        """Return what a pool wants within its own limits."""
+        """Return the workers that a pool wants within its own limits."""
         config, followed = self._config, self._followed[pool.name]
         healthy = state.size - followed.num_overdue
         wanted = healthy if proposal is None else proposal.replicas
@@ -158,10 +158,10 @@ class Planner:
         if config.max_scale_step is not None:
             wanted = min(max(wanted, healthy - config.max_scale_step), healthy + config.max_scale_step)
         wanted = max(wanted, config.min_endpoint, followed.owed)
-        # A minimum of workers is kept even where they do not start; others are started beside them first.
+        # A minimum of workers is kept even if they do not start; first, others are started in addition.
         kept = min(followed.num_overdue, max(0, config.min_endpoint - state.num_ready))
         given_up = followed.num_overdue - kept
-        goal = kept + (min(wanted, healthy) if given_up else wanted)  # first room is made, then others start
+        goal = kept + (min(wanted, healthy) if given_up else wanted)  # first make room, then start others
         if config.max_replicas is not None:
             goal = min(goal, config.max_replicas)
         return Wish(pool.gpus_per_worker, state.size, state.num_draining, state.size - given_up, goal, followed.owed)
@@ -175,12 +175,12 @@ class Planner:
             followed.owed, followed.owed_until = end, now + self._config.startup_timeout_s
 
     def _reason(self, proposal: Proposal | None, wish: Wish, end: int, replicas: int) -> str:
-        """Say in a line why a pool gets so many workers."""
+        """Explain in a line why a pool gets this many workers."""
         said = [] if proposal is None else [proposal.reason]
         if wish.present < wish.size:
             said.append(f"{_starts(wish.size - wish.present)} given up")
         if proposal is None or wish.goal != proposal.replicas:
-            said.append(f"limits of the pool and what is under way make that {wish.goal}")
+            said.append(f"the pool's limits and pending changes make that {wish.goal}")
         if end != wish.goal:
             said.append(f"the GPU budget makes that {end}")
         if replicas < end:
@@ -189,10 +189,10 @@ class Planner:
 
 
 def policy_named(name: str) -> type[Policy]:
-    """Return a policy: one of ours, or a user's own from a file.
+    """Return a policy: a built-in one, or the user's from a file.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: there is no policy of that name.
     """
     if name in PLANNERS:
         return PLANNERS[name]
@@ -212,7 +212,7 @@ def _check(kind: type[Policy], config: PlannerConfig, pools: Sequence[PoolFacts]
         raise ValueError(f"a planner needs pools with different names, not {', '.join(names) or 'none'}")
     without = [pool.name for pool in pools if pool.times is None]
     if kind.needs_times and without:
-        raise ValueError(f"planner {config.planner} needs step times; those of {', '.join(without)} are not known")
+        raise ValueError(f"planner {config.planner} needs step times; those of {', '.join(without)} are unknown")
     roles = tuple(sorted(pool.role for pool in pools))
     if kind.layouts and roles not in kind.layouts:
         known = " or ".join(_pools(layout) for layout in kind.layouts)
@@ -232,22 +232,24 @@ def _check(kind: type[Policy], config: PlannerConfig, pools: Sequence[PoolFacts]
 
 
 def _check_limits(kind: type[Policy], config: PlannerConfig, pools: Sequence[PoolFacts]) -> None:
-    """Refuse a policy without the limits that it works from."""
+    """Refuse a policy whose limits are missing."""
     if not kind.needs_limits:
         return
     roles = {pool.role for pool in pools}
     if config.planner_ttft_ms is None and roles & {"aggregated", "prefill"}:
         raise ValueError(
-            f"planner {config.planner} needs a TTFT limit: set planner_ttft_ms, or in a simulation or run an --slo of ttft"
+            f"planner {config.planner} needs a TTFT limit: set planner_ttft_ms, or --slo with ttft in a "
+            "simulation or run"
         )
     if config.planner_itl_ms is None and roles & {"aggregated", "decode"}:
         raise ValueError(
-            f"planner {config.planner} needs an ITL limit: set planner_itl_ms, or in a simulation or run an --slo of itl or tpot"
+            f"planner {config.planner} needs an ITL limit: set planner_itl_ms, or --slo with itl or tpot in a "
+            "simulation or run"
         )
 
 
 def _missing_loads(pool: PoolFacts, state: PoolState) -> str:
-    """Say which loads are missing, if any are."""
+    """Return a note that names the missing loads, if any."""
     expected = state.num_ready * pool.num_ranks
     missing = expected - len(state.loads)
     if missing <= 0:
@@ -256,14 +258,14 @@ def _missing_loads(pool: PoolFacts, state: PoolState) -> str:
 
 
 def _is_between(size: int, before: int | None, decided: int | None) -> bool:
-    """Tell whether a pool may be on its way to what was decided."""
+    """Return whether a pool may still be on its way to the decided size."""
     if before is None or decided is None or before == decided:
         return False
     return min(before, decided) <= size <= max(before, decided)
 
 
 def _pools(roles: Sequence[str]) -> str:
-    """Say how many pools of each role there are."""
+    """Format the number of pools of each role."""
     counts = {role: roles.count(role) for role in _ORDER if role in roles}
     return " and ".join(f"{number} {role} pool{'' if number == 1 else 's'}" for role, number in counts.items())
 

@@ -1,6 +1,6 @@
 """Predict a series of numbers, one for each interval.
 
-A series begins with its first value that is not 0. No prediction is below 0.
+A series starts with its first value that is not 0. No prediction is below 0.
 """
 
 import math
@@ -12,18 +12,18 @@ from serving.planner.config import PlannerConfig
 
 
 class Predictor:
-    """Predicts a series; this one repeats the last value."""
+    """A predictor of a series; this one repeats the last value."""
 
     description: ClassVar[str] = "the last value"
     min_points: ClassVar[int] = 1
-    """With fewer values, the prediction is the last one."""
+    """With fewer values than this, the prediction is the last value."""
 
     def __init__(self, config: PlannerConfig, step_s: float) -> None:
-        """Predict a series with a value every `step_s`."""
+        """Prepare for a series with a value every `step_s`."""
         self.values: list[float] = []
 
     def add(self, value: float) -> None:
-        """Take note of the next value."""
+        """Record the next value."""
         value = 0.0 if math.isnan(value) else value
         if value or self.values:
             self.values.append(value)
@@ -43,7 +43,7 @@ class Predictor:
 
 
 class Seasonal(Predictor):
-    """The value a season before, scaled by how the last few values compare with those a season before them."""
+    """The value one season earlier, scaled by the last few values over those one season earlier."""
 
     description: ClassVar[str] = (
         "the value a season before (season_s), times the last 5 values / those a season before them"
@@ -77,7 +77,7 @@ class Kalman(Predictor):
         super().__init__(config, step_s)
         self._level, self._trend = 0.0, 0.0
         self._covariance = (1000.0, 0.0, 1000.0)
-        """Of level with level, level with trend, trend with trend."""
+        """The covariances: level with level, level with trend, trend with trend."""
 
     def _note(self, value: float) -> None:
         if len(self.values) == 1:
@@ -112,7 +112,7 @@ class Arima(Predictor):
         if len(set(self.values)) == 1:
             return self.values[-1]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of fits that did not converge: others are better, or the last value is
+            warnings.simplefilter("ignore")  # of fits that did not converge: others, or the last value, are better
             try:
                 self._fit()
                 forecast = float(self._fitted.forecast(steps)[-1])

@@ -18,14 +18,14 @@ class Recent:
 
     @property
     def most(self) -> float:
-        """The largest."""
+        """The largest value."""
         return max(value for _, value in self._seen)
 
     @property
     def mean(self) -> float:
-        """The mean."""
+        """The mean value."""
         return sum(value for _, value in self._seen) / len(self._seen)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all values."""
         self._seen.clear()

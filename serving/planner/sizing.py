@@ -1,4 +1,4 @@
-"""How many workers a pool needs for the requests that come."""
+"""How many workers a pool needs for the arriving requests."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from serving.planner.observation import PoolFacts, Traffic
 
 
 def capacity_of(facts: PoolFacts, shape: Shape, *, ttft_s: float, itl_s: float) -> Capacity | None:
-    """Return what a worker can do with all its ranks; None if it cannot run such requests at all."""
+    """Return the capacity of a worker with all its ranks; None if it cannot run such requests at all."""
     times = facts.times
     assert times is not None
     match facts.role:
@@ -45,7 +45,7 @@ def workers_for(demand: float, each: float) -> int:
 
 
 def merged(windows: Sequence[Traffic]) -> Traffic:
-    """Return the traffic of several intervals as one; means are weighted by the requests that came in each."""
+    """Return the traffic of several intervals as one; means are weighted by the requests that arrived in each."""
 
     def mean(name: str) -> float | None:
         known = [(value, each.num_requests or 1) for each in windows if (value := getattr(each, name)) is not None]

@@ -1,7 +1,7 @@
-"""The blocks of a prompt, and how far a chain of them is held: look-ups that gallop.
+"""The blocks of a prompt, and galloping look-ups of how much of a chain is held.
 
-Ids are chained, so what is held of a prompt is always its beginning: presence along it only ever ends. Doubling the
-stride and then halving it finds the end in a few dict reads, however long the prompt.
+Ids are chained, so the held part of a prompt is always its start. Doubling the stride and then halving it finds the end
+of that part in a few dict reads, however long the prompt.
 """
 
 from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ Ids = Sequence[Hashable]
 
 
 class PromptBlocks(NamedTuple):
-    """The full blocks of a prompt by their chained ids; an id may stand for several (a trace of 512-token ids, say)."""
+    """The full blocks of a prompt by their chained ids; an id may name several (as in a trace of 512-token ids)."""
 
     ids: Ids
     num_blocks: int
@@ -44,9 +44,9 @@ def num_held(held: Container[Hashable], ids: Ids, num_ids: int) -> int:
 
 
 def depths(masks: Mapping[Hashable, int], ids: Ids, num_ids: int) -> Iterator[tuple[int, int]]:
-    """Do the same for many holders at once: yield (number of leading ids, mask of those who hold just so many).
+    """Do the same for many holders at once: yield (number of leading ids, mask of those who hold exactly that many).
 
-    `masks` says by its bits who holds an id; who holds none is left out.
+    The bits in `masks` are the holders of an id; holders of none are left out.
     """
     if not num_ids or not (mask := masks.get(ids[0], 0)):
         return
@@ -67,7 +67,7 @@ def depths(masks: Mapping[Hashable, int], ids: Ids, num_ids: int) -> Iterator[tu
 def _between(
     masks: Mapping[Hashable, int], ids: Ids, low: int, low_mask: int, high: int, high_mask: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield where those end who hold `ids[low]` but not `ids[high]`."""
+    """Yield the ends of those who hold `ids[low]` but not `ids[high]`."""
     if high - low == 1:
         yield high, low_mask & ~high_mask
         return

@@ -1,4 +1,4 @@
-"""The router's own books of what it sent where: added at dispatch, released on every way out."""
+"""The router's books of what it sent to each rank: added at dispatch, released whichever way a request ends."""
 
 from collections.abc import Hashable
 
@@ -6,7 +6,7 @@ from serving.router.blocks import PromptBlocks, num_held
 
 
 class RankBooks:
-    """Load of one rank as the router knows it."""
+    """The load of one rank, as far as the router knows it."""
 
     __slots__ = (
         "_active",
@@ -25,11 +25,11 @@ class RankBooks:
         self.decode_blocks = 0
         """Distinct prompt blocks of the requests in flight there."""
         self.num_decoding = 0
-        """Requests there that have their first token."""
+        """Requests there that have had their first token."""
         self.context_tokens = 0
         """Prompt tokens of these."""
         self._active: dict[Hashable, int] = {}  # id -> requests in flight that have it
-        self._sizes: dict[Hashable, int] = {}  # id -> its blocks in use, where not all of them
+        self._sizes: dict[Hashable, int] = {}  # id -> its blocks in use, if not all of them
 
     def num_active_blocks(self, blocks: PromptBlocks) -> int:
         """Count the leading blocks of a prompt that requests in flight hold already."""
@@ -43,7 +43,7 @@ class RankBooks:
         return min(held, num_blocks)
 
     def add(self, blocks: PromptBlocks, *, has_tail: bool, prefill_tokens: int) -> None:
-        """Book a request; with a tail, tokens behind its full blocks take a block of their own."""
+        """Book a request; with a tail, the tokens after its full blocks use another block."""
         self.num_requests += 1
         self.prefill_tokens += prefill_tokens
         active = self._active

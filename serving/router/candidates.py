@@ -16,12 +16,12 @@ class Prompt(NamedTuple):
     session: Hashable | None = None
 
     def has_tail(self, block_size: int) -> bool:
-        """Tell whether tokens are left behind its full blocks."""
+        """Return whether tokens are left after its full blocks."""
         return self.num_tokens > self.blocks.num_blocks * block_size
 
 
 class RankState(NamedTuple):
-    """What a rank itself reports, rather than what the router remembers."""
+    """What a rank itself reports, as opposed to what the router remembers."""
 
     kv_usage: float = 0.0
     """Share of its KV blocks in use."""
@@ -35,10 +35,10 @@ NO_STATE = RankState()
 class Candidates:
     """Parallel lists, one entry a rank, in order of slot; each is computed when a policy asks for it.
 
-    In the formulas of the policies, per rank: L prompt tokens, B block size, R = ceil(L / B), m matched blocks, those
-    beyond the GPU each with the weight of its tier, miss = L - m B, Q prefill tokens sent there and not computed yet, A blocks of requests in flight, a those of them
-    that this prompt shares, n requests in flight, d requests decoding, q requests waiting, u KV usage, C context
-    tokens of the decoding requests.
+    In the formulas of the policies, per rank: L prompt tokens, B block size, R = ceil(L / B), m matched blocks (blocks
+    beyond the GPU have the weight of their tier), miss = L - m B, Q prefill tokens sent there and not computed yet, A
+    blocks of requests in flight, a those of them that this prompt shares, n requests in flight, d requests decoding, q
+    requests waiting, u KV usage, C context tokens of the decoding requests.
     """
 
     __slots__ = (
@@ -71,9 +71,9 @@ class Candidates:
         self.books = books
         self.gpu_blocks = gpu_blocks
         self.beyond_gpu = beyond_gpu
-        """What each can fetch behind these, None if none can fetch any."""
+        """The blocks that each can fetch after these, None if none can fetch any."""
         self.found_blocks = gpu_blocks
-        """Both together: what need not be computed there."""
+        """Both together: the blocks that need not be computed there."""
         self.overlap_blocks: Sequence[float] = gpu_blocks
         """m"""
         if beyond_gpu is not None:
@@ -101,7 +101,7 @@ class Candidates:
 
     @property
     def prefill_tokens(self) -> list[float]:
-        """Q + miss: what is still to be computed before this request's first token."""
+        """Q + miss: the tokens to compute before this request's first token."""
         tokens, size = self.prompt.num_tokens, self.block_size
         return [
             book.prefill_tokens + tokens - blocks * size
@@ -109,7 +109,7 @@ class Candidates:
         ]
 
     def fetch_s(self, token_s: PerTier) -> list[float]:
-        """Return how long each takes to fetch what it has beyond its GPU (s), at so much a token in each tier."""
+        """Return how long each takes to fetch its blocks beyond the GPU (s), given the time per token in each tier."""
         if self.beyond_gpu is None:
             return [0.0] * len(self.slots)
         return [self.block_size * beyond.times(token_s) for beyond in self.beyond_gpu]
@@ -143,10 +143,10 @@ class Candidates:
         return [state.num_waiting for state in self.states or [NO_STATE] * len(self.books)]
 
     def key(self, num_tokens: int) -> Hashable:
-        """Name the prompt's first blocks up to about this many tokens; shorter prompts by what they have."""
+        """Name the prompt's first blocks up to about this many tokens; all blocks if the prompt is shorter."""
         ids, num_blocks, per_id = self.prompt.blocks
         if not num_blocks:
             return self.prompt.num_tokens
         place = max(num_tokens // (self.block_size * per_id), 1)
         last = -(-num_blocks // per_id)
-        return ids[min(place, last) - 1]  # chained, so it stands for all before it
+        return ids[min(place, last) - 1]  # chained, so it also names all before it

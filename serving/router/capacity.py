@@ -1,37 +1,37 @@
-"""How many requests a rank runs at once, learned from its load reports: with it, how many more may wait there."""
+"""How many requests a rank runs at once, learned from its load reports, and so how many more may wait there."""
 
 KV_FULL = 0.9
-"""Share of KV blocks in use from which a queue is put down to them."""
+"""From this share of KV blocks in use, a queue is blamed on them."""
 
 SHORT_S = 0.25
-"""A queue that is worked off in this time is never too long, however short the requests are."""
+"""A queue that is served in this time is never too long, however short the requests are."""
 
 
 class Capacity:
     """What one rank runs at once: `max_num_seqs`, unless KV blocks or the token budget allow fewer.
 
-    | a report says | so | `num_running` becomes |
+    | a report shows | so | `num_running` becomes |
     |---|---|---|
-    | nothing runs, nothing waits | what was learned may be out of date | `max_num_seqs` |
-    | nothing waits | all that came fits, and more may | twice itself, at most `max_num_seqs` |
-    | requests wait | the batch may still be filling | what runs, if that is more |
-    | requests wait, and a whole batch has ended meanwhile or KV blocks are short | it is filled | the most that ran |
+    | nothing runs, nothing waits | the learned value may be out of date | `max_num_seqs` |
+    | nothing waits | all requests fit, and more may | twice itself, at most `max_num_seqs` |
+    | requests wait | the batch may still be filling | the running requests, if more |
+    | requests wait, and a whole batch has ended meanwhile or KV blocks are short | it is full | the most that ran |
     """
 
     __slots__ = ("_has_queue", "_most", "_num_ended", "_since_s", "ended_per_s", "num_running")
 
     def __init__(self) -> None:
         self.num_running = 0
-        """0 if the rank does not say."""
+        """0 if the rank does not report it."""
         self.ended_per_s = 0.0
-        """Requests it ended per second while others waited; 0 if that is not known."""
+        """Requests it ended per second while others waited; 0 if unknown."""
         self._has_queue = False
         self._most = 0
         self._num_ended = 0
         self._since_s = 0.0
 
     def on_report(self, num_running: int, num_waiting: int, max_num_seqs: int, *, kv_usage: float, now: float) -> None:
-        """Take note of a load report."""
+        """Record a load report."""
         if not num_waiting:
             self._has_queue = False
             if num_running and self.num_running:
@@ -50,15 +50,15 @@ class Capacity:
             self._begin(num_running, now)
 
     def _begin(self, num_running: int, now: float) -> None:
-        """Begin to watch the batch while there is a queue."""
+        """Start watching the batch while there is a queue."""
         self._has_queue, self._most, self._num_ended, self._since_s = True, max(num_running, 1), 0, now
 
     def on_end(self) -> None:
-        """Take note of a request that had its first token and ended."""
+        """Record that a request ended which had had its first token."""
         self._num_ended += 1
 
     def is_full(self, num_requests: int, max_queue_depth: float) -> bool:
-        """Tell whether as many requests are there as may be: those that run, and those that may wait.
+        """Return whether the rank has all the requests that may run or wait there.
 
         By Little's law, as many requests as run at once wait about as long as one request takes. Of very short
         requests more may wait.

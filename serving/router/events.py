@@ -1,17 +1,17 @@
-"""What ranks report of their KV caches: the one vocabulary of KV events."""
+"""The KV events by which ranks report the contents of their caches."""
 
 from typing import Literal, NamedTuple
 
 Medium = Literal["GPU", "CPU", "STORAGE", "SHARED"]
-"""Where blocks are: on the GPU, in host memory, on a rank's own disks, or in a store that all ranks read.
+"""Where blocks are: on the GPU, in host memory, on a rank's own disks, or in a store that all ranks share.
 
-The names are those of vLLM's events, where a store that all read is STORAGE whose locality is REMOTE. Who writes to it
-reports what is stored there and what is removed, for all.
+The names are those of vLLM's events, in which a shared store is STORAGE with the locality REMOTE. The rank that writes
+to it reports stored and removed blocks for all ranks.
 """
 
 
 class BlocksStored(NamedTuple):
-    """Blocks now cached, in order, behind a parent (none: from the start); of a chunk, all its blocks.
+    """Blocks now cached, in order, after a parent (none: from the start); for a chunk, all its blocks.
 
     Blocks beyond the GPU need no parent.
     """
@@ -22,14 +22,14 @@ class BlocksStored(NamedTuple):
 
 
 class BlocksRemoved(NamedTuple):
-    """Blocks no longer cached, in the order in which they went."""
+    """Blocks no longer cached, in the order of their removal."""
 
     hashes: list[int]
     medium: Medium = "GPU"
 
 
 class BlocksCleared(NamedTuple):
-    """All blocks are gone from a medium, or from all (none); a shared store stays."""
+    """All blocks are gone from a medium, or from all media (none) except a shared store."""
 
     medium: Medium | None = None
 

@@ -1,8 +1,8 @@
 """Follows the KV events of ranks into an index: in order, each once, and repaired from a snapshot when some are lost.
 
 A rank numbers its messages from 0 within an epoch (one start of its worker; a later start has a larger epoch). A snapshot
-replaces all messages before its number. So whatever is lost, repeated or reordered, the index is right again as soon as
-a snapshot arrives that was taken after the loss.
+replaces all messages before its number. So whatever is lost, repeated or reordered, the index is right again once a
+snapshot arrives that was taken after the loss.
 
 A rank is followed or awaits a snapshot. `at` is the (epoch, number) of the message that comes next:
 
@@ -17,7 +17,7 @@ A rank is followed or awaits a snapshot. `at` is the (epoch, number) of the mess
     awaiting    snapshot at or after `at`           replace the rank, then take the kept messages      followed
     awaiting    snapshot before `at`                ignore it, unless a parent is unknown              followed
     awaiting    no snapshot                         the next gap asks again                            followed
-    either      message before `at`                 ignore it: a repetition                            unchanged
+    either      message before `at`                 ignore it as a repetition                          unchanged
 """
 
 from collections.abc import Sequence
@@ -27,12 +27,12 @@ from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, Blo
 from serving.router.index import PrefixIndex
 
 MAX_WAITING = 10_000
-"""Messages kept for a rank while it awaits its snapshot. Beyond that the oldest are dropped; a second snapshot repairs that."""
+"""Messages kept for a rank while it awaits its snapshot. More drop the oldest, which a second snapshot repairs."""
 
 
 @dataclass(slots=True)
 class _Place:
-    """How far a rank is followed."""
+    """The state in which a rank is followed."""
 
     epoch: int = -1
     next: int = 0
@@ -49,7 +49,7 @@ class KvFollower:
         self._places: dict[int, _Place] = {}
 
     def on_events(self, slot: int, epoch: int, number: int, events: Sequence[BlocksEvent]) -> bool:
-        """Take in a message of a rank; return whether to ask for a snapshot."""
+        """Process a message from a rank; return whether to ask for a snapshot."""
         place = self._places.setdefault(slot, _Place())
         if epoch < place.epoch or (epoch == place.epoch and number < place.next):
             return False
@@ -91,7 +91,7 @@ class KvFollower:
         return wants
 
     def on_no_snapshot(self, slot: int) -> None:
-        """Give up on a snapshot that did not come, so that the next gap asks again."""
+        """Give up on a snapshot that did not arrive, so that the next gap asks again."""
         if slot in self._places:
             self._places[slot].is_awaiting = False
 

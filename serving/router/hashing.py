@@ -23,7 +23,7 @@ def block_hashes(tokens: Sequence[int] | npt.NDArray[np.uint32], block_size: int
 
 
 def sequence_hashes(hashes: Sequence[int], parent: int | None = None) -> list[int]:
-    """Chain block hashes to their prefixes, from a parent sequence hash on."""
+    """Chain block hashes to their prefixes, starting from a parent sequence hash."""
     chained = []
     for block_hash in hashes:
         parent = block_hash if parent is None else xxh3_64_intdigest(_pair(parent, block_hash), SEED)

@@ -1,10 +1,10 @@
 """Which ranks have which prefix: dicts from sequence hash to a bitmask of ranks, looked up by galloping.
 
-Ids are chained, and a rank that has an id has all ids before it. So along a prompt a rank's bits are set up to some depth
-and clear after it, and a look-up costs a few dict reads per rank, however long the prompt. One id may cover several blocks
-(a trace with ids of 512 tokens on an engine with smaller blocks); then a rank may have part of it:
+Ids are chained, and a rank that has an id has all ids before it. So along a prompt, a rank's bits are set up to some
+depth and clear after it. A look-up costs a few dict reads per rank, however long the prompt. One id may cover several
+blocks (a trace with ids of 512 tokens on an engine with smaller blocks); then a rank may have part of it:
 
-    blocks of an id   0 1 2 3 4 5 6 7     what the index holds for a rank
+    blocks of an id   0 1 2 3 4 5 6 7     what the index stores for a rank
     whole             # # # # # # # #     its bit in `_masks[id]`
     a part            # # # . . . . .     its bit, and `_partial[id, slot]` = 3
     twice             2 2 # # # # # #     its bit, and 1 in `_copies` for each of the first two
@@ -19,7 +19,7 @@ from serving.router.tiers import Tiers
 
 
 class Index(Protocol):
-    """What the router asks of an index. The slot of a rank is its bit in a mask."""
+    """The interface of an index. The slot of a rank is its bit in a mask."""
 
     def overlaps(self, blocks: PromptBlocks, now: float) -> dict[int, int]:
         """Return, for each rank that has any, how many leading blocks of a prompt it has."""
@@ -41,15 +41,15 @@ class PrefixIndex:
         """Build an empty index.
 
         Args:
-            closed_events: events always remove blocks leaf first, as our own engine's do. Then the index needs no
+            closed_events: events always remove blocks leaf first, as those of the mocker do. Then the index needs no
                 links from block to block, which repair a removal out of order.
         """
         self.resync: set[int] = set()
         """Ranks that stored a block whose parent is unknown: their events have a gap."""
         self.tiers = Tiers()
-        """What ranks hold beyond the GPU; everything else here is about the GPU."""
+        """The blocks of ranks beyond the GPU; everything else here is about the GPU."""
         self._masks: dict[Hashable, int] = {}
-        self._partial: dict[tuple[Hashable, int], int] = {}  # (id, slot) -> blocks, where not all of the id's
+        self._partial: dict[tuple[Hashable, int], int] = {}  # (id, slot) -> blocks, if not all of the id's
         self._copies: dict[tuple[Hashable, int], int] = {}  # (block, slot) -> copies beyond the first
         self._children: dict[Hashable, dict[Hashable, None]] | None = None if closed_events else {}
         self._parents: dict[Hashable, Hashable] = {}

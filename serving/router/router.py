@@ -1,15 +1,16 @@
 """The router: picks a rank for each request and keeps the books. The same object serves live and virtual time.
 
-What can be routed to is a rank: a worker, which is a process, has one or more. A router knows each by a small number, its slot.
+Requests are routed to ranks: a worker, which is a process, has one or more. A router knows each by a small number, its
+slot.
 
-What it reckons with depends on the stage of a request that its ranks are for, as in NVIDIA Dynamo:
+What it counts depends on the stage for which its ranks are, as in NVIDIA Dynamo:
 
     stage        prompt tokens to compute   what ranks have cached     blocks of requests in flight
     aggregated   counted                    followed                   counted, shared ones once
     prefill      counted                    followed                   not counted: they leave with the prompt
     decode       of local prompts           for local prompts          counted, each request's whole
 
-A decode rank gets most prompts computed. One is local if the rank is to compute it itself.
+A decode rank receives most prompts already computed. A prompt is local if the rank computes it itself.
 """
 
 import random
@@ -28,19 +29,19 @@ from serving.router.tiers import NOTHING, BeyondGpu, Tiers
 
 
 class Decision(NamedTuple):
-    """Where a request goes and what every candidate scored."""
+    """Where a request goes, and the score of every candidate."""
 
     slot: int
     overlap_blocks: int
-    """Leading blocks of the prompt that it need not compute, on its GPU or beyond."""
+    """Leading blocks of the prompt that the rank need not compute, on its GPU or beyond."""
     slots: list[int]
     costs: Sequence[float]
     overlaps: list[int]
-    """These blocks at each candidate; empty if the mode does not follow who has what."""
+    """These blocks at each candidate; empty if the mode does not follow caches."""
     gpu_blocks: int
     """Those on the GPU."""
     prefill_tokens: int
-    """Prompt tokens to compute there, a token to be fetched counting in part if its tier does."""
+    """Prompt tokens to compute there; a token to fetch counts in part if its tier does."""
 
     @property
     def candidates(self) -> list[tuple[int, float, int]]:
@@ -49,7 +50,7 @@ class Decision(NamedTuple):
         return list(zip(self.slots, self.costs, overlaps, strict=True))
 
 
-NOBODY = "no worker is known to the router"
+NOBODY = "the router knows no worker"
 
 
 class NoWorkersError(Exception):
@@ -78,17 +79,17 @@ class Router:
         stage: Literal["aggregated", "prefill", "decode"] = "aggregated",
         follows_events: bool = False,
     ) -> None:
-        """Build a router of a mode, as `Mode` reads it.
+        """Build a router with a mode, as `Mode` parses it.
 
         Args:
             mode: how it chooses.
             config: its settings.
             block_size: tokens in a block.
-            rng: what it draws from.
+            rng: its source of random numbers.
             closed_events: see `PrefixIndex`.
-            stage: what its ranks do.
-            follows_events: whether a router of decode ranks is to know what they have cached, for local prompts;
-                the other two know it if their mode asks for it.
+            stage: the stage of a request that its ranks serve.
+            follows_events: whether a router of decode ranks follows their caches, for local prompts;
+                the other two stages do if their mode needs it.
 
         Raises:
             ValueError: there is no such mode.
@@ -98,7 +99,7 @@ class Router:
         self.policy: Policy = parsed.policy(config, rng)
         self.stage = stage
         self._has_overlap = follows_events if stage == "decode" else self.policy.needs_overlap
-        # Beside the policy, conditional disaggregation asks what the ranks of a stage have to do.
+        # Besides the policy, conditional disaggregation asks for the load of a stage's ranks.
         self._has_load = self.policy.needs_load or stage != "aggregated"
         self.wants_events = self._has_overlap and (config.use_kv_events or parsed.is_oracle)
         self.index: Index | None = None
@@ -109,7 +110,7 @@ class Router:
         elif self._has_overlap:
             self.index = PredictedIndex(config.router_ttl_s)
         self._hoped = PredictedIndex(parsed.predict) if parsed.predict and self.wants_events else None
-        self._predicted: PredictedIndex | None = None  # of ranks that report no events, where others do
+        self._predicted: PredictedIndex | None = None  # of ranks that report no events, if others do
         self._silent: set[int] = set()
         self._busy_threshold = config.busy_threshold
         self._busy: set[int] = set()
@@ -126,10 +127,10 @@ class Router:
         self._states: dict[int, RankState] = {}
         self._slots: list[int] = []
         self._booked: dict[Hashable, tuple[int, Prompt, int]] = {}
-        self._held: dict[Hashable, tuple[float, Prompt]] = {}  # since when, in order
+        self._held: dict[Hashable, tuple[float, Prompt]] = {}  # held since, in order
 
     def add_rank(self, slot: int, *, has_events: bool = True) -> None:
-        """Route to a rank from now on, in a slot that is free. What one without events holds is predicted."""
+        """Route to a rank from now on, in a free slot. The cache of a rank without events is predicted."""
         self._books[slot] = RankBooks()
         self._slots = sorted(self._books)
         if self.wants_events and not has_events:
@@ -164,7 +165,7 @@ class Router:
         max_num_seqs: int = 0,
         now: float = 0.0,
     ) -> None:
-        """Take note of a rank's share of KV blocks in use, its queue and its batch (`max_num_seqs` 0: unknown)."""
+        """Record a rank's share of KV blocks in use, its queue and its batch (`max_num_seqs` 0: unknown)."""
         self._states[slot] = RankState(kv_usage, num_waiting)
         if self._busy_threshold is not None and kv_usage > self._busy_threshold:
             self._busy.add(slot)
@@ -185,11 +186,11 @@ class Router:
         *,
         is_local: bool = False,
     ) -> Decision:
-        """Choose a rank for a request, or take the one it must go to (`only`), and book it there.
+        """Choose a rank for a request, or use the one it must go to (`only`), and book it there.
 
         Ranks to `avoid`, which have failed this request before, are chosen only if there is no other. A request that
-        was accepted before is not refusable: it goes to a full rank if there is no other. The prompt of a local one is
-        computed by its decode rank; a router of another stage need not know.
+        was accepted before is not refusable: it goes to a full rank if there is no other. A local request's prompt is
+        computed by its decode rank; this does not matter to routers of other stages.
 
         Raises:
             NoWorkersError: there is none.
@@ -202,7 +203,7 @@ class Router:
         return self._take(request_id, candidates, costs, place, now, is_remote=is_remote)
 
     def peek(self, prompt: Prompt, now: float) -> Decision:
-        """Return what `pick` would choose for a (local) prompt; book nothing, and leave the next choice as it is.
+        """Return what `pick` would choose for a (local) prompt; book nothing, and do not affect the next choice.
 
         Raises:
             NoWorkersError, AllBusyError, AllFullError: as `pick`.
@@ -217,7 +218,7 @@ class Router:
     def _eligible(
         self, only: int | None = None, avoid: frozenset[int] = frozenset(), is_refusable: bool = True
     ) -> list[int]:
-        """Return the ranks among which a request has the choice, or raise what `pick` raises."""
+        """Return the ranks that a request may go to, or raise what `pick` raises."""
         slots = self._slots if only is None else [slot for slot in self._slots if slot == only]
         if not slots:
             raise NoWorkersError(NOBODY)
@@ -246,8 +247,8 @@ class Router:
     def place(self, request_id: Hashable, prompt: Prompt, now: float) -> Decision | None:
         """Choose a rank as `pick` does; with the addition late(H), None if the request waits at the router for now.
 
-        Whoever calls this asks for `next_held` and calls `release`, until that returns None, whenever a request has its
-        first token or ends, or a rank has come or gone.
+        Whenever a request has its first token or ends, or a rank joins or leaves, the caller must call `next_held` and
+        `release` until that returns None.
 
         Raises:
             NoWorkersError: there is no rank.
@@ -260,9 +261,9 @@ class Router:
         return decision
 
     def next_held(self, now: float) -> tuple[Hashable, Prompt] | None:
-        """Return whose turn it is of the requests that wait here: by arrival or, with wspt(A), by least cost.
+        """Return the next of the requests that wait here: by arrival or, with wspt(A), by least cost.
 
-        None if nobody waits, or there is no rank that could be waited for.
+        None if no request waits, or there is no rank to wait for.
         """
         if not (self._held and self._slots):
             return None
@@ -272,7 +273,7 @@ class Router:
         return request_id, self._held[request_id][1]
 
     def release(self, request_id: Hashable, now: float) -> Decision | None:
-        """Place a request that waits here, unless it must go on waiting."""
+        """Place a request that waits here, unless it must keep waiting."""
         decision = self._place_now(request_id, self._held[request_id][1], now)
         if decision is not None:
             del self._held[request_id]
@@ -299,7 +300,7 @@ class Router:
         return self._take(request_id, candidates, costs, place, now, is_remote=is_remote)
 
     def _candidates(self, slots: list[int], prompt: Prompt, now: float, *, is_remote: bool = False) -> Candidates:
-        """Gather what the policy may ask for; of a prompt that is computed elsewhere, nothing counts as cached."""
+        """Gather what the policy may ask for; if a prompt is computed elsewhere, none of it counts as cached."""
         books = self._books
         if self._mode.stale:
             if now - self._polled_s >= self._mode.stale / 1000:
@@ -333,14 +334,14 @@ class Router:
     def _beyond_gpu(
         self, tiers: Tiers, prompt: Prompt, on_gpu: dict[int, int], slots: list[int]
     ) -> list[BeyondGpu] | None:
-        """Return what each of the ranks can fetch, None if none can fetch any."""
+        """Return the blocks that each of the ranks can fetch, None if none can fetch any."""
         runs = tiers.runs(prompt.blocks, on_gpu, slots)
         return [runs.get(slot, NOTHING) for slot in slots] if runs else None
 
     def _score(self, candidates: Candidates) -> tuple[Sequence[float], int]:
-        """Return what each candidate costs, and the place of the one to choose."""
+        """Return the cost of each candidate, and the index of the chosen one."""
         costs = self.policy.costs(candidates)
-        if len(costs) != len(candidates):  # a user's own mode may be wrong
+        if len(costs) != len(candidates):  # a user's mode may be wrong
             raise ValueError(f"the router mode returned {len(costs)} costs for {len(candidates)} workers")
         return costs, choose(costs, self._temperature, self._rng, self._tolerance)
 
@@ -360,7 +361,7 @@ class Router:
         self.policy.routed(candidates, place)
         if is_remote:
             self.book(request_id, slot, prompt, 0)
-            self.on_first_token(request_id)  # what it comes for is decoding: it counts as such from the start
+            self.on_first_token(request_id)  # it only decodes here, and counts as decoding from the start
         else:
             self.book(request_id, slot, prompt, decision.prefill_tokens)
         if self._has_overlap:
@@ -384,7 +385,7 @@ class Router:
         )
 
     def book(self, request_id: Hashable, slot: int, prompt: Prompt, prefill_tokens: int) -> None:
-        """Enter a request in a rank's books: one of ours, or one that another router sent there."""
+        """Enter a request in a rank's books: our own, or one that another router sent there."""
         books = self._books[slot]
         if self.stage != "aggregated":
             prompt = self._as_held(request_id, prompt)
@@ -395,7 +396,7 @@ class Router:
         self._booked[request_id] = (slot, prompt, prefill_tokens)
 
     def _as_held(self, request_id: Hashable, prompt: Prompt) -> Prompt:
-        """Return what a request holds at a rank of its stage: nothing that lasts, or blocks that it shares with none."""
+        """Return the blocks that a request holds at a rank of its stage: none that last, or only blocks of its own."""
         if self.stage == "prefill":
             return Prompt(0, PromptBlocks.of(()))
         num_blocks = prompt.blocks.num_blocks
@@ -415,7 +416,7 @@ class Router:
             self._booked[request_id] = (slot, prompt, -1)
 
     def on_finish(self, request_id: Hashable) -> None:
-        """Release a booking, or let a request wait here no longer, on whichever way it ended; unknown ones change nothing."""
+        """Release a booking, or stop holding a request, whichever way it ended; unknown requests change nothing."""
         booking = self._booked.get(request_id)
         if booking is None:
             self._held.pop(request_id, None)
@@ -435,17 +436,17 @@ class Router:
 
     @property
     def is_oracle(self) -> bool:
-        """Whether it is to be told what no live router can know."""
+        """Whether it must be given information that no live router has."""
         return self._mode.is_oracle
 
     @property
     def held(self) -> list[Hashable]:
-        """Those that wait at the router."""
+        """The requests that wait at the router."""
         return list(self._held)
 
     @property
     def num_held(self) -> int:
-        """Requests that wait at the router."""
+        """The number of requests that wait at the router."""
         return len(self._held)
 
     def load(self, slot: int) -> RankBooks:

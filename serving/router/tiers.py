@@ -1,10 +1,11 @@
-"""What can be fetched beyond the GPU: who has which blocks in host memory, on its own disks, or in a store that all share.
+"""What can be fetched beyond the GPU: which rank has which blocks in host memory, on its disks, or in a shared store.
 
-Blocks there may be missing in the middle of a prompt, so a look-up goes along it, for all ranks at once. A run begins where a
-rank's blocks on the GPU end, and goes on as long as any tier has the next block; it counts in the nearest that has it:
+Blocks there may be missing in the middle of a prompt, so a look-up goes along it, for all ranks at once. A run starts
+where a rank's blocks on the GPU end, and continues as long as any tier has the next block. A block counts in the
+nearest tier that has it:
 
     blocks of a prompt     0 1 2 3 4 5 6 7 8
-    on the GPU             # # # . . . . . .     3, as the prefix index says
+    on the GPU             # # # . . . . . .     3, from the prefix index
     in host memory         # # # # # . . . .     2
     on disk                # # # # # # . # #     1; blocks 7 and 8 cannot be used without block 6
 """
@@ -29,7 +30,7 @@ class PerTier(NamedTuple):
 
 
 class BeyondGpu(NamedTuple):
-    """The blocks of a prompt that a rank can fetch, behind those on its GPU, each in its nearest tier."""
+    """The blocks of a prompt that a rank can fetch, after those on its GPU, each in its nearest tier."""
 
     host: int
     disk: int
@@ -45,34 +46,34 @@ EVERYTHING = PerTier(1.0, 1.0, 1.0)
 
 
 class Tiers:
-    """Blocks by tier, as the ranks' KV events tell. A block is in a tier or is not: to store it twice changes nothing."""
+    """Blocks by tier, from the ranks' KV events. A block is in a tier or is not: storing it twice changes nothing."""
 
     def __init__(self) -> None:
         self._tiers: dict[Medium, Tier] = {"CPU": Tier(), "STORAGE": Tier(), "SHARED": Tier()}
 
     @property
     def is_empty(self) -> bool:
-        """Whether no block is in any."""
+        """Whether all tiers are empty."""
         return not any(tier.whole or tier.parts for tier in self._tiers.values())
 
     def store(self, slot: int, medium: Medium, ids: Ids, start: int, stop: int, blocks_per_id: int) -> None:
-        """Enter blocks `start` to `stop` of a chain of which each id stands for several."""
+        """Enter blocks `start` to `stop` of a chain whose ids name several blocks each."""
         self._tiers[medium].store(_mask(slot, medium), ids, start, stop, blocks_per_id)
 
     def remove(self, slot: int, medium: Medium, ids: Ids, start: int, stop: int, blocks_per_id: int) -> None:
-        """Take blocks `start` to `stop` of a chain out; unknown ones are ignored."""
+        """Remove blocks `start` to `stop` of a chain; unknown ones are ignored."""
         self._tiers[medium].remove(_mask(slot, medium), ids, start, stop, blocks_per_id)
 
     def drop(self, slot: int, medium: Medium | None = None) -> None:
-        """Forget what a rank has in a tier, or in all; what it wrote to the shared store stays there."""
+        """Forget a rank's blocks in a tier, or in all; blocks that it wrote to the shared store stay."""
         for name, tier in self._tiers.items():
             if name != "SHARED" and medium in (None, name):
                 tier.drop(1 << slot)
 
     def runs(self, blocks: PromptBlocks, on_gpu: Mapping[int, int], slots: Sequence[int]) -> dict[int, BeyondGpu]:
-        """Return, for each of the ranks that has any, the blocks that continue its leading blocks on the GPU."""
+        """Return, for each of the ranks that has any, the blocks that follow its leading blocks on the GPU."""
         num_blocks, per_id = blocks.num_blocks, blocks.blocks_per_id
-        starts: dict[int, list[int]] = {}  # the place of an id -> whose run begins in it
+        starts: dict[int, list[int]] = {}  # index of an id -> the ranks whose run starts in it
         for slot in slots:
             if (start := on_gpu.get(slot, 0)) < num_blocks:
                 starts.setdefault(start // per_id, []).append(slot)
@@ -87,28 +88,28 @@ class Tiers:
 
 
 class Walk:
-    """A walk along a prompt, id by id: whose run goes on, and what it has found so far."""
+    """A walk along a prompt, id by id: the ranks whose run continues, and the blocks found so far."""
 
     __slots__ = ("_counts", "_num_passed", "_offsets", "_per_id", "_split", "_tiers", "going")
 
     def __init__(self, tiers: list["Tier"], blocks_per_id: int) -> None:
         self.going = 0
-        """Mask of those whose run goes on."""
+        """Mask of the ranks whose run continues."""
         self._tiers = tiers
         self._per_id = blocks_per_id
-        self._offsets: dict[int, int] = {}  # of those whose run begins inside the next id
+        self._offsets: dict[int, int] = {}  # of the ranks whose run starts inside the next id
         self._counts: dict[int, list[int]] = {}
         self._split = [0] * len(tiers)  # who had the last id, whole, in which tier
         self._num_passed = 0  # ids
 
     def begin(self, slot: int, offset: int) -> None:
-        """Let a rank's run begin at a block of the next id."""
+        """Start a rank's run at a block of the next id."""
         self.going |= 1 << slot
         if offset:
             self._offsets[slot] = offset
 
     def go(self, blocks: PromptBlocks, place: int, stop: int) -> None:
-        """Pass the ids of a prompt between two places, as long as anybody's run goes on."""
+        """Pass the ids of a prompt between two indices, as long as any run continues."""
         ids, num_blocks, per_id = blocks
         num_whole = min(stop, num_blocks // per_id)
         while place < stop and self.going:
@@ -121,7 +122,7 @@ class Walk:
                 place += 1
 
     def _num_alike(self, ids: Ids, place: int, stop: int) -> int:
-        """Count the next ids that all whose runs go on have whole, in the very tiers in which they had the last."""
+        """Count the next ids that every continuing rank has whole, in the same tiers as the last."""
         tiers, split, first = self._tiers, self._split, place
         while place < stop:
             id, left = ids[place], self.going
@@ -138,7 +139,7 @@ class Walk:
         return place - first
 
     def step(self, id: Hashable, num_blocks: int) -> None:
-        """Pass an id, of which so many blocks count: in one stroke those who have it whole in one tier, or have nothing of it."""
+        """Pass an id of which this many blocks count; handle ranks with all of it in one tier, or none, at once."""
         split: list[int] = []
         left, by_block = self.going, 0
         if num_blocks == self._per_id:
@@ -150,7 +151,7 @@ class Walk:
                 split.append(whole)
                 left ^= whole
                 for holder in tier.parts.get(id, ()) if tier.parts else ():
-                    by_block |= left & holder  # which counts before what is whole farther away
+                    by_block |= left & holder  # nearer parts count before farther whole ids
                     left &= ~holder
         else:
             split = [0] * len(self._tiers)
@@ -166,7 +167,7 @@ class Walk:
             self._offsets.clear()
 
     def end(self) -> dict[int, BeyondGpu]:
-        """Return what each has."""
+        """Return the blocks of each rank."""
         self._turn([0] * len(self._tiers))
         return {slot: BeyondGpu(*count) for slot, count in self._counts.items() if any(count)}
 
@@ -183,7 +184,7 @@ class Walk:
         return True
 
     def _turn(self, split: list[int]) -> None:
-        """Take note that others have the next id than had the last: who ends has what was passed, less what it began behind."""
+        """Record that other ranks have the next id than the last; a run that ends gets the blocks since its start."""
         num_blocks = self._num_passed * self._per_id
         for place, (before, after) in enumerate(zip(self._split, split, strict=True)):
             for slot in _slots(before ^ after):
@@ -193,7 +194,7 @@ class Walk:
 
 
 class Tier:
-    """Who has which blocks in one tier, whose names are ids that may stand for several."""
+    """Who has which blocks in one tier. The names of blocks are ids, and each may name several."""
 
     __slots__ = ("parts", "whole")
 
@@ -201,7 +202,7 @@ class Tier:
         self.whole: dict[Hashable, int] = {}
         """id -> mask of those that have all its blocks."""
         self.parts: dict[Hashable, dict[int, int]] = {}
-        """id -> mask of one that has some of its blocks -> which, by their bits."""
+        """id -> mask of a holder of some of its blocks -> these blocks, as bits."""
 
     def store(self, holder: int, ids: Ids, start: int, stop: int, blocks_per_id: int) -> None:
         """Enter blocks of a chain for a holder, given by its mask."""
@@ -215,7 +216,7 @@ class Tier:
                 self._set(id, holder, self._held(id, holder, every) | bits, every)
 
     def remove(self, holder: int, ids: Ids, start: int, stop: int, blocks_per_id: int) -> None:
-        """Take them out."""
+        """Remove them."""
         whole = self.whole
         for id in _whole_ids(ids, start, stop, blocks_per_id):
             mask = whole.get(id, 0)
@@ -237,7 +238,7 @@ class Tier:
             self._set(id, holder, 0, 1)
 
     def has(self, id: Hashable, slot: int, block: int) -> bool:
-        """Tell whether a rank can fetch a block of an id."""
+        """Return whether a rank can fetch a block of an id."""
         if self.whole.get(id, 0) >> slot & 1:
             return True
         parts = self.parts.get(id)
@@ -280,7 +281,7 @@ def _whole_ids(ids: Ids, start: int, stop: int, blocks_per_id: int) -> Ids:
 
 
 def _pieces(ids: Ids, start: int, stop: int, blocks_per_id: int) -> list[tuple[Hashable, int, int]]:
-    """Return the ids some of whose blocks are in a range, each with the bits of those and of all it stands for."""
+    """Return the ids some of whose blocks are in a range, each with the bits of those and of all its blocks."""
     pieces, every = [], (1 << blocks_per_id) - 1
     for place in {start // blocks_per_id, stop // blocks_per_id}:
         low, high = max(start - place * blocks_per_id, 0), min(stop - place * blocks_per_id, blocks_per_id)

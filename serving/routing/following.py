@@ -1,7 +1,7 @@
 """Following a live system: which instances serve an endpoint, what each has cached, and its load.
 
-What is heard goes into the router core, which knows each rank of an instance by a small number of its own, its slot.
-KV events are numbered: `KvFollower` notices what is lost, and a snapshot from the worker mends it.
+The news goes into the router core, which knows each rank of an instance by a small number, its slot. KV events are
+numbered: `KvFollower` notices a loss, and a snapshot from the worker repairs it.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ log = logging.getLogger(__name__)
 
 SNAPSHOT_TIMEOUT_S = 10.0
 MAX_SNAPSHOTS = 4
-"""Snapshots fetched at once: a fleet that joins does not send everything together."""
+"""Snapshots fetched at once: workers that join together do not send everything together."""
 
 
 class Rank(NamedTuple):
-    """What can be routed to: a data-parallel rank of an instance, which is a worker."""
+    """A rank to route to: a data-parallel rank of an instance, which is a worker."""
 
     instance_id: int
     dp_rank: int
 
 
 class WorkerTraits(NamedTuple):
-    """What must be known of an instance to send it requests; its model card says it."""
+    """What must be known of an instance before it gets requests; its model card contains it."""
 
     num_ranks: int = 1
     has_kv_events: bool = False
@@ -48,7 +48,7 @@ class WorkerTraits(NamedTuple):
 
 
 def traits_of(cards: Mapping[str, ModelCard], instance_id: int) -> WorkerTraits | None:
-    """Return what the cards say of an instance; None while its card is not there."""
+    """Return an instance's data from the cards; None while its card is missing."""
     for card in cards.values():
         if card.instance_id == instance_id:
             return WorkerTraits(card.num_ranks, card.has_kv_events, card.bootstrap)
@@ -66,10 +66,10 @@ class Following:
         traits: Callable[[int], WorkerTraits | None],
     ) -> None:
         self.ranks: dict[int, Rank] = {}
-        """What can be routed to, by slot: the small number that the core knows it by."""
+        """The ranks to route to by slot, the small number by which the core knows them."""
         self.slots: dict[Rank, int] = {}
         self.loads: dict[Rank, LoadReport] = {}
-        """What each reported last."""
+        """The last report of each."""
         self._runtime = runtime
         self._address = address
         self._core = core
@@ -92,7 +92,7 @@ class Following:
 
     @property
     def client(self) -> Client:
-        """What calls the instances, once started."""
+        """The client that calls the instances, once started."""
         assert self._client is not None
         return self._client
 
@@ -106,7 +106,7 @@ class Following:
             await self._client.close()
 
     def on_card(self, instance_id: int) -> None:
-        """Take note that an instance's model card has come, perhaps after the instance itself."""
+        """Record that an instance's model card has arrived, perhaps after the instance itself."""
         if instance_id in self._cardless:
             self._cardless.discard(instance_id)
             self._add(instance_id)

@@ -20,7 +20,7 @@ from serving.worker.load_reports import LoadReport
 
 
 class Placement(NamedTuple):
-    """Where a request goes, and under which number it is booked."""
+    """Where a request goes, and the number under which it is booked."""
 
     request: int
     rank: Rank
@@ -47,7 +47,7 @@ class Routing:
         stage: Role = "aggregated",
         follows_events: bool = False,
     ) -> None:
-        """Prepare; `stage` and `follows_events` are those of the router core."""
+        """Prepare to route; `stage` and `follows_events` are those of the router core."""
         self.core = Router(
             mode,
             config,
@@ -80,7 +80,7 @@ class Routing:
 
     @property
     def loads(self) -> Mapping[Rank, LoadReport]:
-        """What each rank reported last."""
+        """The last report of each rank."""
         return self._following.loads
 
     def ranks(self) -> list[Rank]:
@@ -88,7 +88,7 @@ class Routing:
         return [rank for _, rank in sorted(self._following.ranks.items())]
 
     def books(self) -> list[tuple[Rank, RankBooks]]:
-        """Return what the router core has in its books of each rank."""
+        """Return the router core's books of each rank."""
         return [(rank, self.core.load(slot)) for slot, rank in sorted(self._following.ranks.items())]
 
     def traits(self, instance_id: int) -> WorkerTraits | None:
@@ -104,7 +104,7 @@ class Routing:
         await self._following.client.wait_for_instances()
 
     def on_card(self, instance_id: int) -> None:
-        """Take note that an instance's model card has come, perhaps after the instance itself."""
+        """Record that an instance's model card has arrived, perhaps after the instance itself."""
         self._following.on_card(instance_id)
 
     def pick(
@@ -119,17 +119,17 @@ class Routing:
         is_refusable: bool = True,
         is_local: bool = True,
     ) -> Placement:
-        """Choose a rank, or take the one asked for, and book the request there; instances to avoid come last.
+        """Choose a rank, or use the requested one, and book the request there; instances to avoid come last.
 
-        Its prompt is local unless a rank of another pool has computed it.
+        The prompt is local unless a rank of another pool has computed it.
 
         Raises:
-            NoWorkersError: there is none, or not the one asked for.
+            NoWorkersError: there is none, or not the requested one.
             AllBusyError: all are busy.
             AllFullError: all are full, and the request is refusable.
         """
         if not self.num_ranks:
-            raise NoWorkersError(f"no instance of {self.address} is there")
+            raise NoWorkersError(f"{self.address} has no instance")
         only = None if instance_id is None else self._slot(instance_id, dp_rank or 0)
         request, now = next(self._requests), asyncio.get_running_loop().time()
         prompt = Prompt(num_tokens, PromptBlocks.of(hashes), session)
@@ -149,7 +149,7 @@ class Routing:
         return Placement(request, rank, decision.slot, overlap, decision, depth)
 
     def peek(self, num_tokens: int, hashes: list[int]) -> Decision:
-        """Return what `pick` would choose for a local prompt; nothing is booked.
+        """Return what `pick` would choose for a local prompt, without booking anything.
 
         Raises:
             NoWorkersError, AllBusyError, AllFullError: as `pick`.
@@ -177,12 +177,12 @@ class Routing:
         return self._following.client.direct(request, placement.rank.instance_id)
 
     def on_first_token(self, placement: Placement) -> None:
-        """Take note that its prompt is computed."""
+        """Record that its prompt is computed."""
         self.core.on_first_token(placement.request)
         self._peers.on_first_token(placement.request)
 
     def on_finish(self, placement: Placement) -> None:
-        """Take note that it is over, in whichever way."""
+        """Record that it is over, whichever way it ended."""
         self.core.on_finish(placement.request)
         self._peers.on_finish(placement.request)
 

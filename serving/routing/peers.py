@@ -1,7 +1,7 @@
 """Other routers of the same endpoint: each books in its core what the others send, so that all see one load.
 
-A router sends what happens to its requests as it happens, and every two seconds the numbers of all that are not over,
-so that a message that got lost books nothing forever.
+A router sends each change of its requests as it happens, and every two seconds the numbers of all open requests, so
+that a lost message does not leave a booking forever.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class Prefilled(msgspec.Struct, array_like=True, tag=1):
 
 
 class Ended(msgspec.Struct, array_like=True, tag=2):
-    """A request is over, on whichever way."""
+    """A request is over, whichever way it ended."""
 
     request: int
 
@@ -56,14 +56,14 @@ Booking = Booked | Prefilled | Ended | Open
 
 
 class BookingMessage(msgspec.Struct, array_like=True):
-    """What a router tells the others of the same endpoint about its requests, in order."""
+    """What a router reports to the others of the same endpoint about its requests, in order."""
 
     router_id: int
     bookings: list[Booking]
 
 
 class Peers:
-    """Tells other routers what is booked here, and books here what they tell."""
+    """Reports the bookings here to other routers, and books here what they report."""
 
     def __init__(
         self, runtime: DistributedRuntime, address: EndpointAddress, core: Router, slots: Mapping[Rank, int]
@@ -76,7 +76,7 @@ class Peers:
         self._prefix = "".join(f"{part}/" for part in ("v1/routers", *address))
         self._core = core
         self._slots = slots
-        self._theirs: dict[int, set[int]] = {}  # by router, its requests that are booked here
+        self._theirs: dict[int, set[int]] = {}  # router -> its requests that are booked here
         self._open: set[int] = set()  # our own requests that are not over
         self._outbox: list[Booking] = []
         self._bell = asyncio.Event()
@@ -84,7 +84,7 @@ class Peers:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Listen to other routers, and let them know of this one."""
+        """Listen to other routers, and announce this one to them."""
         runtime = self._runtime
         self._stops.append(await runtime.events.subscribe(self._subject, self._on_message))
         await runtime.events.announce(self._subject)
@@ -93,23 +93,23 @@ class Peers:
         self._tasks = [asyncio.create_task(self._send()), asyncio.create_task(self._repeat())]
 
     def close(self) -> None:
-        """Stop listening and telling."""
+        """Stop listening and reporting."""
         for stop in self._stops:
             stop()
         for task in self._tasks:
             task.cancel()
 
     def on_booked(self, request: int, rank: Rank, *, num_tokens: int, hashes: list[int], prefill_tokens: int) -> None:
-        """Tell that a request was placed."""
+        """Report that a request was placed."""
         self._open.add(request)
         self._tell(Booked(request, *rank, num_tokens, hashes[:MESSAGE_HASHES], prefill_tokens))
 
     def on_first_token(self, request: int) -> None:
-        """Tell that a request's prompt is computed."""
+        """Report that a request's prompt is computed."""
         self._tell(Prefilled(request))
 
     def on_finish(self, request: int) -> None:
-        """Tell that a request is over."""
+        """Report that a request is over."""
         self._open.discard(request)
         self._tell(Ended(request))
 
@@ -119,7 +119,7 @@ class Peers:
             self._bell.set()
 
     async def _send(self) -> None:
-        """Send what gathers; what comes while a message is under way goes with the next."""
+        """Send pending changes; those that arrive while a message is being sent go with the next."""
         while True:
             await self._bell.wait()
             self._bell.clear()
@@ -137,7 +137,7 @@ class Peers:
         try:
             router_id = int(key.removeprefix(self._prefix), 16)
         except ValueError:
-            log.warning("%s in discovery is no router and is ignored", key)
+            log.warning("%s in discovery is not a valid router and is ignored", key)
             return
         if router_id == self._runtime.instance_id:
             return
@@ -152,14 +152,14 @@ class Peers:
         try:
             message = msgspec.msgpack.decode(data, type=BookingMessage)
         except ValueError as error:
-            log.warning("bookings of another router were ignored: %s", error)
+            log.warning("bookings from another router were ignored: %s", error)
             return
         if message.router_id != self._runtime.instance_id:
             for booking in message.bookings:
                 self._take(message.router_id, booking)
 
     def _take(self, router_id: int, booking: Booking) -> None:
-        """Enter what another router tells."""
+        """Book what another router reports."""
         core, theirs = self._core, self._theirs.setdefault(router_id, set())
         match booking:
             case Booked(request, instance_id, dp_rank, num_tokens, hashes, prefill_tokens):
@@ -180,7 +180,7 @@ class Peers:
 
 
 def portions(bookings: Sequence[Booking]) -> Iterator[list[Booking]]:
-    """Cut bookings into messages that every event plane takes."""
+    """Cut bookings into messages that every event plane accepts."""
     portion: list[Booking] = []
     size = 0
     for booking in bookings:

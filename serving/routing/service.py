@@ -1,8 +1,8 @@
-"""`python -m serving.router_service`: the router as a process of its own, between frontends and workers.
+"""`python -m serving.router_service`: the router as a separate process, between frontends and workers.
 
 It registers the workers' model under its own address and forwards. Frontends that see only its namespace
-(`--namespace`) then leave all routing to it. In front of workers that only prefill or only decode it has their role: each of
-both pools has a router of its own.
+(`--namespace`) then leave all routing to it. In front of workers that only prefill or only decode, it has their
+role: each of the two pools has its own router.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ class RouterService:
         self._routing: Routing | None = None
 
     async def run(self) -> None:
-        """Wait for workers, then serve until the process is asked to end."""
+        """Wait for workers, then serve until the process is asked to stop."""
         runtime = self._runtime
         target, own = EndpointAddress.parse(self._config.workers), EndpointAddress.parse(self._config.endpoint)
         if target == own:
@@ -93,8 +93,8 @@ class RouterService:
         """
         if card.bootstrap is not None and card.bootstrap.is_needed:
             raise ModelError(
-                f"the {card.role} workers at {target} must be called together with those that decode, by who knows which of "
-                "them a request goes to: let the frontend route to them itself"
+                f"the {card.role} workers at {target} must be called together with the decode workers, by a "
+                "router that picks both: let the frontend route to them itself"
             )
         runtime = self._runtime
         self._routing = routing = Routing(
@@ -137,7 +137,7 @@ class RouterService:
             raise CallError(str(error), "unavailable") from error
 
     async def _best_worker(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Say where a request, given as `num_tokens` and `sequence_hashes`, would go."""
+        """Answer where a request, given as `num_tokens` and `sequence_hashes`, would go."""
         assert self._routing is not None
         placement = self._pick(int(request["num_tokens"]), list(request["sequence_hashes"]), is_refusable=False)
         self._routing.on_finish(placement)
@@ -193,7 +193,7 @@ class RouterService:
 
 
 def _own_card(card: ModelCard, own: EndpointAddress, instance_id: int) -> ModelCard:
-    """Return the card under which the router serves the workers' model: as one worker, of which nothing is known."""
+    """Return the card under which the router serves the workers' model, as one worker without further data."""
     return msgspec.structs.replace(
         card,
         namespace=own.namespace,
@@ -202,7 +202,7 @@ def _own_card(card: ModelCard, own: EndpointAddress, instance_id: int) -> ModelC
         instance_id=instance_id,
         num_ranks=1,
         has_kv_events=False,
-        bootstrap=None,  # it says where one worker is, and the router chooses among several
+        bootstrap=None,  # it is the address of one worker, and the router chooses among several
         router_mode="round-robin",
         created=int(time.time()),
     )

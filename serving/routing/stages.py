@@ -1,4 +1,4 @@
-"""The workers of a model, stage by stage: those that answer, and those that compute prompts for them, if there are any."""
+"""The workers of a model, stage by stage: those that answer, and those that compute prompts for them, if any."""
 
 import secrets
 import sys
@@ -28,12 +28,12 @@ class Stages:
         *,
         find_prefill: Callable[[], Routing | None] = _nobody,
     ) -> None:
-        """Join the routing to workers that answer and to those that prefill for them, which come and go.
+        """Combine the routing to workers that answer and to those that prefill for them, which may join and leave.
 
         Args:
-            decode: to those that answer.
+            decode: the routing to those that answer.
             config: how requests are spread.
-            find_prefill: returns the other one, while there is one.
+            find_prefill: returns the routing to the others, while there is one.
         """
         self.decode = decode
         self.config = config
@@ -46,7 +46,7 @@ class Stages:
         return routing if routing is not None and routing.num_ranks else None
 
     def bypass(self, num_tokens: int, hashes: list[int]) -> Rank | None:
-        """Return the rank that is to compute a prompt as well as answer it, if one is."""
+        """Return the rank that should both compute a prompt and answer it, if any."""
         prefill, decode = self.prefill, self.decode
         if prefill is None or self.config.conditional_disagg == "never":
             return None
@@ -57,7 +57,7 @@ class Stages:
         try:
             prefill_tokens = prefill.core.load(prefill.peek(num_tokens, hashes).slot).prefill_tokens
         except (NoWorkersError, AllBusyError, AllFullError):
-            prefill_tokens = sys.maxsize  # it would be turned away there
+            prefill_tokens = sys.maxsize  # it would be refused there
         rank, block_size = decode.rank(there.slot), decode.block_size
         report, usage = decode.loads.get(rank), None
         if report is not None and report.kv_total_blocks:
@@ -73,13 +73,13 @@ class Stages:
         return rank if is_bypassed else None
 
     def meet(self, prefill: Routing, placement: Placement) -> dict[str, Any] | None:
-        """Return what both calls of a request hold so that its workers meet, None if the prompt is computed first."""
+        """Return the data with which a request's two workers meet, None if the prompt is computed first."""
         traits = prefill.traits(placement.rank.instance_id)
         bootstrap = None if traits is None else traits.bootstrap
         if traits is None or bootstrap is None:
             return None  # such a worker can only go first
         if self.config.flow != "destination-first" and not bootstrap.is_needed:
             return None
-        # Not drawn from a seed: the rooms of several frontends are to differ.
+        # Not drawn from a seed: the rooms of several frontends must differ.
         number = room(secrets.randbits(63), rank=placement.rank.dp_rank, dp_size=traits.num_ranks)
         return {**bootstrap.params, ROOM: number}

@@ -20,8 +20,8 @@ class EndpointAddress(NamedTuple):
     def parse(cls, text: str, *, component: str = "backend") -> Self:
         """Read `dyn://namespace.component.endpoint`, with defaults for missing parts, as Dynamo does.
 
-        One part names the component, two the namespace and component; more than three are joined into the endpoint. Where
-        there is none, `component` is the default.
+        One part names the component, two the namespace and component; more than three are joined into the endpoint. If
+        none is given, the component is `component`.
         """
         parts = [part for part in re.split(r"[./]", text.strip().removeprefix("dyn://").strip(" ./")) if part]
         match [slug(part) for part in parts]:
@@ -45,7 +45,7 @@ class EndpointAddress(NamedTuple):
         return self._replace(endpoint=endpoint)
 
     def subject(self, topic: str) -> str:
-        """Return the subject of events of the component, as Dynamo names it."""
+        """Return the component's subject for events, as Dynamo names it."""
         return f"namespace.{self.namespace}.component.{self.component}.{topic}"
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class EndpointAddress(NamedTuple):
 
 
 class Instance(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A process that serves an endpoint: what discovery says of it."""
+    """A process that serves an endpoint, as discovery records it."""
 
     namespace: str
     component: str
@@ -66,17 +66,17 @@ class Instance(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def parse(cls, key: str, value: bytes) -> Self:
-        """Read what discovery holds under a key.
+        """Read the value that discovery has under a key.
 
         Raises:
-            ValueError: it is no instance, or another key's.
+            ValueError: the value is not an instance, or belongs to another key.
         """
         instance = msgspec.json.decode(value, type=cls)
         if instance.key != key:
-            raise ValueError(f"its key is {instance.key}")
+            raise ValueError(f"it belongs under the key {instance.key}")
         if not is_transport(instance.transport):
             raise ValueError(
-                f"its transport is {instance.transport!r}; unix:PATH, tcp:HOST:PORT or nats:SUBJECT was expected"
+                f"its transport is {instance.transport!r}; expected unix:PATH, tcp:HOST:PORT or nats:SUBJECT"
             )
         return instance
 
@@ -96,5 +96,5 @@ def is_transport(text: str) -> bool:
 
 
 def slug(text: str) -> str:
-    """Lower-case a name and replace what is not a letter, digit, - or _ (Dynamo's rule)."""
+    """Lower-case a name and replace all but letters, digits, - and _ (Dynamo's rule)."""
     return re.sub(r"[^a-z0-9_-]", "_", text.lower()).lstrip("_") or "_"

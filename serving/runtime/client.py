@@ -1,4 +1,4 @@
-"""The calling side: connections to processes, streams of what they answer, and clients of an endpoint."""
+"""The calling side: connections to processes, streams of their answers, and clients of an endpoint."""
 
 import asyncio
 import itertools
@@ -20,13 +20,13 @@ PAUSE_AT_ITEMS = 1000
 
 PING_S = 1.0
 SILENT_S = 10.0
-"""A process that has not answered pings for so long hangs: it counts as gone."""
+"""A process that has not answered pings for this long hangs, and counts as gone."""
 
 REDIAL_S = 0.5
 
 
 class ReplyStream:
-    """What one call brings: read it with `take`, or iterate."""
+    """The answer to one call: read it with `take`, or iterate."""
 
     __slots__ = ("_connection", "_is_paused", "_waiter", "end", "id", "items")
 
@@ -39,7 +39,7 @@ class ReplyStream:
         self._waiter: asyncio.Future[None] | None = None
 
     async def take(self) -> list[Any]:
-        """Wait for news and return the items that came, perhaps none at the end (see `end`)."""
+        """Wait for news and return the items that arrived; at the end there may be none (see `end`)."""
         if not self.items and self.end is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -66,18 +66,18 @@ class ReplyStream:
             self.cancel()
 
     def cancel(self) -> None:
-        """Report to the process that nobody waits any more; does nothing after the end."""
+        """Report to the process that nobody is waiting any more; after the end, do nothing."""
         self._connection.forget(self.id, cancel=self.end is None)
 
     def abort(self, error: str, kind: str) -> None:
-        """Cancel it, and have its reader see this end."""
+        """Cancel the call, and show its reader this end."""
         self.cancel()
         if self.end is None:
             self.end = End(self.id, error, kind)
             self.wake()
 
     def wake(self) -> None:
-        """Let the reader go on."""
+        """Let the reader continue."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
         elif len(self.items) > PAUSE_AT_ITEMS and not self._is_paused:
@@ -102,7 +102,7 @@ class Connection:
 
     @staticmethod
     async def open(plane: RequestPlane, address: str, on_closed: Callable[["Connection"], None]) -> "Connection":
-        """Connect, and wait for an answer: the kernel accepts for a process that hangs, too.
+        """Connect, and wait for an answer: the kernel accepts connections even for a process that hangs.
 
         Raises:
             OSError: nobody answers.
@@ -118,7 +118,7 @@ class Connection:
             connection = made[0]
             connection._send(Ping())
             if not await connection._answered or connection.is_closed:
-                raise ConnectionRefusedError("it took the connection and does not answer")
+                raise ConnectionRefusedError("it accepted the connection but does not answer")
         except BaseException:
             for connection in made:
                 connection.close()
@@ -146,11 +146,11 @@ class Connection:
         self._send(Pause(id))
 
     def resume(self, id: int) -> None:
-        """Let a call go on."""
+        """Let a call continue."""
         self._send(Resume(id))
 
     def forget(self, id: int, *, cancel: bool) -> None:
-        """Wait no more for a call."""
+        """Stop waiting for a call."""
         if self._streams.pop(id, None) is not None and cancel:
             self._send(Cancel(id))
 
@@ -162,7 +162,7 @@ class Connection:
         try:
             frames = self._frames.feed(data)
         except FrameError as error:
-            log.warning("the connection to a process was closed: %s", error)
+            log.warning("closed the connection to a process: %s", error)
             self.close()
             return
         for step in frames:
@@ -181,7 +181,7 @@ class Connection:
                     stream.wake()
 
     def writable(self) -> None:
-        """Requests are small and go on anyway."""
+        """Do nothing: requests are small and are sent anyway."""
 
     def closed(self) -> None:
         """End all calls: the process is gone."""
@@ -215,13 +215,13 @@ class Connection:
         while True:
             await asyncio.sleep(PING_S)
             now = loop.time()
-            # Time in which we ourselves hung, or the way was cut, is not held against the other side.
+            # The other side is not blamed for time in which we hung ourselves, or the way was cut.
             is_excused = self._heard or self._channel.is_cut
             self._silent_s = 0.0 if is_excused else self._silent_s + min(now - last, 2 * PING_S)
             last = now
             if self._silent_s > SILENT_S:
                 if self._answered.done():
-                    log.warning("a process has not answered for %.0f s: its calls go elsewhere", self._silent_s)
+                    log.warning("a process has not answered for %.0f s and counts as gone", self._silent_s)
                 self.close()
                 return
             self._heard = False
@@ -229,7 +229,7 @@ class Connection:
 
 
 class Client:
-    """Calls the instances of one endpoint. Instances are connected to as soon as they are known."""
+    """Calls the instances of one endpoint; connects to each instance as soon as it is known."""
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class Client:
         self._discovery = discovery
         self._plane = plane
         self._on_join = on_join and guarded(on_join, "a new instance")
-        self._on_leave = on_leave and guarded(on_leave, "the end of an instance")
+        self._on_leave = on_leave and guarded(on_leave, "the removal of an instance")
         self._known: dict[str, Instance] = {}
         self._connections: dict[int, Connection] = {}
         self._dialing: dict[str, asyncio.Task[None]] = {}
@@ -263,7 +263,7 @@ class Client:
         return sorted(self._connections)
 
     async def wait_for_instances(self, count: int = 1) -> list[int]:
-        """Wait until so many instances can be called."""
+        """Wait until this many instances can be called."""
         async with self._news:
             await self._news.wait_for(lambda: len(self._connections) >= count)
         return self.instance_ids()
@@ -280,7 +280,7 @@ class Client:
         return connection.call(self._target, request)
 
     def round_robin(self, request: Any) -> ReplyStream:
-        """Call the instances in turn."""
+        """Call the instances in rotation."""
         ids = self._some()
         return self.direct(request, ids[next(self._turn) % len(ids)])
 
@@ -327,7 +327,7 @@ class Client:
         try:
             instance = Instance.parse(key, value)
         except ValueError as error:
-            log.warning("%s in discovery is no instance and is ignored: %s", key, error)
+            log.warning("%s in discovery is not a valid instance and is ignored: %s", key, error)
             return
         old = self._known.get(key)
         if old == instance:
@@ -361,7 +361,7 @@ class Client:
             return
 
     def _lost(self, key: str, instance: Instance, connection: Connection) -> None:
-        """The connection broke: believe that before discovery tells, and try to come back as long as it is listed."""
+        """The connection broke: act before discovery reports it, and redial while the instance is listed."""
         if self._connections.get(instance.instance_id) is not connection:
             return
         del self._connections[instance.instance_id]
@@ -371,7 +371,7 @@ class Client:
             self._dial(key, instance, after_s=REDIAL_S)
 
     def _leave(self, key: str, instance: Instance) -> None:
-        """Discovery says it is gone: no new calls; those in progress may still finish."""
+        """Discovery reports it gone: send no new calls; those in progress may still finish."""
         if (dialing := self._dialing.pop(key, None)) is not None:
             dialing.cancel()
         connection = self._connections.pop(instance.instance_id, None)

@@ -1,7 +1,7 @@
-"""The token that processes of a cluster know, and that they prove to know when they call each other over TCP.
+"""The cluster's token: processes that call each other over TCP prove that they know it.
 
-The first process makes it up and puts it into etcd (docs/decisions/0015), a Secret of Kubernetes, or the discovery folder. So
-whoever may read that may call, and nobody has to hand out anything.
+The first process creates it and puts it into etcd (docs/decisions/0015), a Kubernetes Secret, or the discovery folder.
+So anyone who may read that may call, and nobody has to distribute anything.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ def make_up() -> bytes:
 
 
 class KeepingDiscovery(Discovery, Protocol):
-    """Discovery that keeps keys beyond the life of who put them."""
+    """Discovery that keeps keys longer than the process that put them lives."""
 
     async def create(self, key: str, value: bytes) -> bytes:
-        """Put such a key, unless it is there; return what it holds then.
+        """Put such a key unless it exists; return its value after that.
 
         Raises:
             RuntimeUnavailableError: it cannot be put.
@@ -37,12 +37,12 @@ class KeepingDiscovery(Discovery, Protocol):
         ...
 
     def place(self, key: str) -> tuple[str, str]:
-        """Return where such a key stands, and the command that removes it."""
+        """Return where such a key is stored, and the command that removes it."""
         ...
 
 
 class ClusterToken:
-    """The token as discovery has it now: it changes when somebody puts another, or when discovery lost everything."""
+    """The token that discovery has now. It changes when somebody puts another, or after discovery lost everything."""
 
     def __init__(self, discovery: KeepingDiscovery) -> None:
         self.value = b""
@@ -50,23 +50,23 @@ class ClusterToken:
         self._putting_back: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Fetch the token, making it up if there is none, and follow it.
+        """Fetch the token, creating it if there is none, and follow its changes.
 
         Raises:
-            RuntimeUnavailableError: discovery does not let us, or holds something else under that key.
+            RuntimeUnavailableError: discovery does not allow it, or has something else under that key.
         """
         value = await self._discovery.create(KEY, make_up())
         if len(value) < MIN_BYTES:
             place, removal = self._discovery.place(KEY)
             raise RuntimeUnavailableError(
-                f"{place} holds {len(value)} bytes; at least {MIN_BYTES} were expected "
-                f"({removal} lets the next process make up a new one)"
+                f"{place} holds {len(value)} bytes; expected at least {MIN_BYTES} "
+                f"({removal} lets the next process create a new one)"
             )
         self.value = value
         await self._discovery.watch(KEY, self._on_change)
 
     def close(self) -> None:
-        """Follow it no more."""
+        """Stop following it."""
         if self._putting_back is not None:
             self._putting_back.cancel()
 
@@ -85,7 +85,7 @@ class ClusterToken:
             self.value = value
 
     async def _put_back(self) -> None:
-        """Put ours, unless a process that joined meanwhile has made up another, which is then everybody's."""
+        """Put ours back, unless a process that joined meanwhile has created another, which everybody then uses."""
         while True:
             try:
                 self._take(await self._discovery.create(KEY, self.value))
@@ -96,13 +96,13 @@ class ClusterToken:
 
 
 class FolderToken:
-    """The token as the discovery folder has it now; if somebody removed it there, whoever needs it puts it back."""
+    """The token that the discovery folder has now; if it was removed, the next process that needs it puts it back."""
 
     def __init__(self, discovery: FolderDiscovery) -> None:
-        """Fetch it, making it up if there is none.
+        """Fetch it, creating it if there is none.
 
         Raises:
-            RuntimeUnavailableError: the folder does not let us, or holds something else under its name.
+            RuntimeUnavailableError: the folder does not allow it, or has something else under its name.
         """
         self._discovery = discovery
         try:
@@ -111,8 +111,8 @@ class FolderToken:
             raise RuntimeUnavailableError(f"the file {FILE} in the discovery folder cannot be used: {error}") from error
         if len(self._last) < MIN_BYTES:
             raise RuntimeUnavailableError(
-                f"the file {FILE} in the discovery folder holds {len(self._last)} bytes; at least {MIN_BYTES} were expected "
-                "(remove it and the next process makes up a new one)"
+                f"the file {FILE} in the discovery folder holds {len(self._last)} bytes; expected at least {MIN_BYTES} "
+                "(remove it, and the next process creates a new one)"
             )
 
     @property
@@ -121,10 +121,14 @@ class FolderToken:
         try:
             found = self._discovery.share(FILE, self._last)
         except (OSError, ValueError) as error:
-            log.warning("the file %s in the discovery folder cannot be used; what it held stands: %s", FILE, error)
+            log.warning(
+                "the file %s in the discovery folder cannot be used; the last token read from it stays in use: %s",
+                FILE,
+                error,
+            )
         else:
             self._last = found if len(found) >= MIN_BYTES else self._last
         return self._last
 
     def close(self) -> None:
-        """Do nothing: the file is for those who come later."""
+        """Do nothing: the file is for later processes."""

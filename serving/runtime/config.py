@@ -42,7 +42,7 @@ def _lease_ttl_s() -> float:
 
 
 def _secret(name: str) -> Any:
-    return field(default="", repr=False, metadata={"secret": name})  # filled in later: defaults are shown by --help
+    return field(default="", repr=False, metadata={"secret": name})  # filled in later, because --help shows defaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,11 +121,11 @@ class RuntimeConfig:
 
     @property
     def is_etcd_open(self) -> bool:
-        """Whether we give etcd neither a password nor a certificate."""
+        """Whether we present neither a password nor a certificate to etcd."""
         return not self.etcd_username and not self.etcd_client_cert
 
     def describe(self) -> str:
-        """Say in a few words where discovery, requests and events go."""
+        """Summarize where discovery, requests and events go."""
         discovery = f"etcd at {masked(self.etcd_endpoints)}" if self.etcd_endpoints else f"folder {self.folder}"
         discovery = "Kubernetes" if self.discovery_backend == "kubernetes" else discovery
         requests = f"NATS at {masked(self.nats_server)}" if self.nats_server else "sockets and ZeroMQ"

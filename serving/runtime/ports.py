@@ -1,4 +1,4 @@
-"""The three ports of the runtime: discovery, request plane, event plane. Two or three back ends stand behind each."""
+"""The three ports of the runtime: discovery, request plane, event plane. Each has two or three back ends."""
 
 import logging
 from collections.abc import Callable
@@ -15,17 +15,17 @@ Stop = Callable[[], None]
 
 
 class RuntimeUnavailableError(Exception):
-    """A server or folder that the runtime needs cannot be used; the message says which, and what to do."""
+    """A server or folder that the runtime needs cannot be used; the message names it and the way out."""
 
 
 def guarded(callback: Callable[[*Arguments], object], what: str) -> Callable[[*Arguments], None]:
-    """Return a callback whose failure over one call is logged, and keeps nobody from hearing of the others."""
+    """Return a callback whose failure on one call is logged and does not stop the other calls."""
 
     def call(*arguments: *Arguments) -> None:
         try:
             callback(*arguments)
         except Exception:
-            log.exception("%s could not be taken in: %.200r", what, arguments)
+            log.exception("%s could not be processed: %.200r", what, arguments)
 
     return call
 
@@ -34,30 +34,30 @@ class Discovery(Protocol):
     """Keys that live as long as the process that put them, and watches on them."""
 
     async def put(self, key: str, value: bytes) -> None:
-        """Register a key; it goes when this process does."""
+        """Register a key; it is removed when this process ends."""
         ...
 
     async def delete(self, key: str) -> None:
-        """Take a key of ours out."""
+        """Remove one of our keys."""
         ...
 
     async def claim(self, name: str) -> int | None:
-        """Hold what only one process can hold at a time, as long as our lease; return its term, or None while another holds it.
+        """Hold a name that one process can hold at a time, as long as our lease; return its term, None if taken.
 
-        Each holder has a higher term than those before it. Who acts on it asks again before: a process that hung may
-        have lost it.
+        Each holder has a higher term than those before it. Ask again before each act: a process that hung may have
+        lost the name.
 
         Raises:
-            RuntimeUnavailableError: nobody can say.
+            RuntimeUnavailableError: the holder cannot be found out.
         """
         ...
 
     async def watch(self, prefix: str, on_change: OnChange) -> Stop:
-        """Tell of all keys below a prefix, now and as they change; returns once the present ones were told."""
+        """Report all keys below a prefix, now and as they change; return once the present ones were reported."""
         ...
 
     async def close(self) -> None:
-        """Give up the lease: all our keys go."""
+        """Give up the lease, and so all our keys."""
         ...
 
 
@@ -66,12 +66,12 @@ class Channel(Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Whether the other side takes no more for now; `ChannelEnd.writable` tells when it does again."""
+        """Whether the other side accepts nothing more for now; `ChannelEnd.writable` is called when it does again."""
         ...
 
     @property
     def is_cut(self) -> bool:
-        """Whether the way to the other side is interrupted: its silence means nothing until it is mended."""
+        """Whether the way to the other side is interrupted: its silence means nothing until the way is restored."""
         ...
 
     def write(self, data: bytes) -> None:
@@ -84,10 +84,10 @@ class Channel(Protocol):
 
 
 class ChannelEnd(Protocol):
-    """What a channel calls back."""
+    """The callbacks of a channel."""
 
     def received(self, data: bytes) -> None:
-        """Bytes have come."""
+        """Bytes have arrived."""
         ...
 
     def writable(self) -> None:
@@ -95,7 +95,7 @@ class ChannelEnd(Protocol):
         ...
 
     def closed(self) -> None:
-        """The other side is gone, for good."""
+        """The other side is gone for good."""
         ...
 
 
@@ -120,20 +120,20 @@ class RequestPlane(Protocol):
 
 
 class EventPlane(Protocol):
-    """Messages to whoever listens. They may be lost: what they tell must be repairable."""
+    """Messages to all subscribers. They may be lost, so subscribers must be able to recover their content."""
 
     async def announce(self, subject: str) -> None:
         """Let subscribers connect before the first message, so that they do not miss it."""
         ...
 
     async def publish(self, subject: str, data: bytes, *, durable: bool = False) -> None:
-        """Send to all who subscribed; returns when the plane took it."""
+        """Send to all subscribers; return once the plane has accepted it."""
         ...
 
     async def subscribe(self, subject: str, on_event: Callable[[bytes], None], *, durable: bool = False) -> Stop:
-        """Hear what is published from now on; durable subjects also after a time without connection, where that can be."""
+        """Receive what is published from now on; durable subjects also after a lost connection, if the plane can."""
         ...
 
     async def close(self) -> None:
-        """Stop publishing and hearing."""
+        """Stop publishing and receiving."""
         ...

@@ -1,7 +1,7 @@
 """A folder that only this user can change, and its files.
 
-It is held open, and files are reached through that handle: whoever may write its parent can neither lead us elsewhere
-with a symbolic link nor put another folder in its place. Only sockets have to be named by their paths.
+It is kept open, and files are accessed through that handle: somebody who may write its parent can neither lead us
+elsewhere with a symbolic link nor swap in another folder. Only sockets have to be named by their paths.
 """
 
 import contextlib
@@ -15,14 +15,14 @@ from pathlib import Path
 from serving.runtime.ports import RuntimeUnavailableError
 
 MAX_SOCKET_BYTES = 107 if sys.platform == "linux" else 103
-"""What `sockaddr_un` has room for."""
+"""The room in `sockaddr_un`."""
 
 
 class PrivateFolder:
     """See the module."""
 
     def __init__(self, path: Path) -> None:
-        """Open the folder, making it if there is none.
+        """Open the folder, creating it if there is none.
 
         Raises:
             RuntimeUnavailableError: it is a link, somebody else's or open to others, or cannot be used.
@@ -31,10 +31,10 @@ class PrivateFolder:
         self._handle = _open(path)
 
     def reopen_if_replaced(self) -> None:
-        """Open what lies at the path now, if that is no longer the folder that was opened.
+        """Open the folder that is at the path now, if it is no longer the one that was opened.
 
         Raises:
-            RuntimeUnavailableError: as when it was opened first.
+            RuntimeUnavailableError: as at the first opening.
         """
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(self.path.lstat(), os.fstat(self._handle)):
@@ -64,11 +64,11 @@ class PrivateFolder:
         return handle
 
     def read(self, name: str, *, max_bytes: int) -> bytes:
-        """Return what a file holds.
+        """Return the content of a file.
 
         Raises:
             OSError: it cannot be read.
-            ValueError: it holds more than that.
+            ValueError: it is larger than that.
         """
         with os.fdopen(self.open(name), "rb") as file:
             data = file.read(max_bytes + 1)
@@ -77,7 +77,7 @@ class PrivateFolder:
         return data
 
     def replace(self, name: str, data: bytes, *, by_way_of: str) -> None:
-        """Write a file as a whole, or leave the one that was there as it is."""
+        """Replace a file as a whole, or leave the old one unchanged."""
         self.remove(by_way_of)
         try:
             with os.fdopen(self.open(by_way_of, os.O_CREAT | os.O_EXCL | os.O_WRONLY), "wb") as file:
@@ -88,10 +88,10 @@ class PrivateFolder:
             raise
 
     def create(self, name: str, data: bytes, *, by_way_of: str) -> None:
-        """Write a file as a whole, unless there is one.
+        """Create a file as a whole, unless there is one.
 
         Raises:
-            OSError: there is (FileExistsError), or it cannot be written.
+            OSError: there is one (FileExistsError), or it cannot be written.
         """
         self.remove(by_way_of)
         try:
@@ -106,17 +106,17 @@ class PrivateFolder:
         os.rename(name, new_name, src_dir_fd=self._handle, dst_dir_fd=self._handle)
 
     def touch(self, name: str) -> None:
-        """Let a file's last change be now, so that cleaners of temporary files leave it; its time of writing stays."""
+        """Set a file's last change to now, so that cleaners of temporary files leave it; its time of writing stays."""
         os.utime(name, ns=(time.time_ns(), self.stat(name).st_mtime_ns), dir_fd=self._handle, follow_symlinks=False)
 
     def remove(self, *names: str) -> None:
-        """Remove files that may be there; what cannot be removed stays, for it is no file of ours."""
+        """Remove files that may be there; what cannot be removed stays: it is not one of our files."""
         for name in names:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=self._handle)
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Close the folder."""
         os.close(self._handle)
 
 
@@ -124,12 +124,12 @@ def socket_name(path: Path) -> str:
     """Return a path as the name of a socket.
 
     Raises:
-        RuntimeUnavailableError: the system takes no name of this length.
+        RuntimeUnavailableError: the system does not allow a name of this length.
     """
     name = str(path)
     if (length := len(os.fsencode(name))) > MAX_SOCKET_BYTES:
         raise RuntimeUnavailableError(
-            f"the name of the socket {name} has {length} bytes and the system takes {MAX_SOCKET_BYTES}: "
+            f"the name of the socket {name} has {length} bytes and the system allows {MAX_SOCKET_BYTES}: "
             "choose a shorter --discovery-dir or TMPDIR"
         )
     return name
@@ -137,7 +137,7 @@ def socket_name(path: Path) -> str:
 
 @contextlib.contextmanager
 def for_us_alone() -> Iterator[None]:
-    """Let files that are made within, such as sockets, be open to nobody else. Nothing may wait within."""
+    """Make files created within, such as sockets, private to this user. Nothing may wait within."""
     before = os.umask(0o077)
     try:
         yield
@@ -158,11 +158,11 @@ def _open(path: Path) -> int:
         return handle
     os.close(handle)
     mode = stat.S_IMODE(facts.st_mode)
-    open_to_others = f"can be written by others (mode {mode:o}; chmod 700 {path} mends it)"
+    open_to_others = f"can be written by others (mode {mode:o}; chmod 700 {path} fixes it)"
     raise _refusal(path, open_to_others if facts.st_uid == os.getuid() else f"belongs to user {facts.st_uid}")
 
 
 def _refusal(path: Path, why: str) -> RuntimeUnavailableError:
     return RuntimeUnavailableError(
-        f"the discovery folder {path} {why}; name one of your own with --discovery-dir (mkdir -m 700 FOLDER)"
+        f"the discovery folder {path} {why}; choose your own with --discovery-dir (mkdir -m 700 FOLDER)"
     )

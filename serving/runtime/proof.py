@@ -1,11 +1,11 @@
-"""How two processes prove to each other that they know the cluster's token, before anything else is said over TCP.
+"""How two processes prove to each other that they know the cluster's token before they send anything else over TCP.
 
     listener                                                 caller
     GREETING, nonce  --------------------------------------->
                      <---------------------------------------  nonce, HMAC(token, "caller", address, both nonces)
     HMAC(token, "listener", address, both nonces)  --------->
 
-Neither side learns the token from that, and a proof holds for one connection to one address only. Pure: bytes in,
+Neither side learns the token from this, and a proof is valid for one connection to one address only. Pure: bytes in,
 bytes out.
 """
 
@@ -17,7 +17,7 @@ PROOF_BYTES = 32
 
 
 class ProofError(Exception):
-    """The other side does not know the token; the message says how that showed."""
+    """The other side does not know the token; the message describes how that was noticed."""
 
 
 class Handshake:
@@ -27,7 +27,7 @@ class Handshake:
         self.is_over = False
         """Whether both sides have proven themselves."""
         self.rest = b""
-        """What came after the other side's proof."""
+        """Bytes that arrived after the other side's proof."""
         self._token = token
         self._address = address.encode()
         self._nonce = nonce
@@ -40,10 +40,10 @@ class Handshake:
         return b"" if self._is_caller else GREETING + self._nonce
 
     def feed(self, data: bytes) -> bytes:
-        """Take in what came, and return what to send.
+        """Process received bytes, and return what to send.
 
         Raises:
-            ProofError: the other side is no process of our cluster.
+            ProofError: the other side is not a process of our cluster.
         """
         self._buffer += data
         return self._feed_caller() if self._is_caller else self._feed_listener()
@@ -51,7 +51,7 @@ class Handshake:
     def _feed_caller(self) -> bytes:
         if not self._nonces:
             if not GREETING.startswith(self._buffer[: len(GREETING)]):
-                raise ProofError("it is no process of dynabench, or of another version")
+                raise ProofError("it is not a dynabench process, or has another version")
             if (nonce := self._take(len(GREETING) + NONCE_BYTES)) is None:
                 return b""
             self._nonces = nonce[len(GREETING) :] + self._nonce

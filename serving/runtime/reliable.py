@@ -8,14 +8,14 @@ What a segment does at its receiver, which expects number `expected`:
     kind    number               what happens                                                      answer
     any     any                  forget what we sent before `acknowledged`                         -
     DATA    `expected`           deliver its bytes, expect the next                                later: an ACK
-    DATA    after `expected`     a gap: drop it, the sender sends it again                         LOST, once a gap
+    DATA    after `expected`     a gap: drop it, the sender resends it                             LOST, once a gap
     DATA    before `expected`    a repetition: our ACK was lost                                    later: an ACK
     ACK     after `expected`     the last DATA is lost                                             LOST, once a gap
-    BYE     any                  the sender sends no more; a gap is treated as with ACK            LOST, once a gap
+    BYE     any                  the sender sends nothing more; a gap is treated as with ACK       LOST, once a gap
     LOST    any                  go back N                                                         all unacknowledged DATA
 
 ACK, LOST and BYE carry the number of the next DATA and do not use it up. The channel's timer covers the rest: it
-sends an ACK, lets the next gap ask again, and sends DATA again that stays unacknowledged.
+sends an ACK, lets the next gap ask again, and resends DATA that stays unacknowledged.
 """
 
 import struct
@@ -27,7 +27,7 @@ DATA, ACK, LOST, BYE = 0, 1, 2, 3
 """Kinds: bytes; an acknowledgement; an acknowledgement that asks for everything after it; the end."""
 
 WINDOW_BYTES = 2 << 20
-"""How much may be sent and not yet acknowledged; then the channel is full."""
+"""How much may be sent without acknowledgement before the channel is full."""
 
 ACK_EVERY = 64
 
@@ -37,7 +37,7 @@ class ReliableStream:
 
     def __init__(self) -> None:
         self.is_closed = False
-        """Whether the other side sends no more."""
+        """Whether the other side sends nothing more."""
         self._next = 0
         self._unacknowledged: deque[tuple[int, bytes]] = deque()
         self._bytes = 0
@@ -78,17 +78,17 @@ class ReliableStream:
         return self._segment(self._next, kind, b"")
 
     def again(self) -> list[bytes]:
-        """Return all unacknowledged segments, to send them again."""
+        """Return all unacknowledged segments, to resend them."""
         return [self._segment(number, DATA, data) for number, data in self._unacknowledged]
 
     def receive(self, segment: bytes) -> tuple[bytes | None, list[bytes]]:
-        """Take in a segment; return its bytes if it is the next one, and the segments to answer with.
+        """Process a segment; return its bytes if it is the next one, and the segments to answer with.
 
         Raises:
             ValueError: it is not a segment.
         """
         if len(segment) < HEADER_BYTES:
-            raise ValueError(f"a segment of {len(segment)} bytes; at least {HEADER_BYTES} were expected")
+            raise ValueError(f"a segment of {len(segment)} bytes; expected at least {HEADER_BYTES}")
         number, acknowledged, kind = _header.unpack_from(segment)
         while self._unacknowledged and self._unacknowledged[0][0] < acknowledged:
             self._bytes -= len(self._unacknowledged.popleft()[1])

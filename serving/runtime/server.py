@@ -1,4 +1,4 @@
-"""The serving side of a process: sessions with its clients, and the streams it answers calls with."""
+"""The serving side of a process: sessions with its clients, and the streams that answer calls."""
 
 import asyncio
 import inspect
@@ -29,13 +29,13 @@ from serving.runtime.ports import Channel
 log = logging.getLogger(__name__)
 
 FRAME_GAP_S = 0.001
-"""A frame costs about the same whatever it holds. One is sent at once if the last was so long ago; else it waits so long."""
+"""A frame costs about the same whatever it contains. It is sent at once if the last was this long ago, else waits."""
 
 UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError)
-"""What encoding raises for types and integers that msgpack does not have, odd texts, and deep nesting."""
+"""Raised by encoding for types and integers that msgpack does not have, odd texts, and deep nesting."""
 
 MAX_CALLS = 65_536
-"""Calls one process may have open for one client."""
+"""The most calls that one process may have open for one client."""
 
 
 class Stream:
@@ -46,7 +46,7 @@ class Stream:
     def __init__(self, session: "Session", id: int) -> None:
         self.id = id
         self.is_over = False
-        """Whether it has ended, or nobody waits for it any more."""
+        """Whether it has ended, or nobody is waiting for it any more."""
         self.on_cancel: Callable[[], object] | None = None
         self.on_unblocked: Callable[[], object] | None = None
         self._session = session
@@ -54,7 +54,7 @@ class Stream:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether its reader, or its whole process, takes no more for now; `on_unblocked` is called when it does."""
+        """Whether its reader, or the whole client, accepts nothing more for now; `on_unblocked` is called later."""
         return self._is_paused or self._session.is_full
 
     def send(self, item: Any) -> None:
@@ -65,11 +65,11 @@ class Stream:
         """End the stream; a second end changes nothing."""
         if not self.is_over:
             self.is_over = True
-            error = error.encode(errors="replace").decode()  # a text that is no Unicode could not be sent
+            error = error.encode(errors="replace").decode()  # text that is not valid Unicode could not be sent
             self._session.finish(self.id, End(self.id, error, kind))
 
     def cancel(self) -> None:
-        """Nobody waits any more."""
+        """Nobody is waiting any more."""
         if not self.is_over:
             self.is_over = True
             if self.on_cancel is not None:
@@ -80,18 +80,18 @@ class Stream:
         self._is_paused = True
 
     def resume(self) -> None:
-        """The reader goes on."""
+        """The reader continues."""
         self._is_paused = False
         self.unblock()
 
     def unblock(self) -> None:
-        """Let the producer know if it may go on."""
+        """Notify the producer if it may continue."""
         if not self.is_blocked and self.on_unblocked is not None and not self.is_over:
             self.on_unblocked()
 
 
 Service = Callable[[Any, Stream], None]
-"""Takes up a request: sends items to the stream, now or later, and ends it."""
+"""Handles a request: sends items to the stream, now or later, and ends it."""
 
 
 class Session:
@@ -112,7 +112,7 @@ class Session:
 
     @property
     def is_full(self) -> bool:
-        """Whether the client takes no more for now."""
+        """Whether the client accepts nothing more for now."""
         return self._channel.is_full
 
     @property
@@ -148,13 +148,13 @@ class Session:
             self._channel.write(data)
 
     def _without_unencodable(self, turn: Frame) -> Frame:
-        """End the streams whose engines gave what cannot travel, so that the others of the turn do not suffer for it."""
+        """End the streams whose items cannot be sent, so that the other streams of this turn do not suffer."""
         errors: dict[int, End] = {}
         for id, item in zip(turn.ids, turn.items, strict=True):
             try:
                 msgspec.msgpack.encode(item)
             except UNENCODABLE as error:
-                errors.setdefault(id, End(id, f"the engine gave an item that cannot be sent: {error}", "engine"))
+                errors.setdefault(id, End(id, f"the engine returned an item that cannot be sent: {error}", "engine"))
         for id in errors:
             if (stream := self._streams.pop(id, None)) is not None:
                 stream.cancel()
@@ -171,11 +171,11 @@ class Session:
             loop.call_soon(self.flush)
 
     def received(self, data: bytes) -> None:
-        """Take in commands."""
+        """Process commands."""
         try:
             commands = self._frames.feed(data)
         except FrameError as error:
-            log.warning("a client's connection was closed: %s", error)
+            log.warning("closed a client's connection: %s", error)
             self._channel.close()
             return
         for command in commands:
@@ -193,7 +193,7 @@ class Session:
                     stream.resume()
 
     def writable(self) -> None:
-        """Let the producers go on."""
+        """Let the producers continue."""
         for stream in list(self._streams.values()):
             stream.unblock()
 
@@ -223,7 +223,7 @@ class Session:
             try:
                 service(call.request, stream)
             except (msgspec.MsgspecError, RecursionError) as error:
-                stream.end(f"not a request of {call.target}: {error}", "invalid")
+                stream.end(f"not a request for {call.target}: {error}", "invalid")
 
 
 class GeneratorService:
@@ -277,7 +277,7 @@ class GeneratorService:
 
 
 class Context:
-    """What a handler may ask about its request."""
+    """What a handler can find out about its request."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -287,7 +287,7 @@ class Context:
         return str(self._stream.id)
 
     def is_stopped(self) -> bool:
-        """Return whether nobody waits for the answer any more."""
+        """Return whether nobody is waiting for the answer any more."""
         return self._stream.is_over
 
     is_killed = is_stopped

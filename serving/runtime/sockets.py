@@ -1,7 +1,7 @@
-"""Requests over sockets: Unix sockets where discovery is a folder of this host, else TCP.
+"""Requests over sockets: Unix sockets if discovery is a folder of this host, else TCP.
 
-A Unix socket lies in a folder that is ours alone. Anyone may connect to a TCP port: there both sides first prove that
-they know the cluster's token (`proof.py`), in little time, with few bytes and few such connections at once.
+A Unix socket is in a folder that is ours alone. Anyone may connect to a TCP port, so both sides first prove that they
+know the cluster's token (`proof.py`). Little time, few bytes and few such connections at once are allowed for that.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ PROOF_S = 5.0
 """How long a connection may take to prove itself."""
 
 MAX_UNPROVEN = 64
-"""Connections at a port that have not proven themselves yet; beyond, the oldest is dropped: ours take a millisecond."""
+"""Connections at a port that may be unproven at once; beyond that, the oldest is dropped. Ours take a millisecond."""
 
 REFUSAL_GAP_S = 60.0
-"""A host that is refused again and again is mentioned once in that time."""
+"""A host that is refused repeatedly is logged once in this time."""
 
 Accept = Callable[[Channel], ChannelEnd]
 
@@ -47,8 +47,8 @@ class SocketChannel(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take up the connection."""
-        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is none by class
+        """Start using the connection."""
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is not a subclass
         self._transport.set_write_buffer_limits(HIGH_WATER_BYTES)
         raw = transport.get_extra_info("socket")
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
@@ -57,12 +57,12 @@ class SocketChannel(asyncio.Protocol):
         self._end = self._accept(self)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come."""
+        """Bytes have arrived."""
         assert self._end is not None
         self._end.received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell that the other side is gone."""
+        """Report that the other side is gone."""
         self._channels.discard(self)
         if self._end is not None:
             self._end.closed()
@@ -78,7 +78,7 @@ class SocketChannel(asyncio.Protocol):
             self._end.writable()
 
     def write(self, data: bytes) -> None:
-        """Send; once the other side is gone, uvloop would raise before it says so."""
+        """Send. Once the other side is gone, uvloop would raise before it reports that."""
         assert self._transport is not None
         if not self._transport.is_closing():
             self._transport.write(data)
@@ -90,11 +90,11 @@ class SocketChannel(asyncio.Protocol):
 
 
 class Unproven(asyncio.Protocol):
-    """Stands in for a channel until both sides have proven themselves; then the channel takes its place."""
+    """Replaces a channel until both sides have proven themselves."""
 
     def __init__(self, handshake: Handshake, channel: SocketChannel, unproven: dict["Unproven", None]) -> None:
         self.outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Empty once it is proven, else why it was refused."""
+        """Empty once proven, else the reason for the refusal."""
         self.peer = ""
         self._handshake = handshake
         self._channel = channel
@@ -102,7 +102,7 @@ class Unproven(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin the proof."""
+        """Start the proof."""
         self._transport = cast(asyncio.Transport, transport)
         self.peer = str((transport.get_extra_info("peername") or ("?",))[0])
         self._unproven[self] = None
@@ -110,7 +110,7 @@ class Unproven(asyncio.Protocol):
         self._transport.write(self._handshake.start())
 
     def data_received(self, data: bytes) -> None:
-        """Go on with the proof."""
+        """Continue the proof."""
         assert self._transport is not None
         if self.outcome.done():
             return
@@ -127,8 +127,8 @@ class Unproven(asyncio.Protocol):
                 self._channel.data_received(self._handshake.rest)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The other side hung up, as one does that refuses us."""
-        self._finish("it hung up before it had proven that it knows this cluster's token")
+        """The other side hung up, as a side that refuses us does."""
+        self._finish("it hung up before it proved that it knows this cluster's token")
 
     def refuse(self, why: str) -> None:
         """Hang up."""
@@ -147,7 +147,7 @@ class SocketPlane:
     """The request plane over Unix sockets or TCP."""
 
     def __init__(self, *, path: Path | None = None, host: str = "127.0.0.1", token: ClusterToken | None = None) -> None:
-        """Prepare to listen on a Unix socket at `path`, or without one on a TCP port of `host` for who knows the token."""
+        """Prepare to listen on a Unix socket at `path`, else on a TCP port of `host` for callers with the token."""
         self._path = path
         self._host = host
         self._token = token
@@ -174,7 +174,7 @@ class SocketPlane:
         return f"unix:{self._path}"
 
     async def restore(self) -> None:
-        """Listen again at our path, whose socket somebody removed; connections stay."""
+        """Listen again at our path after somebody removed its socket; connections stay."""
         if (removed := self._server) is not None and self._path is not None and self._accept is not None:
             fresh = await self._bind(self._path, self._accept)
             if self._server is removed:
@@ -193,23 +193,23 @@ class SocketPlane:
             await loop.create_unix_connection(lambda: channel, place)
         elif kind == "tcp":
             if self._token is None:
-                raise OSError(f"an instance at {address} needs etcd or Kubernetes, where the token for TCP lies")
+                raise OSError(f"an instance at {address} needs etcd or Kubernetes, which holds the token for TCP")
             host, _, port = place.rpartition(":")
             unproven = Unproven(self._handshake(address, is_caller=True), channel, self._listeners)
             try:
                 await loop.create_connection(lambda: unproven, host, int(port))
             except UnicodeError as error:
-                raise OSError(f"{host!r} is no host's name: {error}") from error
+                raise OSError(f"{host!r} is not a host name: {error}") from error
             try:
                 why = await unproven.outcome
             except asyncio.CancelledError:
-                unproven.refuse("nobody waits for it")
+                unproven.refuse("nobody is waiting for it")
                 raise
             if why:
                 self._say(address, f"{address} was not called: {why}")
                 raise ConnectionRefusedError(why)
         else:
-            raise OSError(f"an instance at {address} needs another request plane than sockets")
+            raise OSError(f"an instance at {address} needs a request plane other than sockets")
         return channel
 
     async def close(self) -> None:
@@ -220,7 +220,7 @@ class SocketPlane:
         if self._token is not None:
             self._token.close()
         for unproven in [*self._callers, *self._listeners]:
-            unproven.refuse("this process ends")
+            unproven.refuse("this process is stopping")
         for channel in list(self._channels):
             channel.close()
         if self._path is not None:
@@ -242,7 +242,9 @@ class SocketPlane:
     def _admit(self) -> Unproven:
         assert self._accept is not None
         if len(self._callers) >= MAX_UNPROVEN:
-            next(iter(self._callers)).refuse(f"more than {MAX_UNPROVEN} connections had not proven themselves")
+            next(iter(self._callers)).refuse(
+                f"more than {MAX_UNPROVEN} connections have yet to prove that they know the token"
+            )
         handshake = self._handshake(self._address, is_caller=False)
         caller = Unproven(handshake, SocketChannel(self._accept, self._channels), self._callers)
         caller.outcome.add_done_callback(lambda outcome: self._admitted(caller.peer, outcome.result()))

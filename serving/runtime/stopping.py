@@ -1,4 +1,4 @@
-"""Being asked to end: a signal sets an event, and work is waited for no longer than until then."""
+"""Being asked to stop: a signal sets an event, which ends every wait for work."""
 
 import asyncio
 import signal
@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 async def until_stopped(stopping: asyncio.Event, work: Awaitable[object]) -> bool:
     """Wait for work until it is done or the event is set, which cancels it; return whether it is done.
 
-    What should go on is passed in `asyncio.shield`.
+    Pass work that should continue in `asyncio.shield`.
     """
     working = asyncio.ensure_future(work)
     asked = asyncio.ensure_future(stopping.wait())
@@ -26,14 +26,14 @@ async def until_stopped(stopping: asyncio.Event, work: Awaitable[object]) -> boo
 
 
 async def cancel_all(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel what is not done, and wait until it has given back what it holds."""
+    """Cancel unfinished work, and wait until it has released its resources."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def to_its_end(giving_back: Awaitable[Result]) -> Result:
-    """Give something back, also if the caller is cancelled meanwhile; only a second cancellation breaks it off."""
+    """Release something, even if the caller is cancelled meanwhile; only a second cancellation interrupts it."""
     work = asyncio.ensure_future(giving_back)
     try:
         return await asyncio.shield(work)
@@ -43,7 +43,7 @@ async def to_its_end(giving_back: Awaitable[Result]) -> Result:
 
 
 def stop_on_signals(stopping: asyncio.Event, *, again: Callable[[], object] | None = None) -> None:
-    """Let SIGTERM, SIGINT and the end of the terminal (unless under nohup) set an event; call `again` from the second on."""
+    """Set an event on SIGTERM, SIGINT and the end of the terminal (unless under nohup); on later ones call `again`."""
     loop = asyncio.get_running_loop()
 
     def on_signal() -> None:

@@ -11,9 +11,9 @@ Result = TypeVar("Result")
 
 
 async def in_thread(work: Callable[[], Result], *, until: threading.Event | None = None) -> Result:
-    """Run something in a thread of its own, which does not keep the process from ending when nobody waits any more.
+    """Run something in a new thread, which does not keep the process from ending when nobody is waiting any more.
 
-    Processes that it starts do not see Ctrl-C: they are ours to end, once requests in progress are done.
+    Processes that it starts do not see Ctrl-C: we end them once requests in progress are done.
 
     Args:
         work: what to run.
@@ -46,6 +46,6 @@ async def in_thread(work: Callable[[], Result], *, until: threading.Event | None
 
 
 def post(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arguments: Any) -> None:
-    """Make a call in the loop, soon; do nothing if the loop is gone, as it is when the process ends."""
+    """Schedule a call in the loop; do nothing if the loop is gone, as when the process ends."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(call, *arguments)

@@ -1,7 +1,7 @@
 """Events over ZeroMQ: every publishing process binds a socket and names it in discovery.
 
-Over TCP they are encrypted (CURVE), and nobody gets in without the publisher's key. That is never sent: it stands in
-discovery, behind the address, so it is known to those who may read there.
+Over TCP they are encrypted (CURVE), and nobody gets in without the publisher's key. The key is never sent: it is in
+discovery, after the address, so those who may read there know it.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 CHANNELS = "v1/event_channels/"
 HIGH_WATER = 10_000
-"""Messages kept for a slow subscriber; beyond, it misses some, and asks the publisher for what it missed."""
+"""Messages kept for a slow subscriber; beyond that it misses some, and asks the publisher for them."""
 
 HANDSHAKE_MS = 5000
 MAX_SUBSCRIPTION_BYTES = 1 << 16
@@ -33,7 +33,7 @@ class ZeroMqPlane:
         """Prepare to bind a socket at `path`, or without one on a TCP port of `host`, once something is published."""
         if path is None and not zmq.has("curve"):
             raise RuntimeUnavailableError(
-                f"pyzmq's libzmq {zmq.zmq_version()} cannot encrypt (CURVE), as events over TCP must be; "
+                f"pyzmq's libzmq {zmq.zmq_version()} cannot encrypt (CURVE), which events over TCP need; "
                 "install pyzmq's wheel (pip install --force-reinstall pyzmq) or use NATS"
             )
         self._discovery = discovery
@@ -47,7 +47,7 @@ class ZeroMqPlane:
         self._readers: list[asyncio.Task[None]] = []
 
     async def announce(self, subject: str) -> None:
-        """Bind, and tell in discovery where."""
+        """Bind, and register the address in discovery."""
         if self._publisher is None:
             self._publisher = self._context.socket(zmq.PUB)
             self._publisher.ipv6 = "[" in self._host
@@ -69,9 +69,9 @@ class ZeroMqPlane:
             await self._discovery.put(f"{CHANNELS}{subject}/{self._id:x}", self._address.encode())
 
     async def restore(self) -> None:
-        """Bind again at our path, whose socket somebody removed.
+        """Bind again at our path after somebody removed its socket.
 
-        The removed socket stays bound, for those who are connected to it: ZeroMQ would remove the new one with it.
+        The removed socket stays bound for its connections; closing it would make ZeroMQ remove the new one too.
 
         Raises:
             OSError: it cannot be bound.
@@ -84,14 +84,14 @@ class ZeroMqPlane:
                 raise OSError(error.errno, error.strerror) from error
 
     async def publish(self, subject: str, data: bytes, *, durable: bool = False) -> None:
-        """Send to all who subscribed."""
+        """Send to all subscribers."""
         if subject not in self._subjects:
             await self.announce(subject)
         assert self._publisher is not None
         await self._publisher.send_multipart([subject.encode(), data])
 
     async def subscribe(self, subject: str, on_event: Callable[[bytes], None], *, durable: bool = False) -> Stop:
-        """Hear every process that publishes on a subject, as it comes."""
+        """Receive from every process that publishes on a subject, as soon as it appears."""
         subscriber = self._context.socket(zmq.SUB)
         subscriber.setsockopt(zmq.RCVHWM, HIGH_WATER)
         subscriber.setsockopt(zmq.LINGER, 0)
@@ -108,7 +108,7 @@ class ZeroMqPlane:
                 try:
                     connected[key] = _connect(subscriber, value.decode())
                 except (ValueError, zmq.ZMQError) as error:
-                    log.warning("%s in discovery does not say where events come from and is ignored: %s", key, error)
+                    log.warning("%s in discovery is not a valid source of events and is ignored: %s", key, error)
 
         stop_watch = await self._discovery.watch(f"{CHANNELS}{subject}/", on_change)
         topic, hear = subject.encode(), guarded(on_event, f"an event of {subject}")
@@ -135,7 +135,7 @@ class ZeroMqPlane:
         return stop
 
     async def close(self) -> None:
-        """Stop publishing and hearing."""
+        """Stop publishing and receiving."""
         readers = list(self._readers)
         for reader in readers:
             reader.cancel()
@@ -147,16 +147,16 @@ class ZeroMqPlane:
 
 
 def _connect(subscriber: zmq.asyncio.Socket, place: str) -> str:
-    """Hear a publisher, and return its address.
+    """Subscribe to a publisher, and return its address.
 
     Raises:
-        ValueError: there is no key to a TCP address.
-        zmq.ZMQError: it is no address, or no key.
+        ValueError: a TCP address has no key.
+        zmq.ZMQError: the address or the key is not valid.
     """
     address, _, key = place.partition(" ")
     if not address.startswith("ipc://"):
         if not key:
-            raise ValueError("an address and a key were expected")
+            raise ValueError("expected an address and a key")
         subscriber.curve_publickey, subscriber.curve_secretkey = zmq.curve_keypair()
         subscriber.curve_serverkey = key.encode()
         subscriber.ipv6 = "[" in address

@@ -1,1 +1,1 @@
-"""Processes that are started, watched and ended as a group."""
+"""Processes that are started, watched and stopped as a group."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import IO
 
 READY = b"ready"
-"""Begins the first line of its report, once it is; what follows says as what others know it."""
+"""Starts the first line of a report that a process is ready; the rest is the name by which others know it."""
 
 STATUS_BYTES = 4096
 
@@ -33,7 +33,7 @@ class Child:
         os.set_blocking(status.fileno(), False)
 
     def listen(self, on_ready: Callable[[str], None]) -> None:
-        """Tell once it reports that it is ready."""
+        """Call back once it reports that it is ready."""
         loop, descriptor = asyncio.get_running_loop(), self._status.fileno()
 
         def hear() -> None:
@@ -47,7 +47,7 @@ class Child:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it reported that it was."""
+        """Whether it has reported that it is ready."""
         first, end, _ = self._read_report().partition(b"\n")
         return bool(end) and first.startswith(READY)
 
@@ -66,7 +66,7 @@ class Child:
         self._pipes.close()
 
     def _read_report(self) -> bytes:
-        """Return what it reported; a pipe holds all that a process may say, so nobody needs to read meanwhile."""
+        """Return its report; a pipe has room for all that a process may report, so nobody needs to read it earlier."""
         if not self._status.closed:
             data = self._status.read(STATUS_BYTES)
             self._is_over = data == b""

@@ -1,7 +1,7 @@
 """Groups of processes: started, watched, restarted and stopped together, with one log stream.
 
-A child reads its standard input and ends when that does, so that even a killed parent leaves no process. Over a pipe of
-its own it reports that it is ready, or why it is ending:
+A child reads its standard input and ends when that does, so that even a killed parent leaves no process behind. Over a
+separate pipe it reports that it is ready, or why it is ending:
 
     starting --ready--> running --ends--> starting again, after a pause
         |                  |
@@ -28,22 +28,22 @@ from serving.supervision.child import Child, pipe
 
 SUPERVISED = "DYNABENCH_SUPERVISED"
 SETTINGS = "DYNABENCH_SETTINGS"
-"""Holds a child's settings as JSON: arguments could be read by every user of the host, and there are keys among them."""
+"""A child's settings as JSON. Every user of the host could read arguments, and the settings include keys."""
 
 STATUS_FD = "DYNABENCH_STATUS_FD"
-"""Names the descriptor on which a child reports."""
+"""The descriptor on which a child reports."""
 
 MAX_STARTS = 3
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 STABLE_S = 30.0
-"""A process that lived so long starts again without delay."""
+"""A process that lived this long is restarted without delay."""
 
 LINE_CHARACTERS = 16 * 1024
-"""Longer lines are passed on in pieces, each a line."""
+"""Longer lines are split into several."""
 
 HURRY_S = 10.0
-"""How long a process may take to end once it was asked a second time."""
+"""How long a process may take to end after the second request."""
 
 RELAY_S = 0.5
 """How long the rest of a log may take once its process has ended: processes below it may hold the pipe open."""
@@ -59,39 +59,39 @@ class Program:
 
     name: str
     arguments: Sequence[str]
-    """Of this Python: `-m module flags`."""
+    """Arguments of this Python: `-m module flags`."""
     settings: Sequence[Any] = ()
-    """Settings (dataclasses, lists), in the order in which the module takes them."""
+    """Settings (dataclasses, lists), in the order in which the module expects them."""
     environment: dict[str, str] = field(default_factory=dict)
     file_descriptors: tuple[int, ...] = ()
     is_needed_by_others: bool = False
-    """Whether it is asked to end only once all others have."""
+    """Whether it is asked to end only after all others have ended."""
     is_retried: bool = False
-    """Whether it is started again whenever it ends, also in a group that does not restart; it never makes the group fail."""
+    """Whether it is always restarted, even in a group that does not restart; it never makes the group fail."""
 
 
 class Ready(NamedTuple):
-    """A process does its work from now on."""
+    """A process is ready and does its work from now on."""
 
     name: str
     known_as: str
-    """What it said that others know it as."""
+    """The name by which others know it, as it reported."""
 
 
 class Ended(NamedTuple):
-    """A process has ended without being asked to."""
+    """A process has ended without being asked to end."""
 
     name: str
     was_ready: bool
     is_kept: bool
-    """Whether it is started again."""
+    """Whether it is restarted."""
 
 
 Event = Ready | Ended
 
 
 class Group:
-    """Processes that belong together; leaving its `async with` block ends those that are left, at once."""
+    """Processes that belong together; leaving the `async with` block ends the remaining ones at once."""
 
     def __init__(
         self,
@@ -100,12 +100,12 @@ class Group:
         say: Callable[[str], None] | None = None,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
-        """Make an empty group.
+        """Create an empty group.
 
         Args:
-            restart: start a process again when it ends by itself.
-            say: is given the log lines, with names in front (default: the children write to our standard error).
-            on_event: is told what becomes of processes that nobody asked to end.
+            restart: whether to restart a process that ends unasked.
+            say: is called with the log lines, prefixed with names (default: the children write to our standard error).
+            on_event: is called when a process becomes ready, or ends unasked.
         """
         self._restart = restart
         self._say = say
@@ -113,7 +113,7 @@ class Group:
         self._children: dict[str, Child] = {}
         self._keepers: dict[asyncio.Task[None], Program] = {}
         self._leaving: dict[str, asyncio.Event] = {}
-        """By name: set once a process was asked to end, and is not started again."""
+        """By name: set once a process was asked to end and will not be restarted."""
         self._stopping = asyncio.Event()
         self._failure: str | None = None
         self._failed = asyncio.Event()
@@ -139,10 +139,10 @@ class Group:
             self._keepers[keeper] = program
 
     async def end(self, name: str, timeout_s: float) -> None:
-        """Ask one process to end, and return once it has; it is forgotten then.
+        """Ask one process to end; once it has, forget it and return.
 
-        Once the time is over it is asked again, to end at once, and killed `HURRY_S` later. If the caller is cancelled, the
-        process goes on ending.
+        After the time is over, it is asked to end at once, and killed `HURRY_S` later. If the caller is cancelled, the
+        process continues to end.
         """
         keeper = next(keeper for keeper, program in self._keepers.items() if program.name == name)
         self._leaving[name].set()
@@ -154,7 +154,7 @@ class Group:
 
     @property
     def dead(self) -> list[str]:
-        """Names of processes that have ended, but for those that are retried."""
+        """Names of processes that have ended, except for those that are retried."""
         retried = {program.name for program in self._keepers.values() if program.is_retried}
         ended = [name for name, child in self._children.items() if child.process.returncode is not None]
         return [name for name in ended if name not in retried]
@@ -169,7 +169,7 @@ class Group:
         return self._children[name].process.returncode
 
     def cause(self, name: str) -> str:
-        """Return why a process ended, in its own words if it had any."""
+        """Return why a process ended, in its own words if it reported any."""
         return self._children[name].cause
 
     async def wait(self, stopping: asyncio.Event) -> None:
@@ -183,9 +183,9 @@ class Group:
             raise GroupError(self._failure)
 
     async def stop(self, timeout_s: float) -> None:
-        """Ask all to end, in reverse order of their start but what others need last, and return once all have ended.
+        """Ask all to end, in reverse order of their start, those that others need last; return once all have ended.
 
-        Once the time is over, or the caller is cancelled, they are asked again, to end at once, and killed `HURRY_S` later.
+        After that time, or if the caller is cancelled, they are asked to end at once, and killed `HURRY_S` later.
         """
         self._stopping.set()
         leaving = {name for name, event in self._leaving.items() if event.is_set()}
@@ -199,14 +199,14 @@ class Group:
 
     async def _hurry(self, names: Collection[str], ended: asyncio.Future[Any]) -> None:
         try:
-            self._signal(signal.SIGINT, names)  # not SIGTERM: two of a kind that come at once are one
+            self._signal(signal.SIGINT, names)  # not SIGTERM: two equal signals at once may arrive as one
             await asyncio.wait([ended], timeout=HURRY_S)
         finally:
             self._signal(signal.SIGKILL, names)
             await ended
 
     async def _ask(self, timeout_s: float, leaving: Container[str]) -> None:
-        """Ask all to end but those that are leaving: a second signal would end them at once."""
+        """Ask all to end except those that are already ending: a second signal would end them at once."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         for is_needed in (False, True):
             asked = {
@@ -228,7 +228,7 @@ class Group:
         settings = json.dumps([_plain(part) for part in program.settings], default=str)
         # Pipes of our own: asyncio's would keep `wait` from returning while a process below the child holds one open.
         with contextlib.ExitStack() as ends:
-            lifeline, _ = pipe(ends)  # we never write: the child reads until we are gone
+            lifeline, _ = pipe(ends)  # we never write: the child's read ends when we are gone
             status, theirs = pipe(ends)
             log, output = pipe(ends) if self._say is not None else (None, None)
             facts = {SUPERVISED: "1", SETTINGS: settings, STATUS_FD: str(theirs.fileno()), "PYTHONUNBUFFERED": "1"}
@@ -240,8 +240,8 @@ class Group:
                 stderr=asyncio.subprocess.STDOUT if output else None,
                 env=os.environ | program.environment | facts,
                 pass_fds=(*program.file_descriptors, theirs.fileno()),
-                # Ctrl-C reaches us alone, and we stop the others in order. A session of its own would do that too, but Linux
-                # shares the CPU out by sessions, and an engine whose threads spin would starve its own process's others.
+                # Ctrl-C reaches only us, and we stop the others in order. A separate session would do that too, but
+                # Linux divides the CPU by session, and an engine's spinning threads would starve its others.
                 preexec_fn=os.setpgrp,
             )
             for end in (lifeline, theirs, output):
@@ -278,12 +278,12 @@ class Group:
                 why = f"does not start: {child.cause}"
             while again is None:
                 delay = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
-                self._note(program.name, colour, f"{why}; starting it again in {delay:g} s")
+                self._note(program.name, colour, f"{why}; restarting it in {delay:g} s")
                 if await _is_set_within(leaving, delay):
                     return
                 try:
                     again = await self._spawn(program)
-                except OSError as error:  # the host is short of files, memory or processes
+                except OSError as error:  # the host lacks files, memory or processes
                     why, failures = f"could not be started ({error.strerror})", failures + 1
             child = again
 

@@ -1,4 +1,4 @@
-"""A log that never waits for its reader: a terminal that is held, a pipe that nobody reads, or one that was closed."""
+"""A log that never waits for its reader: a paused terminal, a pipe that nobody reads, or a closed pipe."""
 
 import contextlib
 import os
@@ -6,11 +6,11 @@ import select
 import threading
 
 MAX_PENDING = 1 << 20
-"""Characters that may wait for the reader. Lines that find no room are counted and left out."""
+"""Characters that may wait for the reader. Further lines are counted and left out."""
 
 
 class LogWriter:
-    """Writes lines to a file descriptor from a thread of its own.
+    """Writes lines to a file descriptor from a separate thread.
 
     It bypasses `sys.stdout`: a thread that hangs in there holds a lock that Python needs to exit.
     """
@@ -53,7 +53,7 @@ class LogWriter:
                 if not self._lines:
                     return
                 text, self._lines = "".join(self._lines), []
-            with contextlib.suppress(OSError):  # nobody reads this any more, or the disk is full: the group goes on
+            with contextlib.suppress(OSError):  # nobody reads this any more, or the disk is full: the group continues
                 self._write(text.encode(errors="replace"))
             with self._news:
                 self._num_pending = sum(map(len, self._lines))
@@ -61,7 +61,7 @@ class LogWriter:
 
     def _note_gap(self) -> None:
         if self._num_left_out:
-            self._lines.append(f"({self._num_left_out} lines were left out here: nobody read this fast enough)\n")
+            self._lines.append(f"({self._num_left_out} lines were left out here: the reader was too slow)\n")
             self._num_left_out = 0
 
     def _write(self, data: bytes) -> None:

@@ -20,13 +20,13 @@ class LogError(ValueError):
 
 
 def set_up(verbosity: int = 0, *, default: str = "info") -> None:
-    """Log to standard error: `-v` debug, `-vv` everything; otherwise what DYN_LOG says, or the default.
+    """Log to standard error: `-v` debug, `-vv` everything; otherwise the levels in DYN_LOG, or the default.
 
     Raises:
         LogError: DYN_LOG is not of the form `level` or `target=level,...`, or there are too many -v.
     """
     if verbosity > 2:
-        raise LogError("at most -vv is understood")
+        raise LogError("expected at most -vv")
     text = {0: os.environ.get("DYN_LOG", default), 1: "debug", 2: "trace"}[verbosity]
     logging.basicConfig(
         stream=sys.stderr,
@@ -38,7 +38,7 @@ def set_up(verbosity: int = 0, *, default: str = "info") -> None:
     for part in filter(None, (part.strip() for part in text.split(","))):
         target, equals, level = part.rpartition("=")
         if level.lower() not in LEVELS:
-            raise LogError(f"DYN_LOG={text!r}: {level!r} is no level; expected one of {', '.join(LEVELS)}")
+            raise LogError(f"DYN_LOG={text!r}: {level!r} is not a level; expected one of {', '.join(LEVELS)}")
         for name in [target.replace("::", ".")] if equals else OWN:
             logging.getLogger(name).setLevel(LEVELS[level.lower()])
     if verbosity == 2:

@@ -1,10 +1,10 @@
-"""What a cluster asks a process over HTTP: `/live`, whether it answers at all, and `/health`, whether it does its work.
+"""A cluster's HTTP probes of a process: `/live`, whether it answers at all, and `/health`, whether it does its work.
 
     starting --report_ready--> healthy --is asked to end--> draining
       503                        200                          503
 
-It answers at the port that DYN_SYSTEM_PORT names (Dynamo's variable). Without one nobody listens, and neither does a
-process that a parent of ours supervises: it reports to that instead.
+A process answers at the port in DYN_SYSTEM_PORT (Dynamo's variable). Without one it does not listen. A process that one
+of our parents supervises does not listen either: it reports to the parent.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from serving.supervision.group import STATUS_FD, SUPERVISED
 
 PORT = "DYN_SYSTEM_PORT"
 REQUEST_S = 5.0
-"""How long a request may take to come."""
+"""How long a request may take to arrive."""
 
 MAX_CALLERS = 64
 REASONS = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}
@@ -30,7 +30,7 @@ async def probed(stopping: asyncio.Event) -> AsyncIterator[None]:
     """Answer probes while the block lasts, if DYN_SYSTEM_PORT is set.
 
     Raises:
-        ValueError: it is no port.
+        ValueError: the value is not a port.
         RuntimeUnavailableError: the port is taken.
     """
     port = probe_port()
@@ -53,7 +53,7 @@ def probe_port() -> int | None:
     """Return the port for probes (none: there are no probes).
 
     Raises:
-        ValueError: the environment names something else.
+        ValueError: the environment has something else.
     """
     text = os.environ.get(PORT, "").strip()
     if not text or text.startswith("-"):  # Dynamo's default is -1
@@ -64,7 +64,7 @@ def probe_port() -> int | None:
 
 
 class _Probes:
-    """Stands in for the parent that a process reports to."""
+    """Receives reports instead of a process's parent."""
 
     def __init__(self, stopping: asyncio.Event) -> None:
         self._stopping = stopping
@@ -73,12 +73,12 @@ class _Probes:
 
     @contextlib.contextmanager
     def hearing(self) -> Iterator[None]:
-        """Hear what this process reports."""
+        """Receive this process's report."""
         loop = asyncio.get_running_loop()
         ours, theirs = os.pipe()
 
         def hear() -> None:
-            reported = os.read(ours, STATUS_BYTES)  # always: what is left in the pipe would call this again at once
+            reported = os.read(ours, STATUS_BYTES)  # always: bytes left in the pipe would call this again at once
             self._is_ready = self._is_ready or reported.startswith(READY)
 
         loop.add_reader(ours, hear)
@@ -101,7 +101,7 @@ class _Probes:
                     writer.write(self._response(head.split(b" ")[1:2]))
                     await writer.drain()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # of a stranger: whoever probes asks again
+            pass  # from a stranger: a real probe asks again
         finally:
             self._num_callers -= 1
             writer.close()

@@ -1,4 +1,4 @@
-"""A process's own side: it runs until it is asked to end, and reports to the parent that supervises it, or to whoever probes it."""
+"""A process's own side: it runs until it is asked to end, and reports to its parent or to probes."""
 
 import asyncio
 import contextlib
@@ -20,11 +20,11 @@ Result = TypeVar("Result")
 def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, Result]]) -> Result:
     """Run a process's coroutine until it returns.
 
-    SIGTERM, SIGINT or the end of the parent set the event it is given. A second signal cancels it: it gives back what
-    it holds and finishes nothing.
+    SIGTERM, SIGINT or the end of the parent set the event that it is called with. A second signal cancels it: it
+    releases its resources and finishes nothing.
 
     Raises:
-        KeyboardInterrupt: a second signal came.
+        KeyboardInterrupt: a second signal arrived.
     """
 
     async def whole() -> Result:
@@ -45,7 +45,7 @@ def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, Result]]) -> Result:
 
 
 def report_ready(known_as: str = "") -> None:
-    """Report to the parent that supervises us, or to probes, that this process does its work now, and as what others know it."""
+    """Report to our parent, or to probes, that this process does its work now, and the name by which others know it."""
     _report(b" ".join(filter(None, (READY, known_as.encode()))) + b"\n")
 
 
@@ -56,7 +56,7 @@ def report_failure(message: str) -> None:
 
 def _report(data: bytes) -> None:
     if (descriptor := os.environ.get(STATUS_FD)) is not None:
-        with contextlib.suppress(OSError):  # the parent is gone, and we shall be soon
+        with contextlib.suppress(OSError):  # the parent is gone, and we will be soon
             os.write(int(descriptor), data)
 
 

@@ -1,6 +1,6 @@
-"""A listening socket that anybody may connect to: who may enter, how many at once, and for how long without a word.
+"""A listening socket that anybody may connect to: who may enter, how many at once, and how long they may stay silent.
 
-It has no threads: each connection is served in its turn. So one that stops reading or writing holds up nobody.
+It has no threads: the connections take turns. So one that stops reading or writing delays nobody else.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ PROOF_S = 5.0
 """How long a connection may take to prove itself."""
 
 MAX_UNPROVEN = 64
-"""Connections that have not proven themselves yet; beyond, the oldest is dropped."""
+"""Connections that may be unproven at once; beyond that, the oldest is dropped."""
 
 MAX_CONNECTIONS = 1024
-"""Of all callers; beyond, the oldest is dropped. An honest caller that finds its idle connection gone makes another."""
+"""Connections of all callers; beyond that, the oldest is dropped. An honest caller then makes a new one."""
 
 MAX_OF_ONE_CALLER = 2 * MAX_LINKS
-"""Beyond, its oldest is dropped; twice what it uses, for it may replace some before we see that they are gone."""
+"""A caller's connections; beyond that, its oldest is dropped. Twice its need: it may replace some that we still see."""
 
 Attend = Callable[[Stream], Awaitable[None]]
 
@@ -37,18 +37,18 @@ class Door:
         """Prepare to let callers in.
 
         Args:
-            welcome: makes sure of who is there, and sends the words of welcome, which the caller answers with its id.
-            serve: does for a caller what it asks for, until it hangs up.
+            welcome: checks who is there, and sends the welcome, which the caller answers with its id.
+            serve: serves a caller's requests until it hangs up.
         """
         self._welcome = welcome
         self._serve = serve
         self._unproven: dict[asyncio.Task[None], None] = {}  # the oldest first, here and below
-        self._proven: dict[asyncio.Task[None], bytes] = {}  # and whose they are
+        self._proven: dict[asyncio.Task[None], bytes] = {}  # with the ids of their callers
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
 
     def open(self, listener: socket.socket) -> None:
-        """Let callers in; the listener is ours from now on."""
+        """Let callers in; from now on this object owns the listener."""
         listener.setblocking(False)
         self._listener = listener
         self._accepting = asyncio.create_task(self._accept(listener))
@@ -66,8 +66,8 @@ class Door:
         while True:
             try:
                 connection, _ = await asyncio.get_running_loop().sock_accept(listener)
-            except OSError as error:  # no file handles are left; there will be some
-                log.warning("a connection for KV could not be taken: %s", error)
+            except OSError as error:  # no file handles are left now, but there will be
+                log.warning("a connection for KV could not be accepted: %s", error)
                 await asyncio.sleep(1.0)
                 continue
             if len(self._unproven) >= MAX_UNPROVEN:
@@ -85,7 +85,7 @@ class Door:
                 caller = await stream.receive(ID_BYTES)
             self._admit(caller)
             await self._serve(stream)
-        except (OSError, TransferError) as error:  # a stranger is told nothing
+        except (OSError, TransferError) as error:  # a stranger gets no explanation
             log.debug("a connection for KV ended: %s", error or "it took too long")
 
     def _admit(self, caller: bytes) -> None:

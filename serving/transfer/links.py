@@ -1,4 +1,4 @@
-"""The reader's side: connections to owners, and the time that everything may take."""
+"""The reader's side: connections to owners, and the time limits of its operations."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from serving.transfer.way import Address, OnTurn
 from serving.transfer.wire import ID_BYTES, WELCOME
 
 MAX_LINKS = 8
-"""Connections to one owner at once; who needs one more waits."""
+"""Connections to one owner at once; a task that needs one more waits."""
 
 
 @dataclass(slots=True, eq=False)
@@ -22,7 +22,7 @@ class Link:
 
     stream: Stream
     handle: int = -1
-    """Of the owner's memory, where it gave us one."""
+    """A handle of the owner's memory, if it sent one."""
 
     def close(self) -> None:
         """Hang up."""
@@ -34,7 +34,7 @@ class Link:
 
 @dataclass(slots=True)
 class Peer:
-    """What we have of one owner."""
+    """Our connections to one owner."""
 
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LINKS))
     idle: list[Link] = field(default_factory=list)
@@ -42,14 +42,14 @@ class Peer:
 
 
 class Links(Generic[Address]):
-    """Connections are made when needed and kept; one whose owner hangs up is closed at once, and its memory let go."""
+    """Connections are made when needed and kept; if an owner hangs up, close at once and release its memory."""
 
     def __init__(self, dial: Callable[[Address], Awaitable[Link]]) -> None:
         self._dial = dial
         self._peers: dict[str, Peer] = {}
 
     async def use(self, owner: Address, talk: Callable[[Link], Awaitable[None]], on_turn: OnTurn) -> None:
-        """Talk to an owner on a connection of our own; what is said may be said again on another one."""
+        """Talk to an owner on a connection of our own; the exchange may be repeated on another one."""
         peer = self._peers.setdefault(owner.id, Peer())
         peer.num_users += 1
         try:
@@ -91,7 +91,7 @@ class Links(Generic[Address]):
         asyncio.get_running_loop().add_reader(link.stream.socket, self._lose, id, peer, link)
 
     def _lose(self, id: str, peer: Peer, link: Link) -> None:
-        """An idle connection has something to say: that its owner is gone, or nothing that we asked for."""
+        """An idle connection became readable: its owner is gone, or sent something that we did not ask for."""
         asyncio.get_running_loop().remove_reader(link.stream.socket)
         peer.idle.remove(link)
         link.close()
@@ -103,7 +103,7 @@ class Links(Generic[Address]):
 
 
 class Deadlines:
-    """Each thing that an agent asks of others has its time, which is over when the agent is closed."""
+    """Time limits of an agent's requests to others; closing the agent ends them all."""
 
     def __init__(self) -> None:
         self._timeouts: set[asyncio.Timeout] = set()
@@ -112,7 +112,7 @@ class Deadlines:
 
     @contextlib.asynccontextmanager
     async def within(self, timeout_s: float, what: str) -> AsyncIterator[OnTurn]:
-        """Bound what is done within, and the wait for its turn; failures of the system become those of a transfer."""
+        """Limit the time of the block, and the wait for its turn; turn system errors into transfer errors."""
         problem = f"its turn did not come within {timeout_s:g} s"
         try:
             if self._is_closed:
@@ -139,7 +139,7 @@ class Deadlines:
             raise TransferError(f"{what}: {error}", "lost") from error
 
     async def close(self) -> None:
-        """End everything that is under way, and wait until it has ended."""
+        """Cancel everything in progress, and wait until it has ended."""
         self._is_closed = True
         for timeout in self._timeouts:
             if not timeout.expired():
@@ -150,13 +150,13 @@ class Deadlines:
 
 
 def check_welcome(said: bytes, id: str) -> None:
-    """See that it is the owner that was meant who welcomes us.
+    """Check that the welcome comes from the intended owner.
 
     Raises:
-        TransferError: it is another, or no agent at all.
+        TransferError: it comes from another, or not from an agent.
     """
     if said != WELCOME + bytes.fromhex(id):
         kind = said[: len(WELCOME)] == WELCOME and len(said) == len(WELCOME) + ID_BYTES
         raise TransferError(
-            "it is gone, and another agent is in its place" if kind else "there is no agent of this version", "lost"
+            "it is gone, and another agent took its place" if kind else "there is no agent of this version", "lost"
         )

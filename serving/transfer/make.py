@@ -23,15 +23,15 @@ def make_agent(
     host: str = "127.0.0.1",
     token: Token | None = None,
 ) -> Agent:
-    """Return an agent, which is to be started in a running loop, and closed.
+    """Return an agent; the caller starts it in a running loop, and closes it.
 
     Args:
-        kind: `auto` is shared memory to agents on this host and, where there is a token, TCP to the others.
-        num_bytes: of its memory.
-        on_notice: is called in the loop with each notice that comes; one may come twice, or late.
+        kind: `auto` is shared memory to agents on this host and, if there is a token, TCP to the others.
+        num_bytes: the size of its memory.
+        on_notice: is called in the loop with each notice; one may arrive twice, or late.
         folder: for shared memory: where its socket will be; nobody else may write there.
-        host: for TCP: the address of this host to listen at, which others are told.
-        token: for TCP: returns the token that the processes of this cluster know, as it is now.
+        host: for TCP: the address of this host to listen at and to give to others.
+        token: for TCP: returns the cluster's current token.
     """
     return MemoryAgent(num_bytes, _ways(kind, folder, host, token), on_notice)
 

@@ -1,4 +1,4 @@
-"""The memory of an agent, and the pieces of it that others ask for."""
+"""The memory of an agent, and the pieces of it that others request."""
 
 import contextlib
 import mmap
@@ -13,17 +13,17 @@ if sys.platform == "linux":
 
     F_SEAL_FUTURE_WRITE = 0x10  # of Linux 5.1; `fcntl` has it since Python 3.13
     SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
-    """Its size stays what it is, and nobody but its owner can write it, through whichever handle."""
+    """Its size is fixed, and only its owner can write it, whatever handle others have."""
 
 
 class Memory:
-    """Memory without a name: where the system can, others read it through a handle that its owner gives them."""
+    """Memory without a name. If the system supports it, others read it through a handle that its owner sends them."""
 
     def __init__(self, num_bytes: int) -> None:
-        """Take it; pages that were never written cost nothing.
+        """Allocate it; pages that were never written cost nothing.
 
         Raises:
-            TransferError: there is not so much.
+            TransferError: there is not enough memory.
         """
         if num_bytes < 1:
             raise ValueError(f"an agent needs at least 1 byte of memory, not {num_bytes}")
@@ -37,11 +37,13 @@ class Memory:
                 fcntl.fcntl(self.handle, fcntl.F_ADD_SEALS, SEALS)
         except (OSError, OverflowError) as error:
             self._close_handle()
-            raise TransferError(f"{num_bytes} bytes of memory for KV cannot be taken: {error}", "refused") from error
+            raise TransferError(
+                f"{num_bytes} bytes of memory for KV cannot be allocated: {error}", "refused"
+            ) from error
         self.view = memoryview(self._map)
 
     def close(self) -> None:
-        """Give it back; where somebody still looks at a part of it, it goes with the last of these views."""
+        """Release it; if views of a part of it still exist, it is released with the last of these."""
         with contextlib.suppress(BufferError):
             self.view.release()
             self._map.close()
@@ -54,17 +56,17 @@ class Memory:
 
 
 def runs(pieces: Iterable[Piece], *, source_bytes: int, target_bytes: int) -> list[Piece]:
-    """Join pieces that continue each other; empty ones are left out.
+    """Join adjacent pieces; leave out empty ones.
 
     Raises:
-        TransferError: a piece lies outside the memories of these sizes.
+        TransferError: a piece is outside the memories of these sizes.
     """
     found: list[Piece] = []
     for piece in pieces:
         source, target, num_bytes = piece
         if min(piece) < 0 or source + num_bytes > source_bytes or target + num_bytes > target_bytes:
             raise TransferError(
-                f"{Piece(*piece)} lies outside the owner's {source_bytes} or the reader's {target_bytes} bytes",
+                f"{Piece(*piece)} is outside the owner's {source_bytes} or the reader's {target_bytes} bytes",
                 "refused",
             )
         if not num_bytes:
@@ -79,7 +81,7 @@ def runs(pieces: Iterable[Piece], *, source_bytes: int, target_bytes: int) -> li
 
 
 def portions(pieces: Sequence[Piece], num_bytes: int) -> Iterator[list[Piece]]:
-    """Cut pieces, in order, into lots of at most so many bytes and 1,000 pieces."""
+    """Cut pieces, in order, into lots of at most this many bytes and 1,000 pieces."""
     lot: list[Piece] = []
     room = num_bytes
     for source, target, left in pieces:

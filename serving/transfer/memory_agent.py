@@ -24,8 +24,8 @@ class MemoryAgent:
         """Prepare an agent.
 
         Args:
-            num_bytes: of its memory.
-            ways: in which others reach it and it reaches others, the best first.
+            num_bytes: the size of its memory.
+            ways: how it and others reach each other, the best first.
             on_notice: is called in the loop, with each notice.
         """
         self._num_bytes = num_bytes
@@ -42,15 +42,15 @@ class MemoryAgent:
 
     @property
     def memory(self) -> memoryview:
-        """Its own, writable."""
+        """Its own memory, writable."""
         assert self._memory is not None, "an agent has no memory before it is started"
         return self._memory.view
 
     async def start(self) -> None:
-        """Take memory and begin to serve it.
+        """Allocate memory and start to serve it.
 
         Raises:
-            TransferError: that cannot be done here.
+            TransferError: this is not possible here.
         """
         id = secrets.token_hex(16)
         self._memory = Memory(self._num_bytes)
@@ -75,19 +75,19 @@ class MemoryAgent:
             await way.read(address, wanted, begin)
 
     async def notify(self, owner: AgentAddress, notice: bytes, *, timeout_s: float) -> None:
-        """Tell another agent something.
+        """Send another agent a notice.
 
         Raises:
-            TransferError: it did not get there.
+            TransferError: it did not arrive.
         """
         if len(notice) > MAX_NOTICE_BYTES:
-            raise TransferError(f"a notice of {len(notice)} bytes; at most {MAX_NOTICE_BYTES} are sent", "refused")
+            raise TransferError(f"a notice of {len(notice)} bytes; expected at most {MAX_NOTICE_BYTES}", "refused")
         async with self._deadlines.within(timeout_s, "a notice") as begin:
             way, address = self._choose(owner)
             await way.notify(address, notice, begin)
 
     async def close(self) -> None:
-        """End what is under way, and give everything back."""
+        """End pending transfers, and release everything."""
         await self._deadlines.close()
         for way in self._ways:
             await way.close()
@@ -102,9 +102,9 @@ class MemoryAgent:
             (way, _parsed(one, way)) for way in self._ways for one in offered if one.get("transport") == _transport(way)
         ]
         if not found:
-            theirs = ", ".join(str(one.get("transport"))[:20] for one in offered) or "none that we know"
+            theirs = ", ".join(str(one.get("transport"))[:20] for one in offered) or "nothing known here"
             ours = ", ".join(map(_transport, self._ways))
-            raise TransferError(f"the owner is reached by {theirs}, and this agent reads by {ours}", "refused")
+            raise TransferError(f"the owner is reached by {theirs}, but this agent reads by {ours}", "refused")
         return next(((way, address) for way, address in found[:-1] if way.reaches(address)), found[-1])
 
 
@@ -116,5 +116,5 @@ def _parsed(address: AgentAddress, way: Way[Any]) -> OwnerAddress:
     try:
         parsed: OwnerAddress = msgspec.convert(address, way.address_kind)
     except msgspec.ValidationError as error:
-        raise TransferError(f"the owner's address is none of {_transport(way)}: {error}", "refused") from error
+        raise TransferError(f"the owner's address is not valid for {_transport(way)}: {error}", "refused") from error
     return parsed

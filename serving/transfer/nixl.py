@@ -1,13 +1,14 @@
 """NIXL, NVIDIA's library for moving KV, with UCX and memory of the host.
 
-A transfer that has been posted cannot be taken back: released while its owner does not answer, it writes when the owner
-comes to life again (seen with UCX over TCP). So NIXL never writes into an agent's memory but into *stages*, from where
-what has come is copied. A stage whose transfer was given up is not used again before that transfer has ended.
+A posted transfer cannot be cancelled: if it is released while its owner does not answer, it writes when the owner
+recovers (seen with UCX over TCP). So NIXL never writes into an agent's memory but into *stages*, from which the data
+are copied. A stage whose transfer was given up is not reused before that transfer has ended.
 
-On one host UCX copies out of the other process (`process_vm_readv`), which also works while it is being closed, or when
-another process has its id. So every read ends with a look at the owner's *sign of life*, which holds the owner's id.
+On one host, UCX copies out of the other process (`process_vm_readv`), which also works while it is being closed, or
+when another process has its id. So every read ends with a check of the owner's *sign of life*, which contains the
+owner's id.
 
-The library is called in one thread of our own: some calls copy before they return.
+The library is called in one separate thread, because some calls copy before they return.
 """
 
 import asyncio
@@ -40,36 +41,36 @@ INSTALL = "pip install 'dynabench[nixl]' (without torch: pip install --no-deps n
 STAGE_BYTES = 8 << 20
 MAX_STAGES = 8
 MAX_STAGES_OF_ONE = 2
-"""Of one owner, so that one that does not answer leaves stages for the others."""
+"""Stages for one owner, so that an owner that does not answer leaves stages for the others."""
 
 NUM_LOOKS, LOOK_S = 10, 0.0001
-"""How often the library's thread looks at a transfer before others have a turn there."""
+"""How often the library's thread checks a transfer before other work has a turn there."""
 
 POLL_S = 0.001
-"""For how long."""
+"""The pause after that."""
 
 NOTICE_POLL_S = 0.01
 """How often notices are fetched."""
 
 MAX_OWNERS = 256
-"""Known to the library at once; beyond, the one asked longest ago is forgotten."""
+"""Owners known to the library at once; beyond that, the one used longest ago is forgotten."""
 
 NOTICE = b"n"
-"""Before each notice: to the library an empty one is none."""
+"""Put before each notice: the library drops empty ones."""
 
 Places = list[tuple[int, int]]
-"""Addresses in an owner's process, and how much there."""
+"""Addresses in an owner's process, and sizes."""
 
 Result = TypeVar("Result")
 
 
 class NixlAddress(OwnerAddress, frozen=True, tag="nixl"):
-    """What the library needs to know."""
+    """The data that the library needs."""
 
     metadata: Annotated[str, msgspec.Meta(max_length=1 << 16)]
-    """Of the owner's agent, in base 64."""
+    """The metadata of the owner's agent, in base 64."""
     base: Annotated[int, msgspec.Meta(ge=1)]
-    """Where its memory begins in its process."""
+    """The start of its memory in its process."""
     sign_of_life: Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -100,10 +101,10 @@ class Nixl:
         self._memory: Memory | None = None
         self._life: mmap.mmap | None = None
         self._stages: mmap.mmap | None = None
-        self._free = list(range(0, MAX_STAGES * STAGE_BYTES, STAGE_BYTES))  # where stages begin
+        self._free = list(range(0, MAX_STAGES * STAGE_BYTES, STAGE_BYTES))  # the starts of stages
         self._num_free = asyncio.Semaphore(MAX_STAGES)
         self._registered: list[Any] = []
-        self._known: dict[str, Known] = {}  # by their ids, the one asked longest ago first
+        self._known: dict[str, Known] = {}  # by id, the one used longest ago first
         self._meeting = asyncio.Lock()
         self._under_way: set[asyncio.Task[None]] = set()
         self._polling: asyncio.Task[None] | None = None
@@ -130,11 +131,11 @@ class Nixl:
         )
 
     def reaches(self, owner: NixlAddress) -> bool:
-        """Return true: that shows when it is tried."""
+        """Return true: only a try can show it."""
         return True
 
     async def read(self, owner: NixlAddress, pieces: Sequence[Piece], on_turn: OnTurn) -> None:
-        """Read by way of stages."""
+        """Read through stages."""
         assert self._memory is not None
         view = self._memory.view
         for lot in portions(pieces, STAGE_BYTES):
@@ -148,11 +149,11 @@ class Nixl:
         await self._see_alive(owner, on_turn)
 
     async def notify(self, owner: NixlAddress, notice: bytes, on_turn: OnTurn) -> None:
-        """Leave a notice, which the library sends after the read that shows that the owner lives."""
+        """Leave a notice, which the library sends after the read that shows that the owner is alive."""
         await self._see_alive(owner, on_turn, NOTICE + notice)
 
     async def close(self) -> None:
-        """Take our sign of life away, then let go of everything."""
+        """Remove our sign of life, then release everything."""
         if self._life is not None:
             self._life[:ID_BYTES] = bytes(ID_BYTES)
         tasks = [*filter(None, [self._polling]), *self._under_way]
@@ -160,7 +161,7 @@ class Nixl:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         tasks.clear()
-        self._polling = None  # what a cancelled task still holds would keep the library alive, and its sockets
+        self._polling = None  # references in a cancelled task would keep the library and its sockets alive
         if self._library is not None:
             await self._call(self._stop)
         self._thread.shutdown()
@@ -182,7 +183,7 @@ class Nixl:
         on_turn: OnTurn,
         notice: bytes = b"",
     ) -> None:
-        """Fetch what lies in an owner's process, and take it from the stage, of which each has its turn."""
+        """Fetch data from an owner's process through a stage, when it is our turn to have one."""
         known = await self._meet(owner)
         await known.slots.acquire()
         try:
@@ -200,18 +201,18 @@ class Nixl:
             assert self._stages is not None
             with memoryview(self._stages) as stages, stages[stage : stage + sum(size for _, size in places)] as data:
                 take(data)
-        finally:  # at once, or when the library ends what nobody waits for any more
+        finally:  # at once, or when the library ends a transfer that was given up
             carrying.add_done_callback(lambda done: self._release(owner.id, known, stage, done))
 
     async def _carry(self, name: str, places: Places, stage: int, notice: bytes) -> None:
-        """Fill a stage; this ends when the library writes there no more."""
+        """Fill a stage; this ends once the library no longer writes there."""
         transfer, state = await self._call(lambda: self._post(name, places, stage, notice))
         try:
             while state == "PROC":
                 await asyncio.sleep(POLL_S)
                 state = await self._call(lambda: self._look(transfer))
         finally:
-            if state == "PROC":  # only when all is closed
+            if state == "PROC":  # only when everything is closed
                 await self._call(transfer.release)
         if state != "DONE":
             raise TransferError(f"NIXL could not read from the owner ({state})", "lost")
@@ -229,20 +230,20 @@ class Nixl:
             self._thread.submit(self._forget, id)
 
     async def _meet(self, owner: NixlAddress) -> Known:
-        """Return what we know of an owner, making the library know it."""
+        """Return our record of an owner, after introducing it to the library."""
         async with self._meeting:
             known = self._known.pop(owner.id, None)
             if known is None:
                 await self._make_room()
                 try:
                     await self._call(lambda: self._introduce(owner))
-                except BaseException:  # given up, the thread may introduce it nevertheless
+                except BaseException:  # after giving up, the thread may still introduce it
                     self._thread.submit(self._forget, owner.id)
                     raise
                 known = Known()
             self._known[owner.id] = known
             if known.is_lost:
-                raise TransferError("the connection to the owner broke off", "lost")
+                raise TransferError("the connection to the owner broke", "lost")
             return known
 
     async def _make_room(self) -> None:
@@ -257,7 +258,7 @@ class Nixl:
             try:
                 found = await self._call(lambda: self._library.get_new_notifs())
             except TransferError as error:
-                log.warning("notices of KV could not be fetched: %s", error)
+                log.warning("KV notices could not be fetched: %s", error)
                 await asyncio.sleep(1.0)
                 continue
             for notice in itertools.chain.from_iterable(found.values()):
@@ -271,7 +272,7 @@ class Nixl:
         except self._errors as error:
             raise TransferError(f"NIXL: {error}", "lost") from error
 
-    # What follows runs in the library's thread.
+    # The rest runs in the library's thread.
 
     def _start(self, name: str) -> bytes:
         assert self._memory is not None
@@ -282,7 +283,7 @@ class Nixl:
                 raise TransferError(f"the package nixl cannot be loaded ({error}): {INSTALL}", "refused") from error
             kinds = [kind for kind in vars(nixlBind).values() if isinstance(kind, type)]
             self._errors = (RuntimeError, *(kind for kind in kinds if issubclass(kind, Exception)))
-            # The library's own thread never rests. On one host there is nothing for it to do: readers copy by themselves.
+            # The library's own thread never rests. On one host it has nothing to do: readers copy themselves.
             config = nixl_agent_config(enable_prog_thread=not _is_loopback(self._host), backends=["UCX"])
             self._library = nixl_agent(name, config)
         for memory in (self._memory.view, self._life, self._stages):
@@ -300,13 +301,13 @@ class Nixl:
         self._library = None
 
     def _introduce(self, owner: NixlAddress) -> None:
-        """Let the library know an owner, by its id."""
+        """Introduce an owner to the library, by its id."""
         name = self._library.add_remote_agent(_decoded(owner))
         name = name.decode() if isinstance(name, bytes) else name
         if name != owner.id:
             if name not in self._known:
                 self._forget(name)
-            raise TransferError(f"the owner's metadata is that of another agent, {name[:80]!r}", "refused")
+            raise TransferError(f"the owner's metadata belongs to another agent, {name[:80]!r}", "refused")
 
     def _post(self, name: str, places: Places, stage: int, notice: bytes) -> tuple[Any, str]:
         at, targets = _address(self._stages) + stage, []
@@ -321,7 +322,7 @@ class Nixl:
         return transfer, self._look(transfer) if state == "PROC" else self._ended(transfer, state)
 
     def _look(self, transfer: Any) -> str:
-        """Return the state of a transfer, after a moment if it has not ended yet."""
+        """Return the state of a transfer, after a pause if it has not ended yet."""
         for _ in range(NUM_LOOKS):
             state = str(self._library.check_xfer_state(transfer))
             if state != "PROC":
@@ -339,7 +340,7 @@ class Nixl:
 
 
 def _address(memory: Any) -> int:
-    """Return where memory begins."""
+    """Return the address of the start of memory."""
     return int(np.frombuffer(memory, np.uint8).ctypes.data)
 
 
@@ -352,7 +353,7 @@ def _decoded(owner: NixlAddress) -> bytes:
 
 @contextlib.contextmanager
 def _environment(host: str) -> Iterator[None]:
-    """Set what the library takes from the environment while it starts."""
+    """Set the environment that the library reads while it starts."""
     wanted = {"NIXL_LOG_LEVEL": "ERROR"}  # else it writes to the standard output
     if _is_loopback(host):
         wanted["UCX_NET_DEVICES"] = "lo"

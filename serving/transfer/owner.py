@@ -1,7 +1,7 @@
 """The owner's side of connections: others read its memory and leave notices.
 
-What is sent goes from memory to the socket piece by piece, each connection in its turn. A reader that stops reading loses
-its connection after a while.
+Data go from memory to the socket piece by piece, and the connections take turns. A reader that stops reading loses its
+connection after a while.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from serving.transfer.way import OnNotice
 from serving.transfer.wire import DONE, HEADER, MAX_BODY_BYTES, PLACE, READ, WELCOME, refusal
 
 STALL_S = 30.0
-"""How long a reader may take nothing of what it asked for, or leave a request half said."""
+"""How long a reader may accept nothing of what it asked for, or leave a request incomplete."""
 
 Welcome = Callable[[Stream, bytes], Awaitable[None]]
 
@@ -27,10 +27,10 @@ class Owner:
         """Prepare to serve.
 
         Args:
-            memory: what others may read.
+            memory: the memory that others may read.
             on_notice: is called in the loop.
-            id: says which start of which agent this is.
-            welcome: makes sure of who is there, and sends the words of welcome.
+            id: identifies this start of this agent.
+            welcome: checks who is there, and sends the welcome.
         """
         self._memory = memory
         self._on_notice = on_notice
@@ -38,7 +38,7 @@ class Owner:
         self._door = Door(lambda stream: welcome(stream, words), self._serve)
 
     def serve(self, listener: socket.socket) -> None:
-        """Let others in; the listener is ours from now on."""
+        """Let others in; from now on this object owns the listener."""
         self._door.open(listener)
 
     async def close(self) -> None:
@@ -56,9 +56,9 @@ class Owner:
 
     async def _answer(self, stream: Stream, kind: int, length: int) -> None:
         if (most := MAX_BODY_BYTES.get(kind)) is None:
-            raise TransferError(f"there are no requests of kind {kind}", "refused")
+            raise TransferError(f"there is no request of kind {kind}", "refused")
         if length > most:
-            raise TransferError(f"a request of {length} bytes; at most {most} were expected", "refused")
+            raise TransferError(f"a request of {length} bytes; expected at most {most}", "refused")
         async with asyncio.timeout(STALL_S):
             body = await stream.receive(length)
         if kind == READ:
@@ -76,15 +76,17 @@ class Owner:
 
     def _places(self, body: bytes) -> list[tuple[int, int]]:
         if len(body) % PLACE.size:
-            raise TransferError(f"a request of {len(body)} bytes is no list of places", "refused")
+            raise TransferError(f"a request of {len(body)} bytes is not a list of places", "refused")
         places = list(PLACE.iter_unpack(body))
         for start, num_bytes in places:
             if start + num_bytes > len(self._memory):
-                raise TransferError(f"{num_bytes} bytes at {start} are not all in these {len(self._memory)}", "refused")
+                raise TransferError(
+                    f"{num_bytes} bytes at {start} go beyond the {len(self._memory)} bytes of memory", "refused"
+                )
         return places
 
     def _contents(self, places: list[tuple[int, int]]) -> Iterator[bytes | memoryview]:
-        """Yield the bytes at these places, a chunk at a time; small ones are joined, for a system call costs more."""
+        """Yield the bytes at these places, a chunk at a time; join small ones, because a system call costs more."""
         small: list[memoryview] = []
         num_small = 0
         for start, num_bytes in places:

@@ -13,10 +13,10 @@ MIN_TOKEN_BYTES = 16
 BACKLOG = 1024
 
 SILENCE_S = 30
-"""After which the system asks whether the other host is still there."""
+"""The silence after which the system checks whether the other host is still there."""
 
 MAX_PROOF_BYTES = 256
-"""Of what is taken at once before the other side has proven itself."""
+"""The most that is read at once before the other side has proven itself."""
 
 Token = Callable[[], bytes]
 
@@ -25,7 +25,7 @@ async def listen(host: str, port: int = 0) -> socket.socket:
     """Listen at a port of this host, by default a free one.
 
     Raises:
-        OSError, UnicodeError: there is no such host here, or the port is taken.
+        OSError, UnicodeError: this host has no such address, or the port is in use.
     """
     loop = asyncio.get_running_loop()
     family, _, _, _, place = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
@@ -51,7 +51,7 @@ async def connect(host: str, port: int) -> socket.socket:
     try:
         places = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
-        raise OSError(f"{host!r} is no host's name: {error}") from error
+        raise OSError(f"{host!r} is not a host name: {error}") from error
     for number, (family, _, _, _, place) in enumerate(places):
         connection = socket.socket(family, socket.SOCK_STREAM)
         connection.setblocking(False)
@@ -67,10 +67,10 @@ async def connect(host: str, port: int) -> socket.socket:
 
 
 async def prove(stream: Stream, place: str, token: bytes, *, is_caller: bool) -> None:
-    """Show that we know the token, and see that the other side does; `place` is what both call where they meet.
+    """Prove that we know the token, and check that the other side does; `place` is both sides' name for this address.
 
     Raises:
-        TransferError: it does not, or thinks so of us.
+        TransferError: it does not, or finds that we do not.
         OSError: it hung up.
     """
     set_options(stream.socket)
@@ -87,12 +87,12 @@ async def prove(stream: Stream, place: str, token: bytes, *, is_caller: bool) ->
     except ConnectionError as error:
         if not is_asked:
             raise
-        raise TransferError(f"{place} hung up on our proof: is its token another?", "refused") from error
+        raise TransferError(f"{place} hung up on this agent's proof: does it have another token?", "refused") from error
     stream.put_back(handshake.rest)
 
 
 def set_options(connection: socket.socket) -> None:
-    """Send at once, and find out when the other host is gone."""
+    """Send without delay, and detect that the other host is gone."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):

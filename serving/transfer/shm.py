@@ -1,14 +1,14 @@
 """Shared memory, between processes of one user on one host.
 
-An owner's memory has no name. Whoever connects to its Unix socket, in a folder that is this user's alone, is handed it,
-and reads it without the owner's help. That connection stays: it carries notices, and ends with the owner, so that
+An owner's memory has no name. A process that connects to its Unix socket, in a folder that is this user's alone, gets
+a handle and reads without the owner's help. That connection stays: it carries notices, and ends with the owner, so that
 memory whose owner is gone is neither read nor kept.
 
-    FOLDER/{id}.kv     an owner's socket; one that nobody listens at is removed by the next agent
-    FOLDER/{id}.new    the same for the moment until it is listened at
+    FOLDER/{id}.kv     an owner's socket; if nobody listens there, the next agent removes it
+    FOLDER/{id}.new    the same, until the owner listens there
 
-Readers read through the handle (`preadv`) instead of mapping it: the system copies as fast, without this process's
-interpreter lock, and nothing that an owner does can end a reader with SIGBUS.
+Readers read through the handle (`preadv`) instead of mapping it: the system copies just as fast, without this
+process's interpreter lock, and nothing that an owner does can kill a reader with SIGBUS.
 """
 
 import asyncio
@@ -41,17 +41,17 @@ if sys.platform == "linux":
 BACKLOG = 1024
 MAX_HALF_MADE_S = 60.0
 THREADS = 2
-"""That copy for one agent; memory is no faster with more."""
+"""Threads that copy for one agent; more would not be faster."""
 
 LARGE_BYTES = 16 * CHUNK_BYTES
-"""What a thread copies at a time: some 2 ms, which a read that is given up has to wait for."""
+"""What a thread copies at a time: some 2 ms of work, for which a cancelled read has to wait."""
 
 
 class ShmAddress(OwnerAddress, frozen=True, tag="shm"):
-    """Where its socket is."""
+    """The path of its socket."""
 
     host: str
-    """Which start of which host."""
+    """Identifies the host and its boot."""
     socket: str
 
 
@@ -64,7 +64,7 @@ class Shm:
         """Prepare it.
 
         Args:
-            folder: where our socket will be; nobody else may write there. Without one, a folder of this user's.
+            folder: for our socket; nobody else may write there. By default, a folder of this user.
         """
         self._path = folder or _default_folder()
         self._id = b""
@@ -76,13 +76,13 @@ class Shm:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kv-copy")
 
     async def open(self, memory: Memory, on_notice: OnNotice, *, id: str) -> ShmAddress:
-        """Listen at a socket of our own.
+        """Listen at our own socket.
 
         Raises:
-            TransferError: that cannot be done here.
+            TransferError: this is not possible here.
         """
         if sys.platform != "linux":
-            raise TransferError(f"shared memory for KV needs Linux, not {sys.platform}: choose tcp", "refused")
+            raise TransferError(f"shared memory for KV needs Linux, not {sys.platform}; choose tcp", "refused")
         self._memory, self._id, self._name = memory, bytes.fromhex(id), f"{id[:16]}.kv"
         path = self._path / self._name
         try:
@@ -91,7 +91,7 @@ class Shm:
             listener = _listen(socket_name(path.with_suffix(".new")))
             self._folder.rename(path.with_suffix(".new").name, self._name)
         except (RuntimeUnavailableError, OSError) as error:
-            raise TransferError(f"no socket for KV can be made in {self._path}: {error}", "refused") from error
+            raise TransferError(f"a socket for KV cannot be created in {self._path}: {error}", "refused") from error
         self._owner = Owner(memory.view, on_notice, id=id, welcome=self._welcome)
         self._owner.serve(listener)
         return ShmAddress(id=id, num_bytes=len(memory.view), host=_host(), socket=str(path))
@@ -101,7 +101,7 @@ class Shm:
         return owner.host == _host() and Path(owner.socket).exists()
 
     async def read(self, owner: ShmAddress, pieces: Sequence[Piece], on_turn: OnTurn) -> None:
-        """Copy from the owner's memory to ours, much at once in a thread, little at once here."""
+        """Copy from the owner's memory to ours: large amounts in a thread, small ones here at once."""
 
         async def copy(link: Link) -> None:
             link.stream.check()
@@ -112,7 +112,7 @@ class Shm:
                 for small in portions(lot, CHUNK_BYTES):
                     self._copy(link.handle, small)
                     await asyncio.sleep(0)
-            link.stream.check()  # what came from memory whose owner is gone may be anything
+            link.stream.check()  # memory whose owner is gone may contain anything
 
         await self._links.use(owner, copy, on_turn)
 
@@ -157,7 +157,7 @@ class Shm:
         for source, target, num_bytes in lot:
             with self._memory.view[target : target + num_bytes] as view:
                 if os.preadv(handle, [view], source) != num_bytes:
-                    raise ConnectionResetError("the owner's memory is shorter than it said")
+                    raise ConnectionResetError("the owner's memory is shorter than it reported")
 
 
 def _default_folder() -> Path:
@@ -202,14 +202,14 @@ def _is_deserted(name: str) -> bool:
 
 
 def _check_user(connection: socket.socket) -> None:
-    """See that the process at the other end is this user's."""
+    """Check that the process at the other end belongs to this user."""
     _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if user != os.getuid():
-        raise TransferError(f"the process at the other end is user {user}'s", "refused")
+        raise TransferError(f"the process at the other end belongs to user {user}", "refused")
 
 
 async def _receive_handle(connection: socket.socket, num_bytes: int) -> tuple[bytes, int]:
-    """Return what an owner says first, and the handle that comes with it."""
+    """Return an owner's first message, and the handle that comes with it."""
     loop = asyncio.get_running_loop()
     is_there = asyncio.Event()
     loop.add_reader(connection, is_there.set)
@@ -219,23 +219,23 @@ async def _receive_handle(connection: socket.socket, num_bytes: int) -> tuple[by
         loop.remove_reader(connection)
     words, handles, _, _ = socket.recv_fds(connection, num_bytes, 1, socket.MSG_CMSG_CLOEXEC)
     if not handles:
-        raise ConnectionResetError("the other side gave us no memory")
+        raise ConnectionResetError("the other side sent no memory")
     return words, handles[0]
 
 
 def _check_memory(handle: int, num_bytes: int) -> None:
-    """See that a handle is memory that stays as it is: of anything else a read might wait, or end, at its maker's will."""
+    """Check that a handle is sealed memory: its maker could make reads of anything else block or fail."""
     facts = os.fstat(handle)
     try:
         seals = fcntl.fcntl(handle, fcntl.F_GET_SEALS)
     except OSError:
         seals = 0
     if not stat.S_ISREG(facts.st_mode) or seals & SEALS != SEALS or facts.st_size != num_bytes:
-        raise TransferError(f"the other side gave us something else than {num_bytes} bytes of sealed memory", "refused")
+        raise TransferError(f"the other side sent something other than {num_bytes} bytes of sealed memory", "refused")
 
 
 async def _to_its_end(work: Future[None]) -> None:
-    """Wait for a thread even if nobody waits for us any more: it writes into memory."""
+    """Wait for a thread even if nobody is waiting for us any more: it writes into memory."""
     waited = asyncio.wrap_future(work)
     was_cancelled = False
     while not waited.done():

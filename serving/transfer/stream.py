@@ -1,10 +1,10 @@
-"""A connected socket that is waited for in the event loop, without copies of what comes and goes."""
+"""A connected socket in the event loop, without copies of the data."""
 
 import asyncio
 import socket
 
 CHUNK_BYTES = 512 * 1024
-"""What is moved in one turn of the loop: some 0.2 ms."""
+"""The bytes moved in one turn of the loop: some 0.2 ms."""
 
 
 class Stream:
@@ -22,7 +22,7 @@ class Stream:
         await self._pause(len(data))
 
     async def receive_some(self, max_bytes: int) -> bytes:
-        """Return what comes next.
+        """Return the next bytes.
 
         Raises:
             ConnectionError: the other side hung up.
@@ -33,24 +33,24 @@ class Stream:
         return data
 
     def put_back(self, data: bytes) -> None:
-        """Let something that was received be received again."""
+        """Put back received bytes, to be received again."""
         self._rest = data
 
     async def receive(self, num_bytes: int) -> bytes:
-        """Return exactly so many bytes.
+        """Return exactly this many bytes.
 
         Raises:
-            ConnectionError: the other side hung up before.
+            ConnectionError: the other side hung up first.
         """
         data = bytearray(num_bytes)
         await self.receive_into(memoryview(data))
         return bytes(data)
 
     async def receive_into(self, target: memoryview) -> None:
-        """Fill a stretch of memory.
+        """Fill a range of memory.
 
         Raises:
-            ConnectionError: the other side hung up before.
+            ConnectionError: the other side hung up first.
         """
         loop = asyncio.get_running_loop()
         if self._rest and target:
@@ -65,7 +65,7 @@ class Stream:
             await self._pause(num_bytes)
 
     def check(self) -> None:
-        """See that the other side is still there and has said nothing unasked.
+        """Check that the other side is still there and has sent nothing unasked.
 
         Raises:
             ConnectionError: it is not, or has.
@@ -74,14 +74,14 @@ class Stream:
             said = self.socket.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return
-        raise ConnectionResetError("the other side spoke out of turn" if said else "the other side hung up")
+        raise ConnectionResetError("the other side sent data out of turn" if said else "the other side hung up")
 
     def close(self) -> None:
         """Hang up."""
         self.socket.close()
 
     async def _pause(self, num_bytes: int) -> None:
-        """Let others have a turn: a socket that is always ready would never let the loop go on."""
+        """Let others have a turn: a socket that is always ready would never let the loop continue."""
         self._in_this_turn += num_bytes
         if self._in_this_turn >= CHUNK_BYTES:
             self._in_this_turn = 0

@@ -1,8 +1,7 @@
 """TCP, between hosts.
 
-Anyone may connect to an owner's port, so before anything else both sides prove that they know the cluster's
-token. What an owner sends goes from its memory to the socket, and from the socket into the
-reader's memory. It is not encrypted.
+Anyone may connect to an owner's port, so before anything else both sides prove that they know the cluster's token. The
+owner's data go from its memory to the socket, and from the socket into the reader's memory. They are not encrypted.
 """
 
 import contextlib
@@ -23,7 +22,7 @@ from serving.transfer.wire import ID_BYTES, MAX_PIECES, WELCOME, expect_done, le
 
 
 class TcpAddress(OwnerAddress, frozen=True, tag="tcp"):
-    """Where it listens."""
+    """The address at which it listens."""
 
     host: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
@@ -38,8 +37,8 @@ class Tcp:
         """Prepare it.
 
         Args:
-            host: the address of this host to listen at, which others are told.
-            token: returns what the processes of this cluster know, as it is now.
+            host: the address of this host to listen at and to give to others.
+            token: returns the cluster's current token.
         """
         self._host = host
         self._token = token
@@ -53,19 +52,19 @@ class Tcp:
         """Listen at a free port.
 
         Raises:
-            TransferError: there is no token, or no such host here.
+            TransferError: there is no token, or this host has no such address.
         """
         self._secret()
         with contextlib.suppress(ValueError):
             if ipaddress.ip_address(self._host).is_unspecified:
                 raise TransferError(
-                    f"{self._host} is no address that others can reach: name one of this host", "refused"
+                    f"{self._host} is not an address that others can reach: choose one of this host", "refused"
                 )
         self._memory, self._id = memory, bytes.fromhex(id)
         try:
             listener = await listen(self._host)
         except (OSError, UnicodeError) as error:
-            raise TransferError(f"no port for KV can be opened at {self._host!r}: {error}", "refused") from error
+            raise TransferError(f"a port for KV cannot be opened at {self._host!r}: {error}", "refused") from error
         address = TcpAddress(id=id, num_bytes=len(memory.view), host=self._host, port=listener.getsockname()[1])
         self._place = _place(address)
         self._owner = Owner(memory.view, on_notice, id=id, welcome=self._welcome)
@@ -73,11 +72,11 @@ class Tcp:
         return address
 
     def reaches(self, owner: TcpAddress) -> bool:
-        """Return true: that shows when it is tried."""
+        """Return true: only a try can show it."""
         return True
 
     async def read(self, owner: TcpAddress, pieces: Sequence[Piece], on_turn: OnTurn) -> None:
-        """Ask for pieces, and receive them where they belong."""
+        """Request pieces, and receive them into their places."""
         assert self._memory is not None
         view = self._memory.view
 
@@ -120,13 +119,13 @@ class Tcp:
         token = b"" if self._token is None else self._token()
         if len(token) < MIN_TOKEN_BYTES:
             raise TransferError(
-                f"KV over TCP needs the cluster's token of at least {MIN_TOKEN_BYTES} bytes, and there are {len(token)}: "
-                "it lies in etcd (--etcd-endpoints); without etcd choose shm",
+                f"KV over TCP needs the cluster's token; it has {len(token)} bytes, expected at least "
+                f"{MIN_TOKEN_BYTES}: etcd stores it (--etcd-endpoints); without etcd, choose shm",
                 "refused",
             )
         return token
 
 
 def _place(address: TcpAddress) -> str:
-    """Return what a proof is bound to; proofs of the request plane name `tcp:`."""
+    """Return the name that a proof is bound to; proofs of the request plane name `tcp:`."""
     return f"kv:{address.host}:{address.port}"

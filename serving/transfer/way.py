@@ -11,14 +11,14 @@ from serving.transfer.memory import Memory
 OnNotice = Callable[[bytes], object]
 
 OnTurn = Callable[[], object]
-"""Is called when others before it, to the same owner, are done."""
+"""Called once earlier operations with the same owner are done."""
 
 
 class OwnerAddress(msgspec.Struct, frozen=True, tag_field="transport"):
-    """Where an owner is reached by one way."""
+    """The address at which one way reaches an owner."""
 
     id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
-    """Which start of which agent it is: who comes after it in the same place has another."""
+    """Identifies this start of this agent: a successor at the same address has another."""
     num_bytes: Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -26,15 +26,15 @@ Address = TypeVar("Address", bound=OwnerAddress)
 
 
 class Way(Protocol[Address]):
-    """Its failures are those of the system (OSError), and TransferError; it is not asked when it is too late."""
+    """Raises system errors (OSError) and TransferError; the caller enforces deadlines."""
 
     address_kind: type[Address]
 
     async def open(self, memory: Memory, on_notice: OnNotice, *, id: str) -> Address:
-        """Begin to serve memory; return how others reach it.
+        """Start to serve memory; return how others reach it.
 
         Raises:
-            TransferError: that cannot be done here.
+            TransferError: this is not possible here.
         """
         ...
 
@@ -43,7 +43,7 @@ class Way(Protocol[Address]):
         ...
 
     async def read(self, owner: Address, pieces: Sequence[Piece], on_turn: OnTurn) -> None:
-        """Read pieces, which lie within both memories, into ours."""
+        """Read pieces, which are within both memories, into ours."""
         ...
 
     async def notify(self, owner: Address, notice: bytes, on_turn: OnTurn) -> None:
@@ -51,5 +51,5 @@ class Way(Protocol[Address]):
         ...
 
     async def close(self) -> None:
-        """Give everything back; nothing is under way, and it may never have been opened."""
+        """Release everything; nothing is in progress, and it may never have been opened."""
         ...

@@ -1,4 +1,4 @@
-"""What an owner and a reader say to each other on a connection.
+"""The messages between an owner and a reader on a connection.
 
 owner                                         reader
 WELCOME, its id  (+ its memory's handle)  -->              after both have proven who they are
@@ -23,7 +23,7 @@ READ, NOTICE = 1, 2
 DONE, REFUSED = 0, 1
 
 MAX_PIECES = 16_384
-"""Of one request; a reader that needs more of them asks again."""
+"""The pieces in one request; a reader that needs more sends another."""
 
 MAX_REASON_BYTES = 1024
 
@@ -46,7 +46,7 @@ def refusal(why: str) -> bytes:
 
 
 async def expect_done(stream: Stream) -> None:
-    """Take the beginning of an owner's answer.
+    """Receive the start of an owner's answer.
 
     Raises:
         TransferError: it refuses.
@@ -55,13 +55,13 @@ async def expect_done(stream: Stream) -> None:
     if (status, length) == (DONE, 0):
         return
     if status != REFUSED or length > MAX_REASON_BYTES:
-        raise TransferError(f"the owner's answer ({status}, {length}) is none of this protocol", "refused")
+        raise TransferError(f"the owner's answer ({status}, {length}) does not follow this protocol", "refused")
     reason = (await stream.receive(length)).decode(errors="replace")
     raise TransferError(f"the owner refuses: {reason}", "refused")
 
 
 async def leave_notice(stream: Stream, notice: bytes) -> None:
-    """Ask an owner to take a notice.
+    """Send an owner a notice, and wait until it accepts it.
 
     Raises:
         TransferError: it refuses.

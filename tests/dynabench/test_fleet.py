@@ -121,13 +121,13 @@ def test_a_worker_that_is_lost_is_not_replaced():
 def test_in_every_router_mode_requests_fail_while_there_is_no_worker(mode):
     requests = workload((0.0, 96, 10), (2.0, 96, 10), (9.0, 96, 10))
     _, record = simulated(aggregated("at 1s: =0; at 3s: =20", mode=mode), requests)
-    assert record.requests.error.tolist() == ["", "no worker is known to the router", ""]
+    assert record.requests.error.tolist() == ["", "the router knows no worker", ""]
 
 
 def test_requests_that_come_while_there_is_no_worker_fail_and_those_that_had_one_wait():
     made, record = simulated(aggregated("at 1s: kill worker 0, kill worker 1"), STEADY)
     sent_s, failed = record.requests.sent_s, ~record.requests.succeeded
-    assert set(record.requests.error[failed]) == {"no worker is known to the router"}
+    assert set(record.requests.error[failed]) == {"the router knows no worker"}
     assert failed.tolist() == [bool(1 <= time < 6) for time in sent_s]
     assert made.losses.num_lost == 10
     assert record.requests.osl[failed].sum() == 0
@@ -138,7 +138,7 @@ def test_requests_that_follow_one_which_waits_at_the_router_in_vain_fail_after_i
     [first, second, third] = workload((0.0, 900, 10), (0.1, 900, 10), (0.2, 96, 10)).requests
     requests = Workload("w", BLOCK, [first, second, structs.replace(third, after=(1,))])
     _, record = simulated(aggregated("at 0.15s: drain worker 0", replicas=1, mode="kv+late(100)"), requests)
-    nobody = "it waited at the router, and no worker came", "no worker is known to the router"
+    nobody = "it waited at the router, and no worker came", "the router knows no worker"
     assert record.requests.error.tolist() == ["", *nobody]
 
 

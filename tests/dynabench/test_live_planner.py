@@ -146,7 +146,7 @@ def test_a_planner_that_is_killed_changes_nothing_and_goes_on_once_it_is_back(tm
             served.wait_for(2)
             before = instances(served.url)
             os.kill(served.pid_of("dynabench.planner"), signal.SIGKILL)
-            served.until_says("planner ended with code -9; starting it again")
+            served.until_says("planner ended with code -9; restarting it")
             served.until_says("planning worker with dynamo-load", 2)
             assert instances(served.url) == before
         served.wait_for(1)

@@ -52,7 +52,7 @@ def test_the_example_serves_two_models_restarts_what_dies_and_stops_clean(tmp_pa
     os.kill(children(process)[0], signal.SIGKILL)
     until(lambda: len(instances(url)) == 3 and instances(url) != before, process)
     log = finish(process, signal.SIGINT)
-    assert "chatty-0 ended with code -9; starting it again" in log
+    assert "chatty-0 ended with code -9; restarting it" in log
 
 
 def test_several_frontends_share_the_port(tmp_path):
@@ -116,7 +116,7 @@ def test_a_deployment_that_cannot_be_is_one_line(tmp_path, text, flags, message)
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (None, "does not exist; a folder, a GGUF file or a Hugging Face id was expected"),
+        (None, "does not exist; expected a folder, a GGUF file or a Hugging Face id"),
         ("tokenizer.json", "tokenizer"),
         ("chat_template.jinja", "the model's chat template is not valid: line 1: unexpected '}'"),
     ],
@@ -210,5 +210,5 @@ def test_kv_survives_its_worker_on_disk_and_in_the_store_and_the_store_may_die(t
     kill(0)
     assert ask() == (text, 640)
     log = finish(process, signal.SIGINT)
-    assert "kv-store ended with code -9; starting it again" in log
+    assert "kv-store ended with code -9; restarting it" in log
     assert "is not there" not in log.partition("stopping: ")[2]  # the store ends after its workers

@@ -72,8 +72,8 @@ def test_what_becomes_of_kv_that_cannot_be_read_is_taken_over():
         (offloading(block_size=100), "block_size is 100; expected a multiple of the 64 tokens"),
         (offloading(block_size=64, blocks_per_chunk=1), "block_size and blocks_per_chunk; expected one of them"),
         (offloading(eviction_policy="fifo"), "eviction_policy must be one of lru, arc, not 'fifo'"),
-        (multi(NIXL), "holds 0 connectors that keep KV; expected one OffloadingConnector"),
-        (multi(offloading(), offloading()), "holds 2 connectors that keep KV"),
+        (multi(NIXL), "has 0 connectors that keep KV; expected one OffloadingConnector"),
+        (multi(offloading(), offloading()), "has 2 connectors that keep KV"),
         (multi() | {"kv_connector_extra_config": {"connectors": 5}}, "connectors is 5; expected a list"),
     ],
 )

@@ -84,7 +84,7 @@ def test_a_config_json_is_read(tmp_path):
         ({"gpu": "h1000", "model": LLAMA}, "gpu 'h1000' is not known; did you mean h100?"),
         ({"gpu": "h100", "model": "nobody/nothing"}, "neither bundled nor a folder"),
         ({"gpu": "h100", "model": "meta-llama/Llama-3.1-70B"}, "leave no room for KV blocks"),
-        ({"gpu": "a100", "model": LLAMA, "quantization": "fp8"}, "does not compute with fp8 weights"),
+        ({"gpu": "a100", "model": LLAMA, "quantization": "fp8"}, "does not support fp8 weights"),
         (
             {"gpu": "rtx-4090", "model": LLAMA, "tensor_parallel_size": 2},
             "tensor_parallel_size 2 was not measured on rtx-4090",

@@ -55,7 +55,7 @@ def test_what_is_no_card_is_logged_and_hides_none(caplog):
         assert seen == [card(4)]
 
     asyncio.run(main())
-    assert caplog.text.count("is no model card and is ignored") == 2
+    assert caplog.text.count("is not a valid model card and is ignored") == 2
 
 
 def test_a_namespace_or_an_endpoint_can_be_watched_alone():

@@ -49,7 +49,7 @@ def test_each_rank_of_a_worker_reports_its_load():
 
 def test_nothing_changes_while_a_pool_is_out_of_sight():
     decision = planner().decide(seen())
-    assert decision.notes == ("nothing changes: the state of worker is not known",)
+    assert decision.notes == ("nothing changes: the state of worker is unknown",)
 
 
 def test_pools_that_are_not_planned_are_left_alone():
@@ -90,7 +90,7 @@ def test_a_start_that_fails_is_tried_again():
     assert not ours.decide(seen(5, worker=state(2, FULL, num_starting=1))).targets
     decision = ours.decide(seen(10, worker=state(2, FULL)))
     assert replicas(decision) == {"worker": 3}
-    assert decision.notes == ("worker has 2 workers, not the 3 decided: planning goes on from there",)
+    assert decision.notes == ("worker has 2 workers, not the 3 decided: planning continues from there",)
 
 
 def test_a_pool_changed_by_hand_is_taken_as_it_is():
@@ -98,7 +98,7 @@ def test_a_pool_changed_by_hand_is_taken_as_it_is():
     ours.decide(seen(0, worker=state(2, FULL)))
     decision = ours.decide(seen(5, worker=state(6, BUSY)))
     assert not decision.targets
-    assert decision.notes == ("worker has 6 workers, not the 3 decided: planning goes on from there",)
+    assert decision.notes == ("worker has 6 workers, not the 3 decided: planning continues from there",)
     assert ours.decide(seen(10, worker=state(6, BUSY))).notes == ()
 
 

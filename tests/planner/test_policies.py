@@ -61,13 +61,13 @@ def test_policies_refuse_to_plan_without_the_limits_and_step_times_that_they_nee
     pools = [timed(role, role=role) for role in roles]
     with pytest.raises(
         ValueError,
-        match=f"planner {name} needs a TTFT limit: set planner_ttft_ms, or in a simulation or run an --slo of ttft",
+        match=f"planner {name} needs a TTFT limit: set planner_ttft_ms, or --slo with ttft in a simulation or run",
     ):
         planner(name, *pools, planner_itl_ms=50)
-    with pytest.raises(ValueError, match=f"planner {name} needs an ITL limit: set .* of itl or tpot"):
+    with pytest.raises(ValueError, match=f"planner {name} needs an ITL limit: set .* with itl or tpot"):
         planner(name, *pools, planner_ttft_ms=500)
     untimed = [timed(role, role=role, times=None) for role in roles]
-    with pytest.raises(ValueError, match=f"planner {name} needs step times; those of .* are not known"):
+    with pytest.raises(ValueError, match=f"planner {name} needs step times; those of .* are unknown"):
         planner(name, *untimed, planner_ttft_ms=500, planner_itl_ms=50)
 
 
@@ -91,7 +91,7 @@ def test_policies_that_need_the_traffic_change_nothing_without_it(name):
         seen(**{pool.name: state(2, waiting(MANY)) for pool in pools})
     )
     assert not decision.targets
-    assert decision.notes == ("nothing changes: the requests that came are not known",)
+    assert decision.notes == ("nothing changes: the requests that arrived are unknown",)
 
 
 class TestStatic:

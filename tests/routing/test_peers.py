@@ -160,7 +160,7 @@ def test_what_is_no_message_is_ignored_and_logged(data, caplog):
         assert load(there) == (0, 0, 0)
 
     routers(talk)
-    assert "bookings of another router were ignored" in caplog.text
+    assert "bookings from another router were ignored" in caplog.text
 
 
 def test_a_key_that_is_no_router_is_ignored_and_logged(caplog):
@@ -169,7 +169,7 @@ def test_a_key_that_is_no_router_is_ignored_and_logged(caplog):
         assert there.peers.ids == {1}
 
     routers(talk)
-    assert f"{KEY}nothex in discovery is no router" in caplog.text
+    assert f"{KEY}nothex in discovery is not a valid router" in caplog.text
 
 
 def test_bookings_travel_as_short_arrays():

@@ -96,7 +96,7 @@ def test_a_file_of_keys_without_end_is_ignored(tmp_path, caplog, monkeypatch):
                 await one.watch("", seen)
                 assert seen == {}
         assert [record.getMessage() for record in caplog.records] == [
-            f"{tmp_path / 'd' / 'abc.json'} is no file of keys and is ignored: more than 1000 bytes"
+            f"{tmp_path / 'd' / 'abc.json'} is not a valid file of keys and is ignored: more than 1000 bytes"
         ]
 
     uvloop.run(main())
@@ -179,7 +179,8 @@ def test_a_process_without_free_files_keeps_what_it_knew(tmp_path, caplog):
                 resource.setrlimit(resource.RLIMIT_NOFILE, limits)
             assert seen == {"v1/two/2": b"2"}
             assert (
-                "others cannot be seen; what was known of them stands; trying again: Too many open files" in caplog.text
+                "other processes cannot be read; what was known of them stays in use; trying again: Too many open files"
+                in caplog.text
             )
 
     uvloop.run(main())
@@ -370,10 +371,10 @@ def test_keys_that_a_full_disk_did_not_take_are_written_once_there_is_room(tmp_p
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path / "d")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stderr) == (0, "")
-    what = "what this process serves cannot be written, so others do not see it yet"
+    what = "this process cannot register what it serves, so others do not see it yet"
     assert done.stdout.splitlines() == [
         f"{what}; trying again: File too large ({tmp_path / 'd'})",
-        f"no longer: {what}",
+        f"resolved: {what}",
     ]
 
 
@@ -410,7 +411,7 @@ def test_a_folder_that_is_a_link_is_refused(tmp_path):
     (tmp_path / "d").symlink_to("target")
     assert refusal(tmp_path / "d") == (
         f"the discovery folder {tmp_path / 'd'} is a symbolic link; "
-        "name one of your own with --discovery-dir (mkdir -m 700 FOLDER)"
+        "choose your own with --discovery-dir (mkdir -m 700 FOLDER)"
     )
     assert list((tmp_path / "target").iterdir()) == []
 
@@ -420,7 +421,7 @@ def test_a_folder_that_others_may_write_is_refused(tmp_path, mode):
     (tmp_path / "d").mkdir()
     (tmp_path / "d").chmod(mode)
     said = refusal(tmp_path / "d")
-    assert f"can be written by others (mode {mode:o}; chmod 700 {tmp_path / 'd'} mends it)" in said
+    assert f"can be written by others (mode {mode:o}; chmod 700 {tmp_path / 'd'} fixes it)" in said
     assert list((tmp_path / "d").iterdir()) == []
 
 
@@ -428,14 +429,14 @@ def test_a_folder_that_others_may_write_is_refused(tmp_path, mode):
 def test_a_folder_of_another_user_is_refused(tmp_path):
     (tmp_path / "d").mkdir(mode=0o700)
     os.chown(tmp_path / "d", 65534, 65534)
-    assert "belongs to user 65534; name one of your own with --discovery-dir (mkdir -m 700 FOLDER)" in refusal(
+    assert "belongs to user 65534; choose your own with --discovery-dir (mkdir -m 700 FOLDER)" in refusal(
         tmp_path / "d"
     )
 
 
 def test_a_folder_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "d").touch()
-    assert "cannot be used: File exists; name one of your own" in refusal(tmp_path / "d")
+    assert "cannot be used: File exists; choose your own" in refusal(tmp_path / "d")
 
 
 def test_a_folder_that_others_may_only_read_will_do_and_its_sockets_are_ours_alone(tmp_path):
@@ -480,7 +481,7 @@ def test_a_second_process_with_the_same_id_is_refused(tmp_path):
         async with joined(tmp_path / "d", 1) as one:
             await one.put("v1/x/1", b"1")
             with pytest.raises(
-                RuntimeUnavailableError, match=r"another process in .*/d has our id 1; start this one again"
+                RuntimeUnavailableError, match=r"another process in .*/d already has the id 1; start this one again"
             ):
                 FolderDiscovery(tmp_path / "d", 1, lease_ttl_s=1.0)
             assert names(tmp_path / "d") == ["1.json", "1.lease"]
@@ -504,7 +505,7 @@ def test_a_token_that_is_removed_is_put_back_as_it_was(tmp_path, caplog):
             (place / "token").unlink()
             (place / "token").mkdir()
             assert token.value == before
-            assert "cannot be used; what it held stands" in caplog.text
+            assert "cannot be used; the last token read from it stays in use" in caplog.text
 
     uvloop.run(main())
 

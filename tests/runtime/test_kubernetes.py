@@ -387,7 +387,7 @@ def test_what_others_leave_in_the_namespace_is_ignored(cluster, caplog):
             await until_async(lambda: seen == {"test/x": b"1"})
 
     run(main())
-    assert "ConfigMap dynabench-zz holds no keys and is ignored" in caplog.text
+    assert "ConfigMap dynabench-zz has no valid keys and is ignored" in caplog.text
 
 
 def held_token(cluster):
@@ -459,7 +459,7 @@ def test_nobody_makes_the_secret_as_a_stranger_could(cluster):
 def test_a_secret_that_holds_no_token_is_refused_in_one_line(cluster):
     cluster.put("secrets", {"metadata": {"name": TOKEN_SECRET}, "data": {"value": b64encode(b"short").decode()}})
     text = (
-        "Secret dynabench-cluster-token holds 5 bytes; at least 16 were expected "
+        "Secret dynabench-cluster-token holds 5 bytes; expected at least 16 "
         r"\(kubectl patch secret dynabench-cluster-token -p '{\"data\":null}' lets"
     )
     with pytest.raises(RuntimeUnavailableError, match=text):
@@ -513,14 +513,14 @@ def another_authority(cluster, patch):
         ),
         (emptied("namespace"), "namespace is empty; expected the namespace of a service account"),
         (emptied("ca.crt"), "ca.crt is empty; expected"),
-        (lambda cluster, _: (cluster.folder / "ca.crt").write_text("x"), "is no certificate in PEM"),
+        (lambda cluster, _: (cluster.folder / "ca.crt").write_text("x"), "is not a certificate in PEM format"),
         (nobody_there, r"the API server at https://127.0.0.1:\d+ cannot be reached \("),
         (another_authority, r"cannot be reached \(.*certificate verify failed"),
         (
             no_rights,
             r"does not let this pod list leases in namespace here \(403\); expected a Role that allows list on leases of",
         ),
-        (lambda _, patch: patch.setenv("POD_NAMESPACE", "away"), r"finds no namespace away \(404"),
+        (lambda _, patch: patch.setenv("POD_NAMESPACE", "away"), r"has no namespace away \(404"),
         (
             lambda _, patch: patch.setenv("ETCD_ENDPOINTS", "e:1"),
             "etcd_endpoints is 'e:1'; expected none with discovery_backend",

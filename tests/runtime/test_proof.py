@@ -63,7 +63,7 @@ def test_a_proof_is_worth_nothing_at_another_address_or_on_another_connection():
 
 @pytest.mark.parametrize("said", [b"SSH-2.0-OpenSSH_9.2\r\n", b"\x06\x00\x00\x00\x93\x91", b"d" * 200])
 def test_a_caller_says_nothing_to_what_is_no_process_of_ours(said):
-    with pytest.raises(ProofError, match="no process of dynabench"):
+    with pytest.raises(ProofError, match="not a dynabench process"):
         caller().feed(said)
 
 

@@ -115,8 +115,8 @@ def test_a_child_that_something_below_it_outlives_is_started_again(tmp_path):
         "print('once more')\nsys.exit(7)"
     )
     try:
-        lines = watch(code, restart=True, until="starting it again", arguments=[str(tmp_path / "pids")])
-        assert lines == ["once more", "ended with code 7; starting it again in 0.5 s"]
+        lines = watch(code, restart=True, until="restarting it", arguments=[str(tmp_path / "pids")])
+        assert lines == ["once more", "ended with code 7; restarting it in 0.5 s"]
     finally:
         for pid in (tmp_path / "pids").read_text().split():
             os.kill(int(pid), 9)
@@ -168,10 +168,10 @@ def test_a_child_that_cannot_be_started_again_is_tried_again(monkeypatch):
     lines = watch(READY + "print('up')\nraise SystemExit(1)", restart=True, until="in 2 s")
     assert lines == [
         "up",
-        "ended with code 1; starting it again in 0.5 s",
-        "could not be started (Too many open files); starting it again in 1 s",
+        "ended with code 1; restarting it in 0.5 s",
+        "could not be started (Too many open files); restarting it in 1 s",
         "up",
-        "ended with code 1; starting it again in 2 s",
+        "ended with code 1; restarting it in 2 s",
     ]
 
 
@@ -269,9 +269,7 @@ def test_a_process_that_is_retried_may_fail_again_and_again_and_is_ended_between
             await until_async(lambda: events.count(Ended("child", False, True)) == 4)
             await group.end("child", 60)
             assert not group._failed.is_set()
-        assert any(
-            "does not start: ended with code 1; its last line was: no; starting it again" in line for line in said
-        )
+        assert any("does not start: ended with code 1; its last line was: no; restarting it" in line for line in said)
 
     asyncio.run(main())
 

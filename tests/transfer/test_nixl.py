@@ -21,7 +21,7 @@ async def read(reader, address):
 def test_an_owner_whose_metadata_is_anothers_is_refused_and_not_kept(world):
     async def main():
         async with world.agent("nixl") as owner, world.agent("nixl") as reader:
-            with pytest.raises(TransferError, match="that of another agent") as caught:
+            with pytest.raises(TransferError, match="belongs to another agent") as caught:
                 await read(reader, owner.address | {"id": "ab" * 16})
             assert caught.value.kind == "refused"
             assert not knows(reader, owner.address["id"])
@@ -34,7 +34,7 @@ def test_who_comes_with_the_metadata_of_an_owner_that_is_known_costs_that_one_no
         async with world.agent("nixl") as owner, world.agent("nixl") as reader:
             fill(owner.memory)
             await read(reader, owner.address)
-            with pytest.raises(TransferError, match="that of another agent"):
+            with pytest.raises(TransferError, match="belongs to another agent"):
                 await read(reader, owner.address | {"id": "ab" * 16})
             reader.memory[:] = bytes(MIB)
             await read(reader, owner.address)

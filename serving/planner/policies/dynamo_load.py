@@ -1,6 +1,6 @@
 """The load loop of NVIDIA Dynamo 1.6's planner, for its optimization targets throughput and latency.
 
-Each rank has a value; a pool gets one worker more if any value is over the upper threshold, and one fewer if all are
+Each rank has a value. A pool grows by one worker if any value is over the upper threshold. It shrinks by one if all are
 under the lower one and the rest would stay under the upper one: largest value x N / (N - 1).
 
     role         value                                                              throughput   latency
@@ -47,7 +47,7 @@ class DynamoLoad(Policy):
 
 
 def value_of(facts: PoolFacts, load: RankLoad) -> float:
-    """Return what is compared with the thresholds."""
+    """Return the value to compare with the thresholds."""
     if facts.role == "prefill":
         return load.queued_prefill_tokens / (facts.max_model_len or facts.max_kv_tokens)
     tokens = load.decode_kv_tokens + load.queued_decode_kv_tokens

@@ -4,13 +4,13 @@
            the limits), at most 8 away from the ready ones: the least that the fast loop keeps
     fast   each rank's TTFT: time to compute queued tokens and one mean prompt, without what is cached
            each rank's ITL: step time with all that decodes or waits to
-           +1    if all ranks are over a limit (aggregated: over the same one)
+           +1    if all ranks exceed a limit (aggregated: the same one)
            -1    if with the load of N / (N - 1) workers, of each rank (aggregated: both)
                  TTFT - TTFT without a queue < (limit - TTFT without a queue) 0.8;  ITL < limit x 0.8, and the KV fits
 
 While workers start, no pool grows. Source: dynamo.planner.core (throughput_scaling, load_scaling, engine_query). Dynamo
-learns step times from the engines and counts accepted tokens of speculation; here the pool's step times are taken, and
-a step brings one token.
+learns step times from the engines and counts accepted tokens of speculation; here the pool's step times are used, and
+a step produces one token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,20 +24,20 @@ from serving.planner.predictors import PREDICTORS
 from serving.planner.sizing import capacity_of, merged, workers_for
 
 MAX_STEP = 8
-"""Workers by which the slow loop moves a floor away from the ready ones at most."""
+"""The most workers by which the slow loop moves a floor away from the ready ones."""
 
 
 class Verdict(NamedTuple):
-    """How the ranks of a pool stand against a limit."""
+    """How the ranks of a pool compare with a limit."""
 
     is_over: bool
-    """Of all ranks."""
+    """Whether all ranks exceed it."""
     can_shrink: bool
     reason: str
 
 
 class DynamoSla(Policy):
-    """Sets floors for the predicted load now and then, and moves by one worker with the queues."""
+    """Sets floors for the predicted load periodically, and moves by one worker with the queues."""
 
     description: ClassVar[str] = (
         "NVIDIA Dynamo 1.6, sla: floors ceil(predicted demand / capacity within limits) every 180 s; +-1 by estimated TTFT and ITL"
@@ -61,7 +61,7 @@ class DynamoSla(Policy):
         self._requests, self._isl, self._osl = (kind(config, interval_s) for _ in range(3))
 
     def propose(self, seen: Observation) -> Mapping[str, Proposal | str]:
-        """Raise floors where it is time, then propose for each pool by itself."""
+        """Update the floors when due, then propose for each pool separately."""
         assert seen.traffic is not None
         self._windows.append(seen.traffic)
         recent = merged(self._windows)
@@ -144,7 +144,7 @@ class DynamoSla(Policy):
 
 
 def ttft_of(facts: PoolFacts, load: RankLoad, shape: Shape, *, queue: float = 1.0, decodes: float = 1.0) -> float:
-    """Return the TTFT of a mean request that comes to a rank now (s), its queue and what decodes there scaled."""
+    """Return the TTFT of a mean request that arrives at a rank now (s), with its queue and decodes scaled."""
     assert facts.times is not None
     tokens = load.queued_prefill_tokens * queue * shape.num_computed / max(1.0, shape.isl) + shape.num_computed
     is_mixed = facts.role == "aggregated"
@@ -170,7 +170,7 @@ def itl_of(facts: PoolFacts, load: RankLoad, shape: Shape, *, scale: float = 1.0
 
 
 def kv_of(facts: PoolFacts, load: RankLoad) -> int:
-    """Return the KV tokens that a rank's requests take once all of them decode."""
+    """Return the KV tokens that a rank's requests need once all of them decode."""
     queued = load.queued_prefill_tokens if facts.role == "aggregated" else 0
     return load.decode_kv_tokens + load.queued_decode_kv_tokens + queued
 

@@ -1,4 +1,4 @@
-"""NVIDIA Dynamo's SLA planner of 2025: replicas from throughput, corrected by what was measured.
+"""NVIDIA Dynamo's SLA planner of 2025: replicas from throughput, corrected by measurements.
 
     p          measured TTFT / TTFT of a mean prompt;  d = measured ITL / ITL of the measured concurrency and context
     prefill    ceil(requests ISL / interval x min(1, p) / prompt tokens a second of a worker)
@@ -7,7 +7,7 @@
     budget     scale = budget / GPUs;  prefill round(scale x prefill), decode round(rest / GPUs of a worker)
 
 Requests, ISL and OSL are predicted. Source: docs/architecture/sla_planner.md and planner_core.py at 353ba5dbb. Dynamo
-interpolated profiled points for times; here, the pool's step times are asked.
+interpolates profiled points for times; here, the pool's step times are used.
 """
 
 import math
@@ -22,7 +22,7 @@ from serving.planner.predictors import PREDICTORS
 from serving.planner.sizing import workers_for
 
 STEPS = 100
-"""Of KV usage that are tried."""
+"""Levels of KV usage to try."""
 
 
 class DynamoSla2025(Policy):
@@ -46,7 +46,7 @@ class DynamoSla2025(Policy):
         self._requests, self._isl, self._osl = (kind(config, interval_s) for _ in range(3))
 
     def propose(self, seen: Observation) -> Mapping[str, Proposal | str]:
-        """Propose for both pools, or say what was not measured."""
+        """Propose for both pools, or report what was not measured."""
         traffic, decode = seen.traffic, self._by_role["decode"]
         assert traffic is not None
         self._requests.add(traffic.num_requests)
@@ -74,7 +74,7 @@ class DynamoSla2025(Policy):
         return traffic.ttft_s / _prompt_s(self._by_role["prefill"], traffic.isl)
 
     def _decode_correction(self, traffic: Traffic, num_workers: int) -> float:
-        """Return measured ITL by that of the concurrency that Little's law gives."""
+        """Return the measured ITL over the ITL at the concurrency from Little's law."""
         facts = self._by_role["decode"]
         assert facts.times is not None and traffic.isl is not None and traffic.osl is not None
         if not traffic.itl_s or not traffic.e2e_s:

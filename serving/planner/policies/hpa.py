@@ -24,7 +24,7 @@ UP_WORKERS = 4
 
 
 class Hpa(Policy):
-    """Holds a metric at its target in proportion."""
+    """Keeps a metric at its target in proportion."""
 
     description: ClassVar[str] = (
         "Kubernetes: ceil(workers x metric / target) beyond a tolerance of 10%; down after 300 s (hpa_metric, hpa_target)"
@@ -37,7 +37,7 @@ class Hpa(Policy):
         self._sizes: dict[str, list[tuple[float, int]]] = {name: [] for name in self._pools}
 
     def forget(self, pool: str) -> None:
-        """Forget what was asked for, and how fast the pool grew."""
+        """Forget past proposals, and how fast the pool grew."""
         self._wishes[pool].clear()
         self._sizes[pool].clear()
 
@@ -64,7 +64,7 @@ class Hpa(Policy):
         return usual[self._config.hpa_metric]
 
     def _ceiling(self, now: float, pool: str, size: int) -> int:
-        """Return how far the pool may grow now."""
+        """Return the largest size to which the pool may grow now."""
         sizes = [(at, before) for at, before in self._sizes[pool] if at > now - UP_PERIOD_S] + [(now, size)]
         self._sizes[pool] = sizes
         start = min(before for _, before in sizes)
@@ -72,10 +72,10 @@ class Hpa(Policy):
 
 
 def desired(total: float, target: float, state: PoolState, *, tolerance: float) -> int:
-    """Return the workers that hold a metric at its target.
+    """Return the workers that keep a metric at its target.
 
     Args:
-        total: the metric of all ready workers together.
+        total: the total metric of all ready workers.
         target: per worker.
         state: the pool.
         tolerance: share of the target within which nothing changes.

@@ -30,7 +30,7 @@ class _Pool:
 
 
 class Kpa(Policy):
-    """Follows the requests in flight, fast in a panic."""
+    """Follows the requests in flight, quickly in a panic."""
 
     description: ClassVar[str] = (
         "Knative: ceil(requests in 60 s / target), in a panic (6 s, twice the ready workers) at once (kpa_target_concurrency)"
@@ -69,7 +69,7 @@ class Kpa(Policy):
         )
 
     def _look(self, now: float, pool: _Pool, *, is_over: bool) -> None:
-        """Enter, prolong or leave a panic."""
+        """Start, prolong or leave a panic."""
         if is_over:
             if pool.panics_since is None:
                 pool.most_in_panic = 0

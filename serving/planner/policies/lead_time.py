@@ -1,7 +1,7 @@
 """Ours: each pool is sized for the time when a worker that is started now will be ready.
 
     s         start-up time of a worker;  H = s + the interval;  c = requests a second of a worker within the limits
-    load      max(requests a second lately, those predicted for now + H) / c, in workers
+    load      max(recent requests a second, those predicted for now + H) / c, in workers
     room      how many times the load the pool must be able to take (`surprises`): the factor over what was expected H before
               that covers 99% of what came in the last hour, and at least 1 / (1 - headroom)
     state     requests that run / those that a worker runs at once within the limits, in workers, no rank more than full
@@ -10,15 +10,15 @@
               worker-seconds, less what the base works off within the TTFT limit
     extra     min(sqrt(late weight x load x backlog / s), backlog / TTFT limit)
     up        at once, to ceil(base + extra)
-    down      to the most that was needed in the last hold x s, and a twentieth more
+    down      to the most needed in the last hold x s, and a twentieth more
 
-Extra workers: n of them work the backlog off in backlog / n seconds. All that comes until then is late, and that is
+Extra workers: n of them clear the backlog in backlog / n seconds. All requests that arrive until then are late. That is
 load x backlog / n worker-seconds of requests, which count `lead_late_weight` times; each of the n costs its start, s. The
-sum is least at the root. More workers than work the backlog off within the limit make nobody less late.
+sum is least at the root. More workers than can clear the backlog within the limit make no request less late.
 
-Holding: letting a worker go that is needed again costs its start, s, and the requests that are late meanwhile, which count
-`lead_late_weight` times. An idle worker costs as much after that time. Keeping it for so long never costs more than twice
-what would have been best, had one known when it is needed again (ski rental).
+Holding: removing a worker that is needed again costs its start, s, and the requests that are late meanwhile, counted
+`lead_late_weight` times. An idle worker costs as much after that time. Keeping it that long never costs more than twice
+the best possible choice, made with knowledge of when it is needed again (ski rental).
 """
 
 import math
@@ -37,21 +37,21 @@ from serving.planner.surprises import Surprises
 
 MIN_HOLD_S = 30.0
 BAND = 0.05
-"""Share of the need by which a pool must be too large to shrink."""
+"""A pool shrinks only if it exceeds the need by more than this share."""
 SHAPE_WINDOW_S = 300.0
 ALIKE = 0.02
-"""Share by which requests may differ from those for which a worker's capacity was searched, without a new search."""
+"""Share by which requests may change before a worker's capacity is searched again."""
 
 
 class Need(NamedTuple):
     """Workers that a pool needs."""
 
     load: float
-    """For the requests that come."""
+    """For the arriving requests."""
     state: float
-    """For those that run."""
+    """For the running requests."""
     extra: float
-    """For those that wait."""
+    """For the waiting requests."""
     room: float
     """How many times the expected load the pool must be able to take."""
 
@@ -68,11 +68,11 @@ class Need(NamedTuple):
 
 @dataclass(slots=True)
 class _Traffic:
-    """What came lately."""
+    """Recent requests."""
 
     windows: list[tuple[float, Traffic]] = field(default_factory=list)
     shape: Shape | None = None
-    """Mean request; None until one has come."""
+    """The mean request; None until one has arrived."""
     is_osl_known: bool = False
 
 
@@ -80,7 +80,7 @@ class LeadTime(Policy):
     """Orders workers a start-up time ahead, and keeps them as long as a start costs."""
 
     description: ClassVar[str] = (
-        "ours: ceil(what may come until a start is ready / capacity within limits + sqrt(weight x load x backlog / start-up time)) (lead_*)"
+        "our own: ceil(load expected until a start is ready / capacity within limits + sqrt(weight x load x backlog / start-up time)) (lead_*)"
     )
     default_interval_s: ClassVar[float] = 5.0
     needs_traffic: ClassVar[bool] = True
@@ -104,7 +104,7 @@ class LeadTime(Policy):
         self._capacities: dict[str, tuple[Shape, Capacity | None]] = {}
 
     def propose(self, seen: Observation) -> Mapping[str, Proposal | str]:
-        """Propose for each pool by itself."""
+        """Propose for each pool separately."""
         assert seen.traffic is not None
         rate = self._note(seen.now, seen.traffic)
         return {
@@ -114,12 +114,12 @@ class LeadTime(Policy):
         }
 
     def forget(self, pool: str) -> None:
-        """Forget what was needed."""
+        """Forget past needs."""
         self._needs[pool].clear()
         self._is_followed[pool] = False
 
     def _note(self, now: float, traffic: Traffic) -> float:
-        """Take note of what came, and return the requests a second lately."""
+        """Record arrivals, and return the recent requests a second."""
         known = self._traffic
         known.windows = [each for each in known.windows if each[0] > now - SHAPE_WINDOW_S] + [(now, traffic)]
         mean = merged([each for _, each in known.windows])
@@ -153,7 +153,7 @@ class LeadTime(Policy):
         need = self._need(facts, state, capacity, demand, room)
         needs = self._needs[facts.name]
         if not self._is_followed[facts.name]:
-            needs.add(now, state.size)  # what was there before may have been needed
+            needs.add(now, state.size)  # the workers present before may have been needed
             self._is_followed[facts.name] = True
         needs.add(now, need.total)
         wanted, kept = math.ceil(need.total - 1e-9), math.ceil(needs.most * (1 + BAND) - 1e-9)
@@ -173,7 +173,7 @@ class LeadTime(Policy):
         return self._config.planner_interval_s or self.default_interval_s
 
     def _came(self, facts: PoolFacts, shape: Shape) -> float:
-        """Return the requests a second of the last look; for workers that compute prompts, a long one counts as several."""
+        """Return the requests a second of the last look; for prefill workers, a long request counts as several."""
         _, last = self._traffic.windows[-1]
         rate = last.num_requests / last.duration_s if last.duration_s else 0.0
         return rate if facts.role == "decode" or last.isl is None else rate * last.isl / shape.isl
@@ -195,14 +195,14 @@ class LeadTime(Policy):
         return need._replace(extra=min(root, backlog / patience_s))
 
     def _waiting(self, facts: PoolFacts, state: PoolState, full: float) -> float:
-        """Return the requests that wait, or run beside more than a rank can have within the limits."""
+        """Return the requests that wait, or run in excess of what a rank can run within the limits."""
         if facts.role != "prefill":
             return sum(load.num_waiting + max(0.0, load.num_running - full) for load in state.loads)
         assert self._traffic.shape is not None
         return sum(load.queued_prefill_tokens for load in state.loads) / self._traffic.shape.num_computed
 
     def _capacity(self, facts: PoolFacts, shape: Shape) -> Capacity | None:
-        """Return what a worker can do with such requests; what was found for nearly the same ones still holds."""
+        """Return a worker's capacity for such requests; reuse the result for nearly the same ones."""
         known = self._capacities.get(facts.name)
         if known is None or not known[0].is_near(shape, ALIKE):
             known = shape, capacity_of(facts, shape, ttft_s=self._ttft_s, itl_s=self._itl_s)

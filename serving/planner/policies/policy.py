@@ -8,7 +8,7 @@ from serving.planner.observation import Observation, PoolFacts, PoolState
 
 
 class Proposal(NamedTuple):
-    """What a policy asks for."""
+    """The size that a policy asks for."""
 
     replicas: int
     """Ready and starting workers together."""
@@ -22,17 +22,17 @@ class Policy:
     description: ClassVar[str]
     """One line for the list of policies, with the formula."""
     default_interval_s: ClassVar[float]
-    """How often it decides unless told otherwise."""
+    """How often it decides by default."""
     needs_loads: ClassVar[bool] = True
     """Whether it reads the load of each rank."""
     needs_traffic: ClassVar[bool] = False
-    """Whether it reads the requests that came."""
+    """Whether it reads the requests that arrived."""
     needs_limits: ClassVar[bool] = False
-    """Whether it works from limits of TTFT and ITL."""
+    """Whether it needs limits of TTFT and ITL."""
     needs_times: ClassVar[bool] = False
-    """Whether it works from step times."""
+    """Whether it needs step times."""
     layouts: ClassVar[tuple[tuple[str, ...], ...]] = ()
-    """Roles of the pools that it can plan, in alphabetical order; none: any pools, each by itself."""
+    """Roles of the pools that it can plan, in alphabetical order; none: any pools, each separately."""
     waits_for_starts: ClassVar[bool] = False
     """Whether it proposes no more workers while some are starting."""
 
@@ -41,12 +41,12 @@ class Policy:
         self._pools = {pool.name: pool for pool in pools}
 
     def propose(self, seen: Observation) -> Mapping[str, Proposal | str]:
-        """Propose how many workers pools should have, or say why that is not known.
+        """Propose how many workers pools should have, or return why that is unknown.
 
-        A pool that is left out stays as it is. Unless a policy says otherwise, each pool is looked at by itself.
+        A pool that is left out stays as it is. Unless a policy overrides this, each pool is planned separately.
 
         Args:
-            seen: what the planner was given, without starts that took too long. It has all loads, and the traffic, if
+            seen: the planner's observation, without starts that took too long. It has all loads, and the traffic, if
                 the policy needs them.
         """
         proposals = {
@@ -57,8 +57,8 @@ class Policy:
         return {name: proposal for name, proposal in proposals.items() if proposal is not None}
 
     def _propose_one(self, now: float, facts: PoolFacts, state: PoolState) -> Proposal | str | None:
-        """Propose for a pool by itself, if `propose` is not made for all pools together."""
+        """Propose for one pool, if `propose` is not overridden for all pools together."""
         raise NotImplementedError
 
     def forget(self, pool: str) -> None:
-        """Forget what was decided for a pool, because somebody else has changed it."""
+        """Forget the decision for a pool, because somebody else has changed it."""

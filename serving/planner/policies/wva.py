@@ -3,11 +3,11 @@
     saturated   KV cache in use >= 0.8, or >= 5 requests wait
     spare       0.8 - mean KV, and 5 - mean queue, over the workers that are not saturated
     up          by 1, if spare KV < 0.1, spare queue < 3, or all are saturated
-    down        by 1, if at least two are not saturated and both would hold with their load on one worker fewer
+    down        by 1, if at least two are not saturated and both conditions hold with their load on one worker fewer
 
-While workers start, no pool grows. llm-d hands the number to a HorizontalPodAutoscaler, whose window for reductions is
-`wva_down_window_s`. Source: llm-d-workload-variant-autoscaler, saturation scaling. It knows only aggregated workers;
-here, each pool is planned by itself.
+While workers start, no pool grows. llm-d passes the number to a HorizontalPodAutoscaler, whose window for reductions is
+`wva_down_window_s`. Source: llm-d-workload-variant-autoscaler, saturation scaling. It supports only aggregated workers;
+here, each pool is planned separately.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class Wva(Policy):
         self._wishes = {name: Recent(config.wva_down_window_s) for name in self._pools}
 
     def forget(self, pool: str) -> None:
-        """Forget what was asked for."""
+        """Forget past proposals."""
         self._wishes[pool].clear()
 
     def _propose_one(self, now: float, facts: PoolFacts, state: PoolState) -> Proposal:
@@ -53,7 +53,7 @@ class Wva(Policy):
 
 
 def fullness_of(facts: PoolFacts, state: PoolState) -> list[Fullness]:
-    """Return how full each ready worker is, its ranks together."""
+    """Return how full each ready worker is, over all its ranks."""
     ranks = facts.num_ranks
     workers = [state.loads[first : first + ranks] for first in range(0, len(state.loads), ranks)]
     return [
@@ -85,7 +85,7 @@ def change_of(workers: Sequence[Fullness], config: PlannerConfig) -> tuple[int, 
 
 
 def _spare(free: Sequence[Fullness], number: int, config: PlannerConfig) -> Fullness:
-    """Return what `number` workers with this load have to spare, on average."""
+    """Return the average spare capacity of `number` workers with this load."""
     return Fullness(
         config.wva_kv_threshold - sum(worker.kv for worker in free) / number,
         config.wva_queue_threshold - sum(worker.queue for worker in free) / number,

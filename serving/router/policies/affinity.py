@@ -1,4 +1,4 @@
-"""Router modes that send alike requests to one rank by a hash, without asking who has what."""
+"""Router modes that send similar requests to one rank by a hash, whatever the ranks have cached."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -44,7 +44,7 @@ class Chwbl(Policy):
 
 
 def rendezvous(key: Hashable, slots: list[int]) -> list[float]:
-    """Score each rank for a key, so that few keys move when a rank comes or goes (highest random weight)."""
+    """Score each rank for a key, so that few keys move when a rank joins or leaves (highest random weight)."""
     return [
         int.from_bytes(blake2b(f"{slot}:{key}".encode(), digest_size=8).digest(), "big") / 2.0**64 for slot in slots
     ]

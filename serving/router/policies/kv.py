@@ -1,4 +1,4 @@
-"""`kv` and its sisters: NVIDIA Dynamo's routers, which add up prefill work and decode blocks."""
+"""`kv` and its variants: NVIDIA Dynamo's routers, which add up prefill work and decode blocks."""
 
 import random
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Kv(Policy):
 
 
 class KvTiered(Kv):
-    """The same with weights that follow from time."""
+    """The same, with weights derived from times."""
 
     description: ClassVar[str] = (
         "kv where a block beyond the GPU counts for the share of its computation that is saved: 1 - load time / prefill time."

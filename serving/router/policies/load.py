@@ -40,7 +40,7 @@ class RoundRobin(Policy):
         return [float((place - turn) % count) for place in range(count)]
 
     def routed(self, candidates: Candidates, place: int) -> None:
-        """Pass the turn on."""
+        """Pass the turn to the next rank."""
         self._turn += 1
 
 

@@ -1,4 +1,4 @@
-"""Router modes by name, and what may be added to one: `lmetric+eps(5)`, `marginal+late(8192)+wspt(0.1)`."""
+"""Router modes by name, and additions to them: `lmetric+eps(5)`, `marginal+late(8192)+wspt(0.1)`."""
 
 import random
 import re
@@ -46,12 +46,12 @@ ROUTER_MODES: dict[str, type[Policy]] = {
 ADDITIONS = {
     "temp": "temp(T): draw from a softmax of the costs at temperature T",
     "eps": "eps(X): any worker within X % of the range of costs counts as best",
-    "predict": "predict(S): beside KV events, assume for S seconds that a routed prompt is cached",
+    "predict": "predict(S): in addition to KV events, assume for S seconds that a routed prompt is cached",
     "stale": "stale(MS): see the workers' load as it was when last polled, every MS milliseconds",
     "late": "late(H): hold a request at the router while H or more prefill tokens wait at its worker (virtual time)",
     "wspt": "wspt(A): with late, the held request with the smallest uncached tokens - A x waited ms goes first",
 }
-"""What may be added to a mode, with a number each."""
+"""Additions to a mode, each with a number."""
 
 _FORM = re.compile(r"([a-z]+)\(([0-9.]+)\)")
 
@@ -71,7 +71,7 @@ class Mode:
 
     @classmethod
     def parse(cls, name: str) -> "Mode":
-        """Read `base`, or `base+addition(number)+...`; the base is a mode of ours, or a file with one of the user's.
+        """Read `base`, or `base+addition(number)+...`; the base is a built-in mode, or a file with the user's.
 
         Raises:
             ValueError: there is no such mode or addition.
@@ -96,7 +96,7 @@ class Mode:
 
     @property
     def is_oracle(self) -> bool:
-        """Whether it knows what no live router can."""
+        """Whether it knows what no live router can know."""
         return self.base.startswith("oracle-")
 
     @property
@@ -117,10 +117,10 @@ def _kind(base: str) -> type[Policy]:
 
 
 def check_registered_mode(name: str) -> None:
-    """Refuse a router mode that a worker must not ask for: what others register is no reason to run a file.
+    """Refuse a router mode that a worker must not ask for: a worker's registration must not make us run a file.
 
     Raises:
-        ValueError: the live router cannot carry it out, or it is in a file.
+        ValueError: the live router cannot use it, or it is in a file.
     """
     if is_own(name.partition("+")[0]):
         raise ValueError(f"router_mode {name!r}: a worker cannot ask for a mode in a file; give it to the frontend")
@@ -128,7 +128,7 @@ def check_registered_mode(name: str) -> None:
 
 
 def check_live_mode(name: str) -> None:
-    """Refuse a router mode that the live router cannot carry out.
+    """Refuse a router mode that the live router cannot use.
 
     Raises:
         ValueError: there is no such mode, or it holds requests or is an oracle.
@@ -139,6 +139,6 @@ def check_live_mode(name: str) -> None:
 
 
 def wants_kv_events(mode: str, config: RouterConfig) -> bool:
-    """Tell whether ranks must report KV events for a mode."""
+    """Return whether ranks must report KV events for a mode."""
     parsed = Mode.parse(mode)
     return parsed.policy(config, random.Random(0)).needs_overlap and (config.use_kv_events or parsed.is_oracle)

@@ -37,7 +37,7 @@ class OracleLoad(Predicting):
         self._work, self._output_length = work, output_length
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
-        """Own TTFT, and for every request there the delay it causes this one and this one causes it."""
+        """The request's TTFT, and for every request there, the delays that the two cause each other."""
         length, out, result = candidates.prompt.num_tokens, self._output_length, []
         for miss, fetch, requests in zip(
             candidates.missing_tokens, candidates.fetch_s(self._fetch), self._work, strict=True
@@ -56,7 +56,7 @@ class OracleLoad(Predicting):
 
 
 class OracleRollout(Marginal):
-    """Marginal for the requests to come; the driver tries each rank for this one and looks what follows."""
+    """Marginal for later requests; the driver tries each rank for this one and compares the outcomes."""
 
     needs_rollout: ClassVar[bool] = True
 

@@ -12,23 +12,23 @@ from serving.router.config import RouterConfig
 from serving.router.tiers import EVERYTHING, PerTier
 
 TrueWork = tuple[int, int, int]
-"""Of one request at a rank: prompt tokens to compute, output tokens to come, context tokens."""
+"""One request at a rank: prompt tokens to compute, output tokens left, context tokens."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Policy:
-    """A router mode: one of ours, or of a user's own in a file."""
+    """A router mode: a built-in one, or a user's in a file."""
 
     description: ClassVar[str]
     """One line for the list of modes, with the formula (compiled code keeps no docstrings)."""
     needs_load: ClassVar[bool] = True
     """Whether `costs` reads more of the books than the number of requests."""
     needs_overlap: bool = True
-    """Whether it reads who has which prefix; otherwise the router need not follow it."""
+    """Whether it reads who has which prefix; otherwise the router need not follow caches."""
     tier_weights: PerTier = EVERYTHING
-    """What a block beyond the GPU counts for in m, beside one on it."""
+    """The weight in m of a block beyond the GPU; one on it counts as 1."""
     needs_state: ClassVar[bool] = False
-    """Whether it reads what ranks report of themselves."""
+    """Whether it reads the ranks' load reports."""
     needs_truth: ClassVar[bool] = False
     """Whether the driver calls `on_truth` before each decision: only a simulation can."""
     needs_rollout: ClassVar[bool] = False
@@ -43,14 +43,14 @@ class Policy:
         raise NotImplementedError
 
     def routed(self, candidates: Candidates, place: int) -> None:
-        """Take note of what was chosen."""
+        """Record the choice."""
 
     def on_truth(self, work: list[list[TrueWork]], output_length: int) -> None:
-        """Take note of what each rank's requests really need, and how long the answer to this request will be."""
+        """Record what each rank's requests really need, and how long the answer to this request will be."""
 
 
 def choose(costs: Sequence[float], temperature: float, rng: random.Random, tolerance: float = 0.0) -> int:
-    """Return the place of the lowest cost, ties broken at random.
+    """Return the index of the lowest cost, with ties broken at random.
 
     With a temperature, draw from a softmax of the range-normalised costs; with a tolerance, any cost within that
     share of the range counts as lowest. Infinite costs are never chosen.

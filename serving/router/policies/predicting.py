@@ -16,9 +16,9 @@ WINDOW_S = 180.0
 
 
 class Predicting(Policy):
-    """A mode that knows what steps cost, and what it costs to fetch KV from beyond the GPU.
+    """A mode that knows the cost of steps, and of fetching KV from beyond the GPU.
 
-    Tp, T0, Td, Tk: seconds a prompt token, a step, a sequence, a context token. F: seconds to fetch what is beyond the GPU.
+    Tp, T0, Td, Tk: seconds a prompt token, a step, a sequence, a context token. F: seconds to fetch KV beyond the GPU.
     """
 
     usual_interference: ClassVar[float] = 0.1
@@ -56,14 +56,14 @@ class Jspt(Predicting):
 
 
 class Marginal(Predicting):
-    """The least increase of everyone's latency: a rule of our own (docs/routing-study.md)."""
+    """The least increase of everyone's latency: our own rule (docs/routing-study.md)."""
 
     description: ClassVar[str] = (
-        "Least added latency for all: predicted TTFT + alpha Tp miss d + E[out] (Tk (C + Q) + Td n); a rule of our own."
+        "Least added latency for all: predicted TTFT + alpha Tp miss d + E[out] (Tk (C + Q) + Td n); our own rule."
     )
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
-        """Own TTFT, the delay of running decodes by this prefill, and the own decode time in that batch."""
+        """The request's TTFT, the delay of running decodes by its prefill, and its decode time in that batch."""
         ttfts, missing = self.ttfts(candidates), candidates.missing_tokens
         delay, out = self._interference * self._token, self._out
         return [
@@ -75,17 +75,17 @@ class Marginal(Predicting):
 
 
 class MarginalAll(Marginal):
-    """Marginal, and what the answer's own tokens cost those who are there (docs/routing-study.md)."""
+    """Marginal, plus the cost of the answer's tokens to the requests there (docs/routing-study.md)."""
 
     usual_interference: ClassVar[float] = 0.2
     usual_osl: ClassVar[int] = 50
 
     description: ClassVar[str] = (
-        "marginal + half E[out] n (Tk L + Td): also what this request's decoding costs the others; a rule of our own."
+        "marginal + half E[out] n (Tk L + Td): also what this request's decoding costs the others; our own rule."
     )
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
-        """Those there have half their answers left on average, and read this request's context beside their own."""
+        """Requests there have half their answers left on average, and their steps also read this request's context."""
         length = candidates.prompt.num_tokens
         each = self._out / 2 * (self._context * length + self._sequence)
         return [
@@ -102,7 +102,7 @@ class DualMap(Predicting):
     )
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
-        """Score the two, the others cost infinity."""
+        """Score the two; the others cost infinity."""
         scores = rendezvous(candidates.key(self._config.prefix_key_tokens), candidates.slots)
         first, *others = sorted(range(len(scores)), key=scores.__getitem__)[:2]
         second = others[0] if others else first
@@ -147,7 +147,7 @@ class PrebleE2(Predicting):
         having = [load if overlap == most else math.inf for load, overlap in zip(loads, overlaps, strict=True)]
         if is_cached and min(having) <= 1.5 * max(min(loads), decode_s):
             return having
-        # What a full cache must evict for this prompt is recomputed at the rate at which prompts miss.
+        # Blocks that a full cache must evict for this prompt are recomputed at the rate at which prompts miss.
         miss_rate = self._missed / self._asked if self._asked else 1.0
         return [
             load + self._token * miss * (1 + (1 - miss_rate) * usage) + fetch
@@ -157,7 +157,7 @@ class PrebleE2(Predicting):
         ]
 
     def routed(self, candidates: Candidates, place: int) -> None:
-        """Enter it in the window."""
+        """Add it to the window."""
         slot, miss = candidates.slots[place], candidates.missing_tokens[place]
         work, tokens = self._token * miss, candidates.prompt.num_tokens
         self._window.append((candidates.now, slot, work, miss, tokens))

@@ -1,4 +1,4 @@
-"""Router modes that weigh who has the prefix against who has the load, after the routers in use and papers, which each names."""
+"""Router modes that weigh the prefix against the load, after routers in use and papers, which each mode names."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class Lmetric(Policy):
 
 
 class LmetricNew(Policy):
-    """SGLang's port of LMetric, which leaves the queue out."""
+    """SGLang's port of LMetric, without the queue."""
 
     description: ClassVar[str] = "SGLang's lmetric: this request's uncached tokens times requests there: miss (n + 1)."
 
@@ -120,7 +120,7 @@ class ProdstackLoadaware(Policy):
 class LlmdWeighted(Policy):
     """llm-d's scorers with its sample weights: prefix 2, KV usage 1, queue 1."""
 
-    # It knows host memory (`cpu`) beside the GPU; what it does not know counts in full.
+    # It knows the GPU and host memory (`cpu`); blocks of other tiers count in full.
     tier_weights = PerTier(0.8, 1.0, 1.0)
     needs_state: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""What the cluster must allow: roles are generated from this, and the tests compare it with the calls that are made."""
+"""The rights that the cluster must grant: roles are generated from them, and tests compare them with the calls made."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -10,11 +10,11 @@ class Rule(NamedTuple):
     """A rule of a Role."""
 
     group: str
-    """Of the API; empty: the core's."""
+    """The group in the API; empty: the core group."""
     resource: str
     verbs: tuple[str, ...]
     names: tuple[str, ...] = ()
-    """Of the objects; none: all of the namespace."""
+    """The names of the objects; none: all of the namespace."""
 
 
 def discovery(token_secret: str = TOKEN_SECRET) -> tuple[Rule, ...]:
@@ -23,17 +23,17 @@ def discovery(token_secret: str = TOKEN_SECRET) -> tuple[Rule, ...]:
         Rule("coordination.k8s.io", "leases", ("get", "list", "watch", "create", "patch", "delete")),
         Rule("", "configmaps", ("get", "list", "create", "patch", "delete")),
         Rule("discovery.k8s.io", "endpointslices", ("list", "watch")),
-        # Not `create`, which no rule can limit to a name: manifests hold the Secret, and a process fills it.
+        # Not `create`, which no rule can limit to a name: manifests contain the Secret, and a process fills it.
         Rule("", "secrets", ("get", "list", "watch", "patch"), (token_secret,)),
     )
 
 
 def scaling(deployments: Iterable[str]) -> tuple[Rule, ...]:
-    """Return what a planner with --hands kubernetes needs besides discovery, for the Deployments that it scales."""
+    """Return the rights, besides discovery, that a planner with --hands kubernetes needs to scale these Deployments."""
     return (
         Rule("apps", "deployments", ("list", "watch")),
         Rule("apps", "deployments/scale", ("get", "patch"), tuple(deployments)),
-        # Kubernetes makes up the names of pods, and no rule can name a label. Only patch: a planner deletes no pod.
+        # Kubernetes generates the names of pods, and no rule can name a label. Only patch: a planner deletes no pod.
         Rule("", "pods", ("list", "watch", "patch")),
         Rule("autoscaling", "horizontalpodautoscalers", ("list", "watch")),
     )

@@ -15,7 +15,7 @@ FRESH_S = 60.0
 
 
 class Account:
-    """The service account of the pod; its token is read again as the cluster replaces it."""
+    """The service account of the pod; its token is read again, because the cluster replaces it."""
 
     def __init__(self, server: str, folder: Path, namespace: str) -> None:
         self.server = server
@@ -29,7 +29,7 @@ class Account:
         """Find the account.
 
         Raises:
-            RuntimeUnavailableError: this is no pod, or one without a service account.
+            RuntimeUnavailableError: this is not a pod, or one without a service account.
         """
         host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
         if not host or not port:
@@ -57,7 +57,7 @@ class Account:
         return self._token
 
     def refresh(self) -> None:
-        """Read the token again with its next use."""
+        """Read the token again at its next use."""
         self._read_s = -FRESH_S
 
     def _read(self, name: str) -> str:
@@ -97,5 +97,5 @@ class ThisPod:
 
     @property
     def as_owner(self) -> dict[str, str]:
-        """As owner of an object, which goes with the pod."""
+        """The pod as the owner of an object, which is removed with the pod."""
         return {"apiVersion": "v1", "kind": "Pod", "name": self.name, "uid": self.uid}

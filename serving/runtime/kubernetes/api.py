@@ -1,7 +1,7 @@
 """Calls to the API server of the cluster that this process runs in.
 
-What may pass by itself (429, 5xx, a lost connection) is tried again a few times, after as long as the server asks for. A
-token that it no longer takes (401) is read again once. Redirects are not followed: the token would go with them.
+Failures that may pass (429, 5xx, a lost connection) are retried a few times, after the time that the server asks for. A
+token that it no longer accepts (401) is read again once. Redirects are not followed: the token would go with them.
 """
 
 import asyncio
@@ -22,18 +22,18 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS = 4
 PAUSE_S = 0.2
-"""Before the second attempt; twice as long before each further one."""
+"""The wait before the second attempt; it doubles for each further one."""
 
 MAX_PAUSE_S = 5.0
 TIMEOUT = aiohttp.ClientTimeout(total=5)
 WATCH_S = 30
-"""How long a watch lasts before it is begun again: a connection that died unseen is replaced then."""
+"""How long a watch lasts before it is restarted: this replaces a connection that died unseen."""
 
 WATCHING = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=WATCH_S + 5)
 PAGE = 500
 MAX_ANSWER_BYTES = 64 << 20
 MAX_LINE_BYTES = 2 << 20
-"""Of a watch: more than any object has."""
+"""The longest line of a watch: longer than any object."""
 
 MERGE = {"Content-Type": "application/merge-patch+json"}
 
@@ -55,7 +55,7 @@ class ApiError(RuntimeUnavailableError):
 
 
 class GoneError(Exception):
-    """The server no longer knows what changed since the version that a watch began with."""
+    """The server no longer knows what changed since the version with which a watch started."""
 
 
 class KubernetesApi:
@@ -72,7 +72,7 @@ class KubernetesApi:
         try:
             trusted = ssl.create_default_context(cadata=account.authority)
         except (ssl.SSLError, ValueError) as error:
-            raise RuntimeUnavailableError("ca.crt of the service account is no certificate in PEM") from error
+            raise RuntimeUnavailableError("ca.crt of the service account is not a certificate in PEM format") from error
         # Python 3.13 and later refuse authorities without a key identifier, which many clusters have.
         trusted.verify_flags &= ~ssl.VERIFY_X509_STRICT
         # No limit on connections: each watch holds one.
@@ -85,10 +85,10 @@ class KubernetesApi:
         await self._session.close()
 
     async def get(self, resource: Resource, kind: type[Kind], *names: str) -> Kind | None:
-        """Return an object, None if it is not there.
+        """Return an object, None if it does not exist.
 
         Raises:
-            ApiError: the server does not say.
+            ApiError: the server does not answer that.
         """
         try:
             return self._decoded(await self._call("get", resource, *names), kind)
@@ -100,10 +100,10 @@ class KubernetesApi:
     async def list(
         self, resource: Resource, kind: type[Kind], *, labels: str = "", fields: str = ""
     ) -> tuple[dict[str, Kind], str]:
-        """Return all objects that a selector names, by their names, and the version of this state.
+        """Return all objects that a selector matches, by name, and the version of this state.
 
         Raises:
-            ApiError: the server does not say.
+            ApiError: the server does not answer that.
         """
         found: dict[str, Kind] = {}
         query = _query(labels, fields) | {"limit": str(PAGE)}
@@ -117,7 +117,7 @@ class KubernetesApi:
             query["continue"] = page.metadata.continue_
 
     async def create(self, resource: Resource, content: Mapping[str, Any]) -> Object | None:
-        """Make an object; return None if one of this name is there.
+        """Create an object; return None if one of this name exists.
 
         Raises:
             ApiError: the server refuses it.
@@ -131,15 +131,15 @@ class KubernetesApi:
             raise
 
     async def patch(self, resource: Resource, *names: str, content: Mapping[str, Any]) -> Object:
-        """Change parts of an object; only one of the version in its metadata, if that is given.
+        """Change parts of an object; if its metadata give a version, only that version.
 
         Raises:
-            ApiError: the server refuses it: 404 if it is not there, 409 if it has another version.
+            ApiError: the server refuses it: 404 if it does not exist, 409 if it has another version.
         """
         return self._decoded(await self._call("patch", resource, *names, body=content), Object)
 
     async def delete(self, resource: Resource, name: str) -> None:
-        """Remove an object, if it is there.
+        """Remove an object, if it exists.
 
         Raises:
             ApiError: the server refuses it.
@@ -153,7 +153,7 @@ class KubernetesApi:
     async def watch(
         self, resource: Resource, kind: type[Kind], version: str, *, labels: str = "", fields: str = ""
     ) -> AsyncIterator[tuple[str, Kind | Object]]:
-        """Yield what changed since a version: what happened, and the object; for a bookmark only its metadata count.
+        """Yield the changes since a version: the event and the object; for a bookmark, only its metadata count.
 
         Raises:
             GoneError: the version is too old.
@@ -186,7 +186,7 @@ class KubernetesApi:
     async def _call(
         self, verb: str, resource: Resource, *names: str, query: Mapping[str, str] | None = None, body: Any = None
     ) -> bytes:
-        """Call until it succeeds, or the server means what it says."""
+        """Call until it succeeds, or fails for good."""
         pause_s = PAUSE_S
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -239,7 +239,7 @@ class KubernetesApi:
     async def _error(self, response: aiohttp.ClientResponse, verb: str, resource: Resource, *names: str) -> ApiError:
         try:
             status = msgspec.json.decode(await _whole(response), type=Status)
-        except ValueError:  # a proxy may answer in its place
+        except ValueError:  # a proxy may answer instead
             status = Status()
         status = msgspec.structs.replace(status, code=response.status)
         return self._refusal(status, verb, resource, *names)
@@ -256,7 +256,9 @@ class KubernetesApi:
                     f"{verb} on {what} of API group {resource.group!r}, bound to its service account"
                 )
             case 404 if verb == "create":
-                text = f"finds no namespace {self.namespace} (404: {said}); expected the pod's own, or what POD_NAMESPACE names"
+                text = (
+                    f"has no namespace {self.namespace} (404: {said}); expected the pod's, or the one in POD_NAMESPACE"
+                )
             case _:
                 text = f"refuses to {verb} {' '.join([what, *names[:1]])} in namespace {self.namespace} ({status.code}: {said})"
         return ApiError(f"the API server at {self._account.server} {text}", status.code)
@@ -286,7 +288,7 @@ async def _whole(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _read(raw: msgspec.Raw, kind: type[Kind], resource: Resource) -> Kind | None:
-    """Read an object; one that is not what it should be is logged and left out."""
+    """Read an object; log and skip one that is malformed."""
     try:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.MsgspecError as error:

@@ -1,4 +1,4 @@
-"""What only one process can hold at a time: a Lease, changed only by who has seen its last version."""
+"""Names that one process can hold at a time: each is a Lease, changed only by those who have seen its last version."""
 
 import time
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ class _Seen(NamedTuple):
 
 
 class Claims:
-    """Those of one process."""
+    """The claims of one process."""
 
     def __init__(self, api: KubernetesApi, id: str, *, lease_ttl_s: float) -> None:
         """Prepare to claim."""
@@ -35,7 +35,7 @@ class Claims:
         """See `Discovery`; the term is the number of the Lease's transitions.
 
         Raises:
-            ApiError: the API server does not say who holds it.
+            ApiError: the API server does not report who holds it.
         """
         lease = claim_object(name)
         held = await self._api.get(LEASES, Lease, lease)
@@ -45,7 +45,7 @@ class Claims:
         self._held.pop(lease, None)
         if held is not None and held.spec.holder_identity and not self._is_abandoned(lease, held):
             return None
-        # Higher than any before also if somebody removed the Lease.
+        # Higher than any before, even if somebody removed the Lease.
         term = (held.spec.lease_transitions or 0) + 1 if held is not None else int(time.time()) - EPOCH_S
         version = await self._take(lease, held, term)
         if version is None:
@@ -54,10 +54,10 @@ class Claims:
         return term
 
     async def keep(self) -> None:
-        """Renew all that we hold.
+        """Renew all claims that we hold.
 
         Raises:
-            ApiError: the API server cannot be reached, or does not let us.
+            ApiError: the API server cannot be reached, or does not allow it.
         """
         for lease, version in list(self._held.items()):
             renewed = await self._patch(lease, version, {"renewTime": now_text()})
@@ -69,10 +69,10 @@ class Claims:
                 self._held[lease] = renewed
 
     async def release(self) -> None:
-        """Let go of all that we hold, so that others need not wait.
+        """Release all claims that we hold, so that others need not wait.
 
         Raises:
-            ApiError: the API server cannot be reached, or does not let us.
+            ApiError: the API server cannot be reached, or does not allow it.
         """
         for lease, version in self._held.items():
             await self._patch(lease, version, {"holderIdentity": ""})
@@ -91,7 +91,7 @@ class Claims:
         return made.metadata.resource_version if made is not None else None
 
     async def _patch(self, lease: str, version: str, spec: dict[str, Any]) -> str | None:
-        """Change a Lease if it is still of this version; return its new version, None if it is not."""
+        """Change a Lease if it still has this version; return its new version, else None."""
         content = {"metadata": {"resourceVersion": version}, "spec": spec}
         try:
             return (await self._api.patch(LEASES, lease, content=content)).metadata.resource_version
@@ -101,7 +101,7 @@ class Claims:
             raise
 
     def _is_abandoned(self, lease: str, held: Lease) -> bool:
-        """Whether a Lease has stayed as it is for as long as it lasts, by our clock: others' may differ."""
+        """Whether a Lease has not changed for its whole duration, by our clock: others' may differ."""
         now, version = time.monotonic(), held.metadata.resource_version
         seen = self._others.get(lease)
         if seen is None or seen.version != version:

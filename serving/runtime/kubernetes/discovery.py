@@ -1,13 +1,13 @@
 """Discovery in a Kubernetes cluster, by objects of its own (docs/decisions/0028).
 
-    Lease dynabench-{id}            of each process: renewed by it, and how often it has changed what it registers
-    ConfigMap dynabench-{id}        its keys, written before the Lease says that they changed
+    Lease dynabench-{id}            of each process: it renews this, and counts the changes of its keys in it
+    ConfigMap dynabench-{id}        its keys, written before the Lease counts the change
     Lease dynabench-claim-{name}    who holds a claim, and its term
-    Secret dynabench-cluster-token  the token that processes prove to know when they call each other; DYN_CLUSTER_TOKEN_SECRET
-                                    names another
+    Secret dynabench-cluster-token  the token: processes that call each other prove that they know it;
+                                    DYN_CLUSTER_TOKEN_SECRET names another Secret
 
-The first two belong to the process's pod, and the cluster removes them with it. `presence.py` says who lives. While the API
-server is away what was known stands; what we registered meanwhile is written once it is back.
+The first two belong to the process's pod, and the cluster removes them with it. `presence.py` decides who is alive.
+While the API server is away, what was known stays in use; our changes are written once it is back.
 """
 
 import asyncio
@@ -33,10 +33,10 @@ log = logging.getLogger(__name__)
 
 CLOSING_S = 5.0
 GRACE_S = 1.0
-"""How long a renewal may take to come back on a watch."""
+"""How long a renewal may take to appear on a watch."""
 
 LASTING = (CLUSTER_TOKEN,)
-"""Keys that outlive the processes which put them: each is in a Secret."""
+"""Keys that outlive the processes that put them; each is in a Secret."""
 
 
 class KubernetesDiscovery:
@@ -65,7 +65,7 @@ class KubernetesDiscovery:
         """Take a Lease in the namespace of this pod, and keep it.
 
         Raises:
-            RuntimeUnavailableError: this is no pod, or the API server cannot be reached or does not let us.
+            RuntimeUnavailableError: this is not a pod, or the API server cannot be reached or does not allow it.
         """
         account, pod = Account.of_this_pod(), ThisPod.found()
         token_secret = os.environ.get(TOKEN_SECRET_VARIABLE) or TOKEN_SECRET
@@ -85,7 +85,7 @@ class KubernetesDiscovery:
         await self._own.put(key, value)
 
     async def delete(self, key: str) -> None:
-        """Take a key of ours out."""
+        """Remove one of our keys."""
         await self._own.delete(key)
 
     async def claim(self, name: str) -> int | None:
@@ -93,9 +93,9 @@ class KubernetesDiscovery:
         return await self._claims.claim(name)
 
     async def create(self, key: str, value: bytes) -> bytes:
-        """Put a key that outlives us into its Secret if that is empty; return what it holds then.
+        """Put a key that outlives us into its Secret if that is empty; return its value after that.
 
-        The Secret itself must be there: a right to create one could not be limited to its name.
+        The Secret itself must exist: a right to create one could not be limited to its name.
 
         Raises:
             RuntimeUnavailableError: the API server cannot be reached or refuses us, or there is no Secret.
@@ -104,7 +104,7 @@ class KubernetesDiscovery:
         while (secret := await self._api.get(SECRETS, Data, name)) is not None:
             if (held := _value(secret)) is not None:
                 return held
-            # Only the version that was seen to be empty is changed: of several processes one succeeds.
+            # Only the version that was empty is changed, so one of several processes succeeds.
             metadata = {"resourceVersion": secret.metadata.resource_version}
             content = {"metadata": metadata, "data": {"value": b64encode(value).decode()}}
             try:
@@ -125,7 +125,7 @@ class KubernetesDiscovery:
         return f"Secret {name}", f"kubectl patch secret {name} -p '{{\"data\":null}}'"
 
     async def watch(self, prefix: str, on_change: OnChange) -> Stop:
-        """Tell of keys below a prefix, now and as they change."""
+        """Report the keys below a prefix, now and as they change."""
         entry = (prefix, guarded(on_change, "a key in discovery"))
         async with self._starting:
             if prefix in LASTING:
@@ -150,13 +150,13 @@ class KubernetesDiscovery:
         return stop
 
     async def close(self) -> None:
-        """Take out our Lease and all our keys, and let go of what we claimed."""
+        """Remove our Lease and all our keys, and release our claims."""
         self._watches.clear()
         await cancel_all(*([self._beating] if self._beating else []))
         await asyncio.gather(
             *(following.close() for following in [self._others, *self._following.values()] if following)
         )
-        with contextlib.suppress(ApiError, TimeoutError):  # the Leases will run out by themselves
+        with contextlib.suppress(ApiError, TimeoutError):  # the Leases will expire
             async with asyncio.timeout(CLOSING_S):
                 await self._claims.release()
                 await self._own.end()
@@ -182,7 +182,7 @@ class KubernetesDiscovery:
 
         def take(secret: Data | None) -> None:
             if secret is None:
-                return  # nobody can fill it before it is there again: what it held stands
+                return  # nobody can fill it until it exists again: keep the last value
             if self._shared.get(key) != (value := _value(secret)):
                 self._shared.pop(key, None)
                 if value is not None:
@@ -209,17 +209,17 @@ class KubernetesDiscovery:
                 on_change(key, value)
 
     def _say(self, trouble: str) -> None:
-        """Say it once, until it is over or another."""
+        """Log a trouble once, until it is over or changes."""
         if trouble != self._trouble:
             self._trouble = trouble
             if trouble:
                 log.warning("this process may be lost from discovery; trying again: %s", trouble)
             else:
-                log.info("this process is sure of its place in discovery again")
+                log.info("this process is safely in discovery again")
 
 
 def _value(secret: Data) -> bytes | None:
-    """Return what a Secret of ours holds: None if it is empty, no bytes if it holds something else."""
+    """Return the value in one of our Secrets: None if it is empty, no bytes if it has something else."""
     text = (secret.data or {}).get("value")
     with contextlib.suppress(ValueError):
         return b64decode(text, validate=True) if text else None

@@ -1,4 +1,4 @@
-"""What objects of ours are called in a cluster: whoever writes manifests, registers, watches or scales uses these."""
+"""The names of our objects in a cluster, for all who write manifests, register, watch or scale."""
 
 APP = "app.kubernetes.io/name"
 APP_NAME = "dynabench"
@@ -47,5 +47,5 @@ def claim_object(name: str) -> str:
 
 
 def labels(more: dict[str, str] | None = None) -> dict[str, str]:
-    """Return the labels of an object of ours."""
+    """Return the labels of one of our objects."""
     return {APP: APP_NAME} | (more or {})

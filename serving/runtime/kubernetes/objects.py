@@ -1,4 +1,4 @@
-"""Objects of the API, as far as we read them. What is null or missing there is empty here."""
+"""Objects of the API, as far as we read them. A null or missing field is empty here."""
 
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ class Resource(NamedTuple):
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str, *names: str) -> str:
-        """Return the path of all objects of a namespace, of one, or of a part of one."""
+        """Return the path of all objects of a namespace, of one object, or of a part of one."""
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
         return "/".join([f"{root}/namespaces/{namespace}/{self.name}", *names])
 
@@ -35,7 +35,7 @@ AUTOSCALERS = Resource("autoscaling", "v2", "horizontalpodautoscalers", "Horizon
 
 
 class Owner(Struct, frozen=True, rename="camel"):
-    """Who an object belongs to, and goes with."""
+    """The object that owns this one, which is removed with it."""
 
     kind: str = ""
     name: str = ""
@@ -84,7 +84,7 @@ class LeaseSpec(Struct, frozen=True, rename="camel"):
 
 
 class Lease(Object, frozen=True):
-    """Something held as long as it is renewed."""
+    """A claim that lasts as long as it is renewed."""
 
     spec: LeaseSpec = LeaseSpec()
 
@@ -96,14 +96,14 @@ class Data(Object, frozen=True):
 
 
 class Conditions(Struct, frozen=True):
-    """Of an endpoint; what is missing is true of `ready`, and as `ready` of `serving`."""
+    """The conditions of an endpoint. If missing, `ready` is true, and `serving` is the same as `ready`."""
 
     ready: bool | None = None
     serving: bool | None = None
 
     @property
     def is_serving(self) -> bool:
-        """Whether its pod is ready, also while it ends."""
+        """Whether its pod is ready, even while it terminates."""
         return self.ready is not False if self.serving is None else self.serving
 
 
@@ -121,7 +121,7 @@ class EndpointSlice(Object, frozen=True):
 
 
 class Condition(Struct, frozen=True, rename="camel"):
-    """Of a pod or a Deployment."""
+    """A condition of a pod or a Deployment."""
 
     type: str = ""
     status: str = ""
@@ -130,13 +130,13 @@ class Condition(Struct, frozen=True, rename="camel"):
 
 
 class ContainerStatus(Struct, frozen=True, rename="camel"):
-    """Of a pod's container."""
+    """The status of a pod's container."""
 
     restart_count: int = 0
 
 
 class PodStatus(Struct, frozen=True, rename="camel"):
-    """How a pod fares."""
+    """The status of a pod."""
 
     phase: str | None = None
     conditions: tuple[Condition, ...] | None = None
@@ -150,7 +150,7 @@ class Pod(Object, frozen=True):
 
 
 class Replicas(Struct, frozen=True):
-    """How many pods a Deployment should have, and what keeps it from that."""
+    """How many pods a Deployment has, and what keeps it from its target."""
 
     replicas: int | None = None
     conditions: tuple[Condition, ...] | None = None
@@ -164,26 +164,26 @@ class Deployment(Object, frozen=True):
 
 
 class Target(Struct, frozen=True):
-    """What an autoscaler scales."""
+    """The target of an autoscaler."""
 
     kind: str = ""
     name: str = ""
 
 
 class AutoscalerSpec(Struct, frozen=True, rename="camel"):
-    """What an autoscaler does."""
+    """The settings of an autoscaler."""
 
     scale_target_ref: Target = Target()
 
 
 class Autoscaler(Object, frozen=True):
-    """A HorizontalPodAutoscaler, which KEDA makes, too."""
+    """A HorizontalPodAutoscaler, which KEDA also creates."""
 
     spec: AutoscalerSpec = AutoscalerSpec()
 
 
 class Status(Struct, frozen=True):
-    """An answer that says what went wrong."""
+    """An answer that describes an error."""
 
     code: int = 0
     reason: str = ""
@@ -191,7 +191,7 @@ class Status(Struct, frozen=True):
 
 
 class ListMetadata(Struct, frozen=True, rename="camel"):
-    """Of a list: the state it shows, and how to get the rest."""
+    """The metadata of a list: the version of its state, and how to get the rest."""
 
     resource_version: str = ""
     continue_: str = msgspec.field(default="", name="continue")

@@ -1,6 +1,6 @@
-"""The keys of all processes that live, as a watch of their Leases and of their pods' readiness shows them.
+"""The keys of all live processes, found by watching their Leases and their pods' readiness.
 
-A process's keys are read when its Lease names a version of them that is not known.
+A process's keys are read when its Lease names a new version of them.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class Others:
     """See the module."""
 
     def __init__(self, api: KubernetesApi, own: str, tell: Callable[[str, bytes | None], None]) -> None:
-        """Prepare to watch, as the process of an id; `tell` is given each key that changes, and its value."""
+        """Prepare to watch as the process with this id; `tell` is called with each key that changes, and its value."""
         self.keys: Keys = {}
         self._api = api
         self._own = own
@@ -62,7 +62,7 @@ class Others:
         """Report the keys that are there now, and changes from then on.
 
         Raises:
-            ApiError: the API server does not let us.
+            ApiError: the API server does not allow it.
         """
         await self._slices.start()
         try:
@@ -72,19 +72,19 @@ class Others:
             raise
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         for reflector in (self._slices, self._leases):
             reflector.stop()
         for task in self._fetching.values():
             task.cancel()
 
     async def close(self) -> None:
-        """Watch no more, and wait until that is so."""
+        """Stop watching, and wait until that is done."""
         self.stop()
         await asyncio.gather(self._slices.close(), self._leases.close(), cancel_all(*self._fetching.values()))
 
     def check(self, renewed: str) -> None:
-        """Begin the watches again if our last renewal of our Lease was not seen: then nothing is."""
+        """Restart the watches if they did not show our last Lease renewal: then they show nothing."""
         own = self._presence.processes.get(self._own)
         if own is None or own.renewed != renewed:
             self._slices.cut()
@@ -124,7 +124,7 @@ class Others:
             self._settle()
 
     async def _fetch(self, id: str) -> None:
-        """Read the keys of a process until no change is known of; if that fails, its next renewal lets us try again."""
+        """Read the keys of a process until they are current; if that fails, its next renewal triggers another try."""
         wanted = self._records.get(id, NOTHING).version
         try:
             while (process := self._presence.processes.get(id)) is not None and process.version > wanted:
@@ -144,7 +144,7 @@ class Others:
         try:
             texts = msgspec.json.decode((record.data or {}).get("keys", "{}"), type=dict[str, str])
         except ValueError as error:
-            log.warning("ConfigMap %s holds no keys and is ignored: %s", record.metadata.name, error)
+            log.warning("ConfigMap %s has no valid keys and is ignored: %s", record.metadata.name, error)
         if version >= self._records.get(id, NOTHING).version:
             self._records[id] = Record(version, {key: text.encode() for key, text in texts.items()})
 
@@ -153,7 +153,7 @@ class Others:
         self._records.pop(id, None)
 
     def _settle(self) -> None:
-        """Tell what has changed."""
+        """Report the changes."""
         living = self._presence.living()
         self._living = frozenset(living)
         found: Keys = {}

@@ -1,10 +1,10 @@
-"""Which processes live: those whose Lease is renewed, unless an EndpointSlice says that their pod is not ready. Pure.
+"""The live processes: those whose Lease is renewed, unless an EndpointSlice shows that their pod is not ready. Pure.
 
-A pod's readiness is known within a second or so where a container ends; a Lease covers what it does not show: a process that
-hangs, one that was started again in the same pod, and pods behind no Service.
+When a container ends, its pod's readiness changes within a second or so. A Lease covers what readiness does not show: a
+process that hangs, one that was restarted in the same pod, and pods behind no Service.
 
-Times are of our own clock, from when we saw a renewal: the clocks of the cluster's nodes may differ. Leases are compared with
-our own, as we see it: while our own renewals do not come back, we see nobody's, and nobody counts as dead for that.
+Times are by our own clock, from when we saw a renewal: the clocks of the cluster's nodes may differ. Leases are
+compared with our own, as we see it: while our own renewals do not come back, we see nobody's, so nobody counts as dead.
 """
 
 from collections.abc import Mapping
@@ -18,31 +18,31 @@ DEFAULT_TTL_S = 10.0
 
 @dataclass(slots=True)
 class Process:
-    """What its Lease says of a process."""
+    """What a process's Lease reports."""
 
     pod: str
     """The pod's uid."""
     version: int
-    """Of what it has registered."""
+    """The version of its keys."""
     ttl_s: float
     renewed: str
-    """When it renewed the Lease last, by its clock."""
+    """When it last renewed the Lease, by its clock."""
     seen_s: float
-    """When we saw that, by ours."""
+    """When we saw that, by our clock."""
 
 
 class Presence:
     """See the module; `now` is in seconds, on any clock."""
 
     def __init__(self, own: str) -> None:
-        """Begin, as the process of this id."""
+        """Start as the process with this id."""
         self.processes: dict[str, Process] = {}
         """By id."""
         self._own = own
         self._slices: dict[str, dict[str, bool]] = {}
 
     def on_lease(self, now: float, id: str, lease: Lease) -> None:
-        """Take note of a process's Lease."""
+        """Record a process's Lease."""
         spec, version = lease.spec, lease.metadata.annotation(VERSION)
         known, renewed = self.processes.get(id), spec.renew_time or ""
         ttl_s = float(spec.lease_duration_seconds or DEFAULT_TTL_S)
@@ -58,11 +58,11 @@ class Presence:
         )
 
     def forget(self, id: str) -> None:
-        """Take note that a process's Lease is gone."""
+        """Record that a process's Lease is gone."""
         self.processes.pop(id, None)
 
     def on_slice(self, name: str, found: EndpointSlice | None) -> None:
-        """Take note of an EndpointSlice, or that it is gone."""
+        """Record an EndpointSlice, or that it is gone."""
         self._slices.pop(name, None)
         if found is not None:
             self._slices[name] = {
@@ -72,13 +72,13 @@ class Presence:
             }
 
     def on_slices(self, found: Mapping[str, EndpointSlice]) -> None:
-        """Take note of all EndpointSlices."""
+        """Record all EndpointSlices."""
         self._slices.clear()
         for name, each in found.items():
             self.on_slice(name, each)
 
     def living(self) -> list[str]:
-        """Return the ids of those that live, in an order that does not depend on what happened when."""
+        """Return the ids of live processes, in an order that does not depend on the order of events."""
         own = self.processes.get(self._own)
         latest = own.seen_s if own is not None else 0.0
         return [
@@ -88,7 +88,7 @@ class Presence:
         ]
 
     def _give_time(self, now: float) -> None:
-        """Let the Leases that had not run out count from now on: their holders may have been as cut off as we were."""
+        """Restart the clock of Leases that had not expired: their holders may have been cut off as we were."""
         latest_s = self.processes[self._own].seen_s
         for process in self.processes.values():
             if latest_s - process.seen_s < process.ttl_s:
@@ -100,5 +100,5 @@ class Presence:
 
 
 def number(text: str) -> int:
-    """Read a version of what a process registers; 0 if it is none."""
+    """Read the version of a process's keys; 0 if it is not valid."""
     return int(text) if text.isascii() and text.isdecimal() else 0

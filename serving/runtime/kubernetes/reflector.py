@@ -2,9 +2,9 @@
 
     listing --> watching --ends, or breaks--> watching again from the last version seen
        ^           |
-       +-----------+ the server no longer knows that version (410), or we were told that something was missed
+       +-----------+ the server no longer knows that version (410), or the caller reports a missed change
 
-While the server is away, what is known stands.
+While the server is away, the last known objects stay in use.
 """
 
 import asyncio
@@ -37,15 +37,15 @@ class Reflector(Generic[Kind]):
         labels: str = "",
         fields: str = "",
     ) -> None:
-        """Prepare to follow the objects that a selector names.
+        """Prepare to follow the objects that a selector matches.
 
         Args:
             api: where they are.
             resource: what they are.
-            kind: as what they are read.
-            on_list: is given all of them, at the beginning and whenever changes may have been missed; what it raises as
-                `ApiError` makes the list be read again.
-            on_change: is given the name of one that changed, and what it is now, None if it is gone.
+            kind: the type as which they are read.
+            on_list: is called with all of them, at the start and whenever changes may have been missed; if it raises
+                `ApiError`, the list is read again.
+            on_change: is called with the name of one that changed, and the object, None if it is gone.
             labels: selector by labels.
             fields: selector by fields.
         """
@@ -61,7 +61,7 @@ class Reflector(Generic[Kind]):
         self._trouble = ""
 
     async def start(self) -> None:
-        """Read the list, and follow it from now on; while the server is away that happens once it is back.
+        """Read the list, and follow it from now on; if the server is away, do so once it is back.
 
         Raises:
             ApiError: the server refuses it for good.
@@ -80,13 +80,13 @@ class Reflector(Generic[Kind]):
             self._watching.cancel()
 
     def stop(self) -> None:
-        """Follow it no more."""
+        """Stop following it."""
         for task in (self._task, self._watching):
             if task is not None:
                 task.cancel()
 
     async def close(self) -> None:
-        """Follow it no more, and wait until that is so."""
+        """Stop following it, and wait until that is done."""
         await cancel_all(*(task for task in (self._task, self._watching) if task is not None))
 
     async def _list(self) -> None:
@@ -123,11 +123,11 @@ class Reflector(Generic[Kind]):
                 self._on_change(read.metadata.name, read)
 
     def _say(self, error: ApiError | None) -> None:
-        """Say it once, until it is over or another."""
+        """Log a trouble once, until it is over or changes."""
         text = str(error or "")
         if text != self._trouble:
             self._trouble = text
             if text:
-                log.warning("%s are not seen; what was known of them stands: %s", self._resource.name, text)
+                log.warning("%s cannot be read; what was known of them stays in use: %s", self._resource.name, text)
             else:
-                log.info("%s are seen again", self._resource.name)
+                log.info("%s can be read again", self._resource.name)

@@ -1,4 +1,4 @@
-"""What a process has in the cluster: a Lease that it renews, and a ConfigMap with its keys. Both go with its pod."""
+"""A process's objects in the cluster: a Lease that it renews, and a ConfigMap with its keys. Both go with its pod."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from serving.runtime.kubernetes.objects import CONFIG_MAPS, LEASES, Data, Lease
 from serving.runtime.ports import RuntimeUnavailableError
 
 MAX_KEYS_BYTES = 1_000_000
-"""What a ConfigMap takes, short of its name and labels."""
+"""The room in a ConfigMap, apart from its name and labels."""
 
 LOOK_S = 30.0
 """How often a process makes sure that its keys are still there."""
@@ -26,9 +26,9 @@ class Registration:
     def __init__(self, api: KubernetesApi, pod: ThisPod, id: str, *, lease_ttl_s: float) -> None:
         """Prepare to register."""
         self.renewed = ""
-        """When the Lease was renewed last, as it says."""
+        """When the Lease was last renewed, as it records."""
         self.renewed_s = 0.0
-        """The same by our clock."""
+        """The same, by our clock."""
         self._api = api
         self._pod = pod
         self._id = id
@@ -36,7 +36,7 @@ class Registration:
         self._duration_s = max(round(lease_ttl_s), 1)
         self._keys: dict[str, bytes] = {}
         self._version = 0
-        """Of the keys; `_written` is that of those which the cluster has."""
+        """The version of the keys; `_written` is the version that the cluster has."""
         self._written = 0
         self._writing = asyncio.Lock()
         self._looked_s = time.monotonic()
@@ -44,10 +44,10 @@ class Registration:
         """Leases of other processes of this pod, which may be dead: a container that starts again keeps its pod."""
 
     async def begin(self) -> None:
-        """Make the Lease, and remove what processes left that died in this pod before us.
+        """Create the Lease, and remove the objects of processes that died in this pod before us.
 
         Raises:
-            ApiError: the API server cannot be reached, or does not let us.
+            ApiError: the API server cannot be reached, or does not allow it.
         """
         found, _ = await self._api.list(LEASES, Lease, labels=PROCESS)
         self._beside = [name for name, lease in found.items() if lease.metadata.pod == self._pod.uid]
@@ -55,10 +55,10 @@ class Registration:
         await self._make_lease()
 
     async def put(self, key: str, value: bytes) -> None:
-        """Register a key, now or with one of the next renewals of the Lease.
+        """Register a key, now or at one of the next renewals of the Lease.
 
         Raises:
-            RuntimeUnavailableError: it is too long, or the API server does not let us.
+            RuntimeUnavailableError: it is too long, or the API server does not allow it.
         """
         if len(_encoded(self._keys | {key: value})) > MAX_KEYS_BYTES:
             raise RuntimeUnavailableError(
@@ -69,15 +69,15 @@ class Registration:
         await self._change()
 
     async def delete(self, key: str) -> None:
-        """Take a key out."""
+        """Remove a key."""
         if self._keys.pop(key, None) is not None:
             await self._change()
 
     async def renew(self) -> None:
-        """Renew the Lease, write what could not be written before, and make again what somebody removed.
+        """Renew the Lease, write what could not be written before, and recreate what somebody removed.
 
         Raises:
-            ApiError: the API server cannot be reached, or does not let us.
+            ApiError: the API server cannot be reached, or does not allow it.
         """
         now = time.monotonic()
         if self._written and now - self._looked_s > LOOK_S:
@@ -89,17 +89,17 @@ class Registration:
             await self._beat()
 
     async def end(self) -> None:
-        """Take out the Lease and all keys.
+        """Remove the Lease and all keys.
 
         Raises:
-            ApiError: the API server cannot be reached, or does not let us.
+            ApiError: the API server cannot be reached, or does not allow it.
         """
         await self._api.delete(LEASES, self._name)
         if self._version:
             await self._api.delete(CONFIG_MAPS, self._name)
 
     async def _remove_dead(self) -> None:
-        """Remove what processes of this pod left that renewed their Lease for the last time long ago."""
+        """Remove the objects of this pod's processes that last renewed their Lease long ago."""
         left = []
         for name in self._beside:
             lease = await self._api.get(LEASES, Lease, name)
@@ -121,7 +121,7 @@ class Registration:
                 raise
 
     async def _write(self) -> bool:
-        """Write the keys, then let the Lease say so; return whether there was anything to write."""
+        """Write the keys, then count the change in the Lease; return whether there was anything to write."""
         async with self._writing:
             version = self._version
             if self._written == version:
@@ -176,12 +176,12 @@ class Registration:
 
 
 def now_text() -> str:
-    """Return the time as Leases have it."""
+    """Return the time in the format of Leases."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def _age_s(lease: Lease) -> float:
-    """Return how long ago a process of this pod, whose clock is ours, renewed its Lease."""
+    """Return how long ago a process of this pod, which shares our clock, renewed its Lease."""
     try:
         return time.time() - datetime.fromisoformat(lease.spec.renew_time or "").timestamp()
     except ValueError:
