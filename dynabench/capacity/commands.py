@@ -45,7 +45,7 @@ AS_STORED = ("fp4", "int4")
 
 def deploy_commands(deployment: Deployment, file: str) -> list[str]:
     """Return the commands that start a deployment: each pool's engines on vLLM, ours from a file, and the router's setting."""
-    lines = [f"dynabench serve -f {shlex.quote(file)}  # the same as simulated workers, on this host"]
+    lines = [f"dynabench serve -f {shlex.quote(file)}  # the same deployment with simulated workers, on this host"]
     lines += [f"{shlex.join(vllm_command(pool))}  # {_note(pool)}" for pool in deployment.pools]
     for role in dict.fromkeys(pool.role for pool in deployment.pools):
         if sum(pool.replicas * pool.mocker.dp_size for pool in deployment.pools if pool.role == role) == 1:

@@ -270,7 +270,7 @@ class Findings:
         """Explain that nothing is known to meet the limits."""
         if not is_complete:
             return (
-                "Interrupted before any layout was known to meet the limits; run the same command again to resume it."
+                "Interrupted before any layout was found to meet the limits; run the same command again to resume it."
             )
         layouts, most = self.search.layouts, self.config.max_gpus
         tried = [Question(place, workers) for place, layout in enumerate(layouts) for workers in layout.states]
@@ -286,7 +286,8 @@ class Findings:
             one = "decode worker" if least.fixed_gpus else "worker"
             why = f"even with a single {one}" if least.low == 1 else "because the requests keep that many busy"
             return (
-                f"No layout of up to {most} GPU{'s' * (most != 1)} (--max-gpus) can do the work: {least.name} needs at least "
+                f"No layout of up to {most} GPU{'s' * (most != 1)} (--max-gpus) can handle the load: {least.name} "
+                "needs at least "
                 f"{least.gpus(least.low)}, {why}."
             )
         return "No layout can meet the limits, for the reasons above."

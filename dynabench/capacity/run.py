@@ -113,8 +113,9 @@ def _check_sizes(config: PlanConfig, timing: TimingConfig) -> None:
     sizes = config.tensor_parallel_size
     if has_one_size(config, timing) and len(sizes) > 1 and sizes != PlanConfig().tensor_parallel_size:
         raise UserError(
-            f"tensor_parallel_size {' and '.join(map(str, sizes))} are given; expected only the one with which the step times were measured; "
-            "plan once for each"
+            f"tensor_parallel_size {' and '.join(map(str, sizes))} are given; expected only the one used to measure "
+            "the step times; "
+            "run one plan for each"
         )
 
 
@@ -411,9 +412,15 @@ class _Planner:
         yield from self._found.other_kinds()
         (pool,) = self._settings.deployment.pools
         if has_one_size(self._config, pool.timing) and len(self._config.tensor_parallel_size) > 1:
-            yield "Step times are assumed to be for tensor parallel size 1; if not, give their size with --tensor-parallel-size."
+            yield (
+                "Step times are assumed to be for tensor parallel size 1; if they are not, set the size with "
+                "--tensor-parallel-size."
+            )
         if not self._source(self._settings.shape).knows_prefixes:
-            yield "It is not known what prompts share, so prefix caching is not judged and no router mode finds a prefix."
+            yield (
+                "The workload does not show which prefixes prompts share, so prefix caching is not judged and no "
+                "router mode finds a prefix."
+            )
 
     def _limits(self) -> list[str]:
         """Return the limits as outcomes name them; the per-request limits count together."""

@@ -53,7 +53,7 @@ def _sure_of_requests(record: Record, blocks: Blocks, limits: Sequence[Condition
                 None,
                 None,
                 None,
-                text=f"{text}; it has no interval (too few requests).",
+                text=f"{text}; there is no interval (too few requests).",
                 is_share=True,
             )
         ]
@@ -102,7 +102,7 @@ def _sureness(
         lies = "is within" if high <= limit.value else "is beyond" if low > limit.value else "includes"
         text += f"; the sample's 95% interval, {low * 1000:,.4g} to {high * 1000:,.4g} ms, {lies} the limit"
     else:
-        text += f"; it has no interval ({interval})"
+        text += f"; there is no interval ({interval})"
     text += "." if known is not None else "; the model's error is not known for this case."
     is_open = low is not None and high is not None and low <= limit.value < high
     return Sureness(str(limit), value, low, high, error, str(known or ""), text, is_open, is_within_error)

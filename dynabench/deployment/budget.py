@@ -21,7 +21,7 @@ def pool_of_rest(deployment: Deployment) -> Pool:
     decode = [pool for pool in deployment.pools if pool.role == "decode"]
     if len(decode) > 1:
         names = ", ".join(f"pools.{pool.name}" for pool in decode)
-        raise ValueError(f"gpus cannot be divided: {names} all decode; expected one pool that does, or gpus left out")
+        raise ValueError(f"gpus cannot be divided: {names} all decode; expected one decode pool, or no gpus setting")
     return decode[0]
 
 
@@ -36,10 +36,11 @@ def filled(deployment: Deployment, name: str, gpus: int) -> Deployment:
     left = gpus - sum(other.num_gpus for other in others)
     count, unused = divmod(left, pool.gpus_per_worker)
     if count < 1 or unused:
-        taken = "".join(f", pools.{other.name} takes {other.num_gpus}" for other in others)
+        taken = "".join(f", pools.{other.name} uses {other.num_gpus}" for other in others)
         raise BudgetError(
-            f"gpus is {gpus}{taken}: {left} left for pools.{name}; expected a multiple of {pool.gpus_per_worker} above 0, the "
-            "GPUs of each of its workers"
+            f"gpus is {gpus}{taken}, so {left} left for pools.{name}; expected a positive multiple of "
+            f"{pool.gpus_per_worker}, the "
+            "GPUs that each of its workers needs"
         )
     pools = tuple(replace(pool, replicas=count) if other is pool else other for other in deployment.pools)
     return replace(deployment, pools=pools, gpus=gpus)

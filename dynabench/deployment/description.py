@@ -55,7 +55,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 def _check_name(name: str) -> None:
     """Refuse a name that cannot be part of a path or an address."""
     if not _NAME.fullmatch(name):
-        raise ValueError(f"name {name!r} cannot be used; expected a letter, then letters, digits, - and _")
+        raise ValueError(f"name {name!r} cannot be used; expected a letter followed by letters, digits, - or _")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +98,13 @@ class Pool:
         _check_name(self.name)
         self._check_role()
         if self.engine_args and not self.runs_model:
-            raise ValueError(f"engine_args are for engines that run models; {self.engine} takes its settings by name")
+            raise ValueError(
+                f"engine_args is only for engines that run a model; engine {self.engine} has its own named settings"
+            )
         try:
             _ = self.arguments
         except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"engine_args must be what JSON can hold ({one_line(error)})") from error
+            raise ValueError(f"engine_args cannot be written as JSON ({one_line(error)})") from error
 
     def _check_role(self) -> None:
         """Refuse what its role excludes."""
@@ -112,13 +114,14 @@ class Pool:
                 "KV over"
             )
         if self.mocker.kv_role is not None:
-            raise ValueError(f"kv_role is {self.mocker.kv_role!r}; expected none: it follows from the pool's role")
+            raise ValueError(f"kv_role is {self.mocker.kv_role!r}; expected no kv_role: the pool's role determines it")
         if self.router_mode is not None:
             Mode.parse(self.router_mode)
             if self.role == "aggregated":
                 raise ValueError(
-                    f"router_mode is {self.router_mode!r}; expected none with role 'aggregated': the deployment's is for all "
-                    "such workers"
+                    f"router_mode is {self.router_mode!r}; expected none with role 'aggregated': the deployment's "
+                    "mode applies to all "
+                    "aggregated workers"
                 )
 
     @property
@@ -218,27 +221,31 @@ class Deployment:
         _check_name(self.name)
         Mode.parse(self.router_mode)
         if not self.pools:
-            raise ValueError("pools is empty; at least one pool was expected")
+            raise ValueError("pools is empty; expected at least one pool")
         names = [pool.name for pool in self.pools]
         if twice := {name for name in names if names.count(name) > 1}:
-            raise ValueError(f"pools.{sorted(twice)[0]} is defined twice; expected pools of different names")
+            raise ValueError(f"pools.{sorted(twice)[0]} is defined twice; expected each pool to have a different name")
         if not self.num_workers:
-            raise ValueError("pools have 0 replicas in all; at least one worker was expected")
+            raise ValueError("pools have 0 replicas in total; expected at least one worker")
         needed = sum(pool.num_gpus for pool in self.pools)
         if self.gpus is not None and needed > self.gpus:
             parts = ", ".join(f"{pool.name} {pool.num_gpus}" for pool in self.pools)
-            raise ValueError(f"gpus is {self.gpus}; expected at least {needed}, as the pools need them ({parts})")
+            raise ValueError(
+                f"gpus is {self.gpus}; expected at least {needed}, the number that the pools need ({parts})"
+            )
         for model in self.models.values():
             _check_alike(model)
             _check_roles(model, self.pools)
         if self.transfer.overlap != "none" and self.disaggregation.flow == "source-first":
             raise ValueError(
-                f"transfer.overlap is {self.transfer.overlap!r}; expected 'none' with disaggregation.flow 'source-first': who "
-                f"decodes is chosen after the prefill"
+                f"transfer.overlap is {self.transfer.overlap!r}; expected 'none' with disaggregation.flow "
+                "'source-first': the "
+                f"decode worker is chosen after the prefill"
             )
         if self.standalone_router and self.is_disaggregated:
             raise ValueError(
-                "standalone_router is true; expected false with prefill and decode workers: it routes to one endpoint"
+                "standalone_router is true; expected false with prefill and decode workers: a router process serves "
+                "one endpoint"
             )
         if self.standalone_router and len(self.models) > 1:
             raise ValueError(
@@ -333,7 +340,7 @@ def _check_roles(pools: tuple[Pool, ...], everywhere: tuple[Pool, ...]) -> None:
         if not any(pool.replicas for pool in found):
             one = (other or found)[0]
             raise ValueError(
-                f"pools.{one.name}.role is {one.role!r}; expected workers with role {role!r} beside it that serve {model}"
+                f"pools.{one.name}.role is {one.role!r}; expected workers with role {role!r} as well that serve {model}"
                 f"{_instead(role, everywhere)}"
             )
     _check_one_mode(prefill)
@@ -357,7 +364,7 @@ def _check_one_mode(pools: list[Pool]) -> None:
         if pool.router_mode != pools[0].router_mode:
             raise ValueError(
                 f"pools.{pool.name}.router_mode is {pool.router_mode!r}; expected {pools[0].router_mode!r}, as in "
-                f"pools.{pools[0].name}: requests are spread over both together"
+                f"pools.{pools[0].name}: requests are spread over both pools together"
             )
 
 
@@ -368,5 +375,5 @@ def _check_layouts(sender: Pool, receiver: Pool) -> None:
         raise ValueError(
             f"pools.{sender.name}.tensor_parallel_size is {sender.tensor_parallel_size} and "
             f"pools.{receiver.name}.tensor_parallel_size is {receiver.tensor_parallel_size}; expected one to be a multiple of "
-            "the other, or KV cannot be handed over rank by rank"
+            "the other, so that KV can be handed over rank by rank"
         )

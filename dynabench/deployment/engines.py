@@ -58,7 +58,9 @@ def pools_of(deployment: Deployment) -> list[SimulatedPool]:
     pools: list[SimulatedPool] = []
     for pool in deployment.pools:
         if pool.engine != "mocker":
-            raise ValueError(f"pools.{pool.name}.engine is {pool.engine!r}; expected 'mocker': only that is simulated")
+            raise ValueError(
+                f"pools.{pool.name}.engine is {pool.engine!r}; expected 'mocker', the only engine that can be simulated"
+            )
         engine = _with_store(resolve(pool.engine_config, pool.timing), deployment.kv_store)
         startup_s = deployment.fleet.mean_startup_s(pool.timing)
         pools.append(SimulatedPool(pool.name, pool.role, engine, pool.replicas, pool.gpus_per_worker, startup_s))
@@ -90,14 +92,16 @@ def _check_store(deployment: Deployment, engines: Iterable[SimulatedEngine]) -> 
     hosts = [engine.host for engine in engines if engine.host is not None]
     if not hosts:
         raise ValueError(
-            f"kv_store_size is {size:g}, and no worker has kv_offloading_size; expected workers with host memory, through which "
-            "all KV of the store passes"
+            f"kv_store_size is {size:g}, but no worker has kv_offloading_size; expected workers with host memory, "
+            "because all KV "
+            "of the store passes through it"
         )
     chunks = {(host.blocks_per_chunk, host.chunk_bytes) for host in hosts}
     if len(chunks) > 1:
         raise ValueError(
-            f"kv_store_size is {size:g}, and workers have chunks of {' and '.join(f'{b:g} bytes' for _, b in sorted(chunks))}; expected "
-            "one size in a store that all share"
+            f"kv_store_size is {size:g}, but workers have chunks of "
+            f"{' and '.join(f'{b:g} bytes' for _, b in sorted(chunks))}; expected "
+            "one chunk size in a shared store"
         )
 
 
@@ -118,7 +122,7 @@ def refuse_idle_settings(deployments: Sequence[Deployment]) -> None:
     for deployment in deployments:
         folder = deployment.kv_transfer.kv_disk_folder
         if folder and not any(engine.kv_disk_size for engine in engines):
-            raise ValueError(f"kv_disk_folder is {folder}, but there is no disk for KV; expected kv_disk_size with it")
+            raise ValueError(f"kv_disk_folder is {folder}, but there is no disk for KV; set kv_disk_size as well")
 
 
 def context_of(engines: Iterable[SimulatedEngine]) -> int:
@@ -149,7 +153,7 @@ def check_fits(workload: Workload, engine: SimulatedEngine) -> None:
             )
         if request.input_length + output_length - 1 > capacity:
             raise WorkloadError(
-                f"{workload.name}: {sizes}, more than the {capacity} {part} engine can hold (num_gpu_blocks "
+                f"{workload.name}: {sizes}, more than the {capacity} that {part} engine can hold (num_gpu_blocks "
                 f"{engine.num_blocks} x block_size {config.block_size}); raise --num-gpu-blocks or cut prompts with --cap-isl"
             )
         if not config.enable_chunked_prefill and request.input_length > config.max_num_batched_tokens:

@@ -53,7 +53,7 @@ def read(path: Path, *, is_measured: bool = False) -> Deployment:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
         if len(text) > MAX_BYTES:
-            raise DeploymentError(f"{path}: is larger than {MAX_BYTES:,} bytes")
+            raise DeploymentError(f"{path}: the file is larger than {MAX_BYTES:,} bytes")
         values = yaml.load(text.decode(), _UniqueKeys)  # noqa: S506 (a SafeLoader)
     except OSError as error:
         raise DeploymentError(f"{path}: cannot be read ({error.strerror})") from error
@@ -92,7 +92,9 @@ def from_plain(values: Any, *, is_measured: bool = False) -> Deployment:
     _check_size(values)
     top = _mapping(values, "the file")
     if "workers" in top and "pools" not in top:
-        raise ValueError("workers is unknown; expected pools: what was a list of workers is a mapping of pools now")
+        raise ValueError(
+            "workers is unknown; expected pools: the list of workers is now a mapping of pools, each with its name"
+        )
     plain = {"name": str} | own(Deployment)
     _refuse_unknown(top, (*plain, *COMMON, *sections(Deployment), "pools"), "")
     common = {name: top[name] for name in COMMON if name in top}
@@ -174,7 +176,7 @@ def _value(value: Any, hint: Any, path: str, *, is_secret: bool = False) -> Any:
     try:
         return msgspec.convert(value, hint, dec_hook=_decode)
     except msgspec.ValidationError:
-        shown = "not what it may be" if is_secret else _shown(value)
+        shown = "invalid (its value is secret)" if is_secret else _shown(value)
         raise ValueError(f"{path} is {shown}; expected {expected(hint, value)}") from None
 
 
@@ -191,9 +193,7 @@ def _check_size(values: Any) -> None:
         value = stack.pop()
         count += 1
         if count > MAX_VALUES:
-            raise ValueError(
-                f"the file holds more than {MAX_VALUES:,} values, each alias counted as what it stands for"
-            )
+            raise ValueError(f"the file contains more than {MAX_VALUES:,} values, with every alias expanded")
         if isinstance(value, dict):
             stack += value.values()
         elif isinstance(value, list):
@@ -209,10 +209,10 @@ def _decode(kind: type, value: Any) -> Any:
 
 def _mapping(value: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{path} is {_shown(value)}; expected a mapping of names to values")
+        raise ValueError(f"{path} is {_shown(value)}; expected entries of the form NAME: VALUE")
     for name in value:
         if not isinstance(name, str):
-            raise ValueError(f"{path} holds the name {_shown(name)}; expected text: put it in quotes")
+            raise ValueError(f"{path} has the name {_shown(name)}, which is not text; put it in quotes")
     return value
 
 

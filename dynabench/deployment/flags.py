@@ -178,19 +178,21 @@ def _check_counts(config: PoolConfig, varied: Collection[str]) -> None:
     is_divided = config.gpus is not None and not SPLIT.isdisjoint(varied)
     if config.workers is not None:
         raise ValueError(
-            f"--workers {config.workers} does whole requests; with --prefill-workers and --decode-workers leave it out"
+            f"--workers {config.workers} counts aggregated workers; leave it out with --prefill-workers and "
+            "--decode-workers"
         )
     if is_divided and config.decode.workers is not None:
         raise ValueError(
             f"--decode-workers {config.decode.workers} cannot be used with --gpus {config.gpus} and --vary prefill_workers: "
-            "decode workers get the GPUs that are left"
+            "decode workers get the remaining GPUs"
         )
     for role, own in config.roles.items():
         is_varied = not {f"{role}_workers", f"pools.{role}.replicas"}.isdisjoint(varied)
         is_left = role == "decode" and is_divided
         if own.workers is None and not (is_varied or is_left):
             raise ValueError(
-                f"--{role}-workers is missing; expected it beside --{'decode' if role == 'prefill' else 'prefill'}-workers, or "
+                f"--{role}-workers is missing; expected it together with "
+                f"--{'decode' if role == 'prefill' else 'prefill'}-workers, or "
                 "--gpus with --vary prefill_workers=1,2"
             )
 

@@ -86,7 +86,7 @@ def parse(text: str) -> tuple[FleetEvent, ...]:
     """
     events = [event for part in text.split(";") if part.strip() for event in _at(part.strip())]
     if len(events) > MAX_EVENTS:
-        raise ValueError(f"events has {len(events):,} entries; expected {MAX_EVENTS:,} at most")
+        raise ValueError(f"events has {len(events):,} entries; expected at most {MAX_EVENTS:,}")
     return tuple(sorted(events, key=lambda event: event.time_s))
 
 
@@ -100,7 +100,7 @@ def pool_of(action: Resize, known: Mapping[str, object]) -> str:
         return next(iter(known))
     if action.pool in known and action.pool is not None:
         return action.pool
-    named = f"pool {action.pool!r} is unknown" if action.pool else f"{action.sign}{action.count} names no pool"
+    named = f"pool {action.pool!r} is unknown" if action.pool else f"{action.sign}{action.count} does not name a pool"
     raise ValueError(f"events: {named}; expected one of {', '.join(known)}")
 
 
@@ -117,7 +117,7 @@ def _action(text: str) -> Resize | Kill | Drain | Slow:
     if match := _RESIZE.fullmatch(text):
         sign, count, pool = match.groups()
         if int(count) > MAX_WORKERS:
-            raise ValueError(f"events: {text!r} is too much; expected {MAX_WORKERS:,} workers at most")
+            raise ValueError(f"events: {text!r} is too many; expected at most {MAX_WORKERS:,} workers")
         return Resize(sign, int(count), pool)
     if match := _TO_WORKER.fullmatch(text):
         verb, number = match[1], int(match[2])

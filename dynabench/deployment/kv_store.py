@@ -72,4 +72,4 @@ def refuse_idle_store(stores: Collection[KvStoreConfig]) -> None:
     """
     if not any(store.kv_store_size for store in stores):
         names = [field.name for field in fields(KvStoreConfig)]
-        refuse_idle(stores, names, "there is no store; expected kv_store_size with it")
+        refuse_idle(stores, names, "there is no store; set kv_store_size as well")

@@ -88,7 +88,7 @@ def full(deployment: Deployment, name: str) -> str | None:
     if name in ("workers", "replicas"):
         if len(deployment.pools) > 1:
             known = ", ".join(f"pools.{pool.name}.replicas" for pool in deployment.pools)
-            raise ValueError(f"{name} could be of any pool; expected one of {known}, or pools.*.replicas")
+            raise ValueError(f"{name} could belong to any pool; expected one of {known}, or pools.*.replicas")
         return "pools.*.replicas"
     for section, kind in sections(Deployment).items():  # first: what a frontend is told wins over what its workers were
         if name in hints(kind):
@@ -109,7 +109,7 @@ def _path_of_flag(deployment: Deployment, head: str, rest: str) -> str | None:
         if pool.role == head and setting in settings_of_pool(pool.engine)
     ]
     if len(paths) > 1:
-        raise ValueError(f"{head}_{rest} could be of any {head} pool; expected one of {', '.join(paths)}")
+        raise ValueError(f"{head}_{rest} could belong to any {head} pool; expected one of {', '.join(paths)}")
     return paths[0] if paths else None
 
 

@@ -180,8 +180,9 @@ def check_store(deployment: Deployment) -> None:
     size = deployment.kv_store.kv_store_size
     if size and not any(pool.engine == "mocker" and pool.mocker.has_host_memory for pool in deployment.pools):
         raise ValueError(
-            f"kv_store_size is {size:g}, and no worker has kv_offloading_size; expected workers with host memory, through which "
-            "all KV of the store passes"
+            f"kv_store_size is {size:g}, but no worker has kv_offloading_size; expected workers with host memory, "
+            "because all KV "
+            "of the store passes through it"
         )
 
 

@@ -47,9 +47,9 @@ class TransferConfig:
         """Refuse what no network can be."""
         check(self)
         if self.node_bandwidth_gb_s is not None and self.gpus_per_node is None:
-            raise ValueError("node_bandwidth_gb_s needs gpus_per_node, which says who shares it")
+            raise ValueError("node_bandwidth_gb_s needs gpus_per_node, the number of GPUs that share it")
         if self.rack_bandwidth_gb_s is not None and self.nodes_per_rack is None:
-            raise ValueError("rack_bandwidth_gb_s needs nodes_per_rack, which says who shares it")
+            raise ValueError("rack_bandwidth_gb_s needs nodes_per_rack, the number of nodes that share it")
 
     @property
     def gpu_bandwidth(self) -> float:

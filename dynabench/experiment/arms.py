@@ -99,8 +99,8 @@ def _axes(experiment: ExperimentConfig, settings: Settings) -> dict[str, list[An
     ours = [name for (name, _), path in zip(axes[1:], places[1:], strict=True) if path.partition(".")[0] not in SENT]
     if settings.url and ours:
         raise ValueError(
-            f"{', '.join(ours)} cannot be varied with --url: what answers there has settings of its own; "
-            "vary what is sent to it, such as concurrency=8,16"
+            f"{', '.join(ours)} cannot be varied with --url: the server there has its own settings; "
+            "vary the load instead, such as concurrency=8,16"
         )
     return dict(axes)
 

@@ -45,7 +45,7 @@ def read_axis(text: str, settings: Settings) -> tuple[str, list[Any]]:
         )
     values = [convert(name, value, settings) for text in texts for value in _range(text)]
     if len(set(map(str, values))) != len(values):
-        raise ValueError(f"vary {text!r} names a value twice")
+        raise ValueError(f"vary {text!r} contains a value twice")
     return name, values
 
 
@@ -61,7 +61,7 @@ def _range(text: str) -> list[str]:
     first, last, step = (int(part or 1) for part in match.groups())
     numbers = range(first, last + 1, max(step, 1))
     if not 0 < len(numbers) <= MAX_VALUES:
-        raise ValueError(f"the range {text} holds {len(numbers):,} values; expected 1 to {MAX_VALUES:,}")
+        raise ValueError(f"the range {text} has {len(numbers):,} values; expected 1 to {MAX_VALUES:,}")
     return [str(number) for number in numbers]
 
 
@@ -150,22 +150,20 @@ def _hint(path: str, settings: Settings) -> Any:
     if part not in SENT:
         hint = paths.hint_of(settings.deployment, path)
         if settings.client is None and paths.is_of_processes(settings.deployment, path):
-            raise ValueError(
-                f"{path} applies to processes, which virtual time does not have; vary it with dynabench run"
-            )
+            raise ValueError(f"{path} applies only to real processes; vary it with dynabench run")
         if part in OF_ROLES and not settings.deployment.is_disaggregated:
-            raise ValueError(f"{path} applies to prefill and decode workers, of which the deployment has none")
+            raise ValueError(f"{path} applies only to prefill and decode workers; the deployment has none")
         if part == "transfer" and not settings.deployment.has_links:
             raise ValueError(
-                f"{path} applies to prefill and decode workers, and to workers with a store; the deployment has neither"
+                f"{path} applies only to prefill and decode workers or workers with a store; the deployment has neither"
             )
         if settings.client is not None and part in VIRTUAL:
             real = (
-                ": processes take the time that they take, and a planner starts and ends them"
+                ": real processes take their own time to start and stop, and a planner manages them"
                 if part == "fleet"
                 else ""
             )
-            raise ValueError(f"{path} applies to virtual time; vary it with dynabench simulate{real}")
+            raise ValueError(f"{path} applies only to virtual time; vary it with dynabench simulate{real}")
         return hint
     hints = paths.hints(SENT[part])
     if getattr(settings, part) is None or setting not in hints:

@@ -36,13 +36,14 @@ def head_of(workload: Workload, deployments: Sequence[Deployment], url: str | No
         said["Model error"] += UNCHECKED
     if said["KV tiers"] and any(note.startswith("cut to ") for note in workload.notes):
         said["Cut trace"] = (
-            "prompts that would have come back later are missing, so the whole trace gives tiers more hits"
+            "prompts that recur later in the trace are missing, so the whole trace has more hits in the KV tiers"
         )
     return {name: text for name, text in said.items() if text}
 
 
 UNCHECKED = (
-    "; KV tiers not checked: their scheduling matches recordings of vLLM, their sizes and bandwidths are as given"
+    "; KV tiers are not validated: their scheduling matches recordings of vLLM, but their sizes and bandwidths are "
+    "as configured"
 )
 """What is added of deployments with KV tiers, whose times nobody has compared with real ones."""
 
@@ -120,12 +121,12 @@ def _span(values: Iterable[float]) -> str:
 def _error(timing: TimingConfig) -> str:
     """Say how far simulated times of a model on a GPU were off where they were compared with published ones."""
     if timing.timing_name in ("polynomial", "constant"):
-        return "step times are generic, so arms can be compared, but no time is that of a GPU"
+        return "step times are generic: compare arms, but do not read the times as those of a GPU"
     if timing.timing_name != "roofline":
         return "not known; dynabench validate measures it"
     known = model_error(timing)
     if known is None:
-        return "not known for such a model on this GPU"
+        return "not known for this kind of model on this GPU"
     return (
         f"mean TPOT off by {percent(known.tpot)}, mean TTFT by {percent(known.ttft)} on average "
         f"({known.points} published points of {known})"

@@ -64,7 +64,7 @@ def in_parallel(
                 elif has_begun and failure is None:
                     yield place, result
         except TerminatedWorkerError as error:  # its message is of several lines, and guesses
-            raise UserError("a process that simulates was killed; if memory was short, give fewer --jobs") from error
+            raise UserError("a simulation process was killed; if memory ran out, use fewer --jobs") from error
         finally:
             results.close()
     if failure is not None:
@@ -99,7 +99,7 @@ def _backend(backend: Backend, jobs: int, address: str | None) -> Any:
     if backend == "local":
         if address is not None:
             raise UserError(
-                f"the address {address} is of a cluster; name its kind with --backend ray or --backend dask"
+                f"the address {address} needs a kind of cluster; name it with --backend ray or --backend dask"
             )
         return joblib.parallel_config("loky", n_jobs=jobs, initializer=end_with_parent, initargs=(os.getpid(),))
     try:
@@ -116,8 +116,8 @@ def _backend(backend: Backend, jobs: int, address: str | None) -> Any:
             start(address) if address else start()
     except ImportError as error:
         raise UserError(
-            f"--backend {backend} needs a package that is not installed; pip install 'dynabench[{backend}]'"
+            f"--backend {backend} needs a package that is not installed; run pip install 'dynabench[{backend}]'"
         ) from error
     except (OSError, ConnectionError, RuntimeError) as error:
-        raise UserError(f"the {backend} cluster at {address or 'a local address'} does not answer: {error}") from error
+        raise UserError(f"the {backend} cluster at {address or 'a local address'} does not respond: {error}") from error
     return joblib.parallel_config(backend, n_jobs=jobs)

@@ -195,4 +195,4 @@ def _check_reachable(url: str) -> None:
         socket.create_connection((parts.hostname or "", port), timeout=10).close()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise UserError(f"nothing answers at {masked(url)} ({why})") from error
+        raise UserError(f"no server responds at {masked(url)} ({why})") from error

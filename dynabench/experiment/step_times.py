@@ -30,7 +30,7 @@ def _of_deployment(deployment: Deployment) -> str:
 def _of_pool(timing: TimingConfig) -> str:
     text = _source(timing)
     if timing.speedup_ratio != 1:
-        text += f", divided by {timing.speedup_ratio:g}" if timing.speedup_ratio else ", made to take no time"
+        text += f", divided by {timing.speedup_ratio:g}" if timing.speedup_ratio else ", set to take no time"
     if timing.decode_speedup_ratio != 1:
         text += f", decode by {timing.decode_speedup_ratio:g}" if timing.decode_speedup_ratio else ", decode in no time"
     return text
@@ -44,9 +44,12 @@ def _source(timing: TimingConfig) -> str:
             return f"roofline of {timing.model}{weights} on {timing.gpu}{gpus}, timed as {timing.timed_as}"
         case "constant":
             prefill, decode = timing.constant_prefill_ms, timing.constant_decode_ms
-            return f"generic: constant, {prefill:g} ms for prefill and {decode:g} ms for decode, of no model and no GPU"
+            return (
+                f"generic: constant, {prefill:g} ms for prefill and {decode:g} ms for decode, of no particular model "
+                "or GPU"
+            )
         case "polynomial":
-            return "generic: a polynomial of no particular model and GPU"
+            return "generic: a polynomial of no particular model or GPU"
         case "calibrated":
             assert timing.timing_file is not None
             found = read_calibration(timing.timing_file)

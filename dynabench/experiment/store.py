@@ -37,10 +37,13 @@ class PointStore:
         self._points, mark = out / "points", out / f"{kind}.id"
         try:
             if out.exists() and not mark.exists():
-                raise UserError(f"{out} exists and is no {kind}; name another results folder with --out, or remove it")
+                raise UserError(
+                    f"{out} exists and is not a {kind}; choose another results folder with --out, or remove it"
+                )
             if mark.exists() and mark.read_text().strip() != identity:
                 raise UserError(
-                    f"{out} holds a {kind} with other settings; name another results folder with --out, or remove it"
+                    f"{out} contains a {kind} with other settings; choose another results folder with --out, or "
+                    "remove it"
                 )
             self._points.mkdir(parents=True, exist_ok=True)
             if not mark.exists():
@@ -67,7 +70,8 @@ class PointStore:
             replace_text(self._file(arm.changes), msgspec.json.encode(point).decode())
         except OSError as error:
             raise UserError(
-                f"{self._points}: cannot be written ({error.strerror}); the points so far are kept: make room and run the "
+                f"{self._points}: cannot be written ({error.strerror}); the points so far are saved: free some space "
+                "and run the "
                 "same command again"
             ) from error
 
@@ -84,7 +88,7 @@ def _read(file: Path) -> AnyPoint:
     try:
         point: AnyPoint = msgspec.json.decode(file.read_bytes(), type=AnyPoint)
         if "router_mode" not in point.changes:
-            raise ValueError("its changes name no router_mode")
+            raise ValueError("its changes do not include router_mode")
     except (msgspec.DecodeError, ValueError) as error:
         raise UserError(f"{file}: not a point of a sweep ({error}); remove the file to simulate it again") from error
     return point

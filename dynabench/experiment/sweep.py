@@ -54,7 +54,9 @@ def run_sweep(
 
     limits = experiment.limits
     if config.find is not None and not limits:
-        raise UserError("--find searches for the highest value that meets limits; give --slo or --slo-preset")
+        raise UserError(
+            "--find searches for the highest value that meets the limits; set them with --slo or --slo-preset"
+        )
     modes = replace(experiment, noise_floor=False)
     arms, left_out = comparison_of(modes, settings)
     if setting_of(config.find or "").rpartition(".")[2] not in SIZES:
@@ -201,7 +203,7 @@ def _judged(runs: list[Record], limits: list[Condition], attainment: float) -> t
     if figures.goodput and (attained := of_requests(limits, figures.goodput, attainment)) is not None:
         outcomes.append(attained)
     if not figures.stability.is_stable:
-        grew = f"{figures.stability.start:.0f} requests waited at first, {figures.stability.end:.0f} at the end"
+        grew = f"{figures.stability.start:.0f} requests were waiting at first, {figures.stability.end:.0f} at the end"
         outcomes.append(Outcome("steady queue", "missed", reason=grew))
     return figures, outcomes
 
@@ -210,7 +212,7 @@ def _grid(work: _Work, arms: list[Arm], console: Terminal) -> bool:
     """Simulate what is not known yet; tell whether everything is known then."""
     todo = [arm for arm in arms if work.store.known(arm) is None]
     if len(todo) < len(arms):
-        console.print(f"{len(arms) - len(todo)} of {len(arms)} points are known already")
+        console.print(f"{len(arms) - len(todo)} of {len(arms)} points are already simulated")
     with Display("sweeping", "points", work.interrupt, console):
         return _simulate(work, todo)
 
@@ -220,7 +222,7 @@ def _search(work: _Work, arms: list[Arm], console: Terminal) -> tuple[bool, list
     config, name = work.config, work.config.find
     assert name is not None
     if any(name in arm.changes for arm in arms):
-        raise UserError(f"{name} is searched for; it cannot be varied as well")
+        raise UserError(f"{name} is what --find searches for; it cannot also be varied")
     is_whole, sense = _kind_of(name, arms[0].settings)
 
     def bracket(precision: float) -> Bracket:
@@ -281,7 +283,7 @@ class _Search:
 def _carry_on(work: _Work, name: str, searches: list[_Search], display: Display) -> bool:
     """Carry searches to their ends, all at once; tell whether they came there."""
     while open_ := [search for search in searches if not search.bracket.is_over]:
-        display.what = f"searching {name} ({len(searches) - len(open_)} of {len(searches)} known)"
+        display.what = f"searching {name} ({len(searches) - len(open_)} of {len(searches)} done)"
         tried = [(search, arm) for search in open_ if (arm := _tried(search.arm, name, search.bracket)) is not None]
         new = {str(arm.changes): arm for _, arm in tried if work.store.known(arm) is None}
         is_complete = _simulate(work, list(new.values()))
@@ -317,7 +319,7 @@ def _kind_of(name: str, settings: Settings) -> tuple[bool, Sense | None]:
         return False, "highest"
     path, kinds = path_of(name, settings), kinds_of(name, settings)
     if kinds.isdisjoint((int, float)):
-        raise ValueError(f"{name} is no number; --find looks for the number at which the limits cease to be met")
+        raise ValueError(f"{name} is not a number; --find searches for the number at which the limits stop being met")
     if path.partition(".")[0] in SENT:
         return float not in kinds, "highest"
     return float not in kinds, "lowest" if path.endswith((".replicas", "gpus", ".num_gpu_blocks")) else None

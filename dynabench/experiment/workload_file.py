@@ -34,7 +34,7 @@ def read_workload(
     encode = _encoder(tokenizer)
     workload = formats.read(files or BUNDLED, format=format, columns=columns, block_size=block_size, encode=encode)
     if not len(workload):
-        raise WorkloadError(f"{' '.join(map(str, files))}: holds no request")
+        raise WorkloadError(f"{' '.join(map(str, files))}: contains no requests")
     return workload
 
 

@@ -78,7 +78,7 @@ def calibrate(model: str, config: CalibrateConfig, console: Terminal) -> dict[st
     """
     for path in filter(None, (config.out, config.steps)):
         if path.exists():
-            raise UserError(f"{path} exists; name another, or remove it")
+            raise UserError(f"{path} exists; choose another file, or remove it")
     with tempfile.TemporaryDirectory(prefix="dynabench-") as folder:
         base = Path(folder) / "steps"
         os.environ[LOG] = str(base)
@@ -268,9 +268,11 @@ def described(found: dict[str, Any], out: Path) -> list[str]:
     return [
         f"{engine['name']} {engine['version']}, {mode} scheduling, {found['model']} on {found['hardware']}: "
         f"{error['steps']:.0f} steps",
-        f"held-out error of a step: median {error['median']}%, mean {error['mean']}%; of all steps' time together {error['total']:+}%",
-        f"outside of the engine: {overhead['request_ms']} ms and {overhead['prompt_token_us']} us a prompt token before, "
-        f"{overhead['answer_ms']} ms after; requests that come at once arrive {overhead['spacing_ms']} ms apart",
+        f"held-out error of a step: median {error['median']}%, mean {error['mean']}%; total time of all steps "
+        f"{error['total']:+}%",
+        f"outside the engine: {overhead['request_ms']} ms and {overhead['prompt_token_us']} us per prompt token "
+        "before, "
+        f"{overhead['answer_ms']} ms after; simultaneous requests reach the engine {overhead['spacing_ms']} ms apart",
         f"use it: dynabench simulate --timing-file {out} {flags}",
     ]
 
@@ -279,9 +281,7 @@ def _log_paths(base: Path) -> list[Path]:
     """Return the logs of the engine processes."""
     found = sorted(base.parent.glob(f"{base.name}.*"))
     if not found:
-        raise UserError(
-            "no engine logged its steps; is its vLLM of a version that has --scheduler-cls (0.11 or later)?"
-        )
+        raise UserError("no engine logged its steps; does its vLLM have --scheduler-cls (version 0.11 or later)?")
     return found
 
 

@@ -33,7 +33,7 @@ def read_requests(path: Path) -> tuple[Workload, Record]:
     try:
         table = _csv_columns(path) if path.suffix == ".csv" else _json_columns(path)
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path}: not records of requests ({error})") from error
+        raise UserError(f"{path}: cannot be read as request records ({error})") from error
     columns = {name: _column(table, names, path) for name, names in ALIASES.items()}
     if "arrival_s" not in table and "queued_ts" in table and "arrival_time" in table:
         columns["arrival_s"] = _arrivals(columns["arrival_s"], _column(table, ("arrival_time",), path))

@@ -64,14 +64,14 @@ def record(scenario_path: Path, out: Path) -> int:
         RecordingError: vLLM is not installed, cannot do what is asked, or the scenario cannot be read.
     """
     if out.exists():
-        raise RecordingError(f"{out} exists; name another file, or remove it")
+        raise RecordingError(f"{out} exists; choose another file, or remove it")
     scenario = _read(scenario_path)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler must be in this process to be watched
     try:
         import vllm
     except ImportError as error:
         raise RecordingError(
-            f"vLLM is needed to record ({error}); install it with: pip install 'dynabench[record]'"
+            f"recording needs vLLM ({error}); install it with: pip install 'dynabench[record]'"
         ) from error
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(MODEL))
@@ -79,11 +79,11 @@ def record(scenario_path: Path, out: Path) -> int:
             engine = _engine(vllm, folder, scenario["engine"])
         except (TypeError, ValueError) as error:
             raise RecordingError(
-                f"vLLM {vllm.__version__} refuses the scenario's settings: {one_line(error)}"
+                f"vLLM {vllm.__version__} rejects the settings of the scenario: {one_line(error)}"
             ) from error
         core = engine.engine_core.engine_core
         if scenario["engine"].get("async_scheduling") and core.batch_queue is None:
-            raise RecordingError(f"vLLM {vllm.__version__} cannot be made to schedule asynchronously on this machine")
+            raise RecordingError(f"vLLM {vllm.__version__} cannot schedule asynchronously on this machine")
         rows = _Recorder(vllm, engine).run(scenario["requests"])
     scheduler = core.scheduler
     resolved = {name: getattr(scheduler.scheduler_config, name, None) for name in RESOLVED}
@@ -104,7 +104,7 @@ def _read(path: Path) -> Json:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
             scenario = json.loads(file.readline() if path.name.endswith((".jsonl", ".jsonl.gz")) else file.read())
     except (OSError, ValueError) as error:
-        raise RecordingError(f"{path}: not a readable scenario ({error})") from error
+        raise RecordingError(f"{path}: cannot be read as a scenario ({error})") from error
     scenario = scenario.get("scenario", scenario) if isinstance(scenario, dict) else None
     if not isinstance(scenario, dict) or not {"engine", "requests"} <= scenario.keys():
         raise RecordingError(f"{path}: expected an object with `engine` and `requests`")

@@ -105,7 +105,7 @@ def read(path: Path) -> Recording:
     try:
         rows = list(_rows(path))
         if not rows:
-            raise RecordingError(f"{path}: is empty")
+            raise RecordingError(f"{path}: the file is empty")
         if _is_head(rows[0], "scenario"):
             recording = _read_compact(path, rows)
         elif _is_head(rows[0], "op"):
@@ -113,9 +113,9 @@ def read(path: Path) -> Recording:
         else:
             raise RecordingError(f"{path}: expected a first line with `scenario` or `op: meta`")
     except MALFORMED as error:
-        raise RecordingError(f"{path}: not a readable recording ({reason(error)})") from error
+        raise RecordingError(f"{path}: cannot be read as a recording ({reason(error)})") from error
     if not any(isinstance(entry, Scheduled) for entry in recording.entries):
-        raise RecordingError(f"{path}: holds no step")
+        raise RecordingError(f"{path}: contains no steps")
     return recording
 
 
@@ -141,12 +141,12 @@ def _rows(path: Path) -> Iterator[Any]:
         while line := lines.readline(left + 1):
             left -= len(line)
             if left < 0:
-                raise RecordingError(f"{path}: more than {MAX_BYTES >> 20} MiB, which no recording has")
+                raise RecordingError(f"{path}: larger than {MAX_BYTES >> 20} MiB, the most for a recording")
             yield json.loads(line, parse_constant=_refuse_constant)
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _is_head(row: Any, key: str) -> bool:
@@ -206,7 +206,8 @@ def _read_compact(path: Path, rows: list[Json]) -> Recording:
             entries.append(Updated(updated, _updated_in(row), events, duration_s.get(updated)))
     if waiting:
         raise RecordingError(
-            f"{path}: ends before step {waiting[0]['arrival_step']}, when request {waiting[0]['id']!r} arrives"
+            f"{path}: the recording ends before step {waiting[0]['arrival_step']}, when request {waiting[0]['id']!r} "
+            "arrives"
         )
     return Recording(path, _config(path, settings), scenario["vllm_version"], None, entries)
 
@@ -363,4 +364,4 @@ def _scenario(path: Path, name: str) -> Json:
                 with (gzip.open if candidate.suffix == ".gz" else open)(candidate, "rt") as file:
                     scenario: Json = json.load(file)
                     return scenario
-    raise RecordingError(f"{path}: the scenario {name}.json is neither beside it nor in ../scenarios")
+    raise RecordingError(f"{path}: the scenario {name}.json is neither in the same folder nor in ../scenarios")

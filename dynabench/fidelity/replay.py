@@ -63,7 +63,8 @@ def verify(recording: Recording) -> Verdict:
         num_events += len(entry.events) if isinstance(entry, Updated) else 0
     if replay.num_unfinished:
         raise RecordingError(
-            f"{recording.path}: ends after {num_steps} steps, before {replay.num_unfinished} of its requests do"
+            f"{recording.path}: ends after {num_steps} steps, but {replay.num_unfinished} of its requests are "
+            "unfinished"
         )
     return Verdict(recording.path, recording.vllm_version, num_steps, num_events, None)
 
@@ -114,7 +115,7 @@ class _Replay:
                 self._scheduler.offload.ended.sort(key=lambda end: [*entry.ended, end[0].id].index(end[0].id))
             return _first_difference(entry, self._schedule(entry))
         if not self._in_flight:
-            raise ValueError(f"step {entry.number} ends, but was never scheduled")
+            raise ValueError(f"step {entry.number} ends but was never scheduled")
         in_flight = self._in_flight.popleft()
         return _first_difference(entry, self._update(in_flight, entry)) or self._compare_events(entry)
 
@@ -315,7 +316,7 @@ def step_times(recording: Recording, timing: TimingConfig) -> list[tuple[bool, f
             scheduler.update(batch)
     if not found:
         raise RecordingError(
-            f"{recording.path}: has no times; record it again, which `dynabench record` does with times"
+            f"{recording.path}: contains no times; record it again with `dynabench record`, which includes them"
         )
     return found
 

@@ -32,8 +32,9 @@ class ValidatePoolConfig(LivePoolConfig):
         LivePoolConfig.__post_init__(self)
         if self.names_roles:
             raise ValueError(
-                "--prefill-workers, --decode-workers and their sisters cannot be validated: real and simulated workers do whole "
-                "requests here; benchmarks/agreement.py --apart compares both clocks"
+                "--prefill-workers, --decode-workers and related options cannot be validated: validate compares "
+                "aggregated "
+                "workers only; benchmarks/agreement.py --apart compares both clocks"
             )
 
 

@@ -80,9 +80,9 @@ def read_step_log(path: Path) -> StepLog:
                 else:
                     rows[kind].append(row)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: not a log of an engine's steps ({error})") from error
+        raise UserError(f"{path}: cannot be read as a log of engine steps ({error})") from error
     if not rows["step"] or not engine:
-        raise UserError(f"{path}: the engine took no step")
+        raise UserError(f"{path}: the engine ran no steps")
     return StepLog(engine, _columns(rows["step"], STEP_COLUMNS), _columns(rows["first"], FIRST_COLUMNS))
 
 

@@ -178,8 +178,8 @@ def mode_mismatch(settings: Settings) -> str | None:
         return None
     names = {True: "asynchronously", False: "synchronously"}
     return (
-        f"the real engine schedules {names[not was_async]}, and so does the simulated one, but its step times are those of "
-        f"an engine that schedules {names[was_async]}: calibrate with the same engine arguments"
+        f"the real and the simulated engine schedule {names[not was_async]}, but the step times are those of "
+        f"an engine that schedules {names[was_async]}; calibrate again with the same engine arguments"
     )
 
 
@@ -199,7 +199,9 @@ def _measure(
     from dynabench.live.view import LiveView
 
     if real is None:
-        raise UserError("validate needs something real: --engine vllm with --model, or --real with a past run")
+        raise UserError(
+            "validate needs a real engine or run: use --engine vllm with --model, or --real with a past run"
+        )
     if is_watched := real.pools[0].engine == "vllm":
         watched = replace(real.pools[0], engine_args={"scheduler-cls": RECORDER})
         real = replace(real, pools=(watched,))
@@ -216,7 +218,7 @@ def _measure(
         with _step_logs() as steps, LiveView(console, title, len(workload)) as view:
             run = measure(plan, workload, view=view, on_start=started.append)
             if not run.is_complete:
-                raise KeyboardInterrupt("interrupted before the real runs were whole; nothing was written")
+                raise KeyboardInterrupt("interrupted before the real runs were complete; nothing was written")
             if is_watched:
                 found = [read_step_log(file).between(started[0], math.inf) for file in steps.iterdir()]
                 run = _with_preemptions(run, found)
@@ -276,8 +278,8 @@ def _check_alike(real: Path, run: Record, workload: Workload, settings: Settings
     num_workers = sum(pool.replicas * pool.mocker.dp_size for pool in settings.deployment.pools)
     if run.num_workers != num_workers:
         raise UserError(
-            f"{real}: {run.arm} had {run.num_workers} workers, and {num_workers} would be simulated; give --workers "
-            f"{run.num_workers}, or what else it was run with"
+            f"{real}: {run.arm} had {run.num_workers} workers, but {num_workers} would be simulated; use --workers "
+            f"{run.num_workers}, or the options of that run"
         )
     if workload.has_dependencies or settings.load.is_closed or not len(run.requests):
         return  # then answers decide when requests come
@@ -285,8 +287,9 @@ def _check_alike(real: Path, run: Record, workload: Workload, settings: Settings
     come_s = float(np.ptp([workload.requests[number].arrival_s for number in run.requests.request]))
     if abs(came_s - come_s) > SAME_PACE * max(came_s, come_s):
         raise UserError(
-            f"{real}: the requests of {run.arm} came within {came_s:.4g} s, and those of {workload.name} come within "
-            f"{come_s:.4g} s; give the rate or --rate-scale it was run with"
+            f"{real}: the requests of {run.arm} arrived within {came_s:.4g} s, but those of {workload.name} arrive "
+            "within "
+            f"{come_s:.4g} s; use the rate or --rate-scale of that run"
         )
 
 
@@ -295,7 +298,7 @@ def _past(
 ) -> tuple[Workload, dict[str, list[Record]]]:
     if not real.is_dir():
         if files:
-            raise UserError(f"records of requests are their own workload; leave out {' '.join(map(str, files))}")
+            raise UserError(f"request records are their own workload; leave out {' '.join(map(str, files))}")
         workload, run = read_requests(real)
         workload = shape(workload, ShapeConfig(ends=settings.shape.ends))
         mode = experiment.router_mode[0]
@@ -307,8 +310,9 @@ def _past(
         count = int(run.requests.request.max(initial=-1)) + 1
         if count > len(workload) or (count < len(workload) and run.is_complete):
             raise UserError(
-                f"{real} has {count} requests, {workload.name} {len(workload)}; give the workload and shape it was "
-                f"run with"
+                f"{real} has {count} requests, but {workload.name} has {len(workload)}; use the workload and shape "
+                "of that "
+                f"run"
             )
         _check_alike(real, run, workload, settings)
         mode = run.arm.removesuffix(REAL.format(""))

@@ -269,7 +269,7 @@ def _scratch(transfer: TransferRunConfig, pool: Pool) -> tuple[str, ...]:
     if not folder or pool.engine != "mocker" or not pool.mocker.kv_disk_size:
         return ()
     if not folder.startswith("/"):
-        raise ValueError(f"kv_transfer.kv_disk_folder is {folder!r}; expected an absolute path, which a pod has")
+        raise ValueError(f"kv_transfer.kv_disk_folder is {folder!r}; expected an absolute path inside the pod")
     return (folder,)
 
 
@@ -292,7 +292,7 @@ def _check_own_code(deployment: Deployment) -> None:
     for setting, name in (modes | {"planner": deployment.planner.planner}).items():
         if is_own(name.partition("+")[0]):
             raise ValueError(
-                f"{setting} is {name!r}; expected one that is built in: a file of yours is not copied into the cluster"
+                f"{setting} is {name!r}; expected a built-in one: your own files are not copied into the cluster"
             )
 
 
@@ -301,12 +301,13 @@ def _check_model(pool: Pool, config: ClusterConfig) -> None:
     if pool.run.num_nodes > 1:
         raise ValueError(
             f"pools.{pool.name}.num_nodes is {pool.run.num_nodes}; expected 1: an instance on several nodes needs a LeaderWorkerSet, "
-            "which is not written yet"
+            "which is not supported yet"
         )
     for setting, path in (("model", pool.worker.model_path), ("model_config", pool.worker.model_config)):
         is_mounted = config.model_claim and (path == MODELS or path.startswith(f"{MODELS}/"))
         if path and not is_mounted and not path.startswith(SCHEME) and not is_hub_id(path):
             raise ValueError(
-                f"pools.{pool.name}.{setting} is {path!r}; expected a model of the Hugging Face hub, or --model-claim with a path "
-                f"below {MODELS}: pods do not see this machine's files"
+                f"pools.{pool.name}.{setting} is {path!r}; expected a model on the Hugging Face hub, or "
+                "--model-claim with a path "
+                f"below {MODELS}: pods cannot see files on this machine"
             )

@@ -36,7 +36,9 @@ def graph_of(
         ValueError: there are too many components.
     """
     if len(components) > MOST:
-        raise ValueError(f"form is {form!r} and there are {len(components)} components; expected at most {MOST}")
+        raise ValueError(
+            f"form is {form!r} and the deployment has {len(components)} components; expected at most {MOST}"
+        )
     version = form.removeprefix("dynamo-")
     if version == "v1alpha1":
         services = {each.name: _service(each, pods[each.name], theirs[each.name]) for each in components}

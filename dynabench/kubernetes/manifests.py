@@ -123,30 +123,32 @@ def _check_secrets(deployment: Deployment, config: ClusterConfig) -> None:
         for name in LOCAL:
             if path := getattr(deployment.runtime, name):
                 raise ValueError(
-                    f"runtime.{name} is {path!r}; expected none in a cluster: pods do not see this machine's files"
+                    f"runtime.{name} is {path!r}; expected none in a cluster: pods cannot see files on this machine"
                 )
         for name in ("etcd_endpoints", "nats_server"):
             if masked(address := getattr(deployment.runtime, name)) != address:
                 raise ValueError(
-                    f"runtime.{name} is {masked(address)!r}; expected no password in it: manifests are not secret, a Secret "
-                    "named with --secret is"
+                    f"runtime.{name} is {masked(address)!r}; expected no password in it: manifests are not secret; "
+                    "put it in a Secret "
+                    "and name that with --secret"
                 )
         if config.discovery and deployment.runtime.etcd_endpoints:
             raise ValueError(
-                f"discovery is {config.discovery!r}, and the file names etcd servers in runtime.etcd_endpoints; expected only one of them"
+                f"discovery is {config.discovery!r}, but the file also names etcd servers in runtime.etcd_endpoints; "
+                "expected only one of them"
             )
         if config.nats and deployment.runtime.nats_server:
             raise ValueError(
-                "nats is true, and the file names a NATS server in runtime.nats_server; expected only one of them"
+                "nats is true, but the file also names a NATS server in runtime.nats_server; expected only one of them"
             )
     if config.nats and not config.secret:
         raise ValueError(
-            f"nats is true and no Secret is named; expected --secret with a Secret that holds {NATS_TOKEN}"
+            f"nats is true, but no Secret is named; expected --secret with a Secret that contains {NATS_TOKEN}"
         )
     for path, (value, key) in given.items():
         if value and not config.secret:
             raise ValueError(
-                f"{path} is secret, and manifests are not; expected --secret with a Secret that holds it as {key}"
+                f"{path} is secret, but manifests are not; expected --secret with a Secret that contains it as {key}"
             )
 
 
@@ -246,11 +248,11 @@ class _Writer:
             for path in component.files
         }
         if len(data) < len(component.files):
-            raise ValueError(f"pools.{component.name} names two files of the same name; expected different names")
+            raise ValueError(f"pools.{component.name} uses two files with the same name; expected different names")
         if (size := sum(map(len, data.values()))) > MOST_BYTES:
             raise ValueError(
                 f"{', '.join(component.files)} of pools.{component.name} have {size:,} bytes; expected at most {MOST_BYTES:,}, "
-                "which a ConfigMap can hold"
+                "the limit of a ConfigMap"
             )
         return _as_data(data)
 

@@ -28,12 +28,12 @@ def check_names(deployment: Deployment, config: ClusterConfig) -> None:
     _check_label("name is", deployment.name)
     if not deployment.name[0].isalpha():
         raise ValueError(
-            f"name is {deployment.name!r}; expected one that begins with a letter, as a Service's name must"
+            f"name is {deployment.name!r}; expected one that starts with a letter, as the name of a Service must"
         )
     for pool in deployment.pools:
         _check_label(f"pools.{pool.name} has the name", pool.name)
         if pool.name in OURS:
-            raise ValueError(f"pools.{pool.name} has a name that is taken; expected none of {', '.join(OURS)}")
+            raise ValueError(f"pools.{pool.name} has a reserved name; expected none of {', '.join(OURS)}")
     stateful = [f"{deployment.name}-{ETCD}"]
     for name in [*(f"{deployment.name}-{each}" for each in _parts(deployment)), *stateful]:
         most = MAX_STATEFUL if name in stateful else MAX_LABEL
@@ -63,5 +63,6 @@ def _parts(deployment: Deployment) -> Iterable[str]:
 def _check_label(what: str, name: str) -> None:
     if not LABEL.fullmatch(name) or len(name) > MAX_LABEL:
         raise ValueError(
-            f"{what} {name!r}; expected lower-case letters, digits and - (at most {MAX_LABEL} characters), as Kubernetes demands"
+            f"{what} {name!r}; expected lower-case letters, digits and - (at most {MAX_LABEL} characters), as "
+            "Kubernetes requires"
         )

@@ -31,15 +31,16 @@ def autoscaler_of(deployment: Deployment, config: ClusterConfig) -> Autoscaler:
     policy = deployment.planner.planner
     if has_planner(deployment) and kind in ("hpa", "keda"):
         raise ValueError(
-            f"autoscaler is {kind!r} and planner {policy!r}; expected planner 'static' with it: only one may scale"
+            f"autoscaler is {kind!r} and planner is {policy!r}; expected planner 'static': only one of them may scale"
         )
     if kind == "planner" and not has_planner(deployment):
         raise ValueError(
-            "autoscaler is 'planner' and planner 'static'; expected a policy in the file (see dynabench planners)"
+            "autoscaler is 'planner' but planner is 'static'; expected a planner policy in the file (see dynabench "
+            "planners)"
         )
     if kind != "none" and config.form != "manifests":
         raise ValueError(
-            f"autoscaler is {kind!r} and form {config.form!r}; expected 'none': Dynamo's operator owns the replicas"
+            f"autoscaler is {kind!r} and form is {config.form!r}; expected 'none': Dynamo's operator owns the replicas"
         )
     if kind == "planner":
         check_planner(deployment)
@@ -117,18 +118,21 @@ def _check_metric(deployment: Deployment, kind: Autoscaler) -> None:
     settings = deployment.planner
     if settings.hpa_metric != "queue":
         raise ValueError(
-            f"planner.hpa_metric is {settings.hpa_metric!r} and autoscaler {kind!r}; expected 'queue' with it"
+            f"planner.hpa_metric is {settings.hpa_metric!r} and autoscaler is {kind!r}; expected 'queue' with that "
+            "autoscaler"
         )
     seen: dict[tuple[str, str], Pool] = {}
     for pool in deployment.pools:
         first = seen.setdefault((pool.served_name, pool.role), pool)
         if first is not pool:
             raise ValueError(
-                f"autoscaler is {kind!r}, and pools.{first.name} and pools.{pool.name} both serve {pool.served_name}; expected one "
-                "pool of each role: a frontend's metrics do not tell them apart"
+                f"autoscaler is {kind!r}, but pools.{first.name} and pools.{pool.name} both serve "
+                f"{pool.served_name}; expected one "
+                "pool of each role: the frontend's metrics do not distinguish them"
             )
         if kind == "hpa" and (not VALUE.fullmatch(pool.served_name) or len(pool.served_name) > 63):
             raise ValueError(
-                f"autoscaler is 'hpa' and pools.{pool.name} serves {pool.served_name!r}, which cannot be the value of a label; "
+                f"autoscaler is 'hpa' and pools.{pool.name} serves {pool.served_name!r}, which is not a valid label "
+                "value; "
                 f"expected model_name of letters, digits, -, _ and ., or autoscaler 'keda'"
             )

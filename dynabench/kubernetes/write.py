@@ -16,7 +16,10 @@ from dynabench.kubernetes.settings import ClusterConfig
 from foundation.errors import UserError
 from foundation.files import replace_text
 
-HEADER = "# Written by dynabench kubernetes, which replaces it when it runs again: put changes into an overlay of kustomize.\n"
+HEADER = (
+    "# Written by dynabench kubernetes, which overwrites it when it runs again: put your changes in a kustomize "
+    "overlay.\n"
+)
 OF_THIS_HOST = ("ETCD_", "NATS_", "DYN_")
 """Beginnings of variables that would put this host's network into a cluster's manifests."""
 
@@ -56,7 +59,8 @@ def _replace(out: Path, texts: Mapping[str, str], *, overwrite: bool) -> list[Pa
     strangers = [path for path in _inside(out) if not _is_ours(path)]
     if strangers and not overwrite:
         raise UserError(
-            f"{out} holds {strangers[0].name}, which dynabench kubernetes has not written; expected a folder of its own, or --overwrite"
+            f"{out} holds {strangers[0].name}, which dynabench kubernetes did not write; expected an empty or new "
+            "folder, or --overwrite"
         )
     out.mkdir(parents=True, exist_ok=True)
     stale = [path for path in _inside(out) if path.name not in texts and path not in strangers]

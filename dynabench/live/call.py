@@ -125,7 +125,7 @@ class Call:
         self.on_failure(reason, now)
 
     def _refusal(self) -> str:
-        return f"HTTP {self._status}: {one_line(self._body, 200) or 'no reason was given'}"
+        return f"HTTP {self._status}: {one_line(self._body, 200) or 'no reason given'}"
 
     def _stamp(self, count: int, now: float) -> None:
         """Note that tokens came in one read."""

@@ -179,7 +179,7 @@ async def _follow(connection: Connection, place: int, stop: asyncio.Event, take:
                 return message
             take(place, message)
     except EOFError as error:
-        raise RuntimeError(f"client process {place} ended without a word") from error
+        raise RuntimeError(f"client process {place} ended without reporting a result") from error
     finally:
         stopping.cancel()
 

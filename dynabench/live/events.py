@@ -189,7 +189,7 @@ class AnswerReader:
         count = self._count(data.replace(b"\r\n", b"\n") if b"\r" in data else data)
         self.num_tokens += count
         if self._num_events > self._max_events:
-            raise AnswerError(f"the answer does not end: {self._num_events} events came")
+            raise AnswerError(f"the answer does not end: {self._num_events} events arrived")
         return count
 
     def end(self) -> None:
@@ -203,7 +203,7 @@ class AnswerReader:
         if not self.is_done:
             raise AnswerError(f"the stream ended without [DONE]: {one_line(self._last[-200:])}")
         if not self.num_tokens:
-            raise AnswerError("the answer has no tokens")
+            raise AnswerError("the answer contains no tokens")
         if not self.finish_reason:
             raise AnswerError(f"the answer ended without a finish_reason: {one_line(self._last[-200:])}")
 

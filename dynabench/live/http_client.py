@@ -159,13 +159,13 @@ class _Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self.abort()
-            exchange.on_failure(f"the answer is not HTTP as we speak it: {error}", now)
+            exchange.on_failure(f"the answer is not valid HTTP/1.1: {error}", now)
             return
         if not self._has_head:
             self._head_size += len(data)
             if self._head_size > HEAD_LIMIT:
                 self.abort()
-                exchange.on_failure(f"the answer's head is longer than {HEAD_LIMIT:,} bytes", now)
+                exchange.on_failure(f"the headers of the answer are longer than {HEAD_LIMIT:,} bytes", now)
             return
         parts = self._parts
         if parts:
@@ -204,7 +204,7 @@ class _Connection(asyncio.Protocol):
             return
         self._head_size += len(name) + len(value)
         if self._head_size > HEAD_LIMIT:
-            raise ValueError(f"its trailers are longer than {HEAD_LIMIT:,} bytes")
+            raise ValueError(f"the trailers of the answer are longer than {HEAD_LIMIT:,} bytes")
 
     def on_headers_complete(self) -> None:
         """Tell the exchange."""

@@ -261,7 +261,7 @@ def main() -> None:
     parser.add_argument("--ttft-ms", type=float, default=50.0)
     parser.add_argument("--itl-ms", type=float, default=10.0)
     parser.add_argument("--tokens-per-chunk", type=int, default=1)
-    parser.add_argument("--with-parent", action="store_true", help="end when standard input does")
+    parser.add_argument("--with-parent", action="store_true", help="exit when standard input closes")
     options = parser.parse_args()
     listener = socket.create_server(("127.0.0.1", options.port), backlog=4096)
     print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)

@@ -166,7 +166,7 @@ class LoadGenerator:
         timeline.last_numbers.append(number)
         at = now - (self._start or 0.0)
         for lost in self._pacer.on_end(number, at, is_failed=is_failed):
-            timeline.error[lost] = f"not sent: request {number}, which it waits for, failed"
+            timeline.error[lost] = f"not sent: it depends on request {number}, which failed"
             timeline.intended_s[lost] = timeline.sent_s[lost] = at
             timeline.num_ended += 1
             timeline.num_failed += 1

@@ -38,8 +38,8 @@ from workloads import Workload, WorkloadError
 from workloads.describe import ends
 from workloads.tokens import TOKENS, tokens_of
 
-STOPPING = "interrupted: writing what was measured; requests in progress are given up; Ctrl-C again stops at once"
-STOPPING_EARLY = "interrupted while the stack was starting: ending its processes; Ctrl-C again stops at once"
+STOPPING = "interrupted: writing the results so far without the requests in progress; Ctrl-C again stops at once"
+STOPPING_EARLY = "interrupted while the stack was starting: stopping its processes; Ctrl-C again stops at once"
 
 
 def run(

@@ -30,7 +30,7 @@ def run_selftest(config: SelftestConfig, console: Terminal) -> int:
     with known_server(config) as url:
         sent = uvloop.run(measure(url, config))
     run = Record("self-test", sent.requests, sent.gaps, 0.0, 1, is_live=True)
-    table = Table(title="Self-test: what the client measured of a server of known delays (ms)", title_justify="left")
+    table = Table(title="Self-test: what the client measured on a server with known delays (ms)", title_justify="left")
     for column in ("metric", "expected", "mean", "p50", "p99", "error of p50"):
         table.add_column(column, justify="left" if column == "metric" else "right")
     bad = []
@@ -46,11 +46,12 @@ def run_selftest(config: SelftestConfig, console: Terminal) -> int:
     if failed:
         bad.append(f"{len(failed)} requests failed, the first with: {failed[0]}")
     if came != wanted:
-        bad.append(f"{came:,} tokens were counted of {wanted:,}")
+        bad.append(f"{came:,} of {wanted:,} tokens were counted")
     together = sent.facts["tokens_together"] / max(sent.facts["tokens"], 1)
     console.print(
-        f"{len(sent.requests):,} requests, {came:,} tokens of {wanted:,}; client CPU {sent.facts['cpu_share']:.0%} of a core; "
-        f"{together:.1%} of the tokens came in a read with others",
+        f"{len(sent.requests):,} requests, {came:,} of {wanted:,} tokens; client CPU {sent.facts['cpu_share']:.0%} "
+        "of a core; "
+        f"{together:.1%} of the tokens arrived in one read with others",
     )
     for problem in bad:
         console.print(f"failed: {problem}")
@@ -80,7 +81,7 @@ def known_server(config: SelftestConfig) -> Iterator[str]:
     try:
         url = server.stdout.readline().strip()
         if not url:
-            raise UserError("the self-test's server did not start")
+            raise UserError("the server of the self-test did not start")
         yield url
     finally:
         server.stdin.close()

@@ -103,7 +103,7 @@ class LocalStack:
                 await self._start()
         except TimeoutError as error:
             await self.stop()
-            raise StackError(f"the stack did not answer within {self._start_timeout_s:g} s") from error
+            raise StackError(f"the stack did not respond within {self._start_timeout_s:g} s") from error
         except BaseException as error:
             await self.stop(at_once=isinstance(error, asyncio.CancelledError))
             raise

@@ -72,7 +72,7 @@ def _use(
     pool: str, tier: Tier, ranks: Sequence[Mapping[str, float]], deployment: Deployment, length_s: float
 ) -> TierUse:
     host = engines_of(deployment)[0].host
-    assert host is not None, "without host memory there are no tiers"
+    assert host is not None, "KV tiers need host memory"
     total = max if tier == "store" else sum  # each rank says how much the one store has room for
     capacity = total(rank.get("capacity_bytes", 0.0) for rank in ranks)
     used = total(rank.get("used_bytes", 0.0) for rank in ranks)

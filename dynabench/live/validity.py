@@ -38,7 +38,7 @@ def spoilt(sent: Sent, load: LoadConfig, *, is_complete: bool, max_failed_share:
         late = float(np.percentile(actual - intended, 99))
         if late > LATE_S:
             notes.append(
-                f"the client was late: 1% of the requests were sent {late * 1000:.0f} ms or more after their time "
+                f"the client was late: 1% of the requests were sent at least {late * 1000:.0f} ms late "
                 f"(limit {LATE_S * 1000:.0f} ms); lower the rate, or send from several processes (--clients 2)"
             )
         span, took = float(np.ptp(intended)), float(np.ptp(actual))
@@ -49,6 +49,6 @@ def spoilt(sent: Sent, load: LoadConfig, *, is_complete: bool, max_failed_share:
     busy = sent.facts["cpu_share"]
     if busy > BUSY:
         notes.append(
-            f"the client used {busy:.0%} of a core, so its clock readings came late; lower the rate, or use --clients 2"
+            f"the client used {busy:.0%} of a core, so its timestamps are late; lower the rate, or use --clients 2"
         )
     return notes

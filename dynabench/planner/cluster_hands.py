@@ -194,7 +194,7 @@ class ClusterHands:
                 self._reported = fleet
                 self._say("report", "")
             except RuntimeUnavailableError as error:
-                self._say("report", f"the planner cannot be told about the workers; trying again until it can: {error}")
+                self._say("report", f"cannot report the workers to the planner; trying again: {error}")
                 await asyncio.sleep(AGAIN_S)
                 self._news.set()
 
@@ -202,7 +202,7 @@ class ClusterHands:
         """Say what keeps pools from what is ordered."""
         for pool in self._pools.values():
             trouble = self._pods.trouble(pool.name)
-            self._say(f"pods of {pool.name}", trouble and f"{pool.deployment} cannot have all its pods: {trouble}")
+            self._say(f"pods of {pool.name}", trouble and f"{pool.deployment} cannot start all its pods: {trouble}")
             self._say(f"scaler of {pool.name}", self._refusal(pool))
             is_there = pool.deployment in self._pods.deployments
             self._say(
@@ -210,7 +210,7 @@ class ClusterHands:
                 ""
                 if is_there
                 else f"there is no Deployment {pool.deployment} in namespace {self._api.namespace}; expected one for "
-                f"pool {pool.name}, which stays as it is until there is",
+                f"pool {pool.name}, which does not change until then",
             )
         self._wait_for_names()
 
@@ -224,7 +224,7 @@ class ClusterHands:
         """Say which pods are still not in discovery."""
         self._naming = None
         lost = [name for name in pods if name in self._pods.nameless()]
-        text = f"{lost[0]} is ready and not in discovery; expected {POD_NAME} in its environment" if lost else ""
+        text = f"{lost[0]} is ready but not in discovery; expected {POD_NAME} in its environment" if lost else ""
         self._say("nameless pods", text)
         self._wait_for_names()
 
@@ -234,7 +234,7 @@ class ClusterHands:
             target = scaler.spec.scale_target_ref
             if (target.kind, target.name) == ("Deployment", pool.deployment):
                 return (
-                    f"HorizontalPodAutoscaler {name} scales {pool.deployment}, too; expected either it or a planner "
+                    f"HorizontalPodAutoscaler {name} also scales {pool.deployment}; expected either it or a planner "
                     f"(kubectl delete hpa {name}, or --advisory)"
                 )
         return ""
@@ -259,7 +259,7 @@ class ClusterHands:
                 pool.obeyed = max(pool.obeyed, decided.place)
                 self._say(f"scale of {pool.name}", "")
             except ApiError as error:
-                self._say(f"scale of {pool.name}", f"{pool.name} stays as it is, trying again: {error}")
+                self._say(f"scale of {pool.name}", f"{pool.name} is unchanged; trying again: {error}")
                 await asyncio.sleep(AGAIN_S)
                 pool.news.set()
 
@@ -299,7 +299,7 @@ class ClusterHands:
                 await self._api.patch(PODS, name, content={"metadata": {"annotations": {DELETION_COST: cost}}})
             except ApiError as error:
                 if error.status != 404:
-                    self._say("mark", f"which worker leaves is left to Kubernetes: {error}")
+                    self._say("mark", f"Kubernetes chooses which worker leaves: {error}")
                     return
         self._say("mark", "")
 
@@ -311,9 +311,9 @@ class ClusterHands:
         if trouble:
             log.warning("%s", trouble)
         else:
-            log.info("no longer in trouble: %s", what)
+            log.info("resolved: %s", what)
 
 
 def _on_end(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("the planner is no longer obeyed: %s: %s", type(error).__name__, error)
+        log.error("the planner's decisions are no longer carried out: %s: %s", type(error).__name__, error)

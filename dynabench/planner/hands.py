@@ -119,13 +119,13 @@ class Hands:
             except RuntimeUnavailableError as error:
                 if str(error) != self._trouble:
                     self._trouble = str(error)
-                    self._say(f"the planner cannot be told about the workers; trying again until it can: {error}")
+                    self._say(f"cannot report the workers to the planner; trying again: {error}")
                 await asyncio.sleep(AGAIN_S)
                 self._news.set()
 
     def _on_end(self, obeying: asyncio.Task[None]) -> None:
         if not obeying.cancelled() and (error := obeying.exception()) is not None:
-            self._say(f"the planner is no longer obeyed: {type(error).__name__}: {error}")
+            self._say(f"the planner's decisions are no longer carried out: {type(error).__name__}: {error}")
 
     async def _obey(self, given: Orders, group: Group) -> None:
         if given.term < max(self._last, default=0):

@@ -75,7 +75,7 @@ class Pods:
         deployment = self.deployments.get(self._pools[pool])
         for condition in (deployment.status.conditions if deployment else None) or ():
             if condition.type == "ReplicaFailure" and condition.status == "True":
-                return " ".join((condition.message or "no reason was given").split())[:300]
+                return " ".join((condition.message or "no reason given").split())[:300]
         return ""
 
     def _of(self, pool: str) -> list[Pod]:

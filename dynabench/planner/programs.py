@@ -27,8 +27,9 @@ def check_planner(deployment: Deployment) -> None:
     for pool in deployment.pools:
         if pool.engine != "mocker":
             raise ValueError(
-                f"planner is {name!r} and pools.{pool.name}.engine {pool.engine!r}; expected 'mocker': a planner starts and ends "
-                "no other workers yet"
+                f"planner is {name!r} and pools.{pool.name}.engine is {pool.engine!r}; expected 'mocker': a planner "
+                "cannot start and stop "
+                "other workers yet"
             )
     # How long a start takes is measured later.
     Planner(deployment.planner, [facts_of(replace(pool, startup_s=0.0)) for pool in pools_of(deployment)])

@@ -130,17 +130,17 @@ class PlannerService:
             raise BlindError(str(error)) from error
         if term is None:
             self._planner, self._looked = None, None
-            raise BlindError(f"another planner is at work in {self._config.namespace}; this one waits until it ends")
+            raise BlindError(f"another planner is running in {self._config.namespace}; this one waits until it stops")
         if term != self._orders.term:
             self._orders = Orders("", term)
 
     def _the_fleet(self) -> tuple[str, Fleet]:
         if len(self._fleets) != 1:
-            which = f"there are {len(self._fleets)}" if self._fleets else "there is none"
+            which = f"found {len(self._fleets)}" if self._fleets else "found none"
             raise BlindError(f"expected one process that starts workers in {self._config.namespace}, but {which}")
         [(id, fleet)] = self._fleets.items()
         if missing := self._pools.keys() - fleet.pools.keys():
-            raise BlindError(f"the process that starts workers says nothing of {', '.join(sorted(missing))}")
+            raise BlindError(f"the process that starts workers does not report {', '.join(sorted(missing))}")
         return id, fleet
 
     def _begin(self, fleet: Fleet) -> None:

@@ -40,7 +40,7 @@ from serving.router.router import NoWorkersError
 from workloads import Workload
 from workloads.pacing import LoadConfig, Pacer
 
-NOBODY = "it waited at the router, and no worker came"
+NOBODY = "it waited at the router, but no worker became available"
 
 
 class StalledError(UserError):
@@ -174,9 +174,12 @@ class Cluster:
             if locked := [rank for rank in self.ranks if rank.engine.is_locked]:
                 holding = locked[0].engine.scheduler.holding
                 raise StalledError(
-                    f"{count - self.num_finished:,} requests never finish: rank {locked[0].number} is locked up, as vLLM would be. "
-                    f"{len(holding)} sequences whose KV was loaded hold its {locked[0].engine.scheduler.pool.num_blocks:,} blocks, and "
-                    "none can go on; expected more KV blocks (num_gpu_blocks), or fewer requests at once (max_num_seqs)"
+                    f"{count - self.num_finished:,} requests never finish: rank {locked[0].number} is deadlocked, as "
+                    "vLLM would be. "
+                    f"{len(holding)} sequences with loaded KV hold all of its "
+                    f"{locked[0].engine.scheduler.pool.num_blocks:,} blocks, and "
+                    "none can continue; expected more KV blocks (num_gpu_blocks), or fewer requests at once "
+                    "(max_num_seqs)"
                 )
             schedulers = [rank.engine.scheduler for rank in self.ranks]
             waiting = [s for scheduler in schedulers for s in (*scheduler.holding, *scheduler.queued())]
@@ -194,7 +197,7 @@ class Cluster:
         """Send a request to a rank, whatever the router thinks."""
         prompt, chain = self._prepared(number)
         decision = self.routing.place(number, prompt, 0, only=slot)
-        assert decision is not None, "only what is routed freely can wait at the router"
+        assert decision is not None, "only requests that may go to any worker can wait at the router"
         self._send(number, self._sequence(number, chain), decision)
 
     def _start_ranks(self, worker: Worker) -> list[Rank]:

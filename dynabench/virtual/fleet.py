@@ -148,7 +148,7 @@ class Fleet:
             return self.workers[number]
         state = f"is {self.workers[number].state}" if number < len(self.workers) else "does not exist"
         there = ", ".join(str(worker.number) for worker in self.workers if worker.state in states)
-        expected = f"one of {there}" if there else "another time, as no worker fits"
+        expected = f"one of {there}" if there else "another time: no worker can be named then"
         raise ValueError(
             f"events: at {event.time_s:g}s: {event.text}: worker {number} {state} at that time; expected {expected}"
         )

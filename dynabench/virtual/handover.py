@@ -31,8 +31,8 @@ from serving.life.bypass import bypasses
 from serving.router import Decision, Prompt, Router
 from serving.router.router import NoWorkersError
 
-EXPIRED = "its KV was no longer at the prefill worker when the decode worker could read it: the lease had run out"
-GONE = "its KV was no longer at the prefill worker when the decode worker could read it: that worker was gone"
+EXPIRED = "its KV had left the prefill worker before the decode worker could read it: the lease had expired"
+GONE = "its KV had left the prefill worker before the decode worker could read it: that worker was gone"
 
 
 class Disaggregation(NamedTuple):
@@ -213,7 +213,7 @@ class Handover:
             self._log.prefill_worker[number] = rank.number
             self._log.prefill_end_s[number] = output.end
             follows = journey.life.on_end("", "", rank.number, now=output.end)
-            assert isinstance(follows, PlaceAgain), "what was prefilled is placed for decoding"
+            assert isinstance(follows, PlaceAgain), "only a prefilled sequence is placed for decoding"
             journey.life.next_stage(has_prefill=True)
             if self._is_destination_first:
                 self._read(number, journey)

@@ -117,7 +117,7 @@ class Links:
             num_bytes_ahead: what was sent before, as layers are during the prefill; it only counts in `utilisation`, from now on.
             latency_s: fixed cost before the first byte (default: that of transfers between ranks).
         """
-        assert key not in self._flows, f"transfer {key} is under way"
+        assert key not in self._flows, f"transfer {key} is already in progress"
         path = self._path(source, target)
         latency_s = self._config.latency_s if latency_s is None else latency_s
         self._flows[key] = Flow(key, self._num_started, path, latency_s)

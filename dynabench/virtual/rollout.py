@@ -25,7 +25,7 @@ def best_by_rollout(cluster: Cluster, number: int) -> int:
         raise NoWorkersError(NOBODY)
     if len(cluster.log) > MAX_REQUESTS:
         raise WorkloadError(
-            f"oracle-rollout copies the simulation for every request; expected {MAX_REQUESTS} requests or fewer"
+            f"oracle-rollout copies the simulation for every request; expected at most {MAX_REQUESTS} requests"
         )
     until = cluster.clock.now + HORIZON_S
     waits = {}
@@ -34,7 +34,8 @@ def best_by_rollout(cluster: Cluster, number: int) -> int:
             fork = copy.deepcopy(cluster, {id(shared): shared for shared in cluster.shared})
         except TypeError as error:
             raise WorkloadError(
-                "oracle-rollout copies the engines, which compiled ones cannot; install without DYNABENCH_COMPILE"
+                "oracle-rollout copies the engines, but compiled engines cannot be copied; install without "
+                "DYNABENCH_COMPILE"
             ) from error
         fork.choose = None
         fork.send_to(number, slot)

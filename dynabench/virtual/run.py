@@ -168,14 +168,16 @@ def _check_apart(deployment: Deployment, engines: Sequence[SimulatedEngine]) -> 
     for role in ("prefill", "decode"):
         if Mode.parse(mode := deployment.mode_of(role)).base == "oracle-rollout":
             raise ValueError(
-                f"router_mode is {mode!r} among {role} workers; expected another: a rollout tries workers that do whole requests"
+                f"router_mode is {mode!r} for {role} workers; expected another mode: a rollout works only with "
+                "aggregated workers"
             )
     for engine in set(engines):
         is_instant = engine.timing.mixed(chunk(1), 0, 0) < SHORTEST_STEP_S
         if is_instant and not engine.config.scheduler_reserve_full_isl:
             raise ValueError(
-                "scheduler_reserve_full_isl is false, and prefills take no time; expected true (or other step times): a prompt "
-                "that waits for blocks which a transfer holds would be preempted forever at one instant"
+                "scheduler_reserve_full_isl is false, but prefills take no time; expected true or other step times: "
+                "a prompt "
+                "that waits for blocks held by a transfer would be preempted forever at the same instant"
             )
 
 

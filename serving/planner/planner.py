@@ -238,13 +238,13 @@ def _check_limits(kind: type[Policy], config: PlannerConfig, pools: Sequence[Poo
     roles = {pool.role for pool in pools}
     if config.planner_ttft_ms is None and roles & {"aggregated", "prefill"}:
         raise ValueError(
-            f"planner {config.planner} needs a TTFT limit: set planner_ttft_ms, or --slo with ttft in a "
-            "simulation or run"
+            f"planner {config.planner} needs a TTFT limit: set planner_ttft_ms, or use --slo 'ttft <= ...' with "
+            "simulate or run"
         )
     if config.planner_itl_ms is None and roles & {"aggregated", "decode"}:
         raise ValueError(
-            f"planner {config.planner} needs an ITL limit: set planner_itl_ms, or --slo with itl or tpot in a "
-            "simulation or run"
+            f"planner {config.planner} needs an ITL limit: set planner_itl_ms, or use --slo 'itl <= ...' or 'tpot <= "
+            "...' with simulate or run"
         )
 
 

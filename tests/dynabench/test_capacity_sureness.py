@@ -24,9 +24,9 @@ def test_the_error_of_means_is_not_taken_for_one_of_percentiles_and_itl_has_no_i
     )
     off = "for meta-llama/Llama-3.1-70B fp8 on vllm and h100, mean TPOT was 2.6% off"
     assert f"{off}, and the error of a p99 is not known" in of_itl
-    assert of_itl.endswith("; it has no interval (gaps between tokens are not stored by request).")
+    assert of_itl.endswith("; there is no interval (gaps between tokens are not stored by request).")
     assert f"{off}; the sample's 95% interval, " in of_mean
-    assert of_max.endswith("; it has no interval (a maximum comes from one request).")
+    assert of_max.endswith("; there is no interval (a maximum comes from one request).")
 
 
 def test_a_limit_within_the_interval_is_met_without_certainty():

@@ -151,7 +151,7 @@ def test_earlier_runs_are_put_side_by_side(tmp_path):
         (["simulate", "--num-gpu-blocks", "20"], "raise --num-gpu-blocks or cut prompts with --cap-isl"),
         (["simulate", "--block-size", "48"], "block_size 48 neither divides"),
         (["simulate", "--speedup-ratio", "-1"], "speedup_ratio must be at least 0, not -1"),
-        (["simulate", "--out", "taken"], "taken exists; name another results folder with --out"),
+        (["simulate", "--out", "taken"], "taken exists; choose another results folder with --out"),
         (["simulate", "--no-such-flag"], "no-such-flag"),
         (["run", "--http-port", "PORT"], "on 127.0.0.1 cannot be used: Address already in use; name another"),
         (["report", "taken"], "taken: not a results folder"),
@@ -214,7 +214,7 @@ def test_run_measures_any_endpoint_by_its_url(tmp_path):
             assert (arm["requests"], arm["failed"]) == (20, 0)
     gone = dynabench("run", "--url", "http://127.0.0.1:1", "--out", tmp_path / "g")
     assert gone.returncode == 2
-    assert gone.stderr.startswith("dynabench: nothing answers at http://127.0.0.1:1 (")
+    assert gone.stderr.startswith("dynabench: no server responds at http://127.0.0.1:1 (")
     assert not (tmp_path / "g").exists()
 
 

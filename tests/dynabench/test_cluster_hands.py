@@ -179,7 +179,7 @@ def test_a_pool_that_cannot_be_scaled_holds_up_no_other_and_is_said_once(world, 
     world(main)
     missing = "there is no Deployment dynamo-prefill in namespace here; expected one for pool prefill"
     assert caplog.text.count(missing) == 1
-    assert caplog.text.count("prefill stays as it is, trying again: there is no Deployment dynamo-prefill") == 1
+    assert caplog.text.count("prefill is unchanged; trying again: there is no Deployment dynamo-prefill") == 1
 
 
 def test_a_role_that_does_not_let_it_scale_is_said_in_one_line(world, caplog):
@@ -266,7 +266,7 @@ def test_an_autoscaler_of_the_same_deployment_is_refused_in_one_line(world):
         async with here.hands(is_advisory=True):
             await until_async(lambda: here.states("decode") == ["starting"])
         text = (
-            r"HorizontalPodAutoscaler keda-hpa scales dynamo-decode, too; expected either it or a planner "
+            r"HorizontalPodAutoscaler keda-hpa also scales dynamo-decode; expected either it or a planner "
             r"\(kubectl delete hpa keda-hpa, or --advisory\)"
         )
         with pytest.raises(ValueError, match=text):
@@ -299,7 +299,7 @@ def test_pods_that_cannot_be_made_count_as_starting_and_the_reason_is_said(world
         async with here.hands():
             await here.order(decode=3)
             await until_async(lambda: here.states("decode") == ["starting"] * 3)
-            await until_async(lambda: "dynamo-decode cannot have all its pods: exceeded quota: 1 pods" in caplog.text)
+            await until_async(lambda: "dynamo-decode cannot start all its pods: exceeded quota: 1 pods" in caplog.text)
 
     world(main)
 
@@ -311,7 +311,7 @@ def test_a_ready_pod_that_discovery_does_not_name_is_said(world, caplog, monkeyp
         async with here.hands():
             [pod] = here.controllers.pods_of("dynamo-decode")
             here.controllers.make_ready(pod)
-            text = f"{pod} is ready and not in discovery; expected POD_NAME in its environment"
+            text = f"{pod} is ready but not in discovery; expected POD_NAME in its environment"
             await until_async(lambda: text in caplog.text)
 
     world(main)

@@ -119,13 +119,13 @@ def test_a_planner_that_hangs_is_replaced_and_not_obeyed_when_it_wakes_up(tmp_pa
         first = served.plan()
         served.until_says("planning worker with dynamo-load")
         served.plan(pod="planner-2")
-        served.until_says("another planner is at work in chat; this one waits until it ends")
+        served.until_says("another planner is running in chat; this one waits until it stops")
         first.send_signal(signal.SIGSTOP)
         served.until_says("planning worker with dynamo-load", 2)
         with served.load():
             served.wait_for(2)
             first.send_signal(signal.SIGCONT)
-            served.until_says("another planner is at work in chat; this one waits until it ends", 2)
+            served.until_says("another planner is running in chat; this one waits until it stops", 2)
             assert len(instances(served.url)) == 2
 
 

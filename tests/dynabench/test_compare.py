@@ -74,7 +74,7 @@ def test_an_arm_whose_engines_cannot_hold_a_request_is_left_out_and_the_rest_goe
         ("workers", "is not understood; expected NAME=VALUE"),
         ("workers=2,two", "workers is 'two'; expected a whole number from 0 to 10000"),
         ("workers=x", "workers is 'x'; expected a whole number from 0 to 10000"),
-        ("block_size=64,64", "names a value twice"),
+        ("block_size=64,64", "contains a value twice"),
         ("block_size=0", "block_size is '0'; expected a whole number of at least 1"),
         ("timing=slow", "timing is 'slow'; expected one of polynomial"),
     ],
@@ -147,7 +147,7 @@ def test_the_head_of_a_search_names_the_workers_it_found_and_the_step_times(tmp_
     done = dynabench("sweep", *flags, "--find", "workers", "--out", tmp_path / "x")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("chat.jsonl: kv: 20 requests on 1 simulated engine, in virtual time;")
-    assert "\nSimulated step times: generic: a polynomial of no particular model and GPU." in done.stdout
+    assert "\nSimulated step times: generic: a polynomial of no particular model or GPU." in done.stdout
 
 
 def test_what_sweeps_found_is_one_document(tmp_path):
@@ -200,7 +200,7 @@ def test_a_sweep_is_resumed_and_makes_one_table(tmp_path):
     points[0].unlink()
     times = {point.name: point.stat().st_mtime_ns for point in points[1:]}
     again = dynabench(*arguments)
-    assert "3 of 4 points are known already" in again.stdout
+    assert "3 of 4 points are already simulated" in again.stdout
     assert {point.name: point.stat().st_mtime_ns for point in points[1:]} == times
     summary = json.loads((tmp_path / "s" / "sweep.json").read_text())["summary"]
     assert len(summary["rows"]) == 4

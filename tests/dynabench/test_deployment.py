@@ -73,30 +73,36 @@ def test_passwords_are_not_written_down(tmp_path):
     [
         ("pools: {a: {replica: 2}}", "pools.a.replica is unknown; did you mean replicas?"),
         ("pools: {a: {replicas: two}}", "pools.a.replicas is 'two'; expected a whole number from 0 to 10000"),
-        ("pools: {a: {replicas: 0}}", "pools have 0 replicas in all; at least one worker was expected"),
+        ("pools: {a: {replicas: 0}}", "pools have 0 replicas in total; expected at least one worker"),
         ("pools: {a: {replicas: 10000000}}", "pools.a.replicas is 10000000; expected from 0 to 10000"),
         ("pools: {a: {replicas: 2.0}}", "pools.a.replicas is 2.0; expected a whole number from 0 to 10000"),
         ("pools: {a: {speedup_ratio: .inf}}", "pools.a.speedup_ratio is inf; expected at least 0"),
-        ("pools: {yes: {}}", "pools holds the name True; expected text: put it in quotes"),
+        ("pools: {yes: {}}", "pools has the name True, which is not text; put it in quotes"),
         ("? [a]\n: 1", "cannot be read as YAML (unhashable type"),
         ("pools: !!map [a]", "cannot be read as YAML ("),
         ("name: !!bool x", "cannot be read as YAML ("),
         ("name: 2001-99-99", "cannot be read as YAML (month must be in 1..12)"),
-        ("pools: {a: {engine: vllm, model: x, engine_args: &r {x: *r}}}", "the file holds more than 100,000 values"),
+        ("pools: {a: {engine: vllm, model: x, engine_args: &r {x: *r}}}", "the file contains more than 100,000 values"),
         (
             "a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b]\n"
             "d: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d]\npools: [*e,*e,*e,*e,*e,*e,*e,*e]",
-            "the file holds more than 100,000 values",
+            "the file contains more than 100,000 values",
         ),
-        ("pools: {a: {}}\nfrontend: {api_key: 12345}", "frontend.api_key is not what it may be; expected text"),
+        (
+            "pools: {a: {}}\nfrontend: {api_key: 12345}",
+            "frontend.api_key is invalid (its value is secret); expected text",
+        ),
         ("pools: {a: {gpu: h100}}", "pools.a: gpu h100 needs a model"),
         ("pools: {a: {gpu: h1}}\nmodel: meta-llama/Llama-3.1-8B", "pools.a: gpu 'h1' is not known; expected one of "),
         ("pools: {a: {role: decoder}}", "pools.a.role is 'decoder'; expected one of aggregated, prefill, decode"),
         ("pools: {a: {engine: vllm, block_size: 16}}", "pools.a.block_size is unknown; expected one of "),
         ("pools: {a: {}, a: {}}", "a is defined twice"),
-        ("pools: {}", "pools is empty; at least one pool was expected"),
-        ("pools: [a]", "pools is ['a']; expected a mapping of names to values"),
-        ("pools: {a.b: {}}", "pools.a.b: name 'a.b' cannot be used; expected a letter, then letters, digits, - and _"),
+        ("pools: {}", "pools is empty; expected at least one pool"),
+        ("pools: [a]", "pools is ['a']; expected entries of the form NAME: VALUE"),
+        (
+            "pools: {a.b: {}}",
+            "pools.a.b: name 'a.b' cannot be used; expected a letter followed by letters, digits, - or _",
+        ),
         (
             "pools: {a: {kv_store_size: 4}}",
             "pools.a.kv_store_size is unknown here; expected it in the deployment's section kv_store",
@@ -108,10 +114,13 @@ def test_passwords_are_not_written_down(tmp_path):
         ("pools: {a: {}}\nfrontend: {router_mode: kv}", "frontend.router_mode is unknown; expected one of "),
         ("pools: {a: {}}\nrouter_mode: best", "router_mode 'best' is unknown; expected one of "),
         ("pools: {a: {block_size: 16}, b: {block_size: 32}}", "pools.b.block_size is 32; expected 16, as in pools.a"),
-        ("gpus: 3\npools: {a: {replicas: 2, tensor_parallel_size: 2}}", "gpus is 3; expected at least 4, as the pools"),
+        (
+            "gpus: 3\npools: {a: {replicas: 2, tensor_parallel_size: 2}}",
+            "gpus is 3; expected at least 4, the number that the pools",
+        ),
         ("workers: [{count: 2}]", "workers is unknown; expected pools"),
-        ("pools: {a: {engine_args: {x: 1}}}", "pools.a: engine_args are for engines that run models"),
-        ("[1, 2]", "the file is [1, 2]; expected a mapping of names to values"),
+        ("pools: {a: {engine_args: {x: 1}}}", "pools.a: engine_args is only for engines that run a model"),
+        ("[1, 2]", "the file is [1, 2]; expected entries of the form NAME: VALUE"),
         ("pools: {a: {}", "cannot be read as YAML ("),
         (
             "standalone_router: true\npools: {a: {model_name: x}, b: {model_name: y}}",
@@ -162,7 +171,7 @@ def test_a_short_name_stands_for_the_path_it_can_only_mean():
     assert paths.full(Deployment(), "workers") == "pools.*.replicas"
     assert paths.full(deployment, "colour") is None
     with pytest.raises(
-        ValueError, match=r"workers could be of any pool; expected one of pools.new.replicas, pools.old"
+        ValueError, match=r"workers could belong to any pool; expected one of pools.new.replicas, pools.old"
     ):
         paths.full(deployment, "workers")
 
@@ -186,7 +195,9 @@ def test_a_path_to_nothing_is_refused_with_what_there_is(path, message):
 def test_gpus_are_counted_over_pools_and_parallelism():
     pool = Pool(replicas=3, mocker=EngineConfig(dp_size=2), timing=TimingConfig(tensor_parallel_size=4))
     assert pool.num_gpus == 24
-    with pytest.raises(ValueError, match=r"gpus is 23; expected at least 24, as the pools need them \(worker 24\)"):
+    with pytest.raises(
+        ValueError, match=r"gpus is 23; expected at least 24, the number that the pools need \(worker 24\)"
+    ):
         Deployment(pools=(pool,), gpus=23)
 
 
@@ -199,5 +210,5 @@ def test_pools_with_one_model_name_serve_it_together():
 
 
 def test_two_pools_of_one_name_are_refused():
-    with pytest.raises(ValueError, match=r"pools.a is defined twice; expected pools of different names"):
+    with pytest.raises(ValueError, match=r"pools.a is defined twice; expected each pool to have a different name"):
         Deployment(pools=(Pool(name="a"), Pool(name="a")))

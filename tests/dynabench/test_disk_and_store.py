@@ -368,7 +368,7 @@ def test_a_store_needs_workers_with_host_memory_and_chunks_of_one_size():
     with pytest.raises(ValueError, match="kv_store_size is 1, and no worker has kv_offloading_size"):
         engines_of(_deployment(engine(host=0), 1.0))
     two = (Pool(name="a", mocker=engine(host=4)), Pool(name="b", mocker=engine(host=4, blocks_per_chunk=2)))
-    with pytest.raises(ValueError, match="kv_store_size is 1, and workers have chunks of"):
+    with pytest.raises(ValueError, match="kv_store_size is 1, but workers have chunks of"):
         engines_of(Deployment(pools=two, kv_store=KvStoreConfig(kv_store_size=1.0)))
 
 

@@ -138,7 +138,7 @@ def test_requests_that_follow_one_which_waits_at_the_router_in_vain_fail_after_i
     [first, second, third] = workload((0.0, 900, 10), (0.1, 900, 10), (0.2, 96, 10)).requests
     requests = Workload("w", BLOCK, [first, second, structs.replace(third, after=(1,))])
     _, record = simulated(aggregated("at 0.15s: drain worker 0", replicas=1, mode="kv+late(100)"), requests)
-    nobody = "it waited at the router, and no worker came", "the router knows no worker"
+    nobody = "it waited at the router, but no worker became available", "no worker is known to the router"
     assert record.requests.error.tolist() == ["", *nobody]
 
 
@@ -222,7 +222,7 @@ def test_a_start_takes_its_fixed_part_and_the_time_to_read_the_weights():
         ("60s: +2", "events: '60s: +2' is not understood; expected 'at TIME: ACTION', such as 'at 60s: +2 decode'"),
         ("at 5s: jump", "events: 'jump' is not understood; expected +N POOL, -N POOL, =N POOL, kill worker N"),
         ("at 5s: slow worker 1 x0", "events: 'slow worker 1 x0' is not understood"),
-        ("at 5s: +10001", "events: '+10001' is too much; expected 10,000 workers at most"),
+        ("at 5s: +10001", "events: '+10001' is too many; expected at most 10,000 workers"),
     ],
 )
 def test_events_that_are_not_understood_are_refused(events, message):
@@ -264,7 +264,7 @@ def test_events_that_come_after_the_last_answer_are_remarked_upon():
 
 def test_an_event_must_name_the_pool_if_there_are_several():
     deployment = replace(apart(), fleet=FleetConfig(events="at 1s: +1"))
-    with pytest.raises(ValueError, match=r"events: \+1 names no pool; expected one of prefill, decode"):
+    with pytest.raises(ValueError, match=r"events: \+1 does not name a pool; expected one of prefill, decode"):
         simulated(deployment, STEADY)
 
 

@@ -110,7 +110,7 @@ def test_a_sweep_keeps_its_points(tmp_path):
     assert "the points are kept: make room and run the same command again" in done.stderr
     assert sorted(path.name for path in out.iterdir()) == ["points", "sweep.id"]
     again = dynabench(*sweep)
-    assert (again.returncode, "2 of 2 points are known already" in again.stdout) == (0, True), again.stderr
+    assert (again.returncode, "2 of 2 points are already simulated" in again.stdout) == (0, True), again.stderr
 
 
 @pytest.mark.parametrize("command", [["modes"], ["hardware"]])

@@ -211,7 +211,7 @@ def test_an_advisory_planner_logs_what_it_would_do_and_changes_nothing(tmp_path)
         ),
         (
             ("--vary", "events=none"),
-            "fleet.events applies to virtual time; vary it with dynabench simulate: processes take",
+            "fleet.events applies only to virtual time; vary it with dynabench simulate: real processes take",
         ),
         (
             ("--planner", "hpa", "--engine", "llamacpp", "--model", "x"),

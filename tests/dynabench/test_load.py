@@ -253,9 +253,9 @@ def test_warm_ups_are_as_long_as_the_workloads_requests_and_left_out():
         (refuses, 'HTTP 429: {"error":{"message":"no"}}'),
         (stops_without_done, "the stream ended without [DONE]"),
         (fails_in_the_stream, "error in the stream: {'message': 'boom'}"),
-        (speaks_nonsense, "the answer is not HTTP as we speak it"),
+        (speaks_nonsense, "the answer is not valid HTTP/1.1"),
         (never_answers, "timeout"),
-        (says_nothing, "the answer has no tokens"),
+        (says_nothing, "the answer contains no tokens"),
     ],
 )
 def test_a_failed_request_says_why_and_the_next_is_sent(answer, error):
@@ -316,7 +316,7 @@ def test_a_malformed_event_fails_its_request(event, error, before):
     [
         ([EVENT, usage(1, 1), DONE], "the answer ended without a finish_reason: "),
         ([EVENT, FINISH, usage(1, 1)], "the stream ended without [DONE]: "),
-        ([FINISH, usage(1, 1), DONE], "the answer has no tokens"),
+        ([FINISH, usage(1, 1), DONE], "the answer contains no tokens"),
         ([EVENT * 2000], "the answer does not end: "),
     ],
 )
@@ -380,11 +380,11 @@ async def wants_another_protocol(reader, writer):
     [
         (goes_on_in_one_event, "an event is longer than 1,048,576 bytes: xxx"),
         (goes_on_in_an_error, "HTTP 500: xxx"),
-        (goes_on_in_its_head, "the answer's head is longer than 65,536 bytes"),
+        (goes_on_in_its_head, "the headers of the answer are longer than 65,536 bytes"),
         (goes_on_without_tokens, "timeout"),
         (goes_on_without_text, "the answer does not end"),
-        (goes_on_behind_its_end, "the answer is not HTTP as we speak it: "),
-        (wants_another_protocol, "the answer is not HTTP as we speak it"),
+        (goes_on_behind_its_end, "the answer is not valid HTTP/1.1: "),
+        (wants_another_protocol, "the answer is not valid HTTP/1.1"),
     ],
 )
 def test_what_never_ends_is_given_up_in_one_line(answer, error):

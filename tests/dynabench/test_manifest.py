@@ -60,7 +60,7 @@ def test_settings_of_our_stack_are_not_varied_where_somebody_elses_answers(axis)
 def test_an_endpoint_where_nothing_listens_is_sent_nothing(tmp_path):
     url = f"http://127.0.0.1:{free_port()}"
     settings = Settings(client=ClientConfig(url=url))
-    with pytest.raises(UserError, match=rf"nothing answers at {url} \(Connection refused\)"):
+    with pytest.raises(UserError, match=rf"no server responds at {url} \(Connection refused\)"):
         run_experiment("wall", (), ExperimentConfig(out=tmp_path / "x"), settings, console=Terminal())
     assert not (tmp_path / "x").exists()
 
@@ -89,14 +89,14 @@ LLAMA = TimingConfig(model="meta-llama/Llama-3.1-70B", gpu="h100", tensor_parall
 @pytest.mark.parametrize(
     ("pools", "said"),
     [
-        ((Pool(),), "generic: a polynomial of no particular model and GPU"),
+        ((Pool(),), "generic: a polynomial of no particular model or GPU"),
         (
             (Pool(timing=TimingConfig(speedup_ratio=2)),),
-            "generic: a polynomial of no particular model and GPU, divided by 2",
+            "generic: a polynomial of no particular model or GPU, divided by 2",
         ),
         (
             (Pool(timing=TimingConfig(timing="constant", constant_prefill_ms=5)),),
-            "generic: constant, 5 ms for prefill and 10 ms for decode, of no model and no GPU",
+            "generic: constant, 5 ms for prefill and 10 ms for decode, of no particular model or GPU",
         ),
         (
             (Pool(name="p", role="prefill", timing=LLAMA), Pool(name="d", role="decode", timing=LLAMA)),

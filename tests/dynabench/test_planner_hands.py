@@ -236,7 +236,7 @@ def test_a_second_planner_waits_and_says_so_once(tmp_path, caplog):
             term = world.given.term
             async with await world.make() as runtime:
                 waiting = asyncio.create_task(world.second(runtime))
-                await until_async(lambda: "another planner is at work in dynamo; this one waits" in caplog.text)
+                await until_async(lambda: "another planner is running in dynamo; this one waits" in caplog.text)
                 assert world.given.term == term
                 runtime.stopping.set()
                 await waiting
@@ -250,7 +250,7 @@ def test_a_planner_does_not_choose_among_several_hands(tmp_path, caplog):
         async with planned(tmp_path) as world, await world.make() as other:
             world.runtime = other
             await world.begin()
-            await until_async(lambda: "in dynamo, but there are 2" in caplog.text)
+            await until_async(lambda: "in dynamo, but found 2" in caplog.text)
 
     uvloop.run(main())
 
@@ -285,4 +285,4 @@ def test_hands_whose_report_is_refused_say_so_once_and_try_again(monkeypatch):
         assert network.fleet.pools["worker"][0].state == "ready"
 
     uvloop.run(main())
-    assert said == ["the planner cannot be told about the workers; trying again until it can: etcd refuses the key"]
+    assert said == ["cannot report the workers to the planner; trying again: etcd refuses the key"]

@@ -39,7 +39,9 @@ def test_each_pool_takes_its_own_time_in_virtual_time():
 
 def test_a_request_must_fit_into_every_pool():
     small = pool("small", 1, 10.0, blocks=5)
-    with pytest.raises(WorkloadError, match="request 0 has 100 prompt and 3 output tokens, more than the 64 an engine"):
+    with pytest.raises(
+        WorkloadError, match="request 0 has 100 prompt and 3 output tokens, more than the 64 that an engine"
+    ):
         simulate(Plan.alone(Settings(Deployment(pools=(*FAST_AND_SLOW, small)))), one_by_one(1, length=100))
 
 
@@ -75,7 +77,7 @@ def test_a_setting_of_a_pool_is_varied_by_its_path(tmp_path):
     [
         (TWO_MODELS, (), "pools serve x, y; an experiment sends its requests to one model"),
         ("pools: {a: {engine: echo_full}}", (), "pools.a.engine is 'echo_full'; expected 'mocker'"),
-        (TWO_POOLS, ("--vary", "workers=1,2"), "workers could be of any pool; expected one of pools.new.replicas"),
+        (TWO_POOLS, ("--vary", "workers=1,2"), "workers could belong to any pool; expected one of pools.new.replicas"),
         (TWO_POOLS, ("--vary", "pools.mid.replicas=1,2"), "pools.mid is unknown; expected one of new, old"),
         (
             TWO_POOLS,
@@ -87,8 +89,8 @@ def test_a_setting_of_a_pool_is_varied_by_its_path(tmp_path):
             ("--vary", "pools.new.block_size=16,32"),
             "pools.old.block_size is 64; expected 16, as in pools.new",
         ),
-        (TWO_POOLS, ("--vary", "frontend.http_workers=1,2"), "frontend.http_workers applies to processes"),
-        (TWO_POOLS, ("--vary", "pools.new.drain_s=1,2"), "pools.new.drain_s applies to processes"),
+        (TWO_POOLS, ("--vary", "frontend.http_workers=1,2"), "frontend.http_workers applies only to real processes"),
+        (TWO_POOLS, ("--vary", "pools.new.drain_s=1,2"), "pools.new.drain_s applies only to real processes"),
         (TWO_POOLS, ("--workers", "2"), "--workers cannot be used with --deployment "),
         (TWO_POOLS, ("--max-num-seqs", "256"), "a flag that describes a deployment cannot be used with --deployment "),
     ],

@@ -69,7 +69,9 @@ def test_the_role_of_a_pool_decides_the_part_of_its_engines(tmp_path):
 def test_nobody_gives_an_engine_another_part_than_its_pool(tmp_path):
     with pytest.raises(file.DeploymentError, match=r"pools.a.kv_role is unknown; did you mean role?"):
         read(tmp_path, "pools: {a: {kv_role: kv_producer}}")
-    with pytest.raises(ValueError, match=r"kv_role is 'kv_consumer'; expected none: it follows from the pool's role"):
+    with pytest.raises(
+        ValueError, match=r"kv_role is 'kv_consumer'; expected no kv_role: the pool's role determines it"
+    ):
         Pool(mocker=EngineConfig(kv_role="kv_consumer"))
     with pytest.raises(ValueError, match=r"pools.prefill.kv_role is unknown"):
         paths.change(apart(), {"pools.prefill.kv_role": "kv_consumer"})
@@ -81,15 +83,16 @@ PREFILL = "pools: {p: {role: prefill}"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (PREFILL + "}", "pools.p.role is 'prefill'; expected workers with role 'decode' beside it that serve mock"),
-        ("pools: {d: {role: decode}}", "pools.d.role is 'decode'; expected workers with role 'prefill' beside it that"),
+        (PREFILL + "}", "pools.p.role is 'prefill'; expected workers with role 'decode' as well that serve mock"),
+        ("pools: {d: {role: decode}}", "pools.d.role is 'decode'; expected workers with role 'prefill' as well that"),
         (
             PREFILL + ", d: {role: decode, model_name: x}}",
-            "pools.p.role is 'prefill'; expected workers with role 'decode' beside it that serve mock; pools.d serves x",
+            "pools.p.role is 'prefill'; expected workers with role 'decode' as well that serve mock; pools.d serves x",
         ),
         (
             PREFILL + ", d: {role: decode, replicas: 0}}",
-            "pools.p.role is 'prefill'; expected workers with role 'decode' beside it that serve mock; pools.d has 0 replicas",
+            "pools.p.role is 'prefill'; expected workers with role 'decode' as well that serve mock; pools.d has 0 "
+            "replicas",
         ),
         (
             PREFILL + ", d: {role: decode}, a: {}}",
@@ -118,7 +121,8 @@ PREFILL = "pools: {p: {role: prefill}"
         ),
         (
             "pools: {a: {router_mode: kv}}",
-            "pools.a: router_mode is 'kv'; expected none with role 'aggregated': the deployment's is for all such workers",
+            "pools.a: router_mode is 'kv'; expected none with role 'aggregated': the deployment's mode applies to "
+            "all aggregated workers",
         ),
         ("pools: {p: {role: prefill, router_mode: best}}", "pools.p: router_mode 'best' is unknown; expected one of "),
         (
@@ -127,7 +131,7 @@ PREFILL = "pools: {p: {role: prefill}"
         ),
         (
             "gpus: 2\n" + PREFILL + ", d: {role: decode, replicas: 2}}",
-            "gpus is 2; expected at least 3, as the pools need them (p 1, d 2)",
+            "gpus is 2; expected at least 3, the number that the pools need (p 1, d 2)",
         ),
         (
             PREFILL + ", d: {role: decode}}\ntransfer: {bandwidth_gb_s: -1}",
@@ -166,11 +170,11 @@ def test_a_prefill_worker_need_not_hold_an_answer_and_a_decode_worker_must():
     prefill, decode = engines_of(Deployment(pools=(pool("prefill", mocker=small), pool("decode", mocker=small))))
     check_fits(workload(160, 100), prefill)
     with pytest.raises(
-        WorkloadError, match=r"160 prompt and 100 output tokens, more than the 160 a decode engine can hold"
+        WorkloadError, match=r"160 prompt and 100 output tokens, more than the 160 that a decode engine can hold"
     ):
         check_fits(workload(160, 100), decode)
     with pytest.raises(
-        WorkloadError, match=r"161 prompt and 1 output tokens, more than the 160 a prefill engine can hold"
+        WorkloadError, match=r"161 prompt and 1 output tokens, more than the 160 that a prefill engine can hold"
     ):
         check_fits(workload(161, 1), prefill)
 
@@ -300,12 +304,12 @@ def test_splits_that_do_not_come_out_even_are_left_out_with_the_reason():
     found, left_out = arms("prefill_workers=1,2,4", deployment=deployment)
     assert [arm.name for arm in found] == ["aggregated", "prefill_workers 2, decode_workers 1"]
     assert left_out == [
-        "gpus is 4, pools.prefill takes 1: 3 left for pools.decode; expected a multiple of 2 above 0, the GPUs of each of its "
-        "workers",
-        "gpus is 4, pools.prefill takes 4: 0 left for pools.decode; expected a multiple of 2 above 0, the GPUs of each of its "
-        "workers",
+        "gpus is 4, pools.prefill uses 1, so 3 left for pools.decode; expected a positive multiple of 2, the GPUs "
+        "that each of its workers needs",
+        "gpus is 4, pools.prefill uses 4, so 0 left for pools.decode; expected a positive multiple of 2, the GPUs "
+        "that each of its workers needs",
     ]
-    with pytest.raises(ValueError, match=r"^gpus is 4, pools.prefill takes 4: 0 left for pools.decode"):
+    with pytest.raises(ValueError, match=r"^gpus is 4, pools.prefill uses 4, so 0 left for pools.decode"):
         arms("prefill_workers=4", deployment=deployment)
 
 
@@ -351,7 +355,7 @@ def test_a_setting_that_all_pools_share_is_varied_for_all_at_once():
 
 
 def test_what_lies_between_roles_is_not_varied_where_there_are_none():
-    with pytest.raises(ValueError, match=r"transfer.latency_ms applies to prefill and decode workers, and to"):
+    with pytest.raises(ValueError, match=r"transfer.latency_ms applies only to prefill and decode workers or"):
         arms("transfer.latency_ms=1,2", deployment=Deployment())
 
 
@@ -373,31 +377,43 @@ ROLES = ("--prefill-workers", "1", "--decode-workers", "1")
             ("--prefill-workers", "2", "--decode-workers", "0"),
             "decode_workers must be from 1 to 10000, not 0",
         ),
-        ("simulate", ("--prefill-workers", "2"), "--decode-workers is missing; expected it beside --prefill-workers"),
-        ("simulate", ("--decode-gpu", "h100"), "--prefill-workers is missing; expected it beside --decode-workers"),
-        ("simulate", ("--workers", "4", *ROLES), "--workers 4 does whole requests; with --prefill-workers and"),
+        (
+            "simulate",
+            ("--prefill-workers", "2"),
+            "--decode-workers is missing; expected it together with --prefill-workers",
+        ),
+        (
+            "simulate",
+            ("--decode-gpu", "h100"),
+            "--prefill-workers is missing; expected it together with --decode-workers",
+        ),
+        (
+            "simulate",
+            ("--workers", "4", *ROLES),
+            "--workers 4 counts aggregated workers; leave it out with --prefill-workers and",
+        ),
         ("simulate", ("--kv-role", "kv_producer"), "Unknown option: --kv-role"),
         ("simulate", ("--transfer-latency-ms", "1"), "--transfer-latency-ms needs prefill and decode workers; use"),
         ("simulate", ("--flow", "destination-first"), "--flow needs prefill and decode workers; use"),
         (
             "simulate",
             (*ROLES, "--gpus", "1"),
-            "gpus is 1; expected at least 2, as the pools need them (prefill 1, decode 1)",
+            "gpus is 1; expected at least 2, the number that the pools need (prefill 1, decode 1)",
         ),
         (
             "simulate",
             (*ROLES, "--decode-num-gpu-blocks", "1"),
             "pools.decode: num_gpu_blocks must be at least 2, not 1",
         ),
-        ("simulate", (*ROLES, "--decode-num-gpu-blocks", "3"), "more than the 128 a decode engine can hold"),
-        ("simulate", (*ROLES, "--prefill-num-gpu-blocks", "3"), "more than the 128 a prefill engine can hold"),
+        ("simulate", (*ROLES, "--decode-num-gpu-blocks", "3"), "more than the 128 that a decode engine can hold"),
+        ("simulate", (*ROLES, "--prefill-num-gpu-blocks", "3"), "more than the 128 that a prefill engine can hold"),
         (
             "sweep",
             ("--gpus", "4", "--vary", "prefill_workers=1,2", "--decode-workers", "2"),
             "--decode-workers 2 cannot be used with --gpus 4 and --vary prefill_workers",
         ),
         ("sweep", ("--vary", "prefill_workers=1,2"), "--decode-workers is missing"),
-        ("run", ("--prefill-workers", "2"), "--decode-workers is missing; expected it beside --prefill-workers"),
+        ("run", ("--prefill-workers", "2"), "--decode-workers is missing; expected it together with --prefill-workers"),
         ("run", ("--prefill-workers", "0"), "prefill_workers must be from 1 to 10000, not 0"),
         (
             "run",
@@ -410,12 +426,12 @@ ROLES = ("--prefill-workers", "1", "--decode-workers", "1")
         (
             "run",
             (*ROLES, "--vary", "transfer.latency_ms=1,2"),
-            "transfer.latency_ms applies to virtual time; vary it with",
+            "transfer.latency_ms applies only to virtual time; vary it with",
         ),
         (
             "simulate",
             (*ROLES, "--vary", "kv_bytes_scale=0.1,1"),
-            "kv_transfer.kv_bytes_scale applies to processes, which",
+            "kv_transfer.kv_bytes_scale applies only to real processes",
         ),
         (
             "run",
@@ -427,12 +443,20 @@ ROLES = ("--prefill-workers", "1", "--decode-workers", "1")
             (*ROLES, "--engine", "vllm", "--model", "x", "--decode-num-gpu-blocks", "9"),
             "--decode-num-gpu-blocks is for simulated engines, not for --engine vllm",
         ),
-        ("serve", ("--decode-workers", "2"), "--prefill-workers is missing; expected it beside --decode-workers"),
-        ("serve", ("--workers", "2", *ROLES), "--workers 2 does whole requests; with --prefill-workers and"),
+        (
+            "serve",
+            ("--decode-workers", "2"),
+            "--prefill-workers is missing; expected it together with --decode-workers",
+        ),
+        (
+            "serve",
+            ("--workers", "2", *ROLES),
+            "--workers 2 counts aggregated workers; leave it out with --prefill-workers and",
+        ),
         ("serve", ("--flow", "destination-first"), "--flow needs prefill and decode workers; use"),
         ("serve", (*ROLES, "--standalone-router"), "standalone_router is true; expected false with prefill and decode"),
         ("serve", (*ROLES, "--decode-router-mode", "oracle-cache"), "late(H) and the oracles are for virtual time"),
-        ("validate", ROLES, "cannot be validated: real and simulated workers do whole requests here"),
+        ("validate", ROLES, "cannot be validated: validate compares aggregated workers only"),
     ],
 )
 def test_flags_of_roles_that_make_no_sense_are_one_line(tmp_path, monkeypatch, capsys, command, flags, message):
@@ -496,7 +520,7 @@ def test_a_sweep_of_splits_has_the_aggregated_deployment_in_its_table(tmp_path):
     )
     done = dynabench("sweep", *flags, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    assert "left out: gpus is 4, pools.prefill takes 4: 0 left for pools.decode" in done.stdout
+    assert "left out: gpus is 4, pools.prefill uses 4, so 0 left for pools.decode" in done.stdout
     summary = json.loads((tmp_path / "out" / "sweep.json").read_text())["summary"]
     assert [row[:2] for row in summary["rows"]] == [["aggregated", "-"], ["1", "3"], ["2", "2"]]
     points = summary["points"]

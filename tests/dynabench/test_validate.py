@@ -362,14 +362,17 @@ def test_validate_fails_by_threshold_and_writes_a_report(tmp_path):
         "validate", "--real", tmp_path / "bad", *common, "--max-requests", 20, "--out", tmp_path / "again"
     )
     assert again.returncode == 2
-    assert "give the workload and shape it was run with" in again.stderr
+    assert "use the workload and shape of that run" in again.stderr
 
 
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        ((), "round-robin had 3 workers, and 1 would be simulated; give --workers 3"),
-        (("--workers", 3), "came within 7.8 s, and those of w.jsonl come within 39 s; give the rate or --rate-scale"),
+        ((), "round-robin had 3 workers, but 1 would be simulated; use --workers 3"),
+        (
+            ("--workers", 3),
+            "arrived within 7.8 s, but those of w.jsonl arrive within 39 s; use the rate or --rate-scale",
+        ),
         (("--workers", 3, "--rate-scale", 5), None),
     ],
 )

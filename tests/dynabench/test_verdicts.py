@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.commands import dynabench
 
-GENERIC = "generic: a polynomial of no particular model and GPU"
+GENERIC = "generic: a polynomial of no particular model or GPU"
 SMALL = ("--max-requests", "60", "--jobs", "1")
 
 
@@ -99,4 +99,4 @@ def test_sweeps_that_differ_share_no_folder_and_equal_ones_do(tmp_path):
         (tmp_path / "results").iterdir(), key=lambda folder: -len(list((folder / "points").iterdir()))
     )
     assert [len(list((folder / "points").iterdir())) for folder in (first, second)] == [2, 1]
-    assert "2 of 2 points are known already" in done.stdout
+    assert "2 of 2 points are already simulated" in done.stdout

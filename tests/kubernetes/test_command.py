@@ -107,7 +107,7 @@ LONG = "a" * 60
 BAD = {
     "pools: {Chatty: {}}": "pools.Chatty has the name 'Chatty'; expected lower-case letters, digits and - (at most 63",
     "pools: {my_pool: {}}": "pools.my_pool has the name 'my_pool'; expected lower-case",
-    "pools: {planner: {}}": "pools.planner has a name that is taken; expected none of frontend, router,",
+    "pools: {planner: {}}": "pools.planner has a reserved name; expected none of frontend, router,",
     "{name: Demo, pools: {a: {}}}": "name is 'Demo'; expected lower-case",
     f"{{name: {LONG}, pools: {{a: {{}}}}}}": f"{LONG}-frontend has 69 characters; expected at most 63",
     "pools: {a: {model_path: ./tiny}}": "pools.a.model is './tiny'; expected a model of the Hugging Face hub",
@@ -152,15 +152,18 @@ FLAGS = {
     ("--secret", "My Keys"): "d.yaml: secret is 'My Keys'; expected lower-case",
     (
         "--nats",
-    ): "d.yaml: nats is true and no Secret is named; expected --secret with a Secret that holds NATS_AUTH_TOKEN",
+    ): "d.yaml: nats is true, but no Secret is named; expected --secret with a Secret that contains NATS_AUTH_TOKEN",
     ("--frontends", "0"): "frontends must be at least 1, not 0",
-    ("--autoscaler", "planner"): "d.yaml: autoscaler is 'planner' and planner 'static'; expected a policy in the file",
+    (
+        "--autoscaler",
+        "planner",
+    ): "d.yaml: autoscaler is 'planner' but planner is 'static'; expected a planner policy in the file",
     (
         "--autoscaler",
         "hpa",
         "--form",
         "dynamo-v1beta1",
-    ): "d.yaml: autoscaler is 'hpa' and form 'dynamo-v1beta1'; expected",
+    ): "d.yaml: autoscaler is 'hpa' and form is 'dynamo-v1beta1'; expected",
     ("--out", "d.yaml"): "d.yaml is a file; expected a folder",
     ("--out", "d.yaml/below"): "d.yaml/below: Not a directory",
     ("--out", "/proc/none"): "/proc/none: No such file or directory",
@@ -181,22 +184,22 @@ def test_a_wrong_flag_is_one_line(run, flags):
         (
             "pools: {a: {model_name: m}, b: {model_name: m}}",
             "keda",
-            "autoscaler is 'keda', and pools.a and pools.b both serve m; expected one pool of each role",
+            "autoscaler is 'keda', but pools.a and pools.b both serve m; expected one pool of each role",
         ),
         (
             "pools: {a: {model_name: org/m}}",
             "hpa",
-            "autoscaler is 'hpa' and pools.a serves 'org/m', which cannot be the value of a label; expected",
+            "autoscaler is 'hpa' and pools.a serves 'org/m', which is not a valid label value; expected",
         ),
         (
             "{planner: {planner: kpa}, pools: {a: {}}}",
             "hpa",
-            "autoscaler is 'hpa' and planner 'kpa'; expected planner 'static' with it",
+            "autoscaler is 'hpa' and planner is 'kpa'; expected planner 'static'",
         ),
         (
             "{planner: {hpa_metric: kv_usage}, pools: {a: {}}}",
             "keda",
-            "planner.hpa_metric is 'kv_usage' and autoscaler 'keda'; expected 'queue' with it",
+            "planner.hpa_metric is 'kv_usage' and autoscaler is 'keda'; expected 'queue' with that autoscaler",
         ),
     ],
 )

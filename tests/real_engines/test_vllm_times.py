@@ -56,7 +56,7 @@ def test_a_calibration_tells_what_was_measured_and_how_well_it_fits(home, calibr
     assert len(list((home / "steps").iterdir())) == 1
     again = dynabench(home, "calibrate", "nothing")
     assert again.returncode == 2
-    assert "calibration.json exists; name another, or remove it" in again.stderr
+    assert "calibration.json exists; choose another file, or remove it" in again.stderr
 
 
 def test_real_and_simulated_runs_stand_side_by_side(home, folder, calibration):

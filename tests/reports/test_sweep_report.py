@@ -151,7 +151,7 @@ UNTOLD = Outcome(LIMIT, "unknown", reason="200 samples; a p99 needs 368")
         (MET, ["met by 25%", "45.00"]),
         (UNTOLD, ["unknown: itl.p99", "n/a"]),
         (
-            Outcome("steady queue", "missed", reason="2 requests waited at first, 90 at the end"),
+            Outcome("steady queue", "missed", reason="2 requests were waiting at first, 90 at the end"),
             ["missed: steady queue", "n/a"],
         ),
     ],
