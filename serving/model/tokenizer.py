@@ -208,14 +208,14 @@ def _fast(content: bytes, tokenizer: tokenizers.Tokenizer, facts: dict[str, Any]
             for special in (True, False):
                 real = _encode(tokenizer, sample, special=special)
                 if not np.array_equal(_encode_fast(fast, sample, special=special), real):
-                    log.info("texts of this model are encoded by tokenizers: fastokens differs on %r", sample)
+                    log.info("using tokenizers to encode this model's texts: fastokens differs on %r", sample)
                     return None
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # either library may panic (not an `Exception`), or raise undocumented errors
-        log.info("texts of this model are encoded by tokenizers: fastokens cannot: %s", error)
+        log.info("using tokenizers to encode this model's texts: fastokens cannot: %s", error)
         return None
-    log.info("texts of this model are encoded by fastokens")
+    log.info("using fastokens to encode this model's texts")
     return fast
 
 
