@@ -220,7 +220,7 @@ def test_a_search_finds_where_the_limit_is_missed(tmp_path):
     assert row["met"] < row["missed_at"] <= row["met"] * 1.2 + 1e-6
     assert row["point"]["ttft_sched"]["p90"] <= 0.150
     missing = dynabench("sweep", "--find", "rate_scale", "--out", tmp_path / "t")
-    assert (missing.returncode, "give --slo or --slo-preset" in missing.stderr) == (2, True)
+    assert (missing.returncode, "set them with --slo or --slo-preset" in missing.stderr) == (2, True)
 
 
 @pytest.fixture(scope="module")

@@ -411,9 +411,9 @@ def test_answers_that_the_model_ended_are_simulated_as_long_as_they_were():
     ("flags", "message"),
     [
         ((), "needs something real: --engine vllm with --model, or --real"),
-        (("--real", "no.jsonl"), "not records of requests"),
+        (("--real", "no.jsonl"), "cannot be read as request records"),
         (("--fail-if", "nonsense"), "is not understood"),
-        (("--real", "no.jsonl", "--gpu", "h42", "--model", "x"), "not records of requests"),
+        (("--real", "no.jsonl", "--gpu", "h42", "--model", "x"), "cannot be read as request records"),
     ],
 )
 def test_validate_refuses_in_a_line(tmp_path, flags, message):
