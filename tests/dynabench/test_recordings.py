@@ -117,7 +117,7 @@ def test_a_file_that_unpacks_to_more_than_a_recording_holds_is_not_read(tmp_path
     with gzip.open(bomb, "wb", compresslevel=1) as packed:
         for _ in range(300):
             packed.write(bytes(1 << 20))
-    with pytest.raises(RecordingError, match="more than 256 MiB"):
+    with pytest.raises(RecordingError, match="larger than 256 MiB"):
         read(bomb)
     (tmp_path / "broken.jsonl.gz").write_bytes(FILES[0].read_bytes()[:3000])
     with pytest.raises(RecordingError, match=r"broken\.jsonl\.gz: cannot be read as a recording"):
