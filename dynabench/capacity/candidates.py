@@ -126,7 +126,7 @@ def _axes(vary: Sequence[str], base: Settings, *, is_last: bool) -> dict[str, Se
     found: dict[str, Sequence[Any]] = {}
     for text in vary:
         if (name := setting_of(text)) in COUNTED:
-            raise ValueError(f"vary {text!r}: a plan already searches for {name}; leave it out, or use dynabench sweep")
+            raise ValueError(f"vary {text!r}: a plan searches for {name}; leave it out, or use dynabench sweep")
         try:
             name, values = read_axis(text, base)
         except ValueError:

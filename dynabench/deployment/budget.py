@@ -1,15 +1,15 @@
-"""What a budget of GPUs has room for: workers of one pool, beside the others or instead of them."""
+"""How many workers of one pool fit a budget of GPUs, besides the other pools or instead of them."""
 
 from dataclasses import replace
 
 from dynabench.deployment.description import Deployment, Pool
 
 AGGREGATED = "aggregated"
-"""Name of the pool that stands in for prefill and decode workers."""
+"""Name of the pool that replaces prefill and decode workers."""
 
 
 class BudgetError(ValueError):
-    """GPUs that cannot be divided so; the message says what each pool takes."""
+    """The GPUs cannot be divided in this way; the message shows how many each pool uses."""
 
 
 def pool_of_rest(deployment: Deployment) -> Pool:

@@ -46,7 +46,7 @@ KV_ROLES: dict[Role, Literal["kv_producer", "kv_consumer"] | None] = {
     "prefill": "kv_producer",
     "decode": "kv_consumer",
 }
-"""What a role makes of a simulated engine."""
+"""The KV role of a simulated engine, by the role of its pool."""
 
 Replicas = Annotated[int, Meta(ge=0, le=10_000)]
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
@@ -93,7 +93,7 @@ class Pool:
     """Engines that run a model: any further arguments of the engine, by their names."""
 
     def __post_init__(self) -> None:
-        """Refuse what no pool can be."""
+        """Refuse an invalid pool."""
         check(self)
         _check_name(self.name)
         self._check_role()
@@ -107,7 +107,7 @@ class Pool:
             raise ValueError(f"engine_args cannot be written as JSON ({one_line(error)})") from error
 
     def _check_role(self) -> None:
-        """Refuse what its role excludes."""
+        """Refuse settings that its role excludes."""
         if self.role != "aggregated" and self.engine not in HAND_OVER:
             raise ValueError(
                 f"role is {self.role!r}; expected 'aggregated' with engine {self.engine}: only {', '.join(HAND_OVER)} hand "
@@ -131,7 +131,7 @@ class Pool:
 
     @property
     def runs_model(self) -> bool:
-        """Whether its engine runs a model, in a package of its own."""
+        """Whether its engine runs a model, with its own package."""
         return self.engine not in ("mocker", *ECHOES)
 
     @property
@@ -216,7 +216,7 @@ class Deployment:
     """Who decides how many workers each pool has."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be deployed; messages begin with the path of what is wrong."""
+        """Refuse an invalid deployment; messages start with the path of the wrong setting."""
         check(self)
         _check_name(self.name)
         Mode.parse(self.router_mode)
@@ -321,12 +321,12 @@ def _shared(first: Pool, other: Pool) -> Iterator[tuple[str, Any, Any]]:
         yield "kv_cache_dtype", other.timing.kv_cache_dtype, first.timing.kv_cache_dtype
     yield "kv_cache_block_size", other.run.kv_cache_block_size, first.run.kv_cache_block_size
     yield "model_path", other.worker.model_path, first.worker.model_path
-    if first.role == other.role:  # each stage has a router of its own
+    if first.role == other.role:  # each stage has its own router
         yield "kv_events", other.worker.kv_events, first.worker.kv_events
 
 
 def _check_roles(pools: tuple[Pool, ...], everywhere: tuple[Pool, ...]) -> None:
-    """Refuse pools of one model of which one cannot do its part of a request for want of the other."""
+    """Refuse prefill pools without decode pools for the same model, and the reverse."""
     aggregated, prefill, decode = ([pool for pool in pools if pool.role == role] for role in KV_ROLES)
     if not (prefill or decode):
         return
@@ -350,7 +350,7 @@ def _check_roles(pools: tuple[Pool, ...], everywhere: tuple[Pool, ...]) -> None:
 
 
 def _instead(role: str, pools: tuple[Pool, ...]) -> str:
-    """Say which pools have a role, and why they do not count."""
+    """Describe which pools have a role, and why they do not count."""
     found = [pool for pool in pools if pool.role == role]
     said = (
         f"pools.{pool.name} {f'serves {pool.served_name}' if pool.replicas else 'has 0 replicas'}" for pool in found

@@ -19,7 +19,7 @@ PARTS = {None: "an", "kv_producer": "a prefill", "kv_consumer": "a decode"}
 
 
 def check_one_model(deployment: Deployment) -> None:
-    """Refuse a deployment of several models, where requests are sent to one.
+    """Refuse a deployment of several models: requests are sent to only one.
 
     Raises:
         ValueError: its pools serve several.
@@ -37,10 +37,10 @@ class SimulatedPool:
     engine: SimulatedEngine
     """That of each worker."""
     replicas: int
-    """Workers that it begins with."""
+    """Workers at the start."""
     gpus_per_worker: int
     startup_s: float
-    """What starting a worker takes on average (s)."""
+    """Mean time to start a worker (s)."""
 
     @property
     def gpus_per_rank(self) -> int:
@@ -106,7 +106,7 @@ def _check_store(deployment: Deployment, engines: Iterable[SimulatedEngine]) -> 
 
 
 def refuse_idle_settings(deployments: Sequence[Deployment]) -> None:
-    """Refuse a setting of a KV tier that no worker has in any of these deployments: the arms of an experiment, say.
+    """Refuse a setting of a KV tier that no worker has in any of these deployments, such as the arms of an experiment.
 
     Raises:
         ValueError: one is not at its default.

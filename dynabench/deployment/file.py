@@ -32,7 +32,7 @@ MAX_BYTES = 1 << 20
 MAX_VALUES = 100_000
 
 COMMON = ("model", "gpu")
-"""Settings of pools that may be given once, for all of them."""
+"""Settings of pools that can be set once, for all of them."""
 
 
 MEASURED = {"router": MeasuredRouterConfig, "frontend": MeasuredFrontendConfig}
@@ -40,7 +40,7 @@ MEASURED = {"router": MeasuredRouterConfig, "frontend": MeasuredFrontendConfig}
 
 
 class DeploymentError(UserError):
-    """A deployment that cannot be; the message names the file, the path, the value and what was expected."""
+    """An invalid deployment; the message names the file, the path, the value and what was expected."""
 
 
 def read(path: Path, *, is_measured: bool = False) -> Deployment:
@@ -70,7 +70,7 @@ def read(path: Path, *, is_measured: bool = False) -> Deployment:
     try:
         deployment = from_plain(values, is_measured=is_measured)
         _check_engines(deployment)
-    except (ValueError, OSError) as error:  # a model's path may be none
+    except (ValueError, OSError) as error:  # a model's path may not exist
         raise DeploymentError(f"{path}: {error}") from error
     return deployment
 
@@ -181,13 +181,13 @@ def _value(value: Any, hint: Any, path: str, *, is_secret: bool = False) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Return a value as a message can hold it."""
+    """Return a value in a form short enough for a message."""
     text = reprlib.repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _check_size(values: Any) -> None:
-    """Refuse what aliases blow up, or what holds itself."""
+    """Refuse values that aliases make too large, or that contain themselves."""
     count, stack = 0, [values]
     while stack:
         value = stack.pop()

@@ -89,12 +89,12 @@ class PoolConfig:
 
     @property
     def roles(self) -> dict[Role, RoleConfig]:
-        """What was said of workers that do one part of each request."""
+        """The flags given for workers that do one part of each request."""
         return {"prefill": self.prefill, "decode": self.decode}
 
     @property
     def names_roles(self) -> bool:
-        """Whether anything was."""
+        """Whether any was given."""
         return any(changed(part) for part in self.roles.values())
 
 

@@ -1,4 +1,4 @@
-"""What lies between a client and an engine, in virtual time."""
+"""The delays between a client and an engine, in virtual time."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -90,7 +90,9 @@ def full(deployment: Deployment, name: str) -> str | None:
             known = ", ".join(f"pools.{pool.name}.replicas" for pool in deployment.pools)
             raise ValueError(f"{name} could belong to any pool; expected one of {known}, or pools.*.replicas")
         return "pools.*.replicas"
-    for section, kind in sections(Deployment).items():  # first: what a frontend is told wins over what its workers were
+    for section, kind in sections(
+        Deployment
+    ).items():  # first: a frontend's setting takes precedence over those of its workers
         if name in hints(kind):
             return f"{section}.{name}"
     if any(name in settings_of_pool(pool.engine) for pool in deployment.pools):
@@ -132,7 +134,7 @@ def hint_of(deployment: Deployment, path: str) -> Any:
 
 
 def is_of_processes(deployment: Deployment, path: str) -> bool:
-    """Tell whether a setting is of processes, which virtual time does not have."""
+    """Return whether a setting applies only to real processes."""
     head, _, rest = path.partition(".")
     if head != "pools":
         return head in ("frontend", "runtime", "standalone_router", "kv_transfer")

@@ -1,4 +1,4 @@
-"""How long a prompt takes on an engine that does nothing else."""
+"""How long a prompt takes on an otherwise idle engine."""
 
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import chunk

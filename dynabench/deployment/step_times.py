@@ -1,4 +1,4 @@
-"""Step times of a simulated engine, as a planner asks for them."""
+"""Step times of a simulated engine, in the form that a planner needs."""
 
 from mocker.timing.model import TimingModel, chunk
 

@@ -22,17 +22,17 @@ class Comparison(NamedTuple):
 
     arms: list[Arm]
     left_out: list[str]
-    """Why combinations are left out: they need other numbers of GPUs."""
+    """Why combinations are left out: they need a different number of GPUs."""
 
 
 def comparison_of(experiment: ExperimentConfig, settings: Settings) -> Comparison:
     """Make every combination of the values of every axis; the first is the baseline.
 
-    Where prefill workers are varied within a number of GPUs, decode workers get the rest of them, and the baseline is the
+    If prefill workers are varied within a budget of GPUs, decode workers get the rest, and the baseline is the
     aggregated deployment of as many GPUs.
 
     Raises:
-        ValueError: an axis is not a setting, a value is not one of its, or no combination fits the GPUs.
+        ValueError: an axis is not a setting, a value is invalid for it, or no combination fits the GPUs.
     """
     settings = with_limits(settings, experiment.limits)
     axes = _axes(experiment, settings)
@@ -50,7 +50,7 @@ def comparison_of(experiment: ExperimentConfig, settings: Settings) -> Compariso
 
 
 def with_limits(settings: Settings, limits: Sequence[Condition]) -> Settings:
-    """Let a planner keep the limits of an experiment, unless it has others: the strictest of TTFT, and of ITL or TPOT."""
+    """Give a planner without its own limits those of the experiment: the strictest of TTFT, and of ITL or TPOT."""
     planner = settings.deployment.planner
     given = {
         "planner_ttft_ms": [limit.value * 1e3 for limit in limits if limit.metric == "ttft"],
@@ -67,10 +67,10 @@ def with_limits(settings: Settings, limits: Sequence[Condition]) -> Settings:
 def _possible(
     combinations: list[dict[str, Any]], varied: set[str], settings: Settings, alone: str
 ) -> tuple[list[Arm], list[str]]:
-    """Return the arms of those combinations that make sense as a whole, and why the others do not.
+    """Return the arms of the valid combinations, and why the others are invalid.
 
     Raises:
-        ValueError: none does.
+        ValueError: none is valid.
     """
     arms, reasons = [], []
     for changes in combinations:
@@ -84,7 +84,7 @@ def _possible(
 
 
 def _arm(changes: dict[str, Any], changed: Settings, varied: set[str], alone: str = "") -> Arm:
-    """Make an arm, named by what is varied, or else as if it were alone."""
+    """Make an arm, named by what is varied, or `alone` if nothing is."""
     shown = {name: value for name, value in changes.items() if name in varied}
     return Arm(arm_name(shown) or alone, changed, changes)
 
@@ -106,7 +106,7 @@ def _axes(experiment: ExperimentConfig, settings: Settings) -> dict[str, list[An
 
 
 def _split_axis(axes: Mapping[str, list[Any]], settings: Settings) -> str | None:
-    """Return the axis of prefill workers if decode workers are to get the rest of a number of GPUs."""
+    """Return the axis of prefill workers if decode workers get the rest of the GPU budget."""
     deployment = settings.deployment
     counts = {f"pools.{pool.name}.replicas": pool.role for pool in deployment.pools}
     found = {counts.get(path_of(name, settings)): name for name in axes}
@@ -117,7 +117,7 @@ def _split_axis(axes: Mapping[str, list[Any]], settings: Settings) -> str | None
 def _splits(
     combinations: list[dict[str, Any]], split: str, varied: set[str], settings: Settings
 ) -> tuple[list[Arm], list[str]]:
-    """Return the aggregated deployments of as many GPUs, then every combination; and why some of them are left out."""
+    """Return the aggregated deployments with as many GPUs, then every combination; and why some are left out."""
     arms: dict[str, list[Arm]] = {"aggregated": [], "split": []}
     left_out: list[str] = []
     for changes in combinations:
@@ -134,7 +134,7 @@ def _splits(
 
 
 def _split(changes: dict[str, Any], split: str, varied: set[str], settings: Settings) -> Arm:
-    """Make the arm of a combination, with the decode workers that are left."""
+    """Make the arm of a combination, with decode workers on the remaining GPUs."""
     free = change(settings, changes | {"gpus": None})
     pool = budget.pool_of_rest(free.deployment)
     filled = budget.filled(free.deployment, pool.name, _gpus(changes, settings))
@@ -143,7 +143,7 @@ def _split(changes: dict[str, Any], split: str, varied: set[str], settings: Sett
 
 
 def _aggregated(changes: dict[str, Any], split: str, varied: set[str], settings: Settings) -> Arm:
-    """Make the arm of the aggregated deployment beside a combination, with what is varied of aggregated workers, too."""
+    """Make the aggregated arm that matches a combination, with the varied settings that apply to aggregated workers."""
     shared = {name: value for name, value in changes.items() if _is_shared(path_of(name, settings))}
     free = replace(settings, deployment=budget.aggregated(settings.deployment))
     free = change(free, shared | {"gpus": None})
@@ -160,7 +160,7 @@ def _gpus(changes: dict[str, Any], settings: Settings) -> int:
 
 
 def _is_shared(path: str) -> bool:
-    """Tell whether a setting is of aggregated workers as well."""
+    """Return whether a setting also applies to aggregated workers."""
     head, _, rest = path.partition(".")
     return head not in OF_ROLES and (head != "pools" or rest.startswith("*."))
 
@@ -173,7 +173,7 @@ SHORT = {
     "enable_prefix_caching": "caching",
     "quantization": "weights",
 }
-"""What some settings are called where there is little room."""
+"""Short names of some settings, for places with little room."""
 
 
 def layout_name(changes: Mapping[str, Any]) -> str:
@@ -183,6 +183,6 @@ def layout_name(changes: Mapping[str, Any]) -> str:
 
 
 def arm_name(changes: dict[str, Any]) -> str:
-    """Name an arm by what sets it apart."""
+    """Name an arm by its differences."""
     parts = (str(value) if name == "router_mode" else f"{name} {short(value)}" for name, value in changes.items())
     return printable(", ".join(parts))

@@ -1,4 +1,4 @@
-"""Axes: what may be varied, by its name or its path, and the values that it may have."""
+"""Axes: the settings that can be varied, by name or path, and their valid values."""
 
 import re
 import typing
@@ -17,7 +17,7 @@ from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
 SENT: dict[str, type] = {"shape": ShapeConfig, "load": LoadConfig, "client": ClientConfig}
-"""What may be varied beside the deployment, by the field of `Settings` that holds it."""
+"""What can be varied besides the deployment, by its field in `Settings`."""
 
 MAX_VALUES = 10_000
 _RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})(?:\.\.(\d{1,9}))?")
@@ -26,11 +26,11 @@ OF_ROLES = ("kv_transfer", "disaggregation")
 """Sections of a deployment that apply to prefill and decode workers only."""
 
 VIRTUAL = ("overhead", "transfer", "fleet")
-"""Sections of a deployment that processes have no use for: they have the real thing."""
+"""Sections of a deployment that real processes do not use."""
 
 
 def read_axis(text: str, settings: Settings) -> tuple[str, list[Any]]:
-    """Read `name=value,value,...`; `1..4` stands for 1,2,3,4, and `1..9..4` for 1,5,9.
+    """Read `name=value,value,...`; `1..4` means 1,2,3,4, and `1..9..4` means 1,5,9.
 
     Raises:
         ValueError: there is no such setting, or a value is not one of its.
@@ -50,10 +50,10 @@ def read_axis(text: str, settings: Settings) -> tuple[str, list[Any]]:
 
 
 def _range(text: str) -> list[str]:
-    """Return every whole number of a range, `1..8` or `1..8..2`; another text as it is.
+    """Return every whole number of a range, `1..8` or `1..8..2`; return any other text unchanged.
 
     Raises:
-        ValueError: the range is empty, or holds too many.
+        ValueError: the range is empty or too long.
     """
     match = _RANGE.fullmatch(text)
     if match is None:
@@ -68,7 +68,7 @@ def _range(text: str) -> list[str]:
 def setting_of(text: str) -> str:
     """Return the setting that `name=value,value,...` varies, written as a flag or as a path."""
     name = text.partition("=")[0].strip().removeprefix("--")
-    return name if "." in name else name.replace("-", "_")  # a pool's name may hold a -
+    return name if "." in name else name.replace("-", "_")  # a pool's name may contain a -
 
 
 def convert(name: str, value: str, settings: Settings) -> Any:
@@ -126,7 +126,7 @@ def known(settings: Settings) -> list[str]:
 
 
 def change(settings: Settings, changes: Mapping[str, Any]) -> Settings:
-    """Give settings other values, by their names; only the whole of them must make sense.
+    """Change settings by name; only the final combination must be valid.
 
     Raises:
         ValueError: there is no such setting, or the value is not one of its.

@@ -25,7 +25,7 @@ from workloads.reuse import reuse_of
 from workloads.shape import ShapeConfig
 
 PLACES = ("GPU memory", "host memory", "disk", "store")
-"""Where KV may be found, the nearest first."""
+"""Places where KV may be found, the nearest first."""
 
 
 class Bounds(NamedTuple):
@@ -38,7 +38,7 @@ class Bounds(NamedTuple):
 
 
 class Tier(NamedTuple):
-    """Memory in which KV may be found, that of all workers together."""
+    """Memory in which KV may be found, summed over all workers."""
 
     name: str
     num_blocks: int
@@ -50,7 +50,7 @@ class Prompts:
     """The prompts of a workload as caches of one block size see them."""
 
     def __init__(self, workload: Workload, block_size: int, load: LoadConfig = LoadConfig()) -> None:  # noqa: B008 (frozen)
-        """Find what they have in common."""
+        """Find their shared prefixes."""
         self.workload = workload
         self.is_counted = np.array([load.is_measured(request.arrival_s) for request in workload], bool)
         self.lengths = np.array([request.input_length for request in workload], np.int64)

@@ -73,7 +73,7 @@ def _layouts(deployments: Sequence[Deployment]) -> str:
 
 
 def _layout(deployment: Deployment) -> str:
-    """Say how many workers there are, of how many GPUs each."""
+    """Describe how many workers there are and how many GPUs each has."""
     gpus = sum(pool.num_gpus for pool in deployment.pools)
     sizes = dict.fromkeys(pool.tensor_parallel_size for pool in deployment.pools)
     workers = " + ".join(f"{pool.replicas}{f' {pool.name}' * (len(deployment.pools) > 1)}" for pool in deployment.pools)
@@ -84,7 +84,7 @@ def _layout(deployment: Deployment) -> str:
 
 
 def kv_tiers(deployments: Sequence[Deployment]) -> str:
-    """Say how large and how fast the KV tiers of simulated workers are; nothing where there are none."""
+    """Describe the sizes and speeds of the KV tiers of simulated workers; return nothing if there are none."""
     settings = [pool.mocker for deployment in deployments for pool in deployment.pools if pool.engine == "mocker"]
     hosts = [each for each in settings if each.has_host_memory]
     disks = [each for each in hosts if each.kv_disk_size]

@@ -1,4 +1,4 @@
-"""What experiment.json says of an experiment: all that is needed to run it again, and to understand it."""
+"""The contents of experiment.json: everything needed to run an experiment again and to understand it."""
 
 import datetime
 import platform
@@ -38,7 +38,7 @@ def manifest_of(
     arms: Sequence[Arm],
     runs: Sequence[Record],
 ) -> dict[str, Any]:
-    """Return what is needed to run it again, and to understand it."""
+    """Return everything needed to run it again and to understand it."""
     deployment = settings.deployment
     deployments = [arm.settings.deployment for arm in arms] or [deployment]
     return {
@@ -95,7 +95,7 @@ def described_engine(pool: Pool) -> dict[str, Any]:
 
 
 def is_compiled() -> bool:
-    """Tell whether the engine core was compiled (DYNABENCH_COMPILE=1 when it was installed)."""
+    """Return whether the engine core was compiled (DYNABENCH_COMPILE=1 when it was installed)."""
     return not str(scheduler.__file__).endswith(".py")
 
 
@@ -153,7 +153,7 @@ AT_LENGTHS = " (simulated ones at the workload's lengths)"
 
 
 def _ends(workload: Workload, arms: Sequence[Arm]) -> str:
-    """Say how answers are to end."""
+    """Describe how answers end."""
     if len({arm.settings.shape.ends for arm in arms}) > 1:
         return "how answers end is varied"
     counts = ends(workload)
@@ -164,7 +164,7 @@ def _ends(workload: Workload, arms: Sequence[Arm]) -> str:
 
 
 def _deployed(deployments: Sequence[Deployment]) -> str:
-    """Say in a few words what the arms run on."""
+    """Describe in a few words what the arms run on."""
     first, counts = deployments[0], {deployment.num_workers for deployment in deployments}
     if len(counts) > 1:
         return f"{min(counts)} to {max(counts)} engines"
@@ -173,7 +173,7 @@ def _deployed(deployments: Sequence[Deployment]) -> str:
 
 
 def _workers(deployment: Deployment) -> str:
-    """Say in a few words what is deployed."""
+    """Describe the deployment in a few words."""
     if len(deployment.pools) > 1:
         parts = " and ".join(f"{pool.replicas} in {pool.name}" for pool in deployment.pools)
         return f"{deployment.num_workers} engines ({parts})"
@@ -185,5 +185,5 @@ def _workers(deployment: Deployment) -> str:
 
 
 def now() -> datetime.datetime:
-    """Return the time of this place."""
+    """Return the local time."""
     return datetime.datetime.now().astimezone()

@@ -91,12 +91,12 @@ def oracles_of(
 
 
 def has_changing_fleet(deployment: Deployment) -> bool:
-    """Tell whether workers may come and go."""
+    """Return whether the number of workers may change."""
     return deployment.planner.planner != "static" or bool(deployment.fleet.events)
 
 
 def _fixed(settings: Settings) -> Settings:
-    """Return the same settings with a fleet that stays as it is."""
+    """Return the same settings with a fleet of fixed size."""
     deployment = replace(settings.deployment, fleet=FleetConfig(), planner=PlannerConfig())
     return replace(settings, deployment=deployment, load=replace(settings.load, warmup_s=0.0, measure_s=None))
 
@@ -171,7 +171,7 @@ class _Search:
         self._tried: dict[Sizes, Tried] = {}
         best = self._try(most)
         self.possible: Flags = best.begins & best.goes_on
-        """Which requests can be good."""
+        """Which requests can meet the limits."""
 
     def fewest(self, sizes: Sizes) -> Sizes:
         """Return the fewest workers that keep the window, or beyond which more do not help; begin at `sizes`."""

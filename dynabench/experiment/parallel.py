@@ -60,10 +60,10 @@ def in_parallel(
                     interrupt.flag._replace(place=place).note(1.0)
                 if isinstance(result, _Failure):
                     failure = failure or result.error
-                    interrupt.flag.raise_()  # it may have failed on another host
+                    interrupt.flag.raise_()  # the call may have failed on another host
                 elif has_begun and failure is None:
                     yield place, result
-        except TerminatedWorkerError as error:  # its message is of several lines, and guesses
+        except TerminatedWorkerError as error:  # its message has several lines and only guesses at the cause
             raise UserError("a simulation process was killed; if memory ran out, use fewer --jobs") from error
         finally:
             results.close()
@@ -72,7 +72,7 @@ def in_parallel(
 
 
 class _Failure(NamedTuple):
-    """What a call raised."""
+    """The exception that a call raised."""
 
     error: Exception
 
@@ -83,15 +83,15 @@ def _carry_out(call: Callable[..., Any], args: tuple[Any, ...], flag: Flag, pare
     A flag among its arguments learns the call's place, by which it says how far it is.
     """
     place = flag.place
-    if os.getpid() != parent:  # one at a time is carried out in the process that asks, which must hear the user
-        signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)  # on a cluster we did not start the process
+    if os.getpid() != parent:  # with one job, calls run in the caller's process, which must still react to Ctrl-C
+        signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)  # on a cluster, this process was not started by us
     if flag.is_raised():
         return place, None, False
     try:
         return place, call(*(flag if isinstance(arg, Flag) else arg for arg in args)), True
     except Exception as error:
-        flag.raise_()  # at once, before this process is given another call
-        error.add_note(traceback.format_exc())  # which does not travel by itself
+        flag.raise_()  # immediately, before this process gets another call
+        error.add_note(traceback.format_exc())  # which is not sent automatically
         return place, _Failure(error), True
 
 

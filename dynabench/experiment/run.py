@@ -50,7 +50,7 @@ def run_experiment(
     """
     if settings.url is not None:
         _check_reachable(settings.url)
-        experiment = replace(experiment, router_mode=experiment.router_mode[:1])  # the endpoint routes by itself
+        experiment = replace(experiment, router_mode=experiment.router_mode[:1])  # the endpoint does its own routing
     arms, left_out = comparison_of(experiment, settings)
     refuse_idle_settings([arm.settings.deployment for arm in arms])
     out = results_folder(experiment, "simulate" if clock == "virtual" else "run")
@@ -184,10 +184,10 @@ def _measure_all(
 
 
 def _check_reachable(url: str) -> None:
-    """Refuse an endpoint where nothing listens, before a whole workload is sent to it.
+    """Refuse an endpoint with no server, before a whole workload is sent to it.
 
     Raises:
-        UserError: so it is.
+        UserError: no server responds.
     """
     parts = urlsplit(url)
     try:

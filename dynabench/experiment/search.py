@@ -1,4 +1,4 @@
-"""Searching for the value of a setting at which limits begin to be met, or cease to be."""
+"""Search for the value of a setting at which the limits start or stop being met."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ Sense = Literal["highest", "lowest"]
 
 
 class Bracket:
-    """Between which values of a setting the limits cease to be met, and which is to be tried next.
+    """The values of a setting between which the limits stop being met, and the value to try next.
 
     It doubles from the easy end until the other side is found, then halves the ratio; of whole numbers, the distance. Where
     nobody knows which end is the easy one, it tries both ends first.
@@ -32,9 +32,9 @@ class Bracket:
         self.low, self.high = low, high
         self.sense = sense
         self.met: float | None = None
-        """The best value known that meets the limits."""
+        """The best known value that meets the limits."""
         self.missed: float | None = None
-        """The nearest to it that does not."""
+        """The nearest known value that does not."""
         self._precision = precision
         self._is_whole = is_whole
         self._is_over = False
@@ -62,7 +62,7 @@ class Bracket:
         return self.low if last is None else min(self._rounded(last * 2), self.high)
 
     def learn(self, value: float, *, is_met: bool) -> None:
-        """Take note whether a value, the one to try, meets the limits."""
+        """Record whether the value to try meets the limits."""
         if self.sense is None:
             self._learn_sense(value, is_met=is_met)
             return
@@ -77,7 +77,7 @@ class Bracket:
             self._is_over = value == (hard if is_met else easy)
 
     def forbid(self, value: float) -> None:
-        """Take note that there cannot be this value, the one to try: the search stays below it."""
+        """Record that the value to try is impossible: the search stays below it."""
         self.high = value - 1 if self._is_whole else self.low
         self._is_over = self.high < self.low or self.high in (self.met, self.missed) or not self._is_whole
 

@@ -1,4 +1,4 @@
-"""The workload of an experiment: read once, and reshaped for each arm that wants another shape."""
+"""The workload of an experiment: read once, and reshaped for each arm that needs another shape."""
 
 import functools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What simulated step times come from, in words."""
+"""Describe where simulated step times come from."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Points of sweeps and plans, each in a file of its own as soon as it is known, so that what was interrupted goes on."""
+"""Points of sweeps and plans, each saved in its own file when done, so that an interrupted run can be resumed."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ class PointStore:
     """The points in a results folder."""
 
     def __init__(self, out: Path, identity: str, kind: str) -> None:
-        """Make the folder, or take up one that was begun.
+        """Make the folder, or resume an existing one.
 
         Args:
             out: the folder.
@@ -61,7 +61,7 @@ class PointStore:
         return _read(file) if file.exists() else None
 
     def keep(self, arm: Arm, point: AnyPoint) -> None:
-        """Write a point down, whole.
+        """Save a point atomically.
 
         Raises:
             UserError: there is no room for it.
@@ -116,7 +116,7 @@ def identity_of(files: Sequence[Path], experiment: ExperimentConfig, settings: S
 
 
 def _digest(file: Path) -> str | None:
-    """Return what names a file's content."""
+    """Return an identifier of a file's content."""
     if not file.is_file():
         return None
     with file.open("rb") as content:

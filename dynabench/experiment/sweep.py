@@ -1,6 +1,6 @@
 """Sweeps: every combination of settings, or the highest rate that meets the limits, in virtual time on all cores.
 
-Each simulated point is kept in a file of its own as soon as it is known, so that an interrupted sweep goes on where it was.
+Each simulated point is kept in a file of its own as soon as it is done, so that an interrupted sweep can be resumed.
 """
 
 from dataclasses import asdict, replace
@@ -91,7 +91,7 @@ def run_sweep(
 
 
 def _varied(arms: list[Arm]) -> str:
-    """Say what is varied, each setting once."""
+    """Describe what is varied, each setting once."""
     values: dict[str, dict[Any, None]] = {}
     for arm in arms:
         for name, value in arm.changes.items():
@@ -106,7 +106,7 @@ def _varied(arms: list[Arm]) -> str:
 
 
 class _Work:
-    """What every point of a sweep needs, and what is known of them."""
+    """What every point of a sweep needs, and the points known so far."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class _Work:
         self.limits = limits
 
     def call(self, arm: Arm) -> tuple[Any, tuple[Any, ...]]:
-        """Return what simulates a point."""
+        """Return the call that simulates a point."""
         experiment = self.experiment
         return simulate_point, (
             arm, self.source, experiment.seed, experiment.repeats, self.limits, self.config.attainment, self.interrupt.flag,
@@ -141,7 +141,7 @@ def simulate_point(
     attainment: float,
     flag: Flag,
 ) -> Point | Impossible:
-    """Simulate a combination of settings and return its figures, all repeats together; or why it is not possible."""
+    """Simulate a combination of settings and return its figures, all repeats together; or why it is impossible."""
     workload, deployment = source(arm.settings.shape), arm.settings.deployment
     try:
         for engine in set(engines_of(deployment)):
@@ -209,7 +209,7 @@ def _judged(runs: list[Record], limits: list[Condition], attainment: float) -> t
 
 
 def _grid(work: _Work, arms: list[Arm], console: Terminal) -> bool:
-    """Simulate what is not known yet; tell whether everything is known then."""
+    """Simulate the missing points; return whether all points are known now."""
     todo = [arm for arm in arms if work.store.known(arm) is None]
     if len(todo) < len(arms):
         console.print(f"{len(arms) - len(todo)} of {len(arms)} points are already simulated")
@@ -218,7 +218,7 @@ def _grid(work: _Work, arms: list[Arm], console: Terminal) -> bool:
 
 
 def _search(work: _Work, arms: list[Arm], console: Terminal) -> tuple[bool, list[Found]]:
-    """Search each combination for the value at which the limits cease to be met, all combinations at once."""
+    """Search each combination for the value at which the limits stop being met, all combinations at once."""
     config, name = work.config, work.config.find
     assert name is not None
     if any(name in arm.changes for arm in arms):
@@ -241,15 +241,15 @@ def _search(work: _Work, arms: list[Arm], console: Terminal) -> tuple[bool, list
 
 
 class _Search:
-    """The search of one combination, in which all repeats together decide, or one alone."""
+    """The search of one combination, decided by all repeats together or by one alone."""
 
     def __init__(self, arm: Arm, bracket: Bracket, repeat: int | None = None) -> None:
         self.arm, self.bracket, self.repeat = arm, bracket, repeat
         self.alone: list[_Search] = []
-        """Those of its repeats."""
+        """The searches of its single repeats."""
 
     def learn(self, value: float, point: AnyPoint) -> None:
-        """Take note of a point that it wanted to try."""
+        """Record a point that it asked for."""
         if self.repeat is None:
             is_met = point.state == "met"
         else:
@@ -257,11 +257,11 @@ class _Search:
         self.bracket.learn(value, is_met=is_met)
 
     def at(self, work: _Work, name: str, value: float | None) -> AnyPoint | None:
-        """Return what is known at a value."""
+        """Return the known point at a value."""
         return None if value is None else work.store.known(_at(self.arm, name, value))
 
     def found(self, work: _Work, name: str) -> Found:
-        """Return what it has come to."""
+        """Return the result of the search."""
         bracket = self.bracket
         met = self.at(work, name, bracket.met)
         assert met is None or isinstance(met, Point)
@@ -281,7 +281,7 @@ class _Search:
 
 
 def _carry_on(work: _Work, name: str, searches: list[_Search], display: Display) -> bool:
-    """Carry searches to their ends, all at once; tell whether they came there."""
+    """Run all searches to their ends at once; return whether all got there."""
     while open_ := [search for search in searches if not search.bracket.is_over]:
         display.what = f"searching {name} ({len(searches) - len(open_)} of {len(searches)} done)"
         tried = [(search, arm) for search in open_ if (arm := _tried(search.arm, name, search.bracket)) is not None]
@@ -296,7 +296,7 @@ def _carry_on(work: _Work, name: str, searches: list[_Search], display: Display)
 
 
 def _tried(arm: Arm, name: str, bracket: Bracket) -> Arm | None:
-    """Return an arm with the value that a search tries next; None if there cannot be any."""
+    """Return an arm with the value that a search tries next; None if no value is possible."""
     reason: ValueError | None = None
     while (value := bracket.next()) is not None:
         try:
@@ -313,7 +313,7 @@ def _kind_of(name: str, settings: Settings) -> tuple[bool, Sense | None]:
     """Return whether a setting that is searched for is a whole number, and whether more of it is harder or easier.
 
     Raises:
-        ValueError: it is no setting, or no number.
+        ValueError: it is not a setting, or not a number.
     """
     if name == "rate":
         return False, "highest"
@@ -326,7 +326,7 @@ def _kind_of(name: str, settings: Settings) -> tuple[bool, Sense | None]:
 
 
 def _simulate(work: _Work, arms: list[Arm]) -> bool:
-    """Simulate combinations and keep what they gave; tell whether all are known then."""
+    """Simulate combinations and save their points; return whether all are known now."""
     config, calls = work.config, [work.call(arm) for arm in arms]
     if not calls:
         return True
@@ -341,7 +341,7 @@ def _simulate(work: _Work, arms: list[Arm]) -> bool:
 
 
 def _at(arm: Arm, name: str, value: Any) -> Arm:
-    """Give an arm a value of what is searched for."""
+    """Set the searched setting of an arm to a value."""
     settings = arm.settings
     if name == "rate" and settings.shape.arrival is None:
         settings = replace(settings, shape=replace(settings.shape, arrival="poisson", rate=value))

@@ -1,4 +1,4 @@
-"""Read workload files; write them whole or not at all."""
+"""Read workload files; write them completely or not at all."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -155,7 +155,7 @@ def test_one_pool_scaled_by_two_is_refused_in_one_line(tmp_path):
             {"planner": {"planner": "static"}},
             "planner.planner is 'static'; expected one that changes the number of workers",
         ),
-        ({"pools": {"worker": {"engine": "echo_core"}}}, "expected 'mocker': a planner starts and ends no other"),
+        ({"pools": {"worker": {"engine": "echo_core"}}}, "expected 'mocker': a planner cannot start and stop other"),
     ],
 )
 def test_a_planner_that_cannot_plan_is_refused_in_one_line(tmp_path, changed, message):

@@ -207,7 +207,7 @@ def test_a_sweep_is_resumed_and_makes_one_table(tmp_path):
     assert (tmp_path / "s" / "table.csv").read_text().count("\n") == 5
     assert (tmp_path / "s" / "report.html").read_text().count("<figure") == 3
     other = dynabench(*arguments, "--seed", "3")
-    assert (other.returncode, "holds a sweep with other settings" in other.stderr) == (2, True)
+    assert (other.returncode, "contains a sweep with other settings" in other.stderr) == (2, True)
 
 
 def test_a_search_finds_where_the_limit_is_missed(tmp_path):
@@ -220,7 +220,7 @@ def test_a_search_finds_where_the_limit_is_missed(tmp_path):
     assert row["met"] < row["missed_at"] <= row["met"] * 1.2 + 1e-6
     assert row["point"]["ttft_sched"]["p90"] <= 0.150
     missing = dynabench("sweep", "--find", "rate_scale", "--out", tmp_path / "t")
-    assert (missing.returncode, "give --slo or --slo-preset" in missing.stderr) == (2, True)
+    assert (missing.returncode, "set them with --slo or --slo-preset" in missing.stderr) == (2, True)
 
 
 @pytest.fixture(scope="module")

@@ -341,7 +341,7 @@ def test_a_setting_of_a_store_that_no_arm_has_is_refused():
     without, with_store = (
         Deployment(kv_store=KvStoreConfig(kv_store_size=size, kv_store_latency_ms=3)) for size in (0, 4)
     )
-    with pytest.raises(ValueError, match="kv_store_latency_ms is 3, but there is no store; expected kv_store_size"):
+    with pytest.raises(ValueError, match="kv_store_latency_ms is 3, but there is no store; set kv_store_size"):
         refuse_idle_settings([without])
     refuse_idle_settings([without, with_store])
 

@@ -138,7 +138,7 @@ def test_the_decode_worker_waits_for_blocks_before_anything_is_read():
 def test_a_lease_that_is_not_renewed_runs_out():
     short = {"kv_lease_renewal": False, "kv_lease_duration_s": 0.001}
     lost = simulated(apart(transfer=SLOW, **short), workload((0.0, 90, 6)))
-    assert "the lease had run out" in lost.error[0]
+    assert "the lease had expired" in lost.error[0]
     assert lost.first_token_s.mask[0]
     again = simulated(apart(transfer=SLOW, policy="recompute", **short), workload((0.0, 90, 6)))
     assert again.error[0] == ""

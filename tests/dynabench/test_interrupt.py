@@ -306,7 +306,7 @@ def test_a_signal_to_the_group_ends_a_plan_in_one_line_with_what_is_known(tmp_pa
     os.killpg(process.pid, number)
     stdout, stderr = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, PROGRESS.sub("", stderr)) == (130, "")
-    assert "Interrupted before any layout was known to meet the limits" in stdout
+    assert "Interrupted before any layout was found to meet the limits" in stdout
 
 
 def killed_at_its_work():

@@ -215,7 +215,7 @@ def test_an_advisory_planner_logs_what_it_would_do_and_changes_nothing(tmp_path)
         ),
         (
             ("--planner", "hpa", "--engine", "llamacpp", "--model", "x"),
-            "expected 'mocker': a planner starts and ends no other",
+            "expected 'mocker': a planner cannot start and stop other",
         ),
     ],
 )

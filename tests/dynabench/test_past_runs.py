@@ -56,8 +56,8 @@ def test_what_the_prompts_of_records_share_is_not_known(tmp_path):
     [
         (json.dumps(ROW | {"isl": "ten"}), "isl is not a column of numbers"),
         (json.dumps(ROW | {"isl": [1]}), "isl is not a column of numbers"),
-        ("5", "not records of requests"),
-        ("{", "not records of requests"),
+        ("5", "cannot be read as request records"),
+        ("{", "cannot be read as request records"),
         ("", "has no column arrival_s"),
     ],
 )

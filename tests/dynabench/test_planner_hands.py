@@ -242,7 +242,7 @@ def test_a_second_planner_waits_and_says_so_once(tmp_path, caplog):
                 await waiting
 
     uvloop.run(main())
-    assert caplog.text.count("another planner is at work") == 1
+    assert caplog.text.count("another planner is running") == 1
 
 
 def test_a_planner_does_not_choose_among_several_hands(tmp_path, caplog):

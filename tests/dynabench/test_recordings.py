@@ -97,7 +97,7 @@ def swap(place, name, value):
         (lambda rows: rows.clear(), "is empty"),
         (lambda rows: rows.__delitem__(slice(1, None)), "ends before step 0, when request"),
         (lambda rows: rows.__delitem__(slice(-30, None)), "of its requests are unfinished"),
-        (without("tokens"), "not a readable recording .it has no 'tokens'"),
+        (without("tokens"), "cannot be read as a recording .it has no 'tokens'"),
         (swap("resolved", "num_gpu_blocks", 0), "num_gpu_blocks must be at least 2, not 0"),
         (swap("resolved", "num_gpu_blocks", "many"), "num_gpu_blocks"),
         (lambda rows: rows[0]["scenario"]["requests"].append(rows[0]["scenario"]["requests"][0]), "is added twice"),
@@ -117,10 +117,10 @@ def test_a_file_that_unpacks_to_more_than_a_recording_holds_is_not_read(tmp_path
     with gzip.open(bomb, "wb", compresslevel=1) as packed:
         for _ in range(300):
             packed.write(bytes(1 << 20))
-    with pytest.raises(RecordingError, match="more than 256 MiB"):
+    with pytest.raises(RecordingError, match="larger than 256 MiB"):
         read(bomb)
     (tmp_path / "broken.jsonl.gz").write_bytes(FILES[0].read_bytes()[:3000])
-    with pytest.raises(RecordingError, match=r"broken\.jsonl\.gz: not a readable recording"):
+    with pytest.raises(RecordingError, match=r"broken\.jsonl\.gz: cannot be read as a recording"):
         read(tmp_path / "broken.jsonl.gz")
     assert not is_recording(bomb)
 

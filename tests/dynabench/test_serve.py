@@ -98,7 +98,7 @@ def test_flags_alone_start_a_stack_with_a_router_of_its_own(tmp_path):
         ),
         ("pools: {a: {}}", ("--standalone-router",), "--standalone-router cannot be used with --deployment"),
         ("pools: {a: {}}", ("--router-mode", "kv"), "--router-mode cannot be used with --deployment"),
-        ("workers: [{count: 2}]", (), "expected pools: what was a list of workers is a mapping of pools now"),
+        ("workers: [{count: 2}]", (), "expected pools: the list of workers is now a mapping of pools"),
         (None, (), "deployment.yaml: cannot be read (No such file or directory)"),
     ],
 )

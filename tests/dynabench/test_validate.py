@@ -121,7 +121,7 @@ def test_a_step_log_is_read_and_cut_by_time(tmp_path):
     assert log.between(0.5, 1.5).firsts["prompt_tokens"].tolist() == [8]
     assert len(log.between(1.5, 3.0).steps["ended_s"]) == 1
     path.write_text('["engine", {}]\n')
-    with pytest.raises(UserError, match="took no step"):
+    with pytest.raises(UserError, match="ran no steps"):
         read_step_log(path)
     path.write_text("nonsense\n")
     with pytest.raises(UserError, match="not a log of an engine's steps"):
@@ -411,9 +411,9 @@ def test_answers_that_the_model_ended_are_simulated_as_long_as_they_were():
     ("flags", "message"),
     [
         ((), "needs something real: --engine vllm with --model, or --real"),
-        (("--real", "no.jsonl"), "not records of requests"),
+        (("--real", "no.jsonl"), "cannot be read as request records"),
         (("--fail-if", "nonsense"), "is not understood"),
-        (("--real", "no.jsonl", "--gpu", "h42", "--model", "x"), "not records of requests"),
+        (("--real", "no.jsonl", "--gpu", "h42", "--model", "x"), "cannot be read as request records"),
     ],
 )
 def test_validate_refuses_in_a_line(tmp_path, flags, message):
@@ -471,7 +471,7 @@ def test_a_recording_without_times_says_so():
     path = Path(__file__).parent.parent / "golden" / "vllm-0.32" / "shared_prefix.jsonl.gz"
     done = dynabench("validate", "--real", path)
     assert done.returncode == 2
-    assert "has no times; record it again" in done.stderr
+    assert "contains no times; record it again" in done.stderr
     done = dynabench("validate", "--real", path, "--fail-if", "tpot > 3%")
     assert done.returncode == 2
     assert "a recording has only step times" in done.stderr

@@ -88,7 +88,7 @@ def test_files_of_others_are_left_alone(run):
     done = run("pools: {a: {}}")
     assert done.returncode == 2
     assert done.stderr == (
-        "dynabench: out holds mine.yaml, which dynabench kubernetes has not written; expected a folder of its own, or "
+        "dynabench: out holds mine.yaml, which dynabench kubernetes did not write; expected an empty or new folder, or "
         "--overwrite\n"
     )
     assert set(contents()) == {"mine.yaml"}

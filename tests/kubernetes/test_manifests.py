@@ -529,7 +529,7 @@ def test_classes_in_files_are_refused(text, setting, tmp_path, monkeypatch):
         "class Mode(serving.router.Policy): pass\n"
         "class Rule(serving.planner.Policy): default_interval_s = 1.0\n"
     )
-    with pytest.raises(ValueError, match="a file of yours is not copied into the cluster") as refused:
+    with pytest.raises(ValueError, match="your own files are not copied into the cluster") as refused:
         objects(text)
     assert str(refused.value).startswith(setting)
 
