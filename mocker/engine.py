@@ -147,7 +147,8 @@ class Engine:
         if ahead is not None and sequence in ahead.admitted:
             return count - sequence.is_token_shipped
         if sequence.decoding:
-            return count + sum(sequence in batch.starved for batch in (step.batch, ahead) if batch is not None)
+            num_starved = sum(sequence in batch.starved for batch in (step.batch, ahead) if batch is not None)
+            return self.scheduler.num_tokens(sequence, num_starved)
         return count - (ahead is not None and sequence in ahead.preempted and sequence in step.batch.decodes)
 
     def change_timing(self, timing: TimingModel) -> None:

@@ -723,13 +723,13 @@ class Scheduler:
             elif sequence.decoding and sequence not in batch.starved:
                 yield sequence, 1
 
-    def num_tokens(self, sequence: Sequence) -> int:
+    def num_tokens(self, sequence: Sequence, num_starved: int = 0) -> int:
         """Count a sequence's tokens, prompt and output, that are known (or about to be, if it was preempted)."""
         if sequence in self._ending:
             return sequence.num_total - 1
         if not sequence.decoding:
             return sequence.num_known
-        return max(self.num_ended - sequence.origin + 1, sequence.num_known)
+        return max(self.num_ended - sequence.origin + 1 + num_starved, sequence.num_known)
 
     def know(self, num_iterations: int) -> None:
         """Record this many iterations of a leap, which produce only a token for each sequence."""

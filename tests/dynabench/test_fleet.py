@@ -19,7 +19,7 @@ from mocker.timing.config import TimingConfig
 from reports.insight import remarks
 from serving.router import ROUTER_MODES
 from tests.dynabench.test_handover import BLOCK, apart, clusters, workload
-from workloads import Workload
+from workloads import Request, Workload
 
 TIMING = TimingConfig(timing="constant", constant_prefill_ms=200.0, constant_decode_ms=10.0)
 
@@ -300,6 +300,25 @@ def changing(draw):
         start_failure_rate=rng.choice([0.0, 0.3]),
     )
     return replace(deployment, fleet=fleet), requests
+
+
+def test_a_worker_that_dies_has_given_no_token_that_the_next_step_only_starved():
+    """Two requests are read and sampled in the step in flight, and get no place in the next one, when their worker dies."""
+    rows = [(0.0, 214, 49, 4), (1.71, 243, 28, 8), (1.71, 347, 59, 12), (1.84, 219, 20, 12), (1.85, 14, 24, 0)]
+    requests = [
+        Request(
+            at,
+            isl,
+            osl,
+            tuple(block if block < shared else 1000 * (number + 1) + block for block in range(-(-isl // BLOCK))),
+        )
+        for number, (at, isl, osl, shared) in enumerate(rows)
+    ]
+    world = apart(mode="least-loaded", blocks=40, timing=TIMING, transfer=TransferConfig(), flow="destination-first")
+    world = replace(world, fleet=FleetConfig(events="at 2.15s: kill worker 1; at 2.2s: +1 decode", startup_s=1.0))
+    _, record = simulated(world, Workload("w", BLOCK, requests))
+    assert record.requests.succeeded.all()
+    assert sum(int(row[3]) * int(row[4]) for row in record.gaps) == sum(osl - 1 for _, _, osl, _ in rows)
 
 
 @settings(max_examples=150, deadline=None)
