@@ -121,7 +121,7 @@ class ClusterHands:
             tasks = [asyncio.create_task(self._report_forever())]
             tasks += [asyncio.create_task(self._obey_forever(pool)) for pool in self._pools.values()]
             for task in tasks:
-                task.add_done_callback(_on_end)
+                task.add_done_callback(self._on_end)
             self._wake()
             yield
         finally:
@@ -173,10 +173,11 @@ class ClusterHands:
         self._wake()
 
     def _on_orders(self, key: str, value: bytes | None) -> None:
+        by = key.rpartition("/")[2]
         if value is None:
-            self._orders.pop(key, None)
+            self._orders.pop(by, None)
         else:
-            self._orders[key] = msgspec.json.decode(value, type=Orders)
+            self._orders[by] = msgspec.json.decode(value, type=Orders)
         self._wake()
 
     async def _report_forever(self) -> None:
@@ -240,11 +241,17 @@ class ClusterHands:
         return ""
 
     def _decided(self, pool: _Pool) -> Decided | None:
-        """Return what our planner decided last of a pool, unless another planner has taken over or it is done."""
-        latest = max(self._orders.values(), key=lambda given: given.term, default=None)
-        if latest is None or latest.fleet != f"{self._runtime.instance_id:x}" or pool.name not in latest.wanted:
+        """Return what our planner decided last of a pool, unless another planner has taken over or it is done.
+
+        Our planner is this process, and its orders are the only ones obeyed: any pod can write some, and not all may scale.
+        """
+        own = f"{self._runtime.instance_id:x}"
+        ours = self._orders.get(own)
+        if ours is None or ours.fleet != own or pool.name not in ours.wanted:
             return None
-        decided = Decided(latest.term, latest.wanted[pool.name])
+        if any(other.term > ours.term for other in self._orders.values()):
+            return None
+        decided = Decided(ours.term, ours.wanted[pool.name])
         return decided if decided.place > pool.obeyed else None
 
     async def _obey_forever(self, pool: _Pool) -> None:
@@ -303,6 +310,12 @@ class ClusterHands:
                     return
         self._say("mark", "")
 
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        """End the process if a task fails: Kubernetes starts it again, and a planner without hands would look alive."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("decisions can no longer be carried out: %s: %s", type(error).__name__, error)
+            self._runtime.stopping.set()
+
     def _say(self, what: str, trouble: str) -> None:
         """Say it once, until it is over or another."""
         if trouble == self._said.get(what, ""):
@@ -312,8 +325,3 @@ class ClusterHands:
             log.warning("%s", trouble)
         else:
             log.info("resolved: %s", what)
-
-
-def _on_end(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("the planner's decisions are no longer carried out: %s: %s", type(error).__name__, error)

@@ -13,6 +13,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+MOST_WORKERS = 10_000
+"""Of a pool."""
+
 State = Literal["starting", "ready", "draining"]
 
 
@@ -38,7 +41,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
     number: int
     """Of the decision; hands obey each once."""
-    replicas: Annotated[int, Meta(ge=0, le=10_000)]
+    replicas: Annotated[int, Meta(ge=0, le=MOST_WORKERS)]
     reason: str
     leaving: tuple[str, ...] = ()
     """Instances in the order in which they should leave: those with the fewest requests first."""

@@ -10,7 +10,7 @@ Pods that have failed or are done (evicted ones stay for a while) are none.
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from dynabench.planner.messages import Fleet, Worker
+from dynabench.planner.messages import MOST_WORKERS, Fleet, Worker
 from serving.runtime.kubernetes.names import DELETION_COST, POOL
 from serving.runtime.kubernetes.objects import Deployment, Pod
 
@@ -89,7 +89,8 @@ class Pods:
             return []
         wanted = 1 if deployment.spec.replicas is None else deployment.spec.replicas
         present = sum(not _is_leaving(pod) for pod in self._of(pool))
-        return [Worker(f"{deployment.metadata.name}-unmade-{number}", "starting") for number in range(wanted - present)]
+        missing = min(wanted, MOST_WORKERS) - present
+        return [Worker(f"{deployment.metadata.name}-unmade-{number}", "starting") for number in range(missing)]
 
     def _worker(self, pod: Pod) -> Worker:
         name = pod.metadata.name
@@ -105,7 +106,7 @@ class Pods:
         for pod in self.pods.values():
             restarts = sum(container.restart_count for container in pod.status.container_statuses or ())
             if pod.metadata.uid not in self._startups and _is_ready(pod) and not restarts:
-                [ready] = [each for each in pod.status.conditions or () if each.type == "Ready"]
+                ready = next(each for each in pod.status.conditions or () if each.type == "Ready")
                 seconds = _seconds(pod.metadata.creation_timestamp, ready.last_transition_time)
                 if seconds is not None:
                     self._startups[pod.metadata.uid] = seconds

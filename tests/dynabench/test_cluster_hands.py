@@ -7,6 +7,7 @@ import pytest
 import uvloop
 
 from dynabench.planner import cluster_hands
+from dynabench.planner import pods as cluster_hands_pods
 from dynabench.planner.cluster_hands import ClusterHands
 from dynabench.planner.messages import Fleet, Orders, Wanted, fleets, orders
 from serving.runtime.address import EndpointAddress, Instance
@@ -41,9 +42,10 @@ class World:
     def states(self, pool):
         return sorted(worker.state for worker in self.fleet.pools.get(pool, ()))
 
-    async def order(self, term=1, fleet=None, by="a", leaving=(), **replicas):
-        """Order as a planner does, whose earlier orders stand; `by` is its id."""
+    async def order(self, term=1, fleet=None, by=None, leaving=(), **replicas):
+        """Order as a planner does, whose earlier orders stand; `by` is its id, that of this process if none is given."""
         self.number += 1
+        by = by or f"{self.runtime.instance_id:x}"
         wanted = self.wanted.setdefault(by, {})
         wanted |= {pool: Wanted(self.number, count, "so it is", leaving) for pool, count in replicas.items()}
         given = Orders(fleet or f"{self.runtime.instance_id:x}", term, self.number, wanted)
@@ -172,7 +174,7 @@ def test_a_pool_that_cannot_be_scaled_holds_up_no_other_and_is_said_once(world, 
         async with here.hands():
             await here.order(prefill=2, decode=2)
             await here.until_replicas(decode=2)
-            await until_async(lambda: "prefill stays as it is, trying again" in caplog.text)
+            await until_async(lambda: "prefill is unchanged; trying again" in caplog.text)
             here.controllers.deploy("dynamo-prefill", "prefill", 1)
             await here.until_replicas(prefill=2)
 
@@ -205,7 +207,9 @@ def test_orders_of_others_and_of_a_planner_that_has_lost_its_claim_are_not_obeye
             await here.until_replicas(decode=2)
             await here.order(term=3, by="b", fleet="another", decode=9)
             await here.order(term=2, decode=7)  # it hung, and wakes up
-            await here.order(term=4, by="c", prefill=3)
+            await here.order(term=4, by="c", prefill=5)  # any pod can write that
+            here.wanted.clear()
+            await here.order(term=5, prefill=3)
             await here.until_replicas(prefill=3)
             assert here.controllers.replicas("dynamo-decode") == 2
 
@@ -282,7 +286,7 @@ def test_an_autoscaler_that_comes_later_has_the_pool_until_it_is_gone(world, cap
             await here.order(decode=2)
             await here.until_replicas(decode=2)
             here.cluster.put("horizontalpodautoscalers", autoscaler("late", "dynamo-decode"))
-            await until_async(lambda: "HorizontalPodAutoscaler late scales dynamo-decode, too" in caplog.text)
+            await until_async(lambda: "HorizontalPodAutoscaler late also scales dynamo-decode" in caplog.text)
             await here.order(decode=3, prefill=3)
             await here.until_replicas(prefill=3)
             assert here.controllers.replicas("dynamo-decode") == 2
@@ -330,5 +334,28 @@ def test_the_cluster_must_allow_what_hands_call_and_nothing_more(world):
             await here.until_replicas(decode=1)
         made = {(group, resource, verb) for verb, group, resource, _ in here.cluster.calls}
         assert made == {(rule.group, rule.resource, verb) for rule in RULES for verb in rule.verbs}
+
+    world(main)
+
+
+def test_a_planner_whose_hands_fail_ends(world, monkeypatch, caplog):
+    async def main(here):
+        async with here.hands():
+            monkeypatch.setattr(cluster_hands.Pods, "trouble", lambda *_: 1 / 0)
+            here.controllers.deploy("dynamo-decode", "decode", 2)
+            await here.runtime.stopping.wait()
+
+    world(main)
+    assert "decisions can no longer be carried out: ZeroDivisionError" in caplog.text
+
+
+def test_a_deployment_of_absurd_size_is_reported_as_the_largest_that_may_be(world, monkeypatch):
+    monkeypatch.setattr(cluster_hands_pods, "MOST_WORKERS", 5)
+
+    async def main(here):
+        here.controllers.quota = 1
+        async with here.hands():
+            here.controllers.deploy("dynamo-decode", "decode", 2**31 - 1)
+            await until_async(lambda: len(here.states("decode")) == 5)
 
     world(main)

@@ -144,7 +144,7 @@ def test_one_pool_scaled_by_two_is_refused_in_one_line(tmp_path):
         spec = {"maxReplicas": 9, "scaleTargetRef": target}
         served.cluster.put("horizontalpodautoscalers", {"metadata": {"name": "old"}, "spec": spec})
         assert served.plan().wait(PATIENCE_S) == 2
-        assert "dynabench.planner: HorizontalPodAutoscaler old scales chat-worker, too; expected either" in served.log
+        assert "dynabench.planner: HorizontalPodAutoscaler old also scales chat-worker; expected either" in served.log
 
 
 @pytest.mark.parametrize(
