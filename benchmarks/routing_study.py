@@ -157,7 +157,8 @@ def _print(name: str, top: float, rows: list[dict[str, Any]], options: argparse.
         (hits,) = hit_shares(prompts, tiers_of([engine] * WORKERS)).values()
         rate = (len(made) - 1) / made.duration_s
         print(
-            f"{load:.0%} load: {rate:.1f} requests/s; no router below {bound * 1000:.0f} ms mean TTFT, nor above {hits:.0%} hits"
+            f"{load:.0%} load: {rate:.1f} requests/s. No router can get a mean TTFT below {bound * 1000:.0f} ms, or more than "
+            f"{hits:.0%} hits."
         )
     print()
     print("| mode | " + " | ".join(f"{load:.0%}: TTFT / E2E ms, good" for load in LOADS) + " | hits | max/mean |")
