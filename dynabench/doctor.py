@@ -24,6 +24,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from foundation.extras import install
 from foundation.text import one_line
 from serving.frontend.config import FrontendConfig
 from serving.runtime.config import RuntimeConfig, masked
@@ -78,12 +79,12 @@ def _cores() -> Check:
     folders = (found and found.submodule_search_locations) or ()
     if any(next(Path(folder).glob("engine.*.so"), None) for folder in folders):
         return Check("cores", "ok", "compiled")
-    return Check("cores", "ok", "interpreted", "compiled: twice as fast; see docs/install.md")
+    return Check("cores", "ok", "interpreted", "compiled: two to three times as fast; see docs/install.md")
 
 
 def _package(name: str, package: str, purpose: str) -> Check:
     if importlib.util.find_spec(package) is None:
-        return Check(name, "missing", purpose, f"pip install 'dynabench[{name}]'")
+        return Check(name, "missing", purpose, install(name))
     distributions = sorted(set(_distributions().get(package, [])))
     return Check(name, "ok", ", ".join(f"{each} {metadata.version(each)}" for each in distributions) or "installed")
 
@@ -122,7 +123,7 @@ async def _answer(name: str, address: str, variable: str, ask: Callable[[], Awai
         return Check(name, "broken", one_line(error))
     except TimeoutError:
         return Check(name, "broken", f"{masked(address)} gives no answer within {SERVER_S:g} s")
-    except (OSError, ValueError) as error:  # a certificate's file, say
+    except (OSError, ValueError) as error:  # a file of credentials or certificates, say
         return Check(name, "broken", masked(one_line(error)))
     return Check(name, "ok", f"answers at {masked(address)}")
 

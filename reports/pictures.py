@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from foundation.errors import UserError
+from foundation.extras import install
 from foundation.files import new_file
 
 SCALE = 2
@@ -24,7 +25,7 @@ def write(folder: Path, out: Path) -> list[Path]:
         import resvg_py
     except ImportError:
         raise UserError(
-            "--to png needs the Python package resvg-py, which is not installed: pip install 'dynabench[png]'"
+            f"--to png needs the Python package resvg-py, which is not installed: {install('png')}"
         ) from None
     import matplotlib as mpl
 

@@ -146,7 +146,7 @@ def markdown(summary: Summary, manifest: dict[str, Any], failures: list[str]) ->
         lines += ["", f"**{grid.title}**", "", *grid.markdown()]
     lines += [
         "",
-        f"<sub>{markdown_cell(manifest['subtitle'])}.{markdown_cell(step_times(manifest))} Differences in % [95% interval]; ~: may be noise; =: too small to matter.</sub>",
+        f"<sub>{markdown_cell(manifest['subtitle'])}. {markdown_cell(step_times(manifest)).strip()} Differences in % [95% interval]; ~: may be noise; =: too small to matter.</sub>",
     ]
     return "\n".join(lines)
 

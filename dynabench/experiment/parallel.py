@@ -13,6 +13,7 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from dynabench.interrupt import ASKING, Flag, Interrupt, held_back
 from foundation.errors import UserError
+from foundation.extras import install
 from foundation.processes import end_with_parent
 
 Backend = Literal["local", "ray", "dask"]
@@ -115,9 +116,7 @@ def _backend(backend: Backend, jobs: int, address: str | None) -> Any:
             start: Any = Client
             start(address) if address else start()
     except ImportError as error:
-        raise UserError(
-            f"--backend {backend} needs a package that is not installed; run pip install 'dynabench[{backend}]'"
-        ) from error
+        raise UserError(f"--backend {backend} needs a package that is not installed; run {install(backend)}") from error
     except (OSError, ConnectionError, RuntimeError) as error:
         raise UserError(f"the {backend} cluster at {address or 'a local address'} does not respond: {error}") from error
     return joblib.parallel_config(backend, n_jobs=jobs)

@@ -103,7 +103,7 @@ class SweepConfig:
     """Share of the requests that must be within the limits of each request."""
 
     backend: Literal["local", "ray", "dask"] = "local"
-    """Where to simulate: the cores of this machine, or a Ray or Dask cluster (pip install 'dynabench[ray]' or [dask])."""
+    """Where to simulate: the cores of this machine, or a Ray or Dask cluster (pip install ray, or distributed)."""
 
     cluster: str | None = None
     """Address of the cluster (default: one is started on this machine)."""

@@ -20,6 +20,7 @@ from time import perf_counter
 from typing import Any
 
 from dynabench.fidelity.recordings import Json, RecordingError
+from foundation.extras import install
 from foundation.files import new_file
 from foundation.text import one_line
 from serving.engines.vllm_on_cpu import keep_async_scheduling
@@ -70,9 +71,7 @@ def record(scenario_path: Path, out: Path) -> int:
     try:
         import vllm
     except ImportError as error:
-        raise RecordingError(
-            f"recording needs vLLM ({error}); install it with: pip install 'dynabench[record]'"
-        ) from error
+        raise RecordingError(f"recording needs vLLM ({error}); install it with: {install('record')}") from error
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(MODEL))
         try:

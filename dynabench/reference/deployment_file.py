@@ -16,7 +16,7 @@ from serving.worker.registry import ENGINES
 HEAD = """\
 # The deployment file
 
-`simulate`, `run`, `sweep` and `serve` read it with `--deployment FILE`. [Describe a deployment](../deployment.md) shows
+`simulate`, `run`, `sweep` and `serve` read it with `--deployment FILE`, and `kubernetes` as its first argument. [Describe a deployment](../deployment.md) shows
 how to use it; this page lists every key.
 
 ```yaml

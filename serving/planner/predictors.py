@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from foundation.extras import install
 from serving.planner.config import PlannerConfig
 
 
@@ -190,7 +191,7 @@ def _needed(name: str, load: Callable[[], Any]) -> Any:
         return load()
     except ImportError as error:
         raise ValueError(
-            f"load_predictor {name} needs {(error.name or name).partition('.')[0]}: install it with pip install 'dynabench[forecast]'"
+            f"load_predictor {name} needs {(error.name or name).partition('.')[0]}: install it with {install('forecast')}"
         ) from error
 
 

@@ -14,8 +14,8 @@ from foundation.settings import check
 
 
 def masked(servers: str) -> str:
-    """Return servers' addresses without the names, passwords and tokens before an @."""
-    return re.sub(r"(//|^)((?!//).)*@", r"\1***@", servers)
+    """Return servers' addresses without what may be secret: names, passwords and tokens before an @, queries and fragments."""
+    return re.sub(r"(://[^\s,?#]*)[?#][^\s,]*", r"\1?***", re.sub(r"(//|^)((?!//).)*@", r"\1***@", servers))
 
 
 Backend = Literal["auto", "kubernetes"]

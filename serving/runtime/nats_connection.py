@@ -4,6 +4,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from nats.aio.client import Client
@@ -36,8 +37,10 @@ class NatsConnection:
         """Connect, and keep reconnecting whenever the server goes away.
 
         Raises:
-            RuntimeUnavailableError: no server answers, or it refuses us.
+            RuntimeUnavailableError: no server answers, or it refuses us, or a file cannot be read.
         """
+        for file in (config.nats_credentials, config.nats_ca):
+            _check_readable(file)
         try:
             await self._connect(config)
         except (TimeoutError, NatsError, OSError, ValueError) as error:
@@ -116,6 +119,15 @@ class NatsConnection:
     async def _on_reconnected(self) -> None:
         self._connected_at = asyncio.get_running_loop().time()
         self._tell_reconnected()
+
+
+def _check_readable(file: str) -> None:
+    """Refuse a file that the client would find unreadable only later, as a server that does not answer."""
+    try:
+        if file:
+            Path(file).read_bytes()
+    except OSError as error:
+        raise RuntimeUnavailableError(f"{file} cannot be read ({error.strerror}); expected a file for NATS") from error
 
 
 def _credentials(config: RuntimeConfig) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import numpy as np
 
+from foundation.extras import install
 from serving.transfer.agent import MAX_NOTICE_BYTES, Piece, TransferError
 from serving.transfer.memory import Memory, portions
 from serving.transfer.way import OnNotice, OnTurn, OwnerAddress
@@ -36,7 +37,7 @@ from serving.transfer.wire import ID_BYTES
 
 log = logging.getLogger(__name__)
 
-INSTALL = "pip install 'dynabench[nixl]' (without torch: pip install --no-deps nixl nixl-cu12)"
+INSTALL = f"{install('nixl')} (without torch: pip install --no-deps nixl nixl-cu12)"
 
 STAGE_BYTES = 8 << 20
 MAX_STAGES = 8

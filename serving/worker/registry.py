@@ -5,6 +5,7 @@ import importlib.util
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from foundation.extras import install
 from serving.worker.config import ModelRunConfig, WorkerConfig, flags_to_arguments
 from serving.worker.engine import Engine, EngineError
 
@@ -96,6 +97,4 @@ def check_installed(name: str) -> None:
 def not_installed(name: str) -> EngineError:
     """Return the error for an engine of `ENGINES` whose package is not installed."""
     package = ENGINES[name].package
-    return EngineError(
-        f"{name} needs the Python package {package}, which is not installed: pip install 'dynabench[{name}]'"
-    )
+    return EngineError(f"{name} needs the Python package {package}, which is not installed: {install(name)}")

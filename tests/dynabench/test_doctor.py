@@ -8,6 +8,7 @@ from importlib import metadata
 import pytest
 
 from dynabench.doctor import Check, next_steps, open_files, port, results
+from foundation.extras import install
 from serving.worker.registry import ENGINES
 from tests.support.cluster import Cluster
 from tests.support.commands import BIN, dynabench, run
@@ -35,7 +36,7 @@ def test_every_engine_has_a_line_with_its_version_or_how_to_install_it(tmp_path)
     found = doctor(cwd=tmp_path)
     for name in ENGINES:
         check = found[name]
-        assert check["state"] == "ok" or check["advice"] == f"pip install 'dynabench[{name}]'"
+        assert check["state"] == "ok" or check["advice"] == install(name)
 
 
 def test_an_installed_package_is_found_by_its_version_without_being_loaded(tmp_path):

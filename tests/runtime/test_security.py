@@ -13,6 +13,7 @@ from serving.runtime.config import RuntimeConfig, masked
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.ports import RuntimeUnavailableError
 from tests.support.commands import run
+from tests.support.nats_accounts import operator
 from tests.support.servers import Etcd, Nats
 from tests.support.waiting import in_time, until_async
 
@@ -84,6 +85,16 @@ def test_nats_with_a_token(tmp_path):
         assert "NATS does not answer" in refused(settings(tmp_path, nats_server=nats.url))
 
 
+def test_nats_with_a_file_of_credentials(tmp_path):
+    config, credentials = operator(tmp_path)
+    with Nats("-c", config) as nats:
+        assert talk(settings(tmp_path, nats_server=nats.url, nats_credentials=credentials)) == [42]
+        assert "NATS does not answer" in refused(settings(tmp_path, nats_server=nats.url))
+        nowhere = str(tmp_path / "nowhere.creds")
+        said = refused(settings(tmp_path, nats_server=nats.url, nats_credentials=nowhere))
+        assert said == f"{nowhere} cannot be read (No such file or directory); expected a file for NATS"
+
+
 def test_etcd_with_tls_and_client_certificates(tmp_path, files):
     flags = ["--cert-file", files["cert"], "--key-file", files["key"]]
     flags += ["--client-cert-auth", "--trusted-ca-file", files["ca"]]
@@ -142,6 +153,8 @@ def test_help_shows_no_password_of_the_environment(module):
         ("nats://hunter2@host", "nats://***@host"),
         ("nats://me:p@hunter2@host", "nats://***@host"),
         ("nats://me:/hunter2@host", "nats://***@host"),
+        ("http://host:1/?token=hunter2,http://other", "http://host:1/?***,http://other"),
+        ("nats://host#hunter2", "nats://host?***"),
         ("http://host:2379,host:1", "http://host:2379,host:1"),
     ],
 )

@@ -19,7 +19,7 @@ MIB = 1 << 20
 PATIENCE_S = 100.0
 
 needs_nixl = pytest.mark.skipif(
-    importlib.util.find_spec("nixl") is None, reason="nixl is not installed (pip install 'dynabench[nixl]')"
+    importlib.util.find_spec("nixl") is None, reason="nixl is not installed (pip install nixl)"
 )
 KINDS = ["shm", "tcp", pytest.param("nixl", marks=needs_nixl)]
 
