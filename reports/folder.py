@@ -311,7 +311,8 @@ def combine(folders: list[Path]) -> tuple[Manifest, list[Record]]:
             runs.append(run)
     manifest = sources[0][1] | {
         "schema": SCHEMA,
-        "title": sources[0][1]["workload"]["name"] + (f": {len(folders)} runs side by side" if len(folders) > 1 else ""),
+        "title": sources[0][1]["workload"]["name"]
+        + (f": {len(folders)} runs side by side" if len(folders) > 1 else ""),
         "subtitle": ", ".join(str(folder) for folder in folders),
         "step_times": _step_times({str(folder): experiment for folder, experiment, _ in sources}),
         "command": f"dynabench compare {' '.join(str(folder) for folder in folders)}",

@@ -29,7 +29,7 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
     Nothing is installed; docs/install.md says where each shell looks for such a script.
 
     Args:
-        shell: the shell that the script is for.
+        shell: The shell that the script is for.
     """
     from dynabench.cli.app import app  # which names this command
 

@@ -20,7 +20,7 @@ def doctor(*, as_json: Annotated[bool, Parameter(name="--json", negative=())] = 
     Missing packages and warnings do not count.
 
     Args:
-        as_json: print the findings as one JSON document.
+        as_json: Print the findings as one JSON document.
     """
     from dynabench.doctor import checks, next_steps
 

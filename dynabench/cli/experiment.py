@@ -92,22 +92,22 @@ def simulate(
     Exit code 1: the comparison is not valid; the report says why.
 
     Args:
-        workload: files or a folder that form one workload (see `dynabench workload formats`); default: a small bundled one.
+        workload: Files or a folder that form one workload (see `dynabench workload formats`); default: a small bundled one.
         deployment: YAML file that describes the deployment, instead of flags; see docs/deployment.md.
-        experiment: what to compare.
-        output: what to print.
-        shape: what to change about the workload.
-        load: how the workload is sent.
-        pool: how many workers there are, and whether some only prefill and some only decode.
-        router: settings of the router.
-        engine: settings of each engine's scheduler.
-        timing: how long the engines' steps take.
-        overhead: delays between a client and the engines.
-        disaggregation: how a request is handed from prefill to decode workers.
-        transfer: links that carry KV between workers, and between them and a store.
-        kv_store: a store of KV that all workers share.
-        fleet: how the number of workers changes.
-        planner: what decides how many workers each pool has.
+        experiment: What to compare.
+        output: What to print.
+        shape: What to change about the workload.
+        load: How the workload is sent.
+        pool: How many workers there are, and whether some only prefill and some only decode.
+        router: Settings of the router.
+        engine: Settings of each engine's scheduler.
+        timing: How long the engines' steps take.
+        overhead: Delays between a client and the engines.
+        disaggregation: How a request is handed from prefill to decode workers.
+        transfer: Links that carry KV between workers, and between them and a store.
+        kv_store: A store of KV that all workers share.
+        fleet: How the number of workers changes.
+        planner: What decides how many workers each pool has.
     """
     with plain_errors():
         deployed = _simulated(
@@ -154,23 +154,23 @@ def run(
     Exit code 1: the comparison is not valid, for example because too many requests failed; the report says why.
 
     Args:
-        workload: files or a folder that form one workload (see `dynabench workload formats`); default: a small bundled one.
+        workload: Files or a folder that form one workload (see `dynabench workload formats`); default: a small bundled one.
         deployment: YAML file that describes the deployment, instead of flags; see docs/deployment.md.
-        experiment: what to compare.
-        output: what to print.
-        shape: what to change about the workload.
-        load: how the workload is sent.
-        client: how requests are sent and measured.
-        pool: the workers.
-        router: settings of the router.
-        frontend: settings of the frontend.
-        runtime: how the processes find and reach each other (default: in their own folder).
-        engine: settings of each simulated engine's scheduler.
-        timing: how long the steps of simulated engines take.
-        disaggregation: how a request is handed from prefill to decode workers.
-        kv_transfer: how KV gets from simulated prefill to decode workers, and where it is stored.
-        kv_store: a store of KV that all workers share.
-        planner: what decides how many workers each pool has.
+        experiment: What to compare.
+        output: What to print.
+        shape: What to change about the workload.
+        load: How the workload is sent.
+        client: How requests are sent and measured.
+        pool: The workers.
+        router: Settings of the router.
+        frontend: Settings of the frontend.
+        runtime: How the processes find and reach each other (default: in their own folder).
+        engine: Settings of each simulated engine's scheduler.
+        timing: How long the steps of simulated engines take.
+        disaggregation: How a request is handed from prefill to decode workers.
+        kv_transfer: How KV gets from simulated prefill to decode workers, and where it is stored.
+        kv_store: A store of KV that all workers share.
+        planner: What decides how many workers each pool has.
     """
     with plain_errors():
         if deployment is not None:
@@ -248,23 +248,23 @@ def sweep(
     """Try every combination of settings in virtual time, or find the highest rate that meets the limits.
 
     Args:
-        workload: files or a folder that form one workload (see `dynabench workload formats`); default: a small bundled one.
+        workload: Files or a folder that form one workload (see `dynabench workload formats`); default: a small bundled one.
         deployment: YAML file that describes the deployment, instead of flags; see docs/deployment.md.
-        config: how to run the sweep or search.
-        experiment: what to vary (--router-mode, --vary) and the limits (--slo, --slo-preset).
-        output: what to print.
-        shape: what to change about the workload.
-        load: how the workload is sent.
-        pool: how many workers there are, and whether some only prefill and some only decode.
-        router: settings of the router.
-        engine: settings of each engine's scheduler.
-        timing: how long the engines' steps take.
-        overhead: delays between a client and the engines.
-        disaggregation: how a request is handed from prefill to decode workers.
-        transfer: links that carry KV between workers, and between them and a store.
-        kv_store: a store of KV that all workers share.
-        fleet: how the number of workers changes.
-        planner: what decides how many workers each pool has.
+        config: How to run the sweep or search.
+        experiment: What to vary (--router-mode, --vary) and the limits (--slo, --slo-preset).
+        output: What to print.
+        shape: What to change about the workload.
+        load: How the workload is sent.
+        pool: How many workers there are, and whether some only prefill and some only decode.
+        router: Settings of the router.
+        engine: Settings of each engine's scheduler.
+        timing: How long the engines' steps take.
+        overhead: Delays between a client and the engines.
+        disaggregation: How a request is handed from prefill to decode workers.
+        transfer: Links that carry KV between workers, and between them and a store.
+        kv_store: A store of KV that all workers share.
+        fleet: How the number of workers changes.
+        planner: What decides how many workers each pool has.
     """
     from dynabench.cli.results import print_sweep
     from dynabench.experiment.sweep import run_sweep
@@ -299,7 +299,7 @@ def selftest(*, config: Annotated[SelftestConfig, flat("Self-test", 1)] = Selfte
     Exit code 1: a metric is off, or a token was lost.
 
     Args:
-        config: what the server does.
+        config: What the server does.
     """
     from dynabench.live.selftest import run_selftest
 

@@ -62,8 +62,8 @@ def calibrate(
     """Measure the step times of a real vLLM on this machine, for `--timing-file`.
 
     Args:
-        model: folder or Hugging Face id.
-        config: how to measure.
+        model: Folder or Hugging Face id.
+        config: How to measure.
     """
     from dynabench.fidelity.calibrate import calibrate, described
 
@@ -93,19 +93,19 @@ def validate(
     Exit code 1: --fail-if applies, or a run is not valid.
 
     Args:
-        workload: files or a folder that form one workload; none if --real names records of requests.
-        config: what to compare with, and when to fail.
-        experiment: router modes and repeats.
-        shape: what to change about the workload.
-        load: how the workload is sent.
-        client: how requests are sent and measured.
-        pool: the real engine, and how many workers there are on both sides.
-        router: settings of the router.
-        frontend: settings of the real frontend.
-        runtime: how the real processes find and reach each other (default: in their own folder).
-        engine: settings of the simulated engine's scheduler.
-        timing: its step times, with --timing-file or --gpu.
-        overhead: delays between a client and the simulated engines.
+        workload: Files or a folder that form one workload; none if --real names records of requests.
+        config: What to compare with, and when to fail.
+        experiment: Router modes and repeats.
+        shape: What to change about the workload.
+        load: How the workload is sent.
+        client: How requests are sent and measured.
+        pool: The real engine, and how many workers there are on both sides.
+        router: Settings of the router.
+        frontend: Settings of the real frontend.
+        runtime: How the real processes find and reach each other (default: in their own folder).
+        engine: Settings of the simulated engine's scheduler.
+        timing: Its step times, with --timing-file or --gpu.
+        overhead: Delays between a client and the simulated engines.
     """
     from dynabench.fidelity.recordings import is_recording
     from dynabench.fidelity.validate import validate as hold
@@ -177,8 +177,8 @@ def record(*, scenario: Path, out: Path) -> None:
     """Record how an installed vLLM schedules a scenario, for `dynabench verify`.
 
     Args:
-        scenario: a scenario as JSON, or a recording whose scenario to repeat.
-        out: the file to write (.jsonl or .jsonl.gz); it must not exist.
+        scenario: A scenario as JSON, or a recording whose scenario to repeat.
+        out: The file to write (.jsonl or .jsonl.gz); it must not exist.
     """
     from dynabench.fidelity import record as recorder
 
@@ -194,8 +194,8 @@ def verify(
     Exit code 1: a recording differs, or cannot be read.
 
     Args:
-        recordings: recording files, as `dynabench record` writes them.
-        json_output: print one JSON object per file.
+        recordings: Recording files, as `dynabench record` writes them.
+        json_output: Print one JSON object per file.
     """
     from dynabench.fidelity import recordings as recorded
     from dynabench.fidelity import replay

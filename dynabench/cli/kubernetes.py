@@ -22,10 +22,10 @@ def kubernetes(
     """Write the manifests that run a deployment in a Kubernetes cluster, with a kustomization for kubectl apply -k.
 
     Args:
-        deployment: the deployment (YAML); see docs/deployment.md.
-        out: the folder to write; files that this command wrote there earlier are replaced.
-        cluster: how to run the deployment in the cluster.
-        overwrite: write into a folder that has other files, which stay.
+        deployment: The deployment (YAML); see docs/deployment.md.
+        out: The folder to write; files that this command wrote there earlier are replaced.
+        cluster: How to run the deployment in the cluster.
+        overwrite: Write into a folder that has other files, which stay.
     """
     for path in write(deployment, cluster, out, overwrite=overwrite):
         print(printable(str(path)))

@@ -65,19 +65,19 @@ def plan(
     Exit code 1: no layout meets the limits.
 
     Args:
-        workload: files or a folder that form one workload (see `dynabench workload formats`); default: a small bundled one.
-        config: what to search for.
-        experiment: the limits (--slo, --slo-preset), and what to choose from (--vary, --router-mode).
-        shape: what to change about the workload.
-        load: how the workload is sent.
-        router: settings of the router.
-        engine: settings of each engine's scheduler.
-        timing: the model and its GPU.
-        overhead: delays between a client and the engines.
-        output: what to print.
-        disaggregation: how a request is handed from prefill to decode workers.
-        transfer: links that carry KV between workers, and between them and a store.
-        kv_store: a store of KV that all workers share.
+        workload: Files or a folder that form one workload (see `dynabench workload formats`); default: a small bundled one.
+        config: What to search for.
+        experiment: The limits (--slo, --slo-preset), and what to choose from (--vary, --router-mode).
+        shape: What to change about the workload.
+        load: How the workload is sent.
+        router: Settings of the router.
+        engine: Settings of each engine's scheduler.
+        timing: The model and its GPU.
+        overhead: Delays between a client and the engines.
+        output: What to print.
+        disaggregation: How a request is handed from prefill to decode workers.
+        transfer: Links that carry KV between workers, and between them and a store.
+        kv_store: A store of KV that all workers share.
     """
     from dynabench.capacity.run import run_plan
 

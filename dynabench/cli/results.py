@@ -29,9 +29,9 @@ def report(
     """Write the summary, charts and report of a results folder again.
 
     Args:
-        results: the folder.
-        metrics_like: also print the figures as another tool would define them.
-        output: what to print.
+        results: The folder.
+        metrics_like: Also print the figures as another tool would define them.
+        output: What to print.
     """
     manifest, summary = folder.rebuild(results)
     console = output.terminal()
@@ -47,7 +47,7 @@ def compare(
     /,
     *,
     out: Path | None = None,
-    fail_if: tuple[str, ...] = (),
+    fail_if: Annotated[tuple[str, ...], Parameter(negative=())] = (),
     markdown: Annotated[bool, Parameter(negative=())] = False,
     output: Output = OutputConfig(),  # noqa: B008 (frozen)
 ) -> int:
@@ -58,12 +58,12 @@ def compare(
     Exit code 1: a run is not valid, or --fail-if applies.
 
     Args:
-        results: results folders, or folders of sweeps.
-        out: write a results folder for the comparison, with charts and report.
-        fail_if: exit with 1 if an arm is worse than the baseline by more than this, such as 'ttft.p90 > +5%' or
+        results: Results folders, or folders of sweeps.
+        out: Write a results folder for the comparison, with charts and report.
+        fail_if: Exit with 1 if an arm is worse than the baseline by more than this, such as 'ttft.p90 > +5%' or
             'throughput < -3%', beyond noise; may be repeated.
-        markdown: print a Markdown summary, for a pull request.
-        output: what to print.
+        markdown: Print a Markdown summary, for a pull request.
+        output: What to print.
     """
     if markdown and output.json:
         raise UserError("--markdown and --json print the same result; use only one of them")
@@ -105,9 +105,9 @@ def export(results: Path, out: Path, /, *, to: Literal["csv", "parquet", "json",
     """Export a results folder's figures or charts in another format.
 
     Args:
-        results: the folder; for png, also that of a sweep or plan.
-        out: the file to write (for png, the folder); it must not exist.
-        to: csv or parquet (a row per request), json (the summary, with its schema), llm-d (a Benchmark Report per arm), png
+        results: The folder; for png, also that of a sweep or plan.
+        out: The file to write (for png, the folder); it must not exist.
+        to: What to write: csv or parquet (a row per request), json (the summary, with its schema), llm-d (a Benchmark Report per arm), png
             (the charts, one file each).
     """
     if to == "png":

@@ -68,17 +68,17 @@ def serve(
 
     Args:
         deployment: YAML file that describes the deployment, instead of flags; see docs/deployment.md.
-        pool: how many workers there are, and whether some only prefill and some only decode.
-        frontend: settings of the frontend.
-        router: settings of the router.
-        runtime: how the processes find and reach each other.
-        engine: settings of each engine's scheduler.
-        timing: how long the engines' steps take.
-        disaggregation: how a request is handed from prefill to decode workers.
-        kv_transfer: how KV gets from prefill to decode workers, and where it is stored.
-        kv_store: a store of KV that all workers share.
-        planner: what decides how many workers each pool has.
-        served: the model, and where the router runs.
+        pool: How many workers there are, and whether some only prefill and some only decode.
+        frontend: Settings of the frontend.
+        router: Settings of the router.
+        runtime: How the processes find and reach each other.
+        engine: Settings of each engine's scheduler.
+        timing: How long the engines' steps take.
+        disaggregation: How a request is handed from prefill to decode workers.
+        kv_transfer: How KV gets from prefill to decode workers, and where it is stored.
+        kv_store: A store of KV that all workers share.
+        planner: What decides how many workers each pool has.
+        served: The model, and where the router runs.
     """
     if deployment is not None:
         refuse_beside(

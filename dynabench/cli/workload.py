@@ -57,15 +57,15 @@ def inspect(
     """Print what a workload is like.
 
     Args:
-        files: files or a folder that form one workload.
-        format: their format (default: detected).
-        columns: columns of a CSV, JSONL or Parquet log, as in arrival=ts,input=prompt_tokens,output=completion_tokens.
-        trace_block_size: tokens per hash id (default: the format's).
-        tokenizer: folder, file or Hugging Face id of a model, to count the tokens of texts (default: estimated).
-        max_requests: read only the first N requests.
+        files: Files or a folder that form one workload.
+        format: Their format (default: detected).
+        columns: Columns of a CSV, JSONL or Parquet log, as in arrival=ts,input=prompt_tokens,output=completion_tokens.
+        trace_block_size: Tokens per hash id (default: the format's).
+        tokenizer: Folder, file or Hugging Face id of a model, to count the tokens of texts (default: estimated).
+        max_requests: Read only the first N requests.
         model: Hugging Face id of a model, or a folder with its config.json, to also print cache sizes in GiB.
-        kv_cache_dtype: type of the KV cache.
-        json_output: print JSON.
+        kv_cache_dtype: Type of the KV cache.
+        json_output: Print JSON.
     """
     workload = read_workload(files, format=format, columns=columns, block_size=trace_block_size, tokenizer=tokenizer)
     with plain_errors():
@@ -133,17 +133,17 @@ def convert(
     """Write a workload in another format, optionally cut, thinned, scaled or anonymised; shared prefixes stay shared.
 
     Args:
-        paths: files or a folder that form one workload, then the file to write (.gz: compressed), which must not exist.
-        out: the file to write; then all paths are read.
-        to: format to write (default: dynabench's own, which loses nothing).
-        format: format of the workload (default: detected).
-        columns: columns of a CSV, JSONL or Parquet log, as in arrival=ts,input=prompt_tokens,output=completion_tokens.
-        trace_block_size: tokens per hash id (default: the format's).
-        tokenizer: folder, file or Hugging Face id of a model, to count the tokens of texts (default: estimated).
-        seed: seed of random choices.
-        anonymise: keep only lengths, times and sharing.
-        lossy: write it even if the format loses something.
-        shape_config: what to change.
+        paths: Files or a folder that form one workload, then the file to write (.gz: compressed), which must not exist.
+        out: The file to write; then all paths are read.
+        to: Format to write (default: dynabench's own, which loses nothing).
+        format: Format of the workload (default: detected).
+        columns: Columns of a CSV, JSONL or Parquet log, as in arrival=ts,input=prompt_tokens,output=completion_tokens.
+        trace_block_size: Tokens per hash id (default: the format's).
+        tokenizer: Folder, file or Hugging Face id of a model, to count the tokens of texts (default: estimated).
+        seed: Seed of random choices.
+        anonymise: Keep only lengths, times and sharing.
+        lossy: Write it even if the format loses something.
+        shape_config: What to change.
     """
     files, out = _to_write(paths, out)
     formats.check_name(out, to)
@@ -177,12 +177,12 @@ def merge(
     """Merge workloads by overlaying them in time.
 
     Args:
-        paths: workloads, each a file or a folder, then the file to write (.gz: compressed), which must not exist.
-        out: the file to write; then all paths are read.
-        format: format of all of them (default: each is detected).
-        columns: columns of a log, instead of a format.
-        shared: treat equal ids as equal blocks (parts of one trace); otherwise the workloads share nothing.
-        to: format to write (default: dynabench's own, which loses nothing).
+        paths: Workloads, each a file or a folder, then the file to write (.gz: compressed), which must not exist.
+        out: The file to write; then all paths are read.
+        format: Format of all of them (default: each is detected).
+        columns: Columns of a log, instead of a format.
+        shared: Treat equal ids as equal blocks (parts of one trace); otherwise the workloads share nothing.
+        to: Format to write (default: dynabench's own, which loses nothing).
     """
     files, out = _to_write(paths, out)
     formats.check_name(out, to)
@@ -208,10 +208,10 @@ def synth(
     """Generate a synthetic workload, from settings or from a spec that `fit` wrote.
 
     Args:
-        out: the file to write (.jsonl or .jsonl.gz); it must not exist.
-        spec: a spec that `dynabench workload fit` wrote; then only --requests and --seed apply.
-        to: format to write (default: dynabench's own, which loses nothing).
-        config: settings of the workload.
+        out: The file to write (.jsonl or .jsonl.gz); it must not exist.
+        spec: A spec that `dynabench workload fit` wrote; then only --requests and --seed apply.
+        to: Format to write (default: dynabench's own, which loses nothing).
+        config: Settings of the workload.
     """
     formats.check_name(out, to)
     if spec is None:
@@ -244,11 +244,11 @@ def fit(
     """Describe a workload by distributions only, as a spec that can be shared and from which `synth --spec` generates a similar one.
 
     Args:
-        paths: files or a folder that form one workload, then the spec to write (.json), which must not exist.
-        out: the spec to write; then all paths are read.
-        format: format of the workload (default: detected).
-        columns: columns of a CSV, JSONL or Parquet log, as in arrival=ts,input=prompt_tokens,output=completion_tokens.
-        trace_block_size: tokens per hash id (default: the format's).
+        paths: Files or a folder that form one workload, then the spec to write (.json), which must not exist.
+        out: The spec to write; then all paths are read.
+        format: Format of the workload (default: detected).
+        columns: Columns of a CSV, JSONL or Parquet log, as in arrival=ts,input=prompt_tokens,output=completion_tokens.
+        trace_block_size: Tokens per hash id (default: the format's).
     """
     files, out = _to_write(paths, out)
     workload = read_workload(files, format=format, columns=columns, block_size=trace_block_size)

@@ -62,12 +62,12 @@ def in_a_cluster(
     """Plan the pools of a deployment whose workers are pods, until a signal comes.
 
     Args:
-        hands: who starts and ends workers: Kubernetes, by the number of pods of Deployment NAME-POOL for each pool.
-        deployment: the deployment (YAML), with a planner and a name.
-        url: the frontend.
-        advisory: log decisions and change nothing.
-        runtime: how to find the workers.
-        verbose: how much to log.
+        hands: Who starts and ends workers: Kubernetes, by the number of pods of Deployment NAME-POOL for each pool.
+        deployment: The deployment (YAML), with a planner and a name.
+        url: The frontend.
+        advisory: Log decisions and change nothing.
+        runtime: How to find the workers.
+        verbose: How much to log.
     """
     set_up(verbose)
     try:

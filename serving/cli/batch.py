@@ -103,13 +103,13 @@ async def run_batch(
     """Ask every prompt that has no answer yet; return the process's exit code.
 
     Args:
-        client: asks the frontend.
-        path: the prompts.
-        stopping: is set when the process is to end.
-        model: the model to ask (default: the first one that is served).
-        options: the options of each request.
-        concurrency: the number of requests in progress at a time.
-        count: returns the number of tokens of a text for a model, without a template.
+        client: Asks the frontend.
+        path: The prompts.
+        stopping: Is set when the process is to end.
+        model: The model to ask (default: the first one that is served).
+        options: The options of each request.
+        concurrency: The number of requests in progress at a time.
+        count: Returns the number of tokens of a text for a model, without a template.
 
     Raises:
         BatchError: the input or an earlier output cannot be used.

@@ -57,10 +57,10 @@ async def chat(client: ChatClient, stopping: asyncio.Event, *, model: str = "", 
     """Talk until the user leaves or the process is asked to end.
 
     Args:
-        client: asks the frontend.
-        stopping: is set when the process is to end.
-        model: the model to talk to (default: the first one that is served).
-        options: the options of each request: temperature, max_tokens, ...
+        client: Asks the frontend.
+        stopping: Is set when the process is to end.
+        model: The model to talk to (default: the first one that is served).
+        options: The options of each request: temperature, max_tokens, ...
     """
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     await until_stopped(stopping, _find_and_talk(client, model, options, is_terminal))

@@ -53,9 +53,9 @@ class ChatClient:
         """Prepare to ask. The caller closes the client.
 
         Args:
-            url: the URL of the frontend.
-            socket_path: a Unix socket to connect to instead of the URL's host.
-            api_key: sent as a bearer token, if there is one.
+            url: The URL of the frontend.
+            socket_path: A Unix socket to connect to instead of the URL's host.
+            api_key: Sent as a bearer token, if there is one.
         """
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         connector = aiohttp.UnixConnector(socket_path, limit=0) if socket_path else aiohttp.TCPConnector(limit=0)
@@ -83,9 +83,9 @@ class ChatClient:
         """Ask, and yield the answer's text piece by piece; leaving early ends the request.
 
         Args:
-            answer: collects what arrives.
-            messages: the conversation.
-            options: other fields of the request; those that are None are left out.
+            answer: Collects what arrives.
+            messages: The conversation.
+            options: Other fields of the request; those that are None are left out.
 
         Raises:
             AskError: the request failed.

@@ -84,12 +84,12 @@ def frontend(
     """Serve OpenAI's API for the models that workers register.
 
     Args:
-        frontend: how to serve.
-        router: settings of the router.
-        disaggregation: how to use separate prefill and decode workers.
-        runtime: how to find the workers.
-        interactive: chat in this terminal with the first model that appears.
-        verbose: how much to log.
+        frontend: How to serve.
+        router: Settings of the router.
+        disaggregation: How to use separate prefill and decode workers.
+        runtime: How to find the workers.
+        interactive: Chat in this terminal with the first model that appears.
+        verbose: How much to log.
     """
     set_up(verbose, default="warn" if interactive else "info")
     frontend, router, disaggregation, network = _resolve(frontend, router, disaggregation, runtime or RuntimeConfig())
@@ -137,16 +137,16 @@ def mocker(
     """Serve the mocker.
 
     Args:
-        model: the same as --model-path.
-        worker: what to serve, and where.
-        engine: settings of the simulated engine.
-        timing: step times of the simulated engine.
-        transfer: how KV travels between prefill and decode workers.
-        lease: how long KV waits for a decode worker.
-        runtime: how to be found.
-        num_workers: number of worker processes.
+        model: The same as --model-path.
+        worker: What to serve, and where.
+        engine: Settings of the simulated engine.
+        timing: Step times of the simulated engine.
+        transfer: How KV travels between prefill and decode workers.
+        lease: How long KV waits for a decode worker.
+        runtime: How to be found.
+        num_workers: Number of worker processes.
         extra_engine_args: JSON file with settings of the simulated engine; flags override it.
-        verbose: how much to log.
+        verbose: How much to log.
     """
     set_up(verbose)
     if extra_engine_args is not None:
@@ -194,13 +194,13 @@ def engine_app(name: str) -> App:
         """Serve a model.
 
         Args:
-            model: the same as --model-path.
-            worker: what to serve, and where.
-            engine: how to run it.
-            runtime: how to be found.
-            dry_run: print the exact call of the engine and exit.
-            verbose: how much to log.
-            arguments: the words after --.
+            model: The same as --model-path.
+            worker: What to serve, and where.
+            engine: How to run it.
+            runtime: How to be found.
+            dry_run: Print the exact call of the engine and exit.
+            verbose: How much to log.
+            arguments: The words after --.
         """
         set_up(verbose)
         worker, engine, network, given = _resolve(worker, engine, runtime or RuntimeConfig(), arguments or [])
@@ -232,14 +232,14 @@ def openai(
     """Serve the model of an OpenAI server.
 
     Args:
-        url: address of the server, http://HOST:PORT; its API key is read from OPENAI_API_KEY.
-        worker: what to serve, and where; --model-path is the tokenizer's.
-        engine: the server's KV block size (default: vLLM's, 16), and more fields for each request.
-        lease: how long the server's KV connector keeps KV (kv_lease_duration).
-        runtime: how to be found.
-        dry_run: print the exact call of the engine and exit.
-        verbose: how much to log.
-        arguments: the words after --.
+        url: Address of the server, http://HOST:PORT; its API key is read from OPENAI_API_KEY.
+        worker: What to serve, and where; --model-path is the tokenizer's.
+        engine: The server's KV block size (default: vLLM's, 16), and more fields for each request.
+        lease: How long the server's KV connector keeps KV (kv_lease_duration).
+        runtime: How to be found.
+        dry_run: Print the exact call of the engine and exit.
+        verbose: How much to log.
+        arguments: The words after --.
     """
     set_up(verbose)
     made = OpenAiServer(url, worker, engine, flags_to_arguments(arguments or []), lease=lease)
@@ -262,10 +262,10 @@ def echo(
     """Serve an echo engine.
 
     Args:
-        kind: what to echo: core (token ids, including the template) or full (the last user message).
-        worker: what to serve, and where.
-        runtime: how to be found.
-        verbose: how much to log.
+        kind: What to echo: core (token ids, including the template) or full (the last user message).
+        worker: What to serve, and where.
+        runtime: How to be found.
+        verbose: How much to log.
     """
     set_up(verbose)
     worker, network = _resolve(worker, runtime or RuntimeConfig())
@@ -285,10 +285,10 @@ def router(
     """Route to workers on behalf of frontends.
 
     Args:
-        service: where to serve, and for which workers.
-        router: settings of the router.
-        runtime: how to find the workers, and be found.
-        verbose: how much to log.
+        service: Where to serve, and for which workers.
+        router: Settings of the router.
+        runtime: How to find the workers, and be found.
+        verbose: How much to log.
     """
     set_up(verbose)
     service, router, network = _resolve(service, router, runtime or RuntimeConfig())
@@ -310,9 +310,9 @@ def kv_store(
     """Keep chunks of KV for workers.
 
     Args:
-        store: how much to keep, and where to listen.
-        runtime: where to find the cluster's token, which workers must know.
-        verbose: how much to log.
+        store: How much to keep, and where to listen.
+        runtime: Where to find the cluster's token, which workers must know.
+        verbose: How much to log.
     """
     set_up(verbose)
     store, network = _resolve(store, runtime or RuntimeConfig())

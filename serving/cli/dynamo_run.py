@@ -142,20 +142,20 @@ def launch(
     """Serve.
 
     Args:
-        model: the same as --model-path.
-        served: the model.
-        launcher: settings of the input.
-        frontend: how to serve over HTTP; a worker (in=dyn://) uses only its migration limit and its drain time.
-        router: settings of the router.
-        engine: how the engine runs the model.
-        disaggregation: how to use separate prefill and decode workers.
-        transfer: how KV travels between simulated engines.
-        runtime: how processes find and reach each other.
-        dry_run: print the exact call of the engine and exit.
-        verbose: how much to log.
-        way_in: the text after in=.
-        way_out: the text after out=.
-        engine_arguments: the words after --.
+        model: The same as --model-path.
+        served: The model.
+        launcher: Settings of the input.
+        frontend: How to serve over HTTP; a worker (in=dyn://) uses only its migration limit and its drain time.
+        router: Settings of the router.
+        engine: How the engine runs the model.
+        disaggregation: How to use separate prefill and decode workers.
+        transfer: How KV travels between simulated engines.
+        runtime: How processes find and reach each other.
+        dry_run: Print the exact call of the engine and exit.
+        verbose: How much to log.
+        way_in: The text after in=.
+        way_out: The text after out=.
+        engine_arguments: The words after --.
     """
     asks = read_way_in(way_in or ("text" if sys.stdin.isatty() else "stdin"))
     set_up(verbose, default="warn" if isinstance(asks, Text | Stdin | Batch) else "info")

@@ -53,7 +53,7 @@ class RuntimeConfig:
     """auto: etcd if --etcd-endpoints names servers, else a folder; kubernetes: objects in the cluster that this process runs in. Environment: DYN_DISCOVERY_BACKEND."""
 
     etcd_endpoints: Annotated[str, MAY_HOLD_PASSWORDS] = _env("ETCD_ENDPOINTS", is_shown=False)
-    """etcd servers for discovery, separated by commas (empty: a folder, see --discovery-dir). Environment: ETCD_ENDPOINTS."""
+    """Addresses of etcd servers for discovery, separated by commas (empty: a folder, see --discovery-dir). Environment: ETCD_ENDPOINTS."""
 
     etcd_username: str = _env("ETCD_AUTH_USERNAME")
     """User name for etcd. Environment: ETCD_AUTH_USERNAME."""
