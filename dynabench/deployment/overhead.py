@@ -36,12 +36,12 @@ class OverheadConfig:
 
 
 class Overhead(NamedTuple):
-    """Times (s) that are added outside of the engine."""
+    """Times (s) that are added outside the engine."""
 
     request_s: float = 0.0
     prompt_token_s: float = 0.0
     spacing_s: float = 0.0
-    """Between two requests that come at once."""
+    """Time between two requests that arrive at once."""
     answer_s: float = 0.0
     handover_s: float = 0.0
 
@@ -51,7 +51,7 @@ class Overhead(NamedTuple):
 
 
 def overhead_of(config: OverheadConfig, timing: TimingConfig) -> Overhead:
-    """Return the times as given, else as the engine's step times come with them."""
+    """Return the times that are set, and for the others those that belong to the engine's step times."""
     measured = _measured(timing)
     given = (
         config.request_overhead_ms,
