@@ -369,7 +369,7 @@ def _check_one_mode(pools: list[Pool]) -> None:
 
 
 def _check_layouts(sender: Pool, receiver: Pool) -> None:
-    """Refuse pools whose ranks do not match; KV is handed over rank by rank, also between sizes that divide evenly."""
+    """Refuse pools whose ranks do not match: each rank of the larger side is paired with one of the smaller side."""
     few, many = sorted((sender.tensor_parallel_size, receiver.tensor_parallel_size))
     if many % few:
         raise ValueError(
