@@ -1,7 +1,7 @@
 """Fit the overheads of engines (mocker/timing/data/engines.json) to published end-to-end points.
 
-    python benchmarks/fit_engines.py ../shared/perfdata/e2e_points.csv            # print the times and errors of both halves
-    python benchmarks/fit_engines.py ../shared/perfdata/e2e_points.csv --write    # write them too; a quarter of an hour
+    python benchmarks/fit_engines.py ../shared/perfdata/e2e_points.csv           # print times and errors of both halves
+    python benchmarks/fit_engines.py ../shared/perfdata/e2e_points.csv --write   # also write them; a quarter of an hour
 
 vLLM's times are fitted to every second dense point, for both architectures together, because the engine's own work is
 the same on both. H100 ran with synchronous scheduling and B200 with asynchronous, which separates host from GPU. The
