@@ -230,7 +230,7 @@ class _Replay:
         }
 
     def _count_hits(self) -> Json:
-        """Count the lookups since the last step ended like vLLM: at admission, with resumed requests counted separately."""
+        """Count the lookups since the last step ended like vLLM: at admission, and separately for resumed requests."""
         here, elsewhere = dict.fromkeys(CACHE_STATS, 0), dict.fromkeys(CACHE_STATS, 0)
         for lookup in self._lookups:
             for stats, queries, hits in (

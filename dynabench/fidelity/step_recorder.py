@@ -91,7 +91,7 @@ class StepRecorder(Scheduler):  # type: ignore[misc]
         return outputs
 
     def _work(self, counts: dict[str, int]) -> tuple[float, ...]:
-        """Return prefill tokens, their contexts and pairs, prefilling sequences, decoding sequences and their contexts."""
+        """Return prefill tokens, their contexts and pairs, then prefilling sequences, decoding ones and their contexts."""
         tokens = contexts = sequences = decodes = kv = 0
         pairs = 0.0
         for id, count in counts.items():

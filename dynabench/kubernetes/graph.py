@@ -1,6 +1,7 @@
 """Write a deployment as a DynamoGraphDeployment, for clusters with NVIDIA Dynamo's operator.
 
-v1alpha1   spec.services, by name: componentType, subComponentType, resources, extraPodSpec with the container as mainContainer
+v1alpha1   spec.services, by name: componentType, subComponentType, resources,
+           extraPodSpec with the container as mainContainer
 v1beta1    spec.components, a list: name, type, podTemplate with the container `main`
 """
 

@@ -70,7 +70,7 @@ class Bodies:
         return msgspec.json.encode(body)
 
     def _extension(self, request: Request) -> dict[str, Any]:
-        """Return our own frontend's extra fields: the reports wanted, the session, and the position of the mocker's EOS."""
+        """Return our own frontend's extra fields: the wanted reports, the session, and where the mocker's EOS is."""
         session = {"session_id": request.session} if request.session else {}
         end = {"stop_after": request.output_length} if request.ends == "stop" else {}
         return EXTRA_FIELDS | session | end

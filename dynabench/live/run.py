@@ -195,7 +195,7 @@ def _runs_model(deployment: Deployment) -> bool:
 
 
 async def _interruptible(run: Callable[[asyncio.Event, asyncio.Event], Any], interrupt: Interrupt) -> Record:
-    """Carry out a run; the first signal ends it early, or abandons it while its stack starts, the second ends it at once."""
+    """Carry out a run; a signal ends it early, or cancels it while its stack starts, and a second one ends it at once."""
     stop, is_up, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
     running = asyncio.ensure_future(run(stop, is_up))
 

@@ -1,8 +1,8 @@
 """A planner of real workers in its own process, started with `python -m dynabench.planner`.
 
-It observes the workers every few seconds, asks the planner core, logs the decision with its inputs, and writes its orders
-to discovery for the hands (`hands.py`, or `cluster_hands.py` in a cluster). While an input is missing, it changes nothing
-and says so once.
+It observes the workers every few seconds, asks the planner core, logs the decision with its inputs, and writes its
+orders to discovery for the hands (`hands.py`, or `cluster_hands.py` in a cluster). While an input is missing, it
+changes nothing and says so once.
 
     waiting for the claim --> waiting for a ready worker in each pool --> planning
             ^                                                               |

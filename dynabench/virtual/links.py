@@ -79,7 +79,7 @@ class Links:
         self._places.append(_Place(port, self._nodes[-1], self._racks[-1]))
 
     def add_storage(self, bandwidth: float, owner: int | None = None, now: float = 0.0) -> int:
-        """Add storage that reads and writes at `bandwidth` (bytes/s), shared if no rank owns it; return its number, below 0."""
+        """Add storage with a bandwidth (bytes/s) each way, shared if no rank owns it; return its number, below 0."""
         self._storages.append((_Port(Link(bandwidth), Link(bandwidth), now), owner))
         return -len(self._storages)
 

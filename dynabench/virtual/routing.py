@@ -127,7 +127,7 @@ class Routing:
         self._send(rank.number, rank.engine.take_events())
 
     def on_tier_events(self, slot: int, events: Sequence[TierEvent]) -> None:
-        """Send the router events of a tier behind host memory: a rank's own if the rank is known, a shared store's always."""
+        """Send the router events of a tier behind host memory: a known rank's own, or those of a shared store."""
         if self._index is not None:
             is_known = slot in self._by_slot
             self._send(slot, [event for event in events if is_known or event.medium == "SHARED"])
