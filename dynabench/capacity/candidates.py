@@ -36,7 +36,7 @@ class Candidate:
 
     @property
     def said(self) -> dict[str, Any]:
-        """What sets it apart."""
+        """Its distinguishing settings without the router mode."""
         return {name: value for name, value in self.changes.items() if name != "router_mode"}
 
     @property

@@ -326,7 +326,7 @@ def _shared(first: Pool, other: Pool) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _check_roles(pools: tuple[Pool, ...], everywhere: tuple[Pool, ...]) -> None:
-    """Refuse prefill pools without decode pools for the same model, and the reverse."""
+    """Refuse prefill pools without decode pools for the same model, and vice versa."""
     aggregated, prefill, decode = ([pool for pool in pools if pool.role == role] for role in KV_ROLES)
     if not (prefill or decode):
         return

@@ -113,7 +113,7 @@ class LivePoolConfig(PoolConfig):
     """JSON or YAML file with arguments of an --engine other than the mocker."""
 
     def __post_init__(self) -> None:
-        """Refuse settings without a meaning."""
+        """Refuse invalid settings."""
         PoolConfig.__post_init__(self)
         for name in ("context_length", "extra_engine_args"):
             if self.engine == "mocker" and getattr(self, name) is not None:

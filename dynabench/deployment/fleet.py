@@ -48,7 +48,7 @@ class FleetConfig:
     """How long a stopping worker has to finish its requests, with drain_policy bounded (s)."""
 
     def __post_init__(self) -> None:
-        """Refuse values without a meaning."""
+        """Refuse invalid values."""
         check(self)
         parse(self.events)
 

@@ -11,7 +11,7 @@ from mocker.timing.files import read_calibration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverheadConfig:
-    """What a request meets between its client and the engine, in virtual time; a live run has its own."""
+    """The delays of a request between its client and the engine, in virtual time; a live run has real ones."""
 
     request_overhead_ms: NotNegative | None = None
     """Time from the client to the engine's queue: HTTP, parsing, routing, hops (ms; default: the calibration's or the GPU engine's, else 0)."""
@@ -31,7 +31,7 @@ class OverheadConfig:
     are asked first (ms; default: 0)."""
 
     def __post_init__(self) -> None:
-        """Refuse settings without a meaning."""
+        """Refuse invalid settings."""
         check(self)
 
 

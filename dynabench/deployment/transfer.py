@@ -44,7 +44,7 @@ class TransferConfig:
     (Splitwise, Mooncake)."""
 
     def __post_init__(self) -> None:
-        """Refuse what no network can be."""
+        """Refuse impossible networks."""
         check(self)
         if self.node_bandwidth_gb_s is not None and self.gpus_per_node is None:
             raise ValueError("node_bandwidth_gb_s needs gpus_per_node, the number of GPUs that share it")

@@ -6,7 +6,7 @@ workers, because their prompt alone takes longer, do not count. A window keeps t
 good. With prefill and decode workers, a pair is minimal if one worker fewer of either kind does not suffice.
 
     workers of the window before --kept?--yes--> one fewer of each kind in turn, while they are kept
-                                       --no---> one more of the kind that is late, until they are kept or it does not help
+                                       --no---> one more of the late kind, until they are kept or it does not help
 """
 
 import itertools

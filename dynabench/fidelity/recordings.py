@@ -21,7 +21,7 @@ from mocker.offload.config import HostMemory
 Json = dict[str, Any]
 
 MAX_BYTES = 1 << 28
-"""Largest recording that is read, unpacked."""
+"""Size limit of a recording, unpacked."""
 MALFORMED = (OSError, EOFError, zlib.error, LookupError, TypeError, ValueError, AttributeError, RecursionError)
 """The exceptions that reading or replaying an invalid recording may raise."""
 NOT_MODELLED = {"num_speculative_tokens": 0, "max_loras": 0, "pipeline_parallel_size": 1}

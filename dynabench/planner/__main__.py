@@ -91,7 +91,7 @@ def in_a_cluster(
 
 
 def plan(config: PlannerServiceConfig, deployment: Deployment, network: RuntimeConfig) -> None:
-    """Plan until a signal arrives.
+    """Run a planner until a signal arrives.
 
     Raises:
         RuntimeUnavailableError: the network or the cluster is unreachable or refuses access.

@@ -61,7 +61,7 @@ class _Pool:
 
 
 class ClusterHands:
-    """See the module."""
+    """Scales the pools of one deployment as its planner orders."""
 
     def __init__(
         self,

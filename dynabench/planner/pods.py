@@ -20,7 +20,7 @@ FIRST = "-1"
 
 
 class Pods:
-    """See the module."""
+    """The pods and Deployments of a deployment's workers, as last seen."""
 
     def __init__(self, pools: Mapping[str, str]) -> None:
         """Start without workers; `pools` maps each pool to its Deployment."""

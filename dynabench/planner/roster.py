@@ -2,7 +2,7 @@
 
 starting --ready--> ready --leave--> draining --gone--> forgotten
 |                 |
-|                 +--ends by itself--> starting again, or forgotten in a group that does not restart
+|                 +--ends on its own--> starting again, or forgotten in a group that does not restart
 +--leave: the start is cancelled--> draining
 """
 

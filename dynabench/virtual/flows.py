@@ -1,4 +1,4 @@
-"""Flows of a fluid over links of limited capacity, at max-min fair rates.
+"""Fluid flows over links of limited capacity, at max-min fair rates.
 
     flow --+
     flow --+--> path --> link, link, ...        a link is on several paths

@@ -12,7 +12,7 @@ from mocker.timing.model import Faster
 
 
 def number_of(sequence: Sequence) -> int:
-    """Return the number of a request in the workload, which is the id of its sequences."""
+    """Return the number of a sequence's request in the workload, which is the sequence's id."""
     assert isinstance(sequence.id, int)
     return sequence.id
 
