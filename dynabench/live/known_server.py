@@ -1,4 +1,6 @@
-"""A server with known delays, to test load generators: `python -m dynabench.live.known_server --ttft-ms 50`.
+"""A server with known delays, to test load generators.
+
+    python -m dynabench.live.known_server --ttft-ms 50 --itl-ms 10
 
 It implements enough of OpenAI's API for ours and other load generators. It streams the requested number of tokens, each
 chunk at its time on an absolute schedule, and reports when it actually wrote the first and the last. HTTP is written by
