@@ -1,13 +1,14 @@
-"""Do `dynabench run` (real stack, speedup 1) and `dynabench simulate` agree? Prints the relative difference of each metric.
+"""Check that `dynabench run` (real stack, speedup 1) and `dynabench simulate` agree: print the differences of metrics.
 
     python benchmarks/agreement.py [--repeats 1] [--workers 4]
     python benchmarks/agreement.py --apart [--prefill-workers 2] [--decode-workers 2] [--transfer shm] [--flow source-first]
 
-Three workloads of moderate load: the bundled one, and synthetic ones with longer prompts and with much sharing. With --apart
-prefill and decode workers are, and the exit code is 1 unless TTFT agrees within 5% or 3 ms and the mean ITL within 2%.
+There are three workloads of moderate load: the bundled one, and synthetic ones with longer prompts and with much
+sharing. With --apart, prefill and decode run on separate workers, and the exit code is 1 unless TTFT agrees within 5%
+or 3 ms and the mean ITL within 2%.
 
-What lies outside of the engines on this machine (HTTP, routing, hops) is measured first, by requests that come alone, and told
-to the simulation; --bare leaves that out.
+The overhead outside the engines on this machine (HTTP, routing, hops) is measured first, with requests that come one at
+a time, and becomes a setting of the simulation; --bare leaves that out.
 """
 
 import argparse
@@ -32,20 +33,20 @@ WORKLOADS = {
 ALONE = ["--requests", "40", "--rate", "4", "--arrival", "constant", "--prefix-blocks", "0"]
 ALONE += ["--isl-distribution", "constant", "--osl-distribution", "constant", "--osl", "8"]
 SHORT, LONG = 256, 8000
-"""Requests that meet no other, and their prompts' lengths."""
+"""Prompt lengths of requests that come one at a time."""
 TTFT_SHARE, TTFT_S, ITL_SHARE = 0.05, 0.003, 0.02
-"""By how much live and simulated runs with prefill and decode apart may differ."""
+"""Allowed differences between live and simulated runs with disaggregation."""
 
 
 def dynabench(*arguments: object) -> None:
-    """Run a command; its output matters only if it fails."""
+    """Run a command; show its output only if it fails."""
     done = subprocess.run([sys.executable, "-m", "dynabench", *map(str, arguments)], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(done.stdout + done.stderr)
 
 
 def flags_of(options: argparse.Namespace) -> dict[str, list[object]]:
-    """Return what is deployed, as flags of each command; both move the same KV, one of them for real."""
+    """Return the deployment as flags of each command; both move the same KV, one of them for real."""
     if not options.apart:
         return {
             command: ["--workers", options.workers, "--repeats", options.repeats] for command in ("simulate", "run")
@@ -61,7 +62,7 @@ def flags_of(options: argparse.Namespace) -> dict[str, list[object]]:
 
 
 def made(folder: Path, name: str, synth: list[str] | None) -> list[Path]:
-    """Return a workload as the command takes it."""
+    """Return a workload as arguments of the command."""
     if synth is None:
         return []
     path = folder / f"{name.replace(' ', '-')}.jsonl"
@@ -83,7 +84,7 @@ def both(
 
 
 def overhead(folder: Path, flags: dict[str, list[object]]) -> list[object]:
-    """Return what lies outside of the engines of this machine, as flags: what requests that come alone are late by."""
+    """Return the overhead outside the engines of this machine as flags: the delays of requests that come singly."""
     late = {}
     for length in (SHORT, LONG):
         name = f"alone-{length}"
@@ -102,7 +103,7 @@ def overhead(folder: Path, flags: dict[str, list[object]]) -> list[object]:
 
 
 def compare(simulated: dict[str, Any], live: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the differences of an arm's figures, and those that are beyond the limits."""
+    """Return the differences of an arm's figures, and those that exceed the limits."""
     cells, beyond = [], []
     for metric in METRICS:
         for figure in FIGURES:
@@ -116,7 +117,7 @@ def compare(simulated: dict[str, Any], live: dict[str, Any]) -> tuple[list[str],
 
 
 def compare_split(simulated: dict[str, Any], live: dict[str, Any]) -> list[str]:
-    """Return the difference of each part of the mean TTFT, beside what is simulated."""
+    """Return each part of the live mean TTFT, with its difference from the simulation."""
     found = [(part, simulated["split"][part], live["split"][part]) for part in PARTS]
     return [f"{part} {there * 1000:.2f} ms ({(there - here) * 1000:+.2f} ms)" for part, here, there in found]
 

@@ -1,11 +1,12 @@
-"""What does it cost to have prefill and decode apart? The whole stack, everything on this machine.
+"""Measure the cost of separate prefill and decode workers, with the whole stack on this machine.
 
     python benchmarks/apart.py throughput [--clients 64 256] [--seconds 8]
     python benchmarks/apart.py ttft [--paths shm tcp nixl] [--tokens 1024 8192 65536] [--kv-bytes-scale 1] [--requests 9]
 
-`throughput`: tokens a second of 1+1 and 2+2 mockers beside 4 aggregated ones at speedup 1000, so that the stack is the limit;
-hardly any KV moves. `ttft`: what a transfer adds to the TTFT of a lone request, as the median with the transfer less the median
-of an aggregated worker with the same step times; all KV of Llama-3.1-8B (131,072 bytes a token) unless scaled down.
+`throughput` measures tokens per second of 1+1 and 2+2 mockers, compared with 4 aggregated ones, at speedup 1000, so
+that the stack is the limit; it moves hardly any KV. `ttft` measures what a transfer adds to the TTFT of a single
+request: the median with the transfer minus the median of an aggregated worker with the same step times. It moves all KV
+of Llama-3.1-8B (131,072 bytes per token) unless that is scaled down.
 """
 
 import argparse
@@ -35,7 +36,7 @@ TOKENS = live.tokens_of(31_000)
 
 
 def deployed(counts: dict[Role, int], settings: dict[str, Any], transfer: TransferRunConfig) -> Deployment:
-    """Return a deployment of so many workers of each role."""
+    """Return a deployment with these numbers of workers of each role."""
     pools = tuple(Pool(name=role, role=role, replicas=count, **settings) for role, count in counts.items())
     return Deployment(
         pools=pools,
@@ -47,7 +48,7 @@ def deployed(counts: dict[Role, int], settings: dict[str, Any], transfer: Transf
 
 
 async def throughput(options: argparse.Namespace) -> None:
-    """Measure tokens a second of several deployments."""
+    """Measure tokens per second of several deployments."""
     prompt = live.prompts(argparse.Namespace(text=False, vocab_size=31_000, prompt_tokens=64))
     settings = {"timing": TimingConfig(speedup_ratio=1000.0), "worker": WorkerConfig(context_length=100_000)}
     sizes: dict[str, dict[Role, int]] = {
@@ -86,7 +87,7 @@ async def ttft(options: argparse.Namespace) -> None:
 
 
 async def median_ttft(tokens: int, counts: dict[Role, int], transfer: TransferRunConfig, count: int) -> float:
-    """Return the median TTFT of lone requests with prompts that nobody has cached, the first not counted (s)."""
+    """Return the median TTFT (s) of single requests with uncached prompts, without the first one."""
     settings = {
         "mocker": EngineConfig(num_gpu_blocks=1 << 14, max_num_batched_tokens=1 << 17),
         "timing": TimingConfig(timing="constant", constant_prefill_ms=1.0, constant_decode_ms=1.0),

@@ -1,16 +1,17 @@
-"""Hold prefill and decode apart against published end-to-end points (InferenceX and NVIDIA, collected by AIConfigurator).
+"""Compare disaggregation with published end-to-end points (InferenceX and NVIDIA, collected by AIConfigurator).
 
     python benchmarks/disagg_points.py ../shared/perfdata/e2e_points.csv [--backend vllm] [--most 4096] [--csv OUT]
 
-Each point is a closed loop of C requests at a time, 10 C in all, as in fidelity_points.py; means over all of them. Only
-three times C are simulated: the first C hold the burst at the start, the last C the end, those between stand for eight.
-Points with the same model, engine, GPU, precision, lengths and layout of both pools are a configuration. Predictions:
+Each point is a closed loop of C requests at a time, 10 C in total, as in fidelity_points.py, and its figures are means
+over all of them. Only 3 C are simulated: the first C include the burst at the start, the last C the end, and those in
+between represent 8 C. Points with the same model, engine, GPU, precision, lengths and layout of both pools form a
+configuration. There are three predictions:
 
-    half     for each configuration with three concurrencies or more, every second one gives a table of decode steps and,
-             with its TTFT, the time of a prompt; the others are predicted
-    lines    the same without a simulation, to compare with: lines through the fitted points, both axes logarithmic
-    blind    nothing is fitted: the roofline as it is, 20 GB/s a GPU for the KV; up to --most requests at a time, as more take
-             a minute and longer each
+    half     in each configuration with three concurrencies or more, fit every second one: a table of decode steps and,
+             from its TTFT, the time of a prompt; predict the others
+    lines    the same without a simulation, for comparison: lines through the fitted points, both axes logarithmic
+    blind    fit nothing: the bundled roofline, 20 GB/s per GPU for the KV; up to --most requests at a time, because
+             more take a minute or longer for each point
 """
 
 import argparse
@@ -42,7 +43,7 @@ from workloads.pacing import LoadConfig
 WAVES, ALL_WAVES, FEWEST_REQUESTS = 3, 10, 100
 BLOCK_SIZE = 16
 STAND_IN = {"gb200": "b200", "gb300": "b200"}
-"""GPUs that are not bundled, and the nearest one that is; how much memory is left for KV there is not asked."""
+"""GPUs that are not bundled, and the most similar bundled one; its memory for KV is not used."""
 LENGTH = 0.9
 """Mean length, as a share of ISL and OSL."""
 FREE = TransferConfig(bandwidth_gb_s=0, latency_ms=0.0)
@@ -59,15 +60,15 @@ NAMED = (
     "Kimi-K2.5",
 )
 LEAST_SHARE = 256
-"""Requests at a time below which a fitted deployment is simulated whole."""
+"""Requests at a time below which a fitted deployment is simulated without dividing it."""
 GRID = np.geomspace(0.005, 1.0, 60)
-"""Times of a prompt that are tried, as shares of the least TTFT that is known."""
+"""Prompt times to try, as shares of the lowest known TTFT."""
 
 
 def read(path: Path) -> tuple[pd.DataFrame, Counter[str]]:
-    """Return the points whose workers are counted, and how many were dropped for which reason.
+    """Return the points with known numbers of workers, and how many were dropped for each reason.
 
-    A point without a concurrency has what its batch on each decode rank comes to, as all others do.
+    If a point has no concurrency, it is computed from the batch on each decode rank, as for all other points.
     """
     table = pd.read_csv(path)
     table = table[table["mode"] == "disagg"].copy()
@@ -85,7 +86,7 @@ def read(path: Path) -> tuple[pd.DataFrame, Counter[str]]:
 
 
 class Answer(NamedTuple):
-    """What a simulation says of a point."""
+    """The result of a simulation for a point."""
 
     ttft_ms: float
     tpot_ms: float
@@ -93,7 +94,7 @@ class Answer(NamedTuple):
 
 
 def mean_of_waves(values: Any, concurrency: int) -> float:
-    """Return the mean over all waves of what some of them are known for."""
+    """Return the mean over all waves, given the values of some of them."""
     first, last = np.mean(values[:concurrency]), np.mean(values[-concurrency:])
     return float((first + (ALL_WAVES - 2) * np.mean(values[concurrency:-concurrency]) + last) / ALL_WAVES)
 
@@ -115,13 +116,13 @@ def act_out(point: Any, deployment: Deployment) -> Answer:
 
 
 def deployed(point: Any, pools: Sequence[Pool], **settings: Any) -> Deployment:
-    """Put pools together as an engine does: vLLM computes the prompt first, the others reserve its KV blocks first."""
+    """Combine pools like the engine: vLLM computes the prompt first, the others reserve its KV blocks first."""
     flow = "source-first" if point.backend == "vllm" else "destination-first"
     return Deployment(pools=tuple(pools), disaggregation=DisaggregationConfig(flow=flow), **settings)
 
 
 def predict_blind(point: Any, most: int) -> Answer:
-    """Predict a point of at most so many requests at a time with nothing but its settings."""
+    """Predict a point of at most `most` requests at a time from its settings alone."""
     if point.concurrency > most:
         return Answer(float("nan"), float("nan"), f"more than {most} requests at a time")
     try:
@@ -131,7 +132,7 @@ def predict_blind(point: Any, most: int) -> Answer:
 
 
 def roofline_pool(point: Any, role: str) -> Pool:
-    """Return a pool as its configuration names it; whole experts lie on its GPUs wherever attention has ranks."""
+    """Return the pool of a configuration; if attention has ranks, each GPU has whole experts."""
     replicas, tp, ranks, experts = (getattr(point, name) for name in LAYOUT if name.startswith(role))
     gpu = STAND_IN.get(point.gpu, point.gpu)
     script = started(point, gpu, True)
@@ -158,27 +159,28 @@ def roofline_pool(point: Any, role: str) -> Pool:
 
 
 def enough_blocks(point: Any) -> int:
-    """Return KV blocks for all requests at once."""
+    """Return enough KV blocks for all requests at once."""
     return point.concurrency * (-(-int(point.isl + point.osl) // BLOCK_SIZE) + 1) + 2
 
 
 class Fitted(NamedTuple):
-    """What some points of a configuration say about it."""
+    """What some points of a configuration reveal about it."""
 
     steps: dict[int, float]
-    """Sequences that decode together on a worker, and the time of their step (s)."""
+    """The time of a step (s), by the number of sequences that decode together on a worker."""
     prompt_s: float
-    """Time of a prompt of mean length."""
+    """Time of a prompt of mean length (s)."""
     delay_s: float
-    """What else lies before a first token."""
+    """Other delays before a first token (s)."""
 
 
 def fit(points: Sequence[Any]) -> Fitted:
-    """Read a configuration off some of its points.
+    """Determine a configuration's times from some of its points.
 
-    By Little's law those in the decode pool are to all C as the time there is to the whole. No line is laid through the
-    steps, as a mixture's rise steeply until all experts are in use and slowly then. TTFT is a queue of prompts at each
-    prefill rank, which stands still after the burst or when prefill is what limits; its time is found by trial.
+    By Little's law, the share of the C requests that are in the decode pool equals decode's share of the total time. No
+    line is fitted to the steps, because those of a mixture of experts rise steeply until all experts are in use, and
+    slowly then. TTFT is a queue of prompts at each prefill rank, which remains after the burst, or if prefill is the
+    limit; the prompt time is found by trial.
     """
     steps: dict[int, float] = {}
     for point in points:
@@ -196,7 +198,7 @@ def fit(points: Sequence[Any]) -> Fitted:
 
 
 def share(point: Any) -> tuple[Any, int]:
-    """Return what serves a share of the requests, and how many of it there are: prefill ranks are alike and take turns."""
+    """Return a part of the deployment and how many such parts there are: prefill ranks are alike and take turns."""
     ranks = point.prefill_num_workers * point.prefill_attention_dp_size
     counts = [n for n in range(1, ranks + 1) if ranks % n == point.concurrency % n == 0]
     count = max([n for n in counts if point.concurrency // n >= LEAST_SHARE], default=1)
@@ -205,7 +207,7 @@ def share(point: Any) -> tuple[Any, int]:
 
 
 def queue(point: Any, prompt_s: float) -> float:
-    """Return the mean TTFT (s) of a point if prompts alone took time, one after another at each prefill rank in turn."""
+    """Return the mean TTFT (s) of a point if only prompts took time, one after another at each prefill rank in turn."""
     point, _ = share(point)
     step_s = point.silicon_tpot_ms / 1e3
     free_s = [0.0] * point.prefill_num_workers
@@ -215,14 +217,14 @@ def queue(point: Any, prompt_s: float) -> float:
         sent_s, rank = ready[0], number % len(free_s)
         end_s = max(sent_s, free_s[rank]) + prompt_s * request.input_length / (LENGTH * point.isl)
         free_s[rank] = end_s
-        end_s += step_s if point.backend == "vllm" else 0.0  # the decode worker says token 1
+        end_s += step_s if point.backend == "vllm" else 0.0  # the decode worker sends token 1
         waited.append(end_s - sent_s)
         heapq.heapreplace(ready, end_s + step_s * (request.output_length - 1))
     return mean_of_waves(waited, point.concurrency)
 
 
 def predict_from(fitted: Fitted, point: Any) -> Answer:
-    """Predict a point of a configuration that was fitted; the ranks of a decode worker are one batch here."""
+    """Predict a point of a fitted configuration; the ranks of a decode worker count as one batch here."""
     point, num_shares = share(point)
     least = min(fitted.steps.values())
     steps = {max(round(count / num_shares), 1): step_s for count, step_s in fitted.steps.items()}
@@ -253,7 +255,7 @@ def predict_from(fitted: Fitted, point: Any) -> Answer:
 
 
 def draw_lines(known: Sequence[Any], point: Any) -> Answer:
-    """Predict a point from the two fitted ones that are nearest, on a line of log(TTFT), or of log(TPOT), over log(C)."""
+    """Predict a point from the two nearest fitted ones, on a line of log(TTFT), or of log(TPOT), over log(C)."""
     places, firsts = np.unique(np.log([other.concurrency for other in known]), return_index=True)
     values = np.log([(known[first].silicon_ttft_ms, known[first].silicon_tpot_ms) for first in firsts])
     place = np.log(point.concurrency)
@@ -264,7 +266,7 @@ def draw_lines(known: Sequence[Any], point: Any) -> Answer:
 
 
 def halves(table: pd.DataFrame) -> Iterator[tuple[list[Any], list[Any]]]:
-    """Yield the points of each configuration whose concurrencies are enough: those that are fitted, and the others."""
+    """Yield the fitted points and the others of each configuration with enough concurrencies."""
     for _, rows in table.groupby(CONFIGURATION):
         known = sorted(set(rows.concurrency))
         if len(known) >= 3:
@@ -273,7 +275,7 @@ def halves(table: pd.DataFrame) -> Iterator[tuple[list[Any], list[Any]]]:
 
 
 def compared(table: pd.DataFrame, answers: dict[int, Answer]) -> pd.DataFrame:
-    """Put predictions beside what was measured, with their errors (%)."""
+    """Join predictions with measurements, and add their errors (%)."""
     found = pd.DataFrame(answers.values(), index=list(answers), columns=Answer._fields)
     joined = table.join(found, how="inner")
     for name in ("ttft", "tpot"):
@@ -300,7 +302,7 @@ def setting(point: Any) -> str:
 
 
 def told(point: Any) -> str:
-    """Write what was predicted for a point, with its errors."""
+    """Format the prediction for a point, with its errors."""
     if point.problem:
         return "no"
     return f"{point.ttft_ms:,.0f} ({point.ttft_error:+.0f}%), {point.tpot_ms:.1f} ({point.tpot_error:+.0f}%)"
@@ -329,7 +331,7 @@ def show(title: str, table: pd.DataFrame) -> None:
 
 
 def show_named(half: pd.DataFrame, blind: pd.DataFrame) -> None:
-    """Print both predictions of the configurations that others look at."""
+    """Print both predictions of configurations that are often discussed."""
     print("\n### named\n\n| point | C | measured TTFT, TPOT (ms) | half fitted | blind |\n|---|---|---|---|---|")
     fitted = {point.Index: told(point) for point in half.itertuples()}
     for point in blind.sort_values([*CONFIGURATION, "concurrency"]).itertuples():

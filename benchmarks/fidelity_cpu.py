@@ -1,9 +1,9 @@
-"""Hold the simulator against real vLLM on this machine's CPU: calibrate, then validate on other workloads.
+"""Compare the simulator with real vLLM on this machine's CPU: calibrate, then validate on other workloads.
 
     DYNABENCH_ENGINE's environment/bin/python benchmarks/fidelity_cpu.py FOLDER [--repeats 3] [--only NAME ...]
 
-needs vLLM (`.ci/engines vllm` makes an environment with its CPU build). FOLDER keeps the calibrations and a report for each
-workload; what is there already is not measured again.
+This needs vLLM (`.ci/engines vllm` makes an environment with its CPU build). The calibrations and a report for each
+workload are saved in FOLDER, and existing ones are not measured again.
 """
 
 import argparse
@@ -86,7 +86,7 @@ TWO_WORKERS = {
 
 
 def make_model(folder: Path) -> Path:
-    """Make the folder of a model a few sizes up from the tiny one; its weights are random."""
+    """Make the folder of a model that is a few sizes larger than the tiny one, with random weights."""
     path = folder / "model"
     if not path.exists():
         source = Path(__file__).parents[1] / "examples" / "tiny_model.py"
@@ -110,14 +110,14 @@ def arguments_file(folder: Path, blocks: int) -> Path:
 
 
 def main() -> None:
-    """Calibrate for one and for two engines, validate on every workload, print the tables."""
+    """Calibrate for one and for two engines, validate on every workload, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--duration", type=float, default=150.0, help="seconds for each calibration")
     parser.add_argument("--only", nargs="*", default=[])
     options = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # an engine a core, as many as two workers have
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # one core per engine, as for two workers
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     folder, console = options.folder, Console(width=100)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,11 @@
-"""Hold the roofline against published end-to-end points (InferenceX and NVIDIA, collected by AIConfigurator).
+"""Compare the roofline with published end-to-end points (InferenceX and NVIDIA, collected by AIConfigurator).
 
     python benchmarks/fidelity_points.py ../shared/perfdata/e2e_points.csv [--backend vllm] [--model Llama] [--csv OUT]
 
-Each point is a closed loop of C requests at a time, 10 C in all, lengths uniform from 80% of ISL and OSL to all of them,
-as InferenceX sends them; its figures are means over all requests, the burst at the start included. Every second point of
-the dense vLLM ones was used to choose the constants of mocker/timing/data/engines.json; the table shows the halves apart.
+Each point is a closed loop of C requests at a time, 10 C in total, with lengths uniform from 80% to 100% of ISL and
+OSL, as InferenceX sends them. Its figures are means over all requests, including the burst at the start. The constants
+of mocker/timing/data/engines.json were fitted to every second of the dense vLLM points; the table shows the halves
+separately.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from workloads.pacing import LoadConfig
 
 MOST_REQUESTS = 2000
 BLOCK = 1 << 20
-"""No two prompts share a block."""
+"""Block size at which no two prompts share a block."""
 BLACKWELL = ("b200", "b300", "gb200")
 
 
@@ -41,16 +42,17 @@ class Started(NamedTuple):
     gpu_memory_utilization: float = 0.9
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 0
-    """Where it is more than the requests that are sent at a time."""
+    """Set if it is more than the number of concurrent requests."""
 
 
 def started(point: Any, gpu: str, is_quantized: bool) -> Started:
-    """Read from the scripts of InferenceX at the time of the runs (its history up to 2026-04) how an engine was started.
+    """Return how an engine was started, according to the scripts of InferenceX at the time of the runs (up to 2026-04).
 
-    Llama 70B ran on vLLM 0.11.0 with a file of settings: an 8-bit KV cache and asynchronous scheduling. On H100 the file
-    was named by `--config=config.yaml`, which vLLM's parser passes over (it looks for the word `--config` alone; corrected
-    on 2025-10-19 on a branch that was not merged before the model was dropped), so that there the defaults of 0.11 hold: a
-    16-bit cache and synchronous scheduling. TensorRT-LLM and SGLang overlap host and GPU by default, vLLM since 0.14.
+    Llama 70B ran on vLLM 0.11.0 with a file of settings: an 8-bit KV cache and asynchronous scheduling. On H100 the
+    file was given as `--config=config.yaml`, which vLLM's parser ignores, because it looks for the separate word
+    `--config`. (That was corrected on 2025-10-19 on a branch that was not merged before the model was dropped.) So the
+    defaults of 0.11 apply there: a 16-bit cache and synchronous scheduling. TensorRT-LLM and SGLang overlap host and
+    GPU by default, vLLM since 0.14.
     """
     if point.backend != "vllm":
         return Started(is_quantized)
@@ -69,7 +71,7 @@ def started(point: Any, gpu: str, is_quantized: bool) -> Started:
 
 
 def settings_of(point: Any, gpu: str) -> tuple[EngineConfig, TimingConfig]:
-    """Return the engine of a point, and what times it."""
+    """Return the engine of a point and its step times."""
     quantization = point.precision if point.precision in ("fp8", "fp4", "int4") else None
     if quantization is None and "FP8" in str(point.silicon_data_source):
         quantization = "fp8"
@@ -97,7 +99,7 @@ def settings_of(point: Any, gpu: str) -> tuple[EngineConfig, TimingConfig]:
 
 
 def workload_of(point: Any, count: int = 0) -> Workload:
-    """Return the requests of a point, or fewer of them."""
+    """Return the requests of a point, or a smaller number of them."""
     rng = random.Random(0)
     count = count or min(10 * int(point.concurrency), MOST_REQUESTS)
 
@@ -110,7 +112,7 @@ def workload_of(point: Any, count: int = 0) -> Workload:
 
 
 def predict(point: Any, gpu: str) -> tuple[float, float, str]:
-    """Return mean TTFT and TPOT (ms), or why there are none."""
+    """Return mean TTFT and TPOT (ms), or the reason why there are none."""
     try:
         engine, timing = settings_of(point, gpu)
         load = LoadConfig(concurrency=int(point.concurrency))
@@ -129,7 +131,7 @@ def predict_all(points: list[dict[str, Any]]) -> list[tuple[float, float, str]]:
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Return the aggregated points on GPUs that are bundled."""
+    """Return the aggregated points on bundled GPUs."""
     table = pd.read_csv(path)
     table["concurrency"] = table.silicon_data_source.str.extract(r"silicon_concurrency=(\d+)").astype(float)
     table["gpu"] = table.system.str.removesuffix("_sxm")
@@ -146,7 +148,7 @@ def mape(values: pd.Series) -> str:
 
 
 def draw(table: pd.DataFrame, out: Path) -> None:
-    """Draw predicted against measured TTFT and TPOT, with bands of 10%."""
+    """Draw predicted over measured TTFT and TPOT, with bands of 10%."""
     figure, panels = plt.subplots(1, 2, figsize=(10, 4.6))
     for axes, name in zip(panels, ("tpot", "ttft"), strict=True):
         measured, predicted = table[f"silicon_{name}_ms"], table[name]

@@ -1,15 +1,17 @@
-"""Fit what engines add to their kernels (mocker/timing/data/engines.json) to published end-to-end points.
+"""Fit the overheads of engines (mocker/timing/data/engines.json) to published end-to-end points.
 
-    python benchmarks/fit_engines.py ../shared/perfdata/e2e_points.csv            # print the times and errors of both halves
-    python benchmarks/fit_engines.py ../shared/perfdata/e2e_points.csv --write    # write them too; a quarter of an hour
+    python benchmarks/fit_engines.py ../shared/perfdata/e2e_points.csv           # print times and errors of both halves
+    python benchmarks/fit_engines.py ../shared/perfdata/e2e_points.csv --write   # also write them; a quarter of an hour
 
-vLLM's times are fitted to every second dense point, of both architectures together: what the engine does by itself is the
-same on both. Those of H100 ran with synchronous scheduling, those of B200 asynchronously, which tells host and GPU apart.
-The other backends get vLLM's times and one scale for each architecture, by the TPOT of every second of at most 16 points of
-each model, GPU and precision; of dense models, where there are any. See benchmarks/fidelity_points.py for what a point is.
+vLLM's times are fitted to every second dense point, for both architectures together, because the engine's own work is
+the same on both. H100 ran with synchronous scheduling and B200 with asynchronous, which separates host from GPU. The
+other backends get vLLM's times and one scale for each architecture. The scale is fitted to the TPOT of every second of
+at most 16 points of each model, GPU and precision, of dense models if there are any. benchmarks/fidelity_points.py
+defines points.
 
-Not fitted here: the times of RTX cards (as in their recorded runs, which had no HTTP), what ranks exchange (chosen by the
-recorded run of two), and the sizes up to which vLLM fused all-reduces (as the runs set them).
+Some values are not fitted here: the times of RTX cards are those of their recorded runs, which had no HTTP; the cost of
+exchanges between ranks comes from the recorded run of two; and the sizes up to which vLLM fused all-reduces are the
+runs'.
 """
 
 import argparse
@@ -37,7 +39,7 @@ START = {
 }
 TTFT_WEIGHT = 0.4
 TIGHT = 0.03
-"""Errors (logarithms) up to which squares count; beyond, the error itself."""
+"""Errors (logarithms) up to which the loss is quadratic; beyond, it is linear."""
 PULL = 0.02
 KINDS = ["model_path", "gpu", "precision"]
 MOST_OF_A_KIND = 16
@@ -55,7 +57,7 @@ def predict_with(engines: Engines, points: list[Point]) -> list[tuple[float, flo
 
 
 def log_errors(engines: Engines, points: list[Point]) -> np.ndarray:
-    """Return log(predicted / measured) of TTFT and TPOT; not a number where a point cannot be predicted."""
+    """Return log(predicted / measured) of TTFT and TPOT; NaN if a point cannot be predicted."""
     parts = Parallel(n_jobs=-1)(delayed(predict_with)(engines, points[start::PARTS]) for start in range(PARTS))
     found = np.empty((len(points), 2))
     for start, part in enumerate(parts):
@@ -76,12 +78,12 @@ def told(name: str, points: list[Point], engines: Engines) -> None:
 
 
 def rows(table: pd.DataFrame) -> list[Point]:
-    """Return points as they travel to other processes."""
+    """Return points in a form that can be sent to other processes."""
     return [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
 
 
 def fit_vllm(engines: Engines, points: list[Point]) -> None:
-    """Find vLLM's times, in logarithms."""
+    """Fit vLLM's times, in logarithms."""
     names = [(ARCHITECTURES, name) for name in COMMON]
     names += [((architecture,), name) for architecture, own in START.items() for name in own]
     start = np.array([*COMMON.values(), *(value for own in START.values() for value in own.values())])
@@ -94,14 +96,14 @@ def fit_vllm(engines: Engines, points: list[Point]) -> None:
     def residuals(logs: np.ndarray) -> np.ndarray:
         put(logs)
         errors = np.nan_to_num(log_errors(engines, points)) * (TTFT_WEIGHT, 1.0)
-        return np.concatenate([errors.ravel(), PULL * (logs - 1)])  # what the points do not tell stays where it was
+        return np.concatenate([errors.ravel(), PULL * (logs - 1)])  # pull undetermined values to their start
 
     found = least_squares(residuals, np.ones(len(start)), diff_step=0.1, loss="soft_l1", f_scale=TIGHT, max_nfev=3)
     put(found.x)
 
 
 def fit_scale(engines: Engines, backend: str, architecture: str, points: list[Point]) -> None:
-    """Find the scale of a backend's kernels, by TPOT; its other times are vLLM's."""
+    """Fit the scale of a backend's kernels to TPOT; its other times are vLLM's."""
     own = engines[backend][architecture] = {}
 
     def objective(scale: float) -> float:
@@ -136,7 +138,7 @@ def main() -> None:
         for backend in ("trtllm", "sglang"):
             of_backend = of_gpus[of_gpus.backend == backend]
             is_dense = of_backend.model_path.str.contains("Llama")
-            chosen = of_backend[is_dense] if is_dense.any() else of_backend  # whose kernels are known best
+            chosen = of_backend[is_dense] if is_dense.any() else of_backend  # their kernels are known best
             groups = chosen.sample(frac=1, random_state=0).groupby(KINDS, dropna=False)
             points = rows(groups.head(MOST_OF_A_KIND))
             fit_scale(engines, backend, architecture, points[::2])

@@ -3,10 +3,11 @@
     python benchmarks/fit_kernels.py ../shared/perfdata/kernels                        # coefficients, held-out errors
     python benchmarks/fit_kernels.py ../shared/perfdata/kernels --layers perf --write  # the RTX cards too; write them
 
-Kernels are AIConfigurator's tables (CSV), layers those of LLMServingSim's profiler (its folder profiler/perf). Half of the
-rows are fitted in log space with a robust loss; the errors are of the other half. Formulas are those of mocker/timing/roofline.py.
-Peaks and bandwidths are data sheets', memory is what torch reports; they stay as they are; so does what no table has: experts of Ampere, Ada and
-H200 are H100's, those of the RTX 4090 are the RTX PRO 6000's.
+Kernels are AIConfigurator's tables (CSV), layers those of LLMServingSim's profiler (its folder profiler/perf). Half of
+the rows are fitted in log space with a robust loss, and the errors are those of the other half. The formulas are those
+of mocker/timing/roofline.py. Some values are not fitted: peaks and bandwidths come from data sheets, and memory sizes
+from torch. Where no table exists, the experts of Ampere, Ada and H200 are H100's, and those of the RTX 4090 are the RTX
+PRO 6000's.
 """
 
 import argparse
@@ -56,24 +57,26 @@ EXPERTS = {
         "fp4": "nvfp4expertsmonolithic",
     },
 }
-"""The kernels that vLLM chooses by itself on these GPUs; 8-bit ones are those for weights scaled in blocks, as such models are published."""
+"""The kernels that vLLM chooses on these GPUs by default; 8-bit kernels are those for weights scaled in blocks, like
+those of published models."""
 SHARED_EXPERTS = {"h200": "h100", "a100": "h100", "l40s": "h100", "rtx-4090": "rtx-pro-6000"}
 ROUTING = "power_law_1.01"
-"""How unevenly the tables' tokens choose experts; real models lie between even and a power law of 1.2."""
+"""How unevenly the tables' tokens choose experts; real models are between an even choice and a power law of 1.2."""
 MESSAGES = [2**power for power in (10, 12, 14, 16, 17, 18, 19, 20, 22, 24, 26, 28)]
 LINKS = {"rtx-pro-6000": 17e9}
-"""PCIe of the machine on which its layers were profiled: LLMServingSim says 16 GB/s, its recorded run of two ranks 17.
+"""PCIe of the machine on which its layers were profiled: LLMServingSim states 16 GB/s, its recorded run of two ranks
+shows 17.
 
-AIConfigurator's table, of a server, has 35.
+AIConfigurator's table, measured on a server, has 35.
 """
 LEAST_WEIGHTS = 2**23
-"""A matrix of 4,096 x 2,048: smaller ones hardly count in a model worth a GPU, and their kernels are of another kind."""
+"""A matrix of 4,096 x 2,048. Smaller ones matter little in a model worth a GPU, and use other kernels."""
 HEAD = 128
 Array = np.ndarray
 
 
 class Fit(NamedTuple):
-    """Coefficients, and how far they are off on rows they have not seen."""
+    """Coefficients, and their errors on rows that were not fitted."""
 
     coefficients: list[float]
     error: str
@@ -95,12 +98,12 @@ def fit(model: Callable[..., Array], ranges: list[tuple[float, float, float]], x
 
 
 def seconds(table: pd.DataFrame) -> Array:
-    """Return what was measured (s)."""
+    """Return the measured times (s)."""
     return np.asarray(table["latency_us"].to_numpy(float) * 1e-6)
 
 
 def smooth_maximum(compute: Array, memory: Array, sharpness: float) -> Array:
-    """Return a sum that is the larger of both where one is much larger."""
+    """Return a smooth maximum, which is close to the larger value if one is much larger."""
     return np.asarray((compute**sharpness + memory**sharpness) ** (1 / sharpness))
 
 
@@ -128,8 +131,8 @@ def fit_quantised_gemm(work: Array, load: Array, passes: Array, y: Array) -> Fit
 def gemms(table: pd.DataFrame, gpu: dict[str, Any]) -> Iterator[tuple[str, Fit]]:
     """Fit each type of weight.
 
-    To quantise to 8 bits is fused into the kernel before when serving, so the launch is the 16-bit one; to quantise to 4 bits
-    is a kernel of its own.
+    When serving, quantising to 8 bits is fused into the previous kernel, so the launch is the 16-bit one; quantising to
+    4 bits needs its own kernel.
     """
     table = table[(table["n"] * table["k"] >= LEAST_WEIGHTS) & (table["m"] <= 16384)]
     bandwidth, launch_s = gpu["bandwidth"], 0.0
@@ -158,9 +161,10 @@ def full_attention(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def fit_decode(size: Array, rows: Array, y: Array, *, l2: float, bandwidth: float, warm: Array) -> Fit:
-    """Fit [memory, launch_s, row_s] where the KV does not fit the L2 cache, as serving is always cold.
+    """Fit [memory, launch_s, row_s] where the KV does not fit the L2 cache: the cache is always cold when serving.
 
-    A kernel by itself also waits for its launch; in a step that overlaps, so `launch_s` is the median of the smallest kernels.
+    A separate kernel also waits for its launch. In a step that overlaps, so `launch_s` is the median of the smallest
+    kernels.
     """
     cold = size > 1.3 * l2
 
@@ -198,8 +202,8 @@ def fit_prefill(table: pd.DataFrame, peak: float) -> Fit:
 def fit_experts(table: pd.DataFrame, weight_bytes: float, peak: float, bandwidth: float) -> Fit:
     """Fit [compute, memory, launch_s, sharpness, spread, pad, passes] of `mocker.timing.gpu.Experts`.
 
-    Columns: num_tokens, routed (rows of all experts), num_experts, share (of the experts that a token chooses), hidden_size,
-    weights (of one expert).
+    Columns: num_tokens, routed (rows of all experts), num_experts, share (of the experts that a token chooses),
+    hidden_size, weights (of one expert).
     """
     names = ("num_tokens", "routed", "num_experts", "share", "hidden_size", "weights")
 
@@ -251,7 +255,7 @@ def all_reduces(table: pd.DataFrame) -> dict[str, list[list[float]]]:
 
 
 def from_tables(name: str, gpu: dict[str, Any], folder: Path) -> Iterator[tuple[str, Fit]]:
-    """Fit a GPU to its tables and put the coefficients in place."""
+    """Fit a GPU to its tables and store the coefficients."""
 
     def read(kind: str) -> pd.DataFrame:
         return pd.read_csv(next(folder.glob(f"{kind}*.csv.gz")))
@@ -280,9 +284,10 @@ PARTS = {"qkv_proj": "attention", "o_proj": "attention", "gate_up_proj": "ffn", 
 
 
 def layer_tables(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the multiplications (flops, bytes, latency_us) and the attention of all models that were profiled on a card.
+    """Return the multiplications (flops, bytes, latency_us) and the attention of all models profiled on a card.
 
-    The matrices around attention are taken together, and those of the FFN, as `mocker.timing.roofline` does: each row is their mean.
+    The matrices around attention are combined, and so are those of the FFN, as in `mocker.timing.roofline`: each row is
+    their mean.
     """
     gemm, attention = [], []
     for path in sorted(folder.glob("*/*/bf16/tp*")):
@@ -310,7 +315,7 @@ def layer_tables(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def layer_experts(folder: Path) -> pd.DataFrame:
-    """Return the routed layers that were profiled; how many experts were active is known there."""
+    """Return the profiled routed layers, for which the number of active experts is known."""
     found = []
     for path in sorted(folder.glob("*/*/bf16/tp1/moe.csv")):
         shape = find_model("/".join(path.relative_to(folder).parts[:2]))
@@ -332,9 +337,10 @@ def layer_experts(folder: Path) -> pd.DataFrame:
 
 
 def fit_mixed(table: pd.DataFrame, memory: float, l2: float, peak: float, bandwidth: float) -> Fit:
-    """Fit [prefill, prefill_pad, mixed_decode_slowdown, mixed_row_s, mixed_tile_s, launch_s] where both kinds share a kernel.
+    """Fit [prefill, prefill_pad, mixed_decode_slowdown, mixed_row_s, mixed_tile_s, launch_s] of shared kernels.
 
-    Contexts up to 4,096 tokens, whose KV either does not fit the L2 cache or hardly matters.
+    Prefill and decode share a kernel in mixed batches. Contexts have at most 4,096 tokens; their KV either
+    does not fit the L2 cache or hardly matters.
     """
     table = table[(table["n_decode"] > 0) & (table["prefill_chunk"] > 0)]
     table = table[(table["kv_decode"] <= 4096) & (table["kv_prefill"] <= 4096)]
@@ -356,7 +362,7 @@ def fit_mixed(table: pd.DataFrame, memory: float, l2: float, peak: float, bandwi
 
 
 def from_layers(name: str, gpu: dict[str, Any], folder: Path) -> Iterator[tuple[str, Fit]]:
-    """Fit a card to the layers of real models that were profiled on it, alone and in mixed batches."""
+    """Fit a card to the layers of real models profiled on it, alone and in mixed batches."""
     gemm, attention = layer_tables(folder)
     if name not in SYSTEMS:
         work, load = gemm["flops"] / gpu["flops"]["bfloat16"], gemm["bytes"] / gpu["bandwidth"]
@@ -378,13 +384,13 @@ def from_layers(name: str, gpu: dict[str, Any], folder: Path) -> Iterator[tuple[
     table = layer_experts(folder)
     if not table.empty:
         found = fit_experts(table, BYTES["bfloat16"], gpu["flops"]["bfloat16"], gpu["bandwidth"])
-        found.coefficients[4] = 1.0  # the rows do not tell
+        found.coefficients[4] = 1.0  # the rows do not determine it
         gpu["experts"]["bfloat16"] = found.coefficients
         yield "layers' experts", found
 
 
 def written(gpus: dict[str, dict[str, Any]]) -> str:
-    """Return the file: a line for each fact."""
+    """Return the contents of the file, with a line for each fact."""
 
     def rows(value: Any) -> str:
         if isinstance(value, dict) and any(isinstance(item, list) for item in value.values()):

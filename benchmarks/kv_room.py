@@ -1,10 +1,11 @@
-"""Compare the room for KV blocks with what vLLM logs of itself, in public.
+"""Compare the room for KV blocks with public logs of vLLM.
 
     python benchmarks/kv_room.py
 
-Each row is a start of vLLM that somebody published: model, GPU, settings, and the memory it found for the KV cache. Two
-things changed over its versions: until about 0.16 the trial run sorted the logits, and since 0.21 the CUDA graphs are
-counted. The weights of gpt-oss are padded when loaded, by 0.9 to 1.7 GiB, which is not modelled. Each row is held against its version's count; `mocker.timing.memory` itself counts as 0.32 does.
+Each row is a published start of vLLM: model, GPU, settings, and the memory it found for the KV cache. Two things
+changed between its versions: until about 0.16 the trial run sorted the logits, and since 0.21 the CUDA graphs are
+counted. Loading pads the weights of gpt-oss by 0.9 to 1.7 GiB, which is not modelled. Each row is compared with its
+version's method of counting; `mocker.timing.memory` uses that of 0.32.
 """
 
 from typing import NamedTuple
@@ -22,7 +23,7 @@ SORTING_COPIES = 9.57
 
 
 class Start(NamedTuple):
-    """One start of vLLM, and what it said."""
+    """One start of vLLM, and the memory that it logged."""
 
     model: str
     gpu: str
@@ -32,7 +33,7 @@ class Start(NamedTuple):
     max_num_seqs: int
     max_num_batched_tokens: int
     gib: float
-    """Memory for the KV cache, on each GPU."""
+    """Memory for the KV cache on each GPU."""
     source: str
     weights: str = ""
 

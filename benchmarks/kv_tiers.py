@@ -1,9 +1,9 @@
-"""How fast KV is written to each kind of tier and read from it, verified, beside what verifying alone takes.
+"""Measure how fast KV is written to each kind of tier and read with verification, and how long verification takes.
 
     python -m benchmarks.kv_tiers [--kinds verify host files store] [--chunk-kib 20 640 20480] [--folder FOLDER]
 
-Prints GB/s (the median of the rounds) and, per GB, the CPU time of this process. Files are in the page cache: the disk itself
-is not measured.
+Prints GB/s (the median of the rounds) and the CPU time of this process per GB. Files are in the page cache, so the disk
+itself is not measured.
 """
 
 import argparse
@@ -27,14 +27,14 @@ from serving.kv_tiers.store_client import StoreTier
 from serving.kv_tiers.tier import ChunkFormat
 
 TOTAL_BYTES = 256 << 20
-"""Moved in a round."""
+"""Bytes moved in a round."""
 
 CALL_BYTES = 16 << 20
-"""Of one call: a long prompt."""
+"""Bytes of one call, as for a long prompt."""
 
 
 def cpu_s():
-    """Return the CPU time of this process, of all its threads."""
+    """Return the CPU time of all threads of this process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
@@ -48,7 +48,7 @@ async def timed(move, lots, num_bytes):
 
 
 class Verifying:
-    """What only verifies, or makes, chunks where they lie."""
+    """Only verifies, or makes, chunks in place."""
 
     def __init__(self, format):
         self.format = format
@@ -57,13 +57,13 @@ class Verifying:
         """Do nothing."""
 
     async def write(self, keys, chunks):
-        """Make chunks."""
+        """Make chunks in place."""
         for key, memory in zip(keys, chunks, strict=True):
             self.format.write(memory, key)
         return len(keys)
 
     async def read(self, keys, chunks):
-        """Verify chunks."""
+        """Verify chunks in place."""
         return sum(not self.format.find_fault(memory, key) for key, memory in zip(keys, chunks, strict=True))
 
     async def remove(self, keys):

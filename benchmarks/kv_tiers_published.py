@@ -1,9 +1,9 @@
-"""Hold KV tiers against what was published of them: the same situation with and without the tier, in virtual time.
+"""Compare KV tiers with published figures: the same situation with and without the tier, in virtual time.
 
     python benchmarks/kv_tiers_published.py [--only vllm kvbm hicache ssd agents scaling]
 
-Prints the table of docs/kv-tiers.md; two minutes in all. Models, GPUs, lengths, users and turns are those of the source
-where it names them; what it leaves open is chosen here, beside the situation, and what differs is said on the page.
+Prints the table of docs/kv-tiers.md in two minutes. Models, GPUs, lengths, users and turns are the source's if it names
+them. Other values are chosen here, next to the situation, and docs/kv-tiers.md lists the differences.
 """
 
 import argparse
@@ -32,7 +32,7 @@ AGENTS = "https://blog.vllm.ai/2026/05/06/mooncake-store.html"
 
 
 class Row(NamedTuple):
-    """A figure that somebody published, and ours."""
+    """A published figure, and ours."""
 
     source: str
     what: str
@@ -41,23 +41,23 @@ class Row(NamedTuple):
 
 
 class Turns(NamedTuple):
-    """Conversations that are alike: each turn's prompt holds the turns before it, answers included."""
+    """Similar conversations: each turn's prompt includes the earlier turns and their answers."""
 
     users: int
     turns: int
     first: int
-    """Tokens of the first turn, those that all share not counted."""
+    """Tokens of the first turn, without the tokens that all users share."""
     more: int
-    """New tokens of each turn that follows."""
+    """New tokens of each later turn."""
     osl: int
     common: int = 0
     """Tokens at the beginning of every prompt."""
     delay_s: float = 0.0
-    """Between an answer and the next turn, on average."""
+    """Mean time between an answer and the next turn."""
     has_barrier: bool = False
-    """Whether a round begins only when the one before it has ended for all users."""
+    """Whether a round begins only when the previous one has ended for all users."""
     apart_s: float = 0.0
-    """Between the first turns of two users."""
+    """Time between the first turns of two users."""
 
 
 def conversations(what: Turns, *, block_size: int = 512, seed: int = 0) -> Workload:
@@ -88,7 +88,7 @@ def conversations(what: Turns, *, block_size: int = 512, seed: int = 0) -> Workl
 
 
 def copies(length: int, count: int, *, gap_s: float, block_size: int = 16) -> list[Request]:
-    """Return so many requests that come together, and come again after a while."""
+    """Return `count` requests that arrive together, and arrive again after a while."""
     blocks = -(-length // block_size)
     ids = [tuple(range(number * blocks, (number + 1) * blocks)) for number in range(count)]
     return [Request(time, length, 1, each) for time in (0.0, gap_s) for each in ids]
@@ -110,30 +110,30 @@ def ttft(record: Record) -> np.ndarray[Any, Any]:
 
 
 def hits(record: Record, which: slice = slice(None)) -> float:
-    """Return the share of prompt tokens that were found somewhere."""
+    """Return the hit share of prompt tokens over all tiers."""
     order = np.argsort(record.requests.request)[which]
     return float(record.requests.cached_tokens.filled(0)[order].sum() / record.requests.isl[order].sum())
 
 
 def rate(record: Record) -> float:
-    """Return the requests per second until four fifths of them have ended: the last sessions leave workers idle."""
+    """Return requests per second until four fifths have ended, because the last sessions leave workers idle."""
     ends = np.sort(np.asarray(record.requests.last_token_s))
     place = len(ends) * 4 // 5
     return place / float(ends[place - 1])
 
 
 def less(with_it: float, without: float) -> str:
-    """Return by how much something is less than it was."""
+    """Format the relative change of a figure."""
     return f"{with_it / without - 1:+.0%}"
 
 
 def vllm() -> Iterator[Row]:
-    """Llama 3.1 8B on one H100, copies at the 50 GB/s that were measured there; GPU memory for one batch, no more."""
+    """Simulate Llama 3.1 8B on one H100: copies at 50 GB/s, as measured there, and GPU memory for only one batch."""
     timing = TimingConfig(model="meta-llama/Llama-3.1-8B", gpu="h100")
     ratios = []
     for length in (1024, 4096, 16384, 65536, 90112):
         once = copies(length, 1, gap_s=200.0)
-        other = replace_ids(once[0], 1 << 30, 100.0)  # takes the GPU's blocks meanwhile
+        other = replace_ids(once[0], 1 << 30, 100.0)  # takes the GPU's blocks in between
         workload = Workload("single", 16, sorted([*once, other], key=lambda request: request.arrival_s))
         engine = EngineConfig(
             block_size=16, num_gpu_blocks=length // 16 + 8, kv_offloading_size=64.0, host_bandwidth_gb_s=50.0
@@ -158,13 +158,16 @@ def vllm() -> Iterator[Row]:
 
 
 def replace_ids(request: Request, first: int, arrival_s: float) -> Request:
-    """Return a request of the same length with a prompt of its own."""
+    """Return a request of the same length with its own prompt."""
     ids = tuple(range(first, first + len(request.hash_ids)))
     return Request(arrival_s, request.input_length, request.output_length, ids)
 
 
 def kvbm() -> Iterator[Row]:
-    """Llama 3.1 8B on one H100, 20 s between turns, 128 GiB of host memory; the source gives no lengths, so two are tried."""
+    """Simulate Llama 3.1 8B on one H100.
+
+    There are 20 s between turns, and 128 GiB of host memory. The source states no lengths, so two are tried.
+    """
     timing = TimingConfig(model="meta-llama/Llama-3.1-8B", gpu="h100")
     found = []
     for more, osl in ((600, 250), (1200, 250)):
@@ -179,7 +182,7 @@ def kvbm() -> Iterator[Row]:
 def rounds(
     what: Turns, timing: TimingConfig, arms: dict[str, tuple[EngineConfig, KvStoreConfig]]
 ) -> dict[str, list[tuple[float, float]]]:
-    """Return TTFT (s) and hits of each round, per arm; four requests at a time, as the source sends them."""
+    """Return TTFT (s) and hits of each round, per arm; four requests at a time, as in the source."""
     found = {}
     for name, (engine, store) in arms.items():
         record = run(conversations(what, block_size=64), engine, timing, LoadConfig(concurrency=4), kv_store=store)
@@ -189,14 +192,17 @@ def rounds(
 
 
 def mean_ttft(of_rounds: list[tuple[float, float]]) -> float:
-    """Return the mean over rounds, which have equally many requests."""
+    """Return the mean over rounds, which all have the same number of requests."""
     return float(np.mean([seconds for seconds, _ in of_rounds]))
 
 
 def ssd() -> Iterator[Row]:
-    """Qwen3 8B on one A100 of 40 GB: 20 users, 10 rounds of 4,096 tokens; the 80 GB pool is a disk at 50 GB/s here, the SSDs a store."""
+    """Simulate Qwen3 8B on one A100 of 40 GB: 20 users, 10 rounds of 4,096 tokens.
+
+    The pool of 80 GB is a disk at 50 GB/s here, and the SSDs are a store.
+    """
     timing = TimingConfig(model="Qwen/Qwen3-8B", gpu="a100", timed_as="sglang")
-    gpu = EngineConfig(num_gpu_blocks=2200)  # 0.88 of 40 GB, less the weights
+    gpu = EngineConfig(num_gpu_blocks=2200)  # 0.88 of 40 GB, minus the weights
     host = replace(gpu, kv_offloading_size=2 * 2200 * 64 * 147456 / GIB, kv_prefetch_policy="wait_complete")
     pool = replace(
         host, kv_disk_size=80e9 / GIB, kv_disk_bandwidth_gb_s=50.0, kv_disk_latency_ms=0.5, kv_disk_lookup_ms=0.5
@@ -226,7 +232,10 @@ def ssd() -> Iterator[Row]:
 
 
 def hicache() -> Iterator[Row]:
-    """Qwen3 235B on eight H100 (H800 there), 80 users, 10 rounds of 2,048 tokens, as Mooncake measured HiCache; 240 GB of host memory."""
+    """Simulate Qwen3 235B on eight H100 (the source: H800), as Mooncake measured HiCache.
+
+    There are 80 users, 10 rounds of 2,048 tokens, and 240 GB of host memory.
+    """
     timing = TimingConfig(model="Qwen/Qwen3-235B-A22B", gpu="h100", tensor_parallel_size=8, timed_as="sglang")
     gpu = EngineConfig()
     host = replace(gpu, kv_offloading_size=240e9 / GIB, kv_prefetch_policy="timeout")
@@ -254,7 +263,7 @@ KIMI = TimingConfig(
 
 
 def agent_run(what: Turns, workers: int, store_gib: float) -> Record:
-    """Run sessions of agents, all at once, over workers of four B200 with round robin; 25 GB/s of the store for each GPU."""
+    """Run all sessions of agents at once on workers of four B200, with round robin and 25 GB/s of the store per GPU."""
     engine = EngineConfig(kv_offloading_size=64.0 if store_gib else 0.0, offload_prompt_only=False)
     store = KvStoreConfig(kv_store_size=store_gib, kv_store_bandwidth_gb_s=100.0 * workers)
     return run(
@@ -263,7 +272,10 @@ def agent_run(what: Turns, workers: int, store_gib: float) -> Record:
 
 
 def agents() -> Iterator[Row]:
-    """Kimi K2.5 fp4, 12 B200: sessions of 33 turns, 12,000 tokens at first and 2,242 more a turn, 5.2 s between."""
+    """Simulate Kimi K2.5 fp4 on 12 B200.
+
+    Sessions have 33 turns, 5.2 s apart: 12,000 tokens at first, and 2,242 more per turn.
+    """
     what = Turns(75, 33, 8000, 2000, 242, common=4096, delay_s=5.2, apart_s=0.2)
     without, with_it = agent_run(what, 3, 0.0), agent_run(what, 3, 4096.0)
     medians = [float(np.median(ttft(record))) for record in (without, with_it)]
@@ -281,7 +293,10 @@ def agents() -> Iterator[Row]:
 
 
 def scaling() -> Iterator[Row]:
-    """The same, 20,000 tokens for all and 10,000 at first, then 2,048 and 900 of answer, 30 turns, 75 sessions for each 12 GPUs."""
+    """Simulate such sessions on 12 and on 36 GPUs: 30 turns, and 75 sessions for each 12 GPUs.
+
+    All sessions share 20,000 tokens, and have 10,000 at first, then 2,048 and 900 of answer per turn.
+    """
     rates, shares = [], []
     for part in (1, 3):
         what = Turns(75 * part, 30, 10_000, 2048, 900, common=20_480, apart_s=0.2 / part)

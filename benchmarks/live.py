@@ -1,9 +1,9 @@
-"""How many tokens a second does the live stack carry? Closed loop, everything on this machine.
+"""Measure how many tokens per second the live stack carries in a closed loop, with everything on this machine.
 
     python benchmarks/live.py [--clients 1 64 256] [--workers 4] [--tokens 64] [--seconds 8]
     python benchmarks/live.py --text --prompt-tokens 16000 --model-path FOLDER     # of benchmarks/text_model.py
 
-Engines run at speedup 1000, as in the figures of NVIDIA Dynamo this is compared with, so that the stack is the limit.
+Engines run at speedup 1000, as in the NVIDIA Dynamo figures used for comparison, so that the stack is the limit.
 """
 
 import argparse
@@ -30,11 +30,11 @@ from workloads.tokens import tokens_of
 
 HEADERS = {"content-type": "application/json"}
 Prompts = Callable[[int, int], list[int] | str]
-"""The prompt of a client's turn; no two are alike."""
+"""Makes the prompt of a client's turn; no two are alike."""
 
 
 def prompts(options: argparse.Namespace) -> Prompts:
-    """Return what makes the prompts."""
+    """Return the function that makes the prompts."""
     if options.text:
         import text_model
 
@@ -60,7 +60,7 @@ async def client(
     ttfts: list[float],
     prompt: Prompts,
 ) -> int:
-    """Ask one thing after the other; return the tokens received."""
+    """Send one request after the other; return the number of tokens received."""
     received, turn = 0, 0
     while time.perf_counter() < until:
         turn += 1
@@ -75,13 +75,13 @@ async def client(
                 first = first or time.perf_counter()
                 received += data.count(
                     b"data: {"
-                )  # an event a token, and one for the finish reason where that comes alone
+                )  # an event per token, and one for the finish reason if that comes separately
         ttfts.append(first - started)
     return received
 
 
 async def measure(url: str, model: str, clients: int, tokens: int, seconds: float, prompt: Prompts) -> int:
-    """Run one number of clients and print a line; return the number of requests."""
+    """Run a number of clients and print a line; return the number of requests."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=HEADERS) as session:
         ttfts: list[float] = []
         await client(session, url, model, 10**6, tokens, time.perf_counter() + 0.5, [], prompt)
@@ -101,7 +101,7 @@ async def measure(url: str, model: str, clients: int, tokens: int, seconds: floa
 
 
 def cpu_s(stack: LocalStack) -> dict[str, float]:
-    """Return the CPU seconds that each process of a stack has used, with those it started, and we."""
+    """Return the CPU seconds of each process of a stack, with its descendants, and of this process."""
     used = {"client": time.process_time()}
     for name, pid in stack.group.processes.items():
         used[name] = 0.0
@@ -112,7 +112,7 @@ def cpu_s(stack: LocalStack) -> dict[str, float]:
 
 
 async def run(options: argparse.Namespace) -> None:
-    """Measure each number of clients, our own stack or what answers at a URL."""
+    """Measure each number of clients, with our own stack or the server at a URL."""
     prompt = prompts(options)
     pool = Pool(
         replicas=options.workers,

@@ -28,7 +28,7 @@ def measure(requests: int, osl: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure both output lengths, each in a process of its own."""
+    """Measure both output lengths, each in its own process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--osl", type=int, help=argparse.SUPPRESS)

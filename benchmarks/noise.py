@@ -1,10 +1,10 @@
-"""Are the intervals honest? A/A pairs that differ by nothing, and a planted difference that must be found.
+"""Check the intervals: A/A pairs without a difference, and a planted difference that must be found.
 
     python benchmarks/noise.py [--pairs 100] [--difference 0.03]
 
-A/A: for each seed a workload, simulated twice with other seeds of the router. The 95% intervals of the paired
-difference should exclude zero in about 5 of 100. Planted: engines that are 3% faster. A pilot A/A pair says how many
-requests find 3% with a chance of 80%; experiments of that size are then made.
+A/A: each seed's workload is simulated twice with different seeds of the router. The 95% intervals of the paired
+difference should exclude zero in about 5 of 100. Planted: the engines are 3% faster. A pilot A/A pair determines how
+many requests find 3% with a probability of 80%; experiments of that size follow.
 """
 
 import argparse
@@ -44,7 +44,7 @@ class Side(NamedTuple):
 
 
 def run(side: Side) -> dict[str, np.ndarray]:
-    """Simulate a run; return what is needed per request."""
+    """Simulate a run; return the required values per request."""
     case = side.case
     config = SynthConfig(
         requests=case.requests,
@@ -83,7 +83,7 @@ def false_alarms(pool: ProcessPoolExecutor, case: Case, pairs: int) -> None:
 
 
 def planted(pool: ProcessPoolExecutor, case: Case, difference: float, tries: int) -> None:
-    """Ask a pilot for a sample size, then count how often a planted difference is found with it."""
+    """Determine a sample size with a pilot, then count how often a planted difference is found with it."""
     pilot = list(pool.map(run, [Side(case, 10_000, 1), Side(case, 10_000, 2)]))
     for name in NAMES:
         needed = compare(*pilot, name, None).count_to_find(difference)

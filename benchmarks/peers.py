@@ -1,10 +1,10 @@
-"""Our load generator beside aiperf, guidellm and `vllm bench serve`, against one server whose delays are known.
+"""Compare our load generator with aiperf, guidellm and `vllm bench serve`, against one server with known delays.
 
     python benchmarks/peers.py [--only dynabench aiperf ...] [--requests 2000] [--cache ~/.cache/dynabench/peers]
 
-Installs each peer into an environment of its own (some GB, minutes), runs every client one after the other against
-fresh servers (`dynabench.live.known_server`), and prints: requests/s and tokens/s as the server counted them, and the error
-of TTFT and ITL as each client reports them. Everything shares this machine's cores, the server too.
+Installs each peer into its own environment (some GB, minutes), and runs the clients one after the other against fresh
+servers (`dynabench.live.known_server`). Prints requests/s and tokens/s as the server counted them, and the error of
+TTFT and ITL as each client reports them. Everything shares this machine's cores, including the server.
 """
 
 import argparse
@@ -59,14 +59,14 @@ class Job(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What a client reports (ms): TTFT mean and median, time between tokens likewise."""
+    """A client's report (ms): mean and median of TTFT, and of the time between tokens."""
 
     ttft: tuple[float, float]
     itl: tuple[float, float]
 
 
 def dynabench(url: str, job: Job, tools: Path, work: Path) -> Told:
-    """Run our client in a process of its own."""
+    """Run our client in its own process."""
     command = [sys.executable, __file__, "--ours", url, json.dumps(job._asdict())]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
@@ -74,7 +74,7 @@ def dynabench(url: str, job: Job, tools: Path, work: Path) -> Told:
 
 
 def ours(url: str, job: Job) -> None:
-    """Send and print what was measured."""
+    """Send the requests and print the measurements."""
     gap = 1 / job.rate if job.rate else 0.0
     requests = [Request(number * gap, 32, job.tokens, (number,)) for number in range(job.requests)]
     load = LoadConfig(concurrency=job.concurrency)
@@ -91,7 +91,7 @@ def ours(url: str, job: Job) -> None:
 
 
 def aiperf(url: str, job: Job, tools: Path, work: Path) -> Told:
-    """Run aiperf; its `inter_token_latency` is one value a request."""
+    """Run aiperf; its `inter_token_latency` is one value per request."""
     load = (
         ["--concurrency", job.concurrency]
         if job.concurrency
@@ -110,7 +110,7 @@ def aiperf(url: str, job: Job, tools: Path, work: Path) -> Told:
 
 
 def guidellm(url: str, job: Job, tools: Path, work: Path) -> Told:
-    """Run guidellm; its ITL is one value a request."""
+    """Run guidellm; its ITL is one value per request."""
     profile = f"kind=concurrent,streams={job.concurrency}" if job.concurrency else f"kind=constant,rate={job.rate}"
     command = [
         tools / "guidellm/bin/guidellm", "run", "--backend", f"kind=openai_http,target={url},model={MODEL},request_format=/v1/completions",
@@ -144,7 +144,7 @@ CLIENTS = {"dynabench": dynabench, "aiperf": aiperf, "guidellm": guidellm, "vllm
 
 
 def install(name: str, tools: Path) -> None:
-    """Make a peer's environment, unless there is one."""
+    """Make a peer's environment, unless it exists."""
     if name not in PACKAGES or (tools / name / "ready").exists():
         return
     print(f"installing {PACKAGES[name]} ...", flush=True)
@@ -158,7 +158,7 @@ def install(name: str, tools: Path) -> None:
 
 
 def measure(name: str, job: Job, tools: Path) -> tuple[dict[str, float], Told]:
-    """Run a client against a fresh server; return what the server counted and what the client tells."""
+    """Run a client against a fresh server; return the server's counts and the client's report."""
     config = SelftestConfig(ttft_ms=job.ttft_ms, itl_ms=job.itl_ms)
     with known_server(config) as url, tempfile.TemporaryDirectory() as folder:
         told = CLIENTS[name](url, job, tools, Path(folder))
@@ -167,7 +167,7 @@ def measure(name: str, job: Job, tools: Path) -> tuple[dict[str, float], Told]:
 
 
 def main() -> None:
-    """Read the command line, measure, print a table."""
+    """Read the command line, measure, and print a table."""
     if "--ours" in sys.argv:
         place = sys.argv.index("--ours")
         ours(sys.argv[place + 1], Job(**json.loads(sys.argv[place + 2])))
@@ -209,7 +209,7 @@ def main() -> None:
 
 
 def _hub(tools: Path) -> Path:
-    """Lay the tokenizer out as the Hugging Face cache would have it, which is where aiperf's processes look for one."""
+    """Lay out the tokenizer like the Hugging Face cache, where aiperf's processes look for it."""
     model = tools / "hf/hub/models--local--tiny"
     commit = "0" * 40
     if not model.exists():

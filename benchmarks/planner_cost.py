@@ -1,8 +1,8 @@
-"""What does a planner cost? An hour of traffic, simulated with a planner that is asked and not obeyed, and without one, in turns.
+"""Measure the cost of a planner: simulate an hour of traffic with an advisory planner and without one, alternately.
 
     python benchmarks/planner_cost.py [--traces ../shared/traces] [--loads conversation sine] [--planners hpa lead-time ...] [--rounds 5]
 
-An advisory planner changes nothing, so both simulate the same; the times are CPU seconds of this process.
+An advisory planner changes nothing, so both simulate the same. The times are CPU seconds of this process.
 """
 
 import argparse
@@ -22,7 +22,7 @@ WORKERS = {"aggregated": {"worker": 8}, "disaggregated": {"prefill": 5, "decode"
 
 
 def cpu_s(workload: Workload, layout: str, planner: str) -> float:
-    """Simulate a load, and return the CPU time that it took (s)."""
+    """Simulate a load, and return the CPU time (s)."""
     config = PlannerConfig(
         planner=planner, advisory=True, planner_ttft_ms=2000.0, planner_itl_ms=50.0, **TARGETS.get(planner, {})
     )
@@ -33,7 +33,7 @@ def cpu_s(workload: Workload, layout: str, planner: str) -> float:
 
 
 def main() -> None:
-    """Print for each load and planner what it adds."""
+    """Print the additional time of each planner on each load."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path, default=Path("../shared/traces"))
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=["conversation", "sine"])
@@ -43,7 +43,7 @@ def main() -> None:
     options = parser.parse_args()
     for load in options.loads:
         workload = load_of(load, options.traces, 1)
-        cpu_s(workload, options.layout, "static")  # imports and caches
+        cpu_s(workload, options.layout, "static")  # for imports and caches
         for planner in options.planners:
             if options.layout == "aggregated" and planner == "dynamo-sla-2025":
                 continue  # it plans prefill and decode workers only

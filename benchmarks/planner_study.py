@@ -1,10 +1,10 @@
-"""Which planner, for which load, at which start-up time? Every policy on the traces, beside fleets that stay as they are.
+"""Compare planners by load and start-up time: every policy on the traces, and fleets of fixed size.
 
     python benchmarks/planner_study.py [--traces ../shared/traces] [--out planner-study.jsonl] [--hours 24] [--loads conv sine ...]
                                        [--planners hpa lead-time ...] [--startups 0 60 300] [--layouts aggregated disaggregated]
 
-Each run adds a line to the file; runs that it holds already are not repeated. `--hours` makes a day of a trace of an hour: copies
-of it follow each other, thinned out as the day goes on, from the full rate at its middle to a quarter of it.
+Each run adds a line to the file; existing runs are not repeated. `--hours` turns a trace of an hour into a day of
+consecutive copies, whose rate varies between the full rate at the middle of the day and a quarter of it at the ends.
 """
 
 import argparse
@@ -44,11 +44,12 @@ TRACES = {
     "conv": ("AzureLLMInferenceTrace_conv.csv.gz", 4),
     "code": ("AzureLLMInferenceTrace_code.csv.gz", 4),
 }
-"""Trace, and how many copies of it come at once."""
+"""Trace, and the number of copies that overlap."""
 LOADS = (*TRACES, "sine", "spikes")
 STATIC = ("static at the peak", "static at the mean")
 TARGETS = {"hpa": {"hpa_metric": "concurrency", "hpa_target": 16.0}, "kpa": {"kpa_target_concurrency": 12.0}}
-"""Targets that have no default which fits every engine: 16 is about what a worker holds within the limits, and 12 leaves room."""
+"""Targets without a default that fits every engine: 16 is about what a worker handles within the limits, and 12 leaves
+room."""
 
 
 def moved(request: Request, at: float, copy: int) -> Request:
@@ -58,7 +59,7 @@ def moved(request: Request, at: float, copy: int) -> Request:
 
 
 def superposed(workload: Workload, count: int, hours: int, course: Callable[[float], float], seed: int) -> Workload:
-    """Return copies of an hour at once, each turned by its share of it, again every hour, thinned as the course of a day says."""
+    """Return overlapping copies of an hour, each rotated by its share, repeated hourly, and thinned by `course`."""
     rng, length = random.Random(f"study {seed}"), workload.requests[-1].arrival_s + 1.0
     requests = []
     for hour in range(hours):
@@ -71,7 +72,7 @@ def superposed(workload: Workload, count: int, hours: int, course: Callable[[flo
 
 
 def day(share: float) -> float:
-    """Return how much of the load comes at a share of the day: a quarter at night, all of it at noon."""
+    """Return the share of the load at a point of the day: a quarter at midnight, all of it at noon."""
     return 0.625 - 0.375 * math.cos(2 * math.pi * share)
 
 
@@ -96,7 +97,7 @@ def load_of(name: str, traces: Path, hours: int, seed: int = 0) -> Workload:
 
 
 def deployment_of(layout: str, sizes: dict[str, int] | None = None) -> Deployment:
-    """Return a deployment with so many workers of each pool (default: two of each)."""
+    """Return a deployment with a number of workers for each pool (default: two)."""
     roles = {"worker": "aggregated"} if layout == "aggregated" else {"prefill": "prefill", "decode": "decode"}
     pools = tuple(
         Pool(name=name, role=role, replicas=(sizes or {}).get(name, 2), mocker=EngineConfig(), timing=TIMING)
@@ -113,7 +114,7 @@ def oracle_of(workload: Workload, layout: str) -> Oracle:
 
 
 def sizes_of(planner: str, oracle: Oracle) -> dict[str, int]:
-    """Return the workers that a fleet begins with: what the first part needs, or what its peak or its mean does."""
+    """Return the initial workers of a fleet: those that the first part needs, or the peak, or the mean."""
     if planner not in STATIC:
         return {pool: counts[0] for pool, counts in oracle.replicas.items()}
     pick = max if planner == STATIC[0] else np.mean
@@ -121,7 +122,7 @@ def sizes_of(planner: str, oracle: Oracle) -> dict[str, int]:
 
 
 def case(workload: Workload, layout: str, planner: str, startup_s: float, oracle: Oracle) -> dict[str, Any]:
-    """Run one fleet, and sum up how it did."""
+    """Run one fleet, and summarise the results."""
     settings = {} if planner in STATIC else {"planner": planner, "planner_ttft_ms": 2000.0, "planner_itl_ms": 50.0}
     config = PlannerConfig(**settings, **TARGETS.get(planner, {}), max_replicas=64)
     deployment = replace(
@@ -148,7 +149,7 @@ def case(workload: Workload, layout: str, planner: str, startup_s: float, oracle
 
 
 def cases(options: argparse.Namespace) -> Iterator[tuple[str, str, str, float]]:
-    """Yield (load, layout, planner, start-up time) of everything that was asked for; a fleet that stays has no starts."""
+    """Yield the requested (load, layout, planner, start-up time); fleets of fixed size have no starts."""
     for load in options.loads:
         for layout in options.layouts:
             for planner in (*STATIC, *options.planners):
@@ -159,7 +160,7 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[str, str, str, float]]:
 
 
 def one(options: argparse.Namespace, load: str, layout: str, todo: list[tuple[str, float]]) -> list[dict[str, Any]]:
-    """Run what is left of one load and layout."""
+    """Run the remaining cases of one load and layout."""
     workload = load_of(load, options.traces, options.hours)
     oracle, rows = oracle_of(workload, layout), []
     for planner, startup_s in todo:
@@ -182,7 +183,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Run everything that is not in the file yet."""
+    """Run all cases that are not in the file yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path, default=Path("../shared/traces"))
     parser.add_argument("--out", type=Path, default=Path("planner-study.jsonl"))

@@ -1,8 +1,8 @@
-"""How fast is virtual time? Replays the Mooncake conversation trace and prints time inside the simulation, requests/s, memory.
+"""Measure the speed of virtual time on the Mooncake conversation trace: simulation time, requests/s and memory.
 
     python benchmarks/replay.py TRACE [--repeats 3]
 
-Each case runs in a process of its own, so that its peak memory is its own.
+Each case runs in its own process, so that its peak memory is measured separately.
 """
 
 import argparse

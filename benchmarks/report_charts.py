@@ -1,9 +1,9 @@
-"""How long do the charts of a comparison take, and how large is its page? Exits with 1 over 2 s of CPU or 1 MB.
+"""Measure the CPU time of a comparison's charts, and the size of its page; exit with 1 above 2 s or 1 MB.
 
     python benchmarks/report_charts.py [--arms 3] [--arms 7] [--requests 2000] [--workers 8]
 
-Simulates that many settings of the bundled modes, then draws their charts once in a fresh process; what the charts import is
-counted apart. The 2 s are for 3 arms, the 1 MB for 7.
+Simulates this many settings of the bundled modes, then draws their charts once in a fresh process. The imports of the
+charts are counted separately. The limit of 2 s is for 3 arms, that of 1 MB for 7.
 """
 
 import argparse
@@ -30,7 +30,7 @@ print(imported - before, time.process_time() - start)
 
 
 def measure(num_arms: int, options: argparse.Namespace) -> tuple[float, float, int]:
-    """Return the CPU time of the charts, of what they import (s), and the size of the page."""
+    """Return the CPU time of the charts and of their imports (s), and the size of the page."""
     values = ",".join(str(512 << number) for number in range(num_arms))
     with tempfile.TemporaryDirectory() as home:
         out = Path(home) / "out"
@@ -52,7 +52,7 @@ def _run(*arguments: object) -> str:
 
 
 def main() -> int:
-    """Measure, print, and judge."""
+    """Measure, print, and check the limits."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--arms", type=int, action="append")
     parser.add_argument("--requests", type=int, default=2000)

@@ -2,9 +2,9 @@
 
     python benchmarks/routing_study.py [--traces ../shared/traces] [--out FOLDER] [--modes kv lmetric ...] [--seeds 1]
 
-For each workload it first searches the highest rate at which any of a few strong modes keeps the queue from growing and
-90% of the requests within the limits; the loads are shares of that. Prints the tables of docs/routing-study.md and
-writes every figure to FOLDER/study.json. Takes some minutes on two cores.
+For each workload it first searches for the highest rate at which any of a few strong modes keeps the queue from growing
+and 90% of the requests within the limits. The loads are shares of that rate. It prints the tables of
+docs/routing-study.md and writes every figure to FOLDER/study.json, in some minutes on two cores.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def measure(job: Job) -> dict[str, Any]:
 
 
 def knee(name: str, traces: str, pool: ProcessPoolExecutor, seed: int) -> float:
-    """Search the highest scale of the arrivals at which a strong mode keeps up, to 5%."""
+    """Search for the highest scale of the arrivals at which a strong mode keeps up, to 5%."""
     low, high = 0.0, math.inf
     scale = 1.0
     while high / max(low, 1e-9) > 1.05:
@@ -176,7 +176,7 @@ def _print(name: str, top: float, rows: list[dict[str, Any]], options: argparse.
 
 
 def _print_ranks(rows: list[dict[str, Any]], modes: list[str]) -> None:
-    """Print how far each mode is from the best, over all workloads and loads: geometric mean and worst of E2E and TTFT."""
+    """Print how far each mode is from the best over all cases: geometric mean and worst of E2E and TTFT."""
     best: dict[tuple[str, float], dict[str, float]] = {}
     for row in rows:
         key = (row["workload"], row["scale"])

@@ -1,8 +1,9 @@
-"""A model folder with a tokenizer of 32,000 tokens, trained on this Python's own sources, and texts it has not seen.
+"""Make a model folder with a tokenizer of 32,000 tokens, trained on Python's own sources, and texts it has not seen.
 
     python benchmarks/text_model.py FOLDER
 
-For benchmarks of text prompts, ours and others': it needs no model hub, and its tokens are about as long as real ones.
+Benchmarks of text prompts, ours and others', can use it: it needs no model hub, and its tokens are about as long as
+real ones.
 """
 
 import argparse
@@ -29,7 +30,7 @@ TEMPLATE = (
 
 
 def sources() -> list[str]:
-    """Return the texts of Python's own library, in a fixed order that is not the folders'."""
+    """Return the texts of Python's own library, in a fixed order that does not follow the folders."""
     paths = sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py"))
     paths = [path for path in paths if "site-packages" not in path.parts]
     random.Random(0).shuffle(paths)
@@ -89,7 +90,7 @@ def write(folder: Path) -> Path:
 
 
 def prompts(folder: Path, num_tokens: int, count: int) -> list[str]:
-    """Return texts of about so many tokens, pieces of one long text that begin at different places."""
+    """Return texts of about this many tokens: parts of one long text that begin at different places."""
     tokenizer = HuggingFaceTokenizer((folder / "tokenizer.json").read_bytes(), encodes=True)
     ids = tokenizer.encode("\n".join(sources()[-200:])[: 16 * num_tokens + 2_000_000], special=False)
     rng = random.Random(1)

@@ -1,9 +1,9 @@
-"""How fast KV moves between two processes of this host, by each way and by size, beside a memcpy and a plain socket.
+"""Measure how fast KV moves between two processes of this host, next to a memcpy and a plain socket.
 
     python -m benchmarks.transfer [--ways shm tcp nixl] [--sizes-kib 64 1024 65536 1048576]
 
-Prints GB/s (the median of the rounds) and, per GB, the CPU time of the reader and of the owner: on a machine that does
-other work too, that says more than the clock.
+Prints GB/s (the median of the rounds) and the CPU time of the reader and of the owner per GB. On a machine that does
+other work, too, CPU time is more reliable than the clock.
 """
 
 import argparse
@@ -27,11 +27,11 @@ from serving.transfer.make import make_agent
 
 TOKEN = b"a token of the benchmark's own"
 MIN_ROUND_BYTES = 64 << 20
-"""Small sizes are moved so often in a round."""
+"""Small sizes are repeated until a round has this many bytes."""
 
 
 def cpu_s(pid=None):
-    """Return the CPU time of a process, of all its threads."""
+    """Return the CPU time of all threads of a process."""
     if pid is None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         return used.ru_utime + used.ru_stime
@@ -40,7 +40,7 @@ def cpu_s(pid=None):
 
 
 async def owner(way, num_bytes, folder):
-    """Own memory until the standard input ends."""
+    """Own memory until standard input ends."""
     if way == "socket":
         await asyncio.to_thread(serve_plainly, num_bytes)
         return
@@ -53,7 +53,7 @@ async def owner(way, num_bytes, folder):
 
 
 def serve_plainly(num_bytes):
-    """Send as many bytes as an 8-byte request says, again and again."""
+    """Repeatedly send as many bytes as an 8-byte request asks for."""
     data = memoryview(np.full(num_bytes, 7, np.uint8))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         print(json.dumps(listener.getsockname()), flush=True)
@@ -95,7 +95,7 @@ async def run(way, sizes, rounds):
 
 
 class mover:  # noqa: N801 (used as a function)
-    """What moves so many bytes by a way."""
+    """A way to move a number of bytes."""
 
     def __init__(self, way, num_bytes, folder, process):
         self.way, self.num_bytes, self.folder, self.process = way, num_bytes, folder, process

@@ -1,4 +1,4 @@
-"""An engine of your own in thirty lines: it answers with the prompt's tokens in reverse.
+"""Your own engine in thirty lines: it answers with the prompt's tokens in reverse.
 
 python examples/own_engine.py MODEL_FOLDER
 dynamo-run in=http out=dyn
@@ -13,10 +13,10 @@ from serving import DistributedRuntime, ModelType, dynamo_worker, register_llm
 
 
 async def generate(request):
-    """Take a request in token ids; yield token ids, and a reason with the last."""
+    """Receive a request as token ids; yield token ids, and a finish reason with the last."""
     wanted = request["token_ids"][::-1][: request["stop_conditions"]["max_tokens"]]
     for token in wanted[:-1]:
-        await asyncio.sleep(0.01)  # here your engine thinks
+        await asyncio.sleep(0.01)  # your engine computes here
         yield {"token_ids": [token]}
     yield {"token_ids": wanted[-1:], "finish_reason": "length"}
 

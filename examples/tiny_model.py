@@ -2,8 +2,8 @@
 
     python examples/tiny_model.py FOLDER
 
-writes FOLDER/ (config.json, tokenizer.json, model.safetensors: a two-layer Llama of a megabyte) and FOLDER.gguf, the
-same weights for llama.cpp. What it says makes no sense, but every engine says the same.
+This writes FOLDER/ (config.json, tokenizer.json, model.safetensors: a two-layer Llama of a megabyte) and FOLDER.gguf
+with the same weights for llama.cpp. Its answers make no sense, but they are the same on every engine.
 """
 
 import json
@@ -38,7 +38,7 @@ def tokenizer(corpus: list[str]) -> Tokenizer:
 
 
 def weights(seed: int) -> dict[str, np.ndarray]:
-    """Return random weights by their Hugging Face names; large enough to make clear choices between tokens."""
+    """Return random weights by their Hugging Face names, large enough to make clear choices between tokens."""
     rng = np.random.default_rng(seed)
 
     def matrix(rows: int, columns: int) -> np.ndarray:
@@ -59,7 +59,7 @@ def weights(seed: int) -> dict[str, np.ndarray]:
     tensors["model.norm.weight"] = np.ones(HIDDEN, np.float32)
     tensors["lm_head.weight"] = matrix(VOCABULARY, HIDDEN)
     for special in range(len(SPECIAL)):
-        tensors["lm_head.weight"][special] = 0  # so that answers go on
+        tensors["lm_head.weight"][special] = 0  # so that answers continue
     return tensors
 
 
@@ -99,7 +99,7 @@ def write_folder(folder: Path, made: Tokenizer, tensors: dict[str, np.ndarray]) 
 
 
 def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """Write tensors: the length of a header, the header in JSON, the values."""
+    """Write tensors: the length of a header, the header in JSON, and the values."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, value in tensors.items():
@@ -174,7 +174,7 @@ def _gguf_name(name: str) -> str:
 
 
 def make(folder: Path, seed: int = 0) -> None:
-    """Write the folder and, beside it, the GGUF file."""
+    """Write the folder, and the GGUF file next to it."""
     here = Path(__file__).resolve().parent.parent
     made = tokenizer([(here / "LICENSE").read_text()])
     assert made.get_vocab_size() == VOCABULARY

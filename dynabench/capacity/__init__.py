@@ -1,1 +1,1 @@
-"""How many GPUs, and in which layout: the search behind `dynabench plan`."""
+"""Find how many GPUs a workload needs, and in which layout: the search behind `dynabench plan`."""

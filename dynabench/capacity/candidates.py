@@ -1,4 +1,4 @@
-"""The layouts that a plan chooses from: every combination of the free settings, with the number of workers open."""
+"""The layouts that a plan chooses from: every combination of the free settings, with any number of workers."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ class Candidate:
 
     @property
     def said(self) -> dict[str, Any]:
-        """What sets it apart."""
+        """Its distinguishing settings without the router mode."""
         return {name: value for name, value in self.changes.items() if name != "router_mode"}
 
     @property
@@ -122,7 +122,7 @@ def candidates_of(
 
 
 def _axes(vary: Sequence[str], base: Settings, *, is_last: bool) -> dict[str, Sequence[Any]]:
-    """Parse the axes; one that only the last base has, such as a setting of prefill workers, is left out for the others."""
+    """Parse the axes; one that only the last base has, such as one of prefill workers, is left out for the others."""
     found: dict[str, Sequence[Any]] = {}
     for text in vary:
         if (name := setting_of(text)) in COUNTED:

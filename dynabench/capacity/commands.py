@@ -28,7 +28,8 @@ ELSEWHERE = {
     "aibrix-prefix": "AIBrix routing strategy prefix-cache",
     "llmd-weighted": "llm-d with scorers for prefix 2, KV usage 1, queue 1",
 }
-"""Names of modes in other routers (Dynamo 1.4.2, sglang-router 0.3.2); modes that are not listed exist only in dynabench."""
+"""Names of modes in other routers (Dynamo 1.4.2, sglang-router 0.3.2); modes that are not listed exist only in
+dynabench."""
 
 VLLM = {"num_gpu_blocks": "num_gpu_blocks_override", "dp_size": "data_parallel_size"}
 """Engine settings that have another name in vLLM."""
@@ -44,7 +45,7 @@ AS_STORED = ("fp4", "int4")
 
 
 def deploy_commands(deployment: Deployment, file: str) -> list[str]:
-    """Return the commands that start a deployment: each pool's engines on vLLM, ours from a file, and the router's setting."""
+    """Return the commands that start a deployment: our own, those of each pool on vLLM, and the router settings."""
     lines = [f"dynabench serve -f {shlex.quote(file)}  # the same deployment with simulated workers, on this host"]
     lines += [f"{shlex.join(vllm_command(pool))}  # {_note(pool)}" for pool in deployment.pools]
     for role in dict.fromkeys(pool.role for pool in deployment.pools):

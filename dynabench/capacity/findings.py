@@ -1,4 +1,4 @@
-"""What a plan knows: which layouts meet the limits, with how many workers, and why fewer are not enough."""
+"""The findings of a plan: which layouts meet the limits, with how many workers, and why fewer are not enough."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -79,11 +79,11 @@ class Findings:
         return self.best_of(self.search, self.load)
 
     def best_of(self, search: Search, load: float) -> Question | None:
-        """Return, of the cheapest layouts, the one that handles the most load, then the one furthest within the limits."""
+        """Return, of the cheapest layouts, one that handles the most load, or of several the one furthest within limits."""
         return max(self._equal(search), key=lambda question: self._merit(question, load), default=None)
 
     def _equal(self, search: Search) -> list[Question]:
-        """Return the cheapest."""
+        """Return the cheapest layouts."""
         return [
             Question(place, layout.met)
             for place, layout in enumerate(search.layouts)
@@ -91,7 +91,7 @@ class Findings:
         ]
 
     def _merit(self, question: Question, load: float) -> tuple[float, float]:
-        """Return what ranks layouts of the same cost: the load up to which one is known to meet the limits, and its margin."""
+        """Return the rank among equally cheap layouts: the load at which it is known to meet the limits, and its margin."""
         return self._holds_to(question), self._margin(question, load)
 
     def _holds_to(self, question: Question) -> float:

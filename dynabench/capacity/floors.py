@@ -1,7 +1,8 @@
-"""What a layout cannot do with any number of workers, and how many it needs at least, from the trace and the step times.
+"""Lower bounds of a layout's workers, and limits that no number of workers meets, from the trace and the step times.
 
-Nothing is simulated. A prompt alone on a worker takes as long as its chunks; a token of an answer that is alone takes
-as long as a decode step of one sequence; and all workers together must do the whole work in the time of the trace.
+Nothing is simulated. A prompt that is alone on a worker takes as long as its chunks. A token of an answer that is alone
+takes as long as a decode step of one sequence. And all workers together must do the whole work in the time of the
+trace.
 """
 
 from collections.abc import Sequence
@@ -24,11 +25,12 @@ SHARES = {None: 0.0, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.
 SAMPLE = 256
 """The number of requests whose prompts are timed."""
 SAFETY = 0.9
-"""The share of the estimated work that counts as certain: a sample is not the whole, and a mean is not a distribution."""
+"""The share of the estimated work that counts as certain: a sample is not the whole, and a mean is not a
+distribution."""
 
 
 class Floor(NamedTuple):
-    """What a layout needs at least."""
+    """The minimum that a layout needs."""
 
     workers: int = 1
     """The fewest workers of the kind whose number is searched for."""
@@ -41,7 +43,7 @@ class Floor(NamedTuple):
 
 
 def floor_of(settings: Settings, source: Source, limits: Sequence[Condition]) -> Floor:
-    """Return what a layout needs at least for a workload of its shape."""
+    """Return the minimum that a layout needs for a workload of its shape."""
     workload, deployment = source(settings.shape), settings.deployment
     try:
         engines = engines_of(deployment)
@@ -119,8 +121,8 @@ def _beyond(limit: Condition, times: "np.ndarray[tuple[int], np.dtype[np.float64
 def _diluting(limit: Condition, workload: Workload, engine: SimulatedEngine, alone: Alone, step_s: float) -> int:
     """Return how many workers make gaps with a prompt in them rare enough, if such gaps exceed a limit.
 
-    On a worker with 1/n of the requests, the share of tokens that wait for a prompt is: steps with prompts per second times the
-    length of a step.
+    On a worker with 1/n of the requests, the share of tokens that wait for a prompt is the number of steps with prompts
+    per second times the length of a step.
     """
     if limit.metric != "itl" or limit.statistic in (None, "mean", "max"):
         return 1

@@ -1,4 +1,4 @@
-"""Carry out a plan: bound layouts, try them on all cores, rank them; then find what more load needs, and how sure it is."""
+"""Carry out a plan: bound layouts, try them on all cores, rank them; then examine more load, and the certainty."""
 
 import os
 import time
@@ -177,7 +177,7 @@ class _Planner:
         self._found.finished.append(load)
 
     def _begin(self, load: float) -> Search:
-        """Return a search among all layouts or, at loads after the first, among those that met the limits at the first."""
+        """Return a search among all layouts or, at later loads, among those that met the limits at the first."""
         found, at = self._found, "" if load == self._found.load else f" at {load:g}x the load"
         places = [
             place for place in range(len(found.candidates)) if not at or found.search.layouts[place].met is not None
@@ -260,7 +260,7 @@ class _Planner:
             raise InterruptError
 
     def look_around(self) -> None:
-        """Find out what more load needs, whether the router mode or the cache matters, and how sure the answer is.
+        """Find out what more load needs, whether the router mode or the cache matters, and how certain the answer is.
 
         Raises:
             InterruptError: the user interrupted it.

@@ -5,7 +5,8 @@ better. Layouts are tried in the order of their lowest possible cost:
 
     no layout is known to meet the limits    the workers of the most promising one are doubled until it does, or until
                                              that is far more than expected
-    one is known                             each other layout must be cheaper: it is tried with as many workers as that allows, or not at all
+    one is known                             each other layout must be cheaper: it is tried with as many workers as that
+                                             allows, or not at all
     none can be cheaper                      those that cost the same are tried, to see which of them is best
 """
 
@@ -112,7 +113,7 @@ class Search:
         self.layouts[question.layout].states[question.workers] = state
 
     def questions(self, count: int) -> list[Question]:
-        """Return what to simulate next, up to this many at once, each of another layout; none if the search is finished."""
+        """Return up to this many questions to simulate next, each of another layout; none if the search is finished."""
         found = [
             (*self._turn(place, workers), Question(place, workers))
             for place in range(len(self.layouts))
@@ -121,7 +122,7 @@ class Search:
         return [question for *_, question in sorted(found)[:count]] or self._ties()[:count]
 
     def _turn(self, place: int, workers: int) -> tuple[bool, float, float]:
-        """Return a layout's place in the queue, smallest first; while none meets the limits, a started one continues."""
+        """Return a layout's place in the queue, smallest first; until one meets the limits, a started one continues."""
         layout = self.layouts[place]
         hoped = layout.cost(max(layout.floor, layout.expected))
         goes_on = self.best is None and layout.states and layout.cost(workers) <= RUNAWAY * hoped

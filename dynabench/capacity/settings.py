@@ -1,4 +1,4 @@
-"""What `dynabench plan` searches for, and how far."""
+"""Settings of `dynabench plan`: what it searches for, and how far."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -57,7 +57,7 @@ class PlanConfig:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What points of a plan depend on besides their own settings; the extent of the search and prices do not matter."""
+        """What points of a plan depend on besides their own settings; the search's extent and prices do not matter."""
         return asdict(self) | {"price": sorted(self.prices), "max_gpus": None, "loads": None}
 
     @property

@@ -1,4 +1,4 @@
-"""How certain it is that a limit is met: the sample's interval, and what is known about the model's error."""
+"""The certainty that a limit is met: the sample's interval, and what is known about the model's error."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ from reports.summarize import summarize
 
 
 def sureness_of(arm: Arm, source: Source, seed: int, limits: Sequence[Condition], attainment: float) -> list[Sureness]:
-    """Return how certain it is that each limit is met: the workload is only a sample, and a simulation is only a model."""
+    """Return the certainty that each limit is met: the workload is only a sample, and a simulation is only a model."""
     record = simulate(Plan(arm, seed=seed), source(arm.settings.shape))
     figures = summarize([record], list(limits), with_intervals=False).arms[arm.name]
     values = per_request(record.requests)
@@ -38,7 +38,7 @@ def sureness_of(arm: Arm, source: Source, seed: int, limits: Sequence[Condition]
 
 
 def _sure_of_requests(record: Record, blocks: Blocks, limits: Sequence[Condition], attainment: float) -> list[Sureness]:
-    """Return how certain it is that enough requests are within the per-request limits; nothing if there are none."""
+    """Return the certainty that enough requests are within the per-request limits; nothing if there are none."""
     is_good = good(record, [limit for limit in limits if limit.statistic is None])
     outcome = of_requests(list(limits), goodput(record, is_good), attainment)
     if outcome is None or outcome.value is None:
@@ -59,7 +59,7 @@ def _sure_of_requests(record: Record, blocks: Blocks, limits: Sequence[Condition
         ]
     low, high = interval[0], min(interval[1], 1.0)
     if outcome.value == 1:
-        # If none was over its limits, resampling finds none either, but up to 3 in this many may be (the rule of three).
+        # If none exceeded its limits, resampling finds none either, but up to 3 in this many may (the rule of three).
         low = max(1 - 3 / len(is_good), 0.0)
     lies = "is within" if low >= attainment else "is beyond" if high < attainment else "includes"
     text += f"; the sample's 95% interval, {low:.2%} to {high:.2%}, {lies} the limit."

@@ -28,7 +28,7 @@ DEFAULT = ShapeConfig()
 def attempt(
     arm: Arm, source: Source, seed: int, repeats: int, limits: list[Condition], attainment: float, flag: Flag
 ) -> AnyPoint:
-    """Simulate a combination of settings: first the busiest part of the workload and, unless it misses the limits, all of it."""
+    """Simulate a combination of settings: the busiest part of the workload, and all of it unless that fails."""
     workload = source(arm.settings.shape)
     is_worth_it = len(workload) >= WORTH_CUTTING and not _shares_prefixes(workload, arm)
     part = busiest(source, arm.settings.shape) if is_worth_it else None

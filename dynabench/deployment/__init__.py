@@ -1,1 +1,1 @@
-"""What is deployed."""
+"""Descriptions of deployments, and what follows from them."""

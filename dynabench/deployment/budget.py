@@ -1,4 +1,4 @@
-"""How many workers of one pool fit a budget of GPUs, besides the other pools or instead of them."""
+"""How many workers of one pool fit a budget of GPUs, next to the other pools or instead of them."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ class BudgetError(ValueError):
 
 
 def pool_of_rest(deployment: Deployment) -> Pool:
-    """Return the pool that gets what prefill workers leave of a budget: the one that decodes.
+    """Return the pool that gets the GPUs that prefill workers leave: the one that decodes.
 
     Raises:
         ValueError: there are several.
@@ -26,10 +26,10 @@ def pool_of_rest(deployment: Deployment) -> Pool:
 
 
 def filled(deployment: Deployment, name: str, gpus: int) -> Deployment:
-    """Give a pool as many workers as the others leave GPUs for.
+    """Give a pool as many workers as fit the GPUs that the others leave.
 
     Raises:
-        BudgetError: they leave none, or not a multiple of what a worker needs.
+        BudgetError: no GPUs are left, or not a multiple of what a worker needs.
     """
     pool = deployment.pool(name)
     others = [other for other in deployment.pools if other is not pool]
@@ -47,6 +47,6 @@ def filled(deployment: Deployment, name: str, gpus: int) -> Deployment:
 
 
 def aggregated(deployment: Deployment) -> Deployment:
-    """Return a deployment of one pool, like the one that decodes, whose workers do whole requests; without a budget."""
+    """Return a deployment of one pool like the decode pool, but with aggregated workers, and without a budget."""
     pool = replace(pool_of_rest(deployment), name=AGGREGATED, role="aggregated", router_mode=None)
     return replace(deployment, pools=(pool,), gpus=None)

@@ -1,6 +1,6 @@
-"""What is deployed: pools of alike workers behind one frontend. The same value is simulated, measured and served.
+"""A deployment: pools of identical workers behind one frontend. The same value is simulated, measured and served.
 
-Frozen, so that the arms of an experiment can share what they have in common.
+It is frozen, so that the arms of an experiment can share common parts.
 """
 
 import itertools
@@ -35,11 +35,11 @@ ECHOES = ("echo_core", "echo_full")
 if TYPE_CHECKING:
     EngineName = str
     ModelEngineName = str
-else:  # a Literal of what only the registry lists
+else:  # a Literal of the names in the registry
     EngineName = Literal["mocker", *ECHOES, *ENGINES]
     ModelEngineName = Literal["mocker", *ENGINES]
 HAND_OVER = ("mocker", *(name for name, entry in ENGINES.items() if entry.hands_over))
-"""Engines that hand KV to one another, or take it."""
+"""Engines that can hand KV over to one another."""
 
 KV_ROLES: dict[Role, Literal["kv_producer", "kv_consumer"] | None] = {
     "aggregated": None,
@@ -126,7 +126,7 @@ class Pool:
 
     @property
     def engine_config(self) -> EngineConfig:
-        """Settings of its simulated engines, with the part in disaggregation that its role gives them."""
+        """Settings of its simulated engines, with the KV role that follows from its role."""
         return replace(self.mocker, kv_role=KV_ROLES[self.role])
 
     @property
@@ -141,7 +141,7 @@ class Pool:
 
     @property
     def served_name(self) -> str:
-        """The name under which clients ask for the model."""
+        """The model name that clients send."""
         path = self.worker.model_path
         return self.worker.model_name or (model_name(path) if path else self.timing.model or "mock")
 
@@ -157,7 +157,7 @@ class Pool:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs that its workers use together."""
+        """GPUs that all its workers use together."""
         return self.replicas * self.gpus_per_worker
 
     @property
@@ -282,7 +282,7 @@ class Deployment:
         return tuple(pool for pool in self.pools for _ in range(pool.replicas))
 
     def mode_of(self, role: Role) -> str:
-        """Return how requests are spread over the workers of a role."""
+        """Return the router mode for the workers of a role."""
         given = (pool.router_mode for pool in self.pools if pool.role == role)
         return next(given, None) or self.router_mode
 
@@ -290,7 +290,7 @@ class Deployment:
         """Return a pool by its name.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is no such pool.
         """
         for pool in self.pools:
             if pool.name == name:
@@ -300,7 +300,7 @@ class Deployment:
 
 
 def _check_alike(pools: tuple[Pool, ...]) -> None:
-    """Refuse pools that cannot serve a model together: one router addresses KV blocks of one size."""
+    """Refuse pools that cannot serve a model together, because one router requires equal KV block sizes."""
     first = pools[0]
     for pool in pools[1:]:
         for path, value, expected in _shared(first, pool):
@@ -312,11 +312,11 @@ def _check_alike(pools: tuple[Pool, ...]) -> None:
 
 
 def _shared(first: Pool, other: Pool) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (setting, value, expected value) of what pools that serve one model must agree on."""
+    """Yield (setting, value, expected value) of the settings that must be equal in pools that serve one model."""
     yield "engine", other.engine, first.engine
     if first.engine == "mocker":
         yield "block_size", other.mocker.block_size, first.mocker.block_size
-    if first.role != "aggregated" and other.role != "aggregated":  # KV goes from one to the other
+    if first.role != "aggregated" and other.role != "aggregated":  # KV travels from one to the other
         yield "model", other.timing.model, first.timing.model
         yield "kv_cache_dtype", other.timing.kv_cache_dtype, first.timing.kv_cache_dtype
     yield "kv_cache_block_size", other.run.kv_cache_block_size, first.run.kv_cache_block_size
@@ -326,7 +326,7 @@ def _shared(first: Pool, other: Pool) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _check_roles(pools: tuple[Pool, ...], everywhere: tuple[Pool, ...]) -> None:
-    """Refuse prefill pools without decode pools for the same model, and the reverse."""
+    """Refuse prefill pools without decode pools for the same model, and vice versa."""
     aggregated, prefill, decode = ([pool for pool in pools if pool.role == role] for role in KV_ROLES)
     if not (prefill or decode):
         return
@@ -359,7 +359,7 @@ def _instead(role: str, pools: tuple[Pool, ...]) -> str:
 
 
 def _check_one_mode(pools: list[Pool]) -> None:
-    """Refuse pools of one role with several router modes."""
+    """Refuse different router modes in pools of one role."""
     for pool in pools[1:]:
         if pool.router_mode != pools[0].router_mode:
             raise ValueError(
@@ -369,7 +369,7 @@ def _check_one_mode(pools: list[Pool]) -> None:
 
 
 def _check_layouts(sender: Pool, receiver: Pool) -> None:
-    """Refuse pools whose ranks cannot be matched: each rank of the larger side reads from, or is read by, one of the other."""
+    """Refuse pools whose ranks do not match: each rank of the larger side is paired with one of the smaller side."""
     few, many = sorted((sender.tensor_parallel_size, receiver.tensor_parallel_size))
     if many % few:
         raise ValueError(

@@ -12,14 +12,14 @@ from serving.model.card import Role
 from workloads import Workload, WorkloadError
 
 SIZES = ("kv_offloading_size", "num_host_blocks", "kv_disk_size", "kv_store_size")
-"""Settings that say whether there is a KV tier."""
+"""Settings that create a KV tier."""
 
 PARTS = {None: "an", "kv_producer": "a prefill", "kv_consumer": "a decode"}
-"""What an engine is called in a message."""
+"""Names of engines in messages."""
 
 
 def check_one_model(deployment: Deployment) -> None:
-    """Refuse a deployment of several models: requests are sent to only one.
+    """Refuse a deployment of several models, because requests are sent to only one.
 
     Raises:
         ValueError: its pools serve several.
@@ -30,14 +30,14 @@ def check_one_model(deployment: Deployment) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedPool:
-    """A pool as it is simulated."""
+    """A pool for the simulation."""
 
     name: str
     role: Role
     engine: SimulatedEngine
-    """That of each worker."""
+    """The engine of each worker."""
     replicas: int
-    """Workers at the start."""
+    """Initial number of workers."""
     gpus_per_worker: int
     startup_s: float
     """Mean time to start a worker (s)."""
@@ -49,7 +49,7 @@ class SimulatedPool:
 
 
 def pools_of(deployment: Deployment) -> list[SimulatedPool]:
-    """Return the pools of a deployment as they are simulated.
+    """Return the pools of a deployment for the simulation.
 
     Raises:
         ValueError: a pool is not simulated, pools serve several models, or a setting cannot be used.
@@ -70,16 +70,16 @@ def pools_of(deployment: Deployment) -> list[SimulatedPool]:
 
 
 def engines_of(deployment: Deployment) -> list[SimulatedEngine]:
-    """Return the engine of each worker that a deployment begins with, in the order of `Deployment.worker_pools`.
+    """Return the engine of each initial worker of a deployment, in the order of `Deployment.worker_pools`.
 
     Raises:
-        ValueError: as `pools_of`.
+        ValueError: as for `pools_of`.
     """
     return [pool.engine for pool in pools_of(deployment) for _ in range(pool.replicas)]
 
 
 def _with_store(engine: SimulatedEngine, store: KvStoreConfig) -> SimulatedEngine:
-    """Put the store that workers share behind an engine's host memory, if it has any."""
+    """Put the store that workers share behind an engine's host memory, if there is host memory."""
     tier = None if engine.host is None else store.tier(engine.host)
     if engine.host is None or tier is None:
         return engine
@@ -87,7 +87,7 @@ def _with_store(engine: SimulatedEngine, store: KvStoreConfig) -> SimulatedEngin
 
 
 def _check_store(deployment: Deployment, engines: Iterable[SimulatedEngine]) -> None:
-    """Refuse a store that nobody uses, or that would hold chunks of several sizes."""
+    """Refuse a store that no worker uses, or that would contain chunks of several sizes."""
     size = deployment.kv_store.kv_store_size
     hosts = [engine.host for engine in engines if engine.host is not None]
     if not hosts:
@@ -106,10 +106,10 @@ def _check_store(deployment: Deployment, engines: Iterable[SimulatedEngine]) -> 
 
 
 def refuse_idle_settings(deployments: Sequence[Deployment]) -> None:
-    """Refuse a setting of a KV tier that no worker has in any of these deployments, such as the arms of an experiment.
+    """Refuse settings of a KV tier that no worker in any of these deployments has, such as the arms of an experiment.
 
     Raises:
-        ValueError: one is not at its default.
+        ValueError: such a setting is not at its default.
     """
     stores = [deployment.kv_store for deployment in deployments]
     refuse_idle_store(stores)
@@ -126,7 +126,7 @@ def refuse_idle_settings(deployments: Sequence[Deployment]) -> None:
 
 
 def context_of(engines: Iterable[SimulatedEngine]) -> int:
-    """Return how many tokens of one request, the last included, every engine that decodes can hold."""
+    """Return the maximum tokens of one request, including the last, that every decoding engine supports."""
     return min(
         min(engine.num_usable_tokens + 1, engine.config.max_model_len or sys.maxsize)
         for engine in engines
@@ -135,10 +135,10 @@ def context_of(engines: Iterable[SimulatedEngine]) -> int:
 
 
 def check_fits(workload: Workload, engine: SimulatedEngine) -> None:
-    """Refuse a workload with a request that the engine could never hold.
+    """Refuse a workload with a request that is too long for the engine.
 
     Raises:
-        WorkloadError: the first such request, and what would help.
+        WorkloadError: there is such a request; the message names the first, and a remedy.
     """
     config, capacity = engine.config, engine.num_usable_tokens
     part = PARTS[config.kv_role]

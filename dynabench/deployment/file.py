@@ -1,13 +1,13 @@
 """Deployments as YAML.
 
-    model: meta-llama/Llama-3.1-8B      # of every pool that names none
+    model: meta-llama/Llama-3.1-8B      # for every pool without a model
     router_mode: kv
     router: {kv_overlap_score_weight: 1.0}
     pools:
       new: {gpu: h100, replicas: 2}
       old: {gpu: a100, replicas: 4, tensor_parallel_size: 2}
 
-The settings of a pool stand side by side, whichever part of it holds them.
+The settings of a pool are on one level, whichever part of the pool they belong to.
 """
 
 import dataclasses
@@ -32,11 +32,11 @@ MAX_BYTES = 1 << 20
 MAX_VALUES = 100_000
 
 COMMON = ("model", "gpu")
-"""Settings of pools that can be set once, for all of them."""
+"""Settings of pools that can be set once for all pools."""
 
 
 MEASURED = {"router": MeasuredRouterConfig, "frontend": MeasuredFrontendConfig}
-"""Sections with other defaults where a deployment is measured."""
+"""Sections with other defaults if a deployment is measured."""
 
 
 class DeploymentError(UserError):
@@ -44,10 +44,10 @@ class DeploymentError(UserError):
 
 
 def read(path: Path, *, is_measured: bool = False) -> Deployment:
-    """Read a deployment; one that is measured has the defaults of `MeasuredRouterConfig` and `MeasuredFrontendConfig`.
+    """Read a deployment; a measured one has the defaults of `MeasuredRouterConfig` and `MeasuredFrontendConfig`.
 
     Raises:
-        DeploymentError: the file cannot be read, or what it describes cannot be deployed.
+        DeploymentError: the file cannot be read, or does not describe a valid deployment.
     """
     try:
         with path.open("rb") as file:
@@ -76,7 +76,7 @@ def read(path: Path, *, is_measured: bool = False) -> Deployment:
 
 
 def _reason(error: Exception) -> str:
-    """Say in one line what YAML's parser, or a constructor of its, could not take."""
+    """Describe in one line an error of YAML's parser, or of one of its constructors."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f"{error.problem}, line {mark.line + 1}, column {mark.column + 1}"
@@ -84,10 +84,10 @@ def _reason(error: Exception) -> str:
 
 
 def from_plain(values: Any, *, is_measured: bool = False) -> Deployment:
-    """Make a deployment of what a YAML or JSON file holds; `is_measured` as for `read`.
+    """Make a deployment from the contents of a YAML or JSON file; `is_measured` as for `read`.
 
     Raises:
-        ValueError: it is not a deployment; the message begins with the path of what is wrong.
+        ValueError: it is not a deployment; the message begins with the path of the error.
     """
     _check_size(values)
     top = _mapping(values, "the file")
@@ -107,7 +107,7 @@ def from_plain(values: Any, *, is_measured: bool = False) -> Deployment:
 
 
 def as_plain(deployment: Deployment) -> dict[str, Any]:
-    """Return a deployment as YAML and JSON take it, every setting in it but passwords and keys; `from_plain` reads it back."""
+    """Return a deployment as YAML and JSON data, with every setting except passwords and keys, for `from_plain`."""
     held = {name: getattr(deployment, name) for name in sections(Deployment)}
     return {
         "name": deployment.name,
@@ -118,7 +118,7 @@ def as_plain(deployment: Deployment) -> dict[str, Any]:
 
 
 def plain_pool(pool: Pool) -> dict[str, Any]:
-    """Return the settings of a pool side by side."""
+    """Return the settings of a pool on one level."""
     found = {}
     for name, (part, _) in settings_of_pool(pool.engine).items():
         value = getattr(getattr(pool, part) if part else pool, field_of(name) if part == "worker" else name)
@@ -127,7 +127,7 @@ def plain_pool(pool: Pool) -> dict[str, Any]:
 
 
 def _pool(name: str, values: dict[str, Any], common: dict[str, Any]) -> Pool:
-    """Make a pool of its settings, and of those that all pools share if its engine has them."""
+    """Make a pool from its settings, and from the shared settings that its engine has."""
     where = f"pools.{name}"
     engine = _value(values.get("engine", "mocker"), EngineName, f"{where}.engine")
     known = settings_of_pool(engine)
@@ -157,7 +157,7 @@ def _check_engines(deployment: Deployment) -> None:
 
 
 def _built(kind: type, values: Any, where: str) -> Any:
-    """Make a section's dataclass of its settings."""
+    """Make a section's dataclass from its settings."""
     settings = _mapping(values, where)
     known = hints(kind)
     _refuse_unknown(settings, tuple(known), f"{where}.")
@@ -201,7 +201,7 @@ def _check_size(values: Any) -> None:
 
 
 def _decode(kind: type, value: Any) -> Any:
-    """Make what msgspec does not know (paths) of a text."""
+    """Convert a text to a type that msgspec does not know (paths)."""
     if not isinstance(value, str):
         raise TypeError
     return kind(value)
@@ -223,13 +223,13 @@ def _refuse_unknown(values: dict[str, Any], known: tuple[str, ...], where: str) 
 
 
 def _elsewhere(name: str) -> str:
-    """Say which section of the deployment has a setting, "" if none does; the store of both clocks comes before that of one."""
+    """Return the section that has a setting, "" if none does; a store on both clocks takes precedence."""
     found = [section for section, kind in sections(Deployment).items() if name in hints(kind)]
     return f" here; expected it in the deployment's section {found[-1]}" if found else ""
 
 
 def _plain(section: Any) -> dict[str, Any]:
-    """Return the settings of a section, without those that are secret, and servers without their passwords."""
+    """Return the settings of a section, without those that are secret, and URLs of servers without their passwords."""
     kind: Any = type(section)
     shown = {part.name: part.repr for part in dataclasses.fields(section)}
     found = {}
@@ -243,7 +243,7 @@ def _plain(section: Any) -> dict[str, Any]:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML in which a key that is defined twice is an error, rather than the last one being taken."""
+    """A loader for which a duplicate key is an error, instead of the last one winning."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set()

@@ -1,6 +1,6 @@
-"""The flags that make a deployment of one pool, or of one pool that prefills and one that decodes.
+"""The flags that make a deployment of one pool, or of one prefill and one decode pool.
 
-Some differ in a deployment that is measured.
+Some have other defaults if the deployment is measured.
 """
 
 from collections.abc import Collection
@@ -22,7 +22,7 @@ from serving.router import RouterConfig
 from serving.worker.config import ModelRunConfig, WorkerConfig
 
 DECIDED = Parameter(parse=False)
-"""Marks a setting that the experiment decides, so that it is no flag."""
+"""Marks a setting that the experiment decides, so that it has no flag."""
 
 
 DEFAULT_WORKERS = 4
@@ -31,7 +31,7 @@ NumWorkers = Annotated[int, Meta(ge=1, le=10_000)]
 
 
 def prefixed(prefix: str) -> Parameter:
-    """Let the fields of a dataclass be options whose names begin with a word."""
+    """Turn the fields of a dataclass into options with a common prefix."""
     return Parameter(name="*", name_transform=lambda name: f"{prefix}-{default_name_transform(name)}")
 
 
@@ -79,7 +79,7 @@ class PoolConfig:
     decode: Annotated[RoleConfig, prefixed("decode")] = RoleConfig()
 
     def __post_init__(self) -> None:
-        """Refuse settings without a meaning; messages about one part say which."""
+        """Refuse invalid settings; messages about one role name it."""
         check(self)
         for role, part in self.roles.items():
             try:
@@ -89,7 +89,7 @@ class PoolConfig:
 
     @property
     def roles(self) -> dict[Role, RoleConfig]:
-        """The flags given for workers that do one part of each request."""
+        """The flags given for workers of one role."""
         return {"prefill": self.prefill, "decode": self.decode}
 
     @property
@@ -113,7 +113,7 @@ class LivePoolConfig(PoolConfig):
     """JSON or YAML file with arguments of an --engine other than the mocker."""
 
     def __post_init__(self) -> None:
-        """Refuse settings without a meaning."""
+        """Refuse invalid settings."""
         PoolConfig.__post_init__(self)
         for name in ("context_length", "extra_engine_args"):
             if self.engine == "mocker" and getattr(self, name) is not None:
@@ -155,18 +155,18 @@ def simulated_pools(
     *,
     default_workers: int = DEFAULT_WORKERS,
 ) -> tuple[Pool, ...]:
-    """Return simulated workers: one pool, or where flags or axes name roles, one that prefills and one that decodes.
+    """Return simulated workers: one pool, or, if flags or axes name roles, one prefill and one decode pool.
 
-    An axis decides how many workers of a role there are where no flag does; until then there is one.
+    A role has the number of workers that its flag sets. Without a flag an axis sets the number, which is 1 until then.
 
     Raises:
-        ValueError: workers of only one role are named, or two flags say what cannot both be.
+        ValueError: workers of only one role are named, or two flags contradict each other.
     """
     return _divided(config, Pool(replicas=default_workers, mocker=engine, timing=timing), varied)
 
 
 def _divided(config: PoolConfig, pool: Pool, varied: Collection[str]) -> tuple[Pool, ...]:
-    """Return a pool with as many workers as flags say, or pools like it that each do one part of the requests."""
+    """Return a pool with the number of workers that the flags set, or such a pool for each role."""
     if not config.names_roles and SPLIT.isdisjoint(varied):
         return (replace(pool, replicas=config.workers or pool.replicas),)
     _check_counts(config, varied)
@@ -174,7 +174,7 @@ def _divided(config: PoolConfig, pool: Pool, varied: Collection[str]) -> tuple[P
 
 
 def _check_counts(config: PoolConfig, varied: Collection[str]) -> None:
-    """Refuse numbers of workers that are missing, or said twice."""
+    """Refuse numbers of workers that are missing, or set twice."""
     is_divided = config.gpus is not None and not SPLIT.isdisjoint(varied)
     if config.workers is not None:
         raise ValueError(
@@ -198,7 +198,7 @@ def _check_counts(config: PoolConfig, varied: Collection[str]) -> None:
 
 
 def _pool_of_role(pool: Pool, role: Role, own: RoleConfig) -> Pool:
-    """Return workers like those of a pool that do one part of each request."""
+    """Return workers like those of a pool, but with one role."""
     settings = changed(own)
     for name in settings.keys() - {"workers", *settings_of_pool(pool.engine)}:
         raise ValueError(f"--{role}-{name.replace('_', '-')} is for simulated engines, not for --engine {pool.engine}")
@@ -212,7 +212,7 @@ def _pool_of_role(pool: Pool, role: Role, own: RoleConfig) -> Pool:
 
 
 def running_pools(pool: LivePoolConfig, model: str | None, varied: Collection[str] = ()) -> tuple[Pool, ...]:
-    """Return workers with an engine that runs a model, all alike or of both roles.
+    """Return workers with an engine that runs a model, all aggregated or of both roles.
 
     Raises:
         ValueError: the model is not named, or as for `simulated_pools`.

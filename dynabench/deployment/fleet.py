@@ -1,4 +1,4 @@
-"""How workers come and go: what starting one takes, how one leaves, and what happens to them at given times."""
+"""The life of workers: how long they take to start, how they leave, and scheduled events."""
 
 import math
 import random
@@ -48,7 +48,7 @@ class FleetConfig:
     """How long a stopping worker has to finish its requests, with drain_policy bounded (s)."""
 
     def __post_init__(self) -> None:
-        """Refuse values without a meaning."""
+        """Refuse invalid values."""
         check(self)
         parse(self.events)
 
@@ -58,9 +58,9 @@ class FleetConfig:
         return parse(self.events)
 
     def mean_startup_s(self, timing: TimingConfig) -> float:
-        """Return how long a worker with these step times takes on average until it is ready (s).
+        """Return the mean start-up time of a worker with these step times (s).
 
-        The GPUs of a worker read their weights at the same time. Without a named model, its weights take no time.
+        The GPUs of a worker read their weights at the same time. Without a named model, reading them takes no time.
         """
         if self.startup_s is not None:
             return self.startup_s
@@ -70,7 +70,7 @@ class FleetConfig:
         return self.startup_fixed_s + weights / (self.weights_gb_s * 1e9)
 
     def draw_startup_s(self, mean_s: float, rng: random.Random) -> float:
-        """Draw how long a start takes (s) from a log-normal distribution with this mean."""
+        """Draw a start-up time (s) from a log-normal distribution with this mean."""
         if not (self.startup_spread and mean_s):
             return mean_s
         variance = math.log1p(self.startup_spread**2)

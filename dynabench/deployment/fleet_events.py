@@ -1,15 +1,15 @@
-"""What happens to workers at given times, as text: `at TIME: ACTION, ACTION; at TIME: ACTION`.
+"""Scheduled events of workers as text: `at TIME: ACTION, ACTION; at TIME: ACTION`.
 
     +2 decode               two more workers in the pool (the name may be left out if there is one pool)
-    -1                      one worker fewer: it leaves as drain_policy says
+    -1                      one worker fewer: it leaves according to drain_policy
     =4 decode               four workers in the pool
-    kill worker 3           its process dies, its requests go on elsewhere, and another worker starts in its place
-    lose worker 3           the same, and nothing takes its place
-    drain worker 3          it takes no more requests and leaves as drain_policy says
-    slow worker 3 x2        each of its steps takes twice as long from now on ...
-    slow worker 3 x2 for 60s ... or for a while
+    kill worker 3           its process dies, its requests continue elsewhere, and another worker replaces it
+    lose worker 3           the same, without a replacement
+    drain worker 3          it accepts no more requests and leaves according to drain_policy
+    slow worker 3 x2        each of its steps takes twice as long from then on ...
+    slow worker 3 x2 for 60s ... or for that time
 
-Workers are numbered from 0 in the order in which they were asked for.
+Workers are numbered from 0 in the order in which they were requested.
 """
 
 import re
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 MAX_EVENTS = 10_000
 MAX_WORKERS = 10_000
-"""Of an event, as of a pool."""
+"""Maximum size of a pool, in events as in settings."""
 UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 _NUMBER = r"(\d{1,9}(?:\.\d{1,9})?)"
@@ -37,10 +37,10 @@ class Resize:
     """`+`, `-` or `=`."""
     count: int
     pool: str | None
-    """None: the only pool."""
+    """None means the only pool."""
 
     def size(self, before: int) -> int:
-        """Return how many workers the pool has after this, given how many it had."""
+        """Return the pool's size after this event, given its size before."""
         return self.count if self.sign == "=" else max(before + (self.count if self.sign == "+" else -self.count), 0)
 
 
@@ -61,7 +61,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """Make a worker's steps take `factor` times as long, for a while or for good."""
+    """Make a worker's steps take `factor` times as long, temporarily or permanently."""
 
     worker: int
     factor: float
@@ -70,19 +70,19 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class FleetEvent:
-    """What happens at one time."""
+    """An action at one time."""
 
     time_s: float
     action: Resize | Kill | Drain | Slow
     text: str
-    """The action, as it was given."""
+    """The action's original text."""
 
 
 def parse(text: str) -> tuple[FleetEvent, ...]:
-    """Read events; return them in order of time.
+    """Parse events; return them in order of time.
 
     Raises:
-        ValueError: they are not understood.
+        ValueError: an event is not understood.
     """
     events = [event for part in text.split(";") if part.strip() for event in _at(part.strip())]
     if len(events) > MAX_EVENTS:
@@ -94,7 +94,7 @@ def pool_of(action: Resize, known: Mapping[str, object]) -> str:
     """Return the name of the pool that is resized.
 
     Raises:
-        ValueError: there is no such pool, or it could be any of several.
+        ValueError: there is no such pool, or several match.
     """
     if action.pool is None and len(known) == 1:
         return next(iter(known))

@@ -37,14 +37,14 @@ class KvStoreConfig:
     """How the store chooses the chunks to evict."""
 
     def __post_init__(self) -> None:
-        """Refuse values that nothing can run with."""
+        """Refuse invalid values."""
         check(self)
 
     def tier(self, host: HostMemory) -> Tier | None:
-        """Return the store as workers with this host memory use it, if there is one.
+        """Return the store for workers with this host memory, None if there is no store.
 
         Raises:
-            ValueError: it has no room for a chunk.
+            ValueError: it is too small for a chunk.
         """
         if not self.kv_store_size:
             return None
@@ -65,10 +65,10 @@ class KvStoreConfig:
 
 
 def refuse_idle_store(stores: Collection[KvStoreConfig]) -> None:
-    """Refuse a setting of a store where none of some deployments has one: all of an experiment, in which the size may be varied.
+    """Refuse settings of a store if none of the deployments of an experiment, which may vary the size, has one.
 
     Raises:
-        ValueError: one is not at its default.
+        ValueError: such a setting is not at its default.
     """
     if not any(store.kv_store_size for store in stores):
         names = [field.name for field in fields(KvStoreConfig)]

@@ -11,7 +11,7 @@ from mocker.timing.files import read_calibration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverheadConfig:
-    """What a request meets between its client and the engine, in virtual time; a live run has its own."""
+    """The delays of a request between its client and the engine, in virtual time; a live run has real ones."""
 
     request_overhead_ms: NotNegative | None = None
     """Time from the client to the engine's queue: HTTP, parsing, routing, hops (ms; default: the calibration's or the GPU engine's, else 0)."""
@@ -31,17 +31,17 @@ class OverheadConfig:
     are asked first (ms; default: 0)."""
 
     def __post_init__(self) -> None:
-        """Refuse settings without a meaning."""
+        """Refuse invalid settings."""
         check(self)
 
 
 class Overhead(NamedTuple):
-    """Times (s) that are added outside of the engine."""
+    """Times (s) that are added outside the engine."""
 
     request_s: float = 0.0
     prompt_token_s: float = 0.0
     spacing_s: float = 0.0
-    """Between two requests that come at once."""
+    """Time between two requests that arrive at once."""
     answer_s: float = 0.0
     handover_s: float = 0.0
 
@@ -51,7 +51,7 @@ class Overhead(NamedTuple):
 
 
 def overhead_of(config: OverheadConfig, timing: TimingConfig) -> Overhead:
-    """Return the times as given, else as the engine's step times come with them."""
+    """Return the times that are set, and for the others those that belong to the engine's step times."""
     measured = _measured(timing)
     given = (
         config.request_overhead_ms,

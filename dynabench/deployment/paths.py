@@ -1,7 +1,7 @@
 """Settings of a deployment by their paths: `pools.decode.replicas`, `router.kv_overlap_score_weight`, `router_mode`.
 
-A short name stands for the path it can only mean: `num_gpu_blocks` for `pools.*.num_gpu_blocks`, `workers` for the
-`replicas` of the only pool, `prefill_workers` for those of the only pool that prefills, `transfer_latency_ms` for
+A short name is an unambiguous abbreviation of a path: `num_gpu_blocks` for `pools.*.num_gpu_blocks`, `workers` for the
+`replicas` of the only pool, `prefill_workers` for those of the only prefill pool, `transfer_latency_ms` for
 `transfer.latency_ms`.
 """
 
@@ -26,12 +26,12 @@ DECIDED = {
     Pool: ("name",),
     Deployment: ("name", "pools"),
 }
-"""Fields that no path leads to: the deployment, or the run, decides them."""
+"""Fields without a path, because the deployment or the run decides them."""
 
 
 @functools.cache
 def hints(kind: type) -> dict[str, Any]:
-    """Return the settings of a dataclass that can be given, with their annotations."""
+    """Return the public settings of a dataclass, with their annotations."""
     known = typing.get_type_hints(kind, include_extras=True)
     decided = {name for base in kind.__mro__ for name in DECIDED.get(base, ())}
     return {part.name: known[part.name] for part in fields(kind) if part.name not in decided}
@@ -39,7 +39,7 @@ def hints(kind: type) -> dict[str, Any]:
 
 @functools.cache
 def sections(kind: type) -> dict[str, type]:
-    """Return the settings within the settings of a dataclass: its fields that hold a dataclass."""
+    """Return the sections of a dataclass: its fields that are dataclasses."""
     options = {name: typing.get_args(hint) or (hint,) for name, hint in hints(kind).items()}
     return {
         name: each
@@ -51,7 +51,7 @@ def sections(kind: type) -> dict[str, type]:
 
 @functools.cache
 def own(kind: type) -> dict[str, Any]:
-    """Return the settings of a dataclass that are in none of its sections, with their annotations."""
+    """Return the settings of a dataclass that belong to none of its sections, with their annotations."""
     return {name: hint for name, hint in hints(kind).items() if name not in sections(kind)}
 
 
@@ -73,15 +73,15 @@ def settings_of_pool(engine: str) -> dict[str, tuple[str, Any]]:
 
 
 def field_of(name: str) -> str:
-    """Return the field behind a setting: for engines that run models, `model` is the worker's path of it."""
+    """Return the field of a setting: in engines that run models, `model` is the worker's `model_path`."""
     return "model_path" if name == "model" else name
 
 
 def full(deployment: Deployment, name: str) -> str | None:
-    """Return the path that a short name stands for; a path as it is; None if the deployment has no such setting.
+    """Return the path for a short name, or a path unchanged; None if the deployment has no such setting.
 
     Raises:
-        ValueError: it could mean several.
+        ValueError: the name is ambiguous.
     """
     if "." in name or name in own(Deployment):
         return name
@@ -119,7 +119,7 @@ def hint_of(deployment: Deployment, path: str) -> Any:
     """Return the annotation of a setting.
 
     Raises:
-        ValueError: there is none of that path.
+        ValueError: there is no such path.
     """
     head, _, rest = path.partition(".")
     if not rest and head in own(Deployment):
@@ -143,10 +143,10 @@ def is_of_processes(deployment: Deployment, path: str) -> bool:
 
 
 def change(deployment: Deployment, changes: Mapping[str, Any]) -> Deployment:
-    """Give settings other values, by their paths; only the whole of them must make a deployment.
+    """Change settings by their paths; only the result must be a valid deployment.
 
     Raises:
-        ValueError: there is none of a path, or a value is not one of its.
+        ValueError: a path does not exist, or a value is invalid for it.
     """
     changed: dict[str, Any] = {}
     pools = {pool.name: pool for pool in deployment.pools}
@@ -165,10 +165,10 @@ def change(deployment: Deployment, changes: Mapping[str, Any]) -> Deployment:
 
 
 def change_pool(pool: Pool, setting: str, value: Any) -> Pool:
-    """Give a setting of a pool another value.
+    """Change a setting of a pool.
 
     Raises:
-        ValueError: the value is not one of its.
+        ValueError: the value is invalid.
     """
     part, _ = settings_of_pool(pool.engine)[setting]
     if not part:

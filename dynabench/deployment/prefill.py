@@ -5,7 +5,7 @@ from mocker.timing.model import chunk
 
 
 def prefill_s(engine: SimulatedEngine, length: int, cached: int) -> float:
-    """Return the least time (s) of a prompt that is alone on a worker; beside others, its chunks may have to be shorter."""
+    """Return the time (s) of a prompt that is alone on a worker; next to others, its chunks may have to be shorter."""
     budget, threshold = engine.config.max_num_batched_tokens, engine.config.long_prefill_token_threshold
     sizes = (budget, threshold) if 0 < threshold < budget else (budget,)
     return min([_chunks_s(engine, length, cached, size) for size in sizes])

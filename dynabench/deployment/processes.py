@@ -1,4 +1,4 @@
-"""A deployment as processes: those of this host, and what runs in a cluster."""
+"""A deployment as processes: those of this host, and those that run in a cluster."""
 
 import socket
 from dataclasses import replace
@@ -28,14 +28,14 @@ def programs(
     """Return the processes of a deployment, workers first.
 
     Args:
-        deployment: what is deployed.
+        deployment: the deployment.
         runtime: how the processes find each other.
-        namespace: where.
+        namespace: namespace of the processes.
         descriptor: the frontend's listening socket.
-        seed: of the router's random choices.
+        seed: seed of the router's random choices.
 
     Raises:
-        ValueError: an engine does not take its settings, or there are too few GPUs.
+        ValueError: an engine rejects its settings, or there are too few GPUs.
     """
     home = home_of(deployment, namespace)
     stores = _store(deployment, runtime)
@@ -48,10 +48,10 @@ def programs(
 
 
 class Parts(NamedTuple):
-    """What a deployment consists of: one process of each kind."""
+    """The parts of a deployment: one process of each kind."""
 
     workers: dict[str, Program]
-    """By pool; each takes the GPUs that it sees."""
+    """Workers by pool; each uses the GPUs that it sees."""
     frontend: Program
     router: Program | None
     store: Program | None
@@ -60,10 +60,10 @@ class Parts(NamedTuple):
 def parts_of(
     deployment: Deployment, runtime: RuntimeConfig, *, namespace: str, store: KvStoreServiceConfig | None, seed: int = 0
 ) -> Parts:
-    """Return one process of each kind; `store` is that of all workers, as they reach it.
+    """Return one process of each kind; `store` is the address at which workers reach the store.
 
     Raises:
-        ValueError: an engine does not take its settings.
+        ValueError: an engine rejects its settings.
     """
     home = home_of(deployment, namespace)
     stores = [] if store is None else [_store_program(store, runtime)]
@@ -88,7 +88,7 @@ def home_of(deployment: Deployment, namespace: str) -> str:
 def pattern_of(
     deployment: Deployment, pool: Pool, runtime: RuntimeConfig, *, namespace: str, beside: list[Program]
 ) -> Program:
-    """Return one more worker of a pool whose engine takes no GPU, whatever its name, beside what `programs` returned."""
+    """Return a nameless additional worker of a pool, on no GPU, that works with the processes of `programs`."""
     stores = [program for program in beside if program.name == STORE]
     workers = replace(_workers(deployment, pool, home_of(deployment, namespace), stores), count=1)
     [program] = worker_programs([workers], runtime)
@@ -96,10 +96,10 @@ def pattern_of(
 
 
 def check_engines(deployment: Deployment) -> None:
-    """Make sure that the engines that run models are installed and take their settings.
+    """Make sure that engines that run models are installed and accept their settings.
 
     Raises:
-        UserError: one is not, or does not.
+        UserError: an engine is not installed, or rejects its settings.
     """
     for pool in deployment.pools:
         if pool.runs_model:
@@ -111,7 +111,7 @@ def check_engines(deployment: Deployment) -> None:
 
 
 def component_of(deployment: Deployment, pool: Pool) -> str:
-    """Return the component in which the workers of a model serve it; each model has one of its own, and its prefill workers another."""
+    """Return the component of a model's workers; each model has its own, and its prefill workers have another."""
     is_prefill = pool.role == "prefill"
     if len(deployment.models) == 1:
         return "prefill" if is_prefill else "backend"
@@ -120,7 +120,7 @@ def component_of(deployment: Deployment, pool: Pool) -> str:
 
 
 def addresses_of(deployment: Deployment, home: str) -> set[EndpointAddress]:
-    """Return where the workers of all pools serve."""
+    """Return the endpoints of the workers of all pools."""
     return {EndpointAddress(home, component_of(deployment, pool), "generate") for pool in deployment.pools}
 
 
@@ -130,7 +130,7 @@ def _workers(deployment: Deployment, pool: Pool, home: str, stores: list[Program
 
 
 def _worker_config(deployment: Deployment, pool: Pool, home: str) -> WorkerConfig:
-    """Return a pool's settings of a worker, with its address and the name of its model."""
+    """Return the worker settings of a pool, with the worker's address and the name of its model."""
     worker = pool.worker
     name = worker.model_name or ("" if worker.model_path else pool.served_name)
     endpoint = f"dyn://{home}.{component_of(deployment, pool)}.generate"
@@ -155,13 +155,13 @@ def _engine(deployment: Deployment, pool: Pool, stores: list[Program]) -> Engine
 
 
 def _frontend(deployment: Deployment, namespace: str, seed: int) -> FrontendConfig:
-    """Return the frontend's settings; with a router of its own behind it, it has nothing to choose."""
+    """Return the frontend's settings; if there is a separate router, the frontend has nothing to choose."""
     mode = "round-robin" if deployment.standalone_router else deployment.router_mode
     return replace(deployment.frontend, namespace=namespace, router_mode=mode, seed=seed)
 
 
 def _router(deployment: Deployment, namespace: str, runtime: RuntimeConfig, seed: int) -> Program:
-    """Return a router in a process of its own, between the frontend and the workers."""
+    """Return a router in its own process, between the frontend and the workers."""
     service = RouterServiceConfig(
         workers=f"dyn://{home_of(deployment, namespace)}.{component_of(deployment, deployment.pools[0])}.generate",
         endpoint=f"dyn://{namespace}.router.generate",
@@ -172,10 +172,10 @@ def _router(deployment: Deployment, namespace: str, runtime: RuntimeConfig, seed
 
 
 def check_store(deployment: Deployment) -> None:
-    """Refuse a store that no worker could use: all KV of a store passes through host memory.
+    """Refuse a store that no worker could use, because all KV of a store passes through host memory.
 
     Raises:
-        ValueError: no worker has any.
+        ValueError: no worker has host memory.
     """
     size = deployment.kv_store.kv_store_size
     if size and not any(pool.engine == "mocker" and pool.mocker.has_host_memory for pool in deployment.pools):
@@ -187,7 +187,7 @@ def check_store(deployment: Deployment) -> None:
 
 
 def kept_gib(deployment: Deployment) -> float:
-    """Return what a store really keeps (GiB): a share of its bytes, as everything that holds KV does."""
+    """Return the actual size of a store (GiB), which is scaled like all KV bytes."""
     return deployment.kv_store.kv_store_size * deployment.kv_transfer.kv_bytes_scale
 
 

@@ -1,4 +1,4 @@
-"""What carries KV from the workers that prefill to those that decode, and between workers and a store."""
+"""Links that carry KV from prefill to decode workers, and between workers and a store."""
 
 import math
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from foundation.settings import Count, NotNegative, Positive, check
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferConfig:
-    """Links between workers; without effect where no pool prefills and there is no store.
+    """Links between workers; without effect unless a pool prefills or there is a store.
 
-    Workers fill nodes in the order of their numbers, and nodes fill racks. A transfer inside of a node passes through its
-    two workers only, one inside of a rack through their nodes, too.
+    Workers fill nodes in the order of their numbers, and nodes fill racks. A transfer within a node passes only through
+    its two workers, and one within a rack also through their nodes.
     """
 
     bandwidth_gb_s: NotNegative = 20.0
@@ -44,7 +44,7 @@ class TransferConfig:
     (Splitwise, Mooncake)."""
 
     def __post_init__(self) -> None:
-        """Refuse what no network can be."""
+        """Refuse impossible networks."""
         check(self)
         if self.node_bandwidth_gb_s is not None and self.gpus_per_node is None:
             raise ValueError("node_bandwidth_gb_s needs gpus_per_node, the number of GPUs that share it")

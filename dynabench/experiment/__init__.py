@@ -1,1 +1,1 @@
-"""What to run, on which clock, into which folder."""
+"""Experiments: arms, repeats and sweeps, on either clock, with their results folders."""

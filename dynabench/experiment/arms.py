@@ -1,4 +1,4 @@
-"""The arms of an experiment: which settings each runs with."""
+"""The arms of an experiment, with the settings of each."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ DECODE_WORKERS = "decode_workers"
 
 
 class Comparison(NamedTuple):
-    """What an experiment compares."""
+    """The arms that an experiment compares."""
 
     arms: list[Arm]
     left_out: list[str]
@@ -26,10 +26,10 @@ class Comparison(NamedTuple):
 
 
 def comparison_of(experiment: ExperimentConfig, settings: Settings) -> Comparison:
-    """Make every combination of the values of every axis; the first is the baseline.
+    """Make every combination of the values of all axes; the first is the baseline.
 
     If prefill workers are varied within a budget of GPUs, decode workers get the rest, and the baseline is the
-    aggregated deployment of as many GPUs.
+    aggregated deployment on the same number of GPUs.
 
     Raises:
         ValueError: an axis is not a setting, a value is invalid for it, or no combination fits the GPUs.
@@ -117,7 +117,7 @@ def _split_axis(axes: Mapping[str, list[Any]], settings: Settings) -> str | None
 def _splits(
     combinations: list[dict[str, Any]], split: str, varied: set[str], settings: Settings
 ) -> tuple[list[Arm], list[str]]:
-    """Return the aggregated deployments with as many GPUs, then every combination; and why some are left out."""
+    """Return the aggregated deployments on the same GPUs, then every combination; and why some are left out."""
     arms: dict[str, list[Arm]] = {"aggregated": [], "split": []}
     left_out: list[str] = []
     for changes in combinations:

@@ -17,7 +17,7 @@ from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
 SENT: dict[str, type] = {"shape": ShapeConfig, "load": LoadConfig, "client": ClientConfig}
-"""What can be varied besides the deployment, by its field in `Settings`."""
+"""The parts of `Settings`, besides the deployment, that can be varied."""
 
 MAX_VALUES = 10_000
 _RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})(?:\.\.(\d{1,9}))?")
@@ -33,7 +33,7 @@ def read_axis(text: str, settings: Settings) -> tuple[str, list[Any]]:
     """Read `name=value,value,...`; `1..4` means 1,2,3,4, and `1..9..4` means 1,5,9.
 
     Raises:
-        ValueError: there is no such setting, or a value is not one of its.
+        ValueError: there is no such setting, or a value is invalid for it.
     """
     _, equals, rest = text.partition("=")
     name = setting_of(text)
@@ -75,7 +75,7 @@ def convert(name: str, value: str, settings: Settings) -> Any:
     """Read a value of a setting.
 
     Raises:
-        ValueError: there is no such setting, or it is not one of its values.
+        ValueError: there is no such setting, or the value is invalid for it.
     """
     hint = _hint(path_of(name, settings), settings)
     if value == "none" and type(None) in typing.get_args(hint):
@@ -96,10 +96,10 @@ def kinds_of(name: str, settings: Settings) -> set[Any]:
 
 
 def path_of(name: str, settings: Settings) -> str:
-    """Return the path of a setting that is given by its short name.
+    """Return the path of a setting, given its short name.
 
     Raises:
-        ValueError: there is none of that name, or several.
+        ValueError: no setting, or more than one, has this name.
     """
     found = paths.full(settings.deployment, name)
     if found is not None:
@@ -129,7 +129,7 @@ def change(settings: Settings, changes: Mapping[str, Any]) -> Settings:
     """Change settings by name; only the final combination must be valid.
 
     Raises:
-        ValueError: there is no such setting, or the value is not one of its.
+        ValueError: there is no such setting, or the value is invalid for it.
     """
     deployed: dict[str, Any] = {}
     sent: dict[str, dict[str, Any]] = {}

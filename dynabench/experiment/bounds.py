@@ -1,7 +1,7 @@
-"""What no router could beat, from the trace alone: for open-loop workloads.
+"""Bounds that no router can beat, from the trace alone, for open-loop workloads.
 
-A cache that knows the future has the most hits that caches of its size can have (`workloads/reuse.py`). So of all prompt
-tokens, those beyond its hits must be computed, and those beyond the hits of GPU memory alone must at least be copied.
+A cache that knows the future has the most hits of all caches of its size (`workloads/reuse.py`). So all prompt tokens
+beyond its hits must be computed, and those beyond the hits of GPU memory alone must at least be copied.
 """
 
 import functools
@@ -25,20 +25,20 @@ from workloads.reuse import reuse_of
 from workloads.shape import ShapeConfig
 
 PLACES = ("GPU memory", "host memory", "disk", "store")
-"""Places where KV may be found, the nearest first."""
+"""Memory that may contain KV, nearest first."""
 
 
 class Bounds(NamedTuple):
-    """What no router could beat."""
+    """Limits that no router can beat."""
 
     ttft_s: float | None = None
-    """A mean TTFT that no arm could be below; None where it is not known."""
+    """The lowest possible mean TTFT of all arms; None if it is unknown."""
     hit_shares: dict[str, dict[str, float]] = {}  # noqa: RUF012 (a value)
-    """By arm: the highest hit share with GPU memory, and with each further tier too; only where it is known."""
+    """By arm: the highest possible hit share with GPU memory, and with each further tier; only where it is known."""
 
 
 class Tier(NamedTuple):
-    """Memory in which KV may be found, summed over all workers."""
+    """Memory that may contain KV, summed over all workers."""
 
     name: str
     num_blocks: int
@@ -47,28 +47,28 @@ class Tier(NamedTuple):
 
 
 class Prompts:
-    """The prompts of a workload as caches of one block size see them."""
+    """The prompts of a workload, with their hits in caches of one block size."""
 
     def __init__(self, workload: Workload, block_size: int, load: LoadConfig = LoadConfig()) -> None:  # noqa: B008 (frozen)
-        """Find their shared prefixes."""
+        """Find the shared prefixes of the prompts."""
         self.workload = workload
         self.is_counted = np.array([load.is_measured(request.arrival_s) for request in workload], bool)
         self.lengths = np.array([request.input_length for request in workload], np.int64)
         self.reuse = reuse_of(workload, block_size)
         self.hits = self.reuse.endless_hits()
         self.uncached = np.maximum(self.lengths - self.hits, 1)
-        """Tokens of each that an unlimited cache leaves to compute."""
+        """Tokens of each prompt that must be computed even with an unlimited cache."""
         self.num_best_hits = functools.cache(self._num_best_hits)
 
     def _num_best_hits(self, capacity: int) -> int:
-        """Count the tokens that a cache of so many blocks could hold of those that count."""
+        """Count the tokens of measured prompts that the best cache of `capacity` blocks would hit."""
         return int(self.reuse.best_hits(capacity, self.is_counted)[self.is_counted].sum())
 
 
 def bounds_of(arms: Sequence[Arm], source: Callable[[ShapeConfig], Workload]) -> Bounds:
-    """Return what no router could beat, as far as it follows from the workload alone.
+    """Return the bounds, as far as they follow from the workload alone.
 
-    It does where all arms see the same arrivals, which do not wait for answers.
+    They do if all arms see the same arrivals, which do not wait for answers.
     """
     prompts_of = functools.cache(lambda shape, load, block_size: Prompts(source(shape), block_size, load))
     shares: dict[str, dict[str, float]] = {}
@@ -92,7 +92,7 @@ def bounds_of(arms: Sequence[Arm], source: Callable[[ShapeConfig], Workload]) ->
 
 
 def tiers_of(engines: Sequence[SimulatedEngine]) -> list[Tier]:
-    """Return where KV may be found, the nearest first."""
+    """Return the tiers that may contain KV, nearest first."""
     caching = [engine for engine in engines if engine.config.enable_prefix_caching]
     num_blocks = {"GPU memory": sum(engine.num_usable_blocks * engine.config.dp_size for engine in caching)}
     copies = {"GPU memory": 0.0}
@@ -102,7 +102,7 @@ def tiers_of(engines: Sequence[SimulatedEngine]) -> list[Tier]:
         places = {"host memory": host.num_chunks} | {tier.name: tier.num_chunks for tier in host.tiers}
         for name, num_chunks in places.items():
             count = num_chunks * host.blocks_per_chunk
-            if name == "store":  # there is one
+            if name == "store":  # the workers share one store
                 num_blocks[name] = count
             else:
                 num_blocks[name] = num_blocks.get(name, 0) + count * engine.config.dp_size
@@ -113,7 +113,7 @@ def tiers_of(engines: Sequence[SimulatedEngine]) -> list[Tier]:
 def _copy_s(engine: SimulatedEngine, host: HostMemory, *, is_far: bool) -> float:
     """Return the least time to copy the KV of a token to a GPU (s), from host memory or through it.
 
-    A prompt may read from all that is behind host memory at once.
+    A prompt may read from all tiers behind host memory at once.
     """
     token_bytes = host.chunk_bytes / (host.blocks_per_chunk * engine.config.block_size)
     read_s = token_bytes / sum([tier.bandwidth for tier in host.tiers]) if is_far else 0.0
@@ -121,14 +121,14 @@ def _copy_s(engine: SimulatedEngine, host: HostMemory, *, is_far: bool) -> float
 
 
 def hit_shares(prompts: Prompts, tiers: Sequence[Tier]) -> dict[str, float]:
-    """Return the highest share of the prompt tokens that could be found in the first tier, in the first two, and so on."""
+    """Return the highest share of the prompt tokens that the first tier could hit, the first two, and so on."""
     total = int(prompts.lengths[prompts.is_counted].sum())
     sizes = accumulate(tier.num_blocks for tier in tiers)
     return {tier.name: prompts.num_best_hits(size) / total for tier, size in zip(tiers, sizes, strict=True)}
 
 
 def lower_bound(prompts: Prompts, engine: SimulatedEngine, num_ranks: int) -> float:
-    """Return a mean TTFT (s) that no router over so many equal engines could beat."""
+    """Return a lower bound of the mean TTFT (s) for any router over this many equal engines."""
     replicas = num_ranks // engine.config.dp_size
     return max(
         ttft_bound(prompts, engine, tiers_of([engine] * replicas)),
@@ -137,10 +137,10 @@ def lower_bound(prompts: Prompts, engine: SimulatedEngine, num_ranks: int) -> fl
 
 
 def ttft_bound(prompts: Prompts, engine: SimulatedEngine, tiers: Sequence[Tier] = ()) -> float:
-    """Return a lower bound of the mean TTFT (s): each prompt on an empty machine with the best cache there could be.
+    """Return a lower bound of the mean TTFT (s): each prompt alone on an empty machine with the best possible cache.
 
-    "Best" is the longest prefix that any earlier request had, in one unlimited cache; at least one token is computed. With
-    tiers, it is also no better than their sizes allow for all prompts together.
+    The best hit is the longest prefix that any earlier request had, in one unlimited cache; at least one token is
+    computed. With tiers, the bound also accounts for their sizes, for all prompts together.
     """
     lengths, uncached = prompts.lengths[prompts.is_counted].tolist(), prompts.uncached[prompts.is_counted].tolist()
     times = [prefill_s(engine, length, length - num) for length, num in zip(lengths, uncached, strict=True)]
@@ -148,10 +148,10 @@ def ttft_bound(prompts: Prompts, engine: SimulatedEngine, tiers: Sequence[Tier] 
 
 
 def _capacity_s(prompts: Prompts, engine: SimulatedEngine, tiers: Sequence[Tier]) -> float:
-    """Return how much longer all prompts take together, at least, than with an unlimited cache on the GPU (s).
+    """Return the least additional time of all prompts together, compared with an unlimited cache on the GPU (s).
 
-    Tokens that cannot be in any tier are computed, those that cannot be on a GPU are copied or computed, whichever is less.
-    A prompt whose last step is short may compute some for nothing: as many as fill that up to where steps grow.
+    Tokens that fit in no tier are computed. Tokens that do not fit on a GPU are copied or computed, whichever is
+    faster. A prompt whose last step is short may compute some for free, up to the size at which steps take longer.
     """
     counted, budget = prompts.is_counted, engine.config.max_num_batched_tokens
     hits, uncached = prompts.hits[counted], prompts.uncached[counted]
@@ -168,23 +168,23 @@ def _capacity_s(prompts: Prompts, engine: SimulatedEngine, tiers: Sequence[Tier]
 
 
 def _growth(timing: TimingModel, budget: int) -> list[tuple[int, float]]:
-    """Return what each further prompt token adds to a step of at least so many, at least (s), for some sizes."""
+    """Return for some sizes the least time (s) that each additional token adds to a step of that size or more."""
     sizes = sorted({round(size) for size in np.geomspace(1, budget, 48)})
     times = [timing.mixed(chunk(size), 0, 0) for size in sizes]
     slopes = np.diff(times) / np.diff(sizes)
     return [
-        (size, min(float(slopes[place:].min()), time / size))  # so that one more step costs no less, either
+        (size, min(float(slopes[place:].min()), time / size))  # so that an additional step costs no less
         for place, (size, time) in enumerate(zip(sizes[:-1], times, strict=False))
     ]
 
 
 def pool_bound(prompts: Prompts, engine: SimulatedEngine, num_ranks: int) -> float:
-    """Return the mean TTFT (s) of one machine as fast as all engines, shortest remaining work first.
+    """Return the mean TTFT (s) of one machine as fast as all engines, serving the shortest remaining work first.
 
-    It does only the work of uncached prompt tokens, which no router can avoid; the larger of this and `ttft_bound` counts.
+    It processes only uncached prompt tokens, which no router can avoid. The larger of this and `ttft_bound` counts.
     """
     token = token_s(engine.timing, engine.config.max_num_batched_tokens)
-    tokens = np.where(prompts.uncached > 1, prompts.uncached, 0).tolist()  # a single one may go along with the decodes
+    tokens = np.where(prompts.uncached > 1, prompts.uncached, 0).tolist()  # a single token may join the decodes
     prompts_left = zip(prompts.workload, tokens, prompts.is_counted.tolist(), strict=True)
     work: list[tuple[float, float]] = []  # (remaining, arrival)
     now, total = 0.0, 0.0
@@ -210,9 +210,9 @@ def pool_bound(prompts: Prompts, engine: SimulatedEngine, num_ranks: int) -> flo
 
 
 def token_s(timing: TimingModel, budget: int) -> float:
-    """Return the least time (s) that a further prompt token can add to a step.
+    """Return the least time (s) that an additional prompt token can add to a step.
 
-    Attention makes long chunks dearer a token, weights short ones cheap.
+    Long chunks cost more per token because of attention, and short chunks cost little because weights dominate.
     """
     base = timing.mixed(chunk(1), 0, 0)
     sizes = {min(size, budget) for size in (2, 64, 512, budget) if budget > 1}

@@ -1,4 +1,4 @@
-"""What the head of a report says: the model, the GPUs, their layout, the chunk, the workload, and how far off its times may be."""
+"""The head of a report: the model, the GPUs, their layout, the chunk, the workload, and the error of its times."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,11 +11,11 @@ from serving.runtime.config import masked
 from workloads import Workload
 
 MOST = 3
-"""What differs between arms is named one by one up to this many."""
+"""Differences between arms are listed individually up to this number."""
 
 
 def head_of(workload: Workload, deployments: Sequence[Deployment], url: str | None = None) -> dict[str, str]:
-    """Return what was run on what, by what it is called; what is not known is left out."""
+    """Return labelled facts about the deployment and the workload; unknown ones are left out."""
     if url:
         return {"Server": masked(url), "Workload": _workload(workload)}
     decoders = [_decoder(deployment) for deployment in deployments]
@@ -45,7 +45,7 @@ UNCHECKED = (
     "; KV tiers are not validated: their scheduling matches recordings of vLLM, but their sizes and bandwidths are "
     "as configured"
 )
-"""What is added of deployments with KV tiers, whose times nobody has compared with real ones."""
+"""Note about deployments with KV tiers, whose times have not been compared with real ones."""
 
 
 def _decoder(deployment: Deployment) -> Pool:
@@ -54,7 +54,7 @@ def _decoder(deployment: Deployment) -> Pool:
 
 
 def _each(texts: Iterable[str | None]) -> str:
-    """Name what arms have, each once."""
+    """List the distinct values of the arms."""
     found = list(dict.fromkeys(filter(None, texts)))
     return " or ".join(found) if len(found) <= MOST else f"{found[0]} to {found[-1]} ({len(found)} values, by arm)"
 
@@ -110,7 +110,7 @@ def kv_tiers(deployments: Sequence[Deployment]) -> str:
 
 
 def _span(values: Iterable[float]) -> str:
-    """Name values, or the lowest and the highest where there are many."""
+    """List values, or only the lowest and the highest if there are many."""
     found = sorted(set(values))
     shown = [f"{value:,.5g}" if value < 10_000 else f"{value:,.0f}" for value in found]
     if len(found) > MOST:
@@ -119,7 +119,7 @@ def _span(values: Iterable[float]) -> str:
 
 
 def _error(timing: TimingConfig) -> str:
-    """Say how far simulated times of a model on a GPU were off where they were compared with published ones."""
+    """Describe the error of simulated times of a model on a GPU, compared with published ones."""
     if timing.timing_name in ("polynomial", "constant"):
         return "step times are generic: compare arms, but do not read the times as those of a GPU"
     if timing.timing_name != "roofline":

@@ -38,7 +38,7 @@ def manifest_of(
     arms: Sequence[Arm],
     runs: Sequence[Record],
 ) -> dict[str, Any]:
-    """Return everything needed to run it again and to understand it."""
+    """Return everything needed to run an experiment again and to understand it."""
     deployment = settings.deployment
     deployments = [arm.settings.deployment for arm in arms] or [deployment]
     return {
@@ -77,13 +77,13 @@ def manifest_of(
 
 
 def _engine(deployment: Deployment) -> dict[str, Any]:
-    """Return what the engines are: that of the only pool, or those of all by their pools' names."""
+    """Return a description of the engine of the only pool, or of the engines by pool name."""
     described = {pool.name: described_engine(pool) for pool in deployment.pools}
     return described if len(described) > 1 else described[deployment.pools[0].name]
 
 
 def described_engine(pool: Pool) -> dict[str, Any]:
-    """Return what an engine is: its settings, or its name, its version here, its model and its arguments."""
+    """Return a description of an engine: its settings, or its name, its version here, its model and its arguments."""
     if not pool.runs_model:
         return plain_pool(pool)
     package = ENGINES[pool.engine].package
@@ -132,7 +132,7 @@ def _versus(names: list[str]) -> str:
 def subtitle_of(
     clock: str, workload: Workload, experiment: ExperimentConfig, settings: Settings, arms: Sequence[Arm]
 ) -> str:
-    """Say in a line what was run on what, and how."""
+    """Describe an experiment in a line."""
     how = "in virtual time" if clock == "virtual" else "over HTTP on the wall clock"
     notes = f"; {'; '.join(workload.notes)}" if workload.notes else ""
     what = _deployed([arm.settings.deployment for arm in arms] or [settings.deployment])

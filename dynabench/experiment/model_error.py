@@ -1,4 +1,4 @@
-"""What is known of the error of simulated times, by engine, model and GPU: the figures of docs/fidelity.md."""
+"""The known error of simulated times, by engine, model and GPU: the figures of docs/fidelity.md."""
 
 from typing import NamedTuple
 
@@ -22,9 +22,9 @@ class ModelError(NamedTuple):
 
 
 def model_error(timing: TimingConfig) -> ModelError | None:
-    """Return the error that is known of a model on a GPU, or of the model most like it there.
+    """Return the known error of a model on a GPU, or of the most similar model there.
 
-    None where step times come from elsewhere, or nothing is known of such a model on that GPU.
+    Return None if step times have another source, or if no such model on that GPU was compared.
     """
     if timing.timing_name != "roofline" or timing.gpu is None or timing.model is None:
         return None

@@ -1,12 +1,12 @@
-"""The fewest workers that keep the limits in each window of a trace: what a planner that knew everything would use.
+"""The fewest workers that keep the limits in each window of a trace: the choice of a planner that knows everything.
 
-Each window is simulated by itself. The window before it comes first, with enough workers, so that caches and batches are
-filled and nothing is left over from a time with too few. Workers start in no time. Requests that are late with any number
-of workers (their prompt alone takes longer) do not count; a window is kept if enough of the others are good. With prefill
-and decode workers, a pair is the fewest if one worker fewer of either kind would not do.
+Each window is simulated separately. It follows the previous window with enough workers, so that caches and batches are
+full and no backlog remains from a time with too few. Workers start instantly. Requests that are late with any number of
+workers, because their prompt alone takes longer, do not count. A window keeps the limits if enough of the others are
+good. With prefill and decode workers, a pair is minimal if one worker fewer of either kind does not suffice.
 
-    workers of the window before --kept?--yes--> one fewer of each kind in turn, while it is kept
-                                       --no---> one more of the kind that is late, until it is kept, or more do not help
+    workers of the window before --kept?--yes--> one fewer of each kind in turn, while they are kept
+                                       --no---> one more of the late kind, until they are kept or it does not help
 """
 
 import itertools
@@ -34,38 +34,39 @@ from workloads import Workload
 WINDOW_S = 60.0
 MAX_WINDOWS = 96
 MAX_WORKERS = 64
-"""Of a pool, where the GPUs do not say less."""
+"""Maximum for a pool, unless the GPUs allow fewer."""
 PART = 8
-"""Windows that follow each other in one process, however many there are: each search begins where the last one ended."""
+"""Consecutive windows in one process, regardless of their number, because each search starts where the last one
+ended."""
 
 Sizes = tuple[int, ...]
-"""Workers of each pool."""
+"""The number of workers in each pool."""
 Flags = npt.NDArray[np.bool_]
 
 
 class Tried(NamedTuple):
-    """Which requests of a window kept the limits of TTFT with some workers, and which kept the other limits."""
+    """Whether each request of a window kept the limits of TTFT with some workers, and whether it kept the others."""
 
     begins: Flags
     goes_on: Flags
 
 
 class Window(NamedTuple):
-    """The requests of a window, and those of the one before it."""
+    """The requests of a window, and those of the previous one."""
 
     requests: Workload
     first: int
-    """The place of the first that counts."""
+    """The index of the first request that counts."""
     start_s: float
-    """When it begins."""
+    """The start of the window."""
 
 
 def oracles_of(
     arms: Sequence[Arm], source: Source, limits: Sequence[Condition], jobs: int, interrupt: Interrupt
 ) -> dict[str, Oracle]:
-    """Return, by name, the fewest workers for each arm whose workers come and go, and for each like it that stands still.
+    """Return the fewest workers for each arm whose workers change, and for arms that differ only in their fixed fleet.
 
-    Arms whose requests wait for others, or for clients, are left out: their windows are not independent.
+    Arms whose requests wait for others, or for clients, are left out, because their windows are not independent.
 
     Raises:
         UserError: a process was killed.
@@ -85,7 +86,7 @@ def oracles_of(
     oracles = {}
     for name, each in wanted.items():
         its = [found[place] for place, (whose, _) in enumerate(calls) if whose == each and place in found]
-        if its and len(its) == sum(whose == each for whose, _ in calls):  # and was not interrupted
+        if its and len(its) == sum(whose == each for whose, _ in calls):  # it was not interrupted
             oracles[name] = _joined(each, source(each.shape), its)
     return oracles
 
@@ -129,7 +130,7 @@ def _part(
 ) -> list[tuple[Sizes, float]]:
     """Return the fewest workers for each of some consecutive windows, and the share of its requests that can be good.
 
-    Nothing if it is interrupted: the windows of the next part would move to the times of those that are missing.
+    Return nothing after an interrupt: otherwise later windows would move to the times of missing ones.
     """
     pools = settings.deployment.pools
     sizes: Sizes = tuple(max(pool.replicas, 1) for pool in pools)
@@ -149,7 +150,7 @@ def _part(
 
 
 def _most(deployment: Deployment) -> Sizes:
-    """Return how many workers of each pool there may be."""
+    """Return the maximum number of workers of each pool."""
     gpus = deployment.gpus
     return tuple(
         MAX_WORKERS if gpus is None else max(min(gpus // pool.gpus_per_worker, MAX_WORKERS), 1)
@@ -171,10 +172,10 @@ class _Search:
         self._tried: dict[Sizes, Tried] = {}
         best = self._try(most)
         self.possible: Flags = best.begins & best.goes_on
-        """Which requests can meet the limits."""
+        """Whether each request can meet the limits."""
 
     def fewest(self, sizes: Sizes) -> Sizes:
-        """Return the fewest workers that keep the window, or beyond which more do not help; begin at `sizes`."""
+        """Return the fewest workers that keep the limits, or beyond which more do not help; start at `sizes`."""
         if not self.possible.any():
             return (1,) * len(sizes)
         while self._share(sizes) < ENOUGH:
@@ -188,9 +189,9 @@ class _Search:
         return sizes
 
     def _more(self, sizes: Sizes) -> Iterator[Sizes]:
-        """Yield the sizes with one worker more, then with two: of the first kind if answers begin late, else of the last.
+        """Yield the sizes with one worker more, then two: of the first kind if answers start late, else of the last.
 
-        Two, because one alone may not help where both kinds are too few.
+        Two, because one may not help if there are too few of both kinds.
         """
         for _ in range(2):
             places = [place for place, size in enumerate(sizes) if size < self._most[place]]
@@ -208,12 +209,12 @@ class _Search:
                 yield (*sizes[:place], size - 1, *sizes[place + 1 :])
 
     def _share(self, sizes: Sizes) -> float:
-        """Return the share of the requests that can be good, and are."""
+        """Return the share of good requests among those that can be good."""
         begins, goes_on = self._try(sizes)
         return float((begins & goes_on)[self.possible].mean())
 
     def _try(self, sizes: Sizes) -> Tried:
-        """Simulate the window with some workers."""
+        """Simulate the window with these numbers of workers."""
         if sizes not in self._tried:
             deployment, at = self._settings.deployment, f"at {self._window.start_s:.6f}s"
             pools = tuple(

@@ -1,4 +1,4 @@
-"""Many independent simulations at once: on the cores of this machine, or on a Ray or Dask cluster."""
+"""Run many independent simulations at once: on the cores of this machine, or on a Ray or Dask cluster."""
 
 import multiprocessing.resource_tracker
 import os
@@ -30,24 +30,25 @@ def in_parallel(
 ) -> Iterator[tuple[int, Any]]:
     """Carry out calls and yield (place, result) as they end.
 
-    Once an interrupt is asked for, or a call has failed, no other is begun, and those under way are told by its flag.
+    After an interrupt or a failed call, no more calls begin, and the flag notifies those in progress.
 
     Args:
-        calls: functions with their arguments; both travel to other processes.
-        jobs: how many at once (0: as many as there are cores).
-        interrupt: what ends the calls early.
-        backend: where.
-        address: of the cluster (default: a local one of that kind).
+        calls: functions with their arguments; both are sent to other processes.
+        jobs: how many run at once (0: one for each core).
+        interrupt: ends the calls early.
+        backend: where the calls run.
+        address: address of the cluster (default: a local one of that kind).
 
     Raises:
         UserError: the cluster's package is not installed, the cluster does not answer, or a process was killed.
-        Exception: what a call raised, once the others have ended: processes that are killed leave things behind.
+        Exception: the exception of a failed call, once the others have ended, because killing them would leave
+            resources behind.
     """
     failure: Exception | None = None
     interrupt.begin(len(calls))
     with _backend(backend, jobs or -1, address):
         parallel = joblib.Parallel(n_jobs=jobs or -1, return_as="generator_unordered", batch_size=1)
-        # Starting one of these trackers takes signals that are held back up again.
+        # Starting one of these trackers unblocks signals that are held back, so they start first.
         multiprocessing.resource_tracker.ensure_running()
         resource_tracker.ensure_running()
         with held_back():
@@ -79,9 +80,9 @@ class _Failure(NamedTuple):
 
 
 def _carry_out(call: Callable[..., Any], args: tuple[Any, ...], flag: Flag, parent: int) -> tuple[int, Any, bool]:
-    """Carry out a call in a process of its own, unless the user has asked to end or another call has failed.
+    """Carry out a call in its own process, unless there was an interrupt or another call has failed.
 
-    A flag among its arguments learns the call's place, by which it says how far it is.
+    A flag among its arguments gets the call's place, so that it can report progress.
     """
     place = flag.place
     if os.getpid() != parent:  # with one job, calls run in the caller's process, which must still react to Ctrl-C
@@ -92,7 +93,7 @@ def _carry_out(call: Callable[..., Any], args: tuple[Any, ...], flag: Flag, pare
         return place, call(*(flag if isinstance(arg, Flag) else arg for arg in args)), True
     except Exception as error:
         flag.raise_()  # immediately, before this process gets another call
-        error.add_note(traceback.format_exc())  # which is not sent automatically
+        error.add_note(traceback.format_exc())  # the traceback is not sent automatically
         return place, _Failure(error), True
 
 

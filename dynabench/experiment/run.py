@@ -1,4 +1,4 @@
-"""An experiment: a workload, arms that differ in settings, repeats, a results folder."""
+"""An experiment: a workload, arms with different settings, repeats, and a results folder."""
 
 import contextlib
 import functools
@@ -41,12 +41,12 @@ def run_experiment(
     *,
     console: Terminal,
 ) -> tuple[Path, Manifest, Summary]:
-    """Run all arms and write the results folder; return it, what it says of the experiment, and the summary.
+    """Run all arms and write the results folder; return it, the manifest, and the summary.
 
     Raises:
         WorkloadError: the workload cannot be used.
-        ValueError: an axis is not understood, or the deployment cannot be run on this clock.
-        KeyboardInterrupt: the user asked to end before anything was measured, or asked twice.
+        ValueError: an axis is not understood, or the deployment cannot run on this clock.
+        KeyboardInterrupt: the user interrupted before anything was measured, or twice.
     """
     if settings.url is not None:
         _check_reachable(settings.url)
@@ -80,11 +80,11 @@ def run_experiment(
 
 
 def _possible(arms: list[Arm], source: Source) -> tuple[list[Arm], list[str]]:
-    """Return the arms whose engines can be simulated and can hold the workload, and why the others cannot.
+    """Return the arms whose engines can be simulated and fit the workload, and why the others do not.
 
     Raises:
         ValueError: no engines can be simulated.
-        WorkloadError: none can hold the workload, or it cannot be used.
+        WorkloadError: no engines fit the workload, or it cannot be used.
     """
     found: list[Arm] = []
     reasons: list[tuple[str, ValueError | WorkloadError]] = []
@@ -103,7 +103,7 @@ def _possible(arms: list[Arm], source: Source) -> tuple[list[Arm], list[str]]:
 
 
 def results_folder(experiment: ExperimentConfig, command: str) -> Path:
-    """Return where to write: as given, or a new folder named by the time.
+    """Return the results folder: the one that was set, or a new one named after the time.
 
     Raises:
         ReportError: it exists, or cannot be written.
@@ -150,7 +150,7 @@ def _beside_oracles(
     console: Terminal,
     interrupt: Interrupt,
 ) -> list[Record]:
-    """Return the runs whose workers came and went with the fewest that would have kept the limits beside them."""
+    """Add the fewest workers that would have kept the limits to the runs whose workers changed."""
     if not (experiment.limits and any(has_changing_fleet(arm.settings.deployment) for arm in arms)):
         return runs
     with Display("finding the fewest workers", "parts", interrupt, console):

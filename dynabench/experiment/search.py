@@ -13,19 +13,19 @@ Sense = Literal["highest", "lowest"]
 class Bracket:
     """The values of a setting between which the limits stop being met, and the value to try next.
 
-    It doubles from the easy end until the other side is found, then halves the ratio; of whole numbers, the distance. Where
-    nobody knows which end is the easy one, it tries both ends first.
+    The search doubles from the easy end until it finds the other side, then halves the ratio, or for whole numbers the
+    distance. If the easy end is unknown, it tries both ends first.
     """
 
     def __init__(self, low: float, high: float, *, precision: float, is_whole: bool, sense: Sense | None) -> None:
-        """Begin a search.
+        """Start a search.
 
         Args:
             low: the lowest value to try.
-            high: the highest.
-            precision: the relative width at which it ends; whole numbers are told apart one by one.
+            high: the highest value to try.
+            precision: the relative width at which the search ends; whole numbers are determined exactly.
             is_whole: whether values are whole numbers.
-            sense: what is looked for: the highest value that meets the limits, or the lowest; None: to be found out.
+            sense: whether to find the highest or the lowest value that meets the limits; None: to be determined.
         """
         if is_whole:
             low, high = max(math.ceil(low), 1), math.floor(high)
@@ -34,7 +34,7 @@ class Bracket:
         self.met: float | None = None
         """The best known value that meets the limits."""
         self.missed: float | None = None
-        """The nearest known value that does not."""
+        """The nearest known value that does not meet them."""
         self._precision = precision
         self._is_whole = is_whole
         self._is_over = False
@@ -47,7 +47,7 @@ class Bracket:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether the limits are met as far as was tried: there may be better values beyond."""
+        """Whether the limits are met as far as values were tried, so there may be better values beyond."""
         return self.met is not None and (self.missed is None or not self.is_over)
 
     def next(self) -> float | None:
@@ -77,12 +77,12 @@ class Bracket:
             self._is_over = value == (hard if is_met else easy)
 
     def forbid(self, value: float) -> None:
-        """Record that the value to try is impossible: the search stays below it."""
+        """Record that the value to try is impossible; the search stays below it."""
         self.high = value - 1 if self._is_whole else self.low
         self._is_over = self.high < self.low or self.high in (self.met, self.missed) or not self._is_whole
 
     def _learn_sense(self, value: float, *, is_met: bool) -> None:
-        """Take note of one end; with both, it is known what to look for, or that there is nothing between them."""
+        """Record the result at one end; with both, the sense is known, or that there is no edge between them."""
         if self._is_met_at_low is None:
             self._is_met_at_low = is_met
             return
@@ -95,15 +95,15 @@ class Bracket:
         self._is_over = self._is_narrow()
 
     def edge(self) -> float | None:
-        """Return the value that was looked for: a whole number, or the middle of where it lies; None where that is not known."""
+        """Return the searched value: a whole number, or the middle of its bracket; None if it is unknown."""
         if self.met is None or self.missed is None or not self.is_over:
             return None
         return self.met if self._is_whole else math.sqrt(self.met * self.missed)
 
     def interval(self, repeats: "Sequence[Bracket]") -> tuple[float, float] | None:
-        """Return the 95% interval of the value, from searches in which each repeat alone decides; None where one found no edge.
+        """Return the 95% interval of the value, from searches on single repeats; None if one of them found no edge.
 
-        It is no narrower than what the search itself leaves open.
+        It is no narrower than the bracket of the search itself.
         """
         known = [math.log(edge) for bracket in repeats if (edge := bracket.edge()) is not None]
         if self.met is None or self.missed is None or len(known) < max(len(repeats), 2):
@@ -120,7 +120,7 @@ class Bracket:
         return (int(met) + int(missed)) // 2 if self._is_whole else self._rounded(math.sqrt(met * missed))
 
     def _rounded(self, value: float) -> float:
-        """Leave no more digits than the precision is worth; what lies in the middle of a wide bracket stays inside."""
+        """Round to as many digits as the precision justifies; the middle of a wide bracket stays inside it."""
         if self._is_whole:
             return int(value)
         return float(f"{value:.{2 - math.ceil(math.log10(self._precision))}g}")

@@ -1,4 +1,4 @@
-"""What an experiment compares, and how a sweep goes through its settings."""
+"""Settings of an experiment: what it compares, and how a sweep goes through its settings."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +68,7 @@ class ExperimentConfig:
     """Results folder (default: a new one in results/, named after the time)."""
 
     def __post_init__(self) -> None:
-        """Refuse settings without a meaning."""
+        """Refuse invalid settings."""
         check(self)
         for mode in self.router_mode:
             Mode.parse(mode)
@@ -109,7 +109,7 @@ class SweepConfig:
     """Address of the cluster (default: one is started on this machine)."""
 
     def __post_init__(self) -> None:
-        """Refuse settings without a meaning."""
+        """Refuse invalid settings."""
         check(self)
         if not self.low < self.high:
             raise ValueError(f"low must be less than high ({self.high:g}), not {self.low:g}")

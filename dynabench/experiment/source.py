@@ -10,7 +10,7 @@ from workloads import Workload
 from workloads.shape import ShapeConfig, shape
 
 Source = Callable[[ShapeConfig], Workload]
-"""Gives the workload in a shape."""
+"""Returns the workload in a given shape."""
 
 
 @functools.lru_cache(maxsize=4)
@@ -25,14 +25,14 @@ def load_workload(
     """Read a workload (none: the bundled one) and reshape it.
 
     Raises:
-        WorkloadError: it cannot be read, or nothing is left of it.
+        WorkloadError: it cannot be read, or no requests are left.
     """
     workload = read_workload(files, format=format, columns=columns, block_size=trace_block_size)
     return shape(workload, config, seed=seed)
 
 
 def source_of(files: tuple[Path, ...], experiment: ExperimentConfig) -> Source:
-    """Return a function that gives the experiment's workload in a shape."""
+    """Return a function that returns the experiment's workload in a given shape."""
     return functools.partial(
         load_workload,
         files,

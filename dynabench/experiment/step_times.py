@@ -8,11 +8,11 @@ from mocker.timing.config import TimingConfig
 from mocker.timing.files import read_calibration
 
 MOST = 4
-"""Step times that are named one by one where arms differ in them."""
+"""Different step times of arms are listed individually up to this number."""
 
 
 def step_times(deployments: Sequence[Deployment]) -> str | None:
-    """Name the step-time model of each arm's simulated engines, and its model and GPU; None where no engine is simulated."""
+    """Describe the step-time model, model and GPU of the arms' simulated engines; None if no engine is simulated."""
     found = list(dict.fromkeys(text for one in deployments if (text := _of_deployment(one))))
     if len(found) > MOST:
         return f"{len(found)} kinds, by arm (see the settings)"
@@ -20,7 +20,7 @@ def step_times(deployments: Sequence[Deployment]) -> str | None:
 
 
 def _of_deployment(deployment: Deployment) -> str:
-    """Name those of all pools, or of each pool where they differ."""
+    """Describe the step times of all pools, or of each pool if they differ."""
     pools = {pool.name: _of_pool(pool.timing) for pool in deployment.pools if pool.engine == "mocker"}
     if len(set(pools.values())) > 1:
         return "; ".join(f"{name}: {text}" for name, text in pools.items())

@@ -28,11 +28,11 @@ class PointStore:
 
         Args:
             out: the folder.
-            identity: of all that its points depend on beside what is varied.
-            kind: what the folder is of, such as `sweep`.
+            identity: identifies everything that its points depend on, except the varied settings.
+            kind: the kind of folder, such as `sweep`.
 
         Raises:
-            UserError: it holds something else, or cannot be written.
+            UserError: it contains something else, or cannot be written.
         """
         self._points, mark = out / "points", out / f"{kind}.id"
         try:
@@ -55,7 +55,7 @@ class PointStore:
         """Return a point that was simulated before.
 
         Raises:
-            UserError: its file holds something else.
+            UserError: its file contains something else.
         """
         file = self._file(arm.changes)
         return _read(file) if file.exists() else None
@@ -64,7 +64,7 @@ class PointStore:
         """Save a point atomically.
 
         Raises:
-            UserError: there is no room for it.
+            UserError: it cannot be written.
         """
         try:
             replace_text(self._file(arm.changes), msgspec.json.encode(point).decode())
@@ -95,7 +95,7 @@ def _read(file: Path) -> AnyPoint:
 
 
 def identity_of(files: Sequence[Path], experiment: ExperimentConfig, settings: Settings, *more: Any) -> str:
-    """Name everything that points depend on: workload, settings and what else is given."""
+    """Identify everything that points depend on: the workload, the settings and other given values."""
     parts = {
         "version": metadata.version("dynabench"),
         "files": [_digest(file) for file in files_of(tuple(files))],

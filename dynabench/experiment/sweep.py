@@ -1,6 +1,6 @@
 """Sweeps: every combination of settings, or the highest rate that meets the limits, in virtual time on all cores.
 
-Each simulated point is kept in a file of its own as soon as it is done, so that an interrupted sweep can be resumed.
+Each simulated point is saved in its own file as soon as it is done, so that an interrupted sweep can be resumed.
 """
 
 from dataclasses import asdict, replace
@@ -36,18 +36,18 @@ from reports.summary import ArmSummary
 from workloads import WorkloadError
 
 ALONE = 4
-"""By how much less precise the search of a repeat alone is: it only has to tell how far repeats differ."""
+"""How much coarser the search on a single repeat is, because it only has to show how much repeats differ."""
 
 
 def run_sweep(
     files: tuple[Path, ...], config: SweepConfig, experiment: ExperimentConfig, settings: Settings, *, console: Terminal
 ) -> tuple[Path, dict[str, Any], Sweep]:
-    """Carry out a sweep and write its folder; return it, what it says of the sweep, and the table.
+    """Carry out a sweep and write its folder; return the folder, the manifest, and the table.
 
-    A folder that holds the same sweep is resumed.
+    A folder that contains the same sweep is resumed.
 
     Raises:
-        UserError: the folder holds something else, or a search has no limits.
+        UserError: the folder contains something else, or a search has no limits.
         ValueError: an axis is not understood.
     """
     from reports import sweep_report
@@ -91,7 +91,7 @@ def run_sweep(
 
 
 def _varied(arms: list[Arm]) -> str:
-    """Describe what is varied, each setting once."""
+    """Describe the varied settings, each once."""
     values: dict[str, dict[Any, None]] = {}
     for arm in arms:
         for name, value in arm.changes.items():
@@ -106,7 +106,7 @@ def _varied(arms: list[Arm]) -> str:
 
 
 class _Work:
-    """What every point of a sweep needs, and the points known so far."""
+    """Everything that the points of a sweep need, and the points known so far."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ def simulate_point(
     attainment: float,
     flag: Flag,
 ) -> Point | Impossible:
-    """Simulate a combination of settings and return its figures, all repeats together; or why it is impossible."""
+    """Simulate a combination of settings and return its figures over all repeats, or why it is impossible."""
     workload, deployment = source(arm.settings.shape), arm.settings.deployment
     try:
         for engine in set(engines_of(deployment)):
@@ -197,7 +197,7 @@ def simulate_point(
 
 
 def _judged(runs: list[Record], limits: list[Condition], attainment: float) -> tuple[ArmSummary, list[Outcome]]:
-    """Return the figures of runs of one arm, and what became of the limits, a queue that may not grow among them."""
+    """Return the figures of runs of one arm, and the outcomes of the limits, including a steady queue."""
     (figures,) = summarize(runs, limits, with_intervals=False).arms.values()
     outcomes = list(figures.outcomes or [])
     if figures.goodput and (attained := of_requests(limits, figures.goodput, attainment)) is not None:
@@ -241,15 +241,15 @@ def _search(work: _Work, arms: list[Arm], console: Terminal) -> tuple[bool, list
 
 
 class _Search:
-    """The search of one combination, decided by all repeats together or by one alone."""
+    """The search of one combination, decided by all repeats together or by one repeat."""
 
     def __init__(self, arm: Arm, bracket: Bracket, repeat: int | None = None) -> None:
         self.arm, self.bracket, self.repeat = arm, bracket, repeat
         self.alone: list[_Search] = []
-        """The searches of its single repeats."""
+        """The searches on its single repeats."""
 
     def learn(self, value: float, point: AnyPoint) -> None:
-        """Record a point that it asked for."""
+        """Record a point that the search asked for."""
         if self.repeat is None:
             is_met = point.state == "met"
         else:
@@ -281,7 +281,7 @@ class _Search:
 
 
 def _carry_on(work: _Work, name: str, searches: list[_Search], display: Display) -> bool:
-    """Run all searches to their ends at once; return whether all got there."""
+    """Run all searches at once until they end; return whether all did."""
     while open_ := [search for search in searches if not search.bracket.is_over]:
         display.what = f"searching {name} ({len(searches) - len(open_)} of {len(searches)} done)"
         tried = [(search, arm) for search in open_ if (arm := _tried(search.arm, name, search.bracket)) is not None]
@@ -310,7 +310,7 @@ def _tried(arm: Arm, name: str, bracket: Bracket) -> Arm | None:
 
 
 def _kind_of(name: str, settings: Settings) -> tuple[bool, Sense | None]:
-    """Return whether a setting that is searched for is a whole number, and whether more of it is harder or easier.
+    """Return whether a searched setting is a whole number, and whether to find its highest or lowest value.
 
     Raises:
         ValueError: it is not a setting, or not a number.

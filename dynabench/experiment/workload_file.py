@@ -22,14 +22,14 @@ def read_workload(
     """Read a workload (none: the bundled one).
 
     Args:
-        files: files and folders that are one workload.
-        format: its name (none: detected).
-        columns: which columns of a log hold what, instead of a format.
-        block_size: tokens each id stands for (none: the format's).
+        files: files and folders that make up one workload.
+        format: name of the format (none: detected).
+        columns: the meaning of a log's columns, instead of a format.
+        block_size: tokens that each id represents (none: the format's).
         tokenizer: folder, file or Hugging Face id of a model whose tokenizer counts the tokens of texts.
 
     Raises:
-        WorkloadError: it cannot be read, or holds no request.
+        WorkloadError: it cannot be read, or contains no requests.
     """
     encode = _encoder(tokenizer)
     workload = formats.read(files or BUNDLED, format=format, columns=columns, block_size=block_size, encode=encode)

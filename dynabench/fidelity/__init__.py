@@ -1,1 +1,1 @@
-"""How close the simulator comes to real engines."""
+"""Compare the simulator with real engines."""

@@ -1,6 +1,6 @@
-"""Measure how long a real engine's steps take, and what lies between a client and them, and write it to a file.
+"""Measure a real engine's step times and the overhead between a client and the engine, and write them to a file.
 
-The engine runs behind our own frontend, as in `dynabench run`, so that what is measured is what a client meets.
+The engine runs behind our own frontend, as in `dynabench run`, so the overhead is what a client really sees.
 """
 
 import asyncio
@@ -38,11 +38,11 @@ from workloads.pacing import LoadConfig
 ROUNDS = 4
 NOISE_LEVELS = 16
 LEAST_STEPS = 12
-"""Fewer have no 95% interval of their median worth printing."""
+"""With fewer steps, the 95% interval of the median is not worth printing."""
 
 
 class Probe(NamedTuple):
-    """A load that shows one side of the engine."""
+    """A load that exercises one aspect of the engine."""
 
     name: str
     concurrency: int
@@ -71,7 +71,7 @@ def probes(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -
 
 
 def calibrate(model: str, config: CalibrateConfig, console: Terminal) -> dict[str, Any]:
-    """Drive an engine through the probes, fit, and write the calibration file; return what it holds.
+    """Drive an engine through the probes, fit, and write the calibration file; return its contents.
 
     Raises:
         UserError: the engine cannot be loaded, or the file exists.
@@ -99,7 +99,7 @@ def calibrate(model: str, config: CalibrateConfig, console: Terminal) -> dict[st
 
 
 class Sent(NamedTuple):
-    """When the client sent a probe's requests and had their first tokens, and when the probe began and ended."""
+    """The client's times of a probe's requests and first tokens, and the probe's start and end."""
 
     probe: Probe
     start_s: float
@@ -131,7 +131,7 @@ async def _drive(model: str, config: CalibrateConfig, base: Path, console: Termi
         await _send(warm_up, target, 16 * config.workers, config.seed)
         each = config.duration_s / len(plan) / ROUNDS
         sent: list[Sent] = []
-        for turn in range(ROUNDS):  # each probe several times, so that what drifts on the machine favours none
+        for turn in range(ROUNDS):  # repeat each probe, so that drift of the machine favours none
             for number, probe in enumerate(plan):
                 console.print(f"{turn * len(plan) + number + 1}/{ROUNDS * len(plan)} {probe.name}")
                 count = probe.concurrency + 1
@@ -147,7 +147,7 @@ async def _send(probe: Probe, target: Target, count: int, seed: int) -> Sent:
     rng = random.Random(seed)
     ids = range(seed << 20, (seed << 20) + count)
     requests = [Request(0.0, rng.randint(*probe.prompt), rng.randint(*probe.output), (id,)) for id in ids]
-    workload = Workload(probe.name, probe.prompt[1], requests)  # a block is a whole prompt: none is shared
+    workload = Workload(probe.name, probe.prompt[1], requests)  # a block is a whole prompt, so none is shared
     start = clock() + 0.1
     order = Order(workload, target, LoadConfig(concurrency=probe.concurrency), "", 600.0)
     answer = await send_all(order, num_clients=1, stop=asyncio.Event(), start=start)
@@ -157,12 +157,12 @@ async def _send(probe: Probe, target: Target, count: int, seed: int) -> Sent:
 
 
 def overheads(logs: list[StepLog], sent: list[Sent]) -> dict[str, float]:
-    """Return what a request meets outside of the engine: before its queue, a part of it by the prompt's length, and after.
+    """Return the overhead of a request outside the engine: before its queue, per prompt token, and after.
 
-    Client and engine read the same clock; requests are matched in order, and medians forgive where that is wrong. From vLLM's
-    front end to its scheduler only requests that come one at a time count: the scheduler takes others in between two steps, and
-    that wait is the engine's. They also tell how much more a longer prompt costs. Those that a probe sends at once at its
-    start wait for each other, see `spacing`.
+    Client and engine read the same clock. Requests are matched in order; medians limit the effect of wrong matches.
+    Between vLLM's front end and its scheduler, only requests that arrive one at a time count: otherwise the scheduler
+    accepts them between two steps, and that wait belongs to the engine. The same requests show the additional cost of
+    longer prompts. Requests that a probe sends at once at its start wait for each other; `spacing` measures that.
     """
     rows = []
     for one in sent:
@@ -191,7 +191,7 @@ def overheads(logs: list[StepLog], sent: list[Sent]) -> dict[str, float]:
 
 
 def spacing(logs: list[StepLog], sent: list[Sent]) -> float:
-    """Return how far apart requests that were sent at once come to vLLM's front end: the median over the probes' starts (s)."""
+    """Return the time between arrivals at vLLM's front end of requests sent at once: the median over the probes (s)."""
     found = []
     for one in sent:
         arrived = np.sort(np.concatenate([log.between(one.start_s, one.end_s).firsts["arrived_s"] for log in logs]))
@@ -202,9 +202,10 @@ def spacing(logs: list[StepLog], sent: list[Sent]) -> float:
 
 
 def noise(logs: list[StepLog], sent: list[Sent], costs: StepCosts) -> list[float]:
-    """Return equally likely factors, their mean 1, by which a step's time differs from that of its kind at that moment.
+    """Return equally likely factors with mean 1 by which a step's time differs from similar steps at that time.
 
-    A kind is steps with or without prefill of one probe at one time, so neither what the model misses nor what drifts counts.
+    Similar steps are those of one run of a probe, with or without prefill. So neither the model's error nor drift is
+    counted.
     """
     found = []
     for one in sent:
@@ -222,7 +223,7 @@ def noise(logs: list[StepLog], sent: list[Sent], costs: StepCosts) -> list[float
 
 
 def batches(logs: list[StepLog], sent: list[Sent], costs: StepCosts) -> list[dict[str, Any]]:
-    """Return for each probe the median of its steps with a 95% interval, with and without prefill, and the fitted one."""
+    """Return the measured and fitted median of each probe's steps, with and without prefill, and a 95% interval."""
     found = []
     for name in dict.fromkeys(one.probe.name for one in sent):
         parts = [log.between(one.start_s, one.end_s) for one in sent if one.probe.name == name for log in logs]
@@ -258,7 +259,7 @@ def calibration(log: StepLog, fit: Fit, measured: dict[str, float], model: str, 
 
 
 def described(found: dict[str, Any], out: Path) -> list[str]:
-    """Say in a few lines what a calibration found, and how to use it."""
+    """Describe in a few lines the results of a calibration, and how to use them."""
     engine, error, overhead = found["engine"], found["held_out_percent"], found["overhead"]
     flags = " ".join(
         f"--{name.replace('_', '-')} {engine[name]}"
@@ -278,7 +279,7 @@ def described(found: dict[str, Any], out: Path) -> list[str]:
 
 
 def _log_paths(base: Path) -> list[Path]:
-    """Return the logs of the engine processes."""
+    """Read the logs of the engine processes."""
     found = sorted(base.parent.glob(f"{base.name}.*"))
     if not found:
         raise UserError("no engine logged its steps; does its vLLM have --scheduler-cls (version 0.11 or later)?")

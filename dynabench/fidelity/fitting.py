@@ -13,19 +13,19 @@ from mocker.timing.model import Prefill
 
 KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 OUTLIER = 3.0
-"""A step that took so many times what the model says is left out: something else ran."""
+"""A step that took more than this multiple of the model's time is left out: something else was running."""
 ROUNDS = 8
 
 
 class Fit(NamedTuple):
-    """A model and how well it tells steps it was not fitted to."""
+    """A model and its errors on steps that it was not fitted to."""
 
     costs: StepCosts
     held_out: dict[str, float]
 
 
 def fit_steps(logs: Sequence[StepLog], seed: int = 0) -> Fit:
-    """Fit to four fifths of the steps of all engines, judge by the rest, then fit to all."""
+    """Fit to four fifths of the steps of all engines, test on the rest, then fit to all."""
     duration = np.concatenate([log.duration_s for log in logs])
     steps = {name: np.concatenate([log.steps[name] for log in logs]) for name in logs[0].steps}
     keep = (duration > 0) & (steps["preempted"] == 0)
@@ -41,7 +41,7 @@ def fit_steps(logs: Sequence[StepLog], seed: int = 0) -> Fit:
 
 
 def predicted(costs: StepCosts, steps: dict[str, Array]) -> Array:
-    """Return what the model says of measured steps (s)."""
+    """Return the model's times of measured steps (s)."""
     model, found = Calibrated(costs), []
     names = ("prefill_tokens", "prefill_context", "prefill_pairs", "num_prefills", "num_decodes", "kv_tokens")
     for tokens, context, pairs, prefills, decodes, kv in zip(*(steps[name] for name in names), strict=True):
@@ -57,7 +57,7 @@ def _tokens(steps: dict[str, Array]) -> Array:
 
 
 def _features(steps: dict[str, Array], knots: list[int]) -> Array:
-    """Return a column for each coefficient; tokens are cut at the knots, so that no slope is negative."""
+    """Return a column for each coefficient; tokens are split at the knots, and no slope is negative."""
     tokens, has_prefill = _tokens(steps), steps["prefill_tokens"] > 0
     ends = [*knots[1:], np.inf]
     segments = [np.clip(tokens - knot, 0, end - knot) for knot, end in zip(knots, ends, strict=True)]
@@ -76,7 +76,7 @@ def _features(steps: dict[str, Array], knots: list[int]) -> Array:
 
 
 def _solve(features: Array, duration: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
-    """Least squares weighted by what the model says, so that it is the mean that is met, without outliers."""
+    """Solve by least squares without outliers, weighted by the model's own times, so that the fit meets the mean."""
     scale = np.maximum(np.abs(features).max(axis=0), 1e-30)
     weight, is_outlier = 1 / duration, np.zeros(len(duration), bool)
     coefficients = np.zeros(features.shape[1])
@@ -108,7 +108,7 @@ def _costs(coefficients: Array, knots: list[int]) -> StepCosts:
 
 
 def _errors(expected: Array, actual: Array) -> dict[str, Any]:
-    """Return the median and mean relative error of a step, and that of all steps' time together (%)."""
+    """Return the median and mean relative error of a step, and the error of the total time (%)."""
     error = np.abs(expected / actual - 1) * 100
     total = (expected.sum() / actual.sum() - 1) * 100
     return {

@@ -7,12 +7,12 @@ Floats = npt.NDArray[np.float64]
 
 
 def non_negative(matrix: Floats, target: Floats) -> Floats:
-    """Return the x >= 0 for which |matrix x - target| is least, by Lawson and Hanson's active sets.
+    """Return the x >= 0 that minimises |matrix x - target|, by Lawson and Hanson's active sets.
 
-    A coefficient is either held at zero or free; the one whose growth helps most is freed, and those that would become
-    negative are held again, until no growth helps. (scipy has the same, and is 140 MB.)
+    Each coefficient is either fixed at zero or free. The coefficient that helps most is freed, and those that would
+    become negative are fixed again, until freeing none helps. (scipy has the same function, but is 140 MB.)
     """
-    q, matrix = np.linalg.qr(matrix)  # as many rows as columns, however many were measured
+    q, matrix = np.linalg.qr(matrix)  # now there are only as many rows as columns, however many were measured
     target = q.T @ target
     num = matrix.shape[1]
     limit = 10 * num * np.finfo(float).eps * np.abs(matrix).sum(axis=0).max(initial=0.0) * np.linalg.norm(target)
@@ -24,13 +24,13 @@ def non_negative(matrix: Floats, target: Floats) -> Floats:
             break
         is_free[best] = True
         found = _descend(matrix, target, found, is_free)
-        # One that rounding took back at once is not tried again before another has moved.
+        # If rounding fixed a coefficient again at once, it is not retried until another has moved.
         is_tried = np.zeros(num, bool) if is_free[best] else is_tried | (np.arange(num) == best)
     return found
 
 
 def _descend(matrix: Floats, target: Floats, found: Floats, is_free: npt.NDArray[np.bool_]) -> Floats:
-    """Go towards the best free coefficients, holding each that reaches zero on the way (`is_free` changes)."""
+    """Move towards the best free coefficients, fixing each that reaches zero on the way (modifies `is_free`)."""
     while is_free.any():
         best = np.zeros(len(found))
         best[is_free] = np.linalg.lstsq(matrix[:, is_free], target)[0]

@@ -1,4 +1,4 @@
-"""Runs of the past, as what simulated ones are held against."""
+"""Past runs, as a reference for simulated ones."""
 
 import json
 from pathlib import Path
@@ -18,14 +18,14 @@ ALIASES = {
     "first_token_s": ("first_token_s", "first_token_ts"),
     "last_token_s": ("last_token_s", "last_token_ts"),
 }
-"""What records may call their columns, the first that is there counts; times in seconds on one clock."""
+"""Possible column names in records; the first that exists is used. Times are in seconds on one clock."""
 OPTIONAL = ("cached_tokens", "preemptions", "finish_reason", "error")
 OWN_BLOCK = 1 << 20
-"""Tokens of a block that no two prompts share: records do not say what prompts have in common."""
+"""Block size at which no two prompts share a block, because records do not say what prompts have in common."""
 
 
 def read_requests(path: Path) -> tuple[Workload, Record]:
-    """Read records of requests (JSON lines or CSV) as the workload that was sent and the run it gave.
+    """Read records of requests (JSON lines or CSV) as the workload that was sent and the resulting run.
 
     Raises:
         UserError: the file cannot be read, or a column is missing.
@@ -81,9 +81,10 @@ def _json_columns(path: Path) -> Table:
 
 
 def _arrivals(queued_s: npt.NDArray[np.float64], time_of_day_s: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return when requests came, on the clock of the queue, which they enter when the step in flight ends.
+    """Return when requests arrived, on the clock of the queue, which they enter when the step in flight ends.
 
-    vLLM stamps arrivals with the time of day; the offset between the clocks is taken from the request that waited least.
+    vLLM stamps arrivals with the time of day. The offset between the clocks is taken from the request that waited
+    least.
     """
     return time_of_day_s + np.nanmin(queued_s - time_of_day_s)
 

@@ -1,14 +1,15 @@
-"""Drive an installed vLLM step by step and record what its scheduler does, and how long each step takes.
+"""Drive an installed vLLM step by step, and record its scheduler's decisions and the time of each step.
 
-The format is the compact one of `recordings`: a row for each time that the engine is stepped. Asynchronously the first
-part of a row belongs to the step scheduled then, the second to the one before it, whose result came then:
+The format is the compact one of `recordings`, with a row for each call that steps the engine. With asynchronous
+scheduling, the first part of a row belongs to the step that was scheduled, the second to the step before it, whose
+result arrived:
 
     step 7, scheduled, new, ..., free_blocks, duration_ms | updated 6, tokens, finished, wasted, free_blocks_after, events
 
-The model is a tiny random Llama made on the spot: scheduling does not depend on weights, and nothing is downloaded. On a
-CPU it runs in this process, between a step's schedule and what else is in its row, so nothing overlaps: `duration_ms` is
-what scheduling and computing that step took, and handling the result that came. Where a GPU computes a step while the next
-is scheduled, no such time can be told, and none is written.
+The model is a tiny random Llama made on the spot: scheduling does not depend on weights, and nothing is downloaded. On
+a CPU it runs in this process, between the two parts of a row, so nothing overlaps: `duration_ms` is the time to
+schedule and compute that step and to handle the result. If a GPU computes a step while the next is scheduled, that time
+is not defined, and none is written.
 """
 
 import gzip
@@ -56,13 +57,13 @@ RESOLVED = (
 def record(scenario_path: Path, out: Path) -> int:
     """Record a scenario `{"name", "engine": {vLLM settings}, "requests": [{id, prompt, max_tokens, arrival_step}]}`.
 
-    A request may also have `priority`, `stop_token_ids`, and `ignore_eos: false`, with which the model's end token ends it.
-    Without `async_scheduling` in the settings it is vLLM's default: on, but off on CPUs.
+    A request may also have `priority`, `stop_token_ids`, and `ignore_eos: false`, which lets the model's end token end
+    it. Without `async_scheduling` in the settings, vLLM's default applies: on, but off on CPUs.
 
     Returns the number of steps.
 
     Raises:
-        RecordingError: vLLM is not installed, cannot do what is asked, or the scenario cannot be read.
+        RecordingError: vLLM is not installed, does not support a setting, or the scenario cannot be read.
     """
     if out.exists():
         raise RecordingError(f"{out} exists; choose another file, or remove it")
@@ -145,7 +146,7 @@ class _Recorder:
         self._row: Json = {}
         self._events: list[Any] = []
         self._names: set[str] = set()
-        self._in_flight: dict[int, int] = {}  # what vLLM made of a step, by its id -> the step
+        self._in_flight: dict[int, int] = {}  # id of vLLM's output of a step -> the step
         schedule, update = self._scheduler.schedule, self._scheduler.update_from_output
 
         def scheduled(*arguments: Any, **options: Any) -> Any:
@@ -188,7 +189,7 @@ class _Recorder:
         return rows
 
     def _name(self, id: str) -> str:
-        """Return our name of a request: vLLM may append a random part to it."""
+        """Return our name of a request, because vLLM may append a random part to it."""
         return id if id in self._names else id.rpartition("-")[0]
 
     def _add(self, request: Json) -> None:
@@ -219,7 +220,7 @@ class _Recorder:
         return row
 
     def _updated(self, output: Any) -> Json:
-        """Name the step whose result comes, and the tokens in it that nobody takes as their request has stopped."""
+        """Return the step whose result arrived, and its tokens that are discarded because their request has stopped."""
         wasted = {self._name(id): 1 for id in output.num_scheduled_tokens if id not in self._scheduler.requests}
         return {"updated": self._in_flight.pop(id(output)), "wasted": wasted}
 

@@ -1,7 +1,7 @@
-"""Recordings of a real vLLM scheduler: what was done to it, what it scheduled, and what each step brought.
+"""Recordings of a real vLLM scheduler: the calls it received, what it scheduled, and the output of each step.
 
-Two formats are read. *Compact*: one file, the scenario on line 1, then a line per step (see `record`). *Full*: a trace of
-adds, aborts, schedules and updates, with the prompts in a scenario file (`../scenarios/NAME.json[.gz]`).
+Two formats are read. *Compact*: one file, the scenario on line 1, then a line per step (see `record`). *Full*: a trace
+of adds, aborts, schedules and updates, with the prompts in a scenario file (`../scenarios/NAME.json[.gz]`).
 """
 
 import gzip
@@ -21,11 +21,11 @@ from mocker.offload.config import HostMemory
 Json = dict[str, Any]
 
 MAX_BYTES = 1 << 28
-"""Largest recording that is read, unpacked."""
+"""Size limit of a recording, unpacked."""
 MALFORMED = (OSError, EOFError, zlib.error, LookupError, TypeError, ValueError, AttributeError, RecursionError)
-"""What reading or replaying a file that is no whole recording may end with."""
+"""The exceptions that reading or replaying an invalid recording may raise."""
 NOT_MODELLED = {"num_speculative_tokens": 0, "max_loras": 0, "pipeline_parallel_size": 1}
-"""Settings that change what a scheduler does, and their values that do not."""
+"""Settings that affect the scheduler, with the values at which they do not."""
 CONNECTORS = (None, "NixlConnector", "OffloadingConnector")
 CACHE_STATS = ("requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits")
 STATE = ("running", "waiting", "free_blocks")
@@ -34,12 +34,12 @@ KINDS = {"BlockStored": "stored", "BlockRemoved": "removed", "AllBlocksCleared":
 
 
 class RecordingError(UserError):
-    """A file that is no recording, or one whose scheduler the mocker does not model."""
+    """A file that is not a recording, or one with a scheduler that the mocker does not model."""
 
 
 @dataclass
 class Action:
-    """Something done to the scheduler: `add`, `abort` or `reset`."""
+    """A call of the scheduler: `add`, `abort` or `reset`."""
 
     kind: str
     id: str = ""
@@ -47,11 +47,11 @@ class Action:
     output: list[int] = field(default_factory=list)
     max_tokens: int = 0
     stops: frozenset[int] = frozenset()
-    """Tokens, EOS among them, that end the answer."""
+    """Tokens that end the answer, including EOS."""
     priority: int = 0
     salt: str | None = None
     remote: str | None = None
-    """What another engine does of it: `decode` if its KV is loaded from there, `prefill` if that reads it."""
+    """The role of another engine: `decode` if this one loads KV from it, `prefill` if it reads KV from this one."""
     is_done: bool | None = None
     """Whether vLLM carried out a reset."""
 
@@ -63,36 +63,36 @@ class Scheduled:
     number: int
     facts: Json
     ended: list[str] = field(default_factory=list)
-    """Requests that had ended, in the order in which vLLM dealt with them, if that is recorded."""
+    """Requests that had ended, in the order in which vLLM handled them, if that is recorded."""
 
 
 @dataclass
 class Updated:
-    """What a step brought, and the KV events that vLLM published with it."""
+    """The output of a step, and the KV events that vLLM published with it."""
 
     number: int
     facts: Json
     events: list[tuple[str, list[Hashable]]]
     duration_s: float | None = None
     arrivals: list[tuple[str, int | None]] = field(default_factory=list)
-    """Requests whose KV had come, and how many of its blocks are valid if not all are."""
+    """Requests whose KV had arrived, with the number of valid blocks if some are invalid."""
     sent: list[str] = field(default_factory=list)
-    """Requests whose KV was read, or given up."""
+    """Requests whose KV was read or given up."""
     copies: list[int] = field(default_factory=list)
-    """Numbers of the copies to or from host memory that were done."""
+    """Numbers of the completed copies to or from host memory."""
     host_events: list[tuple[str, list[Hashable]]] = field(default_factory=list)
-    """KV events of host memory; the last hash of a stored chunk names it."""
+    """KV events of host memory; the last hash of a stored chunk identifies it."""
 
 
 @dataclass
 class Recording:
-    """A scenario and what vLLM made of it, in order: asynchronously, a step is scheduled before the last is known."""
+    """A scenario and what vLLM did, in order; asynchronously, each step is scheduled before the last one ends."""
 
     path: Path
     config: EngineConfig
     vllm_version: str
     offloading: HostMemory | None
-    """Host memory, if KV is kept there."""
+    """Host memory, if it stores KV."""
     entries: list[Action | Scheduled | Updated]
 
 
@@ -100,7 +100,7 @@ def read(path: Path) -> Recording:
     """Read a recording in either format.
 
     Raises:
-        RecordingError: the file is none, or uses a feature that the mocker does not model.
+        RecordingError: the file is not a recording, or uses a feature that the mocker does not model.
     """
     try:
         rows = list(_rows(path))
@@ -120,7 +120,7 @@ def read(path: Path) -> Recording:
 
 
 def is_recording(path: Path) -> bool:
-    """Tell whether a file is a recording, by its first line."""
+    """Return whether a file is a recording, by its first line."""
     if not path.is_file():
         return False
     try:
@@ -134,7 +134,7 @@ def _rows(path: Path) -> Iterator[Any]:
     """Yield the objects of a file of JSON lines, packed or not.
 
     Raises:
-        RecordingError: a line, or all together, unpack to more than any recording has.
+        RecordingError: a line, or the whole file, unpacks to more than any recording contains.
     """
     left = MAX_BYTES
     with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as lines:
@@ -154,7 +154,7 @@ def _is_head(row: Any, key: str) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """Say what is wrong with a file, by what reading it ended with."""
+    """Describe what is wrong with a file, given the exception from reading it."""
     return one_line(f"it has no {error}" if isinstance(error, KeyError) else error)
 
 
@@ -172,7 +172,7 @@ def _config(path: Path, settings: Json) -> EngineConfig:
     known["scheduling_policy"] = settings.get("policy", "fcfs")
     known["async_scheduling"] = settings.get("async_scheduling", False)
     if settings.get("kv_connector") == "OffloadingConnector":
-        known["kv_role"] = None  # kv_both: no other engine is asked
+        known["kv_role"] = None  # kv_both: no other engine is involved
     return EngineConfig(**known)
 
 
@@ -198,7 +198,7 @@ def _read_compact(path: Path, rows: list[Json]) -> Recording:
         while waiting and waiting[0]["arrival_step"] <= row["step"]:
             request = waiting.popleft()
             entries.append(_added(request, outputs.get(request["id"], []), settings.get("eos_token_id")))
-        updated = row.get("updated", row["step"])  # older recordings, all synchronous, do not say
+        updated = row.get("updated", row["step"])  # older recordings, all synchronous, lack it
         if "running" in row or updated == row["step"]:
             entries.append(Scheduled(row["step"], _scheduled_in(row)))
         if updated is not None:
@@ -233,7 +233,7 @@ def _scheduled_in(row: Json) -> Json:
 def _updated_in(row: Json) -> Json:
     finished = row["finished"]
     facts: Json = {"sampled": set(row["tokens"]), "free_blocks": row["free_blocks_after"]}
-    # A list of those that finished is one of answers that end by length.
+    # A list of finished requests means that all answers ended by length.
     facts["finished"] = finished if isinstance(finished, dict) else dict.fromkeys(finished, "length")
     return facts | ({"wasted": row["wasted"]} if "wasted" in row else {})
 
@@ -247,7 +247,7 @@ def _read_full(path: Path, rows: list[Json]) -> Recording:
     outputs = {row["id"]: row["output_token_ids"] for row in rows if row["op"] == "summary"}
     entries: list[Action | Scheduled | Updated] = []
     known: set[str] = set()
-    loads: dict[str, tuple[int, list[int]]] = {}  # blocks hit before, and those to be loaded
+    loads: dict[str, tuple[int, list[int]]] = {}  # blocks hit before, and ids of the blocks to load
     offloading = _offloading(meta["config"])
     for row in rows[1:]:
         match row["op"]:
@@ -283,7 +283,7 @@ def _read_full(path: Path, rows: list[Json]) -> Recording:
 
 
 def _scheduled(row: Json, known: set[str]) -> Json:
-    """Return the facts of a `schedule`; vLLM's second model runner reports as new also what it resumes."""
+    """Return the facts of a `schedule`; vLLM's second model runner also reports resumed requests as new."""
     resumed = [new["id"] for new in row["new"] if new["id"] in known]
     facts = {
         "scheduled": row["num_scheduled_tokens"],
@@ -319,8 +319,8 @@ def _state(row: Json) -> Json:
 
 
 def _loads(row: Json, block_size: int) -> dict[str, tuple[int, list[int]]]:
-    """Return the transfers that a step began: how many blocks were hit before, and the ids of those to fill."""
-    if "cpu_free_chunks" in row:  # none of them fails
+    """Return the transfers that a step began: the number of blocks hit before, and the ids of the blocks to fill."""
+    if "cpu_free_chunks" in row:  # these loads never fail
         return {load["id"]: (0, []) for load in row["kv_meta"]["load"].values()}
     recv = row.get("kv_meta", {}).get("recv", {})
     return {
@@ -329,7 +329,7 @@ def _loads(row: Json, block_size: int) -> dict[str, tuple[int, list[int]]]:
 
 
 def _transferred(out: Json, loads: dict[str, tuple[int, list[int]]]) -> tuple[list[tuple[str, int | None]], list[str]]:
-    """Return the transfers that ended with a step: what came, how much of it is valid, and what was read."""
+    """Return the transfers that ended with a step: arrivals with their valid blocks, and requests that were read."""
     failed, invalid = set(out.get("failed_recving", ())), set(out.get("invalid_block_ids", ()))
     arrivals: list[tuple[str, int | None]] = []
     for id in out.get("finished_recving", ()):

@@ -31,7 +31,7 @@ from mocker.timing.model import Prefill, TimingModel, chunk
 
 @dataclass
 class Verdict:
-    """The outcome of a replay: `difference` is None where every step agreed."""
+    """The outcome of a replay: `difference` is None if every step agreed."""
 
     path: Path
     vllm_version: str
@@ -70,7 +70,7 @@ def verify(recording: Recording) -> Verdict:
 
 
 class Lookup:
-    """A sequence's search for cached tokens, here and at other engines, as it was when it was made."""
+    """A sequence's search for cached tokens, here and at other engines, with the state at that time."""
 
     def __init__(self, sequence: Sequence, num_hits: int, num_hits_elsewhere: int = 0) -> None:
         self.prefix = "preempted_" if sequence.num_preemptions else ""
@@ -80,7 +80,7 @@ class Lookup:
 
 
 class _Replay:
-    """The mocker's scheduler, told to do what vLLM's did."""
+    """The mocker's scheduler, driven like vLLM's."""
 
     def __init__(self, config: EngineConfig, offloading: HostMemory | None) -> None:
         if config.num_gpu_blocks is None:
@@ -91,11 +91,11 @@ class _Replay:
         self._in_flight: deque[Batch | None] = deque()
         self._names: dict[Hashable, Hashable] = {}  # vLLM's hash -> our name of that content
         self._lookups: list[Lookup] = []  # since the last step ended
-        self._loaded: set[Sequence] = set()  # whose KV came
-        self._aborted: list[Sequence] = []  # since the last step was scheduled, like those that are now held
+        self._loaded: set[Sequence] = set()  # sequences whose KV arrived
+        self._aborted: list[Sequence] = []  # since the last step was scheduled, like the next
         self._handed_over: list[Sequence] = []
-        self._in_slots: dict[int, Hashable] = {}  # vLLM's place in host memory -> our name of the chunk in it
-        self._host_hashes: set[Hashable] = set()  # vLLM's hashes that name chunks
+        self._in_slots: dict[int, Hashable] = {}  # vLLM's slot in host memory -> our name of its chunk
+        self._host_hashes: set[Hashable] = set()  # vLLM's hashes that identify chunks
 
     @property
     def num_unfinished(self) -> int:
@@ -104,7 +104,7 @@ class _Replay:
         return len(scheduler.running) + scheduler.num_waiting
 
     def compare(self, entry: Action | Scheduled | Updated) -> Json | None:
-        """Do what was done, and return the first difference in what came of it."""
+        """Repeat a recorded call, and return the first difference in its result."""
         if isinstance(entry, Action):
             if entry.kind == "abort" and not (sequence := self._sequences[entry.id]).is_over:
                 self._aborted.append(sequence)
@@ -143,7 +143,7 @@ class _Replay:
         return facts
 
     def _copies(self, offload: Offload, entry: Scheduled) -> Json:
-        """Return what goes to host memory and back with a step; chunks are told by the places where vLLM has them."""
+        """Return a step's copies to and from host memory; chunks are identified by vLLM's slots."""
         work = offload.take_work()
         facts: Json = {"host_loads": {}, "host_stores": {}, "flushed": {copy.number for copy in work.flushed}}
         for copy in work.stores:
@@ -166,7 +166,7 @@ class _Replay:
         return [offload.host.name(chain, chunk) for start, stop in copy.ranges for chunk in range(start, stop)]
 
     def _transfers(self, started: list[Sequence]) -> Json:
-        """Return what vLLM's scheduler tells its workers of transfers with a step, and forget it."""
+        """Return what vLLM's scheduler reports to its workers about transfers with a step, and clear it."""
         scheduler, size = self._scheduler, self._block_size
         facts: Json = {"loads": {}}
         for sequence in scheduler.loads:
@@ -230,7 +230,7 @@ class _Replay:
         }
 
     def _count_hits(self) -> Json:
-        """Count what was looked up since the last step ended, as vLLM does: at admission, resumed requests apart."""
+        """Count the lookups since the last step ended like vLLM: at admission, and separately for resumed requests."""
         here, elsewhere = dict.fromkeys(CACHE_STATS, 0), dict.fromkeys(CACHE_STATS, 0)
         for lookup in self._lookups:
             for stats, queries, hits in (
@@ -257,7 +257,7 @@ class _Replay:
         return self._compare_host_events(entry)
 
     def _compare_host_events(self, entry: Updated) -> Json | None:
-        """Compare the events of host memory: chunks of one store in any order, those evicted in vLLM's."""
+        """Compare the events of host memory: stored chunks in any order, evicted ones in vLLM's order."""
         offload = self._scheduler.offload
         if offload is None:
             return None
@@ -275,7 +275,7 @@ class _Replay:
 
 
 def _first_difference(entry: Scheduled | Updated, ours: Json) -> Json | None:
-    """Return the first recorded fact that is not ours; the order of what is scheduled counts."""
+    """Return the first recorded fact that differs from ours; the order of scheduled requests counts."""
     for key, expected in entry.facts.items():
         if ours[key] != expected or (key == "scheduled" and list(ours[key]) != list(expected)):
             return _difference(entry.number, key, expected, ours[key])
@@ -290,12 +290,12 @@ def step_times(recording: Recording, timing: TimingConfig) -> list[tuple[bool, f
     """Replay a recording with another engine's step times.
 
     Returns:
-        for each step that was timed: whether it had prefill, what it took, what it takes in simulation (s).
+        for each timed step: whether it had prefill, its recorded time, and its simulated time (s).
 
     Raises:
         RecordingError: no step was timed.
     """
-    # Where it was recorded steps do not overlap, however they are scheduled.
+    # Timed steps never overlapped when they were recorded, even if scheduling was asynchronous.
     simulated = resolve(replace(recording.config, async_scheduling=False), timing)
     scheduler = Scheduler(recording.config, simulated.num_blocks)
     sequences: dict[str, Sequence] = {}
@@ -322,7 +322,7 @@ def step_times(recording: Recording, timing: TimingConfig) -> list[tuple[bool, f
 
 
 def _duration(timing: TimingModel, batch: Batch, iteration: int) -> float:
-    """Return what a batch just scheduled takes in an iteration: one of decodes stands for several in a row."""
+    """Return the time of a scheduled batch in an iteration; a batch of decodes covers several iterations in a row."""
     num_decodes = len(batch.decodes)
     num_kv_tokens = batch.num_kv_tokens + num_decodes * (iteration - batch.iteration)
     if batch.is_empty:
@@ -334,7 +334,7 @@ def _duration(timing: TimingModel, batch: Batch, iteration: int) -> float:
 
 
 def _act(scheduler: Scheduler, sequences: dict[str, Sequence], action: Action, block_size: int) -> bool | None:
-    """Do what was done to vLLM; of a reset, tell whether it was carried out."""
+    """Repeat a call of vLLM's scheduler; for a reset, return whether it was carried out."""
     if action.kind == "add":
         if action.id in sequences:
             raise ValueError(f"request {action.id!r} is added twice")

@@ -1,4 +1,4 @@
-"""How simulated runs are held against real ones, and how a real engine is measured."""
+"""Settings of comparisons of simulated runs with real ones, and of measurements of a real engine."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from reports import fidelity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidateExperimentConfig(ExperimentConfig):
-    """The same for `dynabench validate`, which most often holds one engine against one."""
+    """Settings of an experiment for `dynabench validate`, which usually compares one engine with one."""
 
     router_mode: tuple[str, ...] = ("round-robin",)
     """Router mode that is compared, real and simulated; give it once per mode."""
@@ -28,7 +28,7 @@ class ValidatePoolConfig(LivePoolConfig):
     """Engine workers, real and simulated; records of a past run do not say how many it had."""
 
     def __post_init__(self) -> None:
-        """Refuse settings without a meaning, and workers that do one part of each request."""
+        """Refuse invalid settings, and workers that do one part of each request."""
         LivePoolConfig.__post_init__(self)
         if self.names_roles:
             raise ValueError(
@@ -40,7 +40,7 @@ class ValidatePoolConfig(LivePoolConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidateConfig:
-    """What simulated runs are held against."""
+    """What simulated runs are compared with."""
 
     real: Path | None = None
     """A past run instead of a live engine: a results folder, a recording with times, or records of requests (.jsonl, .csv)."""
@@ -50,7 +50,7 @@ class ValidateConfig:
     more than real runs differ among themselves; may be repeated."""
 
     def __post_init__(self) -> None:
-        """Refuse thresholds without a meaning."""
+        """Refuse invalid thresholds."""
         for text in self.fail_if:
             fidelity.parse(text)
 
@@ -78,5 +78,5 @@ class CalibrateConfig:
     """Seed of every random choice."""
 
     def __post_init__(self) -> None:
-        """Refuse settings without a meaning."""
+        """Refuse invalid settings."""
         check(self)

@@ -1,4 +1,4 @@
-"""What a real engine computed in each step, and how long that took."""
+"""What a real engine computed in each step, and the time of each step."""
 
 import json
 from pathlib import Path
@@ -10,9 +10,9 @@ import numpy.typing as npt
 from foundation.errors import UserError
 
 RECORDER = "dynabench.fidelity.step_recorder.StepRecorder"
-"""What vLLM's `--scheduler-cls` is to be, to have a log written."""
+"""Value of vLLM's `--scheduler-cls` that makes it write a log."""
 LOG = "DYNABENCH_STEP_LOG"
-"""The environment variable with the log's path; each engine process adds its number."""
+"""The environment variable with the log's path; each engine process appends its process id."""
 Array = npt.NDArray[np.float64]
 STEP_COLUMNS = (
     "scheduled_s",
@@ -30,21 +30,21 @@ FIRST_COLUMNS = ("arrived_s", "added_s", "first_token_s", "prompt_tokens")
 
 
 class StepLog(NamedTuple):
-    """One engine's steps and its requests' first tokens; times in seconds on a clock that all processes share."""
+    """One engine's steps and its requests' first tokens; times are in seconds on a clock that all processes share."""
 
     engine: dict[str, Any]
     """The engine's settings as it resolved them."""
     steps: dict[str, Array]
-    """By `STEP_COLUMNS`."""
+    """Columns named by `STEP_COLUMNS`."""
     firsts: dict[str, Array]
-    """By `FIRST_COLUMNS`."""
+    """Columns named by `FIRST_COLUMNS`."""
 
     @property
     def duration_s(self) -> Array:
-        """How long each step took: from the end of the one before while the engine was busy, else from its schedule.
+        """The duration of each step: from the previous step's end while the engine was busy, else from its schedule.
 
-        With asynchronous scheduling that is the time between two results, in which the host's work and the model's overlap;
-        after idleness it also has what is done before the model runs, as synchronously every step has.
+        With asynchronous scheduling, that is the time between two results, while the host's work and the model's
+        overlap. After idleness it also includes the work before the model runs, which every synchronous step includes.
         """
         scheduled, ended = self.steps["scheduled_s"], self.steps["ended_s"]
         started = scheduled.copy()
@@ -53,7 +53,7 @@ class StepLog(NamedTuple):
         return ended - started
 
     def between(self, start_s: float, end_s: float) -> "StepLog":
-        """Keep what began in a stretch of time."""
+        """Return the part of the log that began in an interval."""
         steps = (self.steps["scheduled_s"] >= start_s) & (self.steps["scheduled_s"] < end_s)
         firsts = (self.firsts["added_s"] >= start_s) & (self.firsts["added_s"] < end_s)
         return StepLog(
@@ -64,10 +64,10 @@ class StepLog(NamedTuple):
 
 
 def read_step_log(path: Path) -> StepLog:
-    """Read what `dynabench.fidelity.step_recorder` wrote.
+    """Read a log from `dynabench.fidelity.step_recorder`.
 
     Raises:
-        UserError: the file is none, or no step was taken.
+        UserError: the file is not a log, or contains no steps.
     """
     engine: dict[str, Any] = {}
     rows: dict[str, list[list[float]]] = {"step": [], "first": []}

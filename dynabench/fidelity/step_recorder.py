@@ -1,9 +1,9 @@
-"""A vLLM scheduler that notes what each step computes and how long it takes (vLLM's `--scheduler-cls` takes its name).
+"""A vLLM scheduler that records what each step computes and how long it takes. Name it in vLLM's `--scheduler-cls`.
 
-It runs inside vLLM's engine process and changes nothing about the schedule. Rows go to the file that
-DYNABENCH_STEP_LOG names, one JSON array a line (see `dynabench.fidelity.step_log`); the clock is CLOCK_MONOTONIC,
-which client and engine share on one host. A step's row is written when its result is there: asynchronously the next step
-has been scheduled by then.
+It runs inside vLLM's engine process and does not change the schedule. It writes rows to the file named by
+DYNABENCH_STEP_LOG, one JSON array per line (see `dynabench.fidelity.step_log`). The clock is CLOCK_MONOTONIC, which
+client and engine share on one host. A step's row is written when its result arrives; with asynchronous scheduling, the
+next step is already scheduled by then.
 """
 
 import json
@@ -33,10 +33,10 @@ SCHEDULER_SETTINGS = (
 
 
 class StepRecorder(Scheduler):  # type: ignore[misc]
-    """vLLM's own scheduler, watched."""
+    """vLLM's own scheduler with recording."""
 
     def __new__(cls, *_: Any, vllm_config: Any, **__: Any) -> "StepRecorder":
-        """Watch the one of its two schedulers that vLLM would have taken."""
+        """Record the one of vLLM's two schedulers that it would have used."""
         recorder: StepRecorder = super().__new__(
             AsyncStepRecorder if vllm_config.scheduler_config.async_scheduling else cls
         )
@@ -62,12 +62,12 @@ class StepRecorder(Scheduler):  # type: ignore[misc]
         self._write("engine", facts)
 
     def add_request(self, request: Any) -> None:
-        """As vLLM, noting when."""
+        """Record the time, then call vLLM's method."""
         self._added_s[request.request_id] = clock()
         super().add_request(request)
 
     def schedule(self, *arguments: Any, **options: Any) -> Any:
-        """As vLLM, noting what."""
+        """Call vLLM's method, and record the scheduled work."""
         started = clock()
         output = super().schedule(*arguments, **options)
         if output.total_num_scheduled_tokens:
@@ -75,9 +75,9 @@ class StepRecorder(Scheduler):  # type: ignore[misc]
         return output
 
     def update_from_output(self, scheduler_output: Any, *arguments: Any, **options: Any) -> Any:
-        """As vLLM, noting when the step's tokens are there."""
+        """Call vLLM's method, and record when the step's tokens are ready."""
         scheduled = (self.requests.get(id) for id in scheduler_output.num_scheduled_tokens if id in self._added_s)
-        new = [request for request in scheduled if request is not None]  # the others were aborted meanwhile
+        new = [request for request in scheduled if request is not None]  # the others have been aborted since
         outputs = super().update_from_output(scheduler_output, *arguments, **options)
         now = clock()
         if (row := self._pending.pop(id(scheduler_output), None)) is not None:
@@ -91,12 +91,12 @@ class StepRecorder(Scheduler):  # type: ignore[misc]
         return outputs
 
     def _work(self, counts: dict[str, int]) -> tuple[float, ...]:
-        """Return prefill tokens, their contexts, their pairs, prefilling sequences, decoding sequences, their contexts."""
+        """Return prefill tokens, their contexts and pairs, then prefilling sequences, decoding ones and their contexts."""
         tokens = contexts = sequences = decodes = kv = 0
         pairs = 0.0
         for id, count in counts.items():
             request = self.requests[id]
-            context = request.num_computed_tokens - count  # scheduling has counted them already
+            context = request.num_computed_tokens - count  # scheduling has already counted them
             if count == 1 and context >= request.num_prompt_tokens:
                 decodes += 1
                 kv += context + 1
@@ -110,4 +110,4 @@ class StepRecorder(Scheduler):  # type: ignore[misc]
 
 
 class AsyncStepRecorder(StepRecorder, AsyncScheduler):  # type: ignore[misc]
-    """The same for the scheduler that is a step ahead."""
+    """The same for the scheduler that is one step ahead."""

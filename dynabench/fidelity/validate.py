@@ -1,4 +1,4 @@
-"""Hold the simulator against real engines: the same workload, real and simulated, figure by figure."""
+"""Compare the simulator with real engines: the same workload, real and simulated, metric by metric."""
 
 import math
 import os
@@ -36,18 +36,18 @@ from workloads.shape import ShapeConfig, shape
 
 REAL, SIMULATED = "{}, real", "{}, simulated"
 SAME_PACE = 0.01
-"""Share by which the same requests may come in a longer or shorter time: the clock of a past run is not exact."""
+"""Allowed relative difference in the time over which the same requests arrive: the clock of a past run is not exact."""
 
 
 @dataclass(frozen=True)
 class Validation:
-    """What a comparison of real and simulated runs found."""
+    """The result of a comparison of real and simulated runs."""
 
     folder: Path
     """The results folder."""
     fidelity: Fidelity
     notes: list[str]
-    """What spoiled the runs."""
+    """What makes the runs questionable."""
 
     @property
     def failures(self) -> list[str]:
@@ -71,11 +71,11 @@ def validate(
         config: a past run, and when to fail.
         experiment: router modes and repeats.
         settings: the simulated deployment, and how the workload is sent.
-        console: shows how live runs are going.
-        real: what is deployed to be measured, where no past run is given.
+        console: shows the progress of live runs.
+        real: the deployment to measure if no past run is given.
 
     Raises:
-        UserError: neither a past run nor a live engine is given, or the past one cannot be read.
+        UserError: neither a past run nor a live engine is given, or the past run cannot be read.
     """
     out = results_folder(experiment, "validate")
     logs: dict[str, list[StepLog]] = {}
@@ -104,10 +104,10 @@ def validate(
 def _simulated(
     mode: str, real: list[Record], logs: list[StepLog] | None, settings: Settings, workload: Workload, seed: int
 ) -> Runs:
-    """Simulate what was measured in a router mode, and where the real engine's speed is known, once more at that."""
+    """Simulate the real runs of a router mode, and if the real engine's speed is known, again at that speed."""
 
     def simulations(settings: Settings) -> list[Record]:
-        """Simulate each real run, with answers as long as that run's."""
+        """Simulate each real run, with answers of the same lengths."""
         same = [as_answered(workload, run) for run in real] or [workload]
         return list(map(simulate, _simulations(mode, settings, len(same), seed), same))
 
@@ -129,7 +129,7 @@ def _simulations(mode: str, settings: Settings, count: int, seed: int) -> list[P
 
 
 def as_answered(workload: Workload, run: Record) -> Workload:
-    """Give the answers that a model may end itself the length and the end they had in a run."""
+    """Set the length and end of answers that a model may end itself to those of a run."""
     found, requests = run.requests, list(workload.requests)
     for place in np.flatnonzero((found.osl > 0) & (found.error == "")):
         number = int(found.request[place])
@@ -140,7 +140,7 @@ def as_answered(workload: Workload, run: Record) -> Workload:
 
 
 def as_calibrated(settings: Settings) -> Settings:
-    """Give simulated engines the settings that the calibrated one had.
+    """Give simulated engines the settings of the calibrated engine.
 
     Raises:
         UserError: the calibration cannot be read.
@@ -157,7 +157,7 @@ def as_calibrated(settings: Settings) -> Settings:
 
 
 def like(settings: Settings, reported: dict[str, Any]) -> Settings:
-    """Give simulated engines the settings that a real one reported."""
+    """Give simulated engines the settings that a real engine reported."""
     (pool,) = settings.deployment.pools
     if "policy" in reported:
         reported = reported | {"scheduling_policy": reported["policy"]}
@@ -169,7 +169,7 @@ def like(settings: Settings, reported: dict[str, Any]) -> Settings:
 
 
 def mode_mismatch(settings: Settings) -> str | None:
-    """Return a warning where step times are of an engine that scheduled otherwise than the simulated one."""
+    """Return a warning if the step times are those of an engine that schedules differently from the simulated one."""
     (pool,) = settings.deployment.pools
     if pool.timing.calibration is None:
         return None
@@ -194,7 +194,7 @@ def _measure(
     real: Deployment | None,
     console: Terminal,
 ) -> tuple[Workload, dict[str, list[Record]], dict[str, list[StepLog]]]:
-    """Run the real engine in every mode; return what it reported of its steps, too."""
+    """Run the real engine in every mode; return also the logs of its steps."""
     from dynabench.live.run import run as measure
     from dynabench.live.view import LiveView
 
@@ -229,7 +229,7 @@ def _measure(
 
 @contextmanager
 def _step_logs() -> Iterator[Path]:
-    """Give the folder into which engines that are started meanwhile log their steps."""
+    """Provide the folder into which engines started in this block log their steps."""
     with tempfile.TemporaryDirectory(prefix="dynabench-") as folder:
         os.environ[LOG] = f"{folder}/steps"
         try:
@@ -239,7 +239,7 @@ def _step_logs() -> Iterator[Path]:
 
 
 def _with_preemptions(run: Record, logs: list[StepLog]) -> Record:
-    """Note how often vLLM preempted, all requests together: which of them is not known."""
+    """Record how often vLLM preempted in total; the log does not say which requests."""
     count = sum(int(log.steps["preempted"].sum()) for log in logs)
     return replace(run, facts={**run.facts, "preemptions": float(count)})
 
@@ -247,7 +247,8 @@ def _with_preemptions(run: Record, logs: list[StepLog]) -> Record:
 def speed_of(logs: list[StepLog], timing: TimingConfig) -> Speed | None:
     """Return how fast a real engine was in these runs.
 
-    Machines drift, and what slows their memory need not slow their arithmetic. This separates the part of an error that is their speed from the part that is the model.
+    Machines drift, and what slows their memory need not slow their arithmetic. This separates the error due to the
+    machine's speed from the error of the model.
     """
     if not logs or timing.calibration is None:
         return None
@@ -261,7 +262,7 @@ def speed_of(logs: list[StepLog], timing: TimingConfig) -> Speed | None:
 
 
 def at(speed: Speed, timing: TimingConfig) -> TimingConfig:
-    """Make a simulated engine as fast."""
+    """Make a simulated engine equally fast."""
     return replace(
         timing,
         speedup_ratio=timing.speedup_ratio * speed.prefill,
@@ -270,10 +271,10 @@ def at(speed: Speed, timing: TimingConfig) -> TimingConfig:
 
 
 def _check_alike(real: Path, run: Record, workload: Workload, settings: Settings) -> None:
-    """Refuse to hold a past run against simulated ones of other workers, or of requests that came at other times.
+    """Refuse to compare a past run with simulations of other workers, or of requests that arrive at other times.
 
     Raises:
-        UserError: it says which, and what to give.
+        UserError: the run and the simulation differ; the message says which setting to change.
     """
     num_workers = sum(pool.replicas * pool.mocker.dp_size for pool in settings.deployment.pools)
     if run.num_workers != num_workers:
@@ -282,7 +283,7 @@ def _check_alike(real: Path, run: Record, workload: Workload, settings: Settings
             f"{run.num_workers}, or the options of that run"
         )
     if workload.has_dependencies or settings.load.is_closed or not len(run.requests):
-        return  # then answers decide when requests come
+        return  # then answers decide when requests arrive
     came_s = float(np.ptp(run.requests.intended_s))
     come_s = float(np.ptp([workload.requests[number].arrival_s for number in run.requests.request]))
     if abs(came_s - come_s) > SAME_PACE * max(came_s, come_s):

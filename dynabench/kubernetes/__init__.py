@@ -1,1 +1,1 @@
-"""A deployment as what a Kubernetes cluster runs. Only `write` touches files."""
+"""Render a deployment as objects for a Kubernetes cluster. Only `write` touches files."""

@@ -1,4 +1,4 @@
-"""Who may do what in the cluster: an account for processes that find each other, and one for the planner."""
+"""Accounts and rights in the cluster: one account for processes that discover each other, and one for the planner."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ RBAC = "rbac.authorization.k8s.io"
 
 
 def account(name: str, rules: Iterable[Rule], *, deployment: str, namespace: str) -> list[Object]:
-    """Return a service account that is allowed what rules say; without any, it gets no token."""
+    """Return a service account with the rights in these rules; without rules, it gets no token."""
     metadata = {"name": name, "namespace": namespace, "labels": {APP: APP_NAME, INSTANCE: deployment}}
     granted = [_rule(rule) for rule in rules]
     owner = {
@@ -36,7 +36,7 @@ def account(name: str, rules: Iterable[Rule], *, deployment: str, namespace: str
 
 
 def token_secret(name: str, *, deployment: str, namespace: str) -> Object:
-    """Return the Secret of a deployment's cluster token. It has no `data`: applied again, it keeps what a process put there."""
+    """Return the Secret with the cluster token. It has no `data`, so applying it again keeps what a process stored."""
     metadata = {"name": name, "namespace": namespace, "labels": {APP: APP_NAME, INSTANCE: deployment}}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque"}
 

@@ -1,4 +1,4 @@
-"""The settings of a process as its command line, for containers: no parent hands them over there."""
+"""Command lines for the processes in containers, which get no settings from a parent process."""
 
 import dataclasses
 import json
@@ -11,13 +11,13 @@ from serving.supervision.group import Program
 
 
 def arguments_of(program: Program, files: Mapping[str, str]) -> list[str]:
-    """Return the arguments of Python for a process.
+    """Return the Python arguments of a process.
 
-    How it finds others is left to its environment, and secrets are to a Secret.
+    Discovery is configured by the environment, and secrets come from a Secret.
 
     Args:
-        program: with its settings, and the engine's own arguments as a list behind them.
-        files: where files that settings name are in the container.
+        program: the program and its settings; the engine's own arguments come last, as a list.
+        files: paths in the container of the files that the settings name.
     """
     words = list(program.arguments)
     for settings in program.settings:

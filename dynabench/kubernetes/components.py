@@ -1,4 +1,4 @@
-"""What runs in the cluster: one kind of pod for each component of a deployment."""
+"""The components of a deployment in a cluster: one kind of pod for each."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -33,68 +33,68 @@ from serving.worker.devices import num_gpus
 from serving.worker.registry import ENGINES, EngineChoice
 
 HTTP, GRAPH_HTTP, SYSTEM, STORE_PORT = 8080, 8000, 9090, 7600
-"""Ports in containers: the frontend's where the file names none, the same under Dynamo's operator, that of probes (as the
-operator has it), and the KV store's."""
+"""Ports in containers: the frontend's default, its default under Dynamo's operator, the port of probes (the one that
+the operator uses), and the KV store's."""
 
 FILES = "/etc/dynabench"
-"""Where files of this machine are in a container."""
+"""Folder in a container for files of this machine."""
 
 MODELS = "/models"
 MIB = 1 << 20
 QUICK_S = 300.0
-"""How long a process that loads no model may take to start."""
+"""Time limit for starting a process that loads no model."""
 
 LOADING_S = 1800.0
-"""The same of one that does."""
+"""Time limit for starting a process that loads a model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """Pods that are alike, each with one container."""
+    """A set of identical pods, each with one container."""
 
     name: str
-    """What stands behind the deployment's name: that of a pool, or of a part."""
+    """What follows the deployment's name: the name of a pool or of another component."""
     kind: str
-    """frontend, router, kv-store, planner or worker."""
+    """`frontend`, `router`, `kv-store`, `planner` or `worker`."""
     image: str
     arguments: list[str]
-    """Of Python."""
+    """Arguments of Python."""
     replicas: int
     drain_s: float
-    """How long it may take to finish what it does."""
+    """How long the component may take to finish its work when it stops."""
     startup_s: float
-    """How long it may take to start."""
+    """How long the component may take to start."""
     ports: dict[str, int]
-    """By name. Probes ask at the first."""
+    """Ports by name. Probes use the first."""
     cpu: str
     memory_mib: int
-    """What it needs to begin with (MiB)."""
+    """Requested memory (MiB)."""
     most_memory_mib: int | None
-    """What it may grow to (none: no limit)."""
+    """Memory limit (MiB); None means no limit."""
     gpus: int = 0
     role: Role | None = None
-    """Of workers."""
+    """The role of workers; None for other components."""
     environment: dict[str, str] = field(default_factory=dict)
     loads_model: bool = False
-    """Whether files of a model are downloaded, or read from a volume."""
+    """Whether the component reads a model, downloaded or from a volume."""
     files: tuple[str, ...] = ()
-    """Of this machine: what it finds in `FILES`."""
+    """Files of this machine that are mounted in `FILES`."""
     scratch: tuple[str, ...] = ()
-    """Folders that it writes to, as long as the pod lives."""
+    """Writable folders that live as long as the pod."""
 
     @property
     def is_worker(self) -> bool:
-        """Whether it has workers of a pool."""
+        """Whether its pods are workers of a pool."""
         return self.kind == "worker"
 
 
 def components_of(
     deployment: Deployment, config: ClusterConfig, runtime: RuntimeConfig, *, has_planner: bool
 ) -> list[Component]:
-    """Return what runs, workers last.
+    """Return the components of a deployment, workers last.
 
     Raises:
-        ValueError: it cannot run in a cluster.
+        ValueError: the deployment cannot run in a cluster.
     """
     check_store(deployment)
     _check_own_code(deployment)
@@ -129,13 +129,13 @@ def labels_of(deployment: str, component: Component) -> dict[str, str]:
 
 
 def selector_of(deployment: str, component: Component) -> dict[str, str]:
-    """Return the labels that only a component's pods have."""
+    """Return the labels that distinguish a component's pods from all others."""
     own = {POOL: component.name} if component.is_worker else {COMPONENT: component.kind}
     return {APP: APP_NAME, INSTANCE: deployment, **own}
 
 
 def _reachable(deployment: Deployment, http_port: int) -> Deployment:
-    """Let processes listen where other pods reach them, the frontend at a port unless the file names another."""
+    """Make processes listen where other pods can reach them; the frontend's port has a default."""
     named = deployment.frontend.http_port
     port = http_port if named in (0, FrontendConfig().http_port) else named
     frontend = replace(deployment.frontend, http_host="0.0.0.0", http_port=port)  # noqa: S104 (a pod's own)
@@ -145,7 +145,7 @@ def _reachable(deployment: Deployment, http_port: int) -> Deployment:
 
 
 def _reading(pool: Pool) -> Pool:
-    """Let an engine's own server listen where workers of the other role reach it."""
+    """Make an engine's own server listen where workers of the other role can reach it."""
     if pool.engine == "sglang" and pool.role != "aggregated" and "host" not in pool.engine_args:
         return replace(pool, engine_args={**pool.engine_args, "host": ADDRESS})
     return pool
@@ -176,7 +176,7 @@ def _router(config: ClusterConfig, program: Program) -> Component:
         arguments=arguments_of(program, {}),
         replicas=1,
         drain_s=program.settings[0].drain_s,
-        startup_s=LOADING_S,  # it is ready once there are workers to route to
+        startup_s=LOADING_S,  # ready once there are workers to route to
         ports={"system": SYSTEM},
         cpu="250m",
         memory_mib=256,
@@ -254,7 +254,7 @@ def _worker(deployment: Deployment, config: ClusterConfig, pool: Pool, program: 
 
 
 def _kept_mib(deployment: Deployment, pool: Pool) -> int:
-    """Return what a mocker keeps of its KV (MiB)."""
+    """Return the memory that a mocker needs for its KV (MiB)."""
     transfer = deployment.kv_transfer
     if pool.engine != "mocker":
         return 0
@@ -280,12 +280,12 @@ def _gpus(pool: Pool) -> int:
 
 
 def _side_channel(pool: Pool) -> dict[str, str]:
-    """Let vLLM's decode workers ask its prefill workers for KV at their pods' addresses."""
+    """Make vLLM's decode workers fetch KV from its prefill workers at their pods' addresses."""
     return {"VLLM_NIXL_SIDE_CHANNEL_HOST": ADDRESS} if pool.engine == "vllm" and pool.role != "aggregated" else {}
 
 
 def _check_own_code(deployment: Deployment) -> None:
-    """Refuse classes in files: only this machine has them."""
+    """Refuse classes in files: only this machine has the files."""
     modes = {"router_mode": deployment.router_mode} | {
         f"pools.{pool.name}.router_mode": pool.router_mode for pool in deployment.pools if pool.router_mode
     }
@@ -297,7 +297,7 @@ def _check_own_code(deployment: Deployment) -> None:
 
 
 def _check_model(pool: Pool, config: ClusterConfig) -> None:
-    """Refuse what only this machine has."""
+    """Refuse engines on several nodes, and models that only this machine has."""
     if pool.run.num_nodes > 1:
         raise ValueError(
             f"pools.{pool.name}.num_nodes is {pool.run.num_nodes}; expected 1: an instance on several nodes needs a LeaderWorkerSet, "

@@ -1,9 +1,9 @@
-"""What manifests and the processes in a cluster must agree on: names, labels, environment and rights.
+"""Names, labels, environment variables and rights that manifests and the processes in a cluster share.
 
-app.kubernetes.io/name        dynabench, on each pod of ours
+app.kubernetes.io/name        dynabench, on each of our pods
 app.kubernetes.io/instance    the deployment
 app.kubernetes.io/component   frontend, router, kv-store, planner, or worker
-dynabench.io/pool, /role      of workers
+dynabench.io/pool, /role      on workers
 """
 
 from serving.runtime.kubernetes.access import Rule, discovery, scaling
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 FILES_DIGEST = "dynabench.io/files"
-"""On pods, as an annotation: of the files in their ConfigMap."""
+"""Annotation of pods: a digest of the files in their ConfigMap."""
 
 COMPONENT = "app.kubernetes.io/component"
 
@@ -45,14 +45,14 @@ POD_FIELDS = {
     POD_IP: "status.podIP",
     "DYN_TCP_RPC_HOST": "status.podIP",
 }
-"""Environment of each process, by the field of its pod: who it is, and where others reach it."""
+"""Environment variables of each process by the pod field that sets them: the pod's identity and address."""
 
 ADDRESS = f"$({POD_IP})"
-"""Stands for the pod's address in a container's arguments; Kubernetes puts it in."""
+"""Placeholder for the pod's address in a container's arguments; Kubernetes replaces it."""
 
 BACKEND = "DYN_DISCOVERY_BACKEND"
-"""Environment: whether processes find each other by what Kubernetes itself holds. Dynamo's operator sets it, too, so it is never
-left to a default."""
+"""Environment variable: whether processes discover each other through Kubernetes' own objects. It is always written,
+because Dynamo's operator sets it, too."""
 
 
 API_KEY, ETCD_PASSWORD, NATS_PASSWORD, NATS_TOKEN = (
@@ -61,7 +61,8 @@ API_KEY, ETCD_PASSWORD, NATS_PASSWORD, NATS_TOKEN = (
     "NATS_AUTH_PASSWORD",
     "NATS_AUTH_TOKEN",
 )
-"""Keys of a Secret: what clients of the frontends must send, Prometheus among them, and what etcd and NATS ask for."""
+"""Keys of a Secret: the key that clients of the frontends, including Prometheus, must send, and credentials for etcd
+and NATS."""
 
 
 def planner_arguments(*, deployment: str, url: str) -> list[str]:

@@ -1,6 +1,7 @@
-"""A deployment as a DynamoGraphDeployment, for clusters with NVIDIA Dynamo's operator.
+"""Write a deployment as a DynamoGraphDeployment, for clusters with NVIDIA Dynamo's operator.
 
-v1alpha1   spec.services, by name: componentType, subComponentType, resources, extraPodSpec with the container as mainContainer
+v1alpha1   spec.services, by name: componentType, subComponentType, resources,
+           extraPodSpec with the container as mainContainer
 v1beta1    spec.components, a list: name, type, podTemplate with the container `main`
 """
 
@@ -13,7 +14,7 @@ from dynabench.kubernetes.settings import Form
 
 GROUP = "nvidia.com"
 MOST = 25
-"""Components of one graph."""
+"""The most components that a graph may have."""
 
 
 def graph_of(
@@ -26,11 +27,11 @@ def graph_of(
     """Return the graph of some components.
 
     Args:
-        form: which version.
-        metadata: the graph's own.
-        components: what it consists of.
-        pods: the specification of each one's pods, by its name.
-        theirs: labels and annotations of each one's pods, by its name.
+        form: version of the graph.
+        metadata: metadata of the graph.
+        components: the components of the graph.
+        pods: the pod specification of each component, by its name.
+        theirs: labels and annotations of each component's pods, by its name.
 
     Raises:
         ValueError: there are too many components.
@@ -49,7 +50,7 @@ def graph_of(
 
 
 def _service(component: Component, pod: Object, metadata: Object) -> Object:
-    """Return a component as v1alpha1 has it: what the container needs, and its probes, are not in its pod template but beside it."""
+    """Return a component in v1alpha1 form, with resources and probes outside the pod specification."""
     [main] = pod["containers"]
     container = {
         key: value for key, value in main.items() if key not in ("name", "resources", "livenessProbe", "readinessProbe")

@@ -1,13 +1,13 @@
-"""A deployment as the files of a kustomization: a name for each, and the objects in it.
+"""Render a deployment as the files of a kustomization: each has a name and objects.
 
-access.yaml             accounts, roles and who has them
-etcd.yaml, nats.yaml    servers, if asked for
+access.yaml             accounts, roles and role bindings
+etcd.yaml, nats.yaml    servers, if requested
 files.yaml              ConfigMaps with files of this machine
 frontend.yaml, router.yaml, kv-store.yaml, planner.yaml
-pool-NAME.yaml          workers: Deployment, Service, disruption budget, and what scales them
-network.yaml            which pods may call which
-monitor.yaml            what Prometheus scrapes, if asked for
-graph.yaml              instead of the components: a DynamoGraphDeployment
+pool-NAME.yaml          workers: Deployment, Service, disruption budget, and autoscaler
+network.yaml            network policies
+monitor.yaml            what Prometheus scrapes, if requested
+graph.yaml              a DynamoGraphDeployment, which replaces the components
 kustomization.yaml      lists all of these
 """
 
@@ -54,26 +54,26 @@ Files = dict[str, list[Object]]
 
 KUSTOMIZATION = "kustomization.yaml"
 MOST_BYTES = 1_000_000
-"""What a ConfigMap can hold, about."""
+"""Approximate size limit of a ConfigMap."""
 
 LOCAL = ("etcd_ca", "etcd_client_cert", "etcd_client_key", "nats_ca", "nats_credentials", "discovery_dir")
-"""Settings of the network that are files of one host."""
+"""Network settings that are files on one host."""
 
 SECRETS = {
     "etcd_password": ETCD_PASSWORD,
     "nats_password": NATS_PASSWORD,
     "nats_token": NATS_TOKEN,
 }
-"""Settings of the network that no manifest may hold, and the variables that a Secret holds instead."""
+"""Network settings that no manifest may contain, and the variables that a Secret sets instead."""
 
 
 def manifests(deployment: Deployment, config: ClusterConfig, contents: Mapping[str, bytes]) -> Files:
-    """Return the files of a deployment, by their names.
+    """Return the files of a deployment, by name.
 
     Args:
-        deployment: what is deployed.
-        config: how it is put into the cluster.
-        contents: of the files of this machine that it names, by their paths.
+        deployment: the deployment.
+        config: how to put it into the cluster.
+        contents: contents of the local files that it names, by path.
 
     Raises:
         ValueError: it cannot run in a cluster; the message says why.
@@ -116,7 +116,7 @@ def _kustomization(config: ClusterConfig, files: list[str]) -> Object:
 
 
 def _check_secrets(deployment: Deployment, config: ClusterConfig) -> None:
-    """Refuse what a manifest may not, or cannot, hold."""
+    """Refuse settings that a manifest may not, or cannot, contain."""
     given = {"frontend.api_key": (deployment.frontend.api_key, API_KEY)}
     if deployment.runtime is not None:
         given |= {f"runtime.{name}": (getattr(deployment.runtime, name), key) for name, key in SECRETS.items()}
@@ -153,7 +153,7 @@ def _check_secrets(deployment: Deployment, config: ClusterConfig) -> None:
 
 
 class _Writer:
-    """Makes objects of one deployment."""
+    """Makes the objects of one deployment."""
 
     def __init__(
         self,
@@ -171,12 +171,12 @@ class _Writer:
 
     @property
     def _uses_cluster(self) -> bool:
-        """Whether processes find each other by what Kubernetes holds."""
+        """Whether processes discover each other through Kubernetes' own objects."""
         return self._config.discovery == "kubernetes" or not (self._config.discovery or self._runtime.etcd_endpoints)
 
     @property
     def _network(self) -> dict[str, str]:
-        """Return the environment by which processes find each other."""
+        """Return the environment variables for discovery."""
         name = self._deployment.name
         found: dict[str, str] = {}
         if self._uses_cluster:
@@ -195,7 +195,7 @@ class _Writer:
         return found | {"ETCD_LEASE_TTL": f"{self._runtime.lease_ttl_s:g}"}
 
     def _secrets(self, component: Component) -> dict[str, bool]:
-        """Return the keys of the Secret that a component's processes need, and whether each must be there."""
+        """Return the Secret keys that a component's processes need, and whether each is required."""
         if not self._config.secret:
             return {}
         found = {}
@@ -241,7 +241,7 @@ class _Writer:
         ]
 
     def _data(self, component: Component) -> Object:
-        """Return the files that a component reads, as a ConfigMap holds them."""
+        """Return the files that a component reads, as a ConfigMap contains them."""
         described = yaml.safe_dump(_plain(self._deployment), sort_keys=False).encode()
         data = {
             PurePosixPath(path).name: described if component.kind == names.PLANNER else self._contents[path]
@@ -257,7 +257,7 @@ class _Writer:
         return _as_data(data)
 
     def _pod_metadata(self, component: Component) -> Object:
-        """Return labels, and a digest of the files that are read once, at the start: other files, other pods."""
+        """Return labels, and a digest of the files: pods read files only once, so changed files need new pods."""
         found: Object = {"labels": labels_of(self._deployment.name, component)}
         if component.files:
             digest = sha256(json.dumps(self._data(component), sort_keys=True).encode()).hexdigest()
@@ -265,15 +265,15 @@ class _Writer:
         return found
 
     def component(self, component: Component) -> list[Object]:
-        """Return what runs a component, finds it, and keeps it from being disrupted."""
+        """Return the objects that run a component, make it reachable and limit its disruption."""
         name = self._name(component.name)
         metadata, selector = self._metadata(name, component), selector_of(self._deployment.name, component)
         is_scaled = component.is_worker and self._is_scaled
         spec: Object = {
-            **({} if is_scaled else {"replicas": component.replicas}),  # applied again, it would undo what was scaled
+            **({} if is_scaled else {"replicas": component.replicas}),  # applying it again would undo the scaling
             "selector": {"matchLabels": selector},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
-            # A pod may take that long to start, twice over, before a change counts as failed.
+            # A change counts as failed only after twice the time that a pod may take to start.
             "progressDeadlineSeconds": 600 + 2 * int(component.startup_s),
             "template": {"metadata": self._pod_metadata(component), "spec": self._pod(component)},
         }
@@ -316,7 +316,7 @@ class _Writer:
         ]
 
     def _service(self, component: Component, metadata: Object, selector: dict[str, str]) -> Object:
-        """Return the Service of a component; of workers it has no address of its own: each is called by itself."""
+        """Return the Service of a component; it has no address for workers, because each is called individually."""
         ports = [{"name": name, "port": port, "targetPort": name} for name, port in component.ports.items()]
         spec: Object = {"selector": selector, "ports": ports}
         if component.is_worker:
@@ -359,13 +359,13 @@ class _Writer:
 
 
 def _plain(deployment: Deployment) -> Any:
-    """Return a deployment as YAML takes it, without how processes find each other: their environment says so."""
+    """Return a deployment as YAML data, without discovery settings, which are in the environment."""
     plain = as_plain(replace(deployment, runtime=None))
     return yaml.safe_load(yaml.safe_dump(plain, sort_keys=False))
 
 
 def _as_data(files: Mapping[str, bytes]) -> Object:
-    """Return files as a ConfigMap holds them: texts as they are."""
+    """Return files as a ConfigMap contains them, with texts unchanged."""
     texts, others = {}, {}
     for name, content in files.items():
         try:
@@ -376,5 +376,5 @@ def _as_data(files: Mapping[str, bytes]) -> Object:
 
 
 def _looking(rule: Rule) -> Rule:
-    """Return what a rule allows without changing anything."""
+    """Return the read-only verbs of a rule."""
     return rule._replace(verbs=tuple(verb for verb in rule.verbs if verb in ("get", "list", "watch")))

@@ -1,4 +1,4 @@
-"""Names that a cluster takes."""
+"""Names that a cluster accepts."""
 
 import re
 from collections.abc import Iterable
@@ -10,20 +10,20 @@ LABEL = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 OBJECT = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 MAX_LABEL = 63
 MAX_STATEFUL = 52
-"""Kubernetes adds eleven characters to the name of a StatefulSet, in a label."""
+"""Kubernetes puts the name of a StatefulSet into a label, with eleven more characters."""
 
 FRONTEND, ROUTER, STORE, PLANNER, ETCD, NATS = "frontend", "router", "kv-store", "planner", "etcd", "nats"
 OURS = (FRONTEND, ROUTER, STORE, PLANNER, ETCD, NATS)
-"""What a deployment's name is put before, as before the names of its pools."""
+"""Suffixes that are appended to the deployment's name, like the names of its pools."""
 
 TOKEN = "cluster-token"  # noqa: S105 (the last part of a Secret's name)
 
 
 def check_names(deployment: Deployment, config: ClusterConfig) -> None:
-    """Refuse names that a cluster does not take.
+    """Refuse names that a cluster does not accept.
 
     Raises:
-        ValueError: the message names the first.
+        ValueError: a name is not accepted; the message names the first such name.
     """
     _check_label("name is", deployment.name)
     if not deployment.name[0].isalpha():

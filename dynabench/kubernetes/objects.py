@@ -1,4 +1,4 @@
-"""What several objects share: their type, what containers may do on a node, and how they get secrets."""
+"""Building blocks of several objects: their type, the rights of containers on a node, and access to secrets."""
 
 from typing import Any
 
@@ -22,6 +22,6 @@ CONTAINER_SECURITY: Object = {
 
 
 def secret_variable(key: str, secret: str, *, is_needed: bool) -> Object:
-    """Return the environment variable that a Secret holds under its own name; without one that is needed no pod starts."""
+    """Return an environment variable read from the Secret key of its name; without a required key no pod starts."""
     reference = {"name": secret, "key": key} | ({} if is_needed else {"optional": True})
     return {"name": key, "valueFrom": {"secretKeyRef": reference}}

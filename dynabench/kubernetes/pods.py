@@ -10,10 +10,10 @@ from dynabench.kubernetes.settings import ClusterConfig
 
 TMP = "/tmp"  # noqa: S108 (a volume of the pod's own)
 LEAVE_S = 5
-"""How long a pod that is to end still takes requests: other nodes learn of it late."""
+"""How long a pod that was asked to stop still accepts requests, because other nodes learn of it late."""
 
 LATE_S = 30
-"""How much longer than it may take to finish its requests a pod may take to end."""
+"""How much longer than the drain time a pod may take to stop."""
 
 PERIOD_S = 10
 CACHE = "/cache"
@@ -33,13 +33,13 @@ def pod_of(
     """Return the specification of a component's pods.
 
     Args:
-        component: what runs.
-        config: how it is put into the cluster.
-        network: environment by which processes find each other.
-        secrets: keys of the Secret that it needs, and whether each must be there.
+        component: the component.
+        config: how to put it into the cluster.
+        network: environment variables for discovery.
+        secrets: the Secret keys that it needs, and whether each is required.
         account: name of the service account.
-        files: name of the ConfigMap with the files of this machine that it reads.
-        labels: those by which its pods are told from all others.
+        files: name of the ConfigMap with the local files that it reads.
+        labels: labels that only its pods have.
     """
     volumes, mounts = _volumes(component, config, files)
     container = {
@@ -70,11 +70,11 @@ def pod_of(
 def _environment(
     component: Component, config: ClusterConfig, network: Mapping[str, str], secrets: Mapping[str, bool]
 ) -> list[Object]:
-    """Return the environment, the pod's own facts first: what follows may refer to them."""
+    """Return the environment, the pod's own facts first, because later variables may refer to them."""
     plain = {
         "DYN_SYSTEM_PORT": str(SYSTEM),
         "HOME": TMP,
-        "USER": "dynabench",  # the image may know nobody with the pod's user id
+        "USER": "dynabench",  # the image may have no user with the pod's user id
         "PYTHONUNBUFFERED": "1",
         **network,
         **component.environment,
@@ -92,7 +92,7 @@ def _environment(
 
 
 def _spread(labels: Mapping[str, str]) -> Object:
-    """Return that pods of a component go to different nodes as far as possible: one that is drained takes few of them."""
+    """Return constraints that spread a component's pods over nodes, so that draining a node stops few of them."""
     return {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
@@ -102,13 +102,13 @@ def _spread(labels: Mapping[str, str]) -> Object:
 
 
 def _probes(component: Component) -> Object:
-    """Return what is asked of the container: nothing counts before it has started, which a model's weights make long."""
+    """Return the container's probes. The others wait for the start, which is long when weights are loaded."""
     port = next(iter(component.ports))
 
     def asking(path: str, **numbers: int) -> Object:
         return {"httpGet": {"path": path, "port": port}, "periodSeconds": PERIOD_S, "timeoutSeconds": 5, **numbers}
 
-    # A frontend is healthy once there are workers: that it has started does not depend on them.
+    # A frontend is healthy only once there are workers, so its start-up probe must not ask for that.
     started = "/live" if component.kind == "frontend" else "/health"
     return {
         "startupProbe": asking(started, failureThreshold=math.ceil(component.startup_s / PERIOD_S)),
@@ -125,7 +125,7 @@ def _resources(component: Component) -> Object:
 
 
 def _volumes(component: Component, config: ClusterConfig, files: str) -> tuple[list[Object], list[Object]]:
-    """Return the volumes of a pod, and where its container has them."""
+    """Return the volumes of a pod, and their mount points in its container."""
     empty: Object = {"emptyDir": {}}
     found: list[tuple[str, Object, Object]] = [("tmp", empty, {"mountPath": TMP})]
     if component.files:

@@ -1,10 +1,10 @@
-"""Which pods may call which: NetworkPolicies, where the cluster's network enforces them.
+"""NetworkPolicies: which pods may call which, in clusters whose network enforces them.
 
 frontends             anyone, at their HTTP port
-all of a deployment   its own pods, at any port: those for requests, events and KV are free ones
+all of a deployment   its own pods, at any port: requests, events and KV use arbitrary free ports
 etcd, NATS            the deployment's pods, at the port for clients
 
-Probes come from a pod's node, which may always call it.
+Probes come from a pod's node, which is always allowed.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from dynabench.kubernetes.objects import Object
 
 
 def policies(deployment: str, namespace: str) -> list[Object]:
-    """Return who may call the processes of a deployment."""
+    """Return the policies for the processes of a deployment."""
     ours = {APP: APP_NAME, INSTANCE: deployment}
     return [
         _policy(deployment, namespace, ours, {"from": [{"podSelector": {"matchLabels": ours}}]}),
@@ -24,7 +24,7 @@ def policies(deployment: str, namespace: str) -> list[Object]:
 
 
 def server_policy(name: str, deployment: str, namespace: str, labels: Mapping[str, str]) -> Object:
-    """Return who may call the etcd or NATS server of a deployment."""
+    """Return the policy for an etcd or NATS server of a deployment."""
     ours = {APP: APP_NAME, INSTANCE: deployment}
     allowed = {"from": [{"podSelector": {"matchLabels": ours}}], "ports": [{"port": "client"}]}
     return _policy(name, namespace, labels, allowed)

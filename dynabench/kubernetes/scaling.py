@@ -1,4 +1,4 @@
-"""What changes the number of workers in a cluster, other than our planner: Kubernetes' own autoscaler, or KEDA."""
+"""Autoscalers other than our planner that change the number of workers: Kubernetes' own or KEDA."""
 
 import re
 
@@ -9,23 +9,23 @@ from dynabench.kubernetes.settings import Autoscaler, ClusterConfig
 from dynabench.planner.programs import check_planner, has_planner
 
 WAITING = "dynamo_component_requests_waiting"
-"""What each frontend's /metrics says of each worker."""
+"""The metric of waiting requests that each frontend reports for each worker."""
 
 MOST = 10
-"""Workers of a pool, where the file names no limit."""
+"""Default limit of the number of workers in a pool."""
 
 QUEUE = 3.0
-"""Waiting requests per worker, where the file names no target."""
+"""Default target of waiting requests per worker."""
 
 VALUE = re.compile(r"([A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)?", re.ASCII)
-"""A label's value."""
+"""The value of a label."""
 
 
 def autoscaler_of(deployment: Deployment, config: ClusterConfig) -> Autoscaler:
-    """Return what changes the number of workers.
+    """Return the autoscalers of a deployment.
 
     Raises:
-        ValueError: two would, or it cannot.
+        ValueError: two would scale the same workers, or the autoscaler cannot scale them.
     """
     kind = config.autoscaler or ("planner" if has_planner(deployment) else "none")
     policy = deployment.planner.planner
@@ -52,7 +52,7 @@ def autoscaler_of(deployment: Deployment, config: ClusterConfig) -> Autoscaler:
 def scaler_of(
     deployment: Deployment, config: ClusterConfig, pool: Pool, kind: Autoscaler, metadata: Object
 ) -> list[Object]:
-    """Return what scales a pool by its waiting requests."""
+    """Return the autoscaler of a pool, which scales by waiting requests."""
     settings = deployment.planner
     least, most = settings.min_endpoint, settings.max_replicas or max(MOST, settings.min_endpoint)
     target = settings.hpa_target or QUEUE
@@ -89,7 +89,7 @@ def scaler_of(
 
 
 def _trigger(deployment: Deployment, config: ClusterConfig, pool: Pool, target: float) -> Object:
-    """Return KEDA's question: each frontend reports every worker, so each worker counts once."""
+    """Return KEDA's query. Every frontend reports every worker, so it counts each worker once."""
     labels = {
         "namespace": config.namespace,
         "pod": f"{deployment.name}-{FRONTEND}-.*",
@@ -103,18 +103,18 @@ def _trigger(deployment: Deployment, config: ClusterConfig, pool: Pool, target: 
 
 
 def _quoted(text: str) -> str:
-    """Return a text as PromQL has it."""
+    """Return a text as a PromQL string."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
 
 
 def _quantity(number: float) -> str:
-    """Return a number as Kubernetes writes it: whole, or in thousandths."""
+    """Return a number in Kubernetes' notation: whole, or in thousandths."""
     return f"{number:.0f}" if number == int(number) else f"{max(round(number * 1000), 1)}m"
 
 
 def _check_metric(deployment: Deployment, kind: Autoscaler) -> None:
-    """Refuse pools whose waiting requests no metric reports."""
+    """Refuse pools for which no metric reports waiting requests."""
     settings = deployment.planner
     if settings.hpa_metric != "queue":
         raise ValueError(

@@ -1,7 +1,7 @@
-"""etcd and NATS beside a deployment, each one pod whose data outlives it.
+"""etcd and NATS servers for a deployment: one pod each, with data that outlives the pod.
 
-NATS asks its clients for a token. etcd asks for nothing: passwords would have to be set up by calls to a server that runs. A
-NetworkPolicy lets only the deployment's pods reach either.
+NATS asks its clients for a token. etcd asks for nothing, because its passwords can only be set by calls to a running
+server. A NetworkPolicy lets only the deployment's pods reach either server.
 """
 
 from typing import NamedTuple
@@ -21,10 +21,10 @@ class _Server(NamedTuple):
     image: str
     command: list[str]
     port: int
-    """What clients call."""
+    """Port for clients."""
     probe_port: int
     path: str
-    """What probes ask for."""
+    """Path of the probes."""
     environment: tuple[Object, ...] = ()
 
 
@@ -38,7 +38,7 @@ def etcd(deployment: str, namespace: str) -> list[Object]:
 
 
 def nats(deployment: str, namespace: str, secret: str) -> list[Object]:
-    """Return a NATS server with JetStream, whose token a Secret holds."""
+    """Return a NATS server with JetStream; its token comes from a Secret."""
     command = ["nats-server", "--jetstream", "--store_dir=/data", f"--auth=$({NATS_TOKEN})"]
     command += [f"--http_port={NATS_HTTP_PORT}"]
     token = secret_variable(NATS_TOKEN, secret, is_needed=True)

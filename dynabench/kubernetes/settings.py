@@ -1,4 +1,4 @@
-"""How a deployment is put into a cluster."""
+"""Settings of `dynabench kubernetes`: how a deployment runs in a cluster."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -14,7 +14,7 @@ Form = Literal["manifests", "dynamo-v1alpha1", "dynamo-v1beta1"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """Settings of what is written for a cluster."""
+    """Settings of the manifests for a cluster."""
 
     form: Form = "manifests"
     """Plain manifests, or a DynamoGraphDeployment of that version for NVIDIA Dynamo's operator."""
@@ -59,5 +59,5 @@ class ClusterConfig:
     """PersistentVolumeClaim with models, mounted at /models; what is downloaded is kept there, too."""
 
     def __post_init__(self) -> None:
-        """Refuse what means nothing."""
+        """Refuse invalid settings."""
         check(self)

@@ -1,4 +1,4 @@
-"""The folder of a kustomization on disk."""
+"""Write the folder of a kustomization."""
 
 import contextlib
 import os
@@ -21,14 +21,14 @@ HEADER = (
     "overlay.\n"
 )
 OF_THIS_HOST = ("ETCD_", "NATS_", "DYN_")
-"""Beginnings of variables that would put this host's network into a cluster's manifests."""
+"""Prefixes of variables that would put this host's network settings into a cluster's manifests."""
 
 
 def write(file: Path, config: ClusterConfig, out: Path, *, overwrite: bool) -> list[Path]:
     """Write the manifests of a deployment described in a file; return what was written.
 
     Raises:
-        UserError: the deployment cannot be in a cluster, or the folder cannot be used.
+        UserError: the deployment cannot run in a cluster, or the folder cannot be used.
     """
     with _without_environment():
         deployment = read(file)
@@ -55,7 +55,7 @@ def _contents(deployment: Deployment) -> dict[str, bytes]:
 
 
 def _replace(out: Path, texts: Mapping[str, str], *, overwrite: bool) -> list[Path]:
-    """Write files into a folder, the list of them last, and remove what we wrote there before and is no longer wanted."""
+    """Write files into a folder, the list last, and remove files from an earlier call that are no longer needed."""
     strangers = [path for path in _inside(out) if not _is_ours(path)]
     if strangers and not overwrite:
         raise UserError(
@@ -94,7 +94,7 @@ def _text(objects: list[Any]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes lists below their key, and every value in full."""
+    """Indents lists below their key, and writes every value in full."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
@@ -105,7 +105,7 @@ class _Dumper(yaml.SafeDumper):
 
 @contextlib.contextmanager
 def _without_environment() -> Iterator[None]:
-    """Hide variables that settings take their defaults from: manifests are the same wherever they are written."""
+    """Hide variables that are defaults of settings, so that manifests are the same on every host."""
     hidden = {name: value for name, value in os.environ.items() if name.startswith(OF_THIS_HOST)}
     for name in hidden:
         del os.environ[name]

@@ -1,1 +1,1 @@
-"""A run over HTTP, on the wall clock."""
+"""Runs over HTTP on the wall clock."""

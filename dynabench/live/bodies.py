@@ -1,4 +1,4 @@
-"""What is measured, and the bodies of the requests that are sent there."""
+"""The server to measure, and the bodies of the requests to it."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -12,23 +12,23 @@ EXTRA_FIELDS = {"extra_fields": ["routing", "timing"]}
 
 
 class Target(NamedTuple):
-    """What is measured."""
+    """The server to measure."""
 
     url: str
     model: str
     prompts: Literal["tokens", "text", "chat"] = "tokens"
     api_key: str = ""
     is_ours: bool = False
-    """Whether every token comes in an event of its own, so that events can be checked against the usage."""
+    """Whether every token arrives in its own event, so that events can be checked against the usage."""
     tokens: range = TOKENS
-    """What prompts are made of."""
+    """The tokens that prompts are made of."""
     has_nvext: bool = False
-    """Whether answers say where they were routed and why, and when what happened to them; the mocker there also takes the
-    place of its EOS."""
+    """Whether answers report their routing and the times of their stages. If so, the server's mockers also accept the
+    position of their EOS."""
     num_prefill_workers: int = 0
-    """How many workers only prefill there; those that answer have the numbers behind theirs."""
+    """The number of workers that only prefill; workers that answer are numbered after them."""
     context: int | None = None
-    """Tokens that the model holds for one request, where that is known."""
+    """The most tokens of one request that the model supports, if known."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -70,7 +70,7 @@ class Bodies:
         return msgspec.json.encode(body)
 
     def _extension(self, request: Request) -> dict[str, Any]:
-        """Return what our own frontend is told beside: what to answer, the session, and where the mocker says EOS."""
+        """Return our own frontend's extra fields: the wanted reports, the session, and where the mocker's EOS is."""
         session = {"session_id": request.session} if request.session else {}
         end = {"stop_after": request.output_length} if request.ends == "stop" else {}
         return EXTRA_FIELDS | session | end
@@ -93,7 +93,7 @@ class Bodies:
 
 
 def _salted(text: str, salt: str) -> str:
-    """Begin a text with the salt, so that nothing behind it is cached from another run."""
+    """Put the salt before a text, so that nothing after it is cached from another run."""
     return f"{salt} {text}" if salt else text
 
 

@@ -1,4 +1,4 @@
-"""One request under way: what comes of its answer is stamped, counted and checked."""
+"""One request in progress: its answer's tokens are timestamped, counted and checked."""
 
 import math
 from collections.abc import Callable
@@ -21,11 +21,11 @@ STAGES = (
         "decode_start",
     ),
 )
-"""What our own frontend times of a request; each has a column of `Requests`."""
+"""The stages of a request that our own frontend times; each has a column of `Requests`."""
 
 
 class Call:
-    """One request: stamps its tokens as they arrive."""
+    """One request, whose tokens are timestamped as they arrive."""
 
     __slots__ = (
         "_abort", "_body", "_chunks", "_count", "_last", "_load", "_on_end", "_reader", "_start", "_status", "_target",
@@ -44,17 +44,17 @@ class Call:
         abort: Callable[["Call"], None],
         on_end: Callable[["Call", float], None],
     ) -> None:
-        """Prepare to follow the request of this number.
+        """Prepare to follow a request.
 
         Args:
-            number: its place in the workload.
-            num_expected: tokens of its answer, as far as it is known.
-            timeline: takes in what happens.
-            target: what answers it.
-            load: which requests are measured.
+            number: its index in the workload.
+            num_expected: the tokens of its answer, as far as known.
+            timeline: records what happens.
+            target: the server that answers it.
+            load: defines which requests are measured.
             start: time 0 of the workload, on the client's clock.
-            abort: gives it up.
-            on_end: is called once it is over, with the time.
+            abort: gives the request up.
+            on_end: called when the request is over, with the time.
         """
         self.number = number
         self._timeline = timeline
@@ -64,18 +64,18 @@ class Call:
         self._abort = abort
         self._on_end = on_end
         self._status = 0
-        self._body = b""  # of an error
+        self._body = b""  # the body of an error
         self._reader = AnswerReader(num_expected, counts_all=target.is_ours, has_nvext=target.has_nvext)
         self._count = 0
         self._last = 0.0
         self._chunks: list[float] = []  # gap, tokens, gap, tokens, ...
 
     def on_sent(self, now: float) -> None:
-        """Its bytes are being written."""
+        """Record the time when the request's bytes are written."""
         self._timeline.sent_s[self.number] = now - self._start
 
     def on_status(self, status: int, headers: dict[bytes, bytes], now: float) -> None:
-        """The answer's head has come."""
+        """Record the time and headers of the answer's head."""
         self._status = status
         timeline, number = self._timeline, self.number
         timeline.first_byte_s[number] = now - self._start
@@ -84,7 +84,7 @@ class Call:
                 column[number] = value + (self._target.num_prefill_workers if column is timeline.worker else 0)
 
     def on_data(self, data: bytes, now: float) -> None:
-        """Count the tokens of a read."""
+        """Count the tokens of one read."""
         if self._status != 200:
             self._body += data
             if len(self._body) > EVENT_LIMIT:
@@ -96,7 +96,7 @@ class Call:
             self._give_up(str(error), now)
 
     def on_end(self, now: float) -> None:
-        """The answer is whole: read its usage."""
+        """Finish the whole answer: read its usage."""
         self._timeline.done_s[self.number] = now - self._start
         if self._status != 200:
             self.on_failure(self._refusal(), now)
@@ -113,14 +113,14 @@ class Call:
         self._on_end(self, now)
 
     def on_failure(self, reason: str, now: float) -> None:
-        """There is no (more) answer."""
+        """Record that the request failed, before or during its answer."""
         timeline = self._timeline
         timeline.osl[self.number] = self._count
         timeline.error[self.number] = reason
         self._on_end(self, now)
 
     def _give_up(self, reason: str, now: float) -> None:
-        """End the request, whatever else the server has to say."""
+        """End the request, whatever else the server sends."""
         self._abort(self)
         self.on_failure(reason, now)
 
@@ -128,7 +128,7 @@ class Call:
         return f"HTTP {self._status}: {one_line(self._body, 200) or 'no reason given'}"
 
     def _stamp(self, count: int, now: float) -> None:
-        """Note that tokens came in one read."""
+        """Record the time of tokens that arrived in one read."""
         if not count:
             return
         at, timeline = now - self._start, self._timeline
@@ -146,7 +146,7 @@ class Call:
             timeline.num_together += count
 
     def _settle(self, usage: Usage | None) -> None:
-        """Take lengths from the usage, and hand over the gaps between tokens.
+        """Take lengths from the usage, and record the gaps between tokens.
 
         Raises:
             AnswerError: our own stack lost a token.
@@ -182,10 +182,10 @@ class Call:
                 timeline.gaps.extend((gap / count, 0.0, 0.0, 1.0, count))
 
     def _note_stages(self, timing: Timing | None) -> None:
-        """Note when what happened, where our own frontend says it.
+        """Record the times of the stages, if our own frontend reports them.
 
-        It counts from when it had the request. What lies between the two of us, there and back, is taken for a part of the
-        queue: so its stages end where its first token arrived here.
+        The frontend counts from when it received the request. The time between client and frontend, both ways, is
+        counted as part of the queue, so the last stage ends when the first token arrived here.
         """
         timeline, number = self._timeline, self.number
         if timing is None or timing.ttft_s is None:
@@ -196,12 +196,12 @@ class Call:
                 getattr(timeline, f"{stage}_s")[number] = start + at
 
     def _scale(self, stated: int) -> None:
-        """Spread the stated tokens over the events, where some held several or none."""
+        """Distribute the reported tokens over the events, some of which carried several or none."""
         timeline, number = self._timeline, self.number
         timeline.osl[number] = stated
         timeline.second_token_s[number] = math.nan
         timeline.total_tokens += stated - self._count
-        # Which events held the tokens that are too many is not known; each of those came with at least one other.
+        # It is unknown which events carried the additional tokens; each of these came with at least one other.
         more = max(stated - self._count, 0)
         timeline.num_together += more + min(more, self._count)
         first = timeline.first_chunk_tokens[number]
@@ -213,5 +213,5 @@ class Call:
 
 
 def _number(header: bytes | None) -> int | None:
-    """Return a count that our own frontend sent; another server may send anything under this name."""
+    """Return a count that our own frontend sent; another server may send anything in this header."""
     return int(header) if header is not None and header.isdigit() and len(header) < 6 else None

@@ -1,4 +1,4 @@
-"""Client processes: one in this process, or several that share one schedule and whose records are merged."""
+"""Client processes: one in this process, or several with a common schedule whose records are merged."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ READY_S = 60.0
 
 
 class Sent(NamedTuple):
-    """What clients measured."""
+    """The measurements of the clients."""
 
     requests: Requests
     gaps: np.ndarray
@@ -34,7 +34,7 @@ class Sent(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What a client is to do."""
+    """The task of a client."""
 
     workload: Workload
     target: Target
@@ -53,7 +53,7 @@ async def send_all(
 ) -> Sent:
     """Send a workload from one or several processes; end early once `stop` is set.
 
-    With one process, `start` says when time 0 of the workload is, on the clock of `time.perf_counter` (none: at once).
+    With one process, `start` is time 0 of the workload on the clock of `time.perf_counter` (None: immediately).
     """
     if num_clients == 1:
         return await _send(order, start, stop, on_stats)
@@ -79,7 +79,7 @@ async def send_all(
 
 @contextlib.asynccontextmanager
 async def _clients(orders: list[Order]) -> AsyncIterator[list[Connection]]:
-    """Start a client process for each order; give the connections to them, and end them afterwards."""
+    """Start a client process for each order; yield the connections to them, and end them afterwards."""
     context = multiprocessing.get_context("spawn")
     connections: list[Connection] = []
     processes = []
@@ -103,13 +103,13 @@ async def _clients(orders: list[Order]) -> AsyncIterator[list[Connection]]:
 
 
 def _part(order: Order, shards: list[list[int]], place: int) -> Order:
-    """Return what one of several clients is to do."""
+    """Return the task of one of several clients."""
     part = dataclasses.replace(order.workload, requests=select(order.workload.requests, shards[place]))
     return order._replace(workload=part, load=_share_load(order.load, place, len(shards)))
 
 
 def shares(workload: Workload, count: int) -> list[list[int]]:
-    """Divide a workload's requests; those of a session, and those that wait for each other, stay together."""
+    """Divide a workload's requests; requests of a session, and requests that depend on each other, stay together."""
     parent = list(range(len(workload)))
 
     def root(number: int) -> int:
@@ -156,7 +156,7 @@ async def _send(
 
 
 def _client(connection: Connection, order: Order) -> None:
-    """Run a client process: say ready, take the start time, report how it goes, hand over what was measured."""
+    """Run a client process: report that it is ready, receive the start time, report progress, send the measurements."""
     connection.send("ready")
     start = connection.recv()
 
@@ -170,7 +170,7 @@ def _client(connection: Connection, order: Order) -> None:
 
 
 async def _follow(connection: Connection, place: int, stop: asyncio.Event, take: Callable[[int, Stats], None]) -> Sent:
-    """Wait for what a client measured, and pass on how it goes."""
+    """Wait for a client's measurements, and pass on its progress."""
     stopping = asyncio.create_task(_tell_stop(connection, stop))
     try:
         while True:
@@ -191,7 +191,7 @@ async def _tell_stop(connection: Connection, stop: asyncio.Event) -> None:
 
 
 def _share_load(load: LoadConfig, place: int, count: int) -> LoadConfig:
-    """Give a client its part of the limits."""
+    """Give a client its share of the limits."""
     changes = {}
     for name in ("concurrency", "max_concurrency", "session_concurrency"):
         value = getattr(load, name)

@@ -1,6 +1,7 @@
-"""The events of a streamed answer, taken in as they arrive: how many carry a token, and what the last ones say.
+"""Parse the events of a streamed answer as they arrive: count those with a token, and read the final ones.
 
-Parsing takes a microsecond an event. So an event that differs from an earlier one in nothing but its text is only counted.
+Parsing takes a microsecond per event. So an event that differs from an earlier one only in its text is counted without
+parsing.
 """
 
 import re
@@ -12,10 +13,10 @@ from foundation.text import one_line
 from reports.records import MAX_S, MAX_WORKERS
 
 EVENT_LIMIT = 1 << 20
-"""Bytes of one event, and of an error's body."""
+"""Most bytes of one event, and of an error's body."""
 EVENT_END = b"\n\n"
 NOT_ENDS = ("error", "abort", "cancelled")
-"""Finish reasons of answers that broke off."""
+"""Finish reasons of incomplete answers."""
 MOST_PATTERNS = 4
 TEXT = re.compile(rb'"(?:text|content|reasoning_content|reasoning)": ?"((?:[^"\\]|\\.)+)"')
 
@@ -23,11 +24,11 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class AnswerError(Exception):
-    """An answer that is not what was asked for; the message says what is wrong with it."""
+    """An invalid answer; the message says what is wrong with it."""
 
 
 class Delta(msgspec.Struct):
-    """What an event adds to a message."""
+    """An event's addition to a message."""
 
     role: str | None = None
     content: str | list[Any] | None = None
@@ -36,7 +37,7 @@ class Delta(msgspec.Struct):
 
 
 class Choice(msgspec.Struct):
-    """What an event adds to an answer."""
+    """An event's addition to an answer."""
 
     text: str | None = None
     delta: Delta | None = None
@@ -44,24 +45,24 @@ class Choice(msgspec.Struct):
 
     @property
     def has_text(self) -> bool:
-        """Whether it adds any."""
+        """Whether it adds any text."""
         delta = self.delta
         return bool(self.text or (delta and (delta.content or delta.reasoning_content or delta.reasoning)))
 
     @property
     def is_token(self) -> bool:
-        """Whether our own frontend sent it for a token, of which some are no text: it opens a chat with the role alone."""
+        """Whether it is a token of our own frontend, perhaps without text; a chat's first event has only a role."""
         return self.has_text or not (self.finish_reason or (self.delta and self.delta.role))
 
 
 class PromptDetails(msgspec.Struct):
-    """Of a prompt's tokens."""
+    """Details of a prompt's tokens."""
 
     cached_tokens: Count | None = None
 
 
 class Usage(msgspec.Struct):
-    """How many tokens the server counted."""
+    """The tokens that the server counted."""
 
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None
@@ -69,32 +70,32 @@ class Usage(msgspec.Struct):
 
 
 class Routing(msgspec.Struct):
-    """What our own frontend says about its decision."""
+    """Our own frontend's report of its decision."""
 
     best_tokens: int
     queue_depth: int
     host_tokens: Count | None = None
     disk_tokens: Count | None = None
     store_tokens: Count | None = None
-    """Cached tokens by the tier from which they came, if the engine has any and says so."""
+    """Cached tokens by the tier from which they came, if the engine has tiers and reports them."""
     prefill_slot: Annotated[int, msgspec.Meta(ge=0, lt=MAX_WORKERS)] | None = None
-    """Of the worker that computed the prompt, if another than the one that answered."""
+    """Slot of the worker that computed the prompt, if another worker answered."""
 
 
 class Timing(msgspec.Struct):
-    """When what happened, in milliseconds since our own frontend had the request."""
+    """Times of a request, in milliseconds since our own frontend received it."""
 
     ttft_ms: Any = None
     stages: dict[str, Any] = {}
-    """Workers say most of it, of whatever kind."""
+    """Mostly reported by workers, so values may have any type."""
 
     def seconds(self, stage: str) -> float | None:
-        """Return when a stage was reached, None where nobody can know."""
+        """Return when a stage was reached, None if that is unknown."""
         return _seconds(self.stages.get(stage))
 
     @property
     def ttft_s(self) -> float | None:
-        """When the first token was there."""
+        """When the first token was ready."""
         return _seconds(self.ttft_ms)
 
 
@@ -103,14 +104,14 @@ def _seconds(said: Any) -> float | None:
 
 
 class Extra(msgspec.Struct):
-    """What our own frontend adds."""
+    """The extra data of our own frontend."""
 
     routing: Routing | None = None
     timing: Timing | None = None
 
 
 class Event(msgspec.Struct):
-    """One event's data."""
+    """The data of one event."""
 
     choices: list[Choice] | msgspec.UnsetType | None = msgspec.UNSET
     usage: Usage | None = None
@@ -142,12 +143,12 @@ class AnswerReader:
     )
 
     def __init__(self, max_tokens: int, *, counts_all: bool = False, has_nvext: bool = False) -> None:
-        """Begin to read.
+        """Start reading.
 
         Args:
-            max_tokens: what was asked for.
-            counts_all: whether an event without text is a token, too: our frontend sends one for each.
-            has_nvext: whether to read what our frontend says about routing and times.
+            max_tokens: the requested limit.
+            counts_all: whether events without text are tokens, too: our frontend sends an event for each token.
+            has_nvext: whether to read our frontend's report of routing and times.
         """
         self._max_events = 16 * max_tokens + 1024  # some servers send an event for each character
         self._num_events = 0
@@ -155,10 +156,10 @@ class AnswerReader:
         self._has_nvext = has_nvext
         self._rest = bytearray()
         self._last = b""
-        self._pattern: tuple[bytes, bytes] | None = None  # what stands before and after the text of a token's event
+        self._pattern: tuple[bytes, bytes] | None = None  # the bytes before and after the text of a token's event
         self._num_patterns = 0
         self.num_tokens = 0
-        """Events that carried a token."""
+        """The number of events that carried a token."""
         self.usage: Usage | None = None
         self.routing: Routing | None = None
         self.timing: Timing | None = None
@@ -166,10 +167,10 @@ class AnswerReader:
         self.is_done = False
 
     def take(self, data: bytes) -> int:
-        """Take in what a read brought; return how many of its events carry a token.
+        """Process the bytes of a read; return how many of its events carry a token.
 
         Raises:
-            AnswerError: an event is malformed, or there is no end of it.
+            AnswerError: an event is malformed or too long.
         """
         if self._rest:
             searched = max(len(self._rest) - 3, 0)
@@ -193,7 +194,7 @@ class AnswerReader:
         return count
 
     def end(self) -> None:
-        """The body is over: check that the answer is.
+        """Check that the answer is complete, after its body has ended.
 
         Raises:
             AnswerError: it is not.
@@ -212,7 +213,7 @@ class AnswerReader:
             raise AnswerError(f"an event is longer than {EVENT_LIMIT:,} bytes: {one_line(bytes(self._rest[:100]))}")
 
     def _count(self, events: bytes) -> int:
-        """Count the events with a token; those of the known pattern all at once."""
+        """Count the events with a token; those of a known pattern all at once."""
         if self._pattern is not None:
             before, after = self._pattern
             count = events.count(EVENT_END)
@@ -224,7 +225,7 @@ class AnswerReader:
         return sum(map(self._read, found))
 
     def _read(self, event: bytes) -> bool:
-        """Read one event; return whether it carries a token."""
+        """Parse one event; return whether it carries a token."""
         data = self._data(event)
         if not data:
             return False
@@ -272,7 +273,7 @@ class AnswerReader:
         return b"\n".join(parts)
 
     def _learn(self, event: bytes) -> None:
-        """Remember what stands around the text, unless this server's events differ in more than that."""
+        """Remember the bytes around the text, unless this server's events differ in other parts, too."""
         if self._num_patterns == MOST_PATTERNS or not event.startswith(b"data:") or b"\n" in event:
             return
         found = list(TEXT.finditer(event))
@@ -282,6 +283,6 @@ class AnswerReader:
 
 
 def _end_of_events(data: bytes | bytearray, start: int) -> int:
-    """Return where the last whole event ends (0: there is none)."""
+    """Return the end of the last whole event (0: there is none)."""
     ends = ((data.rfind(mark, start), len(mark)) for mark in (EVENT_END, b"\r\n\r\n"))
     return max(place + size if place >= 0 else 0 for place, size in ends)

@@ -1,4 +1,4 @@
-"""What a number of workers that changes makes of a live run's record."""
+"""Adapt the record of a live run to a number of workers that changes."""
 
 from dataclasses import replace
 
@@ -11,22 +11,22 @@ from reports.pools import PoolUse
 from reports.records import Record
 
 APART = 100_000
-"""Where the numbers of decode workers begin until it is known how many prefill workers there were at most."""
+"""First number of decode workers until the maximum number of prefill workers is known."""
 
 
 def num_ranks_of(pool: Pool) -> int:
-    """Return the workers of a pool at its start, as a router tells them apart."""
+    """Return the initial number of a pool's ranks, which a router counts as workers."""
     return pool.replicas * pool.mocker.dp_size
 
 
 def offset_of(deployment: Deployment) -> int:
-    """Return what is added to a router's numbers of decode workers during a run: prefill workers come first."""
+    """Return the offset to add to a router's numbers of decode workers during a run: prefill workers come first."""
     prefill = [pool for pool in deployment.pools if pool.role == "prefill"]
     return APART if prefill and has_planner(deployment) else sum(map(num_ranks_of, prefill))
 
 
 def with_fleet(record: Record, fleet: FleetUse, deployment: Deployment) -> Record:
-    """Add the fleet to a record; where a planner changed it, let the numbers of workers be those that there were at most."""
+    """Add the fleet to a record; if a planner changed it, set the numbers of workers to their maxima."""
     if not has_planner(deployment):
         return replace(record, fleet=fleet)
     most = {pool.pool: _most(pool) for pool in fleet.pools}

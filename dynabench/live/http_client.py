@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 client for streamed answers: no tasks, no objects per chunk, a clock reading per read."""
+"""A small HTTP/1.1 client for streamed answers: no tasks, no objects per chunk, and one clock reading per read."""
 
 import asyncio
 import ssl
@@ -11,22 +11,22 @@ import httptools
 
 clock = time.perf_counter
 IDLE_LIMIT = 4096
-"""Connections kept for later."""
+"""Most idle connections that are kept."""
 HEAD_LIMIT = 1 << 16
-"""Bytes of an answer's head."""
+"""Most bytes of an answer's head."""
 
 
 class Exchange(Protocol):
-    """One request and its answer, as the connection reports it."""
+    """One request and its answer; the connection calls these methods."""
 
     def on_status(self, status: int, headers: dict[bytes, bytes], now: float) -> None:
-        """The answer's head has come."""
+        """The answer's head has arrived."""
 
     def on_data(self, data: bytes, now: float) -> None:
-        """Part of the body has come, all that one read brought."""
+        """Part of the body has arrived: everything from one read."""
 
     def on_end(self, now: float) -> None:
-        """The answer is whole."""
+        """The answer is complete."""
 
     def on_failure(self, reason: str, now: float) -> None:
         """There will be no (more) answer."""
@@ -54,7 +54,7 @@ class HttpPool:
         return "\r\n".join([*lines, "content-length: "]).encode()
 
     def send(self, head: bytes, body: bytes, exchange: Exchange, on_sent: Callable[[float], None]) -> None:
-        """Send a request, at once if there is an idle connection, else once one is made."""
+        """Send a request, immediately if there is an idle connection, otherwise once one is open."""
         message = b"%b%d\r\n\r\n%b" % (head, len(body), body)
         while self._idle:
             connection = self._idle.pop()
@@ -64,7 +64,7 @@ class HttpPool:
         self._dialling[exchange] = asyncio.ensure_future(self._dial(message, exchange, on_sent))
 
     def abort(self, exchange: Exchange) -> None:
-        """End an exchange by closing its connection, or by making none."""
+        """End an exchange by closing its connection, or by not opening one."""
         if (dialling := self._dialling.pop(exchange, None)) is not None:
             dialling.cancel()
             return
@@ -87,7 +87,7 @@ class HttpPool:
         loop = asyncio.get_running_loop()
         try:
             _, connection = await loop.create_connection(lambda: _Connection(self), self.host, self.port, ssl=self._tls)
-        except (OSError, UnicodeError) as error:  # UnicodeError: the host's name is none
+        except (OSError, UnicodeError) as error:  # UnicodeError: the host's name is invalid
             del self._dialling[exchange]
             on_sent(clock())
             reason = (error.strerror if isinstance(error, OSError) else None) or error
@@ -111,7 +111,7 @@ class HttpPool:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection and the exchange on it; httptools calls the `on_` methods that bear its names."""
+    """One connection and its exchange; httptools calls the `on_` methods by name."""
 
     def __init__(self, pool: HttpPool) -> None:
         self._pool = pool
@@ -137,7 +137,7 @@ class _Connection(asyncio.Protocol):
         self._transport.write(message)
 
     def abort(self) -> None:
-        """Close it now."""
+        """Close the connection immediately."""
         self.is_open = False
         self.exchange = None
         self._transport.abort()
@@ -152,7 +152,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         exchange = self.exchange
         if exchange is None:
-            self.abort()  # the server speaks out of turn
+            self.abort()  # the server sends data before it was asked
             return
         self._now = now = clock()
         try:
@@ -198,7 +198,7 @@ class _Connection(asyncio.Protocol):
     # httptools
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header; what comes behind the body counts, and is of no use."""
+        """Store a header; trailers count towards the limit, but are not used."""
         if not self._has_head:
             self._headers[name.lower()] = value
             return
@@ -207,7 +207,7 @@ class _Connection(asyncio.Protocol):
             raise ValueError(f"the trailers of the answer are longer than {HEAD_LIMIT:,} bytes")
 
     def on_headers_complete(self) -> None:
-        """Tell the exchange."""
+        """Report the head to the exchange."""
         assert self.exchange is not None
         self._has_head = True
         if self._parser.get_status_code() < 200:
@@ -215,11 +215,11 @@ class _Connection(asyncio.Protocol):
         self.exchange.on_status(self._parser.get_status_code(), self._headers, self._now)
 
     def on_body(self, body: bytes) -> None:
-        """Keep a part of the body until the read is over."""
+        """Collect a part of the body until the read is over."""
         self._parts.append(body)
 
     def on_message_complete(self) -> None:
-        """Note the end; an interim answer (100, 103) is none."""
+        """Note the end of the answer; interim answers (100, 103) do not count."""
         if self._parser.get_status_code() < 200:
             self._has_head, self._headers = False, {}
             return

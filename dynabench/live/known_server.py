@@ -1,8 +1,11 @@
-"""A server of known delays, to test load generators against: `python -m dynabench.live.known_server --ttft-ms 50 --itl-ms 10`.
+"""A server with known delays, to test load generators.
 
-It speaks enough of OpenAI's API for ours and other load generators, streams as many tokens as were asked for, each chunk
-at its time on an absolute schedule, and reports when it really wrote the first and the last. HTTP is written by hand: between
-a chunk's time and its bytes there is nothing but the kernel, and no framework's delay is taken for the client's.
+    python -m dynabench.live.known_server --ttft-ms 50 --itl-ms 10
+
+It implements enough of OpenAI's API for ours and other load generators. It streams the requested number of tokens, each
+chunk at its time on an absolute schedule, and reports when it actually wrote the first and the last. HTTP is written by
+hand, so that there is only the kernel between a chunk's time and its bytes: a framework's delay would count as the
+client's.
 """
 
 import argparse
@@ -24,7 +27,7 @@ WORD = "a "
 
 
 class Delays(msgspec.Struct, frozen=True):
-    """What the server does."""
+    """The server's delays and limits."""
 
     ttft_s: float
     itl_s: float
@@ -32,7 +35,7 @@ class Delays(msgspec.Struct, frozen=True):
 
 
 class Stream:
-    """One answer under way."""
+    """One answer in progress."""
 
     __slots__ = (
         "begun_s",
@@ -75,20 +78,20 @@ class Connection(asyncio.Protocol):
         self._body = bytearray()
 
     def connection_made(self, transport: Any) -> None:
-        """Begin to read requests."""
+        """Start reading requests."""
         self._transport = transport
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._parser = httptools.HttpRequestParser(self)
 
     def data_received(self, data: bytes) -> None:
-        """Read on."""
+        """Parse the received bytes."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self._transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The client is gone."""
+        """Note that the client is gone."""
         self._transport = None
 
     def write(self, data: bytes) -> None:
@@ -98,19 +101,19 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether the client is there."""
+        """Whether the client is still connected."""
         return self._transport is not None
 
     def on_url(self, url: bytes) -> None:
-        """Take the address."""
+        """Store a part of the address."""
         self._url = url
 
     def on_body(self, body: bytes) -> None:
-        """Take part of the body."""
+        """Store a part of the body."""
         self._body += body
 
     def on_message_complete(self) -> None:
-        """Answer."""
+        """Answer the request."""
         now = monotonic()
         url, body = self._url.split(b"?")[0], bytes(self._body)
         self._body.clear()
@@ -139,7 +142,7 @@ class KnownServer:
         self._number = 0
         self._news = asyncio.Event()
         self.stats = {"requests": 0, "tokens": 0, "first_s": 0.0, "last_s": 0.0}
-        """Streams begun and tokens written, the first request's and the last token's time."""
+        """Number of streams and written tokens, and the times of the first request and the last token."""
 
     async def run(self, listener: socket.socket) -> None:
         """Serve until cancelled."""
@@ -150,7 +153,7 @@ class KnownServer:
             while True:
                 self._write_due()
                 if self._due:
-                    # A stream that begins sooner than the next is due is at least its TTFT away.
+                    # A stream may begin during the wait, but its first chunk is due at least a TTFT later.
                     await timer.until(min(self._due[0][0], monotonic() + max(self._delays.ttft_s / 2, 0.0005)))
                 else:
                     self._news.clear()
@@ -160,7 +163,7 @@ class KnownServer:
             timer.close()
 
     def answer(self, connection: Connection, body: dict[str, Any], is_chat: bool, now: float) -> None:
-        """Begin an answer."""
+        """Start an answer."""
         stream = Stream(connection, body, is_chat, now, self._delays)
         if not body.get("stream"):
             asyncio.get_running_loop().call_at(
@@ -201,7 +204,7 @@ class KnownServer:
                 heappush(due, (when + delays.itl_s, number, stream))
 
     def _last(self, stream: Stream) -> bytes:
-        """Return the last tokens, the usage, and when tokens were really written."""
+        """Return the last tokens, the usage, and the actual times of writing."""
         now = monotonic()
         self.stats["tokens"] += stream.total
         self.stats["last_s"] = now
@@ -255,7 +258,7 @@ CHUNKS = {is_chat: _chunk(_event(is_chat, WORD, None)) for is_chat in (False, Tr
 
 
 def main() -> None:
-    """Serve on a port of 127.0.0.1 until the input ends or the process is ended."""
+    """Serve on a port of 127.0.0.1 until the input or the process ends."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--ttft-ms", type=float, default=50.0)

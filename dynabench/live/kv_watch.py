@@ -1,4 +1,4 @@
-"""What share of their KV blocks workers have in use during a live run, and their KV tiers, as the frontend's /metrics says."""
+"""Watch the frontend's /metrics during a live run for the use of KV blocks and of KV tiers."""
 
 import asyncio
 import contextlib
@@ -15,14 +15,14 @@ from dynabench.live.tier_watch import TierWatch
 
 EVERY_S = 0.5
 LATE_S = 1.0
-"""After the run, until workers have reported what their tiers did in it."""
+"""Time after the run until workers have reported the last activity of their tiers."""
 PATIENCE_S = 5.0
 MAX_BYTES = 1 << 24
 _GAUGE = re.compile(rb'^\w+_kv_(active|total)_blocks\{[^}\n]*worker_type="(\w+)"[^}\n]*\} (\S+)$', re.MULTILINE)
 
 
 class KvWatch:
-    """The share over time, by role, since it was made; of a role from when all its ranks have reported."""
+    """The share over time, by role, since this object was made; a role counts once all its ranks have reported."""
 
     def __init__(self, url: str, num_ranks: Mapping[str, int]) -> None:
         self._url = f"{url}/metrics"
@@ -33,13 +33,13 @@ class KvWatch:
         self.tiers = TierWatch()
 
     def shares(self) -> dict[str, tuple[float, tuple[float, ...]]]:
-        """Return the length of a window (s) and the mean share in each, by role; roles of which nothing was heard are left out."""
+        """Return the length of a window (s) and the mean share in each, by role; roles without reports are left out."""
         length_s = self._until_s - self._start_s
         return {role: use.shares(length_s, [(0.0, length_s)]) for role, use in self._uses.items()}
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator["KvWatch"]:
-        """Ask as long as the block lasts; what is not answered leaves a gap."""
+        """Poll until the block ends; unanswered polls leave a gap."""
         asking = asyncio.create_task(self._ask())
         try:
             yield self
@@ -59,7 +59,7 @@ class KvWatch:
                 await asyncio.sleep(EVERY_S)
 
     def _note(self, text: bytes) -> None:
-        """Take the present share for that since the last answer."""
+        """Record the present share for the time since the last answer."""
         blocks: dict[tuple[str, str], list[float]] = {}
         for kind, role, value in _GAUGE.findall(text):
             blocks.setdefault((kind.decode(), role.decode()), []).append(float(value))

@@ -1,4 +1,4 @@
-"""The load generator: an HTTP client like any other, which sends each request when the workload says so."""
+"""The load generator: an ordinary HTTP client that sends each request at its time in the workload."""
 
 import asyncio
 import math
@@ -15,7 +15,7 @@ from workloads import Workload
 from workloads.pacing import LoadConfig, Pacer
 
 AHEAD = 64
-"""Bodies prepared before their time has come."""
+"""The number of bodies that are prepared in advance."""
 
 
 class LoadGenerator:
@@ -34,12 +34,12 @@ class LoadGenerator:
         """Prepare to send.
 
         Args:
-            workload: what to send.
-            target: where.
-            load: how.
+            workload: the requests.
+            target: the server.
+            load: how the requests are sent.
             salt: changes every token of every prompt, so that nothing is cached from other runs.
             timeout_s: time after which a request has failed (s).
-            start: when time 0 of the workload is, on the clock of `time.perf_counter` (none: as soon as `run` is called).
+            start: time 0 of the workload, on the clock of `time.perf_counter` (None: when `run` is called).
         """
         self.timeline = Timeline(len(workload))
         self._workload = workload
@@ -61,7 +61,7 @@ class LoadGenerator:
         self.cpu_share = 0.0
 
     async def run(self, stop: asyncio.Event) -> Timeline:
-        """Send everything, never waiting for answers but where the workload does; end early once `stop` is set."""
+        """Send everything, and wait for answers only if the workload requires it; end early once `stop` is set."""
         self._pool = HttpPool(self._target.url)
         self._heads = {
             is_chat: self._pool.head(path, self._target.headers)
@@ -87,7 +87,7 @@ class LoadGenerator:
         return clock() - (self._start or clock())
 
     def stats(self) -> Stats:
-        """Return how it is going."""
+        """Return the progress."""
         return self.timeline.stats(max(self.now, 0.0))
 
     async def _pace(self) -> None:
@@ -134,7 +134,7 @@ class LoadGenerator:
             self._pool.send(self._heads[self._bodies.is_chat(request)], body, call, call.on_sent)
 
     def _prepare(self, count: int) -> bool:
-        """Make bodies ahead of their time; return whether there was any to make."""
+        """Prepare up to `count` bodies in advance; return whether that many were prepared."""
         requests = self._workload.requests
         while count and self._next_body < len(requests) and len(self._ahead) < AHEAD:
             number = self._next_body
@@ -156,7 +156,7 @@ class LoadGenerator:
                     call.on_failure("timeout", now)
 
     def _on_end(self, call: Call, now: float) -> None:
-        """A request is over."""
+        """Record the end of a request, and send those that waited for it."""
         number, timeline = call.number, self.timeline
         if self._open.pop(number, None) is None:
             return  # the run is over
@@ -181,7 +181,7 @@ class LoadGenerator:
 
 
 def facts_of(generator: LoadGenerator) -> dict[str, float]:
-    """Return what shows whether the client itself spoiled the run."""
+    """Return facts that show whether the client itself distorted the run."""
     timeline = generator.timeline
     return {
         "cpu_share": round(generator.cpu_share, 4),

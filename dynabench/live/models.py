@@ -1,4 +1,4 @@
-"""What an endpoint says of the models that it serves."""
+"""What an endpoint reports about its models."""
 
 from typing import Annotated
 
@@ -13,7 +13,7 @@ MAX_BYTES = 1 << 20
 
 
 class Model(msgspec.Struct):
-    """A model of an endpoint; vLLM and SGLang say how much it holds."""
+    """A model of an endpoint; vLLM and SGLang report its context length."""
 
     id: str = ""
     max_model_len: Annotated[int, Meta(ge=1)] | None = None
@@ -26,7 +26,7 @@ class Models(msgspec.Struct):
 
 
 async def context_of(target: Target) -> int | None:
-    """Return how many tokens the measured model holds for one request, None where the endpoint does not say."""
+    """Return the most tokens that the measured model supports in a request, None if the endpoint does not say."""
     try:
         models = msgspec.json.decode(await _listed(target), type=Models).data
     except (aiohttp.ClientError, OSError, ValueError):
@@ -35,7 +35,7 @@ async def context_of(target: Target) -> int | None:
 
 
 async def _listed(target: Target) -> bytes:
-    """Return the list of models, up to a size and time limit."""
+    """Return the list of models, within a size and time limit."""
     async with (
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as session,
         session.get(f"{target.url}/v1/models", headers=target.headers) as response,
@@ -44,7 +44,7 @@ async def _listed(target: Target) -> bytes:
 
 
 async def body_of(response: aiohttp.ClientResponse, most: int) -> bytes:
-    """Return what an endpoint answers, nothing if that is more than so many bytes."""
+    """Return the body of a response, or nothing if it is longer than the limit."""
     body = b""
     async for part in response.content.iter_any():
         body += part

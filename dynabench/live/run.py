@@ -52,16 +52,16 @@ def run(
 ) -> Record:
     """Start a fresh stack, replay the workload over HTTP, and stop the stack.
 
-    With a URL nothing is started, and whatever answers there is measured; a salt keeps caches of other runs out.
-    `on_start` is given the time at which the run begins, on the client's clock. An interrupt ends it early and keeps what
-    came.
+    With a URL nothing is started, and the server at that URL is measured; a salt prevents hits in caches of other runs.
+    `on_start` is called with the start time of the run, on the client's clock. An interrupt ends the run early and
+    keeps the results so far.
 
     Raises:
-        InterruptError: the user asked to end before the stack was up.
+        InterruptError: the user interrupted before the stack was up.
         StackError: the stack did not start.
         WorkloadError: a request can never fit.
         ValueError: the deployment serves several models.
-        KeyboardInterrupt: the user asked twice.
+        KeyboardInterrupt: the user interrupted twice.
     """
     client = plan.settings.client
     assert client is not None
@@ -114,7 +114,7 @@ async def _send(
 def _record(
     plan: Plan, client: ClientConfig, sent: Sent, *, wall_s: float, is_complete: bool, dead: list[str]
 ) -> Record:
-    """Return what was measured, and what spoils it."""
+    """Return the measurements, with notes on what distorts them."""
     notes = [f"{', '.join(dead)} died during the run"] if dead else []
     notes += spoilt(sent, plan.settings.load, is_complete=is_complete, max_failed_share=client.max_failed_share)
     return Record(
@@ -140,7 +140,7 @@ def _watching_kv(target: Target, deployment: Deployment) -> contextlib.AbstractA
 
 
 def _kv_use(deployment: Deployment, watch: KvWatch) -> tuple[KvOverTime, ...]:
-    """Return what was seen of the KV in use: by pool, or by role where several pools have one."""
+    """Return the KV use over time: by pool, or by role if several pools have the same one."""
     names: dict[str, list[str]] = {}
     for pool in deployment.pools:
         names.setdefault(pool.role, []).append(pool.name)
@@ -152,19 +152,19 @@ def _kv_use(deployment: Deployment, watch: KvWatch) -> tuple[KvOverTime, ...]:
 
 
 def _transferred(deployment: Deployment, client: ClientConfig) -> dict[str, float]:
-    """Return the share of the KV's bytes that was moved, where mockers hand KV over."""
+    """Return the share of the KV's bytes that mockers move, if they hand KV over."""
     is_ours = client.url is None and deployment.is_disaggregated and deployment.pools[0].engine == "mocker"
     return {"kv_bytes_scale": deployment.kv_transfer.kv_bytes_scale} if is_ours else {}
 
 
 def _pools(deployment: Deployment) -> tuple[PoolUse, ...]:
-    """Return the pools in the order in which their workers are numbered: those that only prefill come first."""
+    """Return the pools in the order in which their workers are numbered: pools that only prefill come first."""
     pools = sorted(deployment.pools, key=lambda pool: pool.role != "prefill")
     return tuple(PoolUse(pool.name, pool.role, num_ranks_of(pool), pool.num_gpus) for pool in pools if pool.replicas)
 
 
 def _on_this_host(plan: Plan) -> Plan:
-    """Return a plan whose workers report what the router mode wants, and hold what their engines can.
+    """Return a plan whose workers report what the router mode needs, with a context that suits their engines.
 
     Raises:
         ValueError: the deployment serves several models, or its planner cannot plan it.
@@ -184,7 +184,7 @@ def _on_this_host(plan: Plan) -> Plan:
 
 
 def _wants_kv_events(deployment: Deployment, role: Role) -> bool:
-    """Tell whether a router wants to know what workers of a role have cached; of those that decode, only for local prompts."""
+    """Return whether a router needs a role's KV events; it needs those of decode workers only for local prompts."""
     if role == "decode":
         return deployment.disaggregation.conditional_disagg != "never" and deployment.router.use_kv_events
     return wants_kv_events(deployment.mode_of(role), deployment.router)
@@ -195,7 +195,7 @@ def _runs_model(deployment: Deployment) -> bool:
 
 
 async def _interruptible(run: Callable[[asyncio.Event, asyncio.Event], Any], interrupt: Interrupt) -> Record:
-    """Carry out a run; the first signal ends it early, or abandons it before its stack is up, and the second ends it at once."""
+    """Carry out a run; a signal ends it early, or cancels it while its stack starts, and a second one ends it at once."""
     stop, is_up, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
     running = asyncio.ensure_future(run(stop, is_up))
 
@@ -218,7 +218,7 @@ async def _interruptible(run: Callable[[asyncio.Event, asyncio.Event], Any], int
 async def _target(
     client: ClientConfig, deployment: Deployment, seed: int
 ) -> AsyncIterator[tuple[Target, LocalStack | None]]:
-    """Give what is to be measured, and the stack if it is our own."""
+    """Yield the server to measure, and the stack if it is our own."""
     pool = deployment.pools[0]
     if client.url is not None:
         key = os.environ.get("OPENAI_API_KEY", "")
@@ -227,7 +227,7 @@ async def _target(
     check_engines(deployment)
     tokens = await asyncio.to_thread(tokens_of_model, pool)
     async with LocalStack(deployment, seed=seed) as stack:
-        # mistral.rs gives text: what it holds back of a character comes with the next piece.
+        # mistral.rs sends text: bytes of an incomplete character come with the next piece.
         counts_events = pool.engine != "mistralrs"
         target = Target(
             stack.url,
@@ -256,10 +256,10 @@ def tokens_of_model(pool: Pool) -> range:
 
 
 def _check_fits(workload: Workload, target: Target) -> None:
-    """Refuse a workload with a request that the model cannot hold.
+    """Refuse a workload with a request that is too long for the model.
 
     Raises:
-        WorkloadError: the first such request, and what would help.
+        WorkloadError: there is such a request; the message names the first, and a remedy.
     """
     for number, request in enumerate(workload.requests):
         if target.context is not None and request.input_length + request.output_length > target.context:

@@ -1,4 +1,4 @@
-"""The self-test: the load generator against a server whose delays are known, and the error of every metric."""
+"""The self-test: run the load generator against a server with known delays, and show the error of every metric."""
 
 import asyncio
 import subprocess
@@ -22,11 +22,11 @@ from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 
 LIMITS_MS = {"TTFT": 2.0, "ITL": 0.5, "TPOT": 0.1, "E2E": 2.0, "schedule lag": 2.0}
-"""Errors of the median that a machine which is not overloaded stays below."""
+"""Limits of the median's error that a machine meets unless it is overloaded."""
 
 
 def run_selftest(config: SelftestConfig, console: Terminal) -> int:
-    """Measure, print what was sent, expected and found, and return 1 if a metric is off or a token was lost."""
+    """Measure, print what was sent, expected and measured, and return 1 if a metric is off or a token was lost."""
     with known_server(config) as url:
         sent = uvloop.run(measure(url, config))
     run = Record("self-test", sent.requests, sent.gaps, 0.0, 1, is_live=True)
@@ -67,7 +67,7 @@ async def measure(url: str, config: SelftestConfig) -> Sent:
 
 @contextmanager
 def known_server(config: SelftestConfig) -> Iterator[str]:
-    """Run the server in a process of its own and give its address.
+    """Run the server in its own process and yield its address.
 
     Raises:
         UserError: it does not start.
@@ -94,7 +94,7 @@ def known_server(config: SelftestConfig) -> Iterator[str]:
 
 
 def _results(run: Record, config: SelftestConfig) -> dict[str, tuple[float, metrics.Statistics]]:
-    """Return what each metric should be (ms) and what was found."""
+    """Return the expected value (ms) of each metric, and the measured one."""
     values = metrics.per_request(run.requests)
     chunks = -(-config.tokens // config.tokens_per_chunk)
     behind = config.tokens - min(config.tokens_per_chunk, config.tokens)

@@ -1,4 +1,4 @@
-"""A deployment served on this host until a signal comes."""
+"""Serve a deployment on this host until a signal arrives."""
 
 import asyncio
 import contextlib
@@ -19,11 +19,11 @@ from serving.supervision.process import report_ready, run
 
 
 def serve(deployment: Deployment) -> None:
-    """Run the processes of a deployment until SIGINT or SIGTERM; a second one ends them at once.
+    """Run the processes of a deployment until SIGINT or SIGTERM; a second signal ends them at once.
 
     Raises:
         UserError: a setting is wrong, the port is taken, or a process does not start.
-        KeyboardInterrupt: a second signal came.
+        KeyboardInterrupt: a second signal arrived.
     """
     frontend, runtime = deployment.frontend, deployment.runtime or RuntimeConfig()
     try:
@@ -62,6 +62,6 @@ async def _serve(
 
 
 def url_of(host: str, port: int) -> str:
-    """Return where this host reaches what listens on an address."""
+    """Return an address at which this host reaches a server that listens on `host`."""
     reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 (of a frontend for all)
     return f"http://[{reached}]:{port}" if ":" in reached else f"http://{reached}:{port}"

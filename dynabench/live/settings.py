@@ -1,4 +1,4 @@
-"""What the self-test's server does."""
+"""Settings of the self-test's server."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from foundation.settings import Count, NotNegative, Positive, check
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelftestConfig:
-    """What the server of the self-test does."""
+    """Settings of the self-test's server."""
 
     requests: Count = 500
     """Requests to send."""
@@ -31,5 +31,5 @@ class SelftestConfig:
     """Client processes."""
 
     def __post_init__(self) -> None:
-        """Refuse settings without a meaning."""
+        """Refuse invalid settings."""
         check(self)

@@ -1,4 +1,4 @@
-"""Start a whole stack on this host, wait until it answers, and leave nothing behind."""
+"""Start a whole stack on this host, wait until it is ready, and clean up afterwards."""
 
 import asyncio
 import contextlib
@@ -23,15 +23,15 @@ from serving.supervision.group import Group
 
 START_TIMEOUT_S = 60.0
 LOAD_TIMEOUT_S = 1800.0
-"""For engines that load a model, and may have to fetch it first."""
+"""Time limit for engines that load a model, and may have to download it first."""
 
 STOP_TIMEOUT_S = 3.0
 UNLOAD_TIMEOUT_S = 20.0
-"""For engines that run a model, which end processes of their own first."""
+"""Time limit for engines that run a model, which first end their own processes."""
 
 
 class StackError(UserError):
-    """A stack that did not start, or a process of it that died."""
+    """A stack did not start, or one of its processes died."""
 
 
 class LocalStack:
@@ -47,12 +47,13 @@ class LocalStack:
         """Bind the port; nothing runs yet.
 
         Args:
-            deployment: what to start, in a namespace of its own, and unless it says how in a discovery folder of its own.
-            seed: of the router's random choices.
-            restart: start processes again when they end.
+            deployment: what to start, in its own namespace, and in its own discovery folder unless the deployment sets
+                discovery.
+            seed: seed of the router's random choices.
+            restart: whether to start processes again when they end.
 
         Raises:
-            StackError: the port is taken, an engine does not take its settings, or there are too few GPUs.
+            StackError: the port is taken, an engine rejects its settings, or there are too few GPUs.
         """
         frontend = deployment.frontend
         try:
@@ -93,7 +94,7 @@ class LocalStack:
         self.model = deployment.pools[0].served_name
 
     async def __aenter__(self) -> Self:
-        """Start everything and wait until every worker can be asked.
+        """Start everything and wait until every worker is reachable.
 
         Raises:
             StackError: a process died or did not answer in time.
@@ -115,7 +116,7 @@ class LocalStack:
         await self.stop(at_once=kind is asyncio.CancelledError)
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """End all processes and remove what they left."""
+        """End all processes and remove their files."""
         try:
             await self._obeying.aclose()
             await self.group.stop(0 if at_once else self._stop_timeout_s)
@@ -131,8 +132,8 @@ class LocalStack:
             await self._obeying.enter_async_context(self.hands.at_work(self.group, self._runtime))
         for program in self._programs:
             await self.group.start(replace(program, environment=self._quiet | program.environment))
-        # Each question has a connection of its own, and any of several frontends answers it: ask until it is all but
-        # certain (1 - e^-12) that each was asked.
+        # Each query opens a new connection, and any of several frontends may answer it. Ask until it is almost certain
+        # (1 - e^-12) that each has answered.
         num_questions = 12 * self._num_frontends if self._num_frontends > 1 else 1
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
             for _ in range(num_questions):
@@ -146,7 +147,7 @@ class LocalStack:
 
     async def _is_ready(self, session: aiohttp.ClientSession) -> bool:
         asking = asyncio.ensure_future(_health(session, self.url))
-        await asyncio.wait([asking], timeout=0.5)  # the frontend takes connections only once it runs
+        await asyncio.wait([asking], timeout=0.5)  # the frontend accepts connections only once it runs
         if not asking.done():
             asking.cancel()
             return False
@@ -154,7 +155,7 @@ class LocalStack:
 
 
 async def _health(session: aiohttp.ClientSession, url: str) -> int:
-    """Return how many instances can be asked."""
+    """Return how many instances are reachable."""
     try:
         async with session.get(f"{url}/health") as response:
             return len((await response.json()).get("instances", []))

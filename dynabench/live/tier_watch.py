@@ -1,4 +1,4 @@
-"""What the KV tiers of workers held and moved during a live run, as the frontend's /metrics says."""
+"""Watch the frontend's /metrics during a live run for the contents and traffic of workers' KV tiers."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,16 +15,16 @@ _ROW = re.compile(
 )
 _LABEL = re.compile(rb'(\w+)="([^"\n]*)"')
 OWN: tuple[Tier, ...] = ("host", "disk")
-"""Of each worker."""
+"""Tiers of which each worker has its own."""
 
 _NOW = ("used_bytes", "capacity_bytes")
 
 
 class TierWatch:
-    """What each rank has reported of each tier; what it did before the first answer does not count."""
+    """The reports of each rank about each tier; what it did before the first report does not count."""
 
     def __init__(self) -> None:
-        self._first: dict[tuple[str, str], dict[Rank, dict[str, float]]] = {}  # role and tier
+        self._first: dict[tuple[str, str], dict[Rank, dict[str, float]]] = {}  # by role and tier
         self._last: dict[tuple[str, str], dict[Rank, dict[str, float]]] = {}
 
     @property
@@ -33,7 +33,7 @@ class TierWatch:
         return bool(self._last)
 
     def note(self, text: bytes) -> None:
-        """Take in the frontend's metrics."""
+        """Process the frontend's metrics."""
         for name, labels, value in _ROW.findall(text):
             of = {label.decode(): said.decode() for label, said in _LABEL.findall(labels)}
             key, rank = (of["worker_type"], of["tier"]), (of["instance"], of["rank"])
@@ -45,7 +45,7 @@ class TierWatch:
                     facts.setdefault(name.decode(), float(value))
 
     def uses(self, deployment: Deployment, length_s: float) -> tuple[TierUse, ...]:
-        """Return what was seen in a run of this length: by pool, or by role where several pools have one."""
+        """Return the tier use in a run of this length: by pool, or by role if several pools have the same one."""
         roles: dict[str, list[Pool]] = {}
         for pool in deployment.pools:
             roles.setdefault(pool.role, []).append(pool)
@@ -60,7 +60,7 @@ class TierWatch:
         return tuple(found)
 
     def _ranks(self, role: str, tier: Tier) -> list[dict[str, float]]:
-        """Return what each rank has done since the first answer, and holds now."""
+        """Return each rank's activity since the first report, and its current contents."""
         first = self._first.get((role, tier), {})
         return [
             {name: value - (0 if name in _NOW else first[rank][name]) for name, value in facts.items()}
@@ -73,7 +73,7 @@ def _use(
 ) -> TierUse:
     host = engines_of(deployment)[0].host
     assert host is not None, "KV tiers need host memory"
-    total = max if tier == "store" else sum  # each rank says how much the one store has room for
+    total = max if tier == "store" else sum  # each rank reports the capacity of the one store
     capacity = total(rank.get("capacity_bytes", 0.0) for rank in ranks)
     used = total(rank.get("used_bytes", 0.0) for rank in ranks)
     tokens_per_chunk = host.blocks_per_chunk * deployment.pools[0].mocker.block_size

@@ -1,4 +1,4 @@
-"""What a client notes of each request while it runs."""
+"""A client's record of each request, written while it runs."""
 
 from array import array
 from collections import Counter, deque
@@ -14,7 +14,7 @@ from workloads.reuse import reuse_of
 
 
 class Stats(NamedTuple):
-    """How a run is going, for the live view."""
+    """The progress of a run, for the live view."""
 
     now_s: float
     num_sent: int
@@ -22,14 +22,14 @@ class Stats(NamedTuple):
     num_failed: int
     num_tokens: int
     ttft_ms: tuple[float, float] | None
-    """Median and 90th percentile of the last few hundred requests."""
+    """Median and 90th percentile of recent requests."""
     tpot_ms: tuple[float, float] | None
     workers: dict[int, int]
     """Recent requests by worker."""
 
 
 class Timeline(RequestLog):
-    """The log of a client, and what it counts beside it; `isl` is 0 until the server reports a prompt's length."""
+    """The log of a client with additional counts; `isl` is 0 until the server reports a prompt's length."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
@@ -37,12 +37,12 @@ class Timeline(RequestLog):
         self.num_sent = self.num_ended = self.num_failed = 0
         self.total_tokens = self.num_together = 0
         self.num_unstated = 0
-        """Requests whose usage was not given."""
+        """Requests without usage."""
         self.last_numbers: deque[int] = deque(maxlen=500)
-        """Requests that ended last, for the live view."""
+        """The most recently ended requests, for the live view."""
 
     def stats(self, now_s: float) -> Stats:
-        """Return how it is going."""
+        """Return the progress."""
         recent = self.finish(np.array(self.last_numbers, int))
         times = metrics.per_request(recent)
         return Stats(
@@ -58,7 +58,7 @@ class Timeline(RequestLog):
 
 
 def requests_of(timeline: Timeline, workload: Workload, load: LoadConfig) -> Requests:
-    """Return what became of the requests that were answered or failed."""
+    """Return the records of the requests that were answered or failed."""
     ended = ~np.isnan(timeline.done_s) | np.array([bool(error) for error in timeline.error])
     planned = np.array([request.input_length for request in workload.requests], np.int32)
     stated = np.array(timeline.isl)
@@ -73,7 +73,7 @@ def requests_of(timeline: Timeline, workload: Workload, load: LoadConfig) -> Req
         is_measured=[load.is_measured(time) for time in timeline.intended_s],
     )
     cached = requests.cached_tokens
-    if not cached.mask.all():  # servers that report hits leave out a zero, as vLLM does
+    if not cached.mask.all():  # servers that report hits leave out zeros, as vLLM does
         requests = requests.replace(cached_tokens=cached.filled(0))
     return requests[ended]
 

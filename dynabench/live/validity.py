@@ -1,4 +1,4 @@
-"""Whether a run counts: what the client did, and how many requests failed, can spoil it."""
+"""Decide whether a run is valid: the client, or failed requests, can distort it."""
 
 from collections import Counter
 
@@ -9,15 +9,15 @@ from dynabench.plan import MAX_FAILED_SHARE
 from workloads.pacing import LoadConfig
 
 LATE_S = 0.1
-"""A client whose 99th percentile of (sent - intended) is above this spoiled the run."""
+"""A client whose 99th percentile of (sent - intended) is above this distorted the run."""
 BUSY = 0.9
-"""So did one that used more of a core than this: its stamps waited for it."""
+"""A client that used more than this share of a core distorted the run, because its timestamps were delayed."""
 BEHIND = 0.95
-"""So did one that sent at less than this share of the intended rate."""
+"""A client that sent at less than this share of the intended rate distorted the run."""
 
 
 def spoilt(sent: Sent, load: LoadConfig, *, is_complete: bool, max_failed_share: float = MAX_FAILED_SHARE) -> list[str]:
-    """Say what spoiled the run: failed requests, or the client itself; such a run is not valid."""
+    """Return the reasons why a run is not valid: failed requests, or the client itself."""
     requests, notes = sent.requests, []
     errors = [error for error in requests.error if error]
     if errors and len(errors) == len(requests):

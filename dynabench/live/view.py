@@ -1,4 +1,4 @@
-"""How a live run is going: a view that moves on a terminal; elsewhere a line every few seconds, on stderr."""
+"""The progress of a live run: an animated view on a terminal, or else a line every few seconds, on stderr."""
 
 import sys
 from types import TracebackType
@@ -17,7 +17,7 @@ from foundation.text import printable
 
 
 class LiveView:
-    """Progress, rates, TTFT, TPOT, requests in flight, and how the last requests were spread over the workers."""
+    """Progress, rates, TTFT, TPOT, requests in flight, and the distribution of recent requests over the workers."""
 
     def __init__(self, console: Terminal, title: str, total: int, colour: str = "") -> None:
         self._title = title
@@ -40,7 +40,7 @@ class LiveView:
             self._live.stop()
 
     def update(self, stats: Stats) -> None:
-        """Show the latest."""
+        """Show the latest progress."""
         if self._live is None:
             if stats.now_s >= self._line_due_s:
                 self._line_due_s = stats.now_s + LINE_EVERY_S
@@ -54,7 +54,7 @@ class LiveView:
         self._live.update(self._shown(stats), refresh=True)
 
     def _line(self, stats: Stats) -> str:
-        """Say how it is going."""
+        """Write a line of progress."""
         failed = f", {stats.num_failed:,} failed" if stats.num_failed else ""
         share = f"{stats.num_ended:,} of {self._total:,} requests{failed}"
         in_flight = f"{stats.num_sent - stats.num_ended:,} in flight"

@@ -1,4 +1,4 @@
-"""What is sent before a run, and left out of it: the first requests of a size take an engine longer."""
+"""Requests before a run that are not measured, because the first requests of each size take an engine longer."""
 
 import asyncio
 import secrets
@@ -15,14 +15,14 @@ WARMUP_TOKENS = 8
 
 
 def num_warmups(client: ClientConfig, deployment: Deployment) -> int:
-    """Return how many requests are sent before a run: as many as asked for, else a few for each worker that runs a model."""
+    """Return the number of requests before a run: as many as set, else a few for each worker that runs a model."""
     if client.warmup_requests is not None:
         return client.warmup_requests
     return WARMUPS * deployment.num_workers if client.url is None and deployment.pools[0].runs_model else 0
 
 
 async def warm_up(workload: Workload, target: Target, count: int, timeout_s: float, stop: asyncio.Event) -> None:
-    """Send requests as long as the workload's, evenly from its shortest to its longest prompt, and forget them."""
+    """Send requests of the workload's lengths, from its shortest to its longest prompt, and discard the results."""
     ordered = sorted(workload.requests, key=lambda request: request.input_length)
     chosen = [ordered[(len(ordered) - 1) * (place + 1) // count] for place in range(count)]
     requests = [

@@ -1,1 +1,1 @@
-"""A planner and its hands: what it sees of pools, and what carries out its decisions."""
+"""A planner and its hands: how the planner observes pools, and how its decisions are carried out."""

@@ -1,4 +1,7 @@
-"""`python -m dynabench.planner`: a planner, started by the parent of the workers, which hands it its settings, or in a cluster."""
+"""Run a planner with `python -m dynabench.planner`, in a cluster or started by the parent of the workers.
+
+A parent hands over the settings.
+"""
 
 import asyncio
 import contextlib
@@ -35,7 +38,7 @@ app = App(
 
 
 def main() -> None:
-    """Plan until a signal comes."""
+    """Plan until a signal arrives."""
     if SETTINGS not in os.environ:
         command, bound, _ = app.parse_args(exit_on_error=False, print_error=False)
         command(*bound.args, **bound.kwargs)
@@ -88,11 +91,11 @@ def in_a_cluster(
 
 
 def plan(config: PlannerServiceConfig, deployment: Deployment, network: RuntimeConfig) -> None:
-    """Plan until a signal comes.
+    """Run a planner until a signal arrives.
 
     Raises:
-        RuntimeUnavailableError: the network, or the cluster, does not let us.
-        ValueError: a pool is scaled by somebody else.
+        RuntimeUnavailableError: the network or the cluster is unreachable or refuses access.
+        ValueError: something else already scales a pool.
     """
 
     async def work(stopping: asyncio.Event) -> None:
@@ -107,7 +110,7 @@ def plan(config: PlannerServiceConfig, deployment: Deployment, network: RuntimeC
 def hands_of(
     runtime: DistributedRuntime, config: PlannerServiceConfig, deployment: Deployment
 ) -> contextlib.AbstractAsyncContextManager[None]:
-    """Return the hands in this process, if that is where they are."""
+    """Return the hands if they run in this process, otherwise None."""
     if config.hands == "parent":
         return contextlib.nullcontext()
     hands = ClusterHands(

@@ -1,7 +1,8 @@
-"""A planner's hands in a Kubernetes cluster: they set the number of pods of each pool's Deployment as it orders.
+"""A planner's hands in a Kubernetes cluster: they set the number of pods of each pool's Deployment as ordered.
 
-They are in the planner's own process, and obey as those of a host do (`hands.py`): the highest term, each decision once. They
-report which pods there are, and decide nothing. Each pool is scaled by itself: one that fails holds up no other.
+They run in the planner's own process, and follow the same rules as the hands on a host (`hands.py`): the highest term,
+each decision once. They report the existing pods, and decide nothing. Pools are scaled independently: a failure in one
+does not delay the others.
 """
 
 import asyncio
@@ -28,30 +29,30 @@ from serving.runtime.stopping import cancel_all
 log = logging.getLogger(__name__)
 
 AGAIN_S = 2.0
-"""How long after something that failed it is tried again."""
+"""Delay before a failed action is tried again."""
 
 CONFLICTS = 5
-"""How often a number is set again because somebody else changed the Deployment meanwhile."""
+"""How often setting the number is tried again if something else changed the Deployment in the meantime."""
 
 NAMELESS_S = 15.0
-"""How long a pod may be ready before it is in discovery."""
+"""How long a ready pod may be missing from discovery."""
 
 
 class Decided(NamedTuple):
-    """What a pool should have, and which decision that is."""
+    """The wanted size of a pool, and the decision it comes from."""
 
     term: int
     wanted: Wanted
 
     @property
     def place(self) -> tuple[int, int]:
-        """Its place among all decisions."""
+        """Its position in the order of all decisions."""
         return self.term, self.wanted.number
 
 
 @dataclass(slots=True)
 class _Pool:
-    """A pool, and what was done about it."""
+    """A pool, and the last decision that was carried out."""
 
     name: str
     deployment: str
@@ -60,7 +61,7 @@ class _Pool:
 
 
 class ClusterHands:
-    """See the module."""
+    """Scales the pools of one deployment as its planner orders."""
 
     def __init__(
         self,
@@ -75,12 +76,12 @@ class ClusterHands:
         """Prepare to scale.
 
         Args:
-            runtime: the planner's.
-            pools: those of the deployment.
-            addresses: of their workers.
-            name: of the deployment, as the labels of its pods have it.
-            namespace: in discovery.
-            is_advisory: whether nothing is going to be ordered.
+            runtime: the planner's runtime.
+            pools: the pools of the deployment.
+            addresses: the endpoints of their workers.
+            name: the deployment's name in the labels of its pods.
+            namespace: the namespace in discovery.
+            is_advisory: whether the planner never orders anything.
         """
         self._runtime = runtime
         self._addresses = addresses
@@ -92,7 +93,7 @@ class ClusterHands:
         self._scalers: dict[str, Autoscaler] = {}
         self._orders: dict[str, Orders] = {}
         self._keys: dict[str, str] = {}
-        """Pods, by the keys of their instances in discovery."""
+        """Pod names by the keys of their instances in discovery."""
         self._reported: Fleet | None = None
         self._news = asyncio.Event()
         self._said: dict[str, str] = {}
@@ -100,11 +101,11 @@ class ClusterHands:
 
     @contextlib.asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:
-        """Obey as long as the block lasts.
+        """Obey until the block ends.
 
         Raises:
-            RuntimeUnavailableError: the API server or the network does not let us.
-            ValueError: an autoscaler scales a pool already.
+            RuntimeUnavailableError: the API server or the network is unreachable or refuses access.
+            ValueError: an autoscaler already scales a pool.
         """
         self._api = KubernetesApi(Account.of_this_pod())
         reflectors = self._reflectors()
@@ -141,7 +142,7 @@ class ClusterHands:
     def _follow(
         self, resource: Resource, kind: type[Kind], held: dict[str, Kind], *, labels: str = ""
     ) -> Reflector[Kind]:
-        """Return what keeps objects up to date, by their names."""
+        """Return the reflector that keeps objects up to date, by their names."""
 
         async def on_list(found: dict[str, Kind]) -> None:
             held.clear()
@@ -181,7 +182,7 @@ class ClusterHands:
         self._wake()
 
     async def _report_forever(self) -> None:
-        """Report which workers there are, and what is wrong with pools."""
+        """Report the workers, and what is wrong with pools."""
         key = f"{fleets(self._namespace)}{self._runtime.instance_id:x}"
         while True:
             await self._news.wait()
@@ -200,7 +201,7 @@ class ClusterHands:
                 self._news.set()
 
     def _look(self) -> None:
-        """Say what keeps pools from what is ordered."""
+        """Log what prevents pools from reaching their ordered size."""
         for pool in self._pools.values():
             trouble = self._pods.trouble(pool.name)
             self._say(f"pods of {pool.name}", trouble and f"{pool.deployment} cannot start all its pods: {trouble}")
@@ -216,13 +217,13 @@ class ClusterHands:
         self._wait_for_names()
 
     def _wait_for_names(self) -> None:
-        """Look in a while whether pods that are not in discovery now still are not."""
+        """Check later whether the pods that are missing from discovery now are still missing."""
         if self._pods.nameless() and self._naming is None:
             loop = asyncio.get_running_loop()
             self._naming = loop.call_later(NAMELESS_S, self._look_for, self._pods.nameless())
 
     def _look_for(self, pods: list[str]) -> None:
-        """Say which pods are still not in discovery."""
+        """Log which pods are still missing from discovery."""
         self._naming = None
         lost = [name for name in pods if name in self._pods.nameless()]
         text = f"{lost[0]} is ready but not in discovery; expected {POD_NAME} in its environment" if lost else ""
@@ -230,7 +231,7 @@ class ClusterHands:
         self._wait_for_names()
 
     def _refusal(self, pool: _Pool) -> str:
-        """Say which autoscaler scales a pool already, "" if none does: two would undo what the other does."""
+        """Return which autoscaler already scales a pool, "" if none does: two would undo each other's changes."""
         for name, scaler in sorted(self._scalers.items()):
             target = scaler.spec.scale_target_ref
             if (target.kind, target.name) == ("Deployment", pool.deployment):
@@ -241,9 +242,9 @@ class ClusterHands:
         return ""
 
     def _decided(self, pool: _Pool) -> Decided | None:
-        """Return what our planner decided last of a pool, unless another planner has taken over or it is done.
+        """Return our planner's last decision about a pool, unless it is done or another planner has taken over.
 
-        Our planner is this process, and its orders are the only ones obeyed: any pod can write some, and not all may scale.
+        Our planner is this process. No other orders are obeyed: any pod can write some, and few may scale.
         """
         own = f"{self._runtime.instance_id:x}"
         ours = self._orders.get(own)
@@ -271,10 +272,10 @@ class ClusterHands:
                 pool.news.set()
 
     async def _scale(self, pool: _Pool, decided: Decided) -> None:
-        """Set how many pods a pool has; if somebody else did meanwhile, look again.
+        """Set the number of pods of a pool; if something else changed it in the meantime, read it again.
 
         Raises:
-            ApiError: the API server refuses it, or somebody else does so all the time.
+            ApiError: the API server refuses the change, or something else keeps changing the Deployment.
         """
         wanted = decided.wanted
         for attempt in range(1, CONFLICTS + 1):
@@ -300,7 +301,7 @@ class ClusterHands:
             return
 
     async def _mark(self, pool: _Pool, wanted: Wanted) -> None:
-        """Let Kubernetes know which pods should leave first; if that fails, others do."""
+        """Tell Kubernetes which pods should leave first; if that fails, Kubernetes chooses."""
         for name, cost in self._pods.costs(pool.name, wanted.replicas, wanted.leaving).items():
             try:
                 await self._api.patch(PODS, name, content={"metadata": {"annotations": {DELETION_COST: cost}}})
@@ -317,7 +318,7 @@ class ClusterHands:
             self._runtime.stopping.set()
 
     def _say(self, what: str, trouble: str) -> None:
-        """Say it once, until it is over or another."""
+        """Log a problem once, until it is resolved or changes."""
         if trouble == self._said.get(what, ""):
             return
         self._said[what] = trouble

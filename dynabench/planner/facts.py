@@ -1,4 +1,4 @@
-"""What a planner is told once about a pool of simulated engines, before it plans."""
+"""Constant facts about a pool of simulated engines, which a planner gets before it plans."""
 
 from dynabench.deployment.engines import SimulatedPool
 from dynabench.deployment.step_times import SimulatedStepTimes
@@ -6,7 +6,7 @@ from serving.planner import PoolFacts
 
 
 def facts_of(pool: SimulatedPool) -> PoolFacts:
-    """Return what does not change about a pool."""
+    """Return the facts about a pool that do not change."""
     config = pool.engine.config
     return PoolFacts(
         name=pool.name,

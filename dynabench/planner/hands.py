@@ -1,6 +1,6 @@
-"""A planner's hands on this host: they start and end workers as it orders, and report which there are.
+"""A planner's hands on this host: they start and end workers as the planner orders, and report the workers.
 
-They decide nothing. Orders that are gone still stand, so a planner that dies or hangs changes nothing.
+They decide nothing. Orders remain in force after they disappear, so a planner that dies or hangs changes nothing.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ from serving.runtime.stopping import cancel_all
 from serving.supervision.group import Ended, Event, Group, Program, Ready
 
 AGAIN_S = 1.0
-"""How long after a report that could not be made the next one is tried."""
+"""Delay before a failed report is tried again."""
 
 LATE_S = 5.0
-"""How much longer than it may take to drain a worker may take to end."""
+"""How much longer than its drain time a worker may take to end."""
 
 
 class Hands:
-    """Starts and ends the workers of one deployment as the planner with the highest term orders, and keeps their roster."""
+    """Starts and ends the workers of one deployment as the planner with the highest term orders, and keeps a roster."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class Hands:
         """Prepare to start and end workers.
 
         Args:
-            deployment: what is deployed.
-            patterns: a worker of each pool, whatever its name.
-            namespace: of the deployment.
-            say: is given a line for each change.
-            clock: whose time the past is in.
+            deployment: the deployment.
+            patterns: the program of a worker of each pool, without its name.
+            namespace: the namespace of the deployment.
+            say: receives a line for each change.
+            clock: the clock for the times in the roster's history.
         """
         self.roster = Roster([PoolOfWorkers(pool.name, pool.role, pool.gpus_per_worker) for pool in deployment.pools])
         self._planner = deployment.planner.planner
@@ -60,7 +60,7 @@ class Hands:
         self._clock = clock
         self._orders: dict[str, Orders] = {}
         self._last: dict[int, Orders] = {}
-        """What each planner ordered last, by its term."""
+        """The last orders of each planner, by its term."""
         self._news = asyncio.Event()
         self._ending: set[asyncio.Task[None]] = set()
         self._trouble = ""
@@ -69,7 +69,7 @@ class Hands:
                 self.roster.begin(clock(), pool.name)
 
     def on_event(self, event: Event) -> None:
-        """Take note of what became of a process of the group."""
+        """Note a change of a process of the group."""
         now = self._clock()
         match event:
             case Ready(name, known_as):
@@ -80,7 +80,7 @@ class Hands:
 
     @contextlib.asynccontextmanager
     async def at_work(self, group: Group, network: RuntimeConfig) -> AsyncIterator[None]:
-        """Obey as long as the block lasts; workers that are draining go on after it.
+        """Obey until the block ends; workers that are draining continue after it.
 
         Raises:
             RuntimeUnavailableError: the network cannot be joined.
@@ -96,7 +96,7 @@ class Hands:
                 await cancel_all(obeying, *self._ending)
 
     def fleet_use(self, start_s: float, end_s: float) -> FleetUse:
-        """Return how workers came and went in a time, in seconds since its start."""
+        """Return how the workers changed in an interval, in seconds since its start."""
         return fleet_use(self.roster, self._planner, list(self._last.values()), start_s=start_s, end_s=end_s)
 
     def _on_orders(self, key: str, value: bytes | None) -> None:
@@ -146,7 +146,7 @@ class Hands:
         pattern = self._patterns[self.roster.members[name].pool]
         try:
             await group.start(replace(pattern, name=name, is_retried=True))
-        except OSError as error:  # the host is short of files, memory or processes
+        except OSError as error:  # the host has run out of file descriptors, memory or processes
             self._say(f"{name} could not be started ({error.strerror})")
             self.roster.on_unstarted(self._clock(), name)
 

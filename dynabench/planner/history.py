@@ -1,4 +1,4 @@
-"""How workers came and went during a live run, for its record."""
+"""How the workers changed during a live run, for its record."""
 
 from collections.abc import Sequence
 
@@ -10,12 +10,12 @@ from reports.fleet import FleetUse, Headcount, PoolFleet
 
 
 def fleet_use(roster: Roster, planner: str, given: Sequence[Orders], *, start_s: float, end_s: float) -> FleetUse:
-    """Return how workers came and went between two times of the roster's clock; its own times count from `start_s`.
+    """Return how the workers changed between two times of the roster's clock; returned times count from `start_s`.
 
     Args:
         roster: the workers.
-        planner: the policy.
-        given: what each planner process ordered last.
+        planner: the name of the policy.
+        given: the last orders of each planner process.
         start_s: when the run began.
         end_s: when it ended.
     """
@@ -50,7 +50,7 @@ def _pool(roster: Roster, pool: PoolOfWorkers, start_s: float, end_s: float) -> 
 
 
 def cut(rows: Sequence[Headcount], start_s: float, end_s: float) -> tuple[Headcount, ...]:
-    """Return the rows of a time, the first as things stood at its start; times count from there."""
+    """Return the rows of an interval, the first with the state at its start; times count from there."""
     before = [row for row in rows if row.time_s <= start_s]
     within = [row for row in rows if start_s < row.time_s <= end_s]
     first = before[-1:] or [Headcount(start_s, 0, 0, 0, 0)]

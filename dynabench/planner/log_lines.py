@@ -1,4 +1,4 @@
-"""A planner's decisions in its log: a line to read, and a line of JSON with everything that it saw."""
+"""A planner's decisions in its log: a line to read, and a line of JSON with all inputs."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from serving.planner import Decision, Observation, PoolState, Traffic
 
 
 def line_of(number: int, decision: Decision, seen: Observation) -> str:
-    """Return a decision, its reasons and what it was made of as one line to read."""
+    """Return a decision, its reasons and its main inputs as one line to read."""
     changes = [
         f"{name}: {seen.pools[name].size} -> {target.replicas} ({target.reason})"
         for name, target in decision.changes.items()
@@ -18,7 +18,7 @@ def line_of(number: int, decision: Decision, seen: Observation) -> str:
 
 
 def json_of(number: int, decision: Decision, seen: Observation) -> str:
-    """Return a decision and all that it was made of as one line of JSON."""
+    """Return a decision and all its inputs as one line of JSON."""
     content = {
         "decision": number,
         "advisory": decision.is_advisory,

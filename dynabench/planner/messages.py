@@ -1,11 +1,11 @@
-"""What a planner and its hands write for each other, as keys in discovery.
+"""Messages between a planner and its hands, as keys in discovery.
 
     v1/planner/{namespace}/fleet/{id}    the hands: which workers there are
     v1/planner/{namespace}/orders/{id}   the planner: how many there should be, for one pair of hands
-    v1/claims/planner-{namespace}        held by the planner at work (etcd; in a folder a file)
+    v1/claims/planner-{namespace}        held by the active planner (a key in etcd, or a file in a folder)
 
-Each key ends in the id of the process that wrote it, and goes with its lease. Orders that are gone still stand. Hands obey
-the order with the highest term, so a planner that hung and wakes up is no longer obeyed.
+Each key ends in the id of the process that wrote it, and disappears with its lease. Orders remain in force after they
+disappear. Hands obey the orders with the highest term, so they ignore a planner that hung and wakes up.
 """
 
 from typing import Annotated, Literal
@@ -20,18 +20,18 @@ State = Literal["starting", "ready", "draining"]
 
 
 class Worker(msgspec.Struct, frozen=True):
-    """A worker, as the hands know it."""
+    """A worker in the hands' report."""
 
     name: str
     state: State
     instance: str = ""
     """Its id in discovery and in load reports, once it is ready."""
     startup_s: float | None = None
-    """How long it took until it was ready."""
+    """The time from its start until it was ready."""
 
 
 class Fleet(msgspec.Struct, frozen=True):
-    """The workers of each pool, from the hands."""
+    """The workers of each pool, as the hands report them."""
 
     pools: dict[str, tuple[Worker, ...]]
 
@@ -40,25 +40,25 @@ class Wanted(msgspec.Struct, frozen=True):
     """How many workers a pool should have."""
 
     number: int
-    """Of the decision; hands obey each once."""
+    """The number of the decision; hands carry out each decision once."""
     replicas: Annotated[int, Meta(ge=0, le=MOST_WORKERS)]
     reason: str
     leaving: tuple[str, ...] = ()
-    """Instances in the order in which they should leave: those with the fewest requests first."""
+    """Instances in the order in which they should leave, those with the fewest requests first."""
 
 
 class Orders(msgspec.Struct, frozen=True):
     """What a planner has decided so far."""
 
     fleet: str
-    """Id of the hands that it plans for."""
+    """Id of the hands that should obey."""
     term: int
-    """The planner's claim."""
+    """The number of the planner's claim."""
     decisions: int = 0
     wanted: dict[str, Wanted] = {}
-    """The last change of each pool that was changed."""
+    """The last decision about each pool that was changed."""
     notes: dict[str, int] = {}
-    """What it noted, and how often."""
+    """The planner's notes, and how often each occurred."""
 
 
 def fleets(namespace: str) -> str:
@@ -72,5 +72,5 @@ def orders(namespace: str) -> str:
 
 
 def claim(namespace: str) -> str:
-    """Return what the planner at work holds."""
+    """Return the claim that the active planner holds."""
     return f"planner-{namespace}"

@@ -1,10 +1,10 @@
-"""The workers of a deployment in a cluster, as pods and Deployments show them. A core.
+"""The workers of a deployment in a cluster, derived from pods and Deployments. A core.
 
-    starting  a pod that is not ready, or not in discovery; and one that its Deployment has not made yet
-    ready     a pod that is ready, under the id that discovery has for it
+    starting  a pod that is not ready, not in discovery, or not yet made by its Deployment
+    ready     a pod that is ready, under its id in discovery
     draining  a pod that is being deleted
 
-Pods that have failed or are done (evicted ones stay for a while) are none.
+Pods that have failed or finished do not count; evicted ones remain in the cluster for a while.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,23 +16,23 @@ from serving.runtime.kubernetes.objects import Deployment, Pod
 
 OVER = ("Failed", "Succeeded")
 FIRST = "-1"
-"""Deletion cost of a pod that should leave before others, which have 0."""
+"""Deletion cost of a pod that should leave first; other pods have a cost of 0."""
 
 
 class Pods:
-    """See the module."""
+    """The pods and Deployments of a deployment's workers, as last seen."""
 
     def __init__(self, pools: Mapping[str, str]) -> None:
-        """Begin without workers; `pools` are the Deployments of each pool."""
+        """Start without workers; `pools` maps each pool to its Deployment."""
         self.pods: dict[str, Pod] = {}
-        """By name."""
+        """Pods by name."""
         self.deployments: dict[str, Deployment] = {}
-        """By name."""
+        """Deployments by name."""
         self.instances: dict[str, str] = {}
         """Ids in discovery, by the pod's name."""
         self._pools = pools
         self._startups: dict[str, float] = {}
-        """How long pods took until they were ready, by their uid."""
+        """The time until each pod was first ready, by its uid."""
 
     def fleet(self) -> Fleet:
         """Return the workers of each pool, for the planner."""
@@ -40,7 +40,7 @@ class Pods:
         return Fleet({pool: (*map(self._worker, self._of(pool)), *self._unmade(pool)) for pool in self._pools})
 
     def nameless(self) -> list[str]:
-        """Return the pods that are ready while discovery knows nothing of them."""
+        """Return the pods that are ready but missing from discovery."""
         return [
             name
             for name, pod in sorted(self.pods.items())
@@ -48,13 +48,13 @@ class Pods:
         ]
 
     def costs(self, pool: str, replicas: int, leaving: Sequence[str]) -> Mapping[str, str | None]:
-        """Return which pods need another deletion cost, so that those leave first which should; None: no cost.
+        """Return which pods need another deletion cost, so that the right pods leave first; None removes the cost.
 
-        Kubernetes deletes pods that are not ready before others by itself.
+        Kubernetes already deletes pods that are not ready before others.
 
         Args:
-            pool: which shrinks.
-            replicas: that it is to have.
+            pool: the pool that shrinks.
+            replicas: its new size.
             leaving: ids in the order in which they should leave.
         """
         workers = [worker for worker in map(self._worker, self._of(pool)) if worker.state != "draining"]
@@ -83,7 +83,7 @@ class Pods:
         return [pod for pod in pods if pod.metadata.label(POOL) == pool and pod.status.phase not in OVER]
 
     def _unmade(self, pool: str) -> list[Worker]:
-        """Return the workers that a Deployment should have, and has no pods for yet."""
+        """Return the workers that a Deployment should have, but has not made pods for yet."""
         deployment = self.deployments.get(self._pools[pool])
         if deployment is None:
             return []
@@ -102,7 +102,7 @@ class Pods:
         return Worker(name, "starting", "", startup_s)
 
     def _measure(self) -> None:
-        """Note how long pods took until they were ready for the first time, by the cluster's clock."""
+        """Note how long pods took until they were first ready, by the cluster's clock."""
         for pod in self.pods.values():
             restarts = sum(container.restart_count for container in pod.status.container_statuses or ())
             if pod.metadata.uid not in self._startups and _is_ready(pod) and not restarts:
@@ -123,7 +123,7 @@ def _is_leaving(pod: Pod) -> bool:
 
 
 def _seconds(start: str | None, end: str | None) -> float | None:
-    """Return the time between two stamps, None if one is missing or no stamp."""
+    """Return the time between two timestamps, None if one is missing or invalid."""
     try:
         return max((datetime.fromisoformat(end or "") - datetime.fromisoformat(start or "")).total_seconds(), 0.0)
     except (ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""What a deployment with a planner needs on this host beside its other processes: the planner and its hands."""
+"""The planner and its hands on this host, which a deployment with a planner needs besides its other processes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -31,17 +31,17 @@ def check_planner(deployment: Deployment) -> None:
                 "cannot start and stop "
                 "other workers yet"
             )
-    # How long a start takes is measured later.
+    # Start times are measured later.
     Planner(deployment.planner, [facts_of(replace(pool, startup_s=0.0)) for pool in pools_of(deployment)])
 
 
 def has_planner(deployment: Deployment) -> bool:
-    """Tell whether a planner may change the number of workers."""
+    """Return whether a planner may change the number of workers."""
     return deployment.planner.planner != "static"
 
 
 def planner_program(deployment: Deployment, runtime: RuntimeConfig, *, namespace: str, url: str) -> Program:
-    """Return the planner of a deployment; `url` is that of its frontend."""
+    """Return the planner of a deployment; `url` is its frontend's."""
     home, api_key = home_of(deployment, namespace), deployment.frontend.api_key
     config = PlannerServiceConfig(namespace=namespace, home=home, url=url, api_key=api_key)
     return Program("planner", ["-m", "dynabench.planner"], (config, as_plain(deployment), runtime), is_retried=True)
@@ -56,9 +56,9 @@ def hands_of(
     environment: Mapping[str, str] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Hands:
-    """Return what carries out a planner's orders, beside what `dynabench.deployment.processes.programs` returned.
+    """Return the hands, which complement the processes from `dynabench.deployment.processes.programs`.
 
-    Without a planner they only watch. `environment` is added to that of each worker.
+    Without a planner they only watch. `environment` is added to each worker's own.
     """
     patterns: dict[str, Program] = {}
     for pool in deployment.pools if has_planner(deployment) else ():

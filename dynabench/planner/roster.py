@@ -1,8 +1,8 @@
-"""The workers that a planner's hands started: what state each is in, and which leave when there are too many.
+"""The workers that a planner's hands started: the state of each, and which leave when there are too many.
 
 starting --ready--> ready --leave--> draining --gone--> forgotten
 |                 |
-|                 +--ends by itself--> starting again, or forgotten in a group that does not restart
+|                 +--ends on its own--> starting again, or forgotten in a group that does not restart
 +--leave: the start is cancelled--> draining
 """
 
@@ -16,11 +16,11 @@ from dynabench.planner.messages import Fleet, State, Wanted, Worker
 from reports.fleet import Change, Headcount
 
 MAX_PAST = 100_000
-"""Rows of a pool's history, and changes, that are remembered: a deployment may be served for years."""
+"""Rows of a pool's history, and changes, that are kept: a deployment may be served for years."""
 
 
 class PoolOfWorkers(NamedTuple):
-    """What does not change about a pool."""
+    """The constant facts about a pool."""
 
     name: str
     role: str
@@ -35,19 +35,19 @@ class Member:
     pool: str
     state: State
     since_s: float
-    """When its start began."""
+    """When it last started."""
     instance: str = ""
     startup_s: float | None = None
 
 
 @dataclass(slots=True)
 class Roster:
-    """Workers and their past; `now` is in seconds, on any clock."""
+    """Workers and their history; `now` is in seconds, on any clock."""
 
     pools: Sequence[PoolOfWorkers]
     members: dict[str, Member] = field(default_factory=dict)
     history: dict[str, list[Headcount]] = field(default_factory=dict)
-    """Of each pool: a row for each change."""
+    """A row for each change of a pool."""
     changes: list[Change] = field(default_factory=list)
     failed_starts: dict[str, int] = field(default_factory=dict)
     died: dict[str, int] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Roster:
         return Fleet({name: tuple(workers) for name, workers in found.items()})
 
     def begin(self, now: float, pool: str) -> str:
-        """Take in a worker of a pool that is being started; return its name, which no other had."""
+        """Add a worker that is being started to a pool; return its name, which is never reused."""
         number = self._numbers[pool] = self._numbers.get(pool, -1) + 1
         name = f"{pool}-{number}"
         self.members[name] = Member(name, pool, "starting", now)
@@ -70,7 +70,7 @@ class Roster:
         return name
 
     def on_ready(self, now: float, name: str, instance: str) -> None:
-        """Take note that a worker takes requests."""
+        """Note that a worker accepts requests."""
         member = self.members.get(name)
         if member is None:
             return
@@ -80,7 +80,7 @@ class Roster:
             self._note(now, member.pool)
 
     def on_ended(self, now: float, name: str, *, was_ready: bool, is_kept: bool) -> None:
-        """Take note that a worker has ended by itself; one that is kept starts again."""
+        """Note that a worker has ended without an order; in a group that restarts, it starts again."""
         member = self.members.get(name)
         if member is None or member.state == "draining":
             return
@@ -89,24 +89,24 @@ class Roster:
         if not is_kept:
             self.forget(now, name)
             return
-        if member.state == "ready":  # a start that fails again and again is one start, which may take too long
+        if member.state == "ready":  # consecutive failed starts count as one start, which may take too long
             member.since_s = now
         member.state, member.instance = "starting", ""
         self._note(now, member.pool)
 
     def on_unstarted(self, now: float, name: str) -> None:
-        """Take note that a worker could not even be started."""
+        """Note that a worker could not even be started."""
         pool = self.members[name].pool
         self.failed_starts[pool] = self.failed_starts.get(pool, 0) + 1
         self.forget(now, name)
 
     def forget(self, now: float, name: str) -> None:
-        """Take note that a worker is gone."""
+        """Note that a worker is gone."""
         member = self.members.pop(name)
         self._note(now, member.pool)
 
     def obey(self, now: float, term: int, wanted: Mapping[str, Wanted]) -> tuple[list[str], list[str]]:
-        """Change the pools as a planner wants, once for each decision; return the workers to end, and those to start."""
+        """Change the pools to a planner's decision, once; return the workers to end, and those to start."""
         ending: list[str] = []
         starting: list[str] = []
         for pool, target in wanted.items():
@@ -139,7 +139,7 @@ class Roster:
 
 
 def _by_worth(members: Iterable[Member], leaving: Sequence[str]) -> list[Member]:
-    """Sort workers by which leaves first: the oldest start, those with the fewest requests, then the newest of the others."""
+    """Sort workers in leaving order: the oldest starting ones, then those with the fewest requests, then the newest."""
     places = {instance: place for place, instance in enumerate(leaving)}
 
     def worth(member: Member) -> tuple[int, float]:

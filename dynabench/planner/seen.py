@@ -1,4 +1,4 @@
-"""What a planner sees of real workers: their load reports, and the frontend's metrics."""
+"""A planner's view of real workers: their load reports, and the frontend's metrics."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ from serving.planner import Counts, PoolState, RankLoad
 from serving.worker.load_reports import HEARTBEAT_S, LoadReport
 
 STALE_S = 3 * HEARTBEAT_S
-"""A report that is older counts as missing."""
+"""Older reports count as missing."""
 
 _ROW = re.compile(r"^dynamo_frontend_(\w+)\{[^\n]*\} (\S+)$", re.MULTILINE)
 
@@ -26,11 +26,11 @@ METRICS = (
     "request_duration_seconds_count",
     "request_duration_seconds_sum",
 )
-"""Those of a frontend (`dynamo_frontend_...`) that are the fields of `Counts`, in their order."""
+"""The frontend's metrics (`dynamo_frontend_...`) for the fields of `Counts`, in the same order."""
 
 
 def counts_of(metrics: str) -> Counts:
-    """Read what a frontend has counted from the text of /metrics, all models together.
+    """Read the frontend's counts, summed over models, from the text of /metrics.
 
     Raises:
         ValueError: a value is not a number.
@@ -49,15 +49,15 @@ class Reports:
         self._last: dict[tuple[str, int], tuple[float, LoadReport]] = {}
 
     def add(self, now: float, report: LoadReport) -> None:
-        """Take one in."""
+        """Add a report."""
         self._last[f"{report.instance_id:x}", report.rank] = (now, report)
 
     def keep(self, now: float) -> None:
-        """Forget those that are too old."""
+        """Forget reports that are too old."""
         self._last = {rank: seen for rank, seen in self._last.items() if now - seen[0] <= STALE_S}
 
     def state(self, workers: Iterable[Worker], *, num_ranks: int, block_size: int) -> PoolState:
-        """Return the workers of a pool with the loads of those that are ready, as far as they are known."""
+        """Return the workers of a pool with the loads of those that are ready, as far as the loads are known."""
         workers = list(workers)
         states = [worker.state for worker in workers]
         ready = [worker.instance for worker in workers if worker.state == "ready"]
@@ -80,13 +80,13 @@ class Reports:
 
 
 def mean_startup_s(workers: Iterable[Worker], *, default_s: float) -> float:
-    """Return how long starts took on average, or the default while that is not known."""
+    """Return how long starts took on average, or the default while none is known."""
     known = [worker.startup_s for worker in workers if worker.startup_s is not None]
     return sum(known) / len(known) if known else default_s
 
 
 def is_up(pools: Mapping[str, Iterable[Worker]]) -> bool:
-    """Tell whether every pool has a ready worker."""
+    """Return whether every pool has a ready worker."""
     return all(any(worker.state == "ready" for worker in workers) for workers in pools.values())
 
 

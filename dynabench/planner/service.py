@@ -1,7 +1,8 @@
-"""`python -m dynabench.planner`: a planner of real workers, as a process of its own.
+"""A planner of real workers in its own process, started with `python -m dynabench.planner`.
 
-It looks at the workers every few seconds, asks the planner core, logs the decision with what it saw, and puts its orders
-into discovery for the hands (`hands.py`, in a cluster `cluster_hands.py`). While it does not see everything, it changes nothing and says so once.
+It observes the workers every few seconds, asks the planner core, logs the decision with its inputs, and writes its
+orders to discovery for the hands (`hands.py`, or `cluster_hands.py` in a cluster). While an input is missing, it
+changes nothing and says so once.
 
     waiting for the claim --> waiting for a ready worker in each pool --> planning
             ^                                                               |
@@ -33,37 +34,37 @@ from serving.worker.load_reports import TOPIC, LoadReport
 log = logging.getLogger(__name__)
 
 WAIT_S = 1.0
-"""How often it looks whether it may begin."""
+"""How often it checks whether it may start."""
 
 ANSWER_S = 2.0
 """How long the frontend may take to answer."""
 
 MAX_METRICS_BYTES = 1 << 24
 MAX_NOTES = 200
-"""Different ones that are counted; all are logged."""
+"""Most different notes that are counted; all are logged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerServiceConfig:
-    """Where a planner finds what it plans."""
+    """Where a planner finds its deployment."""
 
     namespace: str = "dynamo"
-    """Of the deployment."""
+    """Namespace of the deployment."""
     home: str = "dynamo"
-    """Namespace of its workers."""
+    """Namespace of the deployment's workers."""
     url: str = "http://127.0.0.1:8080"
-    """The frontend."""
+    """URL of the frontend."""
     hands: Literal["parent", "kubernetes"] = "parent"
-    """Who carries out what it decides: the process that starts the workers, or this one, in a cluster."""
+    """Who carries out the decisions: the process that starts the workers, or, in a cluster, this process."""
     api_key: str = field(default="", repr=False)
 
 
 class BlindError(Exception):
-    """The planner cannot see something that it needs; the message says what."""
+    """The planner is missing an input; the message names it."""
 
 
 class PlannerService:
-    """Plans one deployment for as long as no other planner does."""
+    """Plans one deployment while no other planner does."""
 
     def __init__(self, runtime: DistributedRuntime, config: PlannerServiceConfig, deployment: Deployment) -> None:
         self._runtime = runtime
@@ -76,7 +77,7 @@ class PlannerService:
         self._reports = Reports()
         self._planner: Planner | None = None
         self._looked: tuple[float, Counts] | None = None
-        """When it looked last, and what the frontend had counted."""
+        """The time of the last observation, and the frontend's counts at that time."""
         self._orders = Orders("", 0)
         self._said: tuple[str, ...] = ()
 
@@ -96,7 +97,7 @@ class PlannerService:
                 await until_stopped(stopping, asyncio.sleep(wait_s))
 
     async def _look(self, session: aiohttp.ClientSession) -> None:
-        """Decide once, if everything can be seen."""
+        """Decide once, unless an input is missing."""
         try:
             await self._claim()
             id, fleet = self._the_fleet()
@@ -119,10 +120,10 @@ class PlannerService:
         await self._order(id, fleet, observation, decision)
 
     async def _claim(self) -> None:
-        """Make sure that no other planner is at work.
+        """Make sure that no other planner is active.
 
         Raises:
-            BlindError: one is, or nobody can say.
+            BlindError: another planner is active, or that cannot be determined.
         """
         try:
             term = await self._runtime.discovery.claim(claim(self._config.namespace))
@@ -144,7 +145,7 @@ class PlannerService:
         return id, fleet
 
     def _begin(self, fleet: Fleet) -> None:
-        """Make a planner, of what starting a worker takes here."""
+        """Make a planner, with the start time that workers were measured to need here."""
         facts = [facts_of(self._measured(pool, fleet)) for pool in self._pools.values()]
         try:
             self._planner = Planner(self._settings, facts)
@@ -156,7 +157,7 @@ class PlannerService:
         return replace(pool, startup_s=startup_s)
 
     async def _counts(self, session: aiohttp.ClientSession) -> Counts:
-        """Ask the frontend what it has counted."""
+        """Ask the frontend for its counts."""
         url = self._config.url
         try:
             async with session.get(f"{url}/metrics") as response:
@@ -181,7 +182,7 @@ class PlannerService:
         return Observation(now=now, pools=pools, traffic=traffic_between(before[1], after[1], now - before[0]))
 
     async def _order(self, id: str, fleet: Fleet, seen: Observation, decision: Decision) -> None:
-        """Log a decision, and leave it for the hands."""
+        """Log a decision, and publish it for the hands."""
         number = self._orders.decisions + 1
         if decision.changes:
             log.info("%s", line_of(number, decision, seen))
@@ -198,7 +199,7 @@ class PlannerService:
         )
 
     def _note(self, notes: tuple[str, ...], level: int = logging.INFO) -> None:
-        """Count what was noted, and log what was not noted the last time."""
+        """Count the notes, and log those that were not among the previous ones."""
         counts = dict(self._orders.notes)
         for note in notes:
             if note in counts or len(counts) < MAX_NOTES:
@@ -211,7 +212,7 @@ class PlannerService:
     def _on_fleet(self, key: str, value: bytes | None) -> None:
         id = key.rpartition("/")[2]
         if self._config.hands == "kubernetes" and id != f"{self._runtime.instance_id:x}":
-            return  # another planner's, which waits for the claim
+            return  # it belongs to another planner, which waits for the claim
         if value is None:
             self._fleets.pop(id, None)
         else:

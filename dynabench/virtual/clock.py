@@ -1,4 +1,4 @@
-"""The clock of virtual time: simpy's, with appointments at absolute times."""
+"""The clock of virtual time: simpy's, with events scheduled at absolute times."""
 
 import itertools
 from collections.abc import Callable
@@ -10,15 +10,15 @@ import simpy
 from simpy.core import EmptySchedule
 
 COMPLETION, ARRIVAL, SCHEDULING = 0, 1, 2
-"""The order of what happens at one instant."""
+"""Priorities of what happens at the same instant, lowest first."""
 
 Callback = Callable[[], object]
 
 
 class Clock(simpy.Environment):
-    """A simpy environment with a queue of its own, in which a time is kept as it is given: sums of delays would round."""
+    """A simpy environment with its own queue, which stores absolute times exactly; sums of delays would round."""
 
-    now: float = 0.0  # simpy's is a property, which costs a call each time it is asked
+    now: float = 0.0  # simpy's is a property, which costs a call at each access
     """The time (s)."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Clock(simpy.Environment):
         self._numbers = itertools.count()
 
     def at(self, time: float, priority: int, callback: Callback) -> None:
-        """Call back at a time; of equal times, the lower priority number comes first."""
+        """Schedule a callback; of equal times, the lower priority number comes first."""
         heappush(self._appointments, (time, priority, next(self._numbers), callback))
 
     def schedule(self, event: simpy.Event, priority: int = 1, delay: float = 0) -> None:
@@ -35,11 +35,11 @@ class Clock(simpy.Environment):
         self.at(self.now + delay, priority, partial(_process, event))
 
     def peek(self) -> float:
-        """Return the time of the next appointment (s), infinity if there is none."""
+        """Return the time of the next event (s), infinity if there is none."""
         return self._appointments[0][0] if self._appointments else float("inf")
 
     def step(self) -> None:
-        """Go to the next appointment and keep it.
+        """Advance to the next event and process it.
 
         Raises:
             EmptySchedule: there is none.
@@ -51,7 +51,7 @@ class Clock(simpy.Environment):
 
 
 def _process(event: Any) -> None:
-    """Call back those who wait for an event; a failure that none of them takes is raised."""
+    """Run the callbacks of an event; a failure that none of them handles is raised."""
     callbacks, event.callbacks = event.callbacks, None
     for callback in callbacks:
         callback(event)

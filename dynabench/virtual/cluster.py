@@ -1,8 +1,8 @@
 """The cluster in virtual time: arrivals, routers and engines on a simpy clock.
 
-At one instant completions come before arrivals, and arrivals before scheduling. A rank's step may
-leap over many iterations; an arrival at that rank cuts it, and a routing decision first takes in the KV events
-of the iterations that have ended.
+At one instant, completions come before arrivals, and arrivals before scheduling. A rank's step may leap over many
+iterations. An arrival at that rank cuts the leap short, and a routing decision first catches up with the KV events of
+the iterations that have ended.
 """
 
 import math
@@ -48,7 +48,7 @@ class StalledError(UserError):
 
 
 class Cluster:
-    """Workers behind routers, fed with a workload."""
+    """Workers behind routers that serve a workload."""
 
     def __init__(
         self,
@@ -72,46 +72,46 @@ class Cluster:
         """Build an idle cluster.
 
         Args:
-            workload: what is sent.
-            pools: the workers; their KV blocks are of one size.
-            router: spreads the requests over the workers that decode.
-            load: how they are sent.
-            overhead: what lies between a client and the engines.
+            workload: the requests.
+            pools: the workers; all use KV blocks of the same size.
+            router: distributes the requests over the workers that decode.
+            load: how the requests are sent.
+            overhead: delays between a client and the engines.
             kv_event_delay_s: time until a KV event reaches the router (s).
-            choose: names the slot for a request, by the request's number, instead of the router.
-            on_progress: is told how many requests have ended.
-            apart: how requests get from workers that only prefill to those that decode, where there are such.
-            links: what KV travels over between ranks, and between them and storage (default: as fast as can be); empty.
-            fleet: how workers come and go.
+            choose: chooses the slot for a request, by the request's number, instead of the router.
+            on_progress: called with the number of requests that have ended.
+            apart: how requests get from workers that only prefill to workers that decode, if there are any.
+            links: empty links that carry KV between ranks, and between ranks and storage (default: infinitely fast).
+            fleet: how workers are started and stopped.
             moved_kv: the size of the KV that requests take along from a leaving worker (None: they take none).
-            gpus: how many there are (None: always enough).
-            migration_limit: how often a request may go on elsewhere after its worker is gone.
+            gpus: the number of GPUs (None: always enough).
+            migration_limit: how often a request may continue on another worker after its own is gone.
             rng: draws start-up times.
         """
         self.clock = Clock()
         self.choose = choose
         self.ranks: list[Rank] = []
-        """Every rank that there was so far, by its number: the slot by which routers know it."""
+        """Every rank so far, by its number, which is its slot at the routers."""
         self.engines: list[SimulatedEngine] = []
-        """That of each."""
+        """The engine of each rank."""
         self.pacer = Pacer(workload, load)
         self.log = RequestLog(len(workload))
         self.num_finished = 0
         self.first_gap_rows: list[int] = []
         self.delays_s = 0.0
-        """What all requests together spent between their clients and the router."""
+        """Total delay of all requests between their clients and the router."""
         self.workload = workload
         self.block_size = pools[0].engine.config.block_size
         self.overhead = overhead
         self._grouping = Grouping(workload.block_size, self.block_size)
         self._on_progress = on_progress
-        self._turn_s = -math.inf  # when the frontend turned to the last request
-        self._awaited_s = -1.0  # of the arrivals' next appointment
+        self._turn_s = -math.inf  # when the frontend handled the last request
+        self._awaited_s = -1.0  # time of the scheduled arrival event
         self._held: dict[int, EngineSequence] = {}
         self._is_paced = load.is_closed or load.max_concurrency is not None or workload.has_dependencies
         self._warmup_s = load.warmup_s
         self.kv_uses = {pool.name: KvUse() for pool in pools}
-        """How much of its KV each pool had in use."""
+        """How much of its KV each pool used."""
         engines = [pool.engine for pool in pools]
         self._sources = SourceColumns(engines, self.log)
         self._context = context_of(pool.engine for pool in pools if pool.replicas)
@@ -122,11 +122,11 @@ class Cluster:
         self.routing = Routing(router, self.clock, kv_event_delay_s=kv_event_delay_s)
         roles = DisaggregationConfig() if apart is None else apart.config
         self.losses = Losses(self.clock, migration_limit, roles, dispatch=self._dispatch, fail=self._fail)
-        """Requests whose worker is gone."""
+        """Handles requests whose worker is gone."""
         self.counter: Counter | None = None
-        """Where requests are noted for a planner, if there is one."""
+        """Counts requests for a planner, if there is one."""
         self.handover: Handover | None = None
-        """Brings requests from workers that prefill to those that decode, where there are such."""
+        """Brings requests from workers that prefill to workers that decode, if there are any."""
         if apart is not None:
             self.handover = Handover(
                 apart,
@@ -145,20 +145,20 @@ class Cluster:
                 forget=self._forget,
             )
         self.moves = None if moved_kv is None else Moves(self.traffic, moved_kv)
-        """Requests that leave a worker with their KV, if any do."""
+        """Requests that leave a worker with their KV, if that is enabled."""
         hooks = Hooks(self._start_ranks, self._stop_routing, self._abandon, self._hand_over)
         self.fleet = Fleet(pools, fleet, self.clock, hooks, gpus=gpus, rng=rng or random.Random(0))
 
     @property
     def shared(self) -> tuple[object, ...]:
-        """What copies of the cluster need not copy."""
+        """Objects that copies of the cluster can share."""
         return self.workload, self.workload.requests
 
     def run(self) -> None:
         """Run until every request is finished.
 
         Raises:
-            StalledError: some never do.
+            StalledError: some requests never finish.
         """
         count = len(self.workload)
         self._await_arrivals()
@@ -189,19 +189,19 @@ class Cluster:
             )
 
     def resume(self, until: float) -> None:
-        """Run on until a time."""
+        """Continue until a given time."""
         self._await_arrivals()
         self.clock.run(until)
 
     def send_to(self, number: int, slot: int) -> None:
-        """Send a request to a rank, whatever the router thinks."""
+        """Send a request to a rank without asking the router."""
         prompt, chain = self._prepared(number)
         decision = self.routing.place(number, prompt, 0, only=slot)
         assert decision is not None, "only requests that may go to any worker can wait at the router"
         self._send(number, self._sequence(number, chain), decision)
 
     def _start_ranks(self, worker: Worker) -> list[Rank]:
-        """Put the ranks of a worker on the clock, each routed to by itself."""
+        """Put the ranks of a worker on the clock and make each routable."""
         pool, engine = worker.pool, worker.pool.engine
         is_apart = engine.config.kv_role == "kv_producer" and self.handover is not None
         routing = self.handover.routing if is_apart and self.handover is not None else self.routing
@@ -220,9 +220,9 @@ class Cluster:
         return ranks
 
     def _hand_over(self, rank: Rank) -> None:
-        """Let the requests of a leaving rank go on elsewhere: with their KV, or from the start if they have not begun.
+        """Move the requests of a leaving rank to others: with their KV, or from the start if they have not begun.
 
-        A prompt that is being computed, or whose KV is still to come, follows once that is done.
+        A request whose prompt is being computed, or whose KV has not arrived yet, follows once that is done.
         """
         if self.moves is None or rank.prefills or not self.routing.ranks:
             return
@@ -243,12 +243,12 @@ class Cluster:
                 self._dispatch(number)
 
     def _on_kv_lost(self, number: int, move: Move, source: Rank) -> None:
-        """Let a moving request begin again, as the rank with its KV is gone."""
+        """Restart a moving request, because the rank with its KV is gone."""
         self._drop_move(number)
         if move.target is not None:
             move.target.abort(move.sequence)
             if move.is_under_way:
-                move.target.arrive(move.sequence, 0)  # what it waited for comes no more
+                move.target.arrive(move.sequence, 0)  # the KV that it waited for will never come
         if self.handover is not None:
             self.handover.on_kv_lost(number, source)
             return
@@ -260,7 +260,7 @@ class Cluster:
             self.moves.drop(number)
 
     def _on_loads(self, sequences: list[EngineSequence]) -> None:
-        """Go on with those for which a rank has taken blocks."""
+        """Continue with the sequences for which a rank has allocated blocks."""
         if self.moves is not None:
             sequences = self.moves.take(sequences)
         if sequences:
@@ -285,13 +285,13 @@ class Cluster:
         return rank
 
     def _stop_routing(self, rank: Rank) -> None:
-        """Send a rank no more requests."""
+        """Stop sending requests to a rank."""
         self.routing.remove(rank)
         if self.handover is not None:
             self.handover.routing.remove(rank)
 
     def _abandon(self, rank: Rank) -> None:
-        """Let the requests of a rank that is gone go on elsewhere."""
+        """Let the requests of a rank that is gone continue elsewhere."""
         rank.stop()
         for number, move in [] if self.moves is None else self.moves.of(rank):
             self._on_kv_lost(number, move, rank)
@@ -311,19 +311,19 @@ class Cluster:
             self.handover.routing.on_tier_events(slot, events)
 
     def _on_step(self, rank: Rank, output: StepOutput) -> None:
-        """Take in what a rank's step brought."""
+        """Process the output of a rank's step."""
         if self.routing.sends_events_at_once and rank.engine.has_events:
             self.routing.on_events(rank)
         if output.sampled or output.finished:
             self._on_output(rank, output)
 
     def _on_prefill_step(self, rank: Rank, output: StepOutput) -> None:
-        """Take in what a step brought of a rank that only prefills."""
+        """Process the output of a step of a rank that only prefills."""
         assert self.handover is not None
         self.handover.on_prefill_step(rank, output)
 
     def _on_output(self, rank: Rank, output: StepOutput) -> None:
-        """Record first tokens and finishes."""
+        """Record first tokens and finished requests."""
         router, log, answer_s = self.routing.router, self.log, self.overhead.answer_s
         for sequence in output.sampled:
             router.on_first_token(sequence.id)
@@ -340,7 +340,7 @@ class Cluster:
             log.admitted_s[number] = sequence.first_scheduled_s
             if self.losses.generated:
                 self.losses.amend(sequence, output.end, log, rank.engine.log)
-            if not sequence.is_failed:  # a token that came with the KV may be all that was asked for
+            if not sequence.is_failed:  # the token that came with the KV may be all that was requested
                 first_s = sequence.first_token_s if sequence.first_token_s >= 0 else output.end
                 log.first_token_s[number] = first_s + answer_s
             log.last_token_s[number] = output.end + answer_s
@@ -366,7 +366,7 @@ class Cluster:
             self.log.second_token_s[number] = time
 
     def _await_arrivals(self) -> None:
-        """Make an appointment with the next request that can come, unless there is one already."""
+        """Schedule the next possible arrival, unless one is already scheduled."""
         next_s = self.pacer.next_s()
         if next_s is not None and not self.clock.now <= self._awaited_s <= next_s:
             self._awaited_s = next_s = max(next_s, self.clock.now)
@@ -388,13 +388,13 @@ class Cluster:
         self._await_arrivals()
 
     def _passed_on(self, number: int, now: float) -> float:
-        """Return when the router gets a request that comes now (s)."""
+        """Return when a request that arrives now reaches the router (s)."""
         overhead = self.overhead
         turn = self._turn_s = max(now, self._turn_s + overhead.spacing_s)
         return turn + overhead.before(self.workload.requests[number].input_length)
 
     def _prepared(self, number: int) -> tuple[Prompt, BlockChain]:
-        """Return a request's prompt as the router takes it, with what was said already, and its blocks."""
+        """Return a request's prompt for the router, including tokens generated so far, and its blocks."""
         request = self.workload.requests[number]
         chain = self._grouping.chain(request)
         blocks = PromptBlocks(chain.ids, chain.num_named, chain.blocks_per_id)
@@ -402,7 +402,7 @@ class Cluster:
         return Prompt(num_tokens, blocks, request.session or None), chain
 
     def _sequence(self, number: int, chain: BlockChain) -> EngineSequence:
-        """Return a request as an engine takes it that answers it; one that ends by EOS has a limit beyond that."""
+        """Return a request's sequence for the rank that answers it; one that ends by EOS has a limit beyond that."""
         request, num_generated = self.workload.requests[number], self.losses.num_generated(number)
         sequence = EngineSequence(
             number,
@@ -431,7 +431,7 @@ class Cluster:
             self.losses.on_nobody(number, str(error))
 
     def _fail(self, number: int, message: str) -> None:
-        """End a request that nobody answers."""
+        """End a request that cannot be answered."""
         self._drop_move(number)
         self.log.error[number] = message
         self.num_finished += 1
@@ -450,24 +450,24 @@ class Cluster:
             self._send(number, sequence, decision)
 
     def _release(self) -> None:
-        """Send what the router held and holds no longer."""
+        """Send the requests that need not wait at the router any longer."""
         for number, decision in self.routing.release():
             self._send(number, self._held.pop(number), decision)
 
     def _forget(self, number: int) -> None:
-        """Take a request back from the router."""
+        """Withdraw a request from the router."""
         self._held.pop(number, None)
         self.routing.forget(number)
 
     def _release_all(self) -> None:
-        """Release what waits at any router, after a worker has come or gone."""
+        """Release requests that wait at any router, after a worker was added or removed."""
         if self._held:
             self._release()
         if self.handover is not None:
             self.handover.release()
 
     def _send(self, number: int, sequence: EngineSequence, decision: Decision) -> None:
-        """Send a request where it was placed."""
+        """Send a request to its rank."""
         if not sequence.is_remote_prefill:
             self._note(number, decision, self.routing.router)
         if self.handover is not None:
@@ -488,6 +488,6 @@ class Cluster:
         log.queue_depth[number] = router.load(decision.slot).num_requests - 1
 
     def _end_warmup(self) -> None:
-        """Begin to count gaps between tokens: what was logged until now belongs to the warm-up."""
+        """Start counting gaps between tokens; what was logged so far belongs to the warm-up."""
         for place, rank in enumerate(self.ranks):
             self.first_gap_rows[place] = rank.engine.split_log(self.clock.now)

@@ -1,4 +1,4 @@
-"""What a planner hears of requests in virtual time: sums since the start, as a real frontend keeps them."""
+"""A planner's view of requests in virtual time: sums since the start, as a real frontend keeps them."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from workloads import Request
 
 
 class Counter:
-    """Counts requests as they come, begin to be answered and end."""
+    """Counts requests when they arrive, get their first token, and end."""
 
     def __init__(self) -> None:
         self._num_arrived = self._num_first_tokens = self._num_ended = self._num_gaps = 0
@@ -18,12 +18,12 @@ class Counter:
         self._ttft_s = self._e2e_s = self._gaps_s = 0.0
 
     def on_arrival(self, isl: int) -> None:
-        """Take note of a request that has come."""
+        """Count a request that has arrived."""
         self._num_arrived += 1
         self._prompt_tokens += isl
 
     def on_output(self, output: StepOutput, log: RequestLog, requests: Sequence[Request]) -> None:
-        """Take note of the answers that began or ended with a step, once they are in the log."""
+        """Count the answers that began or ended with a step, once they are in the log."""
         for sequence in output.sampled:
             if sequence.first_token_s == output.end:
                 self._num_first_tokens += 1
@@ -44,7 +44,7 @@ class Counter:
 
     @property
     def counts(self) -> Counts:
-        """What was counted until now."""
+        """The counts so far."""
         return Counts(
             num_arrived=self._num_arrived,
             prompt_tokens=self._prompt_tokens,

@@ -1,11 +1,12 @@
-"""The workers of a simulated deployment, as they come and go.
+"""The workers of a simulated deployment, from start to end.
 
     pending --GPUs are free--> starting --in time--> ready --told to leave--> draining --has no request--> gone
        ^                          |                    |                         |
        +--------- fails ----------+                    +------- dies ------------+--> gone
 
-A worker is pending while all GPUs of the deployment are in use. It holds its GPUs from its start until it is gone. A pool has
-a size, and workers are started until it has as many. So a worker that dies is replaced, unless the size falls with it.
+A worker is pending while all GPUs of the deployment are in use. It holds its GPUs from its start until it is gone. Each
+pool has a target size, and workers are started until it is reached. So a worker that dies is replaced, unless the size
+drops at the same time.
 """
 
 import math
@@ -35,36 +36,36 @@ class Worker:
     """A worker: a process with one or more ranks."""
 
     number: int
-    """Counts workers in the order in which they were asked for."""
+    """Its position in the order in which workers were requested."""
     pool: SimulatedPool
     state: State = "pending"
     ranks: list[Rank] = field(default_factory=list)
-    """Once it is ready."""
+    """Its ranks, once it is ready."""
     since_s: float = math.inf
-    """When it took its GPUs."""
+    """When it acquired its GPUs."""
     ready_s: float = math.inf
     num_slowed: int = 0
-    """Times that it was slowed down."""
+    """How often it was slowed down."""
     until_s: float = math.inf
-    """When it gave them back."""
+    """When it released its GPUs."""
 
     @property
     def num_requests(self) -> int:
-        """Requests that it has."""
+        """The number of its requests."""
         return sum(len(rank.sequences) for rank in self.ranks)
 
 
 class Hooks(NamedTuple):
-    """What the cluster does when a worker of the fleet changes its state."""
+    """Callbacks of the cluster for changes of a worker's state."""
 
     start_ranks: Callable[[Worker], list[Rank]]
-    """Makes the ranks of a worker that is ready, and routes requests to them from now on."""
+    """Makes the ranks of a worker that is ready, and starts routing requests to them."""
     stop_routing: Callable[[Rank], object]
-    """Sends a rank no more requests."""
+    """Stops sending requests to a rank."""
     abandon: Callable[[Rank], object]
-    """Lets the requests of a rank that is gone go on elsewhere."""
+    """Lets the requests of a rank that is gone continue elsewhere."""
     hand_over: Callable[[Rank], object]
-    """Lets the requests of a rank go on elsewhere, with their KV."""
+    """Moves the requests of a rank elsewhere, with their KV."""
 
 
 class Fleet:
@@ -80,23 +81,23 @@ class Fleet:
         gpus: int | None,
         rng: random.Random,
     ) -> None:
-        """Begin with the initial workers of each pool, all ready.
+        """Start with the initial workers of each pool, all ready.
 
         Args:
-            pools: the pools, with the number of workers that each begins with.
-            config: how workers come and go.
-            clock: the time.
-            hooks: what the cluster does when workers come and go.
-            gpus: how many there are (None: always enough).
+            pools: the pools, with their initial number of workers.
+            config: how workers are started and stopped.
+            clock: the clock.
+            hooks: callbacks of the cluster when workers are added or removed.
+            gpus: the number of GPUs (None: always enough).
             rng: draws start-up times and failures.
 
         Raises:
-            ValueError: an event names a pool that is not there.
+            ValueError: an event names a pool that does not exist.
         """
         self.workers: list[Worker] = []
         self.pools = {pool.name: pool for pool in pools}
         self.sizes = {pool.name: pool.replicas for pool in pools}
-        """How many workers each pool should have."""
+        """The target size of each pool."""
         self._in_state: dict[str, dict[State, dict[Worker, None]]] = {
             name: {state: {} for state in STATES} for name in self.pools
         }
@@ -105,7 +106,7 @@ class Fleet:
         self.num_failed_starts = dict.fromkeys(self.pools, 0)
         self.died_s: dict[str, list[float]] = {name: [] for name in self.pools}
         """When workers died."""
-        self._pending: deque[Worker] = deque()  # and some that are not any more
+        self._pending: deque[Worker] = deque()  # includes some that are no longer pending
         self._config = config
         self._clock = clock
         self._hooks = hooks
@@ -142,7 +143,7 @@ class Fleet:
                 self._slow(self._named(event, number, "ready", "draining"), factor, duration_s)
 
     def _named(self, event: FleetEvent, number: int, *states: State) -> Worker:
-        """Return the worker that an event names, which must be in one of some states (default: not be gone)."""
+        """Return the worker that an event names, which must be in one of some states (default: any but gone)."""
         states = states or ("pending", "starting", "ready", "draining")
         if number < len(self.workers) and self.workers[number].state in states:
             return self.workers[number]
@@ -159,7 +160,7 @@ class Fleet:
         return sorted(found, key=lambda worker: worker.number)
 
     def resize(self, pool: str, size: int) -> None:
-        """Start workers of a pool, or let some leave, until it has this size; those that are not ready yet leave first."""
+        """Start or drain workers of a pool until it has this size; workers that are not ready leave first."""
         self.sizes[pool] = size
         workers = self.of(pool, "pending", "starting", "ready")
         for worker in sorted(workers, key=_worth)[: max(len(workers) - size, 0)]:
@@ -170,7 +171,7 @@ class Fleet:
         self._note(pool)
 
     def kill(self, worker: Worker, *, is_replaced: bool) -> None:
-        """Let a worker die; its requests go on elsewhere."""
+        """Let a worker die; its requests continue elsewhere."""
         was_needed = worker.state != "draining"
         self.died_s[worker.pool.name].append(self._clock.now)
         self._be_gone(worker)
@@ -179,11 +180,11 @@ class Fleet:
             self.resize(worker.pool.name, size if is_replaced else size - 1)
 
     def most(self, pool: str) -> int:
-        """Return the most workers of a pool that were ready or draining at one time."""
+        """Return the maximum number of workers of a pool that were ready or draining at one time."""
         return max(row.ready + row.draining for row in self.history[pool])
 
     def gpu_s(self, pool: str, end_s: float) -> float:
-        """Return the GPU-seconds that workers of a pool have held until a time."""
+        """Return the GPU-seconds that a pool's workers have used until a given time."""
         workers = [worker for worker in self.workers if worker.pool.name == pool and worker.since_s < end_s]
         return sum((min(each.until_s, end_s) - each.since_s) * each.pool.gpus_per_worker for each in workers)
 
@@ -195,7 +196,7 @@ class Fleet:
         return worker
 
     def _set(self, worker: Worker, state: State) -> None:
-        """Let a worker be in another state; while it is starting, ready or draining, it has its GPUs."""
+        """Change a worker's state; it has its GPUs while it is starting, ready or draining."""
         of_pool, before = self._in_state[worker.pool.name], worker.state
         del of_pool[before][worker]
         of_pool[state][worker] = None
@@ -203,11 +204,11 @@ class Fleet:
         worker.state = state
 
     def _start_those_that_can(self) -> None:
-        """Start pending workers, first come first served, while there are GPUs."""
+        """Start pending workers in order, while there are free GPUs."""
         started: dict[str, None] = {}
         while self._pending:
             worker = self._pending[0]
-            if worker.state == "pending":  # and was not told to leave meanwhile
+            if worker.state == "pending":  # it may have been told to leave since
                 if self._gpus is not None and self._gpus_taken + worker.pool.gpus_per_worker > self._gpus:
                     break
                 self._start(worker)
@@ -228,7 +229,7 @@ class Fleet:
         self._clock.at(self._clock.now + lasts_s, ARRIVAL, partial(self._end_start, worker, end))
 
     def _end_start(self, worker: Worker, end: Callable[[Worker], None]) -> None:
-        if worker.state == "starting":  # it may have been told to leave meanwhile
+        if worker.state == "starting":  # it may have been told to leave since
             end(worker)
             self._note(worker.pool.name)
 
@@ -242,7 +243,7 @@ class Fleet:
         worker.ranks = self._hooks.start_ranks(worker)
 
     def _leave(self, worker: Worker) -> None:
-        """Let a worker finish what it has, and go."""
+        """Let a worker finish its requests, then remove it."""
         if worker.state in ("pending", "starting"):
             self._be_gone(worker)
             return
@@ -290,7 +291,7 @@ class Fleet:
             rank.slow_down(1.0)
 
     def _note(self, pool: str) -> None:
-        """Note how many workers of a pool are in which state, unless that is as before."""
+        """Record how many workers of a pool are in each state, if that has changed."""
         of_pool = self._in_state[pool]
         row = Headcount(self._clock.now, *(len(of_pool[state]) for state in ("pending", *ON_GPUS)))
         history = self.history[pool]
@@ -301,5 +302,5 @@ class Fleet:
 
 
 def _worth(worker: Worker) -> tuple[int, int, int]:
-    """Order workers by how much is lost if they leave: not ready first, then those with few requests, then the youngest."""
+    """Sort workers by what is lost if they leave: those not ready, then those with few requests, then the newest."""
     return ("pending", "starting", "ready").index(worker.state), worker.num_requests, -worker.number

@@ -1,11 +1,12 @@
-"""Flows of a fluid over links of limited capacity, at max-min fair rates.
+"""Fluid flows over links of limited capacity, at max-min fair rates.
 
     flow --+
     flow --+--> path --> link, link, ...        a link is on several paths
     flow --+
 
-All flows on a path have one rate, so it is kept there: `sent` is what each of them was sent so far, and a flow is done when
-that reaches its `until`. What a rate costs to find depends on the paths in use, then, not on the flows.
+All flows on a path have the same rate, so the path stores it. `sent` counts the bytes sent to each flow so far, and a
+flow is done when `sent` reaches its `until`. The cost of finding the rates thus depends on the number of paths in use,
+not of flows.
 """
 
 from collections.abc import Hashable, Iterable
@@ -21,47 +22,47 @@ class Link:
     capacity: float
     """Bytes/s; may be infinite."""
     moved: float = 0.0
-    """Bytes, up to when its paths were last settled."""
+    """Bytes moved, up to the time at which its paths were last settled."""
     paths: "dict[Path, None]" = field(default_factory=dict)
-    """Those with flows that move."""
+    """The paths with moving flows."""
     num_moving: int = 0
     room: float = 0.0
-    """While rates are found: capacity that is not given away yet ..."""
+    """Used while rates are computed: capacity that is not assigned yet ..."""
     num_open: int = 0
-    """... and the flows without a rate."""
+    """... and the number of flows without a rate."""
 
 
 @dataclass(slots=True, eq=False)
 class Path:
-    """The links from one rank to another, and the flows that move there."""
+    """The links from one rank to another, and the flows that use them."""
 
     number: int
     links: list[Link]
     num_moving: int = 0
     rate: float = 0.0
-    """Of each flow (bytes/s)."""
+    """The rate of each flow (bytes/s)."""
     sent: float = 0.0
-    """What each flow was sent since the path was last idle (bytes), as of `settled_s`."""
+    """Bytes sent to each flow since the path was last idle, as of `settled_s`."""
     settled_s: float = 0.0
     end_s: float = inf
-    """When a flow has been sent all it was given; infinite until it is found again."""
+    """When the first flow will have all its bytes; infinite until it is computed again."""
     untils: "list[tuple[float, int, Flow]]" = field(default_factory=list)
-    """A heap; an entry counts if it is still its flow's `until`."""
+    """A heap; an entry is valid while it matches its flow's `until`."""
 
     @property
     def bandwidth(self) -> float:
-        """What a flow gets while it is alone (bytes/s)."""
+        """The rate of a flow that is alone (bytes/s)."""
         return min(link.capacity for link in self.links)
 
     @property
     def num_left(self) -> float:
-        """Bytes until a flow has been sent all it was given."""
+        """Bytes until the first flow has all its bytes."""
         while self.untils[0][0] != self.untils[0][2].until:
             heappop(self.untils)
         return max(self.untils[0][0] - self.sent, 0.0)
 
     def add(self, flow: "Flow", num_bytes: float) -> None:
-        """Give a flow bytes, after `settle`."""
+        """Add bytes to a flow, after `settle`."""
         if flow.is_moving:
             flow.until += num_bytes
         else:
@@ -74,15 +75,15 @@ class Path:
         heappush(self.untils, (flow.until, flow.number, flow))
 
     def settle(self, now: float) -> None:
-        """Count what moved."""
+        """Count the bytes moved until now."""
         if self.num_moving and now > self.settled_s:
             self._send(self.rate * (now - self.settled_s))
         self.settled_s = now
 
     def finish(self, now: float) -> "list[Flow]":
-        """Return the flows, of those moving, that have been sent all they were given by now, which is `end_s`."""
+        """Return the moving flows that have all their bytes now, which is `end_s`."""
         self._send(self.num_left)
-        self.sent = reached = self.untils[0][0]  # exactly: a sum may be a digit short
+        self.sent = reached = self.untils[0][0]  # exactly: a sum may differ in the last digit
         self.settled_s = now
         finished = []
         while self.untils and self.untils[0][0] == reached:
@@ -93,7 +94,7 @@ class Path:
         return finished
 
     def leave(self, flow: "Flow") -> None:
-        """Send a flow no more, after `settle`."""
+        """Stop sending to a flow, after `settle`."""
         flow.until = inf
         self.end_s = inf
         self._count(-1)
@@ -116,18 +117,18 @@ class Path:
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """What is sent under one key."""
+    """The transfer of one key."""
 
     key: Hashable
     number: int
     path: Path
     latency_s: float = 0.0
     until: float = inf
-    """What its path sends of each flow until it was sent all it was given (bytes); infinite while it waits or is idle."""
+    """The path's `sent` at which the flow has all its bytes; infinite while the flow waits or is idle."""
     posted_s: float = -inf
     """When its last blocks are posted."""
     is_whole: bool = False
-    """Whether nothing more will be given."""
+    """Whether no more bytes will be added."""
 
     @property
     def is_moving(self) -> bool:
@@ -136,20 +137,20 @@ class Flow:
 
 
 def fair_rates(touched: Iterable[Link]) -> list[tuple[Path, float]]:
-    """Return what each flow on a path gets (bytes/s), of the paths over these links and those that they share links with.
+    """Return the rate of each flow (bytes/s), by path, for the paths over these links and all connected links.
 
-    Max-min fairness by progressive filling: all rates rise together until a link is full; its flows keep theirs, and the
-    others rise on.
+    Max-min fairness by progressive filling: all rates rise together until a link is full. The flows on that link keep
+    their rate, and the others continue to rise.
     """
     links = _connected(touched)
-    if all(len(link.paths) == 1 for link in links):  # the common case: paths that share with none
+    if all(len(link.paths) == 1 for link in links):  # the common case: paths without shared links
         paths = dict.fromkeys(path for link in links for path in link.paths)
         return [(path, path.bandwidth / path.num_moving) for path in paths]
     return _fill(links)
 
 
 def _connected(links: Iterable[Link]) -> list[Link]:
-    """Return those links that are in use, and those that share flows with them, directly or through others."""
+    """Return the links in use, and those that share flows with them, directly or through others."""
     found = {link: None for link in links if link.num_moving}
     queue = list(found)
     for link in queue:
@@ -164,7 +165,7 @@ def _connected(links: Iterable[Link]) -> list[Link]:
 def _fill(links: list[Link]) -> list[tuple[Path, float]]:
     for link in links:
         link.room, link.num_open = link.capacity, link.num_moving
-    # Where a link fills up only rises, as others fill up: an entry is a lower bound.
+    # The level at which a link is full can only rise while other links fill up, so an entry is a lower bound.
     fills = [(link.capacity / link.num_moving, place, link) for place, link in enumerate(links)]
     heapify(fills)
     rates: dict[Path, float] = {}

@@ -1,4 +1,4 @@
-"""The blocks of a workload's prompts, named as an engine with blocks of another size names them."""
+"""Conversion of a workload's block ids to an engine's block size."""
 
 from mocker import BlockChain
 from workloads import Request, WorkloadError
@@ -22,8 +22,8 @@ class Grouping:
         self._join = max(engine_block // trace_block, 1)
 
     def chain(self, request: Request) -> BlockChain:
-        """Name the blocks of a request's prompt; full ones are shared, the rest is its own."""
+        """Return the block ids of a request's prompt; full blocks are shared, and the rest is the request's own."""
         ids = request.hash_ids
-        if self._join > 1:  # ids are chained, so the last of a group stands for all of it
+        if self._join > 1:  # ids are chained, so the last of a group identifies the whole group
             ids = ids[self._join - 1 :: self._join]
         return BlockChain(ids, request.input_length // self._size, blocks_per_id=self._split)

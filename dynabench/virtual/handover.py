@@ -1,11 +1,11 @@
-"""Requests that one rank prefills and another decodes: their lives acted out, and their KV carried, in virtual time.
+"""Requests that one rank prefills and another decodes: their stages and KV transfers in virtual time.
 
     source first        place, prefill -> on_prefill_step -> place, decode -> on_loads -> transfer -> arrive, let_go
     destination first   place both -> on_loads -> prefill -> on_prefill_step -> transfer -> arrive, let_go
     bypassed            place, decode: that rank computes the prompt, too
 
-`on_loads` comes when a decode rank has blocks for the prompt. Source first, the KV waits at the prefill rank, until it is
-read or its lease ends; destination first, the prompt waits at the decode rank, before anything is computed.
+`on_loads` is called when a decode rank has blocks for the prompt. Source first, the KV waits at the prefill rank until
+it is read or its lease ends. Destination first, the request waits at the decode rank before anything is computed.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,14 +36,14 @@ GONE = "its KV had left the prefill worker before the decode worker could read i
 
 
 class Disaggregation(NamedTuple):
-    """What sets a deployment apart that has workers which only prefill."""
+    """The settings of a deployment with workers that only prefill."""
 
     config: DisaggregationConfig
     transfer: TransferConfig
     router: Router
-    """Spreads the requests over the workers that prefill."""
+    """Distributes the requests over the workers that prefill."""
     kv_size: KvSize
-    """Of what is sent."""
+    """The size of the KV that is sent."""
 
 
 @dataclass(slots=True)
@@ -54,24 +54,24 @@ class Journey:
     chain: BlockChain
     life: Life
     prefilled: EngineSequence | None = None
-    """As the prefill rank has, or had, it."""
+    """Its sequence at the prefill rank."""
     source: int = -1
     has_blocks: bool = False
-    """Whether a decode rank has blocks for its prompt, and waits for its KV."""
+    """Whether a decode rank has blocks for its prompt and waits for its KV."""
     is_held: bool = False
-    """Whether its blocks there wait to be read."""
+    """Whether the prefill rank keeps its blocks to be read."""
     num_computed: int = 0
-    """Tokens of its prompt, and blocks of them that were sent before its end."""
+    """Tokens of its prompt that are computed, and blocks of them that are sent, before the prefill ends."""
     num_sent: int = 0
     is_under_way: bool = False
     """Whether its KV is being read."""
     decoded: EngineSequence | None = None
-    """As the decode rank has it, which from then on renews the lease."""
+    """Its sequence at the decode rank, which renews the lease from then on."""
     target: int = -1
 
 
 class Handover:
-    """Brings requests from the workers that prefill to those that decode."""
+    """Brings requests from the workers that prefill to the workers that decode."""
 
     def __init__(
         self,
@@ -95,19 +95,19 @@ class Handover:
 
         Args:
             settings: how requests and their KV travel.
-            engines: those that there may be.
-            ranks: all that there are, by their numbers; more may come.
-            decoding: the router of those that decode.
-            clock: the time.
+            engines: all engines of the deployment.
+            ranks: all ranks, by number; more may be added.
+            decoding: the router of the decode ranks.
+            clock: the clock.
             traffic: the links between ranks.
-            log: is told when what happened to each request.
-            losses: what becomes of requests whose rank is gone.
+            log: records when each stage of a request happened.
+            losses: handles requests whose rank is gone.
             kv_event_delay_s: time until a KV event reaches a router (s).
             delay_s: time from the end of a prefill until it is placed for decoding (s).
-            decode: sends a request to a rank that answers it, the router's choice or this one.
+            decode: sends a request to a rank that answers it: the router's choice or a given one.
             sequence: makes a request's sequence for that rank.
             note: records what a router knew when it placed a request.
-            forget: takes a request back from the router of those that decode.
+            forget: withdraws a request from the router of the decode ranks.
         """
         self.settings = settings
         self.routing = Routing(settings.router, clock, kv_event_delay_s=kv_event_delay_s)
@@ -123,13 +123,13 @@ class Handover:
         self._log = log
         self._delay_s = delay_s
         self.delays_s = 0.0
-        """What all requests together have met of it (s)."""
+        """Total of these delays over all requests (s)."""
         self._decode, self._sequence, self._note, self._forget = decode, sequence, note, forget
         self._journeys: dict[int, Journey] = {}
         self._block_size = engines[0].config.block_size
 
     def begin(self, number: int, prompt: Prompt, chain: BlockChain, output_length: int) -> None:
-        """Take a request that has arrived."""
+        """Handle a request that has arrived."""
         journey = self._journeys[number] = Journey(prompt, chain, self._losses.life(number))
         has_prefill = bool(self.routing.ranks)
         local = self._bypass(prompt, output_length) if has_prefill else None
@@ -141,14 +141,14 @@ class Handover:
         if stage == "decode":
             self._send_to_decode(number, journey, local)
             return
-        # Were one with blocks to wait here for one without, these might be the blocks that the other waits for.
+        # If a request with blocks waited here for one without, the latter might be waiting for these very blocks.
         if not (self._is_destination_first and self.routing.router.may_hold):
             self._choose_prefill(number, prompt)
         if self._is_destination_first and number in self._journeys:
             self._send_to_decode(number, journey, None)
 
     def _bypass(self, prompt: Prompt, output_length: int) -> int | None:
-        """Return the slot of the decode rank that is to compute this prompt itself, if one is."""
+        """Return the slot of the decode rank that should compute this prompt itself, or None."""
         config = self._config
         if config.conditional_disagg == "never":
             return None
@@ -166,7 +166,7 @@ class Handover:
         return there.slot if is_bypassed else None
 
     def _choose_prefill(self, number: int, prompt: Prompt) -> None:
-        """Choose who is to compute a prompt, unless it is to wait at the router."""
+        """Choose the rank that computes a prompt, unless the prompt has to wait at the router."""
         try:
             decision = self.routing.place(number, prompt, 1)
         except NoWorkersError as error:
@@ -178,7 +178,7 @@ class Handover:
             self._place_prefill(number, decision)
 
     def _place_prefill(self, number: int, decision: Decision) -> None:
-        """Take note of who is to compute a prompt; destination first, that begins when there are blocks for it."""
+        """Note the rank that computes a prompt; destination first, the prefill starts once there are blocks for it."""
         journey = self._journeys[number]
         self._note(number, decision, self.routing.router)
         journey.source = decision.slot
@@ -186,7 +186,7 @@ class Handover:
             self._prefill(number, journey)
 
     def _prefill(self, number: int, journey: Journey) -> None:
-        """Send a prompt to the rank that is to compute it."""
+        """Send a prompt to the rank that computes it."""
         self._log.prefill_queued_s[number] = self._clock.now
         journey.prefilled = EngineSequence(
             number,
@@ -199,7 +199,7 @@ class Handover:
         self._ranks[journey.source].add(journey.prefilled)
 
     def on_prefill_step(self, rank: Rank, output: StepOutput) -> None:
-        """Pass on what a step of a prefill rank has computed."""
+        """Pass on the output of a step of a prefill rank."""
         if self.routing.sends_events_at_once and rank.engine.has_events:
             self.routing.on_events(rank)
         if self._sends_chunks:
@@ -232,7 +232,7 @@ class Handover:
             self.release()
 
     def release(self) -> None:
-        """Send what waits at the router of prefill workers and need not wait any longer."""
+        """Send the requests that need not wait at the prefill workers' router any longer."""
         for number, decision in self.routing.release():
             self._place_prefill(number, decision)
         if not self.routing.ranks:
@@ -243,7 +243,7 @@ class Handover:
 
     def _send_to_decode(self, number: int, journey: Journey, slot: int | None) -> None:
         if self._journeys.get(number) is not journey:
-            return  # it has begun again
+            return  # it has started again
         self._log.decode_queued_s[number] = self._clock.now
         sequence = self._sequence(number, journey.chain)
         sequence.is_remote_prefill = journey.life.stage == "prefill" or journey.life.is_prefilled
@@ -255,12 +255,12 @@ class Handover:
             self._losses.on_nobody(number, str(error), journey.life)
 
     def on_sent(self, number: int, sequence: EngineSequence, slot: int) -> None:
-        """Take note that a decode rank has a request."""
+        """Note that a decode rank has a request."""
         journey = self._journeys[number]
         journey.decoded, journey.target = sequence, slot
 
     def _end_lease(self, number: int, journey: Journey) -> None:
-        """Let a prefill rank use blocks again that nobody has read in time."""
+        """End the lease of blocks that were not read in time, so that the prefill rank can reuse them."""
         if not journey.is_held:
             return
         if journey.decoded is not None and self._config.kv_lease_renewal:
@@ -277,7 +277,7 @@ class Handover:
         self._ranks[journey.source].let_go(journey.prefilled)
 
     def on_loads(self, sequences: list[EngineSequence]) -> None:
-        """Go on with those for which a decode rank has taken blocks."""
+        """Continue with the sequences for which a decode rank has allocated blocks."""
         for sequence in sequences:
             number = number_of(sequence)
             self._log.decode_blocks_s[number] = self._clock.now
@@ -291,7 +291,7 @@ class Handover:
                 self._prefill(number, journey)
 
     def _read(self, number: int, journey: Journey) -> None:
-        """Begin to read KV, if it is still there."""
+        """Start reading KV, if it is still there."""
         now, sequence = self._clock.now, journey.decoded
         assert sequence is not None
         if not journey.is_under_way:
@@ -300,7 +300,7 @@ class Handover:
             self._clock.at(now, ARRIVAL, partial(self._arrive, number, journey, 0))
             return
         if journey.is_under_way:
-            return  # chunk by chunk
+            return  # it is sent chunk by chunk
         count = -(-sequence.num_prompt // self._block_size) - sequence.num_cached_blocks
         num_bytes = self.settings.kv_size.of(count)
         hidden = self._num_hidden_bytes(journey, num_bytes)
@@ -316,7 +316,7 @@ class Handover:
         )
 
     def _num_hidden_bytes(self, journey: Journey, num_bytes: float) -> float:
-        """Return what was sent before the prefill ended, layer by layer."""
+        """Return the bytes that were sent layer by layer before the prefill ended."""
         assert journey.prefilled is not None
         if self.settings.transfer.overlap != "layer":
             return 0.0
@@ -328,10 +328,10 @@ class Handover:
         )
 
     def _send_chunks(self, output: StepOutput) -> None:
-        """Send the blocks that a step has filled, and with the end of a prompt the rest.
+        """Send the blocks that a step has filled, and all remaining blocks at the end of a prompt.
 
-        A prompt that was preempted is computed again from its cached blocks on, and its last token may be dropped: how far
-        it has come is not known before its end.
+        A prompt that was preempted is computed again from its cached blocks, and its last token may be dropped, so its
+        progress is unknown before its end.
         """
         for sequence, count in output.chunks:
             is_last = sequence in output.finished
@@ -370,14 +370,14 @@ class Handover:
         self._arrive(number, journey, None)
 
     def _arrive(self, number: int, journey: Journey, num_valid_blocks: int | None) -> None:
-        """Give a decode rank the KV that it waits for, or the news that it is lost."""
+        """Report to a decode rank that the KV it waits for has arrived, or is lost."""
         assert journey.decoded is not None
         journey.is_under_way = journey.has_blocks = False
         self._log.transfer_end_s[number] = self._clock.now
         self._ranks[journey.target].arrive(journey.decoded, num_valid_blocks)
 
     def on_decoded(self, number: int, sequence: EngineSequence, *, answer_s: float) -> None:
-        """Complete what is known of a request that has ended, whose tokens reach their client this much later (s)."""
+        """Complete the log of a request that has ended; its tokens reach the client `answer_s` later."""
         log, journey = self._log, self._journeys.pop(number)
         if sequence.is_failed:
             log.error[number] = GONE if self._ranks[journey.source].is_gone else EXPIRED
@@ -389,19 +389,19 @@ class Handover:
             log.preemptions[number] = prefilled.num_preemptions + sequence.num_preemptions
 
     def on_gone(self, rank: Rank) -> None:
-        """Let the requests of a rank that is gone go on elsewhere; those whose KV was there do without it."""
+        """Let the requests of a rank that is gone continue elsewhere; those that need its KV do without it."""
         if rank.prefills:
             self._on_prefill_gone(rank)
             return
         for sequence in rank.sequences:
             number = number_of(sequence)
             journey = self._journeys.get(number)
-            if journey is not None and journey.decoded is sequence:  # and not given up before
+            if journey is not None and journey.decoded is sequence:  # it was not given up before
                 self._give_up(number, journey)
                 self._losses.on_lost(sequence, rank, journey.life)
 
     def on_kv_lost(self, number: int, source: Rank) -> None:
-        """Let a request begin again, as the rank with its KV is gone."""
+        """Restart a request, because the rank with its KV is gone."""
         journey = self._journeys[number]
         self._give_up(number, journey)
         self._losses.on_kv_lost(number, source, journey.life)
@@ -423,7 +423,7 @@ class Handover:
                 self._losses.on_lost(prefilled, rank, journey.life)
 
     def _give_up(self, number: int, journey: Journey) -> None:
-        """End all that is under way for a request, which begins again."""
+        """Cancel everything that is in progress for a request, which then starts again."""
         del self._journeys[number]
         if journey.is_under_way:
             self.traffic.drop(number)
@@ -435,6 +435,6 @@ class Handover:
             target = self._ranks[journey.target]
             target.abort(journey.decoded)
             if journey.has_blocks:
-                target.arrive(journey.decoded, 0)  # what it waited for comes no more
+                target.arrive(journey.decoded, 0)  # the KV that it waited for will never come
         self.routing.forget(number)
         self._forget(number)

@@ -1,18 +1,19 @@
-"""Transfers between ranks that share links, as flows of a fluid: no packets, no blocks, no clock.
+"""Transfers between ranks that share links, modelled as fluid flows, without packets, blocks or a clock.
 
     rank 0 --egress--> [node --> [rack -->   -->] rack -->] node --ingress--> rank 3
 
-A rank's own storage is reached by itself alone, over no other link; storage that ranks share, over their ingress and egress.
+Only the rank itself reaches its own storage, over no other link. Ranks reach shared storage over their ingress and
+egress.
 
-A transfer first waits for its latency, without using a link. Then it moves at the rate that max-min fairness gives it: no
-flow can be faster without making one slower that is as slow or slower (`flows.py`). Rates change only when a flow begins
-or ends, and only of flows that share links with it, directly or through others.
+A transfer first waits for its latency, without using a link. Then it moves at its max-min fair rate: no flow can be
+faster without slowing down a flow that is as slow or slower (`flows.py`). Rates change only when a flow begins or ends,
+and only for flows that share links with it, directly or through others.
 
-    start --> waits --> moves --> ended         a transfer that is known whole
-                        moves <--> idle         one that is extended; idle while all that it was given is sent
+    start --> waits --> moves --> ended         a transfer of known size
+                        moves <--> idle         an extended one; idle while it has sent all its bytes
 
-The driver keeps an appointment at `next_s()`, makes it again after each call that changes something, and asks `advance`
-what has ended. Of transfers that end at one instant, the one that started first comes first.
+The driver schedules an event at `next_s()`, again after each call that changes something, and calls `advance` for the
+transfers that have ended. Of those that end at the same instant, the one that started first comes first.
 """
 
 import math
@@ -25,46 +26,46 @@ from dynabench.deployment.transfer import TransferConfig
 from dynabench.virtual.flows import Flow, Link, Path, fair_rates
 
 Key = Hashable
-"""What names a transfer."""
+"""Identifies a transfer."""
 
 
 class Use(NamedTuple):
-    """Shares of what could have been sent and received that were."""
+    """The shares of a port's capacity to send and to receive that were used."""
 
     egress: float
     ingress: float
 
 
 class Utilisation(NamedTuple):
-    """What was used of the links of all ranks, by their numbers, and of nodes and racks if these are limited."""
+    """The utilisation of all ranks' links, by rank number, and of nodes and racks if their links are limited."""
 
     ranks: list[Use]
     nodes: list[Use]
     racks: list[Use]
     storages: list[Use]
-    """In the order in which they were connected; egress is what was read."""
+    """In the order in which storage was added; egress counts reads."""
 
 
 class Links:
-    """The links of ranks, and the transfers under way on them."""
+    """The links of ranks, and the transfers in progress on them."""
 
     def __init__(self, config: TransferConfig) -> None:
         self._config = config
         self._places: list[_Place] = []
         self._nodes: list[_Port] = []
         self._racks: list[_Port] = []
-        self._storages: list[tuple[_Port, int | None]] = []  # and whose they are
+        self._storages: list[tuple[_Port, int | None]] = []  # with their owners
         self._num_gpus_left = 0  # on the last node
         self._paths: dict[tuple[int, int], Path] = {}
         self._flows: dict[Key, Flow] = {}
         self._posted: list[tuple[float, int, Flow, float, bool]] = []  # bytes that will begin to move
-        self._ends: list[tuple[float, int, Path]] = []  # an entry counts if it is still its path's `end_s`
-        self._ended: list[tuple[float, int, Key]] = []  # not yet asked for
+        self._ends: list[tuple[float, int, Path]] = []  # an entry is valid while it matches its path's `end_s`
+        self._ended: list[tuple[float, int, Key]] = []  # not yet returned
         self._num_started = 0
         self._num_posted = 0
 
     def add_rank(self, num_gpus: int, now: float = 0.0) -> None:
-        """Connect a rank; they are numbered as they come."""
+        """Add a rank; ranks are numbered in the order of these calls."""
         config = self._config
         if num_gpus > self._num_gpus_left:
             node_size = config.gpus_per_node or num_gpus
@@ -78,17 +79,17 @@ class Links:
         self._places.append(_Place(port, self._nodes[-1], self._racks[-1]))
 
     def add_storage(self, bandwidth: float, owner: int | None = None, now: float = 0.0) -> int:
-        """Connect storage that is read and written at so many bytes/s, a rank's own or of all; return its number, below 0."""
+        """Add storage with a bandwidth (bytes/s) each way, shared if no rank owns it; return its number, below 0."""
         self._storages.append((_Port(Link(bandwidth), Link(bandwidth), now), owner))
         return -len(self._storages)
 
     @property
     def is_limited(self) -> bool:
-        """Whether what a rank sends and receives is."""
+        """Whether the links of ranks are limited."""
         return self._config.gpu_bandwidth < math.inf
 
     def bandwidth(self, source: int, target: int) -> float:
-        """Return what a transfer between two ranks gets while it is alone (bytes/s)."""
+        """Return the rate of a transfer between two ranks that is alone (bytes/s)."""
         return self._path(source, target).bandwidth
 
     def start(
@@ -107,15 +108,16 @@ class Links:
         """Begin a transfer.
 
         Args:
-            key: names it until it has ended or is dropped.
+            key: identifies it until it has ended or is dropped.
             now: the time (s).
             source: the rank that sends.
             target: the rank that receives.
-            num_bytes: what is sent now.
-            num_blocks: what is posted before the first byte, at `block_us` each.
-            is_last: whether that is all; otherwise `extend` sends more.
-            num_bytes_ahead: what was sent before, as layers are during the prefill; it only counts in `utilisation`, from now on.
-            latency_s: fixed cost before the first byte (default: that of transfers between ranks).
+            num_bytes: the bytes to send now.
+            num_blocks: the blocks to post before the first byte, at `block_us` each.
+            is_last: whether these are all bytes; otherwise `extend` sends more.
+            num_bytes_ahead: bytes that were sent earlier, such as layers during the prefill; they only count in
+                `utilisation`, from now on.
+            latency_s: fixed cost before the first byte (default: the latency of transfers between ranks).
         """
         assert key not in self._flows, f"transfer {key} is already in progress"
         path = self._path(source, target)
@@ -127,7 +129,7 @@ class Links:
         self.extend(key, now, num_bytes=num_bytes, num_blocks=num_blocks, is_last=is_last)
 
     def extend(self, key: Key, now: float, *, num_bytes: float, num_blocks: int = 0, is_last: bool = False) -> None:
-        """Send more with a transfer under way; latencies overlap, but blocks are posted one after the other."""
+        """Add bytes to a transfer in progress; latencies overlap, but blocks are posted one after the other."""
         flow = self._flows[key]
         flow.posted_s = max(now, flow.posted_s) + num_blocks * self._config.block_s
         begin = flow.posted_s + flow.latency_s
@@ -136,10 +138,10 @@ class Links:
         self._settle(now)
 
     def drop(self, key: Key, now: float) -> float:
-        """End a transfer before its time; what has ended but was not asked for is forgotten.
+        """End a transfer early; if it has ended but was not returned yet, forget it.
 
         Returns:
-            the bytes that it was still to send; infinity if it waited for its first.
+            the bytes that were left to send; infinity if none had moved yet.
         """
         self._settle(now)
         self._ended = [entry for entry in self._ended if entry[2] != key]
@@ -155,7 +157,7 @@ class Links:
         return left
 
     def next_s(self) -> float | None:
-        """Return when something happens next (s): bytes begin to move, or are all sent; or when what was not asked for did."""
+        """Return the time of the next event (s): bytes begin to move, a transfer ends, or an unreturned one ended."""
         next_s = min(self._ended)[0] if self._ended else self._next_event()
         return None if next_s == math.inf else next_s
 
@@ -167,7 +169,7 @@ class Links:
         return [key for _, _, key in ended]
 
     def utilisation(self, now: float) -> Utilisation:
-        """Return what was used of each link from when it was connected until now."""
+        """Return the utilisation of each link from when it was added until now."""
         self._settle(now)
         for path in self._paths.values():
             path.settle(now)
@@ -180,7 +182,7 @@ class Links:
         )
 
     def _path(self, source: int, target: int) -> Path:
-        """Return the path from rank to rank; links of a node or rack that both are in are not on it."""
+        """Return the path between two ranks; it leaves out the links of a node or rack that both are in."""
         path = self._paths.get((source, target))
         if path is not None:
             return path
@@ -214,14 +216,14 @@ class Links:
         return min(ends[0][0] if ends else math.inf, posted[0][0] if posted else math.inf)
 
     def _settle(self, now: float) -> None:
-        """Let happen what does until now, each at its time."""
+        """Process all events until now, each at its time."""
         while (time := self._next_event()) <= now:
             touched = self._end_flows(time)
             touched += self._begin_flows(time)
             self._share(touched, time)
 
     def _end_flows(self, time: float) -> list[Link]:
-        """Take off the links what is sent by now; return these links."""
+        """Remove transfers whose bytes are sent by now; return their links."""
         touched: list[Link] = []
         while self._ends and self._ends[0][0] == time:
             _, _, path = heappop(self._ends)
@@ -232,12 +234,12 @@ class Links:
         return touched
 
     def _begin_flows(self, time: float) -> list[Link]:
-        """Put on the links what begins to move now; return these links."""
+        """Add transfers whose bytes begin to move now; return their links."""
         touched: list[Link] = []
         while self._posted and self._posted[0][0] == time:
             _, _, flow, num_bytes, is_last = heappop(self._posted)
             if self._flows.get(flow.key) is not flow:
-                continue  # dropped
+                continue  # the transfer was dropped
             flow.is_whole = is_last
             if num_bytes:
                 flow.path.settle(time)
@@ -253,7 +255,7 @@ class Links:
             self._ended.append((time, flow.number, flow.key))
 
     def _share(self, touched: list[Link], now: float) -> None:
-        """Share out the links again on which a flow has begun or ended."""
+        """Recompute the rates on links on which a flow has begun or ended."""
         for path, rate in fair_rates(touched):
             if rate != path.rate or path.end_s == math.inf:
                 path.settle(now)
@@ -263,7 +265,7 @@ class Links:
 
 @dataclass(slots=True, eq=False)
 class _Port:
-    """Both directions of a rank, a node or a rack."""
+    """Both directions of the links of a rank, a node or a rack."""
 
     egress: Link
     ingress: Link
@@ -283,7 +285,7 @@ class _Port:
 
 
 class _Place(NamedTuple):
-    """Where a rank is."""
+    """The location of a rank."""
 
     rank: _Port
     node: _Port

@@ -1,8 +1,8 @@
-"""Requests that move with their KV from a rank that leaves: another reads it over the links and goes on with the answer.
+"""Requests that move with their KV from a rank that leaves: another rank reads the KV and continues the answer.
 
     decoding at one --taken out--> waits for blocks at another --KV on its way--> decoding there
 
-The rank that leaves stays until the KV was read. If it dies before that, the requests begin again without it.
+The leaving rank stays until the KV is read. If it dies before that, the requests start again without their KV.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class Move:
 
     source: Rank
     sequence: EngineSequence
-    """The one that the other rank gets."""
+    """The request's sequence at the other rank."""
     target: Rank | None = None
     """The rank that it was sent to; None while it waits at the router."""
     is_under_way: bool = False
@@ -29,7 +29,7 @@ class Move:
 
 
 class Moves:
-    """The requests that are moving, by their numbers."""
+    """The requests that are moving, by number."""
 
     def __init__(self, traffic: Traffic, kv_size: KvSize) -> None:
         self._traffic = traffic
@@ -43,12 +43,12 @@ class Moves:
         self._moves[number] = Move(source, sequence)
 
     def on_sent(self, number: int, target: Rank) -> None:
-        """Take note of the rank that a request was sent to, if it moves."""
+        """Note the rank that a request was sent to, if it is moving."""
         if (move := self._moves.get(number)) is not None:
             move.target = target
 
     def take(self, sequences: Sequence[EngineSequence]) -> list[EngineSequence]:
-        """Begin to read the KV of those sequences that move, now that they have blocks; return the others."""
+        """Start reading the KV of sequences that are moving, now that they have blocks; return the others."""
         others = []
         for sequence in sequences:
             number = number_of(sequence)
@@ -80,7 +80,7 @@ class Moves:
         move.source.on_read()
 
     def drop(self, number: int) -> None:
-        """Forget a request that is to begin again, if it moves."""
+        """Forget a request that will start again, if it is moving."""
         move = self._moves.pop(number, None)
         if move is not None:
             if move.is_under_way:
@@ -88,5 +88,5 @@ class Moves:
             move.source.on_read()
 
     def of(self, source: Rank) -> list[tuple[int, Move]]:
-        """Return the moves whose KV is at a rank, by their numbers."""
+        """Return the moves whose KV is at a rank, with the requests' numbers."""
         return [(number, move) for number, move in self._moves.items() if move.source is source]

@@ -1,4 +1,4 @@
-"""What only a simulation can know: the true work at each rank, and what would follow from each choice."""
+"""What only a simulation can know: the true work at each rank, and the consequences of each choice."""
 
 from mocker import Engine
 

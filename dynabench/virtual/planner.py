@@ -13,7 +13,7 @@ from serving.planner import Observation, Planner, PlannerConfig, PoolState, Rank
 
 
 def load_of(rank: Rank, now: float) -> RankLoad:
-    """Return what a rank has to do now."""
+    """Return the current load of a rank."""
     engine = rank.engine
     engine.advance(now)
     scheduler = engine.scheduler
@@ -27,19 +27,19 @@ def load_of(rank: Rank, now: float) -> RankLoad:
 
 
 class SimulatedPlanner:
-    """A planner at work on a simulated cluster."""
+    """A planner that controls a simulated cluster."""
 
     def __init__(self, config: PlannerConfig, cluster: Cluster) -> None:
-        """Let a planner change a cluster from now on, until its last request has ended.
+        """Let a planner change a cluster from now until its last request has ended.
 
         Raises:
-            ValueError: there is no such planner, or the pools or settings are not enough for it.
+            ValueError: the planner does not exist, or does not suit the pools or settings.
         """
         self.planner = Planner(config, [facts_of(pool) for pool in cluster.fleet.pools.values()])
         self.changes: list[Change] = []
         self.num_decisions = 0
         self.notes: dict[str, int] = {}
-        """What the planner noted, and how often."""
+        """The planner's notes, and how often each occurred."""
         self._cluster = cluster
         self._counter = cluster.counter = Counter()
         self._looked = cluster.clock.now, self._counter.counts
@@ -61,7 +61,7 @@ class SimulatedPlanner:
         for name, target in decision.orders.items():
             self.changes.append(Change(now, name, fleet.sizes[name], target.replicas, target.reason))
             fleet.resize(name, target.replicas)
-        if cluster.clock.peek() < math.inf:  # else nothing can ever happen, and the run is to say so
+        if cluster.clock.peek() < math.inf:  # otherwise nothing can ever happen, and the run should say so
             self._look_again()
 
     def _observe(self) -> Observation:

@@ -1,4 +1,4 @@
-"""Engines on the clock: one that takes its steps alone, or ranks that take them together."""
+"""Engines on the clock: an engine that steps alone, or ranks that step together."""
 
 import math
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from mocker.timing.model import Faster
 
 
 def number_of(sequence: Sequence) -> int:
-    """Return the number of a request in the workload, by which a cluster names its sequences."""
+    """Return the number of a sequence's request in the workload, which is the sequence's id."""
     assert isinstance(sequence.id, int)
     return sequence.id
 
 
 class Rank:
-    """What requests can be sent to: one engine on the clock, alone in its worker or with others."""
+    """A destination for requests: one engine on the clock, alone in its worker or with others."""
 
     def __init__(
         self,
@@ -33,44 +33,44 @@ class Rank:
 
         Args:
             number: its number in the cluster, which is its slot at every router.
-            engine: what takes the steps.
-            clock: says when.
-            on_step: is told what each step brought.
-            on_second_token: is told when those of `note_first_tokens` have their second token.
+            engine: the engine.
+            clock: the clock.
+            on_step: called with each step's output.
+            on_second_token: called when a sequence from `note_first_tokens` has its second token.
         """
         self.number = number
         self.engine = engine
         self.prefills = engine.config.kv_role == "kv_producer"
-        """Whether others decode what it prefills."""
+        """Whether other ranks decode what it prefills."""
         self.on_loads: Callable[[list[Sequence]], object] | None = None
-        """Is told for which sequences KV is to be loaded."""
+        """Called with the sequences whose KV has to be loaded."""
         self.on_tier_work: Callable[[list[TierWork]], object] | None = None
-        """Is told what is to be done with tiers behind host memory."""
+        """Called with the work for tiers behind host memory."""
         self.caught_up_s = -1.0
-        """When the router last took in this rank's leap."""
+        """When the router last caught up with this rank's leap."""
         self.kv_use: KvUse | None = None
-        """Where the share of the KV blocks in use is noted."""
+        """Records the share of the KV blocks in use."""
         self.lockstep: Lockstep | None = None
-        """The ranks it takes its steps with."""
+        """The ranks it steps with."""
         self.on_idle: Callable[[], object] | None = None
-        """Is told when it has nothing to do."""
+        """Called when it has nothing to do."""
         self.is_gone = False
-        """Whether it takes no more steps."""
+        """Whether it has stopped for good."""
         self.is_handing_over = False
-        """Whether its requests are to go on elsewhere, with their KV."""
+        """Whether its requests are being moved elsewhere, with their KV."""
         self.num_readers = 0
-        """Requests whose KV other ranks have yet to read here."""
-        self._kv_since = (0.0, 0.0)  # when its share of the KV blocks in use was last noted, and the share
-        self._kv_due = 0.0  # when to note it next
+        """The number of moved requests whose KV other ranks have yet to read here."""
+        self._kv_since = (0.0, 0.0)  # when the share of the KV blocks in use was last recorded, and the share
+        self._kv_due = 0.0  # when to record it next
         self._clock = clock
         self._on_step = on_step
         self._on_second_token = on_second_token
         self._has_first_token: list[Sequence] = []
         self._is_idle = True
-        self._idle_s = 0.0  # how long it had nothing to do; while it is idle, less the present time
-        self._wake_at = -1.0  # the appointment that counts; others are left over from cut leaps
+        self._idle_s = 0.0  # total idle time; while it is idle, less the present time
+        self._wake_at = -1.0  # the completion that counts; others are left over from leaps that were cut short
         self._is_starting = False
-        self._copy_s = math.inf  # the next appointment with a copy that ends while it is idle
+        self._copy_s = math.inf  # time of the scheduled event for a copy that ends while it is idle
         self._usual_timing = engine.timing
         self._given_up: list[Sequence] = []
 
@@ -81,24 +81,24 @@ class Rank:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for blocks, for their KV or for a seat, as vLLM's gauge `num_requests_waiting` counts them."""
+        """Requests that wait for blocks, for their KV or for a seat, like vLLM's gauge `num_requests_waiting`."""
         return self.engine.scheduler.num_waiting
 
     @property
     def sequences(self) -> list[Sequence]:
-        """Its requests, in no order that matters, without those that were given up during the step in flight."""
+        """Its requests, in arbitrary order, without those that were aborted during the step in flight."""
         scheduler = self.engine.scheduler
         found = [*scheduler.running, *scheduler.holding, *scheduler.queued()]
         return [sequence for sequence in found if sequence not in self._given_up] if self._given_up else found
 
     def add(self, sequence: Sequence) -> None:
-        """Take a request."""
+        """Add a request."""
         self.engine.add(sequence)
         self._tell_tier_work()
         self.wake()
 
     def abort(self, sequence: Sequence) -> None:
-        """Give up a request."""
+        """Abort a request."""
         if not self.is_gone:
             self.engine.abort(sequence)
             if self.engine.step is not None:
@@ -106,7 +106,7 @@ class Rank:
             self.wake()
 
     def arrive(self, sequence: Sequence, num_valid_blocks: int | None) -> None:
-        """Take the KV that a sequence waits for, or the news that only so many of its blocks are good."""
+        """Deliver the KV that a sequence waits for, of which perhaps only `num_valid_blocks` blocks are valid."""
         if self.is_gone:
             return
         if over := self.engine.arrive(sequence, num_valid_blocks):
@@ -114,7 +114,7 @@ class Rank:
         self.wake()
 
     def let_go(self, sequence: Sequence) -> None:
-        """Free blocks that were held for other ranks, and for which requests may wait here."""
+        """Free blocks that were held for other ranks; requests may be waiting for them."""
         if self.is_gone:
             return
         self.engine.let_go(sequence)
@@ -124,7 +124,7 @@ class Rank:
             self.on_idle()
 
     def stop(self) -> None:
-        """Take no more steps; of the one in flight, only the iterations that have ended count."""
+        """Stop for good; of the step in flight, only the iterations that have ended count."""
         self.engine.advance(self._clock.now)
         self.is_gone = True
         if not self._is_idle:
@@ -133,18 +133,18 @@ class Rank:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has no request, and holds no blocks for other ranks."""
+        """Whether it has no requests and holds no blocks for other ranks."""
         engine = self.engine
         return engine.step is None and engine.is_idle and not (engine.scheduler.retention.held or self.num_readers)
 
     def on_read(self) -> None:
-        """Take note that the KV of a request was read, or is no longer needed."""
+        """Note that the KV of a moved request was read, or is no longer needed."""
         self.num_readers -= 1
         if self.on_idle is not None:
             self.on_idle()
 
     def slow_down(self, factor: float) -> None:
-        """Make each step, from the next one on, take `factor` times as long as usual."""
+        """Make each step, starting with the next, take `factor` times as long as usual."""
         if self.is_gone:
             return
         self.engine.advance(self._clock.now)
@@ -154,7 +154,7 @@ class Rank:
         self.wake()
 
     def wake(self) -> None:
-        """Schedule as soon as the iteration under way allows: something has come, or become free."""
+        """Schedule as soon as the current iteration allows, because work arrived or blocks became free."""
         if self.is_gone:
             return
         if self.lockstep is not None:
@@ -168,7 +168,7 @@ class Rank:
             self._clock.at(step.end, COMPLETION, self._complete)
 
     def schedule(self, now: float, max_iterations: int) -> Step | None:
-        """Begin a step, if there is anything to do, and say what is to be loaded for the next ones."""
+        """Begin a step, if there is anything to do, and pass on what has to be loaded for later steps."""
         step = self.engine.schedule(now, max_iterations=max_iterations)
         if self.kv_use is not None and (step is None or now >= self._kv_due):
             self._note_kv(self.kv_use, now)
@@ -187,7 +187,7 @@ class Rank:
         return step
 
     def _await_copy(self) -> None:
-        """Wake once a copy between GPU and host ends."""
+        """Wake when a copy between GPU and host ends."""
         wake_s = self.engine.wake_s
         if wake_s < self._copy_s:
             self._copy_s = wake_s
@@ -205,7 +205,7 @@ class Rank:
         self._kv_due = now + kv_use.window_s / 8
 
     def note_first_tokens(self, output: StepOutput) -> None:
-        """Take note of those that a step brought past their prompt; a token that came with the KV was their first."""
+        """Note the sequences that got their first token, or their second if the first came with the KV."""
         for sequence in output.sampled:
             if sequence.is_token_shipped or sequence in self._has_first_token:
                 self._has_first_token = [one for one in self._has_first_token if one is not sequence]
@@ -214,14 +214,14 @@ class Rank:
                 self._has_first_token.append(sequence)
 
     def await_second_token(self, sequence: Sequence) -> None:
-        """Take note that the next token of a sequence is the second of its answer, as another rank gave the first."""
+        """Note that a sequence's next token is the second of its answer, because another rank generated the first."""
         self._has_first_token.append(sequence)
 
     def _tell_second_tokens(self, step: Step) -> None:
         waiting = []
         for sequence in self._has_first_token:
             if sequence.is_over:
-                continue  # though a step that was scheduled before it stopped may compute more
+                continue  # a step that was scheduled before it stopped may still compute it
             if sequence in step.batch.decodes:
                 self._on_second_token(sequence, step.boundary(1))
             else:
@@ -230,11 +230,11 @@ class Rank:
 
     @property
     def busy_s(self) -> float:
-        """How long it took steps until now."""
+        """How long it has been busy so far."""
         return (0.0 if self._is_idle else self._clock.now) - self._idle_s
 
     def finish_step(self) -> None:
-        """End the step in flight and pass on what it brought."""
+        """End the step in flight and pass on its output."""
         if self._given_up:
             self._given_up = []
         self._on_step(self, self.engine.complete())
@@ -272,21 +272,19 @@ class Rank:
 class Lockstep:
     """Data-parallel ranks that share experts: each waits for the slowest, and all pad to the largest batch.
 
-    Their steps are taken one iteration at a time, as any rank may hold up the others at any step.
+    They step one iteration at a time, because any rank may delay the others at any step.
     """
 
     def __init__(self, clock: Clock, ranks: list[Rank]) -> None:
         self._clock = clock
         self._ranks = ranks
         self._is_busy = False
-        self._is_due = (
-            False  # woken since the last step began, perhaps by what a rank that had nothing to do was told then
-        )
+        self._is_due = False  # woken since the last step began, perhaps by something an idle rank received then
         for rank in ranks:
             rank.lockstep = self
 
     def wake(self) -> None:
-        """Take a step at this instant, unless one is under way."""
+        """Start a step at this instant, unless one is in progress."""
         self._is_due = True
         if not self._is_busy:
             self._is_busy = True

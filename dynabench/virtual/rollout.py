@@ -7,18 +7,18 @@ from serving.router.router import NOBODY, NoWorkersError
 from workloads import WorkloadError
 
 HORIZON_S = 60.0
-"""How far a rollout looks."""
+"""How far a rollout simulates ahead."""
 MAX_REQUESTS = 5000
 
 
 def best_by_rollout(cluster: Cluster, number: int) -> int:
-    """Try each rank for a request in a copy of the cluster; return the slot of the one after which all wait least.
+    """Try each rank for a request in a copy of the cluster; return the slot that leads to the least total waiting time.
 
-    The copies run on for a minute of simulated time with the requests that really come, routed by the base policy. W copies
-    per request make this an upper bound for small workloads only.
+    The copies continue for a minute of simulated time with the actual future requests, routed by the base policy. With
+    W copies per request, this upper bound is practical only for small workloads.
 
     Raises:
-        NoWorkersError: there is none.
+        NoWorkersError: there is no rank.
         WorkloadError: the workload is too large, or the cores are compiled.
     """
     if not cluster.routing.ranks:
@@ -48,6 +48,6 @@ def _waited(cluster: Cluster, until: float) -> float:
     """Sum the time that requests have spent in the system by then."""
     total = 0.0
     for intended, ended in zip(cluster.log.intended_s, cluster.log.last_token_s, strict=True):
-        if intended <= until:  # what has not come, or not ended, has no time: NaN in a log
+        if intended <= until:  # missing times are NaN in the log
             total += (ended if ended <= until else until) - intended
     return total

@@ -1,4 +1,4 @@
-"""Placing requests among simulated ranks: the router core, fed by the engines themselves."""
+"""Place requests among simulated ranks with the router core, which gets its events from the engines themselves."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -25,14 +25,14 @@ class Routing:
         self._caught_up_s = -1.0
         self._delay_s = 0.0 if router.is_oracle else kv_event_delay_s
         self.sends_events_at_once = self._delay_s > 0
-        """Whether events of ranks are to be passed on as they come, rather than be asked for before a decision: that gives
-        fewer, larger batches among few ranks."""
+        """Whether ranks push their events as they occur. Otherwise the router pulls them before a decision, which makes
+        fewer, larger batches if there are few ranks."""
         self._in_transit: deque[tuple[float, int, list[KvEvent]]] = deque()
-        self._output_lengths: dict[int, int] = {}  # of those that wait at the router
+        self._output_lengths: dict[int, int] = {}  # for requests that wait at the router
         self._by_slot: dict[int, Rank] = {}
 
     def add(self, rank: Rank) -> None:
-        """Send requests to a rank, too."""
+        """Start sending requests to a rank."""
         self.ranks.append(rank)
         self._by_slot[rank.number] = rank
         self.router.add_rank(rank.number)
@@ -41,7 +41,7 @@ class Routing:
             each.engine.has_end_at_stores = self.router.wants_events and self.sends_events_at_once
 
     def remove(self, rank: Rank) -> None:
-        """Send no more requests to a rank, if any were, and forget what it has cached."""
+        """Stop sending requests to a rank and forget what it has cached; do nothing if it is unknown."""
         if self._by_slot.pop(rank.number, None) is not None:
             self.ranks.remove(rank)
             self.router.remove_rank(rank.number)
@@ -49,9 +49,9 @@ class Routing:
     def place(
         self, number: int, prompt: Prompt, output_length: int, only: int | None = None, *, is_local: bool = False
     ) -> Decision | None:
-        """Choose a rank for a request, or take the one it must go to, and book it; None if it waits at the router.
+        """Choose a rank for a request, or take `only`, and book it; return None if the request waits at the router.
 
-        It is local if a decode rank computes its prompt, too.
+        `is_local` means that a decode rank computes the prompt, too.
         """
         router, now = self.router, self._clock.now
         self._inform(prompt, output_length, only)
@@ -63,12 +63,12 @@ class Routing:
         return decision
 
     def forget(self, number: int) -> None:
-        """Release what is booked of a request, or let it wait at the router no longer."""
+        """Release a request's bookings, or remove it from the router's queue."""
         self._output_lengths.pop(number, None)
         self.router.on_finish(number)
 
     def release(self) -> Iterator[tuple[int, Decision]]:
-        """Yield what waits at the router no longer; each is to be sent before the next, which is placed with that in mind."""
+        """Yield requests that need not wait longer; send each before taking the next, which is placed accordingly."""
         router, now = self.router, self._clock.now
         while (held := router.next_held(now)) is not None:
             number, prompt = held
@@ -85,7 +85,7 @@ class Routing:
         return self.router.peek(prompt, self._clock.now)
 
     def _inform(self, prompt: Prompt, output_length: int, only: int | None = None) -> None:
-        """Give the router what its policy asks for before it chooses a rank, or takes the one that it must."""
+        """Give the router the data that its policy needs to choose a rank."""
         router, now = self.router, self._clock.now
         self.catch_up(prompt)
         if router.policy.needs_state:
@@ -96,10 +96,10 @@ class Routing:
             router.policy.on_truth([true_work(rank.engine, now) for rank in candidates], output_length)
 
     def catch_up(self, prompt: Prompt) -> None:
-        """Take in the iterations that have ended inside leaps, at the ranks where that can change a decision.
+        """Process the iterations that have ended inside leaps, at the ranks where that can change a decision.
 
-        Inside a leap only evictions matter to the router, so a rank without overlap has nothing to add; among few
-        ranks, asking all is cheaper than finding out which have any.
+        Inside a leap only evictions matter to the router, so a rank without overlap can be skipped. Among few ranks,
+        asking all is cheaper than finding out which have any.
         """
         if self._index is None:
             return
@@ -127,7 +127,7 @@ class Routing:
         self._send(rank.number, rank.engine.take_events())
 
     def on_tier_events(self, slot: int, events: Sequence[TierEvent]) -> None:
-        """Send the router events of a tier behind host memory: a rank's own if it knows the rank, a shared store's always."""
+        """Send the router events of a tier behind host memory: a known rank's own, or those of a shared store."""
         if self._index is not None:
             is_known = slot in self._by_slot
             self._send(slot, [event for event in events if is_known or event.medium == "SHARED"])
@@ -139,7 +139,7 @@ class Routing:
             self._apply(slot, events)
 
     def _apply(self, slot: int, events: list[KvEvent]) -> None:
-        """Enter KV events into the index; blocks that only their own request could ask for are left out."""
+        """Enter KV events into the index, except blocks that only their own request could match."""
         index = self._index
         assert index is not None
         is_known = slot in self._by_slot
@@ -156,7 +156,7 @@ class Routing:
                     change(slot, event.medium, chain.ids, start, stop, chain.blocks_per_id)
                 continue
             if not is_known:
-                continue  # it left while they were on their way
+                continue  # it left while the events were on their way
             stop = event.stop if event.stop < chain.num_named else chain.num_named
             if event.start < stop:
                 if isinstance(event, BlockStored):

@@ -32,7 +32,7 @@ from workloads.pacing import LoadConfig
 from workloads.reuse import reuse_of
 
 HOSTLESS = ("polynomial", "constant", "table")
-"""Step times that do not tell the host's work from the GPU's."""
+"""Step times that do not separate the host's work from the GPU's."""
 
 MODELLESS = ("polynomial", "constant")
 """Step times that are the same for every model."""
@@ -40,13 +40,13 @@ MODELLESS = ("polynomial", "constant")
 FOLLOW_PREFIXES = (
     "cached_tokens", "host_tokens", "disk_tokens", "store_tokens", "endless_tokens", "predicted_tokens", "best_tokens",
 )  # fmt: skip
-"""Columns that say nothing where it is not known what prompts share."""
+"""Columns that are meaningless if shared prefixes are unknown."""
 
 SHORTEST_STEP_S = 1e-9
-"""Shorter ones can be lost in the sum with the time, and the clock stands still."""
+"""Shorter steps can vanish in the sum with the time, so that the clock stands still."""
 
 ASK_EVERY = 64
-"""Steps that end requests between two looks at whether to go on, and two words on how far it is: both may be files."""
+"""Steps that end requests between two checks for an interrupt and two progress reports, because both may use files."""
 
 
 def run(
@@ -56,7 +56,7 @@ def run(
     on_progress: Callable[[int], None] | None = None,
     is_interrupted: Callable[[], bool] = bool,
 ) -> Record:
-    """Carry out one run in virtual time; once `is_interrupted` says so, end it and keep what is done.
+    """Carry out one run in virtual time; when `is_interrupted` returns true, stop and keep what is done.
 
     Raises:
         WorkloadError: a request can never fit.
@@ -106,14 +106,14 @@ def run(
 
 
 def _is_sync_free(deployment: Deployment) -> bool:
-    """Tell whether synchronous scheduling was asked for where the step times do not know what it costs."""
+    """Return whether synchronous scheduling was requested with step times that do not know its cost."""
     return any(
         pool.mocker.async_scheduling is False and pool.timing.timing_name in HOSTLESS for pool in deployment.pools
     )
 
 
 def _has_unused_model(deployment: Deployment) -> bool:
-    """Tell whether a model was named that neither step times nor KV blocks can follow from."""
+    """Return whether a model was named that affects neither step times nor KV blocks."""
     timings = [pool.timing for pool in deployment.pools]
     return any(
         timing.model is not None and timing.gpu is None and timing.timing_name in MODELLESS for timing in timings
@@ -154,7 +154,7 @@ def cluster_of(plan: Plan, workload: Workload, *, on_progress: Callable[[int], N
 
 
 def _moved_kv(deployment: Deployment) -> KvSize | None:
-    """Return the size of the KV that requests take with them from workers that leave, if they do."""
+    """Return the size of the KV that requests take along from leaving workers, None if they take none."""
     if deployment.fleet.drain_policy != "hand-over":
         return None
     pool = next(pool for pool in deployment.pools if pool.role != "prefill")
@@ -164,7 +164,7 @@ def _moved_kv(deployment: Deployment) -> KvSize | None:
 
 
 def _check_apart(deployment: Deployment, engines: Sequence[SimulatedEngine]) -> None:
-    """Refuse what cannot be simulated of workers that only prefill or only decode."""
+    """Refuse settings that cannot be simulated with workers that only prefill or only decode."""
     for role in ("prefill", "decode"):
         if Mode.parse(mode := deployment.mode_of(role)).base == "oracle-rollout":
             raise ValueError(
@@ -182,7 +182,7 @@ def _check_apart(deployment: Deployment, engines: Sequence[SimulatedEngine]) -> 
 
 
 def _router(plan: Plan, engines: Sequence[SimulatedEngine], role: Role) -> Router:
-    """Return the router over the workers of a role, each with a seed of its own."""
+    """Return the router over the workers of a role; each role has its own seed."""
     deployment = plan.deployment
     pairs = [pair for pair in zip(engines, deployment.worker_pools, strict=True) if pair[1].role == role]
     of_role = [engine for engine, _ in pairs]
@@ -199,7 +199,7 @@ def _router(plan: Plan, engines: Sequence[SimulatedEngine], role: Role) -> Route
 
 
 def _disaggregation(plan: Plan, engines: Sequence[SimulatedEngine]) -> Disaggregation:
-    """Return how requests get from workers that only prefill to those that decode."""
+    """Return how requests get from workers that only prefill to workers that decode."""
     deployment = plan.deployment
     reader = next(pool for pool in deployment.pools if pool.role == "decode")
     return Disaggregation(
@@ -215,7 +215,7 @@ def _disaggregation(plan: Plan, engines: Sequence[SimulatedEngine]) -> Disaggreg
 
 
 def with_step_costs(router: RouterConfig, engines: Sequence[SimulatedEngine]) -> RouterConfig:
-    """Give the predicting modes what the engines' steps cost, where the user has not: the mean over the workers."""
+    """Set the step costs for the predicting modes that the user has not set: the mean over the workers."""
     rows = {engine: _step_costs(engine) for engine in set(engines)}
     means = {name: _mean([rows[engine][name] for engine in engines]) for name in rows[engines[0]]}
     means["step_budget_tokens"] = round(means["step_budget_tokens"])
@@ -224,12 +224,12 @@ def with_step_costs(router: RouterConfig, engines: Sequence[SimulatedEngine]) ->
 
 
 def with_load_costs(router: RouterConfig, engines: Sequence[SimulatedEngine], ports: Sequence[float]) -> RouterConfig:
-    """Give the modes that ask for it what it takes to load KV, where the user has not: the mean over the workers that have it.
+    """Set the KV load times that the user has not set: the mean over the workers that have them.
 
     Args:
-        router: what the user has given.
-        engines: those of the workers.
-        ports: what each rank receives at most (bytes/s).
+        router: the user's settings.
+        engines: the workers' engines.
+        ports: the receive bandwidth of each rank (bytes/s).
     """
     rows: dict[str, list[float]] = {}
     for engine, port in zip(engines, ports, strict=True):
@@ -240,7 +240,7 @@ def with_load_costs(router: RouterConfig, engines: Sequence[SimulatedEngine], po
 
 
 def _load_costs(host: HostMemory, block_size: int, port: float) -> dict[str, float]:
-    """Return what a token's KV takes from each place that a worker has (us); what is behind host memory passes through it."""
+    """Return the load time of a token's KV from each tier of a worker (us); lower tiers load through host memory."""
     token_us = host.chunk_bytes / (host.blocks_per_chunk * block_size) * 1e6
     found = {"host_load_us_per_token": token_us / host.bandwidth}
     for tier in host.tiers:
@@ -263,13 +263,13 @@ def _step_costs(engine: SimulatedEngine) -> dict[str, float]:
 
 
 def mean_overhead(deployment: Deployment) -> Overhead:
-    """Return what lies between a client and the engines: where that differs between pools, the mean over the workers."""
+    """Return the delays between a client and the engines: the mean over the workers if pools differ."""
     each = [overhead_of(deployment.overhead, pool.timing) for pool in deployment.pools for _ in range(pool.replicas)]
     return Overhead(*(_mean(values) for values in zip(*each, strict=True)))
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Return the mean, exactly where all are equal."""
+    """Return the mean, exactly if all values are equal."""
     return values[0] if len(set(values)) == 1 else sum(values) / len(values)
 
 
@@ -288,7 +288,7 @@ def _progress(on_progress: Callable[[int], None] | None, is_interrupted: Callabl
 
 
 def _requests(cluster: Cluster, workload: Workload, load: LoadConfig) -> Requests:
-    """Return what became of the requests that have ended."""
+    """Return the records of the requests that have ended."""
     log = cluster.log
     isl = np.array([request.input_length for request in workload.requests], np.int32)
     planned = np.array([request.output_length for request in workload.requests], np.int32)
@@ -305,7 +305,7 @@ def _requests(cluster: Cluster, workload: Workload, load: LoadConfig) -> Request
         endless_tokens=reuse_of(workload, cluster.block_size).endless_hits(),
         is_measured=[load.is_measured(time) for time in log.intended_s],
     )
-    if not workload.knows_prefixes:  # what made-up ids hit says nothing
+    if not workload.knows_prefixes:  # hits of made-up ids are meaningless
         requests = requests.replace(**dict.fromkeys(FOLLOW_PREFIXES))
     if cluster.num_finished < len(log):
         requests = requests[~requests.worker.mask | ~requests.succeeded]
@@ -314,7 +314,7 @@ def _requests(cluster: Cluster, workload: Workload, load: LoadConfig) -> Request
 
 
 def _gaps(cluster: Cluster) -> Floats:
-    """Return the gaps between tokens after the warm-up, scattered as each engine's steps are."""
+    """Return the gaps between tokens after the warm-up, with each engine's noise."""
     rows = [
         spread(np.array(rank.engine.log.rows).reshape(-1, 5)[first:], engine.noise)
         for rank, first, engine in zip(cluster.ranks, cluster.first_gap_rows, cluster.engines, strict=True)

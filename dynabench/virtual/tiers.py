@@ -1,10 +1,10 @@
-"""Tiers behind host memory, in virtual time: what they hold, and the time that reaching it takes.
+"""Tiers behind host memory, in virtual time: their contents, and their access times.
 
-    LookUp    after the longest look-up time of the tiers: which has the next chunks, the nearest first
-    Read      over the links from the tier; its chunks are not evicted meanwhile
-    Write     over the links to the tier, of what it lacks; what it holds is the tier's once it has come
+    LookUp    find which tier has the next chunks, the nearest first; takes the longest look-up time of the tiers
+    Read      over the links from the tier; its chunks are not evicted until it ends
+    Write     over the links to the tier, of the chunks it lacks; the tier has them once they have arrived
 
-A read that is in a hurry, or that lasts too long, brings the chunks that have come by then.
+A read that is hurried, or that takes too long, ends with the chunks that have arrived by then.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,16 +25,16 @@ from reports.records import RequestLog
 
 
 class Storage:
-    """A disk, or the store that ranks share: what it holds, and what was moved."""
+    """A disk, or the store that ranks share: its contents, and counts of reads and writes."""
 
     def __init__(self, tier: Tier, memory: HostMemory, *, place: int, has_listener: bool) -> None:
-        """Make an empty one.
+        """Make an empty storage.
 
         Args:
-            tier: what it is like.
+            tier: its settings.
             memory: the host memory before it, which has chunks of the same size.
             place: its number among the links.
-            has_listener: whether anybody asks for its events.
+            has_listener: whether anything listens to its events.
         """
         self.tier = tier
         self.blocks_per_chunk, self.bytes_per_chunk = memory.blocks_per_chunk, memory.chunk_bytes
@@ -50,14 +50,14 @@ class Storage:
         self.num_reads = self.num_chunks_read = 0
         self.num_writes = self.num_chunks_written = 0
         self.num_refused = 0
-        """Writes that found no room."""
+        """Writes that found no space."""
 
     def missing(self, chain: BlockChain, ranges: Sequence[Range]) -> list[Range]:
-        """Return those chunks that it does not hold."""
+        """Return the chunks that are missing."""
         return [absent for start, stop in ranges for absent in self.cache.absent(chain, start, stop)]
 
     def insert(self, chain: BlockChain, ranges: Sequence[Range]) -> None:
-        """Take in chunks that have come, for which others are evicted."""
+        """Store chunks that have arrived, evicting others."""
         uses = Uses()
         for start, stop in ranges:
             written = self.cache.offer(chain, start, stop, uses)
@@ -71,29 +71,29 @@ class Storage:
 
 
 Publish = Callable[[int, list[TierEvent]], object]
-"""Is told the slot of a rank, and what came into a tier or left it."""
+"""Called with the slot of a rank, and events about what entered or left a tier."""
 
 
 class Tiering:
-    """What is behind the host memory of every rank: a disk of its own, and the store that all share."""
+    """The storage behind the host memory of every rank: a disk for each rank, and a store that all share."""
 
     def __init__(self, traffic: Traffic, clock: Clock, publish: Publish | None = None) -> None:
-        """Connect nobody yet.
+        """Start without ranks.
 
         Args:
-            traffic: the links of a cluster, on which storage gets a place.
-            clock: the time.
-            publish: is called with the events of tiers (default: nobody listens).
+            traffic: the links of a cluster, to which storage is added.
+            clock: the clock.
+            publish: called with the events of tiers (default: nobody listens).
         """
         self.of: dict[int, Tiers] = {}
-        """The tiers of each rank that has any, by its number."""
+        """The tiers of each rank that has any, by rank number."""
         self._traffic = traffic
         self._clock = clock
         self._publish = publish
         self._store: Storage | None = None
 
     def connect(self, rank: Rank) -> None:
-        """Connect a rank with its tiers, if there are any behind its host memory."""
+        """Connect a rank to its tiers, if there are any behind its host memory."""
         memory = rank.engine.host_memory
         if memory is not None and memory.tiers:
             storages = [self._storage(tier, memory, rank.number) for tier in memory.tiers]
@@ -111,7 +111,7 @@ class Tiering:
 
 
 class SourceColumns:
-    """Which tiers prompt tokens came from, in the columns of those tiers that any of some engines has."""
+    """Records which tiers prompt tokens came from, for the tiers that at least one of the engines has."""
 
     def __init__(self, engines: Iterable[SimulatedEngine], log: RequestLog) -> None:
         memories = [engine.host for engine in engines if engine.host is not None]
@@ -120,7 +120,7 @@ class SourceColumns:
         self._columns = [(f"{name}_tokens", getattr(log, f"{name}_tokens")) for name in names]
 
     def note(self, number: int, sequence: EngineSequence) -> None:
-        """Note where the tokens of a request's prompt came from."""
+        """Record where the tokens of a request's prompt came from."""
         for name, column in self._columns:
             column[number] = getattr(sequence, name)
 
@@ -137,15 +137,15 @@ class Tiers:
         clock: Clock,
         publish: Publish | None,
     ) -> None:
-        """Connect a rank with its tiers.
+        """Connect a rank to its tiers.
 
         Args:
-            rank: whose host memory is filled from them.
-            memory: that host memory.
-            storages: what the tiers hold, nearest first.
+            rank: the rank.
+            memory: its host memory, which is filled from the tiers.
+            storages: the contents of the tiers, nearest first.
             traffic: the links.
-            clock: the time.
-            publish: is called with the events of tiers (None: nobody listens).
+            clock: the clock.
+            publish: called with the events of tiers (None: nobody listens).
         """
         self.storages: dict[TierName, Storage] = {storage.tier.name: storage for storage in storages}
         self._rank = rank
@@ -155,12 +155,12 @@ class Tiers:
         self._traffic = traffic
         self._clock = clock
         self._publish = publish
-        self._uses: dict[Read, Uses] = {}  # of the reads under way
+        self._uses: dict[Read, Uses] = {}  # of the reads in progress
         self._looking_up: set[LookUp] = set()
         rank.on_tier_work = self.act
 
     def act(self, work: list[TierWork]) -> None:
-        """Do what the engine asks."""
+        """Do the work that the engine requests."""
         for each in work:
             match each:
                 case LookUp():
@@ -190,7 +190,7 @@ class Tiers:
         self._answer(look_up, found)
 
     def _answer(self, look_up: LookUp, found: list[Found]) -> None:
-        """Answer, unless that was done before, as there was a hurry."""
+        """Answer, unless a hurry was answered before."""
         if look_up not in self._looking_up:
             return
         self._looking_up.remove(look_up)
@@ -198,7 +198,7 @@ class Tiers:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Let the rank see what has changed, and do what it asks now."""
+        """Carry out the engine's new requests, and wake the rank."""
         self.act(self._engine.take_tier_work())
         self._rank.wake()
 
@@ -220,7 +220,7 @@ class Tiers:
             self._clock.at(self._clock.now + timeout_s, COMPLETION, partial(self._cut, read))
 
     def _cut(self, read: Read) -> None:
-        """Be content with the chunks of a read that have come, unless all have."""
+        """End a read with the chunks that have arrived, unless it has ended."""
         if read in self._uses:
             left = self._traffic.drop(read) / self._memory.chunk_bytes if self._memory.chunk_bytes else 0.0
             self._finish_read(read, int(max(read.num_chunks - left, 0.0)))

@@ -1,6 +1,6 @@
-"""How busy the ranks of a cluster were, the links between them and their KV tiers, until its last answer ended.
+"""Utilisation of a cluster's ranks, their links and their KV tiers, until its last answer ended.
 
-The clock may run on after that: leases end later. Nothing is computed or sent then.
+The clock may continue after that, because leases end later, but nothing is computed or sent then.
 """
 
 from collections import defaultdict
@@ -29,9 +29,9 @@ class Crew(NamedTuple):
     pool: SimulatedPool
     ranks: list[Rank]
     there_s: list[float]
-    """How long each of them took requests (s)."""
+    """How long each of them accepted requests (s)."""
     size: int
-    """How many there were at once, at most."""
+    """The maximum number at one time."""
 
 
 def pool_use(cluster: Cluster) -> tuple[PoolUse, ...]:
@@ -45,7 +45,7 @@ def pool_use(cluster: Cluster) -> tuple[PoolUse, ...]:
 
 
 def fleet_use(cluster: Cluster, planner: SimulatedPlanner | None) -> FleetUse:
-    """Return how workers came and went until the last answer ended."""
+    """Return how the workers changed until the last answer ended."""
     fleet, length_s = cluster.fleet, _length_s(cluster)
     died_s = {name: tuple(time for time in times if time <= length_s) for name, times in fleet.died_s.items()}
     pools = tuple(
@@ -75,11 +75,11 @@ def fleet_use(cluster: Cluster, planner: SimulatedPlanner | None) -> FleetUse:
 
 
 def tier_use(cluster: Cluster, requests: Requests) -> tuple[TierUse, ...]:
-    """Return what the KV tiers of each pool held, moved and gave.
+    """Return what each pool's KV tiers contained, moved and supplied.
 
     Args:
         cluster: the workers, after the run.
-        requests: what became of the requests.
+        requests: the records of the requests.
     """
     length_s, found = _length_s(cluster), []
     for pool, ranks, _, _ in _crews(cluster):
@@ -140,7 +140,7 @@ def _with_hits(uses: Sequence[TierUse], cluster: Cluster, requests: Requests) ->
 
 
 def _storage(cluster: Cluster, pool: str, storages: Sequence[Storage]) -> TierUse:
-    """Return what disks, or a store that ranks share, held and moved."""
+    """Return what disks, or a store that ranks share, contained and moved."""
     now, length_s = cluster.clock.now, _length_s(cluster)
     uses = cluster.traffic.links.utilisation(now).storages
     busy, bytes_per_chunk = [uses[-1 - storage.place] for storage in storages], storages[0].bytes_per_chunk
@@ -178,7 +178,7 @@ def _shares(seconds: Sequence[float], length_s: float) -> Use:
 
 
 def kv_use(cluster: Cluster) -> tuple[KvOverTime, ...]:
-    """Return the share of its KV blocks that each pool had in use over time, until its last answer ended."""
+    """Return the share of its KV blocks that each pool used over time, until its last answer ended."""
     length_s, found = _length_s(cluster), []
     for name, use in cluster.kv_uses.items():
         workers = [each for each in cluster.fleet.workers if each.pool.name == name and each.ranks]
@@ -189,7 +189,7 @@ def kv_use(cluster: Cluster) -> tuple[KvOverTime, ...]:
 
 
 def link_use(cluster: Cluster) -> tuple[LinkUse, ...]:
-    """Return which share of their capacity links carried; links without a limit are left out."""
+    """Return the used share of the capacity of links; links without a limit are left out."""
     if cluster.handover is None:
         return ()
     now, length_s = cluster.clock.now, _length_s(cluster)
@@ -207,7 +207,7 @@ def _side(name: str, uses: list[links.Use], stretch: float) -> LinkUse:
 
 
 def _length_s(cluster: Cluster) -> float:
-    """Return how long the run took: until its last answer ended, or it was interrupted."""
+    """Return the duration of the run: until its last answer ended, or it was interrupted."""
     ends, now = np.asarray(cluster.log.last_token_s), cluster.clock.now
     if cluster.num_finished < len(ends) or np.isnan(ends).all():
         return now
