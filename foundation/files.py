@@ -19,7 +19,7 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
         OSError: it cannot be written.
     """
     if path.exists():
-        raise FileExistsError(errno.EEXIST, "exists; name another file or remove it", str(path))
+        raise FileExistsError(errno.EEXIST, "exists; choose another file or remove it", str(path))
     with _whole(path) as raw:
         if path.suffix == ".gz":
             with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed:

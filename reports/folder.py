@@ -72,7 +72,7 @@ def check_new(folder: Path) -> None:
         ReportError: it exists, or its parent is not a folder that we can write to.
     """
     if folder.exists():
-        raise ReportError(f"{folder} exists; name another results folder with --out, or remove it")
+        raise ReportError(f"{folder} exists; choose another results folder with --out, or remove it")
     parent = folder.absolute().parent
     try:
         parent.mkdir(parents=True, exist_ok=True)

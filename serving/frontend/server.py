@@ -58,7 +58,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise PortError(
-            f"port {port} on {host} cannot be used: {error.strerror}; name another with --http-port"
+            f"port {port} on {host} cannot be used: {error.strerror}; choose another with --http-port"
         ) from error
     listener.listen(2048)
     listener.set_inheritable(True)

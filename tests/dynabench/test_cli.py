@@ -154,7 +154,7 @@ def test_earlier_runs_are_put_side_by_side(tmp_path):
         (["simulate", "--speedup-ratio", "-1"], "speedup_ratio must be at least 0, not -1"),
         (["simulate", "--out", "taken"], "taken exists; choose another results folder with --out"),
         (["simulate", "--no-such-flag"], "no-such-flag"),
-        (["run", "--http-port", "PORT"], "on 127.0.0.1 cannot be used: Address already in use; name another"),
+        (["run", "--http-port", "PORT"], "on 127.0.0.1 cannot be used: Address already in use; choose another"),
         (["report", "taken"], "taken: not a results folder"),
         (["workload", "synth", "bad.jsonl"], "bad.jsonl: exists"),
         (["workload", "synth", "new.jsonl", "--rate", "-1"], "rate must be greater than 0, not -1"),
@@ -311,7 +311,7 @@ def test_files_and_a_folder_are_one_workload_in_every_command(tmp_path):
     told = json.loads((out / "experiment.json").read_text())["workload"]
     assert (told["file"], told["requests"]) == (f"{files[0]} {files[1]}", 4)
     done = dynabench("workload", "convert", *files)
-    assert (done.returncode, "b.jsonl exists; name another file" in done.stderr) == (2, True)
+    assert (done.returncode, "b.jsonl exists; choose another file" in done.stderr) == (2, True)
     done = dynabench("workload", "fit", folder)
     assert (done.returncode, "expected a workload and then the file to write" in done.stderr) == (2, True)
 

@@ -32,7 +32,7 @@ def test_an_error_leaves_neither_the_file_nor_a_temporary_one(tmp_path):
 def test_an_existing_file_is_not_written_over(tmp_path):
     path = tmp_path / "out.txt"
     path.write_text("old")
-    with pytest.raises(FileExistsError, match=r"exists; name another file or remove it: .*out.txt"), new_file(path):
+    with pytest.raises(FileExistsError, match=r"exists; choose another file or remove it: .*out.txt"), new_file(path):
         pass
     assert path.read_text() == "old"
 
