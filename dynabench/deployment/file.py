@@ -11,6 +11,7 @@ The settings of a pool stand side by side, whichever part of it holds them.
 """
 
 import dataclasses
+import re
 import reprlib
 import typing
 from pathlib import Path
@@ -30,6 +31,9 @@ from serving.runtime.config import MAY_HOLD_PASSWORDS, masked
 
 MAX_BYTES = 1 << 20
 MAX_VALUES = 100_000
+UNUSABLE = re.compile("[\0\ud800-\udfff]")
+"""What no argument or environment variable can contain."""
+
 
 COMMON = ("model", "gpu")
 """Settings of pools that can be set once, for all of them."""
@@ -89,7 +93,7 @@ def from_plain(values: Any, *, is_measured: bool = False) -> Deployment:
     Raises:
         ValueError: it is not a deployment; the message begins with the path of what is wrong.
     """
-    _check_size(values)
+    _check_values(values)
     top = _mapping(values, "the file")
     if "workers" in top and "pools" not in top:
         raise ValueError(
@@ -186,8 +190,8 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def _check_size(values: Any) -> None:
-    """Refuse values that aliases make too large, or that contain themselves."""
+def _check_values(values: Any) -> None:
+    """Refuse values that aliases make too large, or that contain themselves, and text that no process can be given."""
     count, stack = 0, [values]
     while stack:
         value = stack.pop()
@@ -195,9 +199,11 @@ def _check_size(values: Any) -> None:
         if count > MAX_VALUES:
             raise ValueError(f"the file contains more than {MAX_VALUES:,} values, with every alias expanded")
         if isinstance(value, dict):
-            stack += value.values()
+            stack += [*value, *value.values()]
         elif isinstance(value, list):
             stack += value
+        elif isinstance(value, str) and UNUSABLE.search(value):
+            raise ValueError("the file contains text with a NUL or a lone surrogate, which no process can be given")
 
 
 def _decode(kind: type, value: Any) -> Any:

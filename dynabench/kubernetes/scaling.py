@@ -4,7 +4,7 @@ import re
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.kubernetes.names import FRONTEND
-from dynabench.kubernetes.objects import Object
+from dynabench.kubernetes.objects import Object, digits
 from dynabench.kubernetes.settings import Autoscaler, ClusterConfig
 from dynabench.planner.programs import check_planner, has_planner
 
@@ -98,7 +98,7 @@ def _trigger(deployment: Deployment, config: ClusterConfig, pool: Pool, target: 
     }
     chosen = ",".join(f"{name}{'=~' if name == 'pod' else '='}{_quoted(value)}" for name, value in labels.items())
     query = f"sum(max by (instance, rank) ({WAITING}{{{chosen}}}))"
-    metadata = {"serverAddress": config.prometheus, "query": query, "threshold": f"{target:g}"}
+    metadata = {"serverAddress": config.prometheus, "query": query, "threshold": digits(target)}
     return {"type": "prometheus", "metadata": metadata}
 
 

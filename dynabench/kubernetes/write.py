@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ HEADER = (
     "# Written by dynabench kubernetes, which overwrites it when it runs again: put your changes in a kustomize "
     "overlay.\n"
 )
+LOOKS_DIFFERENT = re.compile(r"[-+]?[.\d].*|y|n|yes|no|on|off|true|false|null", re.IGNORECASE | re.DOTALL)
+"""Text that some reader of YAML 1.1 or 1.2 takes for a number, a time, true, false or nothing."""
+
 OF_THIS_HOST = ("ETCD_", "NATS_", "DYN_")
 """Beginnings of variables that would put this host's network into a cluster's manifests."""
 
@@ -94,7 +98,12 @@ def _text(objects: list[Any]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes lists below their key, and every value in full."""
+    """Writes lists below their key, every value in full, and quotes around text that looks like something else."""
+
+    def represent_scalar(self, tag: str, value: str, style: str | None = None) -> yaml.ScalarNode:
+        if tag == "tag:yaml.org,2002:str" and LOOKS_DIFFERENT.fullmatch(value):
+            style = "'"
+        return super().represent_scalar(tag, value, style)
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)

@@ -103,6 +103,43 @@ def test_a_key_in_the_file_is_in_no_manifest(run):
     assert b"name: keys" in contents()["frontend.yaml"]
 
 
+LOOK_DIFFERENT = [
+    "1e3",
+    "0x1F",
+    "0o7",
+    "0b1",
+    "1_000",
+    "1:20",
+    "+1",
+    "-.5",
+    ".inf",
+    "2026-11-25",
+    "y",
+    "N",
+    "yes",
+    "Off",
+    "true",
+    "NULL",
+    "~",
+    "=",
+]
+
+
+@pytest.mark.parametrize("word", LOOK_DIFFERENT)
+def test_text_that_a_yaml_reader_takes_for_something_else_is_quoted(tmp_path, monkeypatch, word):
+    monkeypatch.chdir(tmp_path)
+    written_by(f"{{runtime: {{nats_server: nats://n, nats_username: '{word}'}}, pools: {{a: {{}}}}}}")
+    assert f"value: '{word}'\n" in Path("out/pool-a.yaml").read_text()
+
+
+def test_a_pool_may_be_called_y(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written_by("{name: n, pools: {y: {}}}")
+    text = Path("out/pool-y.yaml").read_text()
+    assert "dynabench.io/pool: 'y'\n" in text
+    assert "app.kubernetes.io/instance: 'n'\n" in text
+
+
 LONG = "a" * 60
 BAD = {
     "pools: {Chatty: {}}": "pools.Chatty has the name 'Chatty'; expected lower-case letters, digits and - (at most 63",
@@ -124,6 +161,31 @@ BAD = {
         "kv_transfer.kv_disk_folder is 'kv'; expected an absolute path"
     ),
     "{kv_store: {kv_store_size: 4}, pools: {a: {}}}": "kv_store_size is 4, but no worker has kv_offloading_size; expected",
+    **{
+        f"{{kv_transfer: {{kv_disk_folder: {folder}}}, pools: {{a: {{kv_offloading_size: 1, kv_disk_size: 9}}}}}}": (
+            f"kv_transfer.kv_disk_folder is '{folder}'; expected {expected}"
+        )
+        for folder, expected in {
+            "/kv:ro": "an absolute path inside the pod, without : and ..",
+            "/kv/../etc": "an absolute path inside the pod, without : and ..",
+            "/tmp": "another folder, such as /kv: pods have a volume at /tmp",
+            "//tmp/": "another folder, such as /kv: pods have a volume at /tmp",
+            "/dev": "another folder, such as /kv: pods have a volume at /dev/shm",
+            "/": "another folder, such as /kv: pods have a volume at /etc/dynabench",
+            "/etc/dynabench/kv": "another folder, such as /kv: pods have a volume at /etc/dynabench",
+        }.items()
+    },
+    "{frontend: {http_port: 80}, pools: {a: {}}}": "frontend.http_port is 80; expected at least 1024",
+    "{frontend: {http_port: 9090}, pools: {a: {}}}": "frontend.http_port is 9090; expected at least 1024, because pods",
+    "{frontend: {drain_s: 1e300}, pools: {a: {}}}": "frontend.drain_s is '1e300'; expected a number from 0 to 86400",
+    "{frontend: {drain_s: 1.0e+300}, pools: {a: {}}}": "frontend.drain_s is 1e+300; expected from 0 to 86400",
+    "pools: {a: {drain_s: 86401}}": "pools.a.drain_s is 86401; expected from 0 to 86400",
+    "{planner: {startup_timeout_s: 1.0e+300}, pools: {a: {}}}": "planner.startup_timeout_s is 1e+300; expected",
+    "{planner: {max_replicas: 10001}, pools: {a: {}}}": "planner.max_replicas is 10001; expected from 1 to 10000",
+    "{planner: {min_endpoint: 10001}, pools: {a: {}}}": "planner.min_endpoint is 10001; expected from 1 to 10000",
+    '{runtime: {nats_username: "a\\0b"}, pools: {a: {}}}': "the file contains text with a NUL or a lone surrogate",
+    'pools: {a: {model_name: "\\ud800"}}': "the file contains text with a NUL or a lone surrogate",
+    'pools: {a: {engine: vllm, model: a/b, engine_args: {"a\\0": 1}}}': "the file contains text with a NUL",
     "pools: {a: {}, b: {wrong: 1}}": "pools.b.wrong is unknown",
     "[": "cannot be read as YAML",
 }
@@ -153,7 +215,10 @@ FLAGS = {
     (
         "--nats",
     ): "d.yaml: nats is true, but no Secret is named; expected --secret with a Secret that contains NATS_AUTH_TOKEN",
-    ("--frontends", "0"): "frontends must be at least 1, not 0",
+    ("--image", "a\x07b"): "d.yaml: image is 'a\\x07b'; expected the name of a container image",
+    ("--prometheus", "prometheus:9090"): "d.yaml: prometheus is 'prometheus:9090'; expected an address such as http://",
+    ("--frontends", "0"): "frontends must be from 1 to 10000, not 0",
+    ("--frontends", "10001"): "frontends must be from 1 to 10000, not 10001",
     (
         "--autoscaler",
         "planner",

@@ -534,6 +534,24 @@ def test_classes_in_files_are_refused(text, setting, tmp_path, monkeypatch):
     assert str(refused.value).startswith(setting)
 
 
+@pytest.mark.parametrize("name", ["two words.yaml", "a:b.yaml", "größe.yaml", "..yaml", "a" * 254])
+def test_a_file_whose_name_a_config_map_does_not_take_is_refused(name, tmp_path):
+    path = tmp_path / name
+    path.write_text("{}")
+    text = f"pools: {{p: {{engine: vllm, model: a/b, extra_engine_args: '{path}'}}}}"
+    with pytest.raises(ValueError, match=r"pools\.p uses the file '/.*; expected a name of letters, digits"):
+        objects(text, {str(path): path.read_bytes()})
+
+
+def test_numbers_have_no_exponents():
+    found = objects(EXTERNAL.replace("lease_ttl_s: 20", "lease_ttl_s: 1000000"))
+    assert environment(container(found, "dynamo-worker"))["ETCD_LEASE_TTL"] == "1000000"
+    for target, threshold in (("12345678", "12345678"), ("1.0e-7", "0.0000001"), ("2.5", "2.5")):
+        found = objects(f"pools: {{worker: {{}}}}\nplanner: {{hpa_target: {target}}}", autoscaler="keda")
+        [trigger] = named(found, "ScaledObject", "dynamo-worker")["spec"]["triggers"]
+        assert trigger["metadata"]["threshold"] == threshold
+
+
 def test_an_autoscaler_has_the_planners_limits():
     text = "pools: {worker: {}}\nplanner: {min_endpoint: 2, max_replicas: 7, hpa_target: 1.5, hpa_down_window_s: 60}"
     spec = named(objects(text, autoscaler="hpa"), "HorizontalPodAutoscaler", "dynamo-worker")["spec"]
@@ -617,7 +635,7 @@ DEPLOYMENTS = st.builds(
     ),
     frontend=st.builds(
         FrontendConfig,
-        http_port=st.integers(1, 65535),
+        http_port=st.integers(1024, 65535).filter(lambda port: port != 9090),
         http_workers=st.integers(1, 4),
         migration_limit=st.none() | st.integers(0, 1023),
         cors_allow_origins=st.sampled_from(["", "*", "https://a.example.com, https://b.example.com"]),
