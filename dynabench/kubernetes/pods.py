@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 
+from dynabench.kubernetes.arguments import literal
 from dynabench.kubernetes.components import CACHE, FILES, MODELS, SHARED_MEMORY, SYSTEM, TMP, Component
 from dynabench.kubernetes.contract import POD_FIELDS
 from dynabench.kubernetes.objects import CONTAINER_SECURITY, POD_SECURITY, Object, secret_variable
@@ -74,7 +75,7 @@ def _environment(
         "HOME": TMP,
         "USER": "dynabench",  # the image may know nobody with the pod's user id
         "PYTHONUNBUFFERED": "1",
-        **network,
+        **{name: literal(value) for name, value in network.items()},
         **component.environment,
     }
     if component.loads_model:

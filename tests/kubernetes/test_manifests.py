@@ -26,6 +26,7 @@ from tests.kubernetes.cluster import (
     annotations,
     container,
     environment,
+    expanded,
     files,
     named,
     objects,
@@ -592,6 +593,14 @@ def test_servers_of_the_file_are_used():
     assert given["NATS_SERVER"] == "nats://nats.infra:4222"
     assert given["ETCD_LEASE_TTL"] == "20"
     assert given["DYN_DISCOVERY_BACKEND"] == "auto"
+
+
+def test_names_of_users_arrive_as_they_were_given():
+    name = "$(POD_IP) $$ $HOME"
+    found = objects(EXTERNAL.replace("lease_ttl_s: 20", f"nats_username: '{name}', etcd_username: '{name}'"))
+    given = environment(container(found, "dynamo-worker"))
+    for variable in ("NATS_AUTH_USERNAME", "ETCD_AUTH_USERNAME"):
+        assert expanded(given[variable], {"POD_IP": "10.0.0.7"}) == name
 
 
 names = st.from_regex(r"[a-z]([a-z0-9-]{0,8}[a-z0-9])?", fullmatch=True).filter(
