@@ -1,6 +1,10 @@
 """`dynabench kubernetes` as people use it: a folder that can be written again, and one line for what cannot be."""
 
+import fcntl
+import os
 import re
+import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,10 +25,10 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    def run(text, *flags, out="out"):
+    def run(text, *flags, out="out", **options):
         Path("d.yaml").write_text(text)
         command = [sys.executable, "-m", "dynabench", "kubernetes", "d.yaml", "--out", out, *flags]
-        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, **options)
 
     return run
 
@@ -94,6 +98,67 @@ def test_files_of_others_are_left_alone(run):
     assert set(contents()) == {"mine.yaml"}
     assert run("pools: {a: {}}", "--overwrite").returncode == 0
     assert contents()["mine.yaml"] == b"mine"
+
+
+def test_files_of_a_run_that_was_killed_are_removed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("out/.dynabench-kubernetes").mkdir(parents=True)
+    Path("out/.dynabench-kubernetes/network.yaml").write_text("half of")
+    written_by("pools: {a: {}}")
+    assert set(contents()) == {"access.yaml", "frontend.yaml", "network.yaml", "pool-a.yaml", "kustomization.yaml"}
+
+
+def test_a_copy_of_a_file_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written_by("pools: {a: {}, b: {}}")
+    shutil.copy("out/pool-b.yaml", "out/mine.yaml")
+    written_by("pools: {a: {}}")
+    assert {"mine.yaml", "pool-a.yaml", "pool-b.yaml"} & set(contents()) == {"mine.yaml", "pool-a.yaml"}
+
+
+def test_only_files_in_the_folder_are_removed_whatever_its_list_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written_by("pools: {a: {}}")
+    shutil.copy("out/pool-a.yaml", "beside.yaml")
+    with Path("out/kustomization.yaml").open("a") as file:
+        file.write("  - ../beside.yaml\n")
+    written_by("pools: {a: {}}")
+    assert Path("beside.yaml").exists()
+
+
+def test_a_folder_where_a_file_is_to_be_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("out/pool-a.yaml").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"^out/pool-a\.yaml is a folder; remove it, or write to another folder$"):
+        written_by("pools: {a: {}}", overwrite=True)
+    assert [path.name for path in Path("out").iterdir()] == ["pool-a.yaml"]
+
+
+def test_a_full_disk_leaves_what_was_there_as_it_was(run):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+
+    done = run("pools: {a: {}}", preexec_fn=limit)  # frontend.yaml is larger, access.yaml before it is not
+    assert (done.returncode, done.stderr) == (2, "dynabench: out: cannot be written (File too large)\n")
+    assert contents() == {}
+    assert run("pools: {a: {}}").returncode == 0
+    before = contents()
+    assert run("pools: {a: {replicas: 2}, b: {}}", preexec_fn=limit).returncode == 2
+    assert contents() == before
+
+
+def test_a_run_does_not_write_to_a_folder_while_another_does(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("out").mkdir()
+    other = os.open("out", os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(
+        UserError, match=r"^out is being written by another dynabench kubernetes; run this one after it$"
+    ):
+        written_by("pools: {a: {}}")
+    assert contents() == {}
+    os.close(other)
+    written_by("pools: {a: {}}")
 
 
 def test_a_key_in_the_file_is_in_no_manifest(run):
@@ -230,8 +295,8 @@ FLAGS = {
         "dynamo-v1beta1",
     ): "d.yaml: autoscaler is 'hpa' and form is 'dynamo-v1beta1'; expected",
     ("--out", "d.yaml"): "d.yaml is a file; expected a folder",
-    ("--out", "d.yaml/below"): "d.yaml/below: Not a directory",
-    ("--out", "/proc/none"): "/proc/none: No such file or directory",
+    ("--out", "d.yaml/below"): "d.yaml/below: cannot be written (Not a directory)",
+    ("--out", "/proc/none"): "/proc/none: cannot be written (No such file or directory)",
 }
 
 
@@ -274,9 +339,9 @@ def test_what_cannot_be_scaled_by_a_metric_is_refused(tmp_path, monkeypatch, tex
         written_by(text, autoscaler=autoscaler)
 
 
-def written_by(text, **settings):
+def written_by(text, *, overwrite=False, **settings):
     Path("d.yaml").write_text(text)
-    return write(Path("d.yaml"), ClusterConfig(**settings), Path("out"), overwrite=False)
+    return write(Path("d.yaml"), ClusterConfig(**settings), Path("out"), overwrite=overwrite)
 
 
 def refused(done, message):
