@@ -31,6 +31,7 @@ from serving.runtime.config import MAY_HOLD_PASSWORDS, masked
 
 MAX_BYTES = 1 << 20
 MAX_VALUES = 100_000
+NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 UNUSABLE = re.compile("[\0\ud800-\udfff]")
 """What no argument or environment variable can contain."""
 
@@ -58,7 +59,7 @@ def read(path: Path, *, is_measured: bool = False) -> Deployment:
             text = file.read(MAX_BYTES + 1)
         if len(text) > MAX_BYTES:
             raise DeploymentError(f"{path}: the file is larger than {MAX_BYTES:,} bytes")
-        values = yaml.load(text.decode(), _UniqueKeys)  # noqa: S506 (a SafeLoader)
+        values = yaml.load(text.decode(), _Loader)  # noqa: S506 (a SafeLoader)
     except OSError as error:
         raise DeploymentError(f"{path}: cannot be read ({error.strerror})") from error
     except (
@@ -93,6 +94,8 @@ def from_plain(values: Any, *, is_measured: bool = False) -> Deployment:
     Raises:
         ValueError: it is not a deployment; the message begins with the path of what is wrong.
     """
+    if values is None:
+        raise ValueError("the file is empty; expected entries of the form NAME: VALUE")
     _check_values(values)
     top = _mapping(values, "the file")
     if "workers" in top and "pools" not in top:
@@ -248,8 +251,14 @@ def _plain(section: Any) -> dict[str, Any]:
     return found
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML in which a key that is defined twice is an error, rather than the last one being taken."""
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key that is defined twice is an error, rather than the last one being taken, and 1:20 is not 80."""
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        node: yaml.ScalarNode = super().compose_scalar_node(anchor)
+        if node.tag in NUMBERS and ":" in node.value:  # base 60, which YAML 1.2 has no longer
+            node.tag = "tag:yaml.org,2002:str"
+        return node
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set()

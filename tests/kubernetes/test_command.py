@@ -7,6 +7,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -251,6 +252,11 @@ BAD = {
     '{runtime: {nats_username: "a\\0b"}, pools: {a: {}}}': "the file contains text with a NUL or a lone surrogate",
     'pools: {a: {model_name: "\\ud800"}}': "the file contains text with a NUL or a lone surrogate",
     'pools: {a: {engine: vllm, model: a/b, engine_args: {"a\\0": 1}}}': "the file contains text with a NUL",
+    "": "the file is empty; expected entries of the form NAME: VALUE",
+    "# pools: {a: {}}": "the file is empty; expected entries of the form NAME: VALUE",
+    "pools: {a: {replicas: 1:20}}": "pools.a.replicas is '1:20'; expected a whole number from 0 to 10000",
+    "pools: {a: {replicas: !!int 1:20}}": "pools.a.replicas is '1:20'; expected a whole number from 0 to 10000",
+    "pools: {a: {drain_s: 1:20.5}}": "pools.a.drain_s is '1:20.5'; expected a number from 0 to 86400",
     "pools: {a: {}, b: {wrong: 1}}": "pools.b.wrong is unknown",
     "[": "cannot be read as YAML",
 }
@@ -269,6 +275,24 @@ def test_a_deployment_that_cannot_be_in_a_cluster_is_refused_in_a_sentence(tmp_p
 def test_a_deployment_that_cannot_be_in_a_cluster_is_one_line(run):
     text = "{frontend: {api_key: hidden}, pools: {a: {}}}"
     refused(run(text), f"d.yaml: {BAD[text]}")
+
+
+def test_a_long_name_is_not_printed_whole(run):
+    done = run(f"{{name: {'a' * 900_000}, pools: {{a: {{}}}}}}")
+    refused(done, "d.yaml: name is 'aaa")
+    assert "aaa ... aaa" in done.stderr
+    assert done.stderr.endswith("characters), as Kubernetes requires\n")
+    assert len(done.stderr) < 2100
+
+
+def test_a_number_of_many_parts_is_read_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    parts = ":".join(["1"] * 300_000)  # took 36 s as a number of base 60
+    for tag in ("", "!!int "):
+        start = time.monotonic()
+        with pytest.raises(UserError, match=r"pools\.a\.replicas is '1:1:1"):
+            written_by(f"pools: {{a: {{replicas: {tag}{parts}}}}}")
+        assert time.monotonic() - start < 10
 
 
 FLAGS = {
