@@ -22,6 +22,7 @@ from dynabench.kubernetes.contract import (
 )
 from dynabench.kubernetes.settings import ClusterConfig
 from foundation.own_code import is_own
+from foundation.settings import changed
 from mocker.timing.choose import resolve
 from serving.frontend.config import FrontendConfig
 from serving.kv_tiers.config import KvStoreServiceConfig
@@ -117,7 +118,9 @@ def components_of(
         found.append(_store(config, parts.store, store))
     if has_planner:
         found.append(_planner(prepared, config))
-    return found + [_worker(prepared, config, pool, parts.workers[pool.name]) for pool in prepared.pools]
+    found += [_worker(prepared, config, pool, parts.workers[pool.name]) for pool in prepared.pools]
+    _check_used(config, prepared, loads_model=any(component.loads_model for component in found))
+    return found
 
 
 def files_of(pool: Pool) -> tuple[str, ...]:
@@ -320,6 +323,15 @@ def _check_own_code(deployment: Deployment) -> None:
             raise ValueError(
                 f"{setting} is {name!r}; expected a built-in one: your own files are not copied into the cluster"
             )
+
+
+def _check_used(config: ClusterConfig, deployment: Deployment, *, loads_model: bool) -> None:
+    """Refuse flags that change nothing."""
+    runs_model = any(pool.runs_model for pool in deployment.pools)
+    unused = {"engine_image": not runs_model, "model_claim": not loads_model, "hf_token_secret": not loads_model}
+    for name in changed(config):
+        if unused.get(name):
+            raise ValueError(f"--{name.replace('_', '-')} is given, but no pool runs a model: leave it out")
 
 
 def _check_files(pool: Pool) -> None:

@@ -7,6 +7,7 @@ from dynabench.kubernetes.names import FRONTEND
 from dynabench.kubernetes.objects import Object, digits
 from dynabench.kubernetes.settings import Autoscaler, ClusterConfig
 from dynabench.planner.programs import check_planner, has_planner
+from foundation.settings import changed
 
 WAITING = "dynamo_component_requests_waiting"
 """What each frontend's /metrics says of each worker."""
@@ -38,6 +39,10 @@ def autoscaler_of(deployment: Deployment, config: ClusterConfig) -> Autoscaler:
             "autoscaler is 'planner' but planner is 'static'; expected a planner policy in the file (see dynabench "
             "planners)"
         )
+    if kind != "none" and config.autoscaler is None and config.form != "manifests":
+        raise ValueError(
+            "the file has a planner, and Dynamo's operator sets the replicas itself: add --autoscaler none"
+        )
     if kind != "none" and config.form != "manifests":
         raise ValueError(
             f"autoscaler is {kind!r} and form is {config.form!r}; expected 'none': Dynamo's operator owns the replicas"
@@ -46,6 +51,8 @@ def autoscaler_of(deployment: Deployment, config: ClusterConfig) -> Autoscaler:
         check_planner(deployment)
     if kind in ("hpa", "keda"):
         _check_metric(deployment, kind)
+    if "prometheus" in changed(config) and kind != "keda":
+        raise ValueError("--prometheus is given, but only --autoscaler keda uses it: leave it out")
     return kind
 
 

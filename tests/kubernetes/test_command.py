@@ -363,6 +363,30 @@ def test_what_cannot_be_scaled_by_a_metric_is_refused(tmp_path, monkeypatch, tex
         written_by(text, autoscaler=autoscaler)
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("prometheus", "http://p:9090", "--prometheus is given, but only --autoscaler keda uses it: leave it out"),
+        ("engine_image", "vllm:1", "--engine-image is given, but no pool runs a model: leave it out"),
+        ("model_claim", "weights", "--model-claim is given, but no pool runs a model: leave it out"),
+        ("hf_token_secret", "mine", "--hf-token-secret is given, but no pool runs a model: leave it out"),
+    ],
+)
+def test_a_flag_that_changes_nothing_is_refused(tmp_path, monkeypatch, flag, value, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"^d.yaml: {re.escape(message)}$"):
+        written_by("pools: {a: {}}", **{flag: value})
+
+
+def test_a_planner_under_dynamos_operator_is_told_what_to_add(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = "{planner: {planner: hpa}, pools: {a: {}}}"
+    message = "d.yaml: the file has a planner, and Dynamo's operator sets the replicas itself: add --autoscaler none"
+    with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
+        written_by(text, form="dynamo-v1beta1")
+    assert written_by(text, form="dynamo-v1beta1", autoscaler="none")
+
+
 def written_by(text, *, overwrite=False, **settings):
     Path("d.yaml").write_text(text)
     return write(Path("d.yaml"), ClusterConfig(**settings), Path("out"), overwrite=overwrite)

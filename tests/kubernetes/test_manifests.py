@@ -449,6 +449,12 @@ def test_arguments_of_an_engine_arrive_as_they_were_given():
     assert given["worker"].model_path == "Qwen/Qwen3-32B"
 
 
+def test_a_mocker_with_a_models_tokenizer_uses_the_claim_and_the_token():
+    found = objects("pools: {a: {model_path: a/b}}", model_claim="weights", hf_token_secret="mine")
+    assert "/models" in [mount["mountPath"] for mount in container(found, "dynamo-a")["volumeMounts"]]
+    assert secrets(container(found, "dynamo-a"))["HF_TOKEN"]["name"] == "mine"
+
+
 def test_sglang_meets_at_its_pods_address():
     text = "model: a/b\npools: {p: {engine: sglang, role: prefill}, d: {engine: sglang, role: decode}}"
     assert parsed(container(objects(text), "dynamo-p"), ip="10.1.2.3")["arguments"] == ['--host="10.1.2.3"']
