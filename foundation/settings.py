@@ -27,6 +27,8 @@ FINITE = sys.float_info.max
 Positive = Annotated[float, Meta(gt=0, le=FINITE)]
 NotNegative = Annotated[float, Meta(ge=0, le=FINITE)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+Wait = Annotated[float, Meta(ge=0, le=86_400)]
+"""How long something may take (s), up to a day."""
 
 
 class Unit(NamedTuple):

@@ -29,6 +29,12 @@ def one_line(text: str | bytes | BaseException, limit: int = 300) -> str:
     return line if len(line) <= limit else f"{line[:limit]}..."
 
 
+def shortened(text: str, most: int = 2000) -> str:
+    """Leave out the middle of a text that nobody would read to its end."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
+
+
 def instead_of(word: str, known: Collection[str]) -> str:
     """Suggest what an unknown word may have meant, or list the known ones."""
     close = difflib.get_close_matches(word, known, n=3, cutoff=0.7)

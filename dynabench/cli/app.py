@@ -13,7 +13,7 @@ from dynabench.interrupt import ASKING, InterruptError
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.exit_codes import EXIT_CODES, INTERRUPTED, UNREAD, USAGE_ERROR
-from foundation.text import printable
+from foundation.text import printable, shortened
 from serving.cli.command_line import PLAIN_DEFAULTS, open_standard_streams, reason, version
 
 COMMANDS = {
@@ -125,7 +125,7 @@ def _drop_output() -> None:
 
 
 def _fail(message: str) -> NoReturn:
-    print(f"dynabench: {printable(' '.join(message.split()))}", file=sys.stderr)
+    print(f"dynabench: {shortened(printable(' '.join(message.split())))}", file=sys.stderr)
     sys.exit(USAGE_ERROR)
 
 

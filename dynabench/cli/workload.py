@@ -269,7 +269,9 @@ def _to_write(paths: tuple[Path, ...], out: Path | None) -> tuple[tuple[Path, ..
     if not files:
         raise WorkloadError(f"{' '.join(map(str, paths))}: expected a workload and then the file to write")
     if file.exists():
-        raise WorkloadError(f"{file} exists; choose another file or remove it (without --out, the last path is written)")
+        raise WorkloadError(
+            f"{file} exists; choose another file or remove it (without --out, the last path is written)"
+        )
     return files, file
 
 

@@ -11,6 +11,7 @@ The settings of a pool are on one level, whichever part of the pool they belong 
 """
 
 import dataclasses
+import re
 import reprlib
 import typing
 from pathlib import Path
@@ -30,6 +31,10 @@ from serving.runtime.config import MAY_HOLD_PASSWORDS, masked
 
 MAX_BYTES = 1 << 20
 MAX_VALUES = 100_000
+NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+UNUSABLE = re.compile("[\0\ud800-\udfff]")
+"""What no argument or environment variable can contain."""
+
 
 COMMON = ("model", "gpu")
 """Settings of pools that can be set once for all pools."""
@@ -54,7 +59,7 @@ def read(path: Path, *, is_measured: bool = False) -> Deployment:
             text = file.read(MAX_BYTES + 1)
         if len(text) > MAX_BYTES:
             raise DeploymentError(f"{path}: the file is larger than {MAX_BYTES:,} bytes")
-        values = yaml.load(text.decode(), _UniqueKeys)  # noqa: S506 (a SafeLoader)
+        values = yaml.load(text.decode(), _Loader)  # noqa: S506 (a SafeLoader)
     except OSError as error:
         raise DeploymentError(f"{path}: cannot be read ({error.strerror})") from error
     except (
@@ -89,7 +94,9 @@ def from_plain(values: Any, *, is_measured: bool = False) -> Deployment:
     Raises:
         ValueError: it is not a deployment; the message begins with the path of the error.
     """
-    _check_size(values)
+    if values is None:
+        raise ValueError("the file is empty; expected entries of the form NAME: VALUE")
+    _check_values(values)
     top = _mapping(values, "the file")
     if "workers" in top and "pools" not in top:
         raise ValueError(
@@ -186,8 +193,8 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def _check_size(values: Any) -> None:
-    """Refuse values that aliases make too large, or that contain themselves."""
+def _check_values(values: Any) -> None:
+    """Refuse values that aliases make too large, or that contain themselves, and text that no process can be given."""
     count, stack = 0, [values]
     while stack:
         value = stack.pop()
@@ -195,9 +202,11 @@ def _check_size(values: Any) -> None:
         if count > MAX_VALUES:
             raise ValueError(f"the file contains more than {MAX_VALUES:,} values, with every alias expanded")
         if isinstance(value, dict):
-            stack += value.values()
+            stack += [*value, *value.values()]
         elif isinstance(value, list):
             stack += value
+        elif isinstance(value, str) and UNUSABLE.search(value):
+            raise ValueError("the file contains text with a NUL or a lone surrogate, which no process can be given")
 
 
 def _decode(kind: type, value: Any) -> Any:
@@ -242,8 +251,14 @@ def _plain(section: Any) -> dict[str, Any]:
     return found
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """A loader for which a duplicate key is an error, instead of the last one winning."""
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key that is defined twice is an error, rather than the last one being taken, and 1:20 is not 80."""
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        node: yaml.ScalarNode = super().compose_scalar_node(anchor)
+        if node.tag in NUMBERS and ":" in node.value:  # base 60, which YAML 1.2 has no longer
+            node.tag = "tag:yaml.org,2002:str"
+        return node
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set()

@@ -53,5 +53,10 @@ def _text(value: Any) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Escape `$`, so that Kubernetes expands only the pod's address."""
-    return text.replace("$", "$$").replace(f"${ADDRESS}", ADDRESS)
+    """Escape a text in which Kubernetes expands only the pod's address."""
+    return literal(text).replace(literal(ADDRESS), ADDRESS)
+
+
+def literal(text: str) -> str:
+    """Escape a text in which Kubernetes expands nothing."""
+    return text.replace("$", "$$")

@@ -1,6 +1,7 @@
 """The components of a deployment in a cluster: one kind of pod for each."""
 
 import math
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
@@ -21,6 +22,7 @@ from dynabench.kubernetes.contract import (
 )
 from dynabench.kubernetes.settings import ClusterConfig
 from foundation.own_code import is_own
+from foundation.settings import changed
 from mocker.timing.choose import resolve
 from serving.frontend.config import FrontendConfig
 from serving.kv_tiers.config import KvStoreServiceConfig
@@ -36,10 +38,15 @@ HTTP, GRAPH_HTTP, SYSTEM, STORE_PORT = 8080, 8000, 9090, 7600
 """Ports in containers: the frontend's default, its default under Dynamo's operator, the port of probes (the one that
 the operator uses), and the KV store's."""
 
-FILES = "/etc/dynabench"
-"""Folder in a container for files of this machine."""
+FIRST_PORT = 1024
+"""The first port that a process without special rights may listen on."""
 
-MODELS = "/models"
+FILES, MODELS, CACHE, TMP, SHARED_MEMORY = "/etc/dynabench", "/models", "/cache", "/tmp", "/dev/shm"  # noqa: S108
+"""Where a container has its volumes: files of this machine, models of a claim, downloaded ones, and room to write."""
+
+FILE_NAME = re.compile(r"(?!\.\.)[-.\w]{1,253}", re.ASCII)
+"""A key of a ConfigMap."""
+
 MIB = 1 << 20
 QUICK_S = 300.0
 """Time limit for starting a process that loads no model."""
@@ -111,7 +118,9 @@ def components_of(
         found.append(_store(config, parts.store, store))
     if has_planner:
         found.append(_planner(prepared, config))
-    return found + [_worker(prepared, config, pool, parts.workers[pool.name]) for pool in prepared.pools]
+    found += [_worker(prepared, config, pool, parts.workers[pool.name]) for pool in prepared.pools]
+    _check_used(config, prepared, loads_model=any(component.loads_model for component in found))
+    return found
 
 
 def files_of(pool: Pool) -> tuple[str, ...]:
@@ -138,6 +147,11 @@ def _reachable(deployment: Deployment, http_port: int) -> Deployment:
     """Make processes listen where other pods can reach them; the frontend's port has a default."""
     named = deployment.frontend.http_port
     port = http_port if named in (0, FrontendConfig().http_port) else named
+    if port < FIRST_PORT or port == SYSTEM:
+        raise ValueError(
+            f"frontend.http_port is {port}; expected at least {FIRST_PORT}, because pods do not run as root, and not {SYSTEM}, "
+            "which answers probes"
+        )
     frontend = replace(deployment.frontend, http_host="0.0.0.0", http_port=port)  # noqa: S104 (a pod's own)
     transfer = replace(deployment.kv_transfer, transfer_host=ADDRESS)
     pools = tuple(_reading(pool) for pool in deployment.pools)
@@ -237,6 +251,7 @@ def _worker(deployment: Deployment, config: ClusterConfig, pool: Pool, program: 
         files=files,
         scratch=_scratch(deployment.kv_transfer, pool),
     )
+    _check_files(pool)
     _check_model(pool, config)
     if not pool.runs_model:
         return replace(common, loads_model=bool(pool.worker.model_path))
@@ -268,9 +283,23 @@ def _scratch(transfer: TransferRunConfig, pool: Pool) -> tuple[str, ...]:
     folder = transfer.kv_disk_folder
     if not folder or pool.engine != "mocker" or not pool.mocker.kv_disk_size:
         return ()
-    if not folder.startswith("/"):
-        raise ValueError(f"kv_transfer.kv_disk_folder is {folder!r}; expected an absolute path inside the pod")
+    _check_mountable(folder)
     return (folder,)
+
+
+def _check_mountable(folder: str) -> None:
+    """Refuse a folder where no volume can be, or whose volume would hide another."""
+    path = PurePosixPath("/", folder.lstrip("/"))
+    if not folder.startswith("/") or ":" in folder or ".." in path.parts:
+        raise ValueError(
+            f"kv_transfer.kv_disk_folder is {folder!r}; expected an absolute path inside the pod, without : and .."
+        )
+    for own in (FILES, MODELS, CACHE, TMP, SHARED_MEMORY):
+        is_inside = own == FILES and path.is_relative_to(own)  # which nobody can write to
+        if is_inside or PurePosixPath(own).is_relative_to(path):
+            raise ValueError(
+                f"kv_transfer.kv_disk_folder is {folder!r}; expected another folder, such as /kv: pods have a volume at {own}"
+            )
 
 
 def _gpus(pool: Pool) -> int:
@@ -293,6 +322,24 @@ def _check_own_code(deployment: Deployment) -> None:
         if is_own(name.partition("+")[0]):
             raise ValueError(
                 f"{setting} is {name!r}; expected a built-in one: your own files are not copied into the cluster"
+            )
+
+
+def _check_used(config: ClusterConfig, deployment: Deployment, *, loads_model: bool) -> None:
+    """Refuse flags that change nothing."""
+    runs_model = any(pool.runs_model for pool in deployment.pools)
+    unused = {"engine_image": not runs_model, "model_claim": not loads_model, "hf_token_secret": not loads_model}
+    for name in changed(config):
+        if unused.get(name):
+            raise ValueError(f"--{name.replace('_', '-')} is given, but no pool runs a model: leave it out")
+
+
+def _check_files(pool: Pool) -> None:
+    """Refuse files whose names a ConfigMap does not take."""
+    for path in files_of(pool):
+        if not FILE_NAME.fullmatch(PurePosixPath(path).name):
+            raise ValueError(
+                f"pools.{pool.name} uses the file {path!r}; expected a name of letters, digits, -, _ and . (at most 253 characters)"
             )
 
 

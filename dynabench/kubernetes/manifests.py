@@ -43,7 +43,7 @@ from dynabench.kubernetes.contract import (
 )
 from dynabench.kubernetes.graph import graph_of
 from dynabench.kubernetes.names import check_names
-from dynabench.kubernetes.objects import Object
+from dynabench.kubernetes.objects import Object, digits
 from dynabench.kubernetes.pods import pod_of
 from dynabench.kubernetes.policies import policies
 from dynabench.kubernetes.scaling import autoscaler_of, scaler_of
@@ -192,7 +192,7 @@ class _Writer:
             found["NATS_SERVER"] = self._runtime.nats_server or own
             if self._runtime.nats_username:
                 found["NATS_AUTH_USERNAME"] = self._runtime.nats_username
-        return found | {"ETCD_LEASE_TTL": f"{self._runtime.lease_ttl_s:g}"}
+        return found | {"ETCD_LEASE_TTL": digits(self._runtime.lease_ttl_s)}
 
     def _secrets(self, component: Component) -> dict[str, bool]:
         """Return the Secret keys that a component's processes need, and whether each is required."""

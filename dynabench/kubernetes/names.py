@@ -8,6 +8,9 @@ from dynabench.kubernetes.settings import ClusterConfig
 
 LABEL = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 OBJECT = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+PRINTED = re.compile(r"[!-~]*")
+"""ASCII without spaces."""
+
 MAX_LABEL = 63
 MAX_STATEFUL = 52
 """Kubernetes puts the name of a StatefulSet into a label, with eleven more characters."""
@@ -50,10 +53,14 @@ def check_names(deployment: Deployment, config: ClusterConfig) -> None:
             )
     for setting in ("image", "engine_image"):
         image = getattr(config, setting)
-        if re.search(r"\s", image) or (setting == "image" and not image):
+        if not PRINTED.fullmatch(image) or (setting == "image" and not image):
             raise ValueError(
                 f"{setting} is {image!r}; expected the name of a container image, such as registry.example.com/dynabench:0.2.0"
             )
+    if not PRINTED.fullmatch(config.prometheus) or not config.prometheus.startswith(("http://", "https://")):
+        raise ValueError(
+            f"prometheus is {config.prometheus!r}; expected an address such as {ClusterConfig().prometheus}"
+        )
 
 
 def _parts(deployment: Deployment) -> Iterable[str]:

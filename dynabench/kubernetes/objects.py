@@ -1,5 +1,6 @@
 """Building blocks of several objects: their type, the rights of containers on a node, and access to secrets."""
 
+from decimal import Decimal
 from typing import Any
 
 Object = dict[str, Any]
@@ -19,6 +20,11 @@ CONTAINER_SECURITY: Object = {
     "capabilities": {"drop": ["ALL"]},
     "readOnlyRootFilesystem": True,
 }
+
+
+def digits(number: float) -> str:
+    """Return a number without an exponent: where a whole number is expected, 1e+06 is refused."""
+    return f"{Decimal(str(number)).normalize():f}"
 
 
 def secret_variable(key: str, secret: str, *, is_needed: bool) -> Object:

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Mapping
 
-from dynabench.kubernetes.components import FILES, MODELS, SYSTEM, Component
+from dynabench.kubernetes.arguments import literal
+from dynabench.kubernetes.components import CACHE, FILES, MODELS, SHARED_MEMORY, SYSTEM, TMP, Component
 from dynabench.kubernetes.contract import POD_FIELDS
 from dynabench.kubernetes.objects import CONTAINER_SECURITY, POD_SECURITY, Object, secret_variable
 from dynabench.kubernetes.settings import ClusterConfig
 
-TMP = "/tmp"  # noqa: S108 (a volume of the pod's own)
 LEAVE_S = 5
 """How long a pod that was asked to stop still accepts requests, because other nodes learn of it late."""
 
@@ -16,7 +16,6 @@ LATE_S = 30
 """How much longer than the drain time a pod may take to stop."""
 
 PERIOD_S = 10
-CACHE = "/cache"
 GPU = "nvidia.com/gpu"
 
 
@@ -76,7 +75,7 @@ def _environment(
         "HOME": TMP,
         "USER": "dynabench",  # the image may have no user with the pod's user id
         "PYTHONUNBUFFERED": "1",
-        **network,
+        **{name: literal(value) for name, value in network.items()},
         **component.environment,
     }
     if component.loads_model:
@@ -135,7 +134,7 @@ def _volumes(component: Component, config: ClusterConfig, files: str) -> tuple[l
     elif component.loads_model:
         found.append(("cache", empty, {"mountPath": CACHE}))
     if component.gpus:
-        found.append(("shared-memory", {"emptyDir": {"medium": "Memory"}}, {"mountPath": "/dev/shm"}))  # noqa: S108
+        found.append(("shared-memory", {"emptyDir": {"medium": "Memory"}}, {"mountPath": SHARED_MEMORY}))
     found += [(f"scratch-{number}", empty, {"mountPath": path}) for number, path in enumerate(component.scratch)]
     volumes = [{"name": name, **source} for name, source, _ in found]
     return volumes, [{"name": name, **place} for name, _, place in found]

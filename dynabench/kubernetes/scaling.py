@@ -4,9 +4,10 @@ import re
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.kubernetes.names import FRONTEND
-from dynabench.kubernetes.objects import Object
+from dynabench.kubernetes.objects import Object, digits
 from dynabench.kubernetes.settings import Autoscaler, ClusterConfig
 from dynabench.planner.programs import check_planner, has_planner
+from foundation.settings import changed
 
 WAITING = "dynamo_component_requests_waiting"
 """The metric of waiting requests that each frontend reports for each worker."""
@@ -38,6 +39,10 @@ def autoscaler_of(deployment: Deployment, config: ClusterConfig) -> Autoscaler:
             "autoscaler is 'planner' but planner is 'static'; expected a planner policy in the file (see dynabench "
             "planners)"
         )
+    if kind != "none" and config.autoscaler is None and config.form != "manifests":
+        raise ValueError(
+            "the file has a planner, and Dynamo's operator sets the replicas itself: add --autoscaler none"
+        )
     if kind != "none" and config.form != "manifests":
         raise ValueError(
             f"autoscaler is {kind!r} and form is {config.form!r}; expected 'none': Dynamo's operator owns the replicas"
@@ -46,6 +51,8 @@ def autoscaler_of(deployment: Deployment, config: ClusterConfig) -> Autoscaler:
         check_planner(deployment)
     if kind in ("hpa", "keda"):
         _check_metric(deployment, kind)
+    if "prometheus" in changed(config) and kind != "keda":
+        raise ValueError("--prometheus is given, but only --autoscaler keda uses it: leave it out")
     return kind
 
 
@@ -98,7 +105,7 @@ def _trigger(deployment: Deployment, config: ClusterConfig, pool: Pool, target: 
     }
     chosen = ",".join(f"{name}{'=~' if name == 'pod' else '='}{_quoted(value)}" for name, value in labels.items())
     query = f"sum(max by (instance, rank) ({WAITING}{{{chosen}}}))"
-    metadata = {"serverAddress": config.prometheus, "query": query, "threshold": f"{target:g}"}
+    metadata = {"serverAddress": config.prometheus, "query": query, "threshold": digits(target)}
     return {"type": "prometheus", "metadata": metadata}
 
 

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
+from msgspec import Meta
 
-from foundation.settings import Count, check
+from foundation.settings import check
 
 Discovery = Literal["kubernetes", "etcd"]
 Autoscaler = Literal["none", "hpa", "keda", "planner"]
@@ -28,7 +29,7 @@ class ClusterConfig:
     engine_image: str = ""
     """Container image with dynabench and an engine, for pools that run models (default: that of --image)."""
 
-    frontends: Count = 1
+    frontends: Annotated[int, Meta(ge=1, le=10_000)] = 1
     """Pods of the frontend."""
 
     discovery: Discovery | None = None

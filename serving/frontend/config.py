@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from foundation.settings import NotNegative, Positive, check
+from foundation.settings import Positive, Wait, check
 from serving.model.card import Migrations
 from serving.router import check_live_mode
 
@@ -54,7 +54,7 @@ class FrontendConfig:
     prepare_timeout_s: Positive = 10.0
     """How long a model's chat template and tokenizer may take for one request; beyond it the request gets 400 (s)."""
 
-    drain_s: NotNegative = 30.0
+    drain_s: Wait = 30.0
     """How long requests in progress may take to finish after the process is asked to end (s)."""
 
     write_timeout_s: Positive = 60.0

@@ -8,6 +8,7 @@ from msgspec import Meta
 from foundation.settings import FINITE, Count, NotNegative, Positive, Share, check
 
 Headroom = Annotated[float, Meta(ge=0, lt=1)]
+Workers = Annotated[int, Meta(ge=1, le=10_000)]
 Factor = Annotated[float, Meta(ge=1, le=FINITE)]
 
 
@@ -24,10 +25,10 @@ class PlannerConfig:
     advisory: bool = False
     """Report what the planner would decide, but change nothing."""
 
-    min_endpoint: Count = 1
+    min_endpoint: Workers = 1
     """Fewest workers of each pool."""
 
-    max_replicas: Count | None = None
+    max_replicas: Workers | None = None
     """Most workers of each pool (none: no limit)."""
 
     max_gpu_budget: Count | None = None
@@ -39,7 +40,7 @@ class PlannerConfig:
     max_scale_step: Count | None = None
     """Most workers that one decision adds to a pool or removes from it (none: no limit)."""
 
-    startup_timeout_s: Positive = 1800.0
+    startup_timeout_s: Annotated[float, Meta(gt=0, le=86400)] = 1800.0
     """How long a worker may take to start before the planner gives up on it (s)."""
 
     planner_ttft_ms: Positive | None = None

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from foundation.settings import NotNegative, check
+from foundation.settings import Wait, check
 from serving.model.card import ModelCard
 from serving.model.errors import ModelError
 from serving.model.files import ModelFiles, files_address
@@ -52,7 +52,7 @@ class RouterServiceConfig:
     seed: int = 0
     """Seed of the router's random choices."""
 
-    drain_s: NotNegative = 30.0
+    drain_s: Wait = 30.0
     """How long requests in progress may take to finish after the process is asked to end (s)."""
 
     def __post_init__(self) -> None:

@@ -92,7 +92,7 @@ class RuntimeConfig:
     """Folder for discovery without etcd; nobody else may have write access (none: a folder of this user's).
     Environment: DYN_DISCOVERY_DIR."""
 
-    lease_ttl_s: Annotated[float, Meta(ge=1)] = field(default_factory=_lease_ttl_s)
+    lease_ttl_s: Annotated[float, Meta(ge=1, le=86400)] = field(default_factory=_lease_ttl_s)
     """How long a process may be silent before it counts as gone (s). Environment: ETCD_LEASE_TTL."""
 
     rpc_host: str = field(

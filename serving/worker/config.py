@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from msgspec import Meta
 
-from foundation.settings import Count, NotNegative, Whole, changed, check
+from foundation.settings import Count, Wait, Whole, changed, check
 from serving.model.card import Migrations, Role
 from serving.router import check_registered_mode
 from serving.runtime.address import EndpointAddress
@@ -60,7 +60,7 @@ class WorkerConfig(ModelConfig):
     kv_events: bool = True
     """Report KV events, if the engine can; otherwise routers predict what the worker holds."""
 
-    drain_s: NotNegative = 30.0
+    drain_s: Wait = 30.0
     """How long requests in progress may take to finish after the process is asked to end (s)."""
 
     def __post_init__(self) -> None:

@@ -1,8 +1,13 @@
 """`dynabench kubernetes` as people use it: a folder that can be written again, and one line for what cannot be."""
 
+import fcntl
+import os
 import re
+import resource
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -21,10 +26,10 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    def run(text, *flags, out="out"):
+    def run(text, *flags, out="out", **options):
         Path("d.yaml").write_text(text)
         command = [sys.executable, "-m", "dynabench", "kubernetes", "d.yaml", "--out", out, *flags]
-        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, **options)
 
     return run
 
@@ -96,11 +101,109 @@ def test_files_of_others_are_left_alone(run):
     assert contents()["mine.yaml"] == b"mine"
 
 
+def test_files_of_a_run_that_was_killed_are_removed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("out/.dynabench-kubernetes").mkdir(parents=True)
+    Path("out/.dynabench-kubernetes/network.yaml").write_text("half of")
+    written_by("pools: {a: {}}")
+    assert set(contents()) == {"access.yaml", "frontend.yaml", "network.yaml", "pool-a.yaml", "kustomization.yaml"}
+
+
+def test_a_copy_of_a_file_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written_by("pools: {a: {}, b: {}}")
+    shutil.copy("out/pool-b.yaml", "out/mine.yaml")
+    written_by("pools: {a: {}}")
+    assert {"mine.yaml", "pool-a.yaml", "pool-b.yaml"} & set(contents()) == {"mine.yaml", "pool-a.yaml"}
+
+
+def test_only_files_in_the_folder_are_removed_whatever_its_list_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written_by("pools: {a: {}}")
+    shutil.copy("out/pool-a.yaml", "beside.yaml")
+    with Path("out/kustomization.yaml").open("a") as file:
+        file.write("  - ../beside.yaml\n")
+    written_by("pools: {a: {}}")
+    assert Path("beside.yaml").exists()
+
+
+def test_a_folder_where_a_file_is_to_be_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("out/pool-a.yaml").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"^out/pool-a\.yaml is a folder; remove it, or write to another folder$"):
+        written_by("pools: {a: {}}", overwrite=True)
+    assert [path.name for path in Path("out").iterdir()] == ["pool-a.yaml"]
+
+
+def test_a_full_disk_leaves_what_was_there_as_it_was(run):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+
+    done = run("pools: {a: {}}", preexec_fn=limit)  # frontend.yaml is larger, access.yaml before it is not
+    assert (done.returncode, done.stderr) == (2, "dynabench: out: cannot be written (File too large)\n")
+    assert contents() == {}
+    assert run("pools: {a: {}}").returncode == 0
+    before = contents()
+    assert run("pools: {a: {replicas: 2}, b: {}}", preexec_fn=limit).returncode == 2
+    assert contents() == before
+
+
+def test_a_run_does_not_write_to_a_folder_while_another_does(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("out").mkdir()
+    other = os.open("out", os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(
+        UserError, match=r"^out is being written by another dynabench kubernetes; run this one after it$"
+    ):
+        written_by("pools: {a: {}}")
+    assert contents() == {}
+    os.close(other)
+    written_by("pools: {a: {}}")
+
+
 def test_a_key_in_the_file_is_in_no_manifest(run):
     done = run("frontend: {api_key: hidden}\npools: {a: {}}", "--secret", "keys")
     assert done.returncode == 0
     assert b"hidden" not in b"".join(contents().values())
     assert b"name: keys" in contents()["frontend.yaml"]
+
+
+LOOK_DIFFERENT = [
+    "1e3",
+    "0x1F",
+    "0o7",
+    "0b1",
+    "1_000",
+    "1:20",
+    "+1",
+    "-.5",
+    ".inf",
+    "2026-11-25",
+    "y",
+    "N",
+    "yes",
+    "Off",
+    "true",
+    "NULL",
+    "~",
+    "=",
+]
+
+
+@pytest.mark.parametrize("word", LOOK_DIFFERENT)
+def test_text_that_a_yaml_reader_takes_for_something_else_is_quoted(tmp_path, monkeypatch, word):
+    monkeypatch.chdir(tmp_path)
+    written_by(f"{{runtime: {{nats_server: nats://n, nats_username: '{word}'}}, pools: {{a: {{}}}}}}")
+    assert f"value: '{word}'\n" in Path("out/pool-a.yaml").read_text()
+
+
+def test_a_pool_may_be_called_y(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written_by("{name: n, pools: {y: {}}}")
+    text = Path("out/pool-y.yaml").read_text()
+    assert "dynabench.io/pool: 'y'\n" in text
+    assert "app.kubernetes.io/instance: 'n'\n" in text
 
 
 LONG = "a" * 60
@@ -124,6 +227,36 @@ BAD = {
         "kv_transfer.kv_disk_folder is 'kv'; expected an absolute path"
     ),
     "{kv_store: {kv_store_size: 4}, pools: {a: {}}}": "kv_store_size is 4, but no worker has kv_offloading_size; expected",
+    **{
+        f"{{kv_transfer: {{kv_disk_folder: {folder}}}, pools: {{a: {{kv_offloading_size: 1, kv_disk_size: 9}}}}}}": (
+            f"kv_transfer.kv_disk_folder is '{folder}'; expected {expected}"
+        )
+        for folder, expected in {
+            "/kv:ro": "an absolute path inside the pod, without : and ..",
+            "/kv/../etc": "an absolute path inside the pod, without : and ..",
+            "/tmp": "another folder, such as /kv: pods have a volume at /tmp",
+            "//tmp/": "another folder, such as /kv: pods have a volume at /tmp",
+            "/dev": "another folder, such as /kv: pods have a volume at /dev/shm",
+            "/": "another folder, such as /kv: pods have a volume at /etc/dynabench",
+            "/etc/dynabench/kv": "another folder, such as /kv: pods have a volume at /etc/dynabench",
+        }.items()
+    },
+    "{frontend: {http_port: 80}, pools: {a: {}}}": "frontend.http_port is 80; expected at least 1024",
+    "{frontend: {http_port: 9090}, pools: {a: {}}}": "frontend.http_port is 9090; expected at least 1024, because pods",
+    "{frontend: {drain_s: 1e300}, pools: {a: {}}}": "frontend.drain_s is '1e300'; expected a number from 0 to 86400",
+    "{frontend: {drain_s: 1.0e+300}, pools: {a: {}}}": "frontend.drain_s is 1e+300; expected from 0 to 86400",
+    "pools: {a: {drain_s: 86401}}": "pools.a.drain_s is 86401; expected from 0 to 86400",
+    "{planner: {startup_timeout_s: 1.0e+300}, pools: {a: {}}}": "planner.startup_timeout_s is 1e+300; expected",
+    "{planner: {max_replicas: 10001}, pools: {a: {}}}": "planner.max_replicas is 10001; expected from 1 to 10000",
+    "{planner: {min_endpoint: 10001}, pools: {a: {}}}": "planner.min_endpoint is 10001; expected from 1 to 10000",
+    '{runtime: {nats_username: "a\\0b"}, pools: {a: {}}}': "the file contains text with a NUL or a lone surrogate",
+    'pools: {a: {model_name: "\\ud800"}}': "the file contains text with a NUL or a lone surrogate",
+    'pools: {a: {engine: vllm, model: a/b, engine_args: {"a\\0": 1}}}': "the file contains text with a NUL",
+    "": "the file is empty; expected entries of the form NAME: VALUE",
+    "# pools: {a: {}}": "the file is empty; expected entries of the form NAME: VALUE",
+    "pools: {a: {replicas: 1:20}}": "pools.a.replicas is '1:20'; expected a whole number from 0 to 10000",
+    "pools: {a: {replicas: !!int 1:20}}": "pools.a.replicas is '1:20'; expected a whole number from 0 to 10000",
+    "pools: {a: {drain_s: 1:20.5}}": "pools.a.drain_s is '1:20.5'; expected a number from 0 to 86400",
     "pools: {a: {}, b: {wrong: 1}}": "pools.b.wrong is unknown",
     "[": "cannot be read as YAML",
 }
@@ -144,6 +277,24 @@ def test_a_deployment_that_cannot_be_in_a_cluster_is_one_line(run):
     refused(run(text), f"d.yaml: {BAD[text]}")
 
 
+def test_a_long_name_is_not_printed_whole(run):
+    done = run(f"{{name: {'a' * 900_000}, pools: {{a: {{}}}}}}")
+    refused(done, "d.yaml: name is 'aaa")
+    assert "aaa ... aaa" in done.stderr
+    assert done.stderr.endswith("characters), as Kubernetes requires\n")
+    assert len(done.stderr) < 2100
+
+
+def test_a_number_of_many_parts_is_read_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    parts = ":".join(["1"] * 300_000)  # took 36 s as a number of base 60
+    for tag in ("", "!!int "):
+        start = time.monotonic()
+        with pytest.raises(UserError, match=r"pools\.a\.replicas is '1:1:1"):
+            written_by(f"pools: {{a: {{replicas: {tag}{parts}}}}}")
+        assert time.monotonic() - start < 10
+
+
 FLAGS = {
     ("--wrong",): "Unknown option: --wrong",
     ("--form", "helm"): 'Invalid value "helm" for --form',
@@ -153,7 +304,10 @@ FLAGS = {
     (
         "--nats",
     ): "d.yaml: nats is true, but no Secret is named; expected --secret with a Secret that contains NATS_AUTH_TOKEN",
-    ("--frontends", "0"): "frontends must be at least 1, not 0",
+    ("--image", "a\x07b"): "d.yaml: image is 'a\\x07b'; expected the name of a container image",
+    ("--prometheus", "prometheus:9090"): "d.yaml: prometheus is 'prometheus:9090'; expected an address such as http://",
+    ("--frontends", "0"): "frontends must be from 1 to 10000, not 0",
+    ("--frontends", "10001"): "frontends must be from 1 to 10000, not 10001",
     (
         "--autoscaler",
         "planner",
@@ -165,8 +319,8 @@ FLAGS = {
         "dynamo-v1beta1",
     ): "d.yaml: autoscaler is 'hpa' and form is 'dynamo-v1beta1'; expected",
     ("--out", "d.yaml"): "d.yaml is a file; expected a folder",
-    ("--out", "d.yaml/below"): "d.yaml/below: Not a directory",
-    ("--out", "/proc/none"): "/proc/none: No such file or directory",
+    ("--out", "d.yaml/below"): "d.yaml/below: cannot be written (Not a directory)",
+    ("--out", "/proc/none"): "/proc/none: cannot be written (No such file or directory)",
 }
 
 
@@ -209,9 +363,33 @@ def test_what_cannot_be_scaled_by_a_metric_is_refused(tmp_path, monkeypatch, tex
         written_by(text, autoscaler=autoscaler)
 
 
-def written_by(text, **settings):
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("prometheus", "http://p:9090", "--prometheus is given, but only --autoscaler keda uses it: leave it out"),
+        ("engine_image", "vllm:1", "--engine-image is given, but no pool runs a model: leave it out"),
+        ("model_claim", "weights", "--model-claim is given, but no pool runs a model: leave it out"),
+        ("hf_token_secret", "mine", "--hf-token-secret is given, but no pool runs a model: leave it out"),
+    ],
+)
+def test_a_flag_that_changes_nothing_is_refused(tmp_path, monkeypatch, flag, value, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"^d.yaml: {re.escape(message)}$"):
+        written_by("pools: {a: {}}", **{flag: value})
+
+
+def test_a_planner_under_dynamos_operator_is_told_what_to_add(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = "{planner: {planner: hpa}, pools: {a: {}}}"
+    message = "d.yaml: the file has a planner, and Dynamo's operator sets the replicas itself: add --autoscaler none"
+    with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
+        written_by(text, form="dynamo-v1beta1")
+    assert written_by(text, form="dynamo-v1beta1", autoscaler="none")
+
+
+def written_by(text, *, overwrite=False, **settings):
     Path("d.yaml").write_text(text)
-    return write(Path("d.yaml"), ClusterConfig(**settings), Path("out"), overwrite=False)
+    return write(Path("d.yaml"), ClusterConfig(**settings), Path("out"), overwrite=overwrite)
 
 
 def refused(done, message):

@@ -26,6 +26,7 @@ from tests.kubernetes.cluster import (
     annotations,
     container,
     environment,
+    expanded,
     files,
     named,
     objects,
@@ -448,6 +449,12 @@ def test_arguments_of_an_engine_arrive_as_they_were_given():
     assert given["worker"].model_path == "Qwen/Qwen3-32B"
 
 
+def test_a_mocker_with_a_models_tokenizer_uses_the_claim_and_the_token():
+    found = objects("pools: {a: {model_path: a/b}}", model_claim="weights", hf_token_secret="mine")
+    assert "/models" in [mount["mountPath"] for mount in container(found, "dynamo-a")["volumeMounts"]]
+    assert secrets(container(found, "dynamo-a"))["HF_TOKEN"]["name"] == "mine"
+
+
 def test_sglang_meets_at_its_pods_address():
     text = "model: a/b\npools: {p: {engine: sglang, role: prefill}, d: {engine: sglang, role: decode}}"
     assert parsed(container(objects(text), "dynamo-p"), ip="10.1.2.3")["arguments"] == ['--host="10.1.2.3"']
@@ -534,6 +541,24 @@ def test_classes_in_files_are_refused(text, setting, tmp_path, monkeypatch):
     assert str(refused.value).startswith(setting)
 
 
+@pytest.mark.parametrize("name", ["two words.yaml", "a:b.yaml", "größe.yaml", "..yaml", "a" * 254])
+def test_a_file_whose_name_a_config_map_does_not_take_is_refused(name, tmp_path):
+    path = tmp_path / name
+    path.write_text("{}")
+    text = f"pools: {{p: {{engine: vllm, model: a/b, extra_engine_args: '{path}'}}}}"
+    with pytest.raises(ValueError, match=r"pools\.p uses the file '/.*; expected a name of letters, digits"):
+        objects(text, {str(path): path.read_bytes()})
+
+
+def test_numbers_have_no_exponents():
+    found = objects(EXTERNAL.replace("lease_ttl_s: 20", "lease_ttl_s: 1000000"))
+    assert environment(container(found, "dynamo-worker"))["ETCD_LEASE_TTL"] == "1000000"
+    for target, threshold in (("12345678", "12345678"), ("1.0e-7", "0.0000001"), ("2.5", "2.5")):
+        found = objects(f"pools: {{worker: {{}}}}\nplanner: {{hpa_target: {target}}}", autoscaler="keda")
+        [trigger] = named(found, "ScaledObject", "dynamo-worker")["spec"]["triggers"]
+        assert trigger["metadata"]["threshold"] == threshold
+
+
 def test_an_autoscaler_has_the_planners_limits():
     text = "pools: {worker: {}}\nplanner: {min_endpoint: 2, max_replicas: 7, hpa_target: 1.5, hpa_down_window_s: 60}"
     spec = named(objects(text, autoscaler="hpa"), "HorizontalPodAutoscaler", "dynamo-worker")["spec"]
@@ -574,6 +599,14 @@ def test_servers_of_the_file_are_used():
     assert given["NATS_SERVER"] == "nats://nats.infra:4222"
     assert given["ETCD_LEASE_TTL"] == "20"
     assert given["DYN_DISCOVERY_BACKEND"] == "auto"
+
+
+def test_names_of_users_arrive_as_they_were_given():
+    name = "$(POD_IP) $$ $HOME"
+    found = objects(EXTERNAL.replace("lease_ttl_s: 20", f"nats_username: '{name}', etcd_username: '{name}'"))
+    given = environment(container(found, "dynamo-worker"))
+    for variable in ("NATS_AUTH_USERNAME", "ETCD_AUTH_USERNAME"):
+        assert expanded(given[variable], {"POD_IP": "10.0.0.7"}) == name
 
 
 names = st.from_regex(r"[a-z]([a-z0-9-]{0,8}[a-z0-9])?", fullmatch=True).filter(
@@ -617,7 +650,7 @@ DEPLOYMENTS = st.builds(
     ),
     frontend=st.builds(
         FrontendConfig,
-        http_port=st.integers(1, 65535),
+        http_port=st.integers(1024, 65535).filter(lambda port: port != 9090),
         http_workers=st.integers(1, 4),
         migration_limit=st.none() | st.integers(0, 1023),
         cors_allow_origins=st.sampled_from(["", "*", "https://a.example.com, https://b.example.com"]),
