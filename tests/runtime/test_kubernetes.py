@@ -16,11 +16,11 @@ from kubernetes_asyncio.config.incluster_config import InClusterConfigLoader
 from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
-from serving.runtime.kubernetes import api, registration
+from serving.runtime.kubernetes import api, reflector, registration
 from serving.runtime.kubernetes.access import discovery
 from serving.runtime.kubernetes.account import Account
-from serving.runtime.kubernetes.names import APP, APP_NAME, PROCESS, TOKEN_SECRET
-from serving.runtime.kubernetes.objects import CONFIG_MAPS, SECRETS, Data
+from serving.runtime.kubernetes.names import APP, APP_NAME, PROCESS, TOKEN_SECRET, VERSION
+from serving.runtime.kubernetes.objects import CONFIG_MAPS, LEASES, SECRETS, Data, Lease
 from serving.runtime.ports import RuntimeUnavailableError
 from tests.support.cluster import EMPTY_TOKEN, Cluster, endpoint_slice
 from tests.support.servers import free_port
@@ -390,6 +390,101 @@ def test_what_others_leave_in_the_namespace_is_ignored(cluster, caplog):
     assert "ConfigMap dynabench-zz has no valid keys and is ignored" in caplog.text
 
 
+def put_process(cluster, id, version="1", keys="{}", **spec):
+    """Make the Lease and the ConfigMap of a process that somebody invented."""
+    metadata = {"name": f"dynabench-{id}", "labels": {PROCESS: id}, "annotations": {VERSION: version}}
+    cluster.put("configmaps", {"metadata": metadata, "data": {"keys": keys}})
+    cluster.put("leases", {"metadata": metadata, "spec": {"renewTime": registration.now_text()} | spec})
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        {"version": "9" * 5000},
+        {"holderIdentity": "\x01" * 400_000},  # a line of a watch that is too long
+    ],
+)
+def test_nobody_is_lost_through_what_others_register(cluster, strange):
+    async def main():
+        async with two(600.0) as (one, _, seen), await joined(600.0) as late:
+            put_process(cluster, "strange", **strange)
+            await one.discovery.put("test/x", b"1")
+            await until_async(lambda: seen == {"test/x": b"1"})
+            await late.discovery.watch("test/", newcomer := Seen())
+            assert newcomer == {"test/x": b"1"}
+
+    run(main())
+
+
+@asynccontextmanager
+async def following(on_change=lambda *_: None):
+    """Follow the Leases; give the names that the lists showed."""
+    calls, listed = api.KubernetesApi(Account.of_this_pod()), []
+
+    async def on_list(found):
+        listed.append(sorted(found))
+
+    leases = reflector.Reflector(calls, LEASES, Lease, on_list=on_list, on_change=on_change)
+    await leases.start()
+    yield listed
+    await leases.close()
+    await calls.close()
+
+
+def test_objects_are_listed_again_after_a_change_that_could_not_be_processed(cluster):
+    def fail(name, lease):
+        raise KeyError(name)
+
+    async def main():
+        async with following(fail) as listed:
+            cluster.put("leases", {"metadata": {"name": "a"}})
+            await until_async(lambda: listed == [[], ["a"]])
+
+    run(main())
+
+
+BARE_BOOKMARK = b'{"type":"BOOKMARK","object":{"metadata":{}}}\n'
+
+
+@pytest.mark.parametrize(
+    ("answer", "num_lists"), [(302, 1), (503, 1), (b"", 1), (BARE_BOOKMARK, 1), (410, 8), (b"<html>", 8)]
+)
+def test_the_server_is_asked_less_and_less_often_while_watches_end_at_once(cluster, monkeypatch, answer, num_lists):
+    pauses, enough = [], asyncio.Event()
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 8:
+            enough.set()
+            await asyncio.Event().wait()
+
+    async def main():
+        cluster.fail("watch", "leases", answer, times=1000)
+        monkeypatch.setattr(reflector.asyncio, "sleep", sleep)
+        monkeypatch.setattr(reflector.random, "uniform", lambda _, most: most)
+        async with following() as listed:
+            await enough.wait()
+            assert len(listed) == num_lists
+
+    run(main())
+    assert pauses == [0.3, 0.6, 1.2, 2.4, 4.8, 5.0, 5.0, 5.0]
+
+
+def test_a_list_that_never_ends_is_given_up(cluster, monkeypatch):
+    monkeypatch.setattr(api, "MAX_PAGES", 3)
+    cluster.page_size = 1
+
+    async def main():
+        calls = api.KubernetesApi(Account.of_this_pod())
+        for name in ("a", "b", "c", "d"):
+            cluster.put("leases", {"metadata": {"name": name}})
+        with pytest.raises(api.ApiError, match="lists leases without end"):
+            await calls.list(LEASES, Lease)
+        await calls.close()
+
+    run(main())
+
+
 def held_token(cluster):
     return b64decode(cluster.find("secrets", TOKEN_SECRET).get("data", {}).get("value", ""))
 
@@ -445,6 +540,13 @@ def test_of_processes_that_fill_the_secret_at_once_one_does(cluster, monkeypatch
     run(main())
 
 
+def test_a_secret_that_changes_whenever_it_is_filled_is_given_up(cluster, monkeypatch):
+    monkeypatch.setattr("serving.runtime.kubernetes.discovery.FILLING_PAUSES_S", (0.0, 0.0, 0.0))
+    cluster.fail("patch", "secrets", 409, times=1000)
+    with pytest.raises(RuntimeUnavailableError, match="Secret dynabench-cluster-token in namespace here is empty, but"):
+        run(joined())
+
+
 def test_nobody_makes_the_secret_as_a_stranger_could(cluster):
     cluster.remove("secrets", TOKEN_SECRET)
     text = (
@@ -495,6 +597,10 @@ def no_rights(cluster, patch):
     cluster.rules = [rule for rule in discovery() if rule.resource != "leases"]
 
 
+def redirected(cluster, patch):
+    cluster.fail("*", "*", 302, times=1000)
+
+
 def another_authority(cluster, patch):
     trustme.CA().cert_pem.write_to_path(cluster.folder / "ca.crt")
 
@@ -520,6 +626,7 @@ def another_authority(cluster, patch):
             no_rights,
             r"does not let this pod list leases in namespace here \(403\); expected a Role that allows list on leases of",
         ),
+        (redirected, r"redirects to another address \(302\), which is not followed"),
         (lambda _, patch: patch.setenv("POD_NAMESPACE", "away"), r"has no namespace away \(404"),
         (
             lambda _, patch: patch.setenv("ETCD_ENDPOINTS", "e:1"),

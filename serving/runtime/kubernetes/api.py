@@ -31,6 +31,7 @@ WATCH_S = 30
 
 WATCHING = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=WATCH_S + 5)
 PAGE = 500
+MAX_PAGES = 1000
 MAX_ANSWER_BYTES = 64 << 20
 MAX_LINE_BYTES = 2 << 20
 """The longest line of a watch: longer than any object."""
@@ -107,7 +108,7 @@ class KubernetesApi:
         """
         found: dict[str, Kind] = {}
         query = _query(labels, fields) | {"limit": str(PAGE)}
-        while True:
+        for _ in range(MAX_PAGES):
             page = self._decoded(await self._call("list", resource, query=query), Page)
             for item in page.items or ():
                 if (read := _read(item, kind, resource)) is not None:
@@ -115,6 +116,7 @@ class KubernetesApi:
             if not page.metadata.continue_:
                 return found, page.metadata.resource_version
             query["continue"] = page.metadata.continue_
+        raise ApiError(f"the API server at {self._account.server} lists {resource.name} without end")
 
     async def create(self, resource: Resource, content: Mapping[str, Any]) -> Object | None:
         """Create an object; return None if one of this name exists.
@@ -158,6 +160,7 @@ class KubernetesApi:
         Raises:
             GoneError: the version is too old.
             ApiError: the watch broke.
+            Exception: a change cannot be read; the same watch would fail again.
         """
         query = _query(labels, fields) | {
             "watch": "1",
@@ -167,7 +170,7 @@ class KubernetesApi:
         }
         try:
             async with await self._send("watch", resource, query=query) as response:
-                if not response.ok:
+                if not _is_success(response):
                     raise await self._error(response, "watch", resource)
                 async for line in response.content:
                     change = msgspec.json.decode(line, type=Change)
@@ -180,7 +183,7 @@ class KubernetesApi:
             if error.status == 410:
                 raise GoneError from error
             raise
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        except (aiohttp.ClientError, OSError) as error:
             raise self._unreachable(error) from error
 
     async def _call(
@@ -191,7 +194,7 @@ class KubernetesApi:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 async with await self._send(verb, resource, *names, query=query, body=body) as response:
-                    if response.ok:
+                    if _is_success(response):
                         return await _whole(response)
                     error = await self._error(response, verb, resource, *names)
                     asked_s = _seconds(response.headers.get("Retry-After", ""))
@@ -259,6 +262,8 @@ class KubernetesApi:
                 text = (
                     f"has no namespace {self.namespace} (404: {said}); expected the pod's, or the one in POD_NAMESPACE"
                 )
+            case code if 300 <= code < 400:
+                text = f"redirects to another address ({code}), which is not followed; expected an answer of its own"
             case _:
                 text = f"refuses to {verb} {' '.join([what, *names[:1]])} in namespace {self.namespace} ({status.code}: {said})"
         return ApiError(f"the API server at {self._account.server} {text}", status.code)
@@ -266,6 +271,10 @@ class KubernetesApi:
     def _unreachable(self, error: BaseException) -> ApiError:
         why = str(error) or type(error).__name__
         return ApiError(f"the API server at {self._account.server} cannot be reached ({' '.join(why.split())[:300]})")
+
+
+def _is_success(response: aiohttp.ClientResponse) -> bool:
+    return response.status < 300  # a redirect is none
 
 
 def _query(labels: str, fields: str) -> dict[str, str]:

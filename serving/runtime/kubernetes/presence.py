@@ -14,6 +14,7 @@ from serving.runtime.kubernetes.names import VERSION
 from serving.runtime.kubernetes.objects import EndpointSlice, Lease
 
 DEFAULT_TTL_S = 10.0
+MAX_DIGITS = 18
 
 
 @dataclass(slots=True)
@@ -100,5 +101,5 @@ class Presence:
 
 
 def number(text: str) -> int:
-    """Read the version of a process's keys; 0 if it is not valid."""
-    return int(text) if text.isascii() and text.isdecimal() else 0
+    """Read the version of a process's keys; 0 if it is not valid, or longer than any that we write."""
+    return int(text) if len(text) <= MAX_DIGITS and text.isascii() and text.isdecimal() else 0
