@@ -53,6 +53,13 @@ def joined(ttl_s=2.0):
     return DistributedRuntime.connect(RuntimeConfig(nats_server="", etcd_endpoints="", lease_ttl_s=ttl_s))
 
 
+def put_process(cluster, id, more=None, *, version="1", keys="{}", **spec):
+    """Make the Lease and the ConfigMap of a process that somebody invented."""
+    metadata = {"name": f"dynabench-{id}", "labels": {PROCESS: id}, "annotations": {VERSION: version}} | (more or {})
+    cluster.put("configmaps", {"metadata": metadata, "data": {"keys": keys}})
+    cluster.put("leases", {"metadata": metadata, "spec": {"renewTime": registration.now_text()} | spec})
+
+
 class Seen(dict):
     """The keys that a watch reports."""
 
@@ -254,37 +261,67 @@ def test_what_somebody_removed_is_made_again(cluster, monkeypatch):
     run(main())
 
 
-def test_what_died_in_this_pod_before_is_removed(cluster):
-    old = "2020-01-01T00:00:00.000000Z"
-    pod = cluster.find("pods", "pod-0")
-    owner = {"apiVersion": "v1", "kind": "Pod", "name": "pod-0", "uid": pod["metadata"]["uid"]}
-    for name, owners in (("dynabench-a", [owner]), ("dynabench-b", [owner | {"uid": "another"}])):
-        metadata = {"name": name, "labels": {PROCESS: name[-1]}, "ownerReferences": owners}
-        cluster.put("leases", {"metadata": metadata, "spec": {"renewTime": old, "leaseDurationSeconds": 10}})
-        cluster.put("configmaps", {"metadata": metadata})
+def test_a_lease_that_somebody_removed_comes_back_with_its_keys(cluster, monkeypatch):
+    monkeypatch.setattr(registration, "LOOK_S", 3600.0)
 
     async def main():
-        async with await joined():
+        async with two(1.0) as (one, _, seen):
+            await one.discovery.put("test/x", b"1")
+            name = f"dynabench-{one.instance_id:x}"
+            cluster.remove("configmaps", name)
+            cluster.remove("leases", name)
+            await until_async(lambda: seen == {})
+            await until_async(lambda: cluster.find("configmaps", name) is not None and seen == {"test/x": b"1"})
+
+    run(main())
+
+
+def in_pod(uid):
+    return {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "pod-0", "uid": uid}]}
+
+
+def test_what_died_in_this_pod_before_is_removed_once_its_lease_has_run_out(cluster, monkeypatch):
+    monkeypatch.setattr(registration, "LOOK_S", 0.0)
+    uid = cluster.find("pods", "pod-0")["metadata"]["uid"]
+    put_process(cluster, "a", in_pod(uid), leaseDurationSeconds=1)
+    put_process(cluster, "b", in_pod("another"), leaseDurationSeconds=1)
+
+    async def main():
+        async with await joined(1.0):
+            assert "dynabench-a" in cluster.names("leases")
+            await until_async(lambda: "dynabench-a" not in cluster.names("leases"))
+            assert "dynabench-b" in cluster.names("leases")
             assert cluster.names("configmaps") == ["dynabench-b"]
 
     run(main())
 
 
-def test_what_a_container_left_that_started_again_at_once_is_removed_later(cluster, monkeypatch):
+@pytest.mark.parametrize("duration", [{}, {"leaseDurationSeconds": 3600}])
+def test_a_process_of_the_same_pod_is_not_removed_for_what_its_clock_says(cluster, monkeypatch, duration):
     monkeypatch.setattr(registration, "LOOK_S", 0.0)
-    pod = cluster.find("pods", "pod-0")
-    owner = {"apiVersion": "v1", "kind": "Pod", "name": "pod-0", "uid": pod["metadata"]["uid"]}
-    metadata = {"name": "dynabench-a", "labels": {PROCESS: "a"}, "ownerReferences": [owner]}
-    spec = {"renewTime": registration.now_text(), "leaseDurationSeconds": 1}
-    cluster.put("leases", {"metadata": metadata, "spec": spec})
-    cluster.put("configmaps", {"metadata": metadata})
+    uid = cluster.find("pods", "pod-0")["metadata"]["uid"]
+    put_process(cluster, "a", in_pod(uid), renewTime="2020-01-01T00:00:00.000000Z", **duration)
 
     async def main():
         async with await joined(1.0) as one:
-            await one.discovery.put("test/x", b"1")
-            assert cluster.find("leases", "dynabench-a") is not None
-            await until_async(lambda: cluster.find("leases", "dynabench-a") is None)
-            assert len(cluster.names("configmaps")) == 1
+            name = f"dynabench-{one.instance_id:x}"
+            first = cluster.find("leases", name)["spec"]["renewTime"]
+            await until_async(lambda: cluster.find("leases", name)["spec"]["renewTime"] != first)
+            assert "dynabench-a" in cluster.names("leases")
+
+    run(main())
+
+
+def test_a_claim_is_taken_from_who_does_not_renew_it_however_long_it_was_to_last(cluster):
+    spec = {"holderIdentity": "x", "leaseDurationSeconds": 2**31 - 1}
+    cluster.put("leases", {"metadata": {"name": "dynabench-claim-planner-x"}, "spec": spec})
+
+    async def main():
+        async with await joined(1.0) as one:
+            assert await one.discovery.claim("planner-x") is None
+            async with in_time():
+                while await one.discovery.claim("planner-x") is None:
+                    await asyncio.sleep(0.1)
 
     run(main())
 
@@ -388,13 +425,6 @@ def test_what_others_leave_in_the_namespace_is_ignored(cluster, caplog):
 
     run(main())
     assert "ConfigMap dynabench-zz has no valid keys and is ignored" in caplog.text
-
-
-def put_process(cluster, id, version="1", keys="{}", **spec):
-    """Make the Lease and the ConfigMap of a process that somebody invented."""
-    metadata = {"name": f"dynabench-{id}", "labels": {PROCESS: id}, "annotations": {VERSION: version}}
-    cluster.put("configmaps", {"metadata": metadata, "data": {"keys": keys}})
-    cluster.put("leases", {"metadata": metadata, "spec": {"renewTime": registration.now_text()} | spec})
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from serving.runtime.kubernetes.names import VERSION
 from serving.runtime.kubernetes.objects import EndpointSlice, Lease
 
-DEFAULT_TTL_S = 10.0
 MAX_DIGITS = 18
 
 
@@ -46,7 +45,7 @@ class Presence:
         """Record a process's Lease."""
         spec, version = lease.spec, lease.metadata.annotation(VERSION)
         known, renewed = self.processes.get(id), spec.renew_time or ""
-        ttl_s = float(spec.lease_duration_seconds or DEFAULT_TTL_S)
+        ttl_s = float(spec.duration_s)
         is_seen = known is None or known.renewed != renewed
         if id == self._own and known is not None and is_seen and now - known.seen_s > ttl_s / 2:
             self._give_time(now)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from serving.runtime.kubernetes.account import ThisPod
+from serving.runtime.kubernetes.ages import Ages
 from serving.runtime.kubernetes.api import ApiError, KubernetesApi
 from serving.runtime.kubernetes.names import PROCESS, VERSION, labels, process_object
 from serving.runtime.kubernetes.objects import CONFIG_MAPS, LEASES, Data, Lease
@@ -42,16 +43,18 @@ class Registration:
         self._looked_s = time.monotonic()
         self._beside: list[str] = []
         """Leases of other processes of this pod, which may be dead: a container that starts again keeps its pod."""
+        self._ages = Ages()
 
     async def begin(self) -> None:
-        """Create the Lease, and remove the objects of processes that died in this pod before us.
+        """Create the Lease, and note which processes this pod had before us.
 
         Raises:
             ApiError: the API server cannot be reached, or does not allow it.
         """
         found, _ = await self._api.list(LEASES, Lease, labels=PROCESS)
         self._beside = [name for name, lease in found.items() if lease.metadata.pod == self._pod.uid]
-        await self._remove_dead()
+        for name in self._beside:
+            self._ages.age_s(time.monotonic(), found[name])
         await self._make_lease()
 
     async def put(self, key: str, value: bytes) -> None:
@@ -80,10 +83,10 @@ class Registration:
             ApiError: the API server cannot be reached, or does not allow it.
         """
         now = time.monotonic()
-        if self._written and now - self._looked_s > LOOK_S:
+        if now - self._looked_s > LOOK_S:
             self._looked_s = now
             await self._remove_dead()
-            if await self._api.get(CONFIG_MAPS, Data, self._name) is None:
+            if self._written and await self._api.get(CONFIG_MAPS, Data, self._name) is None:
                 self._version += 1
         if not await self._write():
             await self._beat()
@@ -99,13 +102,13 @@ class Registration:
             await self._api.delete(CONFIG_MAPS, self._name)
 
     async def _remove_dead(self) -> None:
-        """Remove the objects of this pod's processes that last renewed their Lease long ago."""
+        """Remove the objects of this pod's processes that have not renewed their Lease for twice its duration."""
         left = []
         for name in self._beside:
             lease = await self._api.get(LEASES, Lease, name)
             if lease is None:
                 continue
-            if _age_s(lease) > 2 * (lease.spec.lease_duration_seconds or 0):
+            if self._ages.age_s(time.monotonic(), lease) > 2 * lease.spec.duration_s:
                 await self._api.delete(CONFIG_MAPS, name)
                 await self._api.delete(LEASES, name)
             else:
@@ -151,6 +154,9 @@ class Registration:
             if error.status != 404:
                 raise
             await self._make_lease()
+            if self._version:  # whoever removed it may have removed the keys, too
+                self._version += 1
+                await self._write()
 
     async def _make_lease(self) -> None:
         renewed = now_text()
@@ -178,14 +184,6 @@ class Registration:
 def now_text() -> str:
     """Return the time in the format of Leases."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def _age_s(lease: Lease) -> float:
-    """Return how long ago a process of this pod, which shares our clock, renewed its Lease."""
-    try:
-        return time.time() - datetime.fromisoformat(lease.spec.renew_time or "").timestamp()
-    except ValueError:
-        return 0.0
 
 
 def _encoded(keys: dict[str, bytes]) -> str:
