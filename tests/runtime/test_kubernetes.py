@@ -270,8 +270,55 @@ def test_a_lease_that_somebody_removed_comes_back_with_its_keys(cluster, monkeyp
             name = f"dynabench-{one.instance_id:x}"
             cluster.remove("configmaps", name)
             cluster.remove("leases", name)
-            await until_async(lambda: seen == {})
-            await until_async(lambda: cluster.find("configmaps", name) is not None and seen == {"test/x": b"1"})
+            await until_async(lambda: cluster.find("configmaps", name) is not None)
+            await until_async(lambda: seen == {"test/x": b"1"})
+
+    run(main())
+
+
+def test_a_lease_that_somebody_changed_is_restored_with_its_next_renewal(cluster):
+    async def main():
+        async with await joined(1.0) as one:
+            await one.discovery.put("test/x", b"1")
+            name = f"dynabench-{one.instance_id:x}"
+            before = cluster.find("leases", name)
+            cluster.put("leases", {"metadata": {"name": name}, "spec": {"leaseDurationSeconds": 2**31 - 1}})
+            await until_async(lambda: "labels" in cluster.find("leases", name)["metadata"])
+            after = cluster.find("leases", name)
+            changes = {"spec": before["spec"] | {"renewTime": after["spec"]["renewTime"]}}
+            volatile = {"metadata": before["metadata"] | {"resourceVersion": after["metadata"]["resourceVersion"]}}
+            assert after == before | changes | volatile
+
+    run(main())
+
+
+def spoil(cluster, runtime):
+    """Replace what a process registered, with a version that it will not reach."""
+    put_process(cluster, f"{runtime.instance_id:x}", version="999999999", keys='{"test/evil": "1"}')
+
+
+def test_a_process_whose_keys_somebody_replaced_is_still_heard(cluster):
+    async def main():
+        async with two(600.0) as (one, _, seen):
+            await one.discovery.put("test/x", b"1")
+            spoil(cluster, one)
+            await until_async(lambda: seen == {"test/evil": b"1"})
+            await one.discovery.put("test/y", b"2")
+            await until_async(lambda: seen == {"test/x": b"1", "test/y": b"2"})
+
+    run(main())
+
+
+def test_a_process_writes_its_keys_again_if_somebody_replaced_them(cluster, monkeypatch):
+    monkeypatch.setattr(registration, "LOOK_S", 0.0)
+
+    async def main():
+        async with two(1.0) as (one, _, seen):
+            await one.discovery.put("test/x", b"1")
+            spoil(cluster, one)
+            name = f"dynabench-{one.instance_id:x}"
+            await until_async(lambda: cluster.find("configmaps", name)["data"] == {"keys": '{"test/x":"1"}'})
+            await until_async(lambda: seen == {"test/x": b"1"})
 
     run(main())
 

@@ -1,6 +1,6 @@
 """The keys of all live processes, found by watching their Leases and their pods' readiness.
 
-A process's keys are read when its Lease names a new version of them.
+A process's keys are read when its Lease names another version of them than the last one read.
 """
 
 import asyncio
@@ -116,7 +116,7 @@ class Others:
             self._forget(id)
         else:
             self._presence.on_lease(time.monotonic(), id, lease)
-            has_news = self._presence.processes[id].version > self._records.get(id, NOTHING).version
+            has_news = self._presence.processes[id].version != self._records.get(id, NOTHING).version
             if has_news and id not in self._fetching:
                 self._fetching[id] = asyncio.create_task(self._fetch(id))
         # Others are compared with us, so our own renewals show who is late with theirs.
@@ -125,9 +125,9 @@ class Others:
 
     async def _fetch(self, id: str) -> None:
         """Read the keys of a process until they are current; if that fails, its next renewal triggers another try."""
-        wanted = self._records.get(id, NOTHING).version
+        wanted = None
         try:
-            while (process := self._presence.processes.get(id)) is not None and process.version > wanted:
+            while (process := self._presence.processes.get(id)) is not None and process.version != wanted:
                 wanted = process.version
                 async with self._fetches:
                     record = await self._api.get(CONFIG_MAPS, Data, process_object(id))
@@ -145,8 +145,8 @@ class Others:
             texts = msgspec.json.decode((record.data or {}).get("keys", "{}"), type=dict[str, str])
         except ValueError as error:
             log.warning("ConfigMap %s has no valid keys and is ignored: %s", record.metadata.name, error)
-        if version >= self._records.get(id, NOTHING).version:
-            self._records[id] = Record(version, {key: text.encode() for key, text in texts.items()})
+        # Whatever version it names: a read that was overtaken differs from the Lease, which starts another one.
+        self._records[id] = Record(version, {key: text.encode() for key, text in texts.items()})
 
     def _forget(self, id: str) -> None:
         self._presence.forget(id)

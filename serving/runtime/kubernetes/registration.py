@@ -12,13 +12,14 @@ from serving.runtime.kubernetes.ages import Ages
 from serving.runtime.kubernetes.api import ApiError, KubernetesApi
 from serving.runtime.kubernetes.names import PROCESS, VERSION, labels, process_object
 from serving.runtime.kubernetes.objects import CONFIG_MAPS, LEASES, Data, Lease
+from serving.runtime.kubernetes.presence import number
 from serving.runtime.ports import RuntimeUnavailableError
 
 MAX_KEYS_BYTES = 1_000_000
 """The room in a ConfigMap, apart from its name and labels."""
 
 LOOK_S = 30.0
-"""How often a process makes sure that its keys are still there."""
+"""How often a process makes sure that its keys are still there, as it wrote them."""
 
 
 class Registration:
@@ -32,6 +33,7 @@ class Registration:
         """The same, by our clock."""
         self._api = api
         self._pod = pod
+        self._acquired = now_text()
         self._id = id
         self._name = process_object(id)
         self._duration_s = max(round(lease_ttl_s), 1)
@@ -86,7 +88,7 @@ class Registration:
         if now - self._looked_s > LOOK_S:
             self._looked_s = now
             await self._remove_dead()
-            if self._written and await self._api.get(CONFIG_MAPS, Data, self._name) is None:
+            if self._written and not await self._has_keys():
                 self._version += 1
         if not await self._write():
             await self._beat()
@@ -115,6 +117,11 @@ class Registration:
                 left.append(name)
         self._beside = left
 
+    async def _has_keys(self) -> bool:
+        """Whether the cluster has what we wrote last."""
+        held = await self._api.get(CONFIG_MAPS, Data, self._name)
+        return held is not None and number(held.metadata.annotation(VERSION)) == self._written
+
     async def _change(self) -> None:
         self._version += 1
         try:
@@ -135,20 +142,19 @@ class Registration:
         return True
 
     async def _write_keys(self, version: int) -> None:
-        noted = {"annotations": {VERSION: str(version)}}
-        data = {"keys": _encoded(self._keys)}
+        content = {"metadata": self._metadata(version), "data": {"keys": _encoded(self._keys)}}
         try:
-            await self._api.patch(CONFIG_MAPS, self._name, content={"metadata": noted, "data": data})
+            await self._api.patch(CONFIG_MAPS, self._name, content=content)
         except ApiError as error:
             if error.status != 404:
                 raise
-            await self._api.create(CONFIG_MAPS, {"metadata": self._metadata() | noted, "data": data})
+            await self._api.create(CONFIG_MAPS, content)
 
     async def _beat(self) -> None:
+        """Renew the Lease, and restore what somebody changed in it."""
         renewed = now_text()
-        noted = {"annotations": {VERSION: str(self._written)}}
         try:
-            await self._api.patch(LEASES, self._name, content={"metadata": noted, "spec": {"renewTime": renewed}})
+            await self._api.patch(LEASES, self._name, content=self._lease(renewed))
             self._has_renewed(renewed)
         except ApiError as error:
             if error.status != 404:
@@ -160,23 +166,26 @@ class Registration:
 
     async def _make_lease(self) -> None:
         renewed = now_text()
-        spec = {
-            "holderIdentity": f"{self._pod.name}_{self._id}",
-            "leaseDurationSeconds": self._duration_s,
-            "acquireTime": renewed,
-            "renewTime": renewed,
-        }
-        metadata = self._metadata() | {"annotations": {VERSION: str(self._written)}}
-        await self._api.create(LEASES, {"metadata": metadata, "spec": spec})
+        await self._api.create(LEASES, self._lease(renewed))
         self._has_renewed(renewed)
 
     def _has_renewed(self, renewed: str) -> None:
         self.renewed, self.renewed_s = renewed, time.monotonic()
 
-    def _metadata(self) -> dict[str, Any]:
+    def _lease(self, renewed: str) -> dict[str, Any]:
+        spec = {
+            "holderIdentity": f"{self._pod.name}_{self._id}",
+            "leaseDurationSeconds": self._duration_s,
+            "acquireTime": self._acquired,
+            "renewTime": renewed,
+        }
+        return {"metadata": self._metadata(self._written), "spec": spec}
+
+    def _metadata(self, version: int) -> dict[str, Any]:
         return {
             "name": self._name,
             "labels": labels({PROCESS: self._id}),
+            "annotations": {VERSION: str(version)},
             "ownerReferences": [self._pod.as_owner],
         }
 
