@@ -547,6 +547,19 @@ def test_the_server_is_asked_less_and_less_often_while_watches_end_at_once(clust
     assert pauses == [0.3, 0.6, 1.2, 2.4, 4.8, 5.0, 5.0, 5.0]
 
 
+@pytest.mark.parametrize("num_bytes", [3_000, 12_000])
+def test_pages_are_smaller_if_objects_are_large(cluster, monkeypatch, num_bytes):
+    monkeypatch.setattr(api, "MAX_ANSWER_BYTES", 16_000)
+    for number in range(20):
+        put_process(cluster, f"large{number}", keys=f'{{"test/{number}": "{"x" * num_bytes}"}}')
+
+    async def main():
+        async with two() as (_, _, seen):
+            assert len(seen) == 20
+
+    run(main())
+
+
 def test_a_list_that_never_ends_is_given_up(cluster, monkeypatch):
     monkeypatch.setattr(api, "MAX_PAGES", 3)
     cluster.page_size = 1

@@ -64,6 +64,7 @@ class Fault:
     """A status, "hang", "drop", or what a watch sends before it ends."""
     times: int
     retry_after: str = ""
+    message: str = "as the test wants it"
 
 
 @dataclass(eq=False)
@@ -155,8 +156,8 @@ class Cluster:
         """Be away; what it holds stays."""
         self.do(self._stop)
 
-    def fail(self, verb, resource, what, times=1, retry_after=""):
-        self.do(self.faults.append, Fault(verb, resource, what, times, retry_after))
+    def fail(self, verb, resource, what, times=1, **more):
+        self.do(self.faults.append, Fault(verb, resource, what, times, **more))
 
     def drop_watches(self):
         self.do(self._drop)
@@ -345,7 +346,7 @@ class Cluster:
                 if isinstance(fault.what, bytes):
                     return web.Response(body=fault.what)
                 headers = {"Retry-After": fault.retry_after} if fault.retry_after else {}
-                raise RefusalError(fault.what, "as the test wants it", **headers)
+                raise RefusalError(fault.what, fault.message, **headers)
         return None
 
     def _create(self, namespace, resource, content):

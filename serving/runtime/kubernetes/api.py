@@ -31,6 +31,8 @@ WATCH_S = 30
 
 WATCHING = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=WATCH_S + 5)
 PAGE = 500
+"""How many objects a page of a list has, unless that makes an answer too long."""
+
 MAX_PAGES = 1000
 MAX_ANSWER_BYTES = 64 << 20
 MAX_LINE_BYTES = 2 << 20
@@ -53,6 +55,10 @@ class ApiError(RuntimeUnavailableError):
     def is_passing(self) -> bool:
         """Whether the same call may succeed later."""
         return self.status in (0, 401, 410, 429) or self.status >= 500
+
+
+class TooLongError(ApiError):
+    """An answer is longer than we read."""
 
 
 class GoneError(Exception):
@@ -107,9 +113,15 @@ class KubernetesApi:
             ApiError: the server does not answer that.
         """
         found: dict[str, Kind] = {}
-        query = _query(labels, fields) | {"limit": str(PAGE)}
+        query, limit = _query(labels, fields), PAGE
         for _ in range(MAX_PAGES):
-            page = self._decoded(await self._call("list", resource, query=query), Page)
+            try:
+                page = self._decoded(await self._call("list", resource, query=query | {"limit": str(limit)}), Page)
+            except TooLongError:
+                if limit == 1:
+                    raise
+                limit = max(limit // 4, 1)
+                continue
             for item in page.items or ():
                 if (read := _read(item, kind, resource)) is not None:
                     found[read.metadata.name] = read
@@ -242,7 +254,7 @@ class KubernetesApi:
     async def _error(self, response: aiohttp.ClientResponse, verb: str, resource: Resource, *names: str) -> ApiError:
         try:
             status = msgspec.json.decode(await _whole(response), type=Status)
-        except ValueError:  # a proxy may answer instead
+        except (ValueError, TooLongError):  # a proxy may answer instead
             status = Status()
         status = msgspec.structs.replace(status, code=response.status)
         return self._refusal(status, verb, resource, *names)
@@ -285,14 +297,16 @@ async def _whole(response: aiohttp.ClientResponse) -> bytes:
     """Read an answer.
 
     Raises:
-        ValueError: it is too long.
+        TooLongError: it is too long.
     """
     parts, size = [], 0
     async for part in response.content.iter_any():
         parts.append(part)
         size += len(part)
         if size > MAX_ANSWER_BYTES:
-            raise ValueError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+            raise TooLongError(
+                f"the API server at {response.url.origin()} answers with more than {MAX_ANSWER_BYTES} bytes"
+            )
     return b"".join(parts)
 
 
