@@ -21,6 +21,7 @@ from serving.runtime.kubernetes.access import discovery
 from serving.runtime.kubernetes.account import Account
 from serving.runtime.kubernetes.names import APP, APP_NAME, PROCESS, TOKEN_SECRET, VERSION
 from serving.runtime.kubernetes.objects import CONFIG_MAPS, LEASES, SECRETS, Data, Lease
+from serving.runtime.kubernetes.presence import Presence
 from serving.runtime.ports import RuntimeUnavailableError
 from tests.support.cluster import EMPTY_TOKEN, Cluster, endpoint_slice
 from tests.support.servers import free_port
@@ -516,6 +517,54 @@ def test_objects_are_listed_again_after_a_change_that_could_not_be_processed(clu
         async with following(fail) as listed:
             cluster.put("leases", {"metadata": {"name": "a"}})
             await until_async(lambda: listed == [[], ["a"]])
+
+    run(main())
+
+
+def test_changes_that_come_at_once_are_weighed_at_once(cluster, monkeypatch):
+    living, nums_known = Presence.living, []
+
+    def counted(self):
+        nums_known.append(len(self.processes))
+        return living(self)
+
+    monkeypatch.setattr(Presence, "living", counted)
+    lease = (
+        b'{"type":"ADDED","object":{"metadata":{"name":"dynabench-new%d","labels":{"dynabench.io/process":"new%d"}}}}\n'
+    )
+    cluster.fail("watch", "leases", b"".join(lease % (number, number) for number in range(200)))
+
+    async def main():
+        async with two(600.0):
+            await until_async(lambda: nums_known[-1:] == [202])
+
+    run(main())
+    assert len(nums_known) < 50
+
+
+DEEP = b"[" * 50_000 + b"]" * 50_000
+
+
+def test_answers_that_are_nested_too_deeply_are_refused(cluster):
+    async def main():
+        calls = api.KubernetesApi(Account.of_this_pod())
+        cluster.fail("*", "leases", b'{"metadata":{"x":%s}}' % DEEP, times=2 * api.ATTEMPTS)
+        with pytest.raises(api.ApiError, match="JSON is nested too deeply"):
+            await calls.list(LEASES, Lease)
+        with pytest.raises(api.ApiError, match="JSON is nested too deeply"):
+            await calls.get(LEASES, Lease, "a")
+        await calls.close()
+
+    run(main())
+
+
+def test_a_servers_message_is_shown_without_what_a_terminal_would_obey(cluster):
+    async def main():
+        calls = api.KubernetesApi(Account.of_this_pod())
+        cluster.fail("list", "leases", 400, message="\x1b[31mred\nand more")
+        with pytest.raises(api.ApiError, match=r"\(400: \\x1b\[31mred and more\)"):
+            await calls.list(LEASES, Lease)
+        await calls.close()
 
     run(main())
 

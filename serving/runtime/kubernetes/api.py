@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
+from foundation.text import one_line
 from serving.runtime.kubernetes.account import Account
 from serving.runtime.kubernetes.objects import Change, Object, Page, Resource, Status
 from serving.runtime.ports import RuntimeUnavailableError
@@ -172,7 +173,7 @@ class KubernetesApi:
         Raises:
             GoneError: the version is too old.
             ApiError: the watch broke.
-            Exception: a change cannot be read; the same watch would fail again.
+            Exception: a change is not as expected or too long; the same watch would fail again.
         """
         query = _query(labels, fields) | {
             "watch": "1",
@@ -185,9 +186,9 @@ class KubernetesApi:
                 if not _is_success(response):
                     raise await self._error(response, "watch", resource)
                 async for line in response.content:
-                    change = msgspec.json.decode(line, type=Change)
+                    change = _parsed(line, Change)
                     if change.type == "ERROR":
-                        raise self._refusal(msgspec.json.decode(change.object, type=Status), "watch", resource)
+                        raise self._refusal(_parsed(change.object, Status), "watch", resource)
                     read = _read(change.object, Object if change.type == "BOOKMARK" else kind, resource)
                     if read is not None:
                         yield change.type, read
@@ -247,13 +248,13 @@ class KubernetesApi:
 
     def _decoded(self, data: bytes, kind: type[Answer]) -> Answer:
         try:
-            return msgspec.json.decode(data, type=kind)
-        except msgspec.MsgspecError as error:
+            return _parsed(data, kind)
+        except ValueError as error:
             raise self._unreachable(error) from error
 
     async def _error(self, response: aiohttp.ClientResponse, verb: str, resource: Resource, *names: str) -> ApiError:
         try:
-            status = msgspec.json.decode(await _whole(response), type=Status)
+            status = _parsed(await _whole(response), Status)
         except (ValueError, TooLongError):  # a proxy may answer instead
             status = Status()
         status = msgspec.structs.replace(status, code=response.status)
@@ -261,7 +262,7 @@ class KubernetesApi:
 
     def _refusal(self, status: Status, verb: str, resource: Resource, *names: str) -> ApiError:
         what = "/".join([resource.name, *names[1:]])
-        said = " ".join(status.message.split())[:300] or status.reason or "no reason was given"
+        said = one_line(status.message or status.reason or "no reason was given")
         match status.code:
             case 401:
                 text = "does not accept the token of this pod's service account (401); expected a valid one"
@@ -281,8 +282,7 @@ class KubernetesApi:
         return ApiError(f"the API server at {self._account.server} {text}", status.code)
 
     def _unreachable(self, error: BaseException) -> ApiError:
-        why = str(error) or type(error).__name__
-        return ApiError(f"the API server at {self._account.server} cannot be reached ({' '.join(why.split())[:300]})")
+        return ApiError(f"the API server at {self._account.server} cannot be reached ({one_line(error)})")
 
 
 def _is_success(response: aiohttp.ClientResponse) -> bool:
@@ -313,10 +313,22 @@ async def _whole(response: aiohttp.ClientResponse) -> bytes:
 def _read(raw: msgspec.Raw, kind: type[Kind], resource: Resource) -> Kind | None:
     """Read an object; log and skip one that is malformed."""
     try:
-        return msgspec.json.decode(raw, type=kind)
-    except msgspec.MsgspecError as error:
+        return _parsed(raw, kind)
+    except ValueError as error:
         log.warning("one of the %s is not as expected and is ignored: %s", resource.name, error)
         return None
+
+
+def _parsed(data: bytes | msgspec.Raw, kind: type[Answer]) -> Answer:
+    """Parse what the server sent.
+
+    Raises:
+        ValueError: it is not as expected.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except RecursionError as error:
+        raise ValueError("JSON is nested too deeply") from error
 
 
 def _seconds(text: str) -> float:

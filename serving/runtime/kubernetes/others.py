@@ -48,6 +48,7 @@ class Others:
         self._records: dict[str, Record] = {}
         self._fetching: dict[str, asyncio.Task[None]] = {}
         self._fetches = asyncio.Semaphore(MAX_FETCHES)
+        self._settling: asyncio.Handle | None = None
         self._slices = Reflector(
             api,
             ENDPOINT_SLICES,
@@ -77,6 +78,8 @@ class Others:
             reflector.stop()
         for task in self._fetching.values():
             task.cancel()
+        if self._settling is not None:
+            self._settling.cancel()
 
     async def close(self) -> None:
         """Stop watching, and wait until that is done."""
@@ -96,7 +99,7 @@ class Others:
 
     def _on_slice(self, name: str, found: EndpointSlice | None) -> None:
         self._presence.on_slice(name, found)
-        self._settle()
+        self._settle_soon()
 
     async def _on_leases(self, found: dict[str, Lease]) -> None:
         records, _ = await self._api.list(CONFIG_MAPS, Data, labels=PROCESS)
@@ -121,7 +124,7 @@ class Others:
                 self._fetching[id] = asyncio.create_task(self._fetch(id))
         # Others are compared with us, so our own renewals show who is late with theirs.
         if lease is None or id == self._own or id not in self._living:
-            self._settle()
+            self._settle_soon()
 
     async def _fetch(self, id: str) -> None:
         """Read the keys of a process until they are current; if that fails, its next renewal triggers another try."""
@@ -133,7 +136,7 @@ class Others:
                     record = await self._api.get(CONFIG_MAPS, Data, process_object(id))
                 if record is not None and id in self._presence.processes:
                     self._take(id, record)
-                    self._settle()
+                    self._settle_soon()
         except ApiError as error:
             log.debug("the keys of process %s could not be read: %s", id, error)
         finally:  # at once: a version that is heard of from here on starts a fetch
@@ -152,8 +155,14 @@ class Others:
         self._presence.forget(id)
         self._records.pop(id, None)
 
+    def _settle_soon(self) -> None:
+        """Settle once for all that happens in this turn of the loop."""
+        if self._settling is None:
+            self._settling = asyncio.get_running_loop().call_soon(self._settle)
+
     def _settle(self) -> None:
         """Report the changes."""
+        self._settling = None
         living = self._presence.living()
         self._living = frozenset(living)
         found: Keys = {}
