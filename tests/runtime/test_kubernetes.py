@@ -54,9 +54,11 @@ def joined(ttl_s=2.0):
     return DistributedRuntime.connect(RuntimeConfig(nats_server="", etcd_endpoints="", lease_ttl_s=ttl_s))
 
 
-def put_process(cluster, id, more=None, *, version="1", keys="{}", **spec):
+def put_process(cluster, id, more=None, *, name="", version="1", keys="{}", **spec):
     """Make the Lease and the ConfigMap of a process that somebody invented."""
-    metadata = {"name": f"dynabench-{id}", "labels": {PROCESS: id}, "annotations": {VERSION: version}} | (more or {})
+    metadata = {"name": name or f"dynabench-{id}", "labels": {PROCESS: id}, "annotations": {VERSION: version}} | (
+        more or {}
+    )
     cluster.put("configmaps", {"metadata": metadata, "data": {"keys": keys}})
     cluster.put("leases", {"metadata": metadata, "spec": {"renewTime": registration.now_text()} | spec})
 
@@ -320,6 +322,17 @@ def test_a_process_writes_its_keys_again_if_somebody_replaced_them(cluster, monk
             name = f"dynabench-{one.instance_id:x}"
             await until_async(lambda: cluster.find("configmaps", name)["data"] == {"keys": '{"test/x":"1"}'})
             await until_async(lambda: seen == {"test/x": b"1"})
+
+    run(main())
+
+
+def test_objects_of_other_names_do_not_speak_for_a_process(cluster):
+    async def main():
+        async with await joined(600.0) as one, await joined(600.0) as late:
+            await one.discovery.put("test/x", b"1")
+            put_process(cluster, f"{one.instance_id:x}", name="zz", version="2", keys='{"test/x": "evil"}')
+            await late.discovery.watch("test/", seen := Seen())
+            assert seen == {"test/x": b"1"}
 
     run(main())
 

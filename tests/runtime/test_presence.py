@@ -93,9 +93,9 @@ def test_a_lease_with_a_duration_that_no_lease_can_have_is_malformed(duration_s)
 
 def test_a_lease_is_as_old_as_we_have_seen_it_unchanged():
     ages, first, second = Ages(), versioned("x", "1"), versioned("x", "2")
-    assert [ages.age_s(now, first) for now in (100.0, 103.0)] == [0.0, 3.0]
-    assert [ages.age_s(now, second) for now in (104.0, 106.0)] == [0.0, 2.0]
-    assert ages.age_s(107.0, versioned("y", "2")) == 0.0
+    assert [ages.observe(now, first) for now in (100.0, 103.0)] == [0.0, 3.0]
+    assert [ages.observe(now, second) for now in (104.0, 106.0)] == [0.0, 2.0]
+    assert ages.observe(107.0, versioned("y", "2")) == 0.0
 
 
 def test_a_pod_is_ready_if_any_slice_says_so_or_none_says_anything():

@@ -11,8 +11,8 @@ class Ages:
         self._seen: dict[str, tuple[str, float]] = {}
         """By name: the last version, and when it was first seen."""
 
-    def age_s(self, now: float, lease: Lease) -> float:
-        """Return for how long a Lease has been seen as it is."""
+    def observe(self, now: float, lease: Lease) -> float:
+        """Record a Lease as it is now; return for how many seconds it has been seen so."""
         name, version = lease.metadata.name, lease.metadata.resource_version
         known, since_s = self._seen.get(name, ("", now))
         if version != known:

@@ -37,7 +37,7 @@ PAGE = 500
 MAX_PAGES = 1000
 MAX_ANSWER_BYTES = 64 << 20
 MAX_LINE_BYTES = 2 << 20
-"""The longest line of a watch: longer than any object."""
+"""The longest line of a watch: longer than any object of ours."""
 
 MERGE = {"Content-Type": "application/merge-patch+json"}
 
@@ -211,7 +211,7 @@ class KubernetesApi:
                         return await _whole(response)
                     error = await self._error(response, verb, resource, *names)
                     asked_s = _seconds(response.headers.get("Retry-After", ""))
-            except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as trouble:
+            except (aiohttp.ClientError, OSError, ValueError) as trouble:
                 error, asked_s = self._unreachable(trouble), 0.0
             if not error.is_passing or attempt == ATTEMPTS:
                 raise error

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from serving.runtime.kubernetes.api import ApiError, KubernetesApi
-from serving.runtime.kubernetes.names import APP, APP_NAME, PROCESS, VERSION, process_object
+from serving.runtime.kubernetes.names import APP, APP_NAME, PROCESS, VERSION, process_object, process_of
 from serving.runtime.kubernetes.objects import CONFIG_MAPS, ENDPOINT_SLICES, LEASES, Data, EndpointSlice, Lease
 from serving.runtime.kubernetes.presence import Presence, number
 from serving.runtime.kubernetes.reflector import Reflector
@@ -103,18 +103,20 @@ class Others:
 
     async def _on_leases(self, found: dict[str, Lease]) -> None:
         records, _ = await self._api.list(CONFIG_MAPS, Data, labels=PROCESS)
-        now, leases = time.monotonic(), {lease.metadata.label(PROCESS): lease for lease in found.values()}
+        # By their names, which are unique: anyone can give a label twice.
+        now, leases = time.monotonic(), {id: lease for name, lease in found.items() if (id := process_of(name))}
         for id in [id for id in self._presence.processes if id not in leases]:
             self._forget(id)
         for id, lease in leases.items():
             self._presence.on_lease(now, id, lease)
-        for record in records.values():
-            if (id := record.metadata.label(PROCESS)) in leases:
+        for name, record in records.items():
+            if (id := process_of(name)) in leases:
                 self._take(id, record)
         self._settle()
 
     def _on_lease(self, name: str, lease: Lease | None) -> None:
-        id = name.removeprefix(process_object(""))
+        if not (id := process_of(name)):
+            return
         if lease is None:
             self._forget(id)
         else:

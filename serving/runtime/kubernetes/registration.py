@@ -56,7 +56,7 @@ class Registration:
         found, _ = await self._api.list(LEASES, Lease, labels=PROCESS)
         self._beside = [name for name, lease in found.items() if lease.metadata.pod == self._pod.uid]
         for name in self._beside:
-            self._ages.age_s(time.monotonic(), found[name])
+            self._ages.observe(time.monotonic(), found[name])
         await self._make_lease()
 
     async def put(self, key: str, value: bytes) -> None:
@@ -110,7 +110,7 @@ class Registration:
             lease = await self._api.get(LEASES, Lease, name)
             if lease is None:
                 continue
-            if self._ages.age_s(time.monotonic(), lease) > 2 * lease.spec.duration_s:
+            if self._ages.observe(time.monotonic(), lease) > 2 * lease.spec.duration_s:
                 await self._api.delete(CONFIG_MAPS, name)
                 await self._api.delete(LEASES, name)
             else:
