@@ -5,6 +5,7 @@ import logging
 import time
 from base64 import b64decode, b64encode
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 import trustme
@@ -18,7 +19,7 @@ from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.kubernetes import api, reflector, registration
 from serving.runtime.kubernetes.access import discovery
-from serving.runtime.kubernetes.account import Account
+from serving.runtime.kubernetes.account import Account, ThisPod
 from serving.runtime.kubernetes.names import APP, APP_NAME, PROCESS, TOKEN_SECRET, VERSION
 from serving.runtime.kubernetes.objects import CONFIG_MAPS, LEASES, SECRETS, Data, Lease
 from serving.runtime.kubernetes.presence import Presence
@@ -353,6 +354,27 @@ def test_what_died_in_this_pod_before_is_removed_once_its_lease_has_run_out(clus
             await until_async(lambda: "dynabench-a" not in cluster.names("leases"))
             assert "dynabench-b" in cluster.names("leases")
             assert cluster.names("configmaps") == ["dynabench-b"]
+
+    run(main())
+
+
+def test_a_process_of_the_same_pod_gets_time_to_renew_after_we_were_cut_off(cluster, monkeypatch):
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(registration, "time", clock)
+    uid = cluster.find("pods", "pod-0")["metadata"]["uid"]
+    put_process(cluster, "a", in_pod(uid), leaseDurationSeconds=10)
+
+    async def main():
+        calls = api.KubernetesApi(Account.of_this_pod())
+        own = registration.Registration(calls, ThisPod("pod-0", uid), "b", lease_ttl_s=10.0)
+        await own.begin()
+        clock.now = 100.0
+        await own.renew()
+        assert cluster.names("leases") == ["dynabench-a", "dynabench-b"]
+        for clock.now in (105.0, 110.0, 115.0, 120.0, 125.0, 130.0, 135.0):
+            await own.renew()
+        assert cluster.names("leases") == ["dynabench-b"]
+        await calls.close()
 
     run(main())
 

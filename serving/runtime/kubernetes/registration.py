@@ -85,6 +85,8 @@ class Registration:
             ApiError: the API server cannot be reached, or does not allow it.
         """
         now = time.monotonic()
+        if now - self.renewed_s > self._duration_s:
+            self._looked_s = now  # we were cut off, and maybe so were others: they get time to renew
         if now - self._looked_s > LOOK_S:
             self._looked_s = now
             await self._remove_dead()
