@@ -5,6 +5,7 @@ import logging
 import time
 from base64 import b64decode, b64encode
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 import trustme
@@ -16,11 +17,12 @@ from kubernetes_asyncio.config.incluster_config import InClusterConfigLoader
 from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
-from serving.runtime.kubernetes import api, registration
+from serving.runtime.kubernetes import api, reflector, registration
 from serving.runtime.kubernetes.access import discovery
-from serving.runtime.kubernetes.account import Account
-from serving.runtime.kubernetes.names import APP, APP_NAME, PROCESS, TOKEN_SECRET
-from serving.runtime.kubernetes.objects import CONFIG_MAPS, SECRETS, Data
+from serving.runtime.kubernetes.account import Account, ThisPod
+from serving.runtime.kubernetes.names import APP, APP_NAME, PROCESS, TOKEN_SECRET, VERSION
+from serving.runtime.kubernetes.objects import CONFIG_MAPS, LEASES, SECRETS, Data, Lease
+from serving.runtime.kubernetes.presence import Presence
 from serving.runtime.ports import RuntimeUnavailableError
 from tests.support.cluster import EMPTY_TOKEN, Cluster, endpoint_slice
 from tests.support.servers import free_port
@@ -51,6 +53,15 @@ def run(main):
 
 def joined(ttl_s=2.0):
     return DistributedRuntime.connect(RuntimeConfig(nats_server="", etcd_endpoints="", lease_ttl_s=ttl_s))
+
+
+def put_process(cluster, id, more=None, *, name="", version="1", keys="{}", **spec):
+    """Make the Lease and the ConfigMap of a process that somebody invented."""
+    metadata = {"name": name or f"dynabench-{id}", "labels": {PROCESS: id}, "annotations": {VERSION: version}} | (
+        more or {}
+    )
+    cluster.put("configmaps", {"metadata": metadata, "data": {"keys": keys}})
+    cluster.put("leases", {"metadata": metadata, "spec": {"renewTime": registration.now_text()} | spec})
 
 
 class Seen(dict):
@@ -254,37 +265,146 @@ def test_what_somebody_removed_is_made_again(cluster, monkeypatch):
     run(main())
 
 
-def test_what_died_in_this_pod_before_is_removed(cluster):
-    old = "2020-01-01T00:00:00.000000Z"
-    pod = cluster.find("pods", "pod-0")
-    owner = {"apiVersion": "v1", "kind": "Pod", "name": "pod-0", "uid": pod["metadata"]["uid"]}
-    for name, owners in (("dynabench-a", [owner]), ("dynabench-b", [owner | {"uid": "another"}])):
-        metadata = {"name": name, "labels": {PROCESS: name[-1]}, "ownerReferences": owners}
-        cluster.put("leases", {"metadata": metadata, "spec": {"renewTime": old, "leaseDurationSeconds": 10}})
-        cluster.put("configmaps", {"metadata": metadata})
+def test_a_lease_that_somebody_removed_comes_back_with_its_keys(cluster, monkeypatch):
+    monkeypatch.setattr(registration, "LOOK_S", 3600.0)
 
     async def main():
-        async with await joined():
+        async with two(1.0) as (one, _, seen):
+            await one.discovery.put("test/x", b"1")
+            name = f"dynabench-{one.instance_id:x}"
+            cluster.remove("configmaps", name)
+            cluster.remove("leases", name)
+            await until_async(lambda: cluster.find("configmaps", name) is not None)
+            await until_async(lambda: seen == {"test/x": b"1"})
+
+    run(main())
+
+
+def test_a_lease_that_somebody_changed_is_restored_with_its_next_renewal(cluster):
+    async def main():
+        async with await joined(1.0) as one:
+            await one.discovery.put("test/x", b"1")
+            name = f"dynabench-{one.instance_id:x}"
+            before = cluster.find("leases", name)
+            cluster.put("leases", {"metadata": {"name": name}, "spec": {"leaseDurationSeconds": 2**31 - 1}})
+            await until_async(lambda: "labels" in cluster.find("leases", name)["metadata"])
+            after = cluster.find("leases", name)
+            changes = {"spec": before["spec"] | {"renewTime": after["spec"]["renewTime"]}}
+            volatile = {"metadata": before["metadata"] | {"resourceVersion": after["metadata"]["resourceVersion"]}}
+            assert after == before | changes | volatile
+
+    run(main())
+
+
+def spoil(cluster, runtime):
+    """Replace what a process registered, with a version that it will not reach."""
+    put_process(cluster, f"{runtime.instance_id:x}", version="999999999", keys='{"test/evil": "1"}')
+
+
+def test_a_process_whose_keys_somebody_replaced_is_still_heard(cluster):
+    async def main():
+        async with two(600.0) as (one, _, seen):
+            await one.discovery.put("test/x", b"1")
+            spoil(cluster, one)
+            await until_async(lambda: seen == {"test/evil": b"1"})
+            await one.discovery.put("test/y", b"2")
+            await until_async(lambda: seen == {"test/x": b"1", "test/y": b"2"})
+
+    run(main())
+
+
+def test_a_process_writes_its_keys_again_if_somebody_replaced_them(cluster, monkeypatch):
+    monkeypatch.setattr(registration, "LOOK_S", 0.0)
+
+    async def main():
+        async with two(1.0) as (one, _, seen):
+            await one.discovery.put("test/x", b"1")
+            spoil(cluster, one)
+            name = f"dynabench-{one.instance_id:x}"
+            await until_async(lambda: cluster.find("configmaps", name)["data"] == {"keys": '{"test/x":"1"}'})
+            await until_async(lambda: seen == {"test/x": b"1"})
+
+    run(main())
+
+
+def test_objects_of_other_names_do_not_speak_for_a_process(cluster):
+    async def main():
+        async with await joined(600.0) as one, await joined(600.0) as late:
+            await one.discovery.put("test/x", b"1")
+            put_process(cluster, f"{one.instance_id:x}", name="zz", version="2", keys='{"test/x": "evil"}')
+            await late.discovery.watch("test/", seen := Seen())
+            assert seen == {"test/x": b"1"}
+
+    run(main())
+
+
+def in_pod(uid):
+    return {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "pod-0", "uid": uid}]}
+
+
+def test_what_died_in_this_pod_before_is_removed_once_its_lease_has_run_out(cluster, monkeypatch):
+    monkeypatch.setattr(registration, "LOOK_S", 0.0)
+    uid = cluster.find("pods", "pod-0")["metadata"]["uid"]
+    put_process(cluster, "a", in_pod(uid), leaseDurationSeconds=1)
+    put_process(cluster, "b", in_pod("another"), leaseDurationSeconds=1)
+
+    async def main():
+        async with await joined(1.0):
+            assert "dynabench-a" in cluster.names("leases")
+            await until_async(lambda: "dynabench-a" not in cluster.names("leases"))
+            assert "dynabench-b" in cluster.names("leases")
             assert cluster.names("configmaps") == ["dynabench-b"]
 
     run(main())
 
 
-def test_what_a_container_left_that_started_again_at_once_is_removed_later(cluster, monkeypatch):
+def test_a_process_of_the_same_pod_gets_time_to_renew_after_we_were_cut_off(cluster, monkeypatch):
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(registration, "time", clock)
+    uid = cluster.find("pods", "pod-0")["metadata"]["uid"]
+    put_process(cluster, "a", in_pod(uid), leaseDurationSeconds=10)
+
+    async def main():
+        calls = api.KubernetesApi(Account.of_this_pod())
+        own = registration.Registration(calls, ThisPod("pod-0", uid), "b", lease_ttl_s=10.0)
+        await own.begin()
+        clock.now = 100.0
+        await own.renew()
+        assert cluster.names("leases") == ["dynabench-a", "dynabench-b"]
+        for clock.now in (105.0, 110.0, 115.0, 120.0, 125.0, 130.0, 135.0):
+            await own.renew()
+        assert cluster.names("leases") == ["dynabench-b"]
+        await calls.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("duration", [{}, {"leaseDurationSeconds": 3600}])
+def test_a_process_of_the_same_pod_is_not_removed_for_what_its_clock_says(cluster, monkeypatch, duration):
     monkeypatch.setattr(registration, "LOOK_S", 0.0)
-    pod = cluster.find("pods", "pod-0")
-    owner = {"apiVersion": "v1", "kind": "Pod", "name": "pod-0", "uid": pod["metadata"]["uid"]}
-    metadata = {"name": "dynabench-a", "labels": {PROCESS: "a"}, "ownerReferences": [owner]}
-    spec = {"renewTime": registration.now_text(), "leaseDurationSeconds": 1}
-    cluster.put("leases", {"metadata": metadata, "spec": spec})
-    cluster.put("configmaps", {"metadata": metadata})
+    uid = cluster.find("pods", "pod-0")["metadata"]["uid"]
+    put_process(cluster, "a", in_pod(uid), renewTime="2020-01-01T00:00:00.000000Z", **duration)
 
     async def main():
         async with await joined(1.0) as one:
-            await one.discovery.put("test/x", b"1")
-            assert cluster.find("leases", "dynabench-a") is not None
-            await until_async(lambda: cluster.find("leases", "dynabench-a") is None)
-            assert len(cluster.names("configmaps")) == 1
+            name = f"dynabench-{one.instance_id:x}"
+            first = cluster.find("leases", name)["spec"]["renewTime"]
+            await until_async(lambda: cluster.find("leases", name)["spec"]["renewTime"] != first)
+            assert "dynabench-a" in cluster.names("leases")
+
+    run(main())
+
+
+def test_a_claim_is_taken_from_who_does_not_renew_it_however_long_it_was_to_last(cluster):
+    spec = {"holderIdentity": "x", "leaseDurationSeconds": 2**31 - 1}
+    cluster.put("leases", {"metadata": {"name": "dynabench-claim-planner-x"}, "spec": spec})
+
+    async def main():
+        async with await joined(1.0) as one:
+            assert await one.discovery.claim("planner-x") is None
+            async with in_time():
+                while await one.discovery.claim("planner-x") is None:
+                    await asyncio.sleep(0.1)
 
     run(main())
 
@@ -390,6 +510,155 @@ def test_what_others_leave_in_the_namespace_is_ignored(cluster, caplog):
     assert "ConfigMap dynabench-zz has no valid keys and is ignored" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "strange",
+    [
+        {"version": "9" * 5000},
+        {"holderIdentity": "\x01" * 400_000},  # a line of a watch that is too long
+    ],
+)
+def test_nobody_is_lost_through_what_others_register(cluster, strange):
+    async def main():
+        async with two(600.0) as (one, _, seen), await joined(600.0) as late:
+            put_process(cluster, "strange", **strange)
+            await one.discovery.put("test/x", b"1")
+            await until_async(lambda: seen == {"test/x": b"1"})
+            await late.discovery.watch("test/", newcomer := Seen())
+            assert newcomer == {"test/x": b"1"}
+
+    run(main())
+
+
+@asynccontextmanager
+async def following(on_change=lambda *_: None):
+    """Follow the Leases; give the names that the lists showed."""
+    calls, listed = api.KubernetesApi(Account.of_this_pod()), []
+
+    async def on_list(found):
+        listed.append(sorted(found))
+
+    leases = reflector.Reflector(calls, LEASES, Lease, on_list=on_list, on_change=on_change)
+    await leases.start()
+    yield listed
+    await leases.close()
+    await calls.close()
+
+
+def test_objects_are_listed_again_after_a_change_that_could_not_be_processed(cluster):
+    def fail(name, lease):
+        raise KeyError(name)
+
+    async def main():
+        async with following(fail) as listed:
+            cluster.put("leases", {"metadata": {"name": "a"}})
+            await until_async(lambda: listed == [[], ["a"]])
+
+    run(main())
+
+
+def test_changes_that_come_at_once_are_weighed_at_once(cluster, monkeypatch):
+    living, nums_known = Presence.living, []
+
+    def counted(self):
+        nums_known.append(len(self.processes))
+        return living(self)
+
+    monkeypatch.setattr(Presence, "living", counted)
+    lease = (
+        b'{"type":"ADDED","object":{"metadata":{"name":"dynabench-new%d","labels":{"dynabench.io/process":"new%d"}}}}\n'
+    )
+    cluster.fail("watch", "leases", b"".join(lease % (number, number) for number in range(200)))
+
+    async def main():
+        async with two(600.0):
+            await until_async(lambda: nums_known[-1:] == [202])
+
+    run(main())
+    assert len(nums_known) < 50
+
+
+DEEP = b"[" * 50_000 + b"]" * 50_000
+
+
+def test_answers_that_are_nested_too_deeply_are_refused(cluster):
+    async def main():
+        calls = api.KubernetesApi(Account.of_this_pod())
+        cluster.fail("*", "leases", b'{"metadata":{"x":%s}}' % DEEP, times=2 * api.ATTEMPTS)
+        with pytest.raises(api.ApiError, match="JSON is nested too deeply"):
+            await calls.list(LEASES, Lease)
+        with pytest.raises(api.ApiError, match="JSON is nested too deeply"):
+            await calls.get(LEASES, Lease, "a")
+        await calls.close()
+
+    run(main())
+
+
+def test_a_servers_message_is_shown_without_what_a_terminal_would_obey(cluster):
+    async def main():
+        calls = api.KubernetesApi(Account.of_this_pod())
+        cluster.fail("list", "leases", 400, message="\x1b[31mred\nand more")
+        with pytest.raises(api.ApiError, match=r"\(400: \\x1b\[31mred and more\)"):
+            await calls.list(LEASES, Lease)
+        await calls.close()
+
+    run(main())
+
+
+BARE_BOOKMARK = b'{"type":"BOOKMARK","object":{"metadata":{}}}\n'
+
+
+@pytest.mark.parametrize(
+    ("answer", "num_lists"), [(302, 1), (503, 1), (b"", 1), (BARE_BOOKMARK, 1), (410, 8), (b"<html>", 8)]
+)
+def test_the_server_is_asked_less_and_less_often_while_watches_end_at_once(cluster, monkeypatch, answer, num_lists):
+    pauses, enough = [], asyncio.Event()
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 8:
+            enough.set()
+            await asyncio.Event().wait()
+
+    async def main():
+        cluster.fail("watch", "leases", answer, times=1000)
+        monkeypatch.setattr(reflector.asyncio, "sleep", sleep)
+        monkeypatch.setattr(reflector.random, "uniform", lambda _, most: most)
+        async with following() as listed:
+            await enough.wait()
+            assert len(listed) == num_lists
+
+    run(main())
+    assert pauses == [0.3, 0.6, 1.2, 2.4, 4.8, 5.0, 5.0, 5.0]
+
+
+@pytest.mark.parametrize("num_bytes", [3_000, 12_000])
+def test_pages_are_smaller_if_objects_are_large(cluster, monkeypatch, num_bytes):
+    monkeypatch.setattr(api, "MAX_ANSWER_BYTES", 16_000)
+    for number in range(20):
+        put_process(cluster, f"large{number}", keys=f'{{"test/{number}": "{"x" * num_bytes}"}}')
+
+    async def main():
+        async with two() as (_, _, seen):
+            assert len(seen) == 20
+
+    run(main())
+
+
+def test_a_list_that_never_ends_is_given_up(cluster, monkeypatch):
+    monkeypatch.setattr(api, "MAX_PAGES", 3)
+    cluster.page_size = 1
+
+    async def main():
+        calls = api.KubernetesApi(Account.of_this_pod())
+        for name in ("a", "b", "c", "d"):
+            cluster.put("leases", {"metadata": {"name": name}})
+        with pytest.raises(api.ApiError, match="lists leases without end"):
+            await calls.list(LEASES, Lease)
+        await calls.close()
+
+    run(main())
+
+
 def held_token(cluster):
     return b64decode(cluster.find("secrets", TOKEN_SECRET).get("data", {}).get("value", ""))
 
@@ -445,6 +714,13 @@ def test_of_processes_that_fill_the_secret_at_once_one_does(cluster, monkeypatch
     run(main())
 
 
+def test_a_secret_that_changes_whenever_it_is_filled_is_given_up(cluster, monkeypatch):
+    monkeypatch.setattr("serving.runtime.kubernetes.discovery.FILLING_PAUSES_S", (0.0, 0.0, 0.0))
+    cluster.fail("patch", "secrets", 409, times=1000)
+    with pytest.raises(RuntimeUnavailableError, match="Secret dynabench-cluster-token in namespace here is empty, but"):
+        run(joined())
+
+
 def test_nobody_makes_the_secret_as_a_stranger_could(cluster):
     cluster.remove("secrets", TOKEN_SECRET)
     text = (
@@ -495,6 +771,10 @@ def no_rights(cluster, patch):
     cluster.rules = [rule for rule in discovery() if rule.resource != "leases"]
 
 
+def redirected(cluster, patch):
+    cluster.fail("*", "*", 302, times=1000)
+
+
 def another_authority(cluster, patch):
     trustme.CA().cert_pem.write_to_path(cluster.folder / "ca.crt")
 
@@ -520,6 +800,7 @@ def another_authority(cluster, patch):
             no_rights,
             r"does not let this pod list leases in namespace here \(403\); expected a Role that allows list on leases of",
         ),
+        (redirected, r"redirects to another address \(302\), which is not followed"),
         (lambda _, patch: patch.setenv("POD_NAMESPACE", "away"), r"has no namespace away \(404"),
         (
             lambda _, patch: patch.setenv("ETCD_ENDPOINTS", "e:1"),

@@ -1,7 +1,9 @@
 """Which processes of a cluster live, as one of them sees their Leases and EndpointSlices."""
 
 import msgspec
+import pytest
 
+from serving.runtime.kubernetes.ages import Ages
 from serving.runtime.kubernetes.objects import EndpointSlice, Lease
 from serving.runtime.kubernetes.presence import Presence
 
@@ -10,6 +12,10 @@ def lease(renewed, ttl_s=10):
     metadata = {"name": "x", "ownerReferences": [{"kind": "Pod", "name": "x", "uid": "pod"}]}
     spec = {"leaseDurationSeconds": ttl_s, "renewTime": f"{renewed}"}
     return msgspec.convert({"metadata": metadata, "spec": spec}, Lease)
+
+
+def versioned(name, version):
+    return msgspec.convert({"metadata": {"name": name, "resourceVersion": version}}, Lease)
 
 
 def slices(*conditions):
@@ -77,6 +83,19 @@ def test_each_lease_lasts_as_long_as_it_says():
     seen.on_lease(0.0, "you", lease(1, ttl_s=2))
     seen.on_lease(3.0, "me", lease(3))
     assert seen.living() == ["me"]
+
+
+@pytest.mark.parametrize("duration_s", ["1" + "0" * 400, "-1", "1.5"])
+def test_a_lease_with_a_duration_that_no_lease_can_have_is_malformed(duration_s):
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(f'{{"metadata":{{}},"spec":{{"leaseDurationSeconds":{duration_s}}}}}', type=Lease)
+
+
+def test_a_lease_is_as_old_as_we_have_seen_it_unchanged():
+    ages, first, second = Ages(), versioned("x", "1"), versioned("x", "2")
+    assert [ages.observe(now, first) for now in (100.0, 103.0)] == [0.0, 3.0]
+    assert [ages.observe(now, second) for now in (104.0, 106.0)] == [0.0, 2.0]
+    assert ages.observe(107.0, versioned("y", "2")) == 0.0
 
 
 def test_a_pod_is_ready_if_any_slice_says_so_or_none_says_anything():

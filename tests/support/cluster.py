@@ -35,7 +35,15 @@ VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"
 EMPTY_TOKEN = {"metadata": {"name": "dynabench-cluster-token"}, "type": "Opaque"}
 """What manifests hold of the token's Secret."""
 
-REASONS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "Conflict", 410: "Expired"}
+REASONS = {
+    302: "Found",
+    400: "BadRequest",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "NotFound",
+    409: "Conflict",
+    410: "Expired",
+}
 REASONS |= {422: "Invalid", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}
 
 
@@ -52,10 +60,11 @@ class Fault:
 
     verb: str
     resource: str
-    what: int | str
-    """A status, "hang", or "drop"."""
+    what: int | str | bytes
+    """A status, "hang", "drop", or what a watch sends before it ends."""
     times: int
     retry_after: str = ""
+    message: str = "as the test wants it"
 
 
 @dataclass(eq=False)
@@ -147,8 +156,8 @@ class Cluster:
         """Be away; what it holds stays."""
         self.do(self._stop)
 
-    def fail(self, verb, resource, what, times=1, retry_after=""):
-        self.do(self.faults.append, Fault(verb, resource, what, times, retry_after))
+    def fail(self, verb, resource, what, times=1, **more):
+        self.do(self.faults.append, Fault(verb, resource, what, times, **more))
 
     def drop_watches(self):
         self.do(self._drop)
@@ -280,7 +289,8 @@ class Cluster:
         whole = f"{resource}/{part}" if part else resource
         for key, _, value in (text.partition("=") for text in request.query.get("fieldSelector", "").split(",")):
             name = value if key == "metadata.name" else name
-        await self._trouble(verb, whole, request)
+        if (answer := await self._trouble(verb, whole, request)) is not None:
+            return answer
         if request.headers.get("Authorization", "").removeprefix("Bearer ") not in self.tokens:
             raise RefusalError(401, "Unauthorized")
         self.calls.add((verb, group, whole, "" if verb == "create" else name))
@@ -333,8 +343,11 @@ class Cluster:
                 if fault.what == "drop":
                     request.transport.abort()
                     raise asyncio.CancelledError
+                if isinstance(fault.what, bytes):
+                    return web.Response(body=fault.what)
                 headers = {"Retry-After": fault.retry_after} if fault.retry_after else {}
-                raise RefusalError(fault.what, "as the test wants it", **headers)
+                raise RefusalError(fault.what, fault.message, **headers)
+        return None
 
     def _create(self, namespace, resource, content):
         if namespace != self.namespace:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
+from foundation.text import one_line
 from serving.runtime.kubernetes.account import Account
 from serving.runtime.kubernetes.objects import Change, Object, Page, Resource, Status
 from serving.runtime.ports import RuntimeUnavailableError
@@ -31,9 +32,12 @@ WATCH_S = 30
 
 WATCHING = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=WATCH_S + 5)
 PAGE = 500
+"""How many objects a page of a list has, unless that makes an answer too long."""
+
+MAX_PAGES = 1000
 MAX_ANSWER_BYTES = 64 << 20
 MAX_LINE_BYTES = 2 << 20
-"""The longest line of a watch: longer than any object."""
+"""The longest line of a watch: longer than any object of ours."""
 
 MERGE = {"Content-Type": "application/merge-patch+json"}
 
@@ -52,6 +56,10 @@ class ApiError(RuntimeUnavailableError):
     def is_passing(self) -> bool:
         """Whether the same call may succeed later."""
         return self.status in (0, 401, 410, 429) or self.status >= 500
+
+
+class TooLongError(ApiError):
+    """An answer is longer than we read."""
 
 
 class GoneError(Exception):
@@ -106,15 +114,22 @@ class KubernetesApi:
             ApiError: the server does not answer that.
         """
         found: dict[str, Kind] = {}
-        query = _query(labels, fields) | {"limit": str(PAGE)}
-        while True:
-            page = self._decoded(await self._call("list", resource, query=query), Page)
+        query, limit = _query(labels, fields), PAGE
+        for _ in range(MAX_PAGES):
+            try:
+                page = self._decoded(await self._call("list", resource, query=query | {"limit": str(limit)}), Page)
+            except TooLongError:
+                if limit == 1:
+                    raise
+                limit = max(limit // 4, 1)
+                continue
             for item in page.items or ():
                 if (read := _read(item, kind, resource)) is not None:
                     found[read.metadata.name] = read
             if not page.metadata.continue_:
                 return found, page.metadata.resource_version
             query["continue"] = page.metadata.continue_
+        raise ApiError(f"the API server at {self._account.server} lists {resource.name} without end")
 
     async def create(self, resource: Resource, content: Mapping[str, Any]) -> Object | None:
         """Create an object; return None if one of this name exists.
@@ -158,6 +173,7 @@ class KubernetesApi:
         Raises:
             GoneError: the version is too old.
             ApiError: the watch broke.
+            Exception: a change is not as expected or too long; the same watch would fail again.
         """
         query = _query(labels, fields) | {
             "watch": "1",
@@ -167,12 +183,12 @@ class KubernetesApi:
         }
         try:
             async with await self._send("watch", resource, query=query) as response:
-                if not response.ok:
+                if not _is_success(response):
                     raise await self._error(response, "watch", resource)
                 async for line in response.content:
-                    change = msgspec.json.decode(line, type=Change)
+                    change = _parsed(line, Change)
                     if change.type == "ERROR":
-                        raise self._refusal(msgspec.json.decode(change.object, type=Status), "watch", resource)
+                        raise self._refusal(_parsed(change.object, Status), "watch", resource)
                     read = _read(change.object, Object if change.type == "BOOKMARK" else kind, resource)
                     if read is not None:
                         yield change.type, read
@@ -180,7 +196,7 @@ class KubernetesApi:
             if error.status == 410:
                 raise GoneError from error
             raise
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        except (aiohttp.ClientError, OSError) as error:
             raise self._unreachable(error) from error
 
     async def _call(
@@ -191,11 +207,11 @@ class KubernetesApi:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 async with await self._send(verb, resource, *names, query=query, body=body) as response:
-                    if response.ok:
+                    if _is_success(response):
                         return await _whole(response)
                     error = await self._error(response, verb, resource, *names)
                     asked_s = _seconds(response.headers.get("Retry-After", ""))
-            except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as trouble:
+            except (aiohttp.ClientError, OSError, ValueError) as trouble:
                 error, asked_s = self._unreachable(trouble), 0.0
             if not error.is_passing or attempt == ATTEMPTS:
                 raise error
@@ -232,21 +248,21 @@ class KubernetesApi:
 
     def _decoded(self, data: bytes, kind: type[Answer]) -> Answer:
         try:
-            return msgspec.json.decode(data, type=kind)
-        except msgspec.MsgspecError as error:
+            return _parsed(data, kind)
+        except ValueError as error:
             raise self._unreachable(error) from error
 
     async def _error(self, response: aiohttp.ClientResponse, verb: str, resource: Resource, *names: str) -> ApiError:
         try:
-            status = msgspec.json.decode(await _whole(response), type=Status)
-        except ValueError:  # a proxy may answer instead
+            status = _parsed(await _whole(response), Status)
+        except (ValueError, TooLongError):  # a proxy may answer instead
             status = Status()
         status = msgspec.structs.replace(status, code=response.status)
         return self._refusal(status, verb, resource, *names)
 
     def _refusal(self, status: Status, verb: str, resource: Resource, *names: str) -> ApiError:
         what = "/".join([resource.name, *names[1:]])
-        said = " ".join(status.message.split())[:300] or status.reason or "no reason was given"
+        said = one_line(status.message or status.reason or "no reason was given")
         match status.code:
             case 401:
                 text = "does not accept the token of this pod's service account (401); expected a valid one"
@@ -259,13 +275,18 @@ class KubernetesApi:
                 text = (
                     f"has no namespace {self.namespace} (404: {said}); expected the pod's, or the one in POD_NAMESPACE"
                 )
+            case code if 300 <= code < 400:
+                text = f"redirects to another address ({code}), which is not followed; expected an answer of its own"
             case _:
                 text = f"refuses to {verb} {' '.join([what, *names[:1]])} in namespace {self.namespace} ({status.code}: {said})"
         return ApiError(f"the API server at {self._account.server} {text}", status.code)
 
     def _unreachable(self, error: BaseException) -> ApiError:
-        why = str(error) or type(error).__name__
-        return ApiError(f"the API server at {self._account.server} cannot be reached ({' '.join(why.split())[:300]})")
+        return ApiError(f"the API server at {self._account.server} cannot be reached ({one_line(error)})")
+
+
+def _is_success(response: aiohttp.ClientResponse) -> bool:
+    return response.status < 300  # a redirect is none
 
 
 def _query(labels: str, fields: str) -> dict[str, str]:
@@ -276,24 +297,38 @@ async def _whole(response: aiohttp.ClientResponse) -> bytes:
     """Read an answer.
 
     Raises:
-        ValueError: it is too long.
+        TooLongError: it is too long.
     """
     parts, size = [], 0
     async for part in response.content.iter_any():
         parts.append(part)
         size += len(part)
         if size > MAX_ANSWER_BYTES:
-            raise ValueError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+            raise TooLongError(
+                f"the API server at {response.url.origin()} answers with more than {MAX_ANSWER_BYTES} bytes"
+            )
     return b"".join(parts)
 
 
 def _read(raw: msgspec.Raw, kind: type[Kind], resource: Resource) -> Kind | None:
     """Read an object; log and skip one that is malformed."""
     try:
-        return msgspec.json.decode(raw, type=kind)
-    except msgspec.MsgspecError as error:
+        return _parsed(raw, kind)
+    except ValueError as error:
         log.warning("one of the %s is not as expected and is ignored: %s", resource.name, error)
         return None
+
+
+def _parsed(data: bytes | msgspec.Raw, kind: type[Answer]) -> Answer:
+    """Parse what the server sent.
+
+    Raises:
+        ValueError: it is not as expected.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except RecursionError as error:
+        raise ValueError("JSON is nested too deeply") from error
 
 
 def _seconds(text: str) -> float:

@@ -1,8 +1,9 @@
 """Names that one process can hold at a time: each is a Lease, changed only by those who have seen its last version."""
 
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
+from serving.runtime.kubernetes.ages import Ages
 from serving.runtime.kubernetes.api import ApiError, KubernetesApi
 from serving.runtime.kubernetes.names import claim_object, labels
 from serving.runtime.kubernetes.objects import LEASES, Lease
@@ -11,12 +12,8 @@ from serving.runtime.kubernetes.registration import now_text
 EPOCH_S = 1_735_689_600
 """2025-01-01: terms have 32 bits."""
 
-
-class _Seen(NamedTuple):
-    """A Lease that another process holds."""
-
-    version: str
-    since_s: float
+MAX_DURATIONS = 3
+"""The longest wait for the holder of a claim, in durations of our own Lease, whatever duration it asks for."""
 
 
 class Claims:
@@ -29,7 +26,7 @@ class Claims:
         self._duration_s = max(round(lease_ttl_s), 1)
         self._held: dict[str, str] = {}
         """Leases that we hold, and their versions."""
-        self._others: dict[str, _Seen] = {}
+        self._ages = Ages()
 
     async def claim(self, name: str) -> int | None:
         """See `Discovery`; the term is the number of the Lease's transitions.
@@ -43,7 +40,7 @@ class Claims:
             self._held[lease] = held.metadata.resource_version
             return held.spec.lease_transitions or 0
         self._held.pop(lease, None)
-        if held is not None and held.spec.holder_identity and not self._is_abandoned(lease, held):
+        if held is not None and held.spec.holder_identity and not self._is_abandoned(held):
             return None
         # Higher than any before, even if somebody removed the Lease.
         term = (held.spec.lease_transitions or 0) + 1 if held is not None else int(time.time()) - EPOCH_S
@@ -100,11 +97,7 @@ class Claims:
                 return None
             raise
 
-    def _is_abandoned(self, lease: str, held: Lease) -> bool:
-        """Whether a Lease has not changed for its whole duration, by our clock: others' may differ."""
-        now, version = time.monotonic(), held.metadata.resource_version
-        seen = self._others.get(lease)
-        if seen is None or seen.version != version:
-            self._others[lease] = _Seen(version, now)
-            return False
-        return now - seen.since_s > (held.spec.lease_duration_seconds or 0)
+    def _is_abandoned(self, held: Lease) -> bool:
+        """Whether a Lease has not changed for its whole duration."""
+        patience_s = min(held.spec.duration_s, MAX_DURATIONS * self._duration_s)
+        return self._ages.observe(time.monotonic(), held) > patience_s

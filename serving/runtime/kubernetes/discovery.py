@@ -35,6 +35,9 @@ CLOSING_S = 5.0
 GRACE_S = 1.0
 """How long a renewal may take to appear on a watch."""
 
+FILLING_PAUSES_S = (0.0, 0.1, 0.3, 1.0, 3.0)
+"""The waits before each attempt to fill an empty Secret: another process may be quicker."""
+
 LASTING = (CLUSTER_TOKEN,)
 """Keys that outlive the processes that put them; each is in a Secret."""
 
@@ -101,7 +104,13 @@ class KubernetesDiscovery:
             RuntimeUnavailableError: the API server cannot be reached or refuses us, or there is no Secret.
         """
         name = self._secret_of[key]
-        while (secret := await self._api.get(SECRETS, Data, name)) is not None:
+        for pause_s in FILLING_PAUSES_S:
+            await asyncio.sleep(pause_s)
+            if (secret := await self._api.get(SECRETS, Data, name)) is None:
+                raise RuntimeUnavailableError(
+                    f"there is no Secret {name} in namespace {self._api.namespace}; expected an empty one "
+                    f"(kubectl create secret generic {name})"
+                )
             if (held := _value(secret)) is not None:
                 return held
             # Only the version that was empty is changed, so one of several processes succeeds.
@@ -115,8 +124,8 @@ class KubernetesDiscovery:
             else:
                 return value
         raise RuntimeUnavailableError(
-            f"there is no Secret {name} in namespace {self._api.namespace}; expected an empty one "
-            f"(kubectl create secret generic {name})"
+            f"Secret {name} in namespace {self._api.namespace} is empty, but changes whenever this process fills it; "
+            "expected nobody to change it meanwhile"
         )
 
     def place(self, key: str) -> tuple[str, str]:

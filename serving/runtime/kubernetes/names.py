@@ -41,6 +41,12 @@ def process_object(id: str) -> str:
     return f"dynabench-{id}"
 
 
+def process_of(name: str) -> str:
+    """Return the id of the process whose Lease or ConfigMap has this name; empty if it is none's."""
+    before, _, id = name.partition(process_object(""))
+    return "" if before else id
+
+
 def claim_object(name: str) -> str:
     """Return the name of the Lease of a claim."""
     return f"dynabench-claim-{''.join(letter if letter.isalnum() else '-' for letter in name.lower()).strip('-')}"

@@ -1,9 +1,13 @@
 """Objects of the API, as far as we read them. A null or missing field is empty here."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
+
+DEFAULT_DURATION_S = 10
+
+Duration = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 class Resource(NamedTuple):
@@ -78,9 +82,14 @@ class LeaseSpec(Struct, frozen=True, rename="camel"):
     """Who holds a Lease, and since when."""
 
     holder_identity: str | None = None
-    lease_duration_seconds: int | None = None
+    lease_duration_seconds: Duration | None = None
     renew_time: str | None = None
     lease_transitions: int | None = None
+
+    @property
+    def duration_s(self) -> int:
+        """How long the Lease lasts without a renewal."""
+        return self.lease_duration_seconds or DEFAULT_DURATION_S
 
 
 class Lease(Object, frozen=True):

@@ -1,6 +1,6 @@
 """The keys of all live processes, found by watching their Leases and their pods' readiness.
 
-A process's keys are read when its Lease names a new version of them.
+A process's keys are read when its Lease names another version of them than the last one read.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from serving.runtime.kubernetes.api import ApiError, KubernetesApi
-from serving.runtime.kubernetes.names import APP, APP_NAME, PROCESS, VERSION, process_object
+from serving.runtime.kubernetes.names import APP, APP_NAME, PROCESS, VERSION, process_object, process_of
 from serving.runtime.kubernetes.objects import CONFIG_MAPS, ENDPOINT_SLICES, LEASES, Data, EndpointSlice, Lease
 from serving.runtime.kubernetes.presence import Presence, number
 from serving.runtime.kubernetes.reflector import Reflector
@@ -48,6 +48,7 @@ class Others:
         self._records: dict[str, Record] = {}
         self._fetching: dict[str, asyncio.Task[None]] = {}
         self._fetches = asyncio.Semaphore(MAX_FETCHES)
+        self._settling: asyncio.Handle | None = None
         self._slices = Reflector(
             api,
             ENDPOINT_SLICES,
@@ -77,6 +78,8 @@ class Others:
             reflector.stop()
         for task in self._fetching.values():
             task.cancel()
+        if self._settling is not None:
+            self._settling.cancel()
 
     async def close(self) -> None:
         """Stop watching, and wait until that is done."""
@@ -96,44 +99,46 @@ class Others:
 
     def _on_slice(self, name: str, found: EndpointSlice | None) -> None:
         self._presence.on_slice(name, found)
-        self._settle()
+        self._settle_soon()
 
     async def _on_leases(self, found: dict[str, Lease]) -> None:
         records, _ = await self._api.list(CONFIG_MAPS, Data, labels=PROCESS)
-        now, leases = time.monotonic(), {lease.metadata.label(PROCESS): lease for lease in found.values()}
+        # By their names, which are unique: anyone can give a label twice.
+        now, leases = time.monotonic(), {id: lease for name, lease in found.items() if (id := process_of(name))}
         for id in [id for id in self._presence.processes if id not in leases]:
             self._forget(id)
         for id, lease in leases.items():
             self._presence.on_lease(now, id, lease)
-        for record in records.values():
-            if (id := record.metadata.label(PROCESS)) in leases:
+        for name, record in records.items():
+            if (id := process_of(name)) in leases:
                 self._take(id, record)
         self._settle()
 
     def _on_lease(self, name: str, lease: Lease | None) -> None:
-        id = name.removeprefix(process_object(""))
+        if not (id := process_of(name)):
+            return
         if lease is None:
             self._forget(id)
         else:
             self._presence.on_lease(time.monotonic(), id, lease)
-            has_news = self._presence.processes[id].version > self._records.get(id, NOTHING).version
+            has_news = self._presence.processes[id].version != self._records.get(id, NOTHING).version
             if has_news and id not in self._fetching:
                 self._fetching[id] = asyncio.create_task(self._fetch(id))
         # Others are compared with us, so our own renewals show who is late with theirs.
         if lease is None or id == self._own or id not in self._living:
-            self._settle()
+            self._settle_soon()
 
     async def _fetch(self, id: str) -> None:
         """Read the keys of a process until they are current; if that fails, its next renewal triggers another try."""
-        wanted = self._records.get(id, NOTHING).version
+        wanted = None
         try:
-            while (process := self._presence.processes.get(id)) is not None and process.version > wanted:
+            while (process := self._presence.processes.get(id)) is not None and process.version != wanted:
                 wanted = process.version
                 async with self._fetches:
                     record = await self._api.get(CONFIG_MAPS, Data, process_object(id))
                 if record is not None and id in self._presence.processes:
                     self._take(id, record)
-                    self._settle()
+                    self._settle_soon()
         except ApiError as error:
             log.debug("the keys of process %s could not be read: %s", id, error)
         finally:  # at once: a version that is heard of from here on starts a fetch
@@ -145,15 +150,21 @@ class Others:
             texts = msgspec.json.decode((record.data or {}).get("keys", "{}"), type=dict[str, str])
         except ValueError as error:
             log.warning("ConfigMap %s has no valid keys and is ignored: %s", record.metadata.name, error)
-        if version >= self._records.get(id, NOTHING).version:
-            self._records[id] = Record(version, {key: text.encode() for key, text in texts.items()})
+        # Whatever version it names: a read that was overtaken differs from the Lease, which starts another one.
+        self._records[id] = Record(version, {key: text.encode() for key, text in texts.items()})
 
     def _forget(self, id: str) -> None:
         self._presence.forget(id)
         self._records.pop(id, None)
 
+    def _settle_soon(self) -> None:
+        """Settle once for all that happens in this turn of the loop."""
+        if self._settling is None:
+            self._settling = asyncio.get_running_loop().call_soon(self._settle)
+
     def _settle(self) -> None:
         """Report the changes."""
+        self._settling = None
         living = self._presence.living()
         self._living = frozenset(living)
         found: Keys = {}

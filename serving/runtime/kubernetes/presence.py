@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from serving.runtime.kubernetes.names import VERSION
 from serving.runtime.kubernetes.objects import EndpointSlice, Lease
 
-DEFAULT_TTL_S = 10.0
+MAX_DIGITS = 18
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Presence:
         """Record a process's Lease."""
         spec, version = lease.spec, lease.metadata.annotation(VERSION)
         known, renewed = self.processes.get(id), spec.renew_time or ""
-        ttl_s = float(spec.lease_duration_seconds or DEFAULT_TTL_S)
+        ttl_s = float(spec.duration_s)
         is_seen = known is None or known.renewed != renewed
         if id == self._own and known is not None and is_seen and now - known.seen_s > ttl_s / 2:
             self._give_time(now)
@@ -100,5 +100,5 @@ class Presence:
 
 
 def number(text: str) -> int:
-    """Read the version of a process's keys; 0 if it is not valid."""
-    return int(text) if text.isascii() and text.isdecimal() else 0
+    """Read the version of a process's keys; 0 if it is not valid, or longer than any that we write."""
+    return int(text) if len(text) <= MAX_DIGITS and text.isascii() and text.isdecimal() else 0

@@ -1,18 +1,21 @@
 """A list of objects that is kept current.
 
-    listing --> watching --ends, or breaks--> watching again from the last version seen
+    listing --> watching --ends, or breaks--> pause --> watching again from the last version seen
        ^           |
-       +-----------+ the server no longer knows that version (410), or the caller reports a missed change
+       +-- pause --+ the server no longer knows that version (410), a change cannot be processed, or the caller
+                     reports a missed one
 
-While the server is away, the last known objects stay in use.
+While the server is away, the last known objects stay in use. Pauses grow until a watch lasts.
 """
 
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable
 from typing import Generic
 
+from foundation.text import one_line
 from serving.runtime.kubernetes.api import ApiError, GoneError, Kind, KubernetesApi
 from serving.runtime.kubernetes.objects import Resource
 from serving.runtime.stopping import cancel_all
@@ -21,6 +24,8 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.3
 MAX_RETRY_S = 5.0
+STEADY_S = 1.0
+"""The shortest life of a watch that works."""
 
 
 class Reflector(Generic[Kind]):
@@ -43,8 +48,8 @@ class Reflector(Generic[Kind]):
             api: where they are.
             resource: what they are.
             kind: the type as which they are read.
-            on_list: is called with all of them, at the start and whenever changes may have been missed; if it raises
-                `ApiError`, the list is read again.
+            on_list: is called with all of them, at the start and whenever changes may have been missed; if it fails,
+                the list is read again.
             on_change: is called with the name of one that changed, and the object, None if it is gone.
             labels: selector by labels.
             fields: selector by fields.
@@ -56,6 +61,7 @@ class Reflector(Generic[Kind]):
         self._on_change = on_change
         self._selector = {"labels": labels, "fields": fields}
         self._version = ""
+        self._pause_s = RETRY_S
         self._task: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._trouble = ""
@@ -96,35 +102,44 @@ class Reflector(Generic[Kind]):
         self._say(None)
 
     async def _follow(self) -> None:
-        pause_s = RETRY_S
         while True:
             try:
                 if not self._version:
                     await self._list()
-                self._watching = asyncio.create_task(self._watch())
-                await asyncio.wait([self._watching])
-                if not self._watching.cancelled():
-                    self._watching.result()
-                pause_s = RETRY_S
+                await self._watch()
             except GoneError:
                 self._version = ""
             except ApiError as error:
                 self._say(error)
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-                pause_s = min(2 * pause_s, MAX_RETRY_S)
+            except Exception as error:
+                self._version = ""  # the same watch would bring it again
+                self._say(error)
+            await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.0))
+            self._pause_s = min(2 * self._pause_s, MAX_RETRY_S)
 
     async def _watch(self) -> None:
+        """Process changes until the watch ends, or is cut."""
+        started_s = time.monotonic()
+        self._watching = asyncio.create_task(self._process())
+        await asyncio.wait([self._watching])
+        is_cut = self._watching.cancelled()
+        if is_cut or time.monotonic() - started_s >= STEADY_S:
+            self._pause_s = RETRY_S
+        if not is_cut:
+            self._watching.result()
+
+    async def _process(self) -> None:
         async for what, read in self._api.watch(self._resource, self._kind, self._version, **self._selector):
-            self._version = read.metadata.resource_version
+            self._version = read.metadata.resource_version or self._version
             self._say(None)
             if what == "DELETED":
                 self._on_change(read.metadata.name, None)
             elif isinstance(read, self._kind):
                 self._on_change(read.metadata.name, read)
 
-    def _say(self, error: ApiError | None) -> None:
+    def _say(self, error: Exception | None) -> None:
         """Log a trouble once, until it is over or changes."""
-        text = str(error or "")
+        text = one_line(error) if error is not None else ""
         if text != self._trouble:
             self._trouble = text
             if text:

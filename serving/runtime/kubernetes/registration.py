@@ -8,16 +8,18 @@ from typing import Any
 import msgspec
 
 from serving.runtime.kubernetes.account import ThisPod
+from serving.runtime.kubernetes.ages import Ages
 from serving.runtime.kubernetes.api import ApiError, KubernetesApi
 from serving.runtime.kubernetes.names import PROCESS, VERSION, labels, process_object
 from serving.runtime.kubernetes.objects import CONFIG_MAPS, LEASES, Data, Lease
+from serving.runtime.kubernetes.presence import number
 from serving.runtime.ports import RuntimeUnavailableError
 
 MAX_KEYS_BYTES = 1_000_000
 """The room in a ConfigMap, apart from its name and labels."""
 
 LOOK_S = 30.0
-"""How often a process makes sure that its keys are still there."""
+"""How often a process makes sure that its keys are still there, as it wrote them."""
 
 
 class Registration:
@@ -31,6 +33,7 @@ class Registration:
         """The same, by our clock."""
         self._api = api
         self._pod = pod
+        self._acquired = now_text()
         self._id = id
         self._name = process_object(id)
         self._duration_s = max(round(lease_ttl_s), 1)
@@ -42,16 +45,18 @@ class Registration:
         self._looked_s = time.monotonic()
         self._beside: list[str] = []
         """Leases of other processes of this pod, which may be dead: a container that starts again keeps its pod."""
+        self._ages = Ages()
 
     async def begin(self) -> None:
-        """Create the Lease, and remove the objects of processes that died in this pod before us.
+        """Create the Lease, and note which processes this pod had before us.
 
         Raises:
             ApiError: the API server cannot be reached, or does not allow it.
         """
         found, _ = await self._api.list(LEASES, Lease, labels=PROCESS)
         self._beside = [name for name, lease in found.items() if lease.metadata.pod == self._pod.uid]
-        await self._remove_dead()
+        for name in self._beside:
+            self._ages.observe(time.monotonic(), found[name])
         await self._make_lease()
 
     async def put(self, key: str, value: bytes) -> None:
@@ -80,10 +85,12 @@ class Registration:
             ApiError: the API server cannot be reached, or does not allow it.
         """
         now = time.monotonic()
-        if self._written and now - self._looked_s > LOOK_S:
+        if now - self.renewed_s > self._duration_s:
+            self._looked_s = now  # we were cut off, and maybe so were others: they get time to renew
+        if now - self._looked_s > LOOK_S:
             self._looked_s = now
             await self._remove_dead()
-            if await self._api.get(CONFIG_MAPS, Data, self._name) is None:
+            if self._written and not await self._has_keys():
                 self._version += 1
         if not await self._write():
             await self._beat()
@@ -99,18 +106,23 @@ class Registration:
             await self._api.delete(CONFIG_MAPS, self._name)
 
     async def _remove_dead(self) -> None:
-        """Remove the objects of this pod's processes that last renewed their Lease long ago."""
+        """Remove the objects of this pod's processes that have not renewed their Lease for twice its duration."""
         left = []
         for name in self._beside:
             lease = await self._api.get(LEASES, Lease, name)
             if lease is None:
                 continue
-            if _age_s(lease) > 2 * (lease.spec.lease_duration_seconds or 0):
+            if self._ages.observe(time.monotonic(), lease) > 2 * lease.spec.duration_s:
                 await self._api.delete(CONFIG_MAPS, name)
                 await self._api.delete(LEASES, name)
             else:
                 left.append(name)
         self._beside = left
+
+    async def _has_keys(self) -> bool:
+        """Whether the cluster has what we wrote last."""
+        held = await self._api.get(CONFIG_MAPS, Data, self._name)
+        return held is not None and number(held.metadata.annotation(VERSION)) == self._written
 
     async def _change(self) -> None:
         self._version += 1
@@ -132,45 +144,50 @@ class Registration:
         return True
 
     async def _write_keys(self, version: int) -> None:
-        noted = {"annotations": {VERSION: str(version)}}
-        data = {"keys": _encoded(self._keys)}
+        content = {"metadata": self._metadata(version), "data": {"keys": _encoded(self._keys)}}
         try:
-            await self._api.patch(CONFIG_MAPS, self._name, content={"metadata": noted, "data": data})
+            await self._api.patch(CONFIG_MAPS, self._name, content=content)
         except ApiError as error:
             if error.status != 404:
                 raise
-            await self._api.create(CONFIG_MAPS, {"metadata": self._metadata() | noted, "data": data})
+            await self._api.create(CONFIG_MAPS, content)
 
     async def _beat(self) -> None:
+        """Renew the Lease, and restore what somebody changed in it."""
         renewed = now_text()
-        noted = {"annotations": {VERSION: str(self._written)}}
         try:
-            await self._api.patch(LEASES, self._name, content={"metadata": noted, "spec": {"renewTime": renewed}})
+            await self._api.patch(LEASES, self._name, content=self._lease(renewed))
             self._has_renewed(renewed)
         except ApiError as error:
             if error.status != 404:
                 raise
             await self._make_lease()
+            if self._version:  # whoever removed it may have removed the keys, too
+                self._version += 1
+                await self._write()
 
     async def _make_lease(self) -> None:
         renewed = now_text()
-        spec = {
-            "holderIdentity": f"{self._pod.name}_{self._id}",
-            "leaseDurationSeconds": self._duration_s,
-            "acquireTime": renewed,
-            "renewTime": renewed,
-        }
-        metadata = self._metadata() | {"annotations": {VERSION: str(self._written)}}
-        await self._api.create(LEASES, {"metadata": metadata, "spec": spec})
+        await self._api.create(LEASES, self._lease(renewed))
         self._has_renewed(renewed)
 
     def _has_renewed(self, renewed: str) -> None:
         self.renewed, self.renewed_s = renewed, time.monotonic()
 
-    def _metadata(self) -> dict[str, Any]:
+    def _lease(self, renewed: str) -> dict[str, Any]:
+        spec = {
+            "holderIdentity": f"{self._pod.name}_{self._id}",
+            "leaseDurationSeconds": self._duration_s,
+            "acquireTime": self._acquired,
+            "renewTime": renewed,
+        }
+        return {"metadata": self._metadata(self._written), "spec": spec}
+
+    def _metadata(self, version: int) -> dict[str, Any]:
         return {
             "name": self._name,
             "labels": labels({PROCESS: self._id}),
+            "annotations": {VERSION: str(version)},
             "ownerReferences": [self._pod.as_owner],
         }
 
@@ -178,14 +195,6 @@ class Registration:
 def now_text() -> str:
     """Return the time in the format of Leases."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def _age_s(lease: Lease) -> float:
-    """Return how long ago a process of this pod, which shares our clock, renewed its Lease."""
-    try:
-        return time.time() - datetime.fromisoformat(lease.spec.renew_time or "").timestamp()
-    except ValueError:
-        return 0.0
 
 
 def _encoded(keys: dict[str, bytes]) -> str:
