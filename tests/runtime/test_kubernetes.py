@@ -327,6 +327,21 @@ def test_a_process_writes_its_keys_again_if_somebody_replaced_them(cluster, monk
     run(main())
 
 
+def test_a_process_cannot_register_what_ends_in_the_id_of_another(cluster):
+    async def main():
+        async with await joined() as one, await joined() as two:
+            seen = {}
+            await one.discovery.watch("test/", lambda key, value: seen.update({key: value}))
+            await two.discovery.put(f"test/{one.instance_id:x}", b"forged")
+            await two.discovery.put(f"test/{two.instance_id:x}", b"own")
+            await until_async(lambda: seen == {f"test/{two.instance_id:x}": b"own"})
+            await one.discovery.put(f"test/{one.instance_id:x}", b"own")
+            await until_async(lambda: len(seen) == 2)
+            assert set(seen.values()) == {b"own"}
+
+    run(main())
+
+
 def test_objects_of_other_names_do_not_speak_for_a_process(cluster):
     async def main():
         async with await joined(600.0) as one, await joined(600.0) as late:

@@ -169,9 +169,8 @@ class Others:
         self._living = frozenset(living)
         found: Keys = {}
         for id in living:
-            # A key that ends in an id is that process's, whoever else claims it.
             keys = self._records.get(id, NOTHING).keys
-            found |= {key: value for key, value in keys.items() if key not in found or key.endswith(f"/{id}")}
+            found |= {key: value for key, value in keys.items() if self._may_have(id, key)}
         before, self.keys = self.keys, found
         for key in before:
             if key not in found:
@@ -179,3 +178,8 @@ class Others:
         for key, value in found.items():
             if before.get(key) != value:
                 self._tell(key, value)
+
+    def _may_have(self, id: str, key: str) -> bool:
+        """Return whether a process may register a key: not one that ends in the id of another."""
+        owner = key.rpartition("/")[2]
+        return owner == id or owner not in self._presence.processes
