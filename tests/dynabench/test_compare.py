@@ -63,7 +63,7 @@ def test_an_arm_whose_engines_cannot_hold_a_request_is_left_out_and_the_rest_goe
         assert f"left out: {one}" in done.stdout
         assert f"Left out: {one}" in report
     done = dynabench("simulate", *flags, "--vary", "num_gpu_blocks=20,21", "--out", tmp_path / "none")
-    assert (done.returncode, "more than the 1216 an engine can hold" in done.stderr) == (2, True)
+    assert (done.returncode, "more than the 1216 that an engine can hold" in done.stderr) == (2, True)
     assert not (tmp_path / "none").exists()
 
 

@@ -365,7 +365,7 @@ def test_a_disk_or_store_smaller_than_a_chunk_is_refused():
 
 
 def test_a_store_needs_workers_with_host_memory_and_chunks_of_one_size():
-    with pytest.raises(ValueError, match="kv_store_size is 1, and no worker has kv_offloading_size"):
+    with pytest.raises(ValueError, match="kv_store_size is 1, but no worker has kv_offloading_size"):
         engines_of(_deployment(engine(host=0), 1.0))
     two = (Pool(name="a", mocker=engine(host=4)), Pool(name="b", mocker=engine(host=4, blocks_per_chunk=2)))
     with pytest.raises(ValueError, match="kv_store_size is 1, but workers have chunks of"):

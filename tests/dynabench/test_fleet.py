@@ -138,7 +138,7 @@ def test_requests_that_follow_one_which_waits_at_the_router_in_vain_fail_after_i
     [first, second, third] = workload((0.0, 900, 10), (0.1, 900, 10), (0.2, 96, 10)).requests
     requests = Workload("w", BLOCK, [first, second, structs.replace(third, after=(1,))])
     _, record = simulated(aggregated("at 0.15s: drain worker 0", replicas=1, mode="kv+late(100)"), requests)
-    nobody = "it waited at the router, but no worker became available", "no worker is known to the router"
+    nobody = "it waited at the router, but no worker became available", "the router knows no worker"
     assert record.requests.error.tolist() == ["", *nobody]
 
 

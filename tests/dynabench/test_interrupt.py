@@ -314,7 +314,7 @@ def killed_at_its_work():
 
 
 def test_a_process_that_is_killed_at_a_simulation_is_reported_in_one_line():
-    with Interrupt() as interrupt, pytest.raises(UserError, match="a process that simulates was killed"):
+    with Interrupt() as interrupt, pytest.raises(UserError, match="a simulation process was killed"):
         list(in_parallel([(killed_at_its_work, ())] * 2, 2, interrupt=interrupt))
 
 

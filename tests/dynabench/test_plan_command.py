@@ -271,7 +271,8 @@ def test_measured_step_times_are_of_one_size(tmp_path):
     assert done.returncode == 0, done.stderr
     assert [layout["name"] for layout in answer["layouts"]] == ["chunk 2048"]
     assert (
-        "assumed to be for tensor parallel size 1; if not, give their size with --tensor-parallel-size" in done.stdout
+        "assumed to be for tensor parallel size 1; if they are not, set the size with --tensor-parallel-size"
+        in done.stdout
     )
     sizes = ("--tensor-parallel-size", "2", "--tensor-parallel-size", "4")
     done, _ = planned(tmp_path / "two", *flags, *sizes, "--slo", "ttft.p90 <= 10s")
@@ -318,7 +319,7 @@ def test_lengths_alone_give_no_verdict_on_caching(tmp_path):
     done, answer = planned(tmp_path / "out", trace, "--columns", COLUMNS, *flags, "--slo", "ttft.p90 <= 2s")
     assert done.returncode == 0, done.stderr
     assert answer["caching"] == []
-    assert "It is not known what prompts share, so prefix caching is not judged" in done.stdout
+    assert "The workload does not show which prefixes prompts share, so prefix caching is not judged" in done.stdout
 
 
 def test_ctrl_c_in_a_terminal_keeps_what_is_known_and_the_same_command_goes_on(tmp_path):

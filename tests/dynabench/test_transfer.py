@@ -53,7 +53,7 @@ def test_without_a_model_a_token_has_the_bytes_of_llama_8b_or_those_given():
     assert kv_size_of(TimingConfig(), block_size=1, kv_bytes_per_token=70_272).of(1) == 70_272
     unknown = TimingConfig(model="nobody/nothing")
     assert kv_size_of(unknown, block_size=1, kv_bytes_per_token=5).of(1) == 5
-    with pytest.raises(ValueError, match=r"model 'nobody/nothing' is neither bundled .* or give kv_bytes_per_token"):
+    with pytest.raises(ValueError, match=r"model 'nobody/nothing' is neither bundled .* or set kv_bytes_per_token"):
         kv_size_of(unknown, block_size=1)
 
 

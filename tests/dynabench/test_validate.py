@@ -124,7 +124,7 @@ def test_a_step_log_is_read_and_cut_by_time(tmp_path):
     with pytest.raises(UserError, match="ran no steps"):
         read_step_log(path)
     path.write_text("nonsense\n")
-    with pytest.raises(UserError, match="not a log of an engine's steps"):
+    with pytest.raises(UserError, match="cannot be read as a log of engine steps"):
         read_step_log(path)
 
 
@@ -410,7 +410,7 @@ def test_answers_that_the_model_ended_are_simulated_as_long_as_they_were():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ((), "needs something real: --engine vllm with --model, or --real"),
+        ((), "needs a real engine or run: use --engine vllm with --model, or --real"),
         (("--real", "no.jsonl"), "cannot be read as request records"),
         (("--fail-if", "nonsense"), "is not understood"),
         (("--real", "no.jsonl", "--gpu", "h42", "--model", "x"), "cannot be read as request records"),

@@ -60,7 +60,7 @@ def test_a_package_that_is_not_installed_is_named_with_the_way_out(name, package
     for module in [each for each in sys.modules if each.split(".")[0] == package] + [package]:
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(
-        ValueError, match=rf"load_predictor {name} needs {package}: install it with pip install 'dynabench\[forecast\]'"
+        ValueError, match=rf"load_predictor {name} needs {package}: install it with pip install 'prophet"
     ):
         predictor(name)
 

@@ -448,7 +448,7 @@ def test_the_head_says_what_was_run_on_what_and_how_far_off_it_may_be(opened):
     with opened("seven") as page:
         text = page.locator(".head").inner_text()
     assert "generic: a polynomial" in text
-    assert "no time is that of a GPU" in text
+    assert "do not read the times as those of a GPU" in text
 
 
 def test_what_is_not_known_does_not_look_like_a_number(opened):

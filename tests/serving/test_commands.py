@@ -242,7 +242,7 @@ def test_several_frontend_processes_share_a_port_and_add_up_their_counts(tmp_pat
             "NATS does not answer at nats://127.0.0.1:1",
         ),
         (["in=http", "out=dyn", "-v", "-v", "-v"], "at most -vv"),
-        (["in=http", "out=dyn", "--http-port", "PORT"], "Address already in use; name another with --http-port"),
+        (["in=http", "out=dyn", "--http-port", "PORT"], "Address already in use; choose another with --http-port"),
     ],
 )
 def test_what_does_not_fit_is_told_in_one_line(tmp_path, arguments, message):
