@@ -16,8 +16,8 @@ import msgspec
 
 from dynabench.planner.messages import Fleet, Orders, Wanted, fleets, orders
 from dynabench.planner.pods import Pods
-from foundation.alarm import Alarm
 from serving.runtime.address import EndpointAddress, Instance
+from serving.runtime.alarm import Alarm
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.kubernetes.account import Account
 from serving.runtime.kubernetes.api import ApiError, Kind, KubernetesApi

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from foundation.alarm import Alarm
+from serving.runtime.alarm import Alarm
 from serving.runtime.ports import OnChange, RuntimeUnavailableError, Stop, guarded
 from serving.runtime.private_folder import PrivateFolder
 

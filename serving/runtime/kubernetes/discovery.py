@@ -17,7 +17,7 @@ import os
 import time
 from base64 import b64decode, b64encode
 
-from foundation.alarm import Alarm
+from serving.runtime.alarm import Alarm
 from serving.runtime.cluster_token import KEY as CLUSTER_TOKEN
 from serving.runtime.kubernetes.account import Account, ThisPod
 from serving.runtime.kubernetes.api import ApiError, KubernetesApi

@@ -15,8 +15,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Generic
 
-from foundation.alarm import Alarm
 from foundation.text import one_line
+from serving.runtime.alarm import Alarm
 from serving.runtime.kubernetes.api import ApiError, GoneError, Kind, KubernetesApi
 from serving.runtime.kubernetes.objects import Resource
 from serving.runtime.stopping import cancel_all

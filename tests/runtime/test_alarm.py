@@ -2,12 +2,12 @@
 
 import logging
 
-from foundation.alarm import Alarm
+from serving.runtime.alarm import Alarm
 
 
 def test_trouble_is_logged_when_it_begins_changes_and_ends(caplog):
     caplog.set_level("INFO")
-    alarm = Alarm(logging.getLogger("foundation.test"), "the door is shut again")
+    alarm = Alarm(logging.getLogger("a.door"), "the door is shut again")
     for trouble in ("", "the door is open", "the door is open", "the door is gone", "", ""):
         alarm.update(trouble)
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
