@@ -11,9 +11,9 @@ from collections.abc import Callable
 import msgspec
 
 from serving.runtime.kubernetes.api import ApiError, KubernetesApi
-from serving.runtime.kubernetes.names import APP, APP_NAME, PROCESS, VERSION, process_object, process_of
+from serving.runtime.kubernetes.names import APP, APP_NAME, PROCESS, process_object, process_of
 from serving.runtime.kubernetes.objects import CONFIG_MAPS, ENDPOINT_SLICES, LEASES, Data, EndpointSlice, Lease
-from serving.runtime.kubernetes.presence import Presence, number
+from serving.runtime.kubernetes.presence import Presence
 from serving.runtime.kubernetes.reflector import Reflector
 from serving.runtime.stopping import cancel_all
 
@@ -141,11 +141,11 @@ class Others:
                     self._settle_soon()
         except ApiError as error:
             log.debug("the keys of process %s could not be read: %s", id, error)
-        finally:  # at once: a version that is heard of from here on starts a fetch
+        finally:  # at once: a later version starts another fetch
             del self._fetching[id]
 
     def _take(self, id: str, record: Data) -> None:
-        version, texts = number(record.metadata.annotation(VERSION)), {}
+        version, texts = record.metadata.version, {}
         try:
             texts = msgspec.json.decode((record.data or {}).get("keys", "{}"), type=dict[str, str])
         except ValueError as error:
