@@ -10,16 +10,7 @@ from dynabench.deployment.processes import STORE as STORE_PROGRAM
 from dynabench.deployment.processes import Parts, check_store, kept_gib, parts_of
 from dynabench.kubernetes import names
 from dynabench.kubernetes.arguments import arguments_of
-from dynabench.kubernetes.contract import (
-    ADDRESS,
-    APP,
-    APP_NAME,
-    COMPONENT,
-    INSTANCE,
-    POOL,
-    ROLE,
-    planner_arguments,
-)
+from dynabench.kubernetes.contract import ADDRESS, COMPONENT, ours, planner_arguments
 from dynabench.kubernetes.settings import ClusterConfig
 from foundation.own_code import is_own
 from foundation.settings import changed
@@ -29,6 +20,7 @@ from serving.kv_tiers.config import KvStoreServiceConfig
 from serving.model.card import Role
 from serving.model.hub import SCHEME, is_hub_id
 from serving.runtime.config import RuntimeConfig
+from serving.runtime.kubernetes.names import POOL, ROLE
 from serving.supervision.group import Program
 from serving.transfer.config import TransferRunConfig
 from serving.worker.devices import num_gpus
@@ -131,16 +123,14 @@ def files_of(pool: Pool) -> tuple[str, ...]:
 
 def labels_of(deployment: str, component: Component) -> dict[str, str]:
     """Return the labels of a component's pods."""
-    labels = selector_of(deployment, component)
-    if component.is_worker:
-        return {**labels, COMPONENT: component.kind, ROLE: component.role or "aggregated"}
-    return labels
+    own = {COMPONENT: component.kind, ROLE: component.role or "aggregated"} if component.is_worker else {}
+    return selector_of(deployment, component) | own
 
 
 def selector_of(deployment: str, component: Component) -> dict[str, str]:
     """Return the labels that distinguish a component's pods from all others."""
     own = {POOL: component.name} if component.is_worker else {COMPONENT: component.kind}
-    return {APP: APP_NAME, INSTANCE: deployment, **own}
+    return ours(deployment) | own
 
 
 def _reachable(deployment: Deployment, http_port: int) -> Deployment:

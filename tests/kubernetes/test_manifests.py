@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.file import from_plain
-from dynabench.kubernetes.contract import discovery, scaling
 from dynabench.kubernetes.manifests import manifests
 from dynabench.kubernetes.settings import ClusterConfig
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
+from serving.runtime.kubernetes.access import discovery, scaling
 from serving.worker.config import WorkerConfig
 from tests.kubernetes.cluster import (
     annotations,
