@@ -551,8 +551,8 @@ def test_a_file_whose_name_a_config_map_does_not_take_is_refused(name, tmp_path)
 
 
 def test_numbers_have_no_exponents():
-    found = objects(EXTERNAL.replace("lease_ttl_s: 20", "lease_ttl_s: 1000000"))
-    assert environment(container(found, "dynamo-worker"))["ETCD_LEASE_TTL"] == "1000000"
+    found = objects(EXTERNAL.replace("lease_ttl_s: 20", "lease_ttl_s: 86400"))
+    assert environment(container(found, "dynamo-worker"))["ETCD_LEASE_TTL"] == "86400"
     for target, threshold in (("12345678", "12345678"), ("1.0e-7", "0.0000001"), ("2.5", "2.5")):
         found = objects(f"pools: {{worker: {{}}}}\nplanner: {{hpa_target: {target}}}", autoscaler="keda")
         [trigger] = named(found, "ScaledObject", "dynamo-worker")["spec"]["triggers"]
