@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.deployment.processes import STORE as STORE_PROGRAM
 from dynabench.deployment.processes import Parts, check_store, kept_gib, parts_of
 from dynabench.kubernetes import names
 from dynabench.kubernetes.arguments import arguments_of
@@ -191,7 +190,7 @@ def _router(config: ClusterConfig, program: Program) -> Component:
 def _store(config: ClusterConfig, program: Program, store: KvStoreServiceConfig) -> Component:
     listening = replace(program, settings=(replace(store, host=ADDRESS), *program.settings[1:]))
     return Component(
-        name=STORE_PROGRAM,
+        name=names.STORE,
         kind=names.STORE,
         image=config.image,
         arguments=arguments_of(listening, {}),
@@ -345,6 +344,5 @@ def _check_model(pool: Pool, config: ClusterConfig) -> None:
         if path and not is_mounted and not path.startswith(SCHEME) and not is_hub_id(path):
             raise ValueError(
                 f"pools.{pool.name}.{setting} is {path!r}; expected a model on the Hugging Face hub, or "
-                "--model-claim with a path "
-                f"below {MODELS}: pods cannot see files on this machine"
+                f"--model-claim with a path below {MODELS}: pods cannot see files on this machine"
             )

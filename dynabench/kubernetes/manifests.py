@@ -124,8 +124,7 @@ def _check_secrets(deployment: Deployment, config: ClusterConfig) -> None:
             if masked(address := getattr(deployment.runtime, name)) != address:
                 raise ValueError(
                     f"runtime.{name} is {masked(address)!r}; expected no password in it: manifests are not secret; "
-                    "put it in a Secret "
-                    "and name that with --secret"
+                    "put it in a Secret and name that with --secret"
                 )
         if config.discovery and deployment.runtime.etcd_endpoints:
             raise ValueError(
@@ -289,10 +288,10 @@ class _Writer:
 
     def graph(self, components: list[Component]) -> Object:
         pods = {component.name: self._pod(component) for component in components}
-        theirs = {component.name: self._pod_metadata(component) for component in components}
+        pod_metadata = {component.name: self._pod_metadata(component) for component in components}
         name = self._deployment.name
         metadata = {"name": name, "namespace": self._config.namespace, "labels": ours(name)}
-        return graph_of(self._config.form, metadata, components, pods, theirs)
+        return graph_of(self._config.form, metadata, components, pods, pod_metadata)
 
     def monitor(self) -> list[Object]:
         """Return what Prometheus scrapes: the frontends, which report every worker."""
