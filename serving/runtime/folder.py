@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from serving.runtime.alarm import Alarm
-from serving.runtime.ports import OnChange, RuntimeUnavailableError, Stop, guarded
+from serving.runtime.ports import OnChange, RuntimeUnavailableError, Stop, changes, guarded
 from serving.runtime.private_folder import PrivateFolder
 
 log = logging.getLogger(__name__)
@@ -243,9 +243,7 @@ class FolderDiscovery:
             return
         self._is_well(trouble)
         before, self._known = self._known, found
-        changes: list[tuple[str, bytes | None]] = [(key, None) for key in before if key not in found]
-        changes += [(key, value) for key, value in found.items() if before.get(key) != value]
-        for key, value in changes:
+        for key, value in changes(before, found):
             for prefix, on_change in list(self._watches):
                 if key.startswith(prefix):
                     on_change(key, value)
