@@ -9,13 +9,12 @@ def install(extra: str) -> str:
 
     Args:
         extra: one of pyproject.toml's optional dependencies.
+
+    Raises:
+        KeyError: there is no such extra.
     """
-    parts = [requirement.partition(";") for requirement in requires("dynabench") or ()]
-    wanted = [name.strip() for name, _, condition in parts if condition.split() in _conditions(extra)]
+    parts = [requirement.replace('"', "'").partition(";") for requirement in requires("dynabench") or ()]
+    wanted = [name.strip() for name, _, condition in parts if condition.split() == ["extra", "==", f"'{extra}'"]]
     if not wanted:
         raise KeyError(extra)
     return f"pip install {' '.join(map(shlex.quote, wanted))}"
-
-
-def _conditions(extra: str) -> list[list[str]]:
-    return [["extra", "==", f"{quote}{extra}{quote}"] for quote in "'\""]

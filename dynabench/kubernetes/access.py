@@ -2,15 +2,16 @@
 
 from collections.abc import Iterable
 
-from dynabench.kubernetes.contract import APP, APP_NAME, INSTANCE, Rule
+from dynabench.kubernetes.contract import ours
 from dynabench.kubernetes.objects import Object
+from serving.runtime.kubernetes.access import Rule
 
 RBAC = "rbac.authorization.k8s.io"
 
 
 def account(name: str, rules: Iterable[Rule], *, deployment: str, namespace: str) -> list[Object]:
     """Return a service account with the rights in these rules; without rules, it gets no token."""
-    metadata = {"name": name, "namespace": namespace, "labels": {APP: APP_NAME, INSTANCE: deployment}}
+    metadata = {"name": name, "namespace": namespace, "labels": ours(deployment)}
     granted = [_rule(rule) for rule in rules]
     owner = {
         "apiVersion": "v1",
@@ -37,7 +38,7 @@ def account(name: str, rules: Iterable[Rule], *, deployment: str, namespace: str
 
 def token_secret(name: str, *, deployment: str, namespace: str) -> Object:
     """Return the Secret with the cluster token. It has no `data`, so applying it again keeps what a process stored."""
-    metadata = {"name": name, "namespace": namespace, "labels": {APP: APP_NAME, INSTANCE: deployment}}
+    metadata = {"name": name, "namespace": namespace, "labels": ours(deployment)}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque"}
 
 

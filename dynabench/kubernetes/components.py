@@ -6,20 +6,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.deployment.processes import STORE as STORE_PROGRAM
 from dynabench.deployment.processes import Parts, check_store, kept_gib, parts_of
 from dynabench.kubernetes import names
 from dynabench.kubernetes.arguments import arguments_of
-from dynabench.kubernetes.contract import (
-    ADDRESS,
-    APP,
-    APP_NAME,
-    COMPONENT,
-    INSTANCE,
-    POOL,
-    ROLE,
-    planner_arguments,
-)
+from dynabench.kubernetes.contract import ADDRESS, COMPONENT, ours, planner_arguments
 from dynabench.kubernetes.settings import ClusterConfig
 from foundation.own_code import is_own
 from foundation.settings import changed
@@ -29,6 +19,7 @@ from serving.kv_tiers.config import KvStoreServiceConfig
 from serving.model.card import Role
 from serving.model.hub import SCHEME, is_hub_id
 from serving.runtime.config import RuntimeConfig
+from serving.runtime.kubernetes.names import POOL, ROLE
 from serving.supervision.group import Program
 from serving.transfer.config import TransferRunConfig
 from serving.worker.devices import num_gpus
@@ -131,16 +122,14 @@ def files_of(pool: Pool) -> tuple[str, ...]:
 
 def labels_of(deployment: str, component: Component) -> dict[str, str]:
     """Return the labels of a component's pods."""
-    labels = selector_of(deployment, component)
-    if component.is_worker:
-        return {**labels, COMPONENT: component.kind, ROLE: component.role or "aggregated"}
-    return labels
+    own = {COMPONENT: component.kind, ROLE: component.role or "aggregated"} if component.is_worker else {}
+    return selector_of(deployment, component) | own
 
 
 def selector_of(deployment: str, component: Component) -> dict[str, str]:
     """Return the labels that distinguish a component's pods from all others."""
     own = {POOL: component.name} if component.is_worker else {COMPONENT: component.kind}
-    return {APP: APP_NAME, INSTANCE: deployment, **own}
+    return ours(deployment) | own
 
 
 def _reachable(deployment: Deployment, http_port: int) -> Deployment:
@@ -201,7 +190,7 @@ def _router(config: ClusterConfig, program: Program) -> Component:
 def _store(config: ClusterConfig, program: Program, store: KvStoreServiceConfig) -> Component:
     listening = replace(program, settings=(replace(store, host=ADDRESS), *program.settings[1:]))
     return Component(
-        name=STORE_PROGRAM,
+        name=names.STORE,
         kind=names.STORE,
         image=config.image,
         arguments=arguments_of(listening, {}),
@@ -355,6 +344,5 @@ def _check_model(pool: Pool, config: ClusterConfig) -> None:
         if path and not is_mounted and not path.startswith(SCHEME) and not is_hub_id(path):
             raise ValueError(
                 f"pools.{pool.name}.{setting} is {path!r}; expected a model on the Hugging Face hub, or "
-                "--model-claim with a path "
-                f"below {MODELS}: pods cannot see files on this machine"
+                f"--model-claim with a path below {MODELS}: pods cannot see files on this machine"
             )

@@ -1,4 +1,4 @@
-"""Names, labels, environment variables and rights that manifests and the processes in a cluster share.
+"""Labels, environment variables and arguments that manifests set for the pods of a deployment.
 
 app.kubernetes.io/name        dynabench, on each of our pods
 app.kubernetes.io/instance    the deployment
@@ -6,32 +6,7 @@ app.kubernetes.io/component   frontend, router, kv-store, planner, or worker
 dynabench.io/pool, /role      on workers
 """
 
-from serving.runtime.kubernetes.access import Rule, discovery, scaling
-from serving.runtime.kubernetes.names import (
-    APP,
-    APP_NAME,
-    INSTANCE,
-    POD_IP,
-    POD_NAME,
-    POD_UID,
-    POOL,
-    ROLE,
-    TOKEN_SECRET_VARIABLE,
-    deployment_of,
-)
-
-__all__ = [
-    "APP",
-    "APP_NAME",
-    "INSTANCE",
-    "POOL",
-    "ROLE",
-    "TOKEN_SECRET_VARIABLE",
-    "Rule",
-    "deployment_of",
-    "discovery",
-    "scaling",
-]
+from serving.runtime.kubernetes.names import INSTANCE, POD_IP, POD_NAME, POD_UID, labels
 
 FILES_DIGEST = "dynabench.io/files"
 """Annotation of pods: a digest of the files in their ConfigMap."""
@@ -54,7 +29,6 @@ BACKEND = "DYN_DISCOVERY_BACKEND"
 """Environment variable: whether processes discover each other through Kubernetes' own objects. It is always written,
 because Dynamo's operator sets it, too."""
 
-
 API_KEY, ETCD_PASSWORD, NATS_PASSWORD, NATS_TOKEN = (
     "DYN_API_KEY",
     "ETCD_AUTH_PASSWORD",
@@ -63,6 +37,11 @@ API_KEY, ETCD_PASSWORD, NATS_PASSWORD, NATS_TOKEN = (
 )
 """Keys of a Secret: the key that clients of the frontends, including Prometheus, must send, and credentials for etcd
 and NATS."""
+
+
+def ours(deployment: str) -> dict[str, str]:
+    """Return the labels of everything that belongs to a deployment."""
+    return labels({INSTANCE: deployment})
 
 
 def planner_arguments(*, deployment: str, url: str) -> list[str]:

@@ -22,7 +22,7 @@ def graph_of(
     metadata: Object,
     components: list[Component],
     pods: Mapping[str, Object],
-    theirs: Mapping[str, Object],
+    pod_metadata: Mapping[str, Object],
 ) -> Object:
     """Return the graph of some components.
 
@@ -31,7 +31,7 @@ def graph_of(
         metadata: metadata of the graph.
         components: the components of the graph.
         pods: the pod specification of each component, by its name.
-        theirs: labels and annotations of each component's pods, by its name.
+        pod_metadata: labels and annotations of each component's pods, by its name.
 
     Raises:
         ValueError: there are too many components.
@@ -42,10 +42,10 @@ def graph_of(
         )
     version = form.removeprefix("dynamo-")
     if version == "v1alpha1":
-        services = {each.name: _service(each, pods[each.name], theirs[each.name]) for each in components}
+        services = {each.name: _service(each, pods[each.name], pod_metadata[each.name]) for each in components}
         spec: Object = {"services": services}
     else:
-        spec = {"components": [_component(each, pods[each.name], theirs[each.name]) for each in components]}
+        spec = {"components": [_component(each, pods[each.name], pod_metadata[each.name]) for each in components]}
     return {"apiVersion": f"{GROUP}/{version}", "kind": "DynamoGraphDeployment", "metadata": metadata, "spec": spec}
 
 

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import PurePosixPath
-from typing import Any
 
 import yaml
 
@@ -27,19 +26,13 @@ from dynabench.kubernetes import access, names, servers
 from dynabench.kubernetes.components import Component, components_of, labels_of, selector_of
 from dynabench.kubernetes.contract import (
     API_KEY,
-    APP,
-    APP_NAME,
     BACKEND,
+    COMPONENT,
     ETCD_PASSWORD,
     FILES_DIGEST,
-    INSTANCE,
     NATS_PASSWORD,
     NATS_TOKEN,
-    TOKEN_SECRET_VARIABLE,
-    Rule,
-    deployment_of,
-    discovery,
-    scaling,
+    ours,
 )
 from dynabench.kubernetes.graph import graph_of
 from dynabench.kubernetes.names import check_names
@@ -49,6 +42,8 @@ from dynabench.kubernetes.policies import policies
 from dynabench.kubernetes.scaling import autoscaler_of, scaler_of
 from dynabench.kubernetes.settings import Autoscaler, ClusterConfig
 from serving.runtime.config import RuntimeConfig, masked
+from serving.runtime.kubernetes.access import Rule, discovery, scaling
+from serving.runtime.kubernetes.names import TOKEN_SECRET_VARIABLE, deployment_of
 
 Files = dict[str, list[Object]]
 
@@ -129,8 +124,7 @@ def _check_secrets(deployment: Deployment, config: ClusterConfig) -> None:
             if masked(address := getattr(deployment.runtime, name)) != address:
                 raise ValueError(
                     f"runtime.{name} is {masked(address)!r}; expected no password in it: manifests are not secret; "
-                    "put it in a Secret "
-                    "and name that with --secret"
+                    "put it in a Secret and name that with --secret"
                 )
         if config.discovery and deployment.runtime.etcd_endpoints:
             raise ValueError(
@@ -242,7 +236,8 @@ class _Writer:
 
     def _data(self, component: Component) -> Object:
         """Return the files that a component reads, as a ConfigMap contains them."""
-        described = yaml.safe_dump(_plain(self._deployment), sort_keys=False).encode()
+        # Discovery is configured in the environment.
+        described = yaml.safe_dump(as_plain(replace(self._deployment, runtime=None)), sort_keys=False).encode()
         data = {
             PurePosixPath(path).name: described if component.kind == names.PLANNER else self._contents[path]
             for path in component.files
@@ -293,27 +288,23 @@ class _Writer:
 
     def graph(self, components: list[Component]) -> Object:
         pods = {component.name: self._pod(component) for component in components}
-        theirs = {component.name: self._pod_metadata(component) for component in components}
-        metadata = {"name": self._deployment.name, "namespace": self._config.namespace, "labels": self._labels()}
-        return graph_of(self._config.form, metadata, components, pods, theirs)
+        pod_metadata = {component.name: self._pod_metadata(component) for component in components}
+        name = self._deployment.name
+        metadata = {"name": name, "namespace": self._config.namespace, "labels": ours(name)}
+        return graph_of(self._config.form, metadata, components, pods, pod_metadata)
 
     def monitor(self) -> list[Object]:
         """Return what Prometheus scrapes: the frontends, which report every worker."""
-        name = self._name(names.FRONTEND)
-        selector = {"matchLabels": {**self._labels(), "app.kubernetes.io/component": names.FRONTEND}}
+        labels = ours(self._deployment.name)
+        selector = {"matchLabels": labels | {COMPONENT: names.FRONTEND}}
         endpoint: Object = {"port": "http", "path": "/metrics", "interval": "15s", "honorLabels": True}
         if secret := self._config.secret:
             endpoint["authorization"] = {"credentials": {"name": secret, "key": API_KEY}}
-        metadata = {"name": name, "namespace": self._config.namespace, "labels": self._labels()}
-        if self._config.monitor == "pod":
-            spec: Object = {"selector": selector, "podMetricsEndpoints": [endpoint]}
-            return [
-                {"apiVersion": "monitoring.coreos.com/v1", "kind": "PodMonitor", "metadata": metadata, "spec": spec}
-            ]
-        spec = {"selector": selector, "endpoints": [endpoint]}
-        return [
-            {"apiVersion": "monitoring.coreos.com/v1", "kind": "ServiceMonitor", "metadata": metadata, "spec": spec}
-        ]
+        metadata = {"name": self._name(names.FRONTEND), "namespace": self._config.namespace, "labels": labels}
+        is_pod = self._config.monitor == "pod"
+        spec = {"selector": selector, "podMetricsEndpoints" if is_pod else "endpoints": [endpoint]}
+        kind = "PodMonitor" if is_pod else "ServiceMonitor"
+        return [{"apiVersion": "monitoring.coreos.com/v1", "kind": kind, "metadata": metadata, "spec": spec}]
 
     def _service(self, component: Component, metadata: Object, selector: dict[str, str]) -> Object:
         """Return the Service of a component; it has no address for workers, because each is called individually."""
@@ -330,12 +321,11 @@ class _Writer:
     def _pod(self, component: Component) -> Object:
         is_planner = component.kind == names.PLANNER
         account = self._name(names.PLANNER) if is_planner else self._deployment.name
-        secrets = self._secrets(component)
         return pod_of(
             component,
             self._config,
             self._network,
-            secrets,
+            self._secrets(component),
             account=account,
             files=self._files(component),
             labels=selector_of(self._deployment.name, component),
@@ -351,17 +341,8 @@ class _Writer:
             "labels": labels_of(self._deployment.name, component),
         }
 
-    def _labels(self) -> dict[str, str]:
-        return {APP: APP_NAME, INSTANCE: self._deployment.name}
-
     def _name(self, part: str) -> str:
         return f"{self._deployment.name}-{part}"
-
-
-def _plain(deployment: Deployment) -> Any:
-    """Return a deployment as YAML data, without discovery settings, which are in the environment."""
-    plain = as_plain(replace(deployment, runtime=None))
-    return yaml.safe_load(yaml.safe_dump(plain, sort_keys=False))
 
 
 def _as_data(files: Mapping[str, bytes]) -> Object:

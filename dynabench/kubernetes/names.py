@@ -1,7 +1,6 @@
 """Names that a cluster accepts."""
 
 import re
-from collections.abc import Iterable
 
 from dynabench.deployment.description import Deployment
 from dynabench.kubernetes.settings import ClusterConfig
@@ -37,9 +36,8 @@ def check_names(deployment: Deployment, config: ClusterConfig) -> None:
         _check_label(f"pools.{pool.name} has the name", pool.name)
         if pool.name in OURS:
             raise ValueError(f"pools.{pool.name} has a reserved name; expected none of {', '.join(OURS)}")
-    stateful = [f"{deployment.name}-{ETCD}"]
-    for name in [*(f"{deployment.name}-{each}" for each in _parts(deployment)), *stateful]:
-        most = MAX_STATEFUL if name in stateful else MAX_LABEL
+    for part in (*OURS, *(pool.name for pool in deployment.pools)):
+        name, most = f"{deployment.name}-{part}", MAX_STATEFUL if part in (ETCD, NATS) else MAX_LABEL
         if len(name) > most:
             raise ValueError(
                 f"{name} has {len(name)} characters; expected at most {most}: shorten the deployment's name"
@@ -61,10 +59,6 @@ def check_names(deployment: Deployment, config: ClusterConfig) -> None:
         raise ValueError(
             f"prometheus is {config.prometheus!r}; expected an address such as {ClusterConfig().prometheus}"
         )
-
-
-def _parts(deployment: Deployment) -> Iterable[str]:
-    return (*OURS, *(pool.name for pool in deployment.pools))
 
 
 def _check_label(what: str, name: str) -> None:

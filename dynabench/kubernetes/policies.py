@@ -9,24 +9,23 @@ Probes come from a pod's node, which is always allowed.
 
 from collections.abc import Mapping
 
-from dynabench.kubernetes.contract import APP, APP_NAME, COMPONENT, INSTANCE
+from dynabench.kubernetes.contract import COMPONENT, ours
 from dynabench.kubernetes.names import FRONTEND
 from dynabench.kubernetes.objects import Object
 
 
 def policies(deployment: str, namespace: str) -> list[Object]:
     """Return the policies for the processes of a deployment."""
-    ours = {APP: APP_NAME, INSTANCE: deployment}
+    own = ours(deployment)
     return [
-        _policy(deployment, namespace, ours, {"from": [{"podSelector": {"matchLabels": ours}}]}),
-        _policy(f"{deployment}-{FRONTEND}", namespace, ours | {COMPONENT: FRONTEND}, {"ports": [{"port": "http"}]}),
+        _policy(deployment, namespace, own, {"from": [{"podSelector": {"matchLabels": own}}]}),
+        _policy(f"{deployment}-{FRONTEND}", namespace, own | {COMPONENT: FRONTEND}, {"ports": [{"port": "http"}]}),
     ]
 
 
 def server_policy(name: str, deployment: str, namespace: str, labels: Mapping[str, str]) -> Object:
     """Return the policy for an etcd or NATS server of a deployment."""
-    ours = {APP: APP_NAME, INSTANCE: deployment}
-    allowed = {"from": [{"podSelector": {"matchLabels": ours}}], "ports": [{"port": "client"}]}
+    allowed = {"from": [{"podSelector": {"matchLabels": ours(deployment)}}], "ports": [{"port": "client"}]}
     return _policy(name, namespace, labels, allowed)
 
 

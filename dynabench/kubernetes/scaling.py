@@ -23,7 +23,7 @@ VALUE = re.compile(r"([A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)?", re.ASCII)
 
 
 def autoscaler_of(deployment: Deployment, config: ClusterConfig) -> Autoscaler:
-    """Return the autoscalers of a deployment.
+    """Return what scales a deployment's workers.
 
     Raises:
         ValueError: two would scale the same workers, or the autoscaler cannot scale them.
@@ -36,14 +36,13 @@ def autoscaler_of(deployment: Deployment, config: ClusterConfig) -> Autoscaler:
         )
     if kind == "planner" and not has_planner(deployment):
         raise ValueError(
-            "autoscaler is 'planner' but planner is 'static'; expected a planner policy in the file (see dynabench "
-            "planners)"
-        )
-    if kind != "none" and config.autoscaler is None and config.form != "manifests":
-        raise ValueError(
-            "the file has a planner, and Dynamo's operator sets the replicas itself: add --autoscaler none"
+            "autoscaler is 'planner' but planner is 'static'; expected a planner policy in the file (see dynabench planners)"
         )
     if kind != "none" and config.form != "manifests":
+        if config.autoscaler is None:
+            raise ValueError(
+                "the file has a planner, and Dynamo's operator sets the replicas itself: add --autoscaler none"
+            )
         raise ValueError(
             f"autoscaler is {kind!r} and form is {config.form!r}; expected 'none': Dynamo's operator owns the replicas"
         )
@@ -59,7 +58,7 @@ def autoscaler_of(deployment: Deployment, config: ClusterConfig) -> Autoscaler:
 def scaler_of(
     deployment: Deployment, config: ClusterConfig, pool: Pool, kind: Autoscaler, metadata: Object
 ) -> list[Object]:
-    """Return the autoscaler of a pool, which scales by waiting requests."""
+    """Return the autoscaler of a pool, if it has one of its own: it scales by waiting requests."""
     settings = deployment.planner
     least, most = settings.min_endpoint, settings.max_replicas or max(MOST, settings.min_endpoint)
     target = settings.hpa_target or QUEUE
@@ -74,25 +73,25 @@ def scaler_of(
             "triggers": [_trigger(deployment, config, pool, target)],
         }
         return [{"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "metadata": metadata, "spec": spec}]
-    metric = {"name": WAITING, "selector": {"matchLabels": {"model": pool.served_name, "worker_type": pool.role}}}
     if kind == "hpa":
         spec = {
             "scaleTargetRef": scaled,
             "minReplicas": least,
             "maxReplicas": most,
-            "metrics": [
-                {
-                    "type": "External",
-                    "external": {
-                        "metric": metric,
-                        "target": {"type": "AverageValue", "averageValue": _quantity(target)},
-                    },
-                }
-            ],
+            "metrics": [_metric(pool, target)],
             "behavior": behavior,
         }
         return [{"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": metadata, "spec": spec}]
     return []
+
+
+def _metric(pool: Pool, target: float) -> Object:
+    labels = {"model": pool.served_name, "worker_type": pool.role}
+    external = {
+        "metric": {"name": WAITING, "selector": {"matchLabels": labels}},
+        "target": {"type": "AverageValue", "averageValue": _quantity(target)},
+    }
+    return {"type": "External", "external": external}
 
 
 def _trigger(deployment: Deployment, config: ClusterConfig, pool: Pool, target: float) -> Object:
@@ -125,8 +124,7 @@ def _check_metric(deployment: Deployment, kind: Autoscaler) -> None:
     settings = deployment.planner
     if settings.hpa_metric != "queue":
         raise ValueError(
-            f"planner.hpa_metric is {settings.hpa_metric!r} and autoscaler is {kind!r}; expected 'queue' with that "
-            "autoscaler"
+            f"planner.hpa_metric is {settings.hpa_metric!r} and autoscaler is {kind!r}; expected 'queue' with that autoscaler"
         )
     seen: dict[tuple[str, str], Pool] = {}
     for pool in deployment.pools:
@@ -134,12 +132,10 @@ def _check_metric(deployment: Deployment, kind: Autoscaler) -> None:
         if first is not pool:
             raise ValueError(
                 f"autoscaler is {kind!r}, but pools.{first.name} and pools.{pool.name} both serve "
-                f"{pool.served_name}; expected one "
-                "pool of each role: the frontend's metrics do not distinguish them"
+                f"{pool.served_name}; expected one pool of each role: the frontend's metrics do not distinguish them"
             )
         if kind == "hpa" and (not VALUE.fullmatch(pool.served_name) or len(pool.served_name) > 63):
             raise ValueError(
                 f"autoscaler is 'hpa' and pools.{pool.name} serves {pool.served_name!r}, which is not a valid label "
-                "value; "
-                f"expected model_name of letters, digits, -, _ and ., or autoscaler 'keda'"
+                "value; expected model_name of letters, digits, -, _ and ., or autoscaler 'keda'"
             )

@@ -7,9 +7,10 @@ server. A NetworkPolicy lets only the deployment's pods reach either server.
 from typing import NamedTuple
 
 from dynabench.kubernetes import names
-from dynabench.kubernetes.contract import APP, COMPONENT, INSTANCE, NATS_TOKEN
+from dynabench.kubernetes.contract import COMPONENT, NATS_TOKEN
 from dynabench.kubernetes.objects import CONTAINER_SECURITY, POD_SECURITY, Object, secret_variable
 from dynabench.kubernetes.policies import server_policy
+from serving.runtime.kubernetes.names import APP, INSTANCE
 
 ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.21"
 NATS_IMAGE = "docker.io/library/nats:2.11-alpine"

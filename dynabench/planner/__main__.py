@@ -62,7 +62,7 @@ def in_a_cluster(
     runtime: RuntimeSettings | None = None,
     verbose: Verbosity = 0,
 ) -> None:
-    """Plan the pools of a deployment whose workers are pods, until a signal comes.
+    """Plan the pools of a deployment whose workers are pods, until a signal arrives.
 
     Args:
         hands: Who starts and ends workers: Kubernetes, by the number of pods of Deployment NAME-POOL for each pool.
@@ -110,7 +110,7 @@ def plan(config: PlannerServiceConfig, deployment: Deployment, network: RuntimeC
 def hands_of(
     runtime: DistributedRuntime, config: PlannerServiceConfig, deployment: Deployment
 ) -> contextlib.AbstractAsyncContextManager[None]:
-    """Return the hands if they run in this process, otherwise None."""
+    """Return the work of the hands in this process: none if they are in the parent."""
     if config.hands == "parent":
         return contextlib.nullcontext()
     hands = ClusterHands(

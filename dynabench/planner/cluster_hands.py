@@ -17,6 +17,7 @@ import msgspec
 from dynabench.planner.messages import Fleet, Orders, Wanted, fleets, orders
 from dynabench.planner.pods import Pods
 from serving.runtime.address import EndpointAddress, Instance
+from serving.runtime.alarm import Alarm
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.kubernetes.account import Account
 from serving.runtime.kubernetes.api import ApiError, Kind, KubernetesApi
@@ -96,7 +97,7 @@ class ClusterHands:
         """Pod names by the keys of their instances in discovery."""
         self._reported: Fleet | None = None
         self._news = asyncio.Event()
-        self._said: dict[str, str] = {}
+        self._alarms: dict[str, Alarm] = {}
         self._naming: asyncio.TimerHandle | None = None
 
     @contextlib.asynccontextmanager
@@ -206,14 +207,11 @@ class ClusterHands:
             trouble = self._pods.trouble(pool.name)
             self._say(f"pods of {pool.name}", trouble and f"{pool.deployment} cannot start all its pods: {trouble}")
             self._say(f"scaler of {pool.name}", self._refusal(pool))
-            is_there = pool.deployment in self._pods.deployments
-            self._say(
-                f"deployment of {pool.name}",
-                ""
-                if is_there
-                else f"there is no Deployment {pool.deployment} in namespace {self._api.namespace}; expected one for "
-                f"pool {pool.name}, which does not change until then",
+            missing = (
+                f"there is no Deployment {pool.deployment} in namespace {self._api.namespace}; expected one for "
+                f"pool {pool.name}, which does not change until then"
             )
+            self._say(f"deployment of {pool.name}", "" if pool.deployment in self._pods.deployments else missing)
         self._wait_for_names()
 
     def _wait_for_names(self) -> None:
@@ -318,11 +316,4 @@ class ClusterHands:
             self._runtime.stopping.set()
 
     def _say(self, what: str, trouble: str) -> None:
-        """Log a problem once, until it is resolved or changes."""
-        if trouble == self._said.get(what, ""):
-            return
-        self._said[what] = trouble
-        if trouble:
-            log.warning("%s", trouble)
-        else:
-            log.info("resolved: %s", what)
+        self._alarms.setdefault(what, Alarm(log, f"resolved: {what}")).update(trouble)

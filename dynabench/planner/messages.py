@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 MOST_WORKERS = 10_000
-"""Of a pool."""
+"""The most workers that a pool can have."""
 
 State = Literal["starting", "ready", "draining"]
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from dynabench.planner.messages import MOST_WORKERS, Fleet, Worker
+from foundation.text import one_line
 from serving.runtime.kubernetes.names import DELETION_COST, POOL
 from serving.runtime.kubernetes.objects import Deployment, Pod
 
@@ -75,7 +76,7 @@ class Pods:
         deployment = self.deployments.get(self._pools[pool])
         for condition in (deployment.status.conditions if deployment else None) or ():
             if condition.type == "ReplicaFailure" and condition.status == "True":
-                return " ".join((condition.message or "no reason given").split())[:300]
+                return one_line(condition.message or "no reason given")
         return ""
 
     def _of(self, pool: str) -> list[Pod]:

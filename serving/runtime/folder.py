@@ -22,7 +22,8 @@ from pathlib import Path
 
 import msgspec
 
-from serving.runtime.ports import OnChange, RuntimeUnavailableError, Stop, guarded
+from serving.runtime.alarm import Alarm
+from serving.runtime.ports import OnChange, RuntimeUnavailableError, Stop, changes, guarded
 from serving.runtime.private_folder import PrivateFolder
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class FolderDiscovery:
         self._known: dict[str, bytes] = {}
         self._read: dict[str, tuple[tuple[int, int], dict[str, bytes]]] = {}  # id -> version of its file, and its keys
         self._touched: dict[str, tuple[int, float]] = {}  # id -> its lease's time stamp, and when we first saw that
-        self._troubles: dict[str, str] = {}
+        self._alarms: dict[str, Alarm] = {}
         self._files: dict[str, Restore] = {f"{self._id}.lease": self._restore_lease, f"{self._id}.json": self._restore}
         try:
             if f"{self._id}.lease" in self._folder.names():
@@ -242,9 +243,7 @@ class FolderDiscovery:
             return
         self._is_well(trouble)
         before, self._known = self._known, found
-        changes: list[tuple[str, bytes | None]] = [(key, None) for key in before if key not in found]
-        changes += [(key, value) for key, value in found.items() if before.get(key) != value]
-        for key, value in changes:
+        for key, value in changes(before, found):
             for prefix, on_change in list(self._watches):
                 if key.startswith(prefix):
                     on_change(key, value)
@@ -314,15 +313,14 @@ class FolderDiscovery:
         return keys
 
     def _has_trouble(self, what: str, error: Exception) -> None:
-        """Log a trouble once, until it is over or changes."""
         reason = f"{error.strerror or error} ({self._folder.path})" if isinstance(error, OSError) else str(error)
-        if self._troubles.get(what) != reason:
-            self._troubles[what] = reason
-            log.warning("%s; trying again: %s", what, reason)
+        self._alarm(what).update(f"{what}; trying again: {reason}")
 
     def _is_well(self, what: str) -> None:
-        if self._troubles.pop(what, None) is not None:
-            log.info("resolved: %s", what)
+        self._alarm(what).update("")
+
+    def _alarm(self, what: str) -> Alarm:
+        return self._alarms.setdefault(what, Alarm(log, f"resolved: {what}"))
 
 
 def _is_id(text: str) -> bool:

@@ -1,7 +1,7 @@
 """The three ports of the runtime: discovery, request plane, event plane. Each has two or three back ends."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVarTuple
 
 log = logging.getLogger(__name__)
@@ -28,6 +28,12 @@ def guarded(callback: Callable[[*Arguments], object], what: str) -> Callable[[*A
             log.exception("%s could not be processed: %.200r", what, arguments)
 
     return call
+
+
+def changes(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> list[tuple[str, bytes | None]]:
+    """Return the keys that are gone, without a value, then those that are new or have another value."""
+    gone = [(key, None) for key in before if key not in after]
+    return [*gone, *((key, value) for key, value in after.items() if before.get(key) != value)]
 
 
 class Discovery(Protocol):

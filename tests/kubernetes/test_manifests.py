@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.file import from_plain
-from dynabench.kubernetes.contract import discovery, scaling
 from dynabench.kubernetes.manifests import manifests
 from dynabench.kubernetes.settings import ClusterConfig
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
+from serving.runtime.kubernetes.access import discovery, scaling
 from serving.worker.config import WorkerConfig
 from tests.kubernetes.cluster import (
     annotations,
@@ -551,8 +551,8 @@ def test_a_file_whose_name_a_config_map_does_not_take_is_refused(name, tmp_path)
 
 
 def test_numbers_have_no_exponents():
-    found = objects(EXTERNAL.replace("lease_ttl_s: 20", "lease_ttl_s: 1000000"))
-    assert environment(container(found, "dynamo-worker"))["ETCD_LEASE_TTL"] == "1000000"
+    found = objects(EXTERNAL.replace("lease_ttl_s: 20", "lease_ttl_s: 86400"))
+    assert environment(container(found, "dynamo-worker"))["ETCD_LEASE_TTL"] == "86400"
     for target, threshold in (("12345678", "12345678"), ("1.0e-7", "0.0000001"), ("2.5", "2.5")):
         found = objects(f"pools: {{worker: {{}}}}\nplanner: {{hpa_target: {target}}}", autoscaler="keda")
         [trigger] = named(found, "ScaledObject", "dynamo-worker")["spec"]["triggers"]

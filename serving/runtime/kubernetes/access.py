@@ -10,15 +10,15 @@ class Rule(NamedTuple):
     """A rule of a Role."""
 
     group: str
-    """The group in the API; empty: the core group."""
+    """The group in the API; "" is the core group."""
     resource: str
     verbs: tuple[str, ...]
     names: tuple[str, ...] = ()
-    """The names of the objects; none: all of the namespace."""
+    """The names of the objects; if empty, all objects of the namespace."""
 
 
 def discovery(token_secret: str = TOKEN_SECRET) -> tuple[Rule, ...]:
-    """Return what every process with --discovery-backend kubernetes needs, whose cluster token is in a Secret of this name."""
+    """Return the rights that every process with --discovery-backend kubernetes needs; this Secret has the cluster token."""
     return (
         Rule("coordination.k8s.io", "leases", ("get", "list", "watch", "create", "patch", "delete")),
         Rule("", "configmaps", ("get", "list", "create", "patch", "delete")),

@@ -38,39 +38,26 @@ class Account:
                 "sets them"
             )
         folder = Path(os.environ.get("DYN_SERVICE_ACCOUNT_DIR") or FOLDER)
-        account = cls(f"https://{f'[{host}]' if ':' in host else host}:{port}", folder, "")
-        account.namespace = os.environ.get("POD_NAMESPACE") or account._read("namespace")
-        account._read("token")
-        return account
+        namespace = os.environ.get("POD_NAMESPACE") or _read(folder / "namespace")
+        _read(folder / "token")
+        return cls(f"https://{f'[{host}]' if ':' in host else host}:{port}", folder, namespace)
 
     @property
     def authority(self) -> str:
         """The certificate of the authority that signed the server's."""
-        return self._read("ca.crt")
+        return _read(self._folder / "ca.crt")
 
     @property
     def token(self) -> str:
         """The token, at most a minute old."""
         now = time.monotonic()
         if now - self._read_s >= FRESH_S:
-            self._token, self._read_s = self._read("token"), now
+            self._token, self._read_s = _read(self._folder / "token"), now
         return self._token
 
     def refresh(self) -> None:
         """Read the token again at its next use."""
         self._read_s = -FRESH_S
-
-    def _read(self, name: str) -> str:
-        try:
-            text = (self._folder / name).read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise RuntimeUnavailableError(
-                f"{self._folder / name} cannot be read ({getattr(error, 'strerror', '') or 'not text'}); expected the files of a "
-                "service account (automountServiceAccountToken)"
-            ) from error
-        if not text:
-            raise RuntimeUnavailableError(f"{self._folder / name} is empty; expected the {name} of a service account")
-        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +86,16 @@ class ThisPod:
     def as_owner(self) -> dict[str, str]:
         """The pod as the owner of an object, which is removed with the pod."""
         return {"apiVersion": "v1", "kind": "Pod", "name": self.name, "uid": self.uid}
+
+
+def _read(file: Path) -> str:
+    try:
+        text = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RuntimeUnavailableError(
+            f"{file} cannot be read ({getattr(error, 'strerror', '') or 'not text'}); expected the files of a "
+            "service account (automountServiceAccountToken)"
+        ) from error
+    if not text:
+        raise RuntimeUnavailableError(f"{file} is empty; expected the {file.name} of a service account")
+    return text

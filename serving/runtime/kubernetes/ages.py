@@ -1,4 +1,4 @@
-"""How long Leases have not changed, by our own clock from when we first saw them so: those of the nodes may differ. Pure."""
+"""How long Leases have stayed unchanged, by our own clock, because the clocks of the nodes may differ. Pure."""
 
 from serving.runtime.kubernetes.objects import Lease
 
@@ -12,7 +12,7 @@ class Ages:
         """By name: the last version, and when it was first seen."""
 
     def observe(self, now: float, lease: Lease) -> float:
-        """Record a Lease as it is now; return for how many seconds it has been seen so."""
+        """Record a Lease as it is now; return for how many seconds we have seen it unchanged."""
         name, version = lease.metadata.name, lease.metadata.resource_version
         known, since_s = self._seen.get(name, ("", now))
         if version != known:

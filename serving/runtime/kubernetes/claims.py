@@ -98,6 +98,6 @@ class Claims:
             raise
 
     def _is_abandoned(self, held: Lease) -> bool:
-        """Whether a Lease has not changed for its whole duration."""
+        """Return whether a Lease has not changed for its whole duration."""
         patience_s = min(held.spec.duration_s, MAX_DURATIONS * self._duration_s)
         return self._ages.observe(time.monotonic(), held) > patience_s

@@ -17,6 +17,7 @@ import os
 import time
 from base64 import b64decode, b64encode
 
+from serving.runtime.alarm import Alarm
 from serving.runtime.cluster_token import KEY as CLUSTER_TOKEN
 from serving.runtime.kubernetes.account import Account, ThisPod
 from serving.runtime.kubernetes.api import ApiError, KubernetesApi
@@ -61,7 +62,7 @@ class KubernetesDiscovery:
         self._following: dict[str, Reflector[Data]] = {}
         self._starting = asyncio.Lock()
         self._beating: asyncio.Task[None] | None = None
-        self._trouble = ""
+        self._alarm = Alarm(log, "this process is safely in discovery again")
 
     @classmethod
     async def connect(cls, instance_id: int, *, lease_ttl_s: float) -> "KubernetesDiscovery":
@@ -180,9 +181,9 @@ class KubernetesDiscovery:
                 await self._own.renew()
                 await self._claims.keep()
             except ApiError as error:
-                self._say(str(error))
+                self._alarm.update(f"this process may be lost from discovery; trying again: {error}")
             else:
-                self._say("")
+                self._alarm.update("")
 
     async def _follow(self, key: str) -> None:
         """Follow a key that outlives processes."""
@@ -216,15 +217,6 @@ class KubernetesDiscovery:
         for prefix, on_change in list(self._watches):
             if key.startswith(prefix):
                 on_change(key, value)
-
-    def _say(self, trouble: str) -> None:
-        """Log a trouble once, until it is over or changes."""
-        if trouble != self._trouble:
-            self._trouble = trouble
-            if trouble:
-                log.warning("this process may be lost from discovery; trying again: %s", trouble)
-            else:
-                log.info("this process is safely in discovery again")
 
 
 def _value(secret: Data) -> bytes | None:

@@ -5,7 +5,11 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
+from serving.runtime.kubernetes.names import VERSION
+
 DEFAULT_DURATION_S = 10
+
+MAX_DIGITS = 18
 
 Duration = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
@@ -65,6 +69,12 @@ class Metadata(Struct, frozen=True, rename="camel"):
     def annotation(self, name: str) -> str:
         """Return an annotation's value."""
         return (self.annotations or {}).get(name, "")
+
+    @property
+    def version(self) -> int:
+        """The version of a process's keys; 0 if it is not valid, or longer than any that we write."""
+        text = self.annotation(VERSION)
+        return int(text) if len(text) <= MAX_DIGITS and text.isascii() and text.isdecimal() else 0
 
     @property
     def pod(self) -> str:

@@ -11,10 +11,11 @@ from collections.abc import Callable
 import msgspec
 
 from serving.runtime.kubernetes.api import ApiError, KubernetesApi
-from serving.runtime.kubernetes.names import APP, APP_NAME, PROCESS, VERSION, process_object, process_of
+from serving.runtime.kubernetes.names import APP, APP_NAME, PROCESS, process_object, process_of
 from serving.runtime.kubernetes.objects import CONFIG_MAPS, ENDPOINT_SLICES, LEASES, Data, EndpointSlice, Lease
-from serving.runtime.kubernetes.presence import Presence, number
+from serving.runtime.kubernetes.presence import Presence
 from serving.runtime.kubernetes.reflector import Reflector
+from serving.runtime.ports import changes
 from serving.runtime.stopping import cancel_all
 
 log = logging.getLogger(__name__)
@@ -141,11 +142,11 @@ class Others:
                     self._settle_soon()
         except ApiError as error:
             log.debug("the keys of process %s could not be read: %s", id, error)
-        finally:  # at once: a version that is heard of from here on starts a fetch
+        finally:  # at once: a later version starts another fetch
             del self._fetching[id]
 
     def _take(self, id: str, record: Data) -> None:
-        version, texts = number(record.metadata.annotation(VERSION)), {}
+        version, texts = record.metadata.version, {}
         try:
             texts = msgspec.json.decode((record.data or {}).get("keys", "{}"), type=dict[str, str])
         except ValueError as error:
@@ -167,17 +168,15 @@ class Others:
         self._settling = None
         living = self._presence.living()
         self._living = frozenset(living)
-        found: Keys = {}
-        for id in living:
-            keys = self._records.get(id, NOTHING).keys
-            found |= {key: value for key, value in keys.items() if self._may_have(id, key)}
+        found = {
+            key: value
+            for id in living
+            for key, value in self._records.get(id, NOTHING).keys.items()
+            if self._may_have(id, key)
+        }
         before, self.keys = self.keys, found
-        for key in before:
-            if key not in found:
-                self._tell(key, None)
-        for key, value in found.items():
-            if before.get(key) != value:
-                self._tell(key, value)
+        for key, value in changes(before, found):
+            self._tell(key, value)
 
     def _may_have(self, id: str, key: str) -> bool:
         """Return whether a process may register a key: not one that ends in the id of another."""

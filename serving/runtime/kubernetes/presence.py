@@ -10,10 +10,7 @@ compared with our own, as we see it: while our own renewals do not come back, we
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from serving.runtime.kubernetes.names import VERSION
 from serving.runtime.kubernetes.objects import EndpointSlice, Lease
-
-MAX_DIGITS = 18
 
 
 @dataclass(slots=True)
@@ -43,19 +40,12 @@ class Presence:
 
     def on_lease(self, now: float, id: str, lease: Lease) -> None:
         """Record a process's Lease."""
-        spec, version = lease.spec, lease.metadata.annotation(VERSION)
-        known, renewed = self.processes.get(id), spec.renew_time or ""
-        ttl_s = float(spec.duration_s)
-        is_seen = known is None or known.renewed != renewed
-        if id == self._own and known is not None and is_seen and now - known.seen_s > ttl_s / 2:
+        metadata, known = lease.metadata, self.processes.get(id)
+        ttl_s, renewed = float(lease.spec.duration_s), lease.spec.renew_time or ""
+        seen_s = known.seen_s if known is not None and known.renewed == renewed else now
+        if id == self._own and known is not None and seen_s - known.seen_s > ttl_s / 2:
             self._give_time(now)
-        self.processes[id] = Process(
-            lease.metadata.pod,
-            number(version),
-            ttl_s,
-            renewed,
-            now if known is None or is_seen else known.seen_s,
-        )
+        self.processes[id] = Process(metadata.pod, metadata.version, ttl_s, renewed, seen_s)
 
     def forget(self, id: str) -> None:
         """Record that a process's Lease is gone."""
@@ -97,8 +87,3 @@ class Presence:
     def _is_ready(self, pod: str) -> bool:
         said = [pods[pod] for pods in self._slices.values() if pod in pods]
         return any(said) or not said
-
-
-def number(text: str) -> int:
-    """Read the version of a process's keys; 0 if it is not valid, or longer than any that we write."""
-    return int(text) if len(text) <= MAX_DIGITS and text.isascii() and text.isdecimal() else 0

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Generic
 
 from foundation.text import one_line
+from serving.runtime.alarm import Alarm
 from serving.runtime.kubernetes.api import ApiError, GoneError, Kind, KubernetesApi
 from serving.runtime.kubernetes.objects import Resource
 from serving.runtime.stopping import cancel_all
@@ -64,7 +65,7 @@ class Reflector(Generic[Kind]):
         self._pause_s = RETRY_S
         self._task: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._trouble = ""
+        self._alarm = Alarm(log, f"{resource.name} can be read again")
 
     async def start(self) -> None:
         """Read the list, and follow it from now on; if the server is away, do so once it is back.
@@ -99,7 +100,7 @@ class Reflector(Generic[Kind]):
         found, version = await self._api.list(self._resource, self._kind, **self._selector)
         await self._on_list(found)
         self._version = version
-        self._say(None)
+        self._alarm.update("")
 
     async def _follow(self) -> None:
         while True:
@@ -110,10 +111,10 @@ class Reflector(Generic[Kind]):
             except GoneError:
                 self._version = ""
             except ApiError as error:
-                self._say(error)
+                self._warn(error)
             except Exception as error:
                 self._version = ""  # the same watch would bring it again
-                self._say(error)
+                self._warn(error)
             await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.0))
             self._pause_s = min(2 * self._pause_s, MAX_RETRY_S)
 
@@ -131,18 +132,12 @@ class Reflector(Generic[Kind]):
     async def _process(self) -> None:
         async for what, read in self._api.watch(self._resource, self._kind, self._version, **self._selector):
             self._version = read.metadata.resource_version or self._version
-            self._say(None)
+            self._alarm.update("")
             if what == "DELETED":
                 self._on_change(read.metadata.name, None)
             elif isinstance(read, self._kind):
                 self._on_change(read.metadata.name, read)
 
-    def _say(self, error: Exception | None) -> None:
-        """Log a trouble once, until it is over or changes."""
-        text = one_line(error) if error is not None else ""
-        if text != self._trouble:
-            self._trouble = text
-            if text:
-                log.warning("%s cannot be read; what was known of them stays in use: %s", self._resource.name, text)
-            else:
-                log.info("%s can be read again", self._resource.name)
+    def _warn(self, error: Exception) -> None:
+        what = f"{self._resource.name} cannot be read; what was known of them stays in use"
+        self._alarm.update(f"{what}: {one_line(error)}")

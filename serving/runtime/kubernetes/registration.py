@@ -12,7 +12,6 @@ from serving.runtime.kubernetes.ages import Ages
 from serving.runtime.kubernetes.api import ApiError, KubernetesApi
 from serving.runtime.kubernetes.names import PROCESS, VERSION, labels, process_object
 from serving.runtime.kubernetes.objects import CONFIG_MAPS, LEASES, Data, Lease
-from serving.runtime.kubernetes.presence import number
 from serving.runtime.ports import RuntimeUnavailableError
 
 MAX_KEYS_BYTES = 1_000_000
@@ -120,9 +119,9 @@ class Registration:
         self._beside = left
 
     async def _has_keys(self) -> bool:
-        """Whether the cluster has what we wrote last."""
+        """Return whether the cluster has what we wrote last."""
         held = await self._api.get(CONFIG_MAPS, Data, self._name)
-        return held is not None and number(held.metadata.annotation(VERSION)) == self._written
+        return held is not None and held.metadata.version == self._written
 
     async def _change(self) -> None:
         self._version += 1
