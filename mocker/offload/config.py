@@ -17,7 +17,7 @@ GIB = 1 << 30
 PAGE_BYTES = 4096
 """vLLM rounds chunks up to a multiple of this."""
 MAX_GIB = 1_000_000_000
-WorkerSize = Annotated[float, Meta(ge=0, le=MAX_GIB), Unit("GiB for each worker")]
+WorkerSize = Annotated[float, Meta(ge=0, le=MAX_GIB), Unit("GiB for each data-parallel rank")]
 """Size of a tier that each worker, or each of its data-parallel ranks, has to itself."""
 
 

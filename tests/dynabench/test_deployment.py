@@ -107,7 +107,10 @@ def test_passwords_are_not_written_down(tmp_path):
             "pools: {a: {kv_store_size: 4}}",
             "pools.a.kv_store_size is unknown here; expected it in the deployment's section kv_store",
         ),
-        ("pools: {a: {kv_offloading_size: 64GB}}", "expected a number from 0 to 1000000000 (GiB for each worker)"),
+        (
+            "pools: {a: {kv_offloading_size: 64GB}}",
+            "expected a number from 0 to 1000000000 (GiB for each data-parallel rank)",
+        ),
         ("pools: {a: {}}\nrouters: {}", "routers is unknown; did you mean router?"),
         ("pools: {a: {}}\nrouter: {kv: 1}", "router.kv is unknown; expected one of "),
         ("pools: {a: {}}\nrouter: {router_temperature: -1}", "router.router_temperature is -1; expected at least 0"),

@@ -298,7 +298,7 @@ def test_prefill_workers_keep_kv_in_tiers_too():
         ({"kv_disk_size": 4}, "kv_disk_size is 4, and kv_offloading_size is 0; expected host memory, too"),
         (
             {"kv_offloading_size": 1e308},
-            r"kv_offloading_size must be from 0 to 1000000000 \(GiB for each worker\), not 1e",
+            r"kv_offloading_size must be from 0 to 1000000000 \(GiB for each data-parallel rank\), not 1e",
         ),
         (
             {"kv_disk_size": 4, "kv_offloading_size": 4, "store_threshold": 2},
