@@ -123,6 +123,10 @@ def test_selectors_match_the_pods_they_are_for_and_no_others(written):
         assert matched == [each["metadata"]["name"]]
 
 
+def test_every_object_has_the_label_by_which_a_deployment_is_pruned(written):
+    assert {each["metadata"]["labels"]["app.kubernetes.io/instance"] for each in written} <= {"dynamo", "demo", "prod"}
+
+
 def test_what_prometheus_scrapes_is_the_frontends_port(written):
     for each in of_kind(written, "ServiceMonitor"):
         wanted = each["spec"]["selector"]["matchLabels"].items()
