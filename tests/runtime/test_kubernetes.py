@@ -730,7 +730,7 @@ def test_of_processes_that_fill_the_secret_at_once_one_does(cluster, monkeypatch
 
 
 def test_a_secret_that_changes_whenever_it_is_filled_is_given_up(cluster, monkeypatch):
-    monkeypatch.setattr("serving.runtime.kubernetes.discovery.FILLING_PAUSES_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("serving.runtime.kubernetes.secret.FILLING_PAUSES_S", (0.0, 0.0, 0.0))
     cluster.fail("patch", "secrets", 409, times=1000)
     with pytest.raises(RuntimeUnavailableError, match="Secret dynabench-cluster-token in namespace here is empty, but"):
         run(joined())

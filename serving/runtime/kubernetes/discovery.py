@@ -15,7 +15,8 @@ import contextlib
 import logging
 import os
 import time
-from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from typing import Self
 
 from serving.runtime.alarm import Alarm
 from serving.runtime.cluster_token import KEY as CLUSTER_TOKEN
@@ -23,11 +24,10 @@ from serving.runtime.kubernetes.account import Account, ThisPod
 from serving.runtime.kubernetes.api import ApiError, KubernetesApi
 from serving.runtime.kubernetes.claims import Claims
 from serving.runtime.kubernetes.names import TOKEN_SECRET, TOKEN_SECRET_VARIABLE
-from serving.runtime.kubernetes.objects import SECRETS, Data
 from serving.runtime.kubernetes.others import Others
-from serving.runtime.kubernetes.reflector import Reflector
 from serving.runtime.kubernetes.registration import Registration
-from serving.runtime.ports import OnChange, RuntimeUnavailableError, Stop, guarded
+from serving.runtime.kubernetes.secret import SharedSecret
+from serving.runtime.ports import OnChange, Stop, guarded
 from serving.runtime.stopping import cancel_all
 
 log = logging.getLogger(__name__)
@@ -35,12 +35,6 @@ log = logging.getLogger(__name__)
 CLOSING_S = 5.0
 GRACE_S = 1.0
 """How long a renewal may take to appear on a watch."""
-
-FILLING_PAUSES_S = (0.0, 0.1, 0.3, 1.0, 3.0)
-"""The waits before each attempt to fill an empty Secret: another process may be quicker."""
-
-LASTING = (CLUSTER_TOKEN,)
-"""Keys that outlive the processes that put them; each is in a Secret."""
 
 
 class KubernetesDiscovery:
@@ -51,21 +45,19 @@ class KubernetesDiscovery:
     ) -> None:
         """Prepare to join, as a process of a pod."""
         self._api = api
-        self._secret_of = dict.fromkeys(LASTING, token_secret)
         self._id = id
         self._ttl_s = lease_ttl_s
         self._own = Registration(api, pod, id, lease_ttl_s=lease_ttl_s)
         self._claims = Claims(api, id, lease_ttl_s=lease_ttl_s)
         self._watches: list[tuple[str, OnChange]] = []
         self._others: Others | None = None
-        self._shared: dict[str, bytes] = {}
-        self._following: dict[str, Reflector[Data]] = {}
+        self._token = SharedSecret(api, token_secret, lambda value: self._tell(CLUSTER_TOKEN, value))
         self._starting = asyncio.Lock()
         self._beating: asyncio.Task[None] | None = None
         self._alarm = Alarm(log, "this process is safely in discovery again")
 
     @classmethod
-    async def connect(cls, instance_id: int, *, lease_ttl_s: float) -> "KubernetesDiscovery":
+    async def connect(cls, instance_id: int, *, lease_ttl_s: float) -> Self:
         """Take a Lease in the namespace of this pod, and keep it.
 
         Raises:
@@ -97,55 +89,21 @@ class KubernetesDiscovery:
         return await self._claims.claim(name)
 
     async def create(self, key: str, value: bytes) -> bytes:
-        """Put a key that outlives us into its Secret if that is empty; return its value after that.
-
-        The Secret itself must exist: a right to create one could not be limited to its name.
-
-        Raises:
-            RuntimeUnavailableError: the API server cannot be reached or refuses us, or there is no Secret.
-        """
-        name = self._secret_of[key]
-        for pause_s in FILLING_PAUSES_S:
-            await asyncio.sleep(pause_s)
-            if (secret := await self._api.get(SECRETS, Data, name)) is None:
-                raise RuntimeUnavailableError(
-                    f"there is no Secret {name} in namespace {self._api.namespace}; expected an empty one "
-                    f"(kubectl create secret generic {name})"
-                )
-            if (held := _value(secret)) is not None:
-                return held
-            # Only the version that was empty is changed, so one of several processes succeeds.
-            metadata = {"resourceVersion": secret.metadata.resource_version}
-            content = {"metadata": metadata, "data": {"value": b64encode(value).decode()}}
-            try:
-                await self._api.patch(SECRETS, name, content=content)
-            except ApiError as error:
-                if error.status not in (404, 409):
-                    raise
-            else:
-                return value
-        raise RuntimeUnavailableError(
-            f"Secret {name} in namespace {self._api.namespace} is empty, but changes whenever this process fills it; "
-            "expected nobody to change it meanwhile"
-        )
+        """See `KeepingDiscovery`; only the cluster token outlives its process."""
+        assert key == CLUSTER_TOKEN, key
+        return await self._token.fill(value)
 
     def place(self, key: str) -> tuple[str, str]:
-        """Return where a key that outlives us is kept, and the command that empties it."""
-        name = self._secret_of[key]
+        """See `KeepingDiscovery`."""
+        assert key == CLUSTER_TOKEN, key
+        name = self._token.name
         return f"Secret {name}", f"kubectl patch secret {name} -p '{{\"data\":null}}'"
 
     async def watch(self, prefix: str, on_change: OnChange) -> Stop:
         """Report the keys below a prefix, now and as they change."""
         entry = (prefix, guarded(on_change, "a key in discovery"))
         async with self._starting:
-            if prefix in LASTING:
-                await self._follow(prefix)
-            elif self._others is None:
-                others = Others(self._api, self._id, self._tell)
-                await others.start()
-                self._others = others
-            known = self._shared if prefix in LASTING or self._others is None else self._others.keys
-            for key, value in list(known.items()):
+            for key, value in list((await self._known(prefix)).items()):
                 if key.startswith(prefix):
                     entry[1](key, value)
             self._watches.append(entry)
@@ -153,7 +111,7 @@ class KubernetesDiscovery:
         def stop() -> None:
             if entry in self._watches:
                 self._watches.remove(entry)
-            if self._others is not None and all(prefix in LASTING for prefix, _ in self._watches):
+            if self._others is not None and all(prefix == CLUSTER_TOKEN for prefix, _ in self._watches):
                 self._others.stop()
                 self._others = None
 
@@ -163,9 +121,7 @@ class KubernetesDiscovery:
         """Remove our Lease and all our keys, and release our claims."""
         self._watches.clear()
         await cancel_all(*([self._beating] if self._beating else []))
-        await asyncio.gather(
-            *(following.close() for following in [self._others, *self._following.values()] if following)
-        )
+        await asyncio.gather(*(followed.close() for followed in (self._others, self._token) if followed))
         with contextlib.suppress(ApiError, TimeoutError):  # the Leases will expire
             async with asyncio.timeout(CLOSING_S):
                 await self._claims.release()
@@ -185,43 +141,18 @@ class KubernetesDiscovery:
             else:
                 self._alarm.update("")
 
-    async def _follow(self, key: str) -> None:
-        """Follow a key that outlives processes."""
-        if key in self._following:
-            return
-
-        def take(secret: Data | None) -> None:
-            if secret is None:
-                return  # nobody can fill it until it exists again: keep the last value
-            if self._shared.get(key) != (value := _value(secret)):
-                self._shared.pop(key, None)
-                if value is not None:
-                    self._shared[key] = value
-                self._tell(key, value)
-
-        async def on_list(found: dict[str, Data]) -> None:
-            take(found.get(self._secret_of[key]))
-
-        reflector = Reflector(
-            self._api,
-            SECRETS,
-            Data,
-            on_list=on_list,
-            on_change=lambda _, found: take(found),
-            fields=f"metadata.name={self._secret_of[key]}",
-        )
-        await reflector.start()
-        self._following[key] = reflector
+    async def _known(self, prefix: str) -> Mapping[str, bytes]:
+        """Return the keys that a watch of a prefix can see now, and follow them from then on."""
+        if prefix == CLUSTER_TOKEN:
+            await self._token.follow()
+            return {} if self._token.value is None else {CLUSTER_TOKEN: self._token.value}
+        if self._others is None:
+            others = Others(self._api, self._id, self._tell)
+            await others.start()
+            self._others = others
+        return self._others.keys
 
     def _tell(self, key: str, value: bytes | None) -> None:
         for prefix, on_change in list(self._watches):
             if key.startswith(prefix):
                 on_change(key, value)
-
-
-def _value(secret: Data) -> bytes | None:
-    """Return the value in one of our Secrets: None if it is empty, no bytes if it has something else."""
-    text = (secret.data or {}).get("value")
-    with contextlib.suppress(ValueError):
-        return b64decode(text, validate=True) if text else None
-    return b""
