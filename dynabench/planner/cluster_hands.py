@@ -195,9 +195,11 @@ class ClusterHands:
             try:
                 await self._runtime.discovery.put(key, msgspec.json.encode(fleet))
                 self._reported = fleet
-                self._say("report", "")
+                self._say("the report to the planner", "")
             except RuntimeUnavailableError as error:
-                self._say("report", f"cannot report the workers to the planner; trying again: {error}")
+                self._say(
+                    "the report to the planner", f"cannot report the workers to the planner; trying again: {error}"
+                )
                 await asyncio.sleep(AGAIN_S)
                 self._news.set()
 
@@ -206,12 +208,12 @@ class ClusterHands:
         for pool in self._pools.values():
             trouble = self._pods.trouble(pool.name)
             self._say(f"pods of {pool.name}", trouble and f"{pool.deployment} cannot start all its pods: {trouble}")
-            self._say(f"scaler of {pool.name}", self._refusal(pool))
+            self._say(f"the autoscaler of {pool.name}", self._refusal(pool))
             missing = (
                 f"there is no Deployment {pool.deployment} in namespace {self._api.namespace}; expected one for "
                 f"pool {pool.name}, which does not change until then"
             )
-            self._say(f"deployment of {pool.name}", "" if pool.deployment in self._pods.deployments else missing)
+            self._say(f"the Deployment of {pool.name}", "" if pool.deployment in self._pods.deployments else missing)
         self._wait_for_names()
 
     def _wait_for_names(self) -> None:
@@ -225,7 +227,7 @@ class ClusterHands:
         self._naming = None
         lost = [name for name in pods if name in self._pods.nameless()]
         text = f"{lost[0]} is ready but not in discovery; expected {POD_NAME} in its environment" if lost else ""
-        self._say("nameless pods", text)
+        self._say("pods that discovery does not know", text)
         self._wait_for_names()
 
     def _refusal(self, pool: _Pool) -> str:
@@ -263,9 +265,9 @@ class ClusterHands:
             try:
                 await self._scale(pool, decided)
                 pool.obeyed = max(pool.obeyed, decided.place)
-                self._say(f"scale of {pool.name}", "")
+                self._say(f"the size of {pool.name}", "")
             except ApiError as error:
-                self._say(f"scale of {pool.name}", f"{pool.name} is unchanged; trying again: {error}")
+                self._say(f"the size of {pool.name}", f"{pool.name} is unchanged; trying again: {error}")
                 await asyncio.sleep(AGAIN_S)
                 pool.news.set()
 
@@ -305,9 +307,9 @@ class ClusterHands:
                 await self._api.patch(PODS, name, content={"metadata": {"annotations": {DELETION_COST: cost}}})
             except ApiError as error:
                 if error.status != 404:
-                    self._say("mark", f"Kubernetes chooses which worker leaves: {error}")
+                    self._say("the choice of workers that leave", f"Kubernetes chooses which worker leaves: {error}")
                     return
-        self._say("mark", "")
+        self._say("the choice of workers that leave", "")
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
         """End the process if a task fails: Kubernetes starts it again, and a planner without hands would look alive."""
