@@ -18,10 +18,10 @@ class ClusterConfig:
     """Settings of the manifests for a cluster."""
 
     form: Form = "manifests"
-    """Plain manifests, or a DynamoGraphDeployment of that version for NVIDIA Dynamo's operator."""
+    """What to write: plain manifests, or a DynamoGraphDeployment of that version for NVIDIA Dynamo's operator."""
 
     namespace: str = "default"
-    """Namespace of the cluster in which everything runs."""
+    """Namespace in the cluster. Give it to dynabench alone: its processes may change all Leases and ConfigMaps there."""
 
     image: str = "dynabench:latest"
     """Container image with dynabench."""
@@ -30,34 +30,34 @@ class ClusterConfig:
     """Container image with dynabench and an engine, for pools that run models (default: that of --image)."""
 
     frontends: Annotated[int, Meta(ge=1, le=10_000)] = 1
-    """Pods of the frontend."""
+    """Number of frontend pods."""
 
     discovery: Discovery | None = None
-    """How processes find each other: by what Kubernetes holds, or by an etcd server beside them (default: by the etcd servers
-    that the file names, else by Kubernetes)."""
+    """How processes find each other: through Kubernetes objects, or through an etcd server that is deployed with them
+    (default: the etcd servers in the file, otherwise Kubernetes)."""
 
     nats: Annotated[bool, Parameter(negative=())] = False
-    """Put a NATS server beside them, for requests and events (default: sockets, or the NATS server that the file names)."""
+    """Deploy a NATS server for requests and events (default: sockets, or the NATS server in the file)."""
 
     autoscaler: Autoscaler | None = None
-    """What changes the number of workers: a HorizontalPodAutoscaler, KEDA's ScaledObject, or our planner (default: the planner if
-    the file has one)."""
+    """What changes the number of workers: a HorizontalPodAutoscaler, KEDA's ScaledObject, or dynabench's planner (default: the
+    planner if the file has one)."""
 
     prometheus: str = "http://prometheus-operated.monitoring:9090"
-    """Where KEDA asks for metrics."""
+    """Prometheus server from which KEDA reads metrics."""
 
     monitor: Literal["none", "service", "pod"] = "none"
-    """Let the Prometheus operator scrape the frontends, by a ServiceMonitor or a PodMonitor."""
+    """Let the Prometheus operator scrape the frontends, through a ServiceMonitor or a PodMonitor."""
 
     secret: str = ""
-    """Secret with DYN_API_KEY for the frontends, and with ETCD_AUTH_PASSWORD, NATS_AUTH_PASSWORD or NATS_AUTH_TOKEN for every
-    process. Each pod gets only the keys that it needs."""
+    """Secret with DYN_API_KEY, which frontends then require, and with ETCD_AUTH_PASSWORD, NATS_AUTH_PASSWORD or NATS_AUTH_TOKEN
+    if servers need them. Each pod gets only the keys that it needs."""
 
     hf_token_secret: str = "hf-token-secret"  # noqa: S105 (a name)
-    """Secret whose key HF_TOKEN opens models on the Hugging Face hub; it need not exist."""
+    """Secret with HF_TOKEN for gated models on the Hugging Face hub; it does not have to exist."""
 
     model_claim: str = ""
-    """PersistentVolumeClaim with models, mounted at /models; what is downloaded is kept there, too."""
+    """PersistentVolumeClaim with models, mounted at /models; downloads are kept there too."""
 
     def __post_init__(self) -> None:
         """Refuse invalid settings."""
