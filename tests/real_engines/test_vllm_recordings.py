@@ -72,5 +72,5 @@ def test_settings_that_vllm_refuses_are_one_line(tmp_path):
     (tmp_path / "scenario.json").write_text(json.dumps(refused))
     done = dynabench(tmp_path, "record", "--scenario", "scenario.json", "--out", "steps.jsonl")
     assert done.returncode == 2
-    assert "refuses the scenario's settings" in done.stderr.splitlines()[-1]
+    assert "rejects the settings of the scenario" in done.stderr.splitlines()[-1]
     assert not (tmp_path / "steps.jsonl").exists()

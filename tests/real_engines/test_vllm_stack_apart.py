@@ -32,7 +32,7 @@ def stack(engine, tmp_path_factory):
             role=role,
             engine="vllm",
             engine_args=flags_to_arguments(engine.flags) | {"kv_transfer_config": transfer},
-            worker=WorkerConfig(model_path=str(engine.model), drain_s=100_000),
+            worker=WorkerConfig(model_path=str(engine.model), drain_s=86_400),
         )
 
     pools = (
