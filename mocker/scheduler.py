@@ -724,7 +724,10 @@ class Scheduler:
                 yield sequence, 1
 
     def num_tokens(self, sequence: Sequence, num_starved: int = 0) -> int:
-        """Count a sequence's tokens, prompt and output, that are known (or about to be, if it was preempted)."""
+        """Count a sequence's tokens, prompt and output, that are known (or about to be, if it was preempted).
+
+        `num_starved` of the batches that have not ended have no place for it: they bring it no token.
+        """
         if sequence in self._ending:
             return sequence.num_total - 1
         if not sequence.decoding:
