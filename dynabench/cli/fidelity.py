@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 def hardware() -> None:
     """List the GPUs and models whose step times are bundled, for --gpu and --model."""
-    from mocker.timing.catalog import find_gpu, find_model, gpu_names, model_configs
+    from mocker.models.catalog import find_model, model_configs
+    from mocker.timing.catalog import find_gpu, gpu_names
 
     for name in gpu_names():
         gpu = find_gpu(name)
@@ -47,9 +48,8 @@ def hardware() -> None:
     print()
     for name in model_configs():
         shape = find_model(name)
-        layers, embeddings = shape.num_parameters(1)
         kind = f", {shape.num_experts} experts" if shape.num_experts else ""
-        print(f"{name:34} {(layers + embeddings) / 1e9:7.1f} B parameters, {shape.weights}{kind}")
+        print(f"{name:34} {shape.num_parameters / 1e9:7.1f} B parameters, {shape.weights}{kind}")
     print("\nFor any other model, use --model with its config.json, or a folder that has it.")
 
 

@@ -8,15 +8,16 @@ from typing import Any
 from mocker.config import EngineConfig
 from mocker.offload.config import HostMemory, Tier, whole_chunks
 from mocker.timing.calibrated import Calibrated
-from mocker.timing.catalog import find_engine, find_gpu, find_model
+from mocker.timing.catalog import find_engine, find_gpu
 from mocker.timing.config import TimingConfig
 from mocker.timing.constant import Constant
 from mocker.timing.files import read_calibration, read_table
 from mocker.timing.kv_size import kv_size_of
 from mocker.timing.memory import num_kv_blocks
 from mocker.timing.model import Faster, TimingModel
+from mocker.timing.parts import coefficients
 from mocker.timing.polynomial import Polynomial
-from mocker.timing.roofline import Roofline, coefficients
+from mocker.timing.roofline import Roofline
 from mocker.timing.table import Table
 
 DEFAULT_NUM_BLOCKS = 16384
@@ -84,7 +85,7 @@ def _blocks_that_fit(engine: EngineConfig, timing: TimingConfig) -> int:
     if timing.gpu is None or timing.model is None:
         return DEFAULT_NUM_BLOCKS
     return num_kv_blocks(
-        find_model(timing.model),
+        timing.shape,
         find_gpu(timing.gpu),
         block_size=engine.block_size,
         utilization=timing.gpu_memory_utilization,
@@ -92,8 +93,7 @@ def _blocks_that_fit(engine: EngineConfig, timing: TimingConfig) -> int:
         max_num_seqs=engine.max_num_seqs,
         tensor_parallel_size=timing.tensor_parallel_size,
         expert_parallel_size=_expert_parallel_size(engine, timing),
-        weights=timing.quantization or "",
-        kv_dtype=timing.kv_cache_dtype,
+        kv_dtype=timing.kv_dtype,
     )
 
 
@@ -186,17 +186,15 @@ def _timing_model(engine: EngineConfig, timing: TimingConfig, num_blocks: int) -
 
 def _roofline(engine: EngineConfig, timing: TimingConfig) -> Roofline:
     assert timing.gpu is not None
-    assert timing.model is not None
     gpu = find_gpu(timing.gpu)
     found = coefficients(
-        find_model(timing.model),
+        timing.shape,
         gpu,
         find_engine(timing.timed_as, gpu.architecture),
         tensor_parallel_size=timing.tensor_parallel_size,
         expert_parallel_size=_expert_parallel_size(engine, timing),
         attention_ranks=engine.dp_size,
-        weights=timing.quantization or "",
-        kv_dtype=timing.kv_cache_dtype,
+        kv_dtype=timing.kv_dtype,
         link_gbps=timing.link_gbps,
         async_scheduling=engine.is_async,
     )

@@ -1,0 +1,201 @@
+"""The properties of a model that determine its times and memory: its layers, from its config.json."""
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mocker.models.architectures import ARCHITECTURES, Architecture
+from mocker.models.keys import Keys
+from mocker.models.kinds import LAYERS
+from mocker.models.layers import FeedForward, Layer, Matrix, Mixer, WeightType
+from mocker.models.mixers import HIDDEN
+from mocker.models.quantisation import PLAIN, Quantisation, quantisation_of
+
+NO_MIXER = ("moe", "mlp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A decoder-only transformer in numbers."""
+
+    hidden_size: int
+    vocab_size: int
+    layers: tuple[tuple[Layer, int], ...]
+    """Layers that are alike, and how many there are."""
+    kinds: tuple[tuple[str, int], ...]
+    """How many layers there are of each kind."""
+    is_tied: bool
+    """Whether the embeddings are also the head."""
+    num_other_parameters: int
+    """Beside layers, embeddings and head; in 16 bits."""
+    context_length: int | None
+    """Most tokens of a sequence, or None if the file does not say."""
+    kv_dtype: str
+    """The type in which the checkpoint wants its KV kept."""
+    weight_block: int
+    """Side of the blocks of weights that share a scale; 0: none."""
+    architecture: str
+
+    @property
+    def num_layers(self) -> int:
+        """Count the layers; a mixer and a feed-forward network that are layers of their own count as two."""
+        return sum([count for _, count in self.kinds])
+
+    @property
+    def mixers(self) -> Iterator[tuple[Mixer, int]]:
+        """Yield the kinds of mixers, and how many layers have each."""
+        for layer, count in self.layers:
+            for mixer in layer.mixers:
+                yield mixer, count
+
+    @property
+    def feed_forwards(self) -> Iterator[tuple[FeedForward, int]]:
+        """Yield the kinds of feed-forward networks, and how many layers have each."""
+        for layer, count in self.layers:
+            if layer.feed_forward is not None:
+                yield layer.feed_forward, count
+
+    @property
+    def num_experts(self) -> int:
+        """Count the routed experts of a layer that has them."""
+        return max([network.num_experts for network, _ in self.feed_forwards], default=0)
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Count those of the embeddings and the head, which are kept in 16 bits."""
+        return self.hidden_size * self.vocab_size * (1 if self.is_tied else 2)
+
+    @property
+    def num_parameters(self) -> int:
+        """Count all."""
+        count = self.num_expert_parameters + self.embedding_parameters + self.num_other_parameters
+        for mixer, number in self.mixers:
+            count += number * (sum([matrix.num_parameters for matrix in mixer.matrices]) + mixer.num_other_parameters)
+        for network, number in self.feed_forwards:
+            count += number * (sum([m.num_parameters for m in network.matrices]) + network.num_other_parameters)
+        return count
+
+    @property
+    def num_expert_parameters(self) -> int:
+        """Count those of routed experts."""
+        return sum([network.num_experts * network.expert_parameters * count for network, count in self.feed_forwards])
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Count those that a token uses: of the routed experts, only the chosen ones."""
+        chosen = sum([f.experts_per_token * f.expert_parameters * count for f, count in self.feed_forwards])
+        return self.num_parameters - self.num_expert_parameters + chosen
+
+    @property
+    def weights(self) -> str:
+        """The type in which most weights of the layers are stored."""
+        counts: Counter[str] = Counter()
+        for mixer, number in self.mixers:
+            for matrix in mixer.matrices:
+                counts[matrix.weight.name] += number * matrix.num_parameters
+        for network, number in self.feed_forwards:
+            for matrix in network.matrices:
+                counts[matrix.weight.name] += number * matrix.num_parameters
+            for matrix in network.expert_matrices:
+                counts[matrix.weight.name] += number * network.num_experts * matrix.num_parameters
+        return counts.most_common(1)[0][0]
+
+    def quantised(self, weights: str) -> "ModelShape":
+        """Return the model with all matrices of its layers in one type, unless most of them are in that type."""
+        if weights == self.weights:
+            return self
+        return replace(
+            self,
+            layers=tuple([(_with_weights(layer, lambda _: PLAIN[weights]), count) for layer, count in self.layers]),
+            weight_block=0,
+        )
+
+
+def shape_of(
+    config: Mapping[str, Any], beside: Mapping[str, Any] | None = None, *, read_as: str | None = None
+) -> ModelShape:
+    """Read a Hugging Face config.json, and the hf_quant_config.json beside it.
+
+    Args:
+        config: the file's values.
+        beside: the other file's values.
+        read_as: the architecture, where the file's is not known; keys that it does not have are then ignored.
+
+    Raises:
+        ValueError: the architecture is not known, or a number is missing, or a size is given that is not understood.
+    """
+    text = config.get("text_config") or config.get("llm_config") or config.get("language_config") or config
+    name = read_as or _architecture_of(config, text)
+    architecture = ARCHITECTURES[name]
+    keys = Keys(text, architecture.defaults)
+    layers = list(_layers(keys, architecture, quantisation_of(config, beside)))
+    kinds = architecture.kinds(keys)
+    if len(kinds) != keys.number(*LAYERS, default=len(kinds)):
+        raise ValueError(f"it has {keys.number(*LAYERS)} layers, but the kinds of {len(kinds)}")
+    tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings"))
+    found = ModelShape(
+        hidden_size=keys.number(*HIDDEN),
+        vocab_size=keys.number("vocab_size"),
+        layers=tuple(Counter(layers).items()),
+        kinds=tuple(Counter(kinds).items()),
+        is_tied=architecture.is_tied if tied is None else bool(tied),
+        num_other_parameters=architecture.also(keys) if architecture.also is not None else 0,
+        context_length=keys.number(
+            "max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", default=0
+        )
+        or None,
+        kv_dtype=quantisation_of(config, beside).kv_dtype,
+        weight_block=quantisation_of(config, beside).block,
+        architecture=name,
+    )
+    unread = keys.unread_sizes()
+    if unread and read_as is None:
+        raise ValueError(
+            f"architecture {name} is not known to have {unread[0]} ({text[unread[0]]!r}), which may change the model's "
+            f"size; with read_model_as {name}, it is ignored"
+        )
+    return found
+
+
+def _architecture_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
+    """Return the first name of the file that is known.
+
+    Raises:
+        ValueError: none is.
+    """
+    names = [str(part["model_type"]) for part in (text, config) if part.get("model_type")]
+    for name in names:
+        for known in (name, name.removesuffix("_text")):
+            if known in ARCHITECTURES:
+                return known
+    if not names:
+        raise ValueError("it has no model_type, so its layers are unknown; set read_model_as, such as llama")
+    raise ValueError(
+        f"architecture {names[0]} is not known; with read_model_as it is read as another, one of {', '.join(ARCHITECTURES)}"
+    )
+
+
+def _layers(keys: Keys, architecture: Architecture, quantisation: Quantisation) -> Iterator[Layer]:
+    for place, kind in enumerate(architecture.kinds(keys)):
+        mixers = () if kind in NO_MIXER else (architecture.mixer(keys, kind, place),)
+        has_network = not architecture.is_separate or kind in NO_MIXER
+        layer = Layer(mixers, architecture.feed_forward(keys, place) if has_network else None)
+        yield _with_weights(layer, functools.partial(_stored, quantisation, place))
+
+
+def _stored(quantisation: Quantisation, place: int, matrix: Matrix) -> WeightType:
+    return quantisation.weight_of([f"layers.{place}.{module}" for module in matrix.modules])
+
+
+def _with_weights(layer: Layer, weight_of: Callable[[Matrix], WeightType]) -> Layer:
+    """Return a layer whose matrices are stored as is said of each."""
+
+    def changed(matrices: tuple[Matrix, ...]) -> tuple[Matrix, ...]:
+        return tuple([replace(matrix, weight=weight_of(matrix)) for matrix in matrices])
+
+    network = layer.feed_forward
+    if network is not None:
+        network = replace(network, matrices=changed(network.matrices), expert_matrices=changed(network.expert_matrices))
+    return Layer(tuple([replace(mixer, matrices=changed(mixer.matrices)) for mixer in layer.mixers]), network)
