@@ -1,19 +1,19 @@
 """The properties of a model that determine its times and memory: its layers, from its config.json."""
 
+import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mocker.models.architectures import ARCHITECTURES, Architecture
+from mocker.models.class_defaults import class_defaults
+from mocker.models.identity import architecture_of, instead_of, text_of
 from mocker.models.keys import Keys
-from mocker.models.kinds import LAYERS
+from mocker.models.kinds import CONV, FULL, HYBRID, LINEAR, NO_MIXER, STATES, num_layers
 from mocker.models.layers import FeedForward, Layer, Matrix, Mixer, WeightType
-from mocker.models.mixers import HIDDEN
 from mocker.models.quantisation import PLAIN, Quantisation, quantisation_of
-
-NO_MIXER = ("moe", "mlp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,67 +126,72 @@ def shape_of(
     Raises:
         ValueError: the architecture is not known, or a number is missing, or a size is given that is not understood.
     """
-    text = config.get("text_config") or config.get("llm_config") or config.get("language_config") or config
-    name = read_as or _architecture_of(config, text)
-    architecture = ARCHITECTURES[name]
-    keys = Keys(text, architecture.defaults)
-    layers = list(_layers(keys, architecture, quantisation_of(config, beside)))
+    text = text_of(config)
+    name = read_as or architecture_of(config, text)
+    if name not in ARCHITECTURES:
+        raise ValueError(f"--read-model-as {name} is not known; {instead_of(name)}")
+    architecture, quantisation = ARCHITECTURES[name], quantisation_of(config, beside)
+    keys = Keys(text, architecture.defaults if text is config else {**class_defaults(name), **architecture.defaults})
+    keys.ignore(*architecture.ignored)
     kinds = architecture.kinds(keys)
-    if len(kinds) != keys.number(*LAYERS, default=len(kinds)):
-        raise ValueError(f"it has {keys.number(*LAYERS)} layers, but the kinds of {len(kinds)}")
-    tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings"))
+    layers = [_layer(keys.at(place), kind, architecture, quantisation) for place, kind in enumerate(kinds)]
+    _read_unused(keys, kinds, architecture)
+    if "num_hidden_layers" not in architecture.ignored and len(kinds) != num_layers(keys):
+        raise ValueError(f"it has {num_layers(keys)} layers, but the kinds of {len(kinds)}")
     found = ModelShape(
-        hidden_size=keys.number(*HIDDEN),
+        hidden_size=keys.number("hidden_size"),
         vocab_size=keys.number("vocab_size"),
         layers=tuple(Counter(layers).items()),
         kinds=tuple(Counter(kinds).items()),
-        is_tied=architecture.is_tied if tied is None else bool(tied),
-        num_other_parameters=architecture.also(keys) if architecture.also is not None else 0,
-        context_length=keys.number(
-            "max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", default=0
-        )
-        or None,
-        kv_dtype=quantisation_of(config, beside).kv_dtype,
-        weight_block=quantisation_of(config, beside).block,
+        is_tied=_is_tied(config, text, architecture),
+        num_other_parameters=architecture.others(keys),
+        context_length=keys.number("max_position_embeddings", 0) or None,
+        kv_dtype=quantisation.kv_dtype,
+        weight_block=quantisation.block,
         architecture=name,
     )
     unread = keys.unread_sizes()
     if unread and read_as is None:
         raise ValueError(
-            f"architecture {name} is not known to have {unread[0]} ({text[unread[0]]!r}), which may change the model's "
-            f"size; with read_model_as {name}, it is ignored"
+            f"{unread[0]} is {keys.shown(unread[0])}, which models of the architecture {name} are not known to have, and it "
+            f"may change sizes; --read-model-as {name} ignores it"
         )
     return found
 
 
-def _architecture_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
-    """Return the first name of the file that is known.
-
-    Raises:
-        ValueError: none is.
-    """
-    names = [str(part["model_type"]) for part in (text, config) if part.get("model_type")]
-    for name in names:
-        for known in (name, name.removesuffix("_text")):
-            if known in ARCHITECTURES:
-                return known
-    if not names:
-        raise ValueError("it has no model_type, so its layers are unknown; set read_model_as, such as llama")
-    raise ValueError(
-        f"architecture {names[0]} is not known; with read_model_as it is read as another, one of {', '.join(ARCHITECTURES)}"
-    )
+def _is_tied(config: Mapping[str, Any], text: Mapping[str, Any], architecture: Architecture) -> bool:
+    given = [part[name] for part in (config, text) for name in ("tie_word_embeddings", "tie_embedding") if name in part]
+    return next((bool(value) for value in given if value is not None), architecture.is_tied)
 
 
-def _layers(keys: Keys, architecture: Architecture, quantisation: Quantisation) -> Iterator[Layer]:
-    for place, kind in enumerate(architecture.kinds(keys)):
-        mixers = () if kind in NO_MIXER else (architecture.mixer(keys, kind, place),)
-        has_network = not architecture.is_separate or kind in NO_MIXER
-        layer = Layer(mixers, architecture.feed_forward(keys, place) if has_network else None)
-        yield _with_weights(layer, functools.partial(_stored, quantisation, place))
+def _layer(k: Keys, kind: str, architecture: Architecture, quantisation: Quantisation) -> Layer:
+    mixers: list[Mixer] = []
+    if kind in STATES:
+        if architecture.state is None:
+            raise ValueError(f"layer_types has {kind}, which models of this architecture do not have")
+        mixers.append(architecture.state(k, kind))
+    if kind == HYBRID or kind not in (*STATES, *NO_MIXER):
+        mixers += [architecture.attention(k, kind)] * architecture.num_attentions
+    layer = Layer(tuple(mixers), architecture.feed_forward(k, kind))
+    return _with_weights(layer, functools.partial(_stored, quantisation, architecture.names, k.layer or 0))
 
 
-def _stored(quantisation: Quantisation, place: int, matrix: Matrix) -> WeightType:
-    return quantisation.weight_of([f"layers.{place}.{module}" for module in matrix.modules])
+def _read_unused(keys: Keys, kinds: Sequence[str], architecture: Architecture) -> None:
+    """Read the keys of the kinds of layers that a model happens not to have; their sizes do not matter."""
+    k = keys.at(0)
+    with contextlib.suppress(ValueError):
+        if architecture.state is not None and not set(kinds) & set(STATES):
+            architecture.state(k, LINEAR)
+    with contextlib.suppress(ValueError):
+        if not set(kinds) - {*NO_MIXER, LINEAR, CONV}:
+            architecture.attention(k, FULL)
+
+
+def _stored(quantisation: Quantisation, names: Mapping[str, str], place: int, matrix: Matrix) -> WeightType:
+    """Return how a matrix is stored, which a checkpoint may call by other names."""
+    modules = [f"layers.{place}.{module}" for module in matrix.modules]
+    renamed = [".".join([names.get(word, word) for word in module.split(".")]) for module in modules] if names else []
+    return quantisation.weight_of([*renamed, *modules])
 
 
 def _with_weights(layer: Layer, weight_of: Callable[[Matrix], WeightType]) -> Layer:
