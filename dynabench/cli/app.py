@@ -29,6 +29,7 @@ COMMANDS = {
     "export": ("results:export", "Export a results folder's figures in another format."),
     "modes": ("experiment:modes", "List the router modes, and what can be added to one."),
     "planners": ("experiment:planners", "List the policies that decide how many workers each pool has."),
+    "model": ("model:model", "Print what a model is made of: parameters, layers, weights, KV, and its room on a GPU."),
     "hardware": ("fidelity:hardware", "List the GPUs and models whose step times are bundled, for --gpu and --model."),
     "calibrate": (
         "fidelity:calibrate",

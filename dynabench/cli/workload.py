@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from cyclopts import App, Parameter
@@ -11,7 +11,7 @@ from dynabench.cli.groups import plain_errors
 from dynabench.experiment.workload_file import read_workload, write_workload
 from dynabench.terminal import Terminal
 from foundation.files import new_file
-from mocker.timing.config import TimingConfig
+from mocker.timing.config import KvCacheDtype, TimingConfig
 from mocker.timing.kv_size import kv_size
 from serving.cli.command_line import flat
 from workloads import Workload, WorkloadError, formats
@@ -56,7 +56,7 @@ def inspect(
     tokenizer: str | None = None,
     max_requests: int | None = None,
     model: str | None = None,
-    kv_cache_dtype: Literal["auto", "bfloat16", "fp8"] = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
     json_output: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
     """Print what a workload is like.

@@ -273,6 +273,7 @@ class Cluster:
             engine.timing,
             num_blocks=engine.num_blocks,
             host=engine.host,
+            more=engine.more,
             kv_events=router.wants_events,
             ordered_events=False,
         )

@@ -1,7 +1,9 @@
 """The models that are bundled by name, and models from a config.json."""
 
+import difflib
 import functools
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +53,19 @@ def _bundled(name: str) -> ModelShape:
     key = name if name in known else plain.get(_plain(name))
     if key is None:
         raise ValueError(
-            f"model {name!r} is neither bundled nor a folder or file with a config.json; bundled are {', '.join(known)}"
+            f"model {name!r} is neither bundled nor a folder or file with a config.json{_like(name, known)}; "
+            "`dynabench hardware` lists the bundled ones"
         )
     found = shape_of(known[key])
-    if key == name:
-        return found
     weights = next((weights for end, weights in WEIGHTS.items() if name.lower().endswith(end)), None)
-    return found if weights is None else found.quantised(weights)
+    return found if weights is None or found.weights != "bfloat16" else found.quantised(weights)
+
+
+def _like(name: str, known: Collection[str]) -> str:
+    """Suggest bundled models with a similar name."""
+    ends = {key.rpartition("/")[2].lower(): key for key in known}
+    close = difflib.get_close_matches(name.rpartition("/")[2].lower(), ends, n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join([ends[end] for end in close])}?" if close else ""
 
 
 @functools.cache

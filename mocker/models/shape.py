@@ -9,6 +9,7 @@ from typing import Any
 
 from mocker.models.architectures import ARCHITECTURES, Architecture
 from mocker.models.class_defaults import class_defaults
+from mocker.models.context import context_length
 from mocker.models.identity import architecture_of, instead_of, text_of
 from mocker.models.keys import Keys
 from mocker.models.kinds import CONV, FULL, HYBRID, LINEAR, NO_MIXER, STATES, num_layers
@@ -92,15 +93,35 @@ class ModelShape:
     def weights(self) -> str:
         """The type in which most weights of the layers are stored."""
         counts: Counter[str] = Counter()
-        for mixer, number in self.mixers:
-            for matrix in mixer.matrices:
-                counts[matrix.weight.name] += number * matrix.num_parameters
-        for network, number in self.feed_forwards:
-            for matrix in network.matrices:
-                counts[matrix.weight.name] += number * matrix.num_parameters
-            for matrix in network.expert_matrices:
-                counts[matrix.weight.name] += number * network.num_experts * matrix.num_parameters
+        for matrix, number in self.matrices:
+            counts[matrix.weight.name] += number * matrix.num_parameters
         return counts.most_common(1)[0][0]
+
+    @property
+    def weight_bytes_by_type(self) -> Counter[str]:
+        """The bytes of all weights, by type."""
+        matrices = sum([number * matrix.num_parameters for matrix, number in self.matrices])
+        sizes = Counter({"bfloat16": 2 * (self.num_parameters - matrices)})
+        for matrix, number in self.matrices:
+            sizes[matrix.weight.name] += round(number * matrix.num_parameters * matrix.weight.bytes)
+        return sizes
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """The bytes of all weights."""
+        return self.weight_bytes_by_type.total()
+
+    @property
+    def matrices(self) -> Iterator[tuple[Matrix, int]]:
+        """Yield the matrices of all layers, and how many times each exists."""
+        for mixer, count in self.mixers:
+            for matrix in mixer.matrices:
+                yield matrix, count
+        for network, count in self.feed_forwards:
+            for matrix in network.matrices:
+                yield matrix, count
+            for matrix in network.expert_matrices:
+                yield matrix, count * network.num_experts
 
     def quantised(self, weights: str) -> "ModelShape":
         """Return the model with all matrices of its layers in one type, unless most of them are in that type."""
@@ -131,7 +152,8 @@ def shape_of(
     if name not in ARCHITECTURES:
         raise ValueError(f"--read-model-as {name} is not known; {instead_of(name)}")
     architecture, quantisation = ARCHITECTURES[name], quantisation_of(config, beside)
-    keys = Keys(text, architecture.defaults if text is config else {**class_defaults(name), **architecture.defaults})
+    defaults = {**({} if text is config else class_defaults(name)), **architecture.defaults}
+    keys = Keys(text, defaults)
     keys.ignore(*architecture.ignored)
     kinds = architecture.kinds(keys)
     layers = [_layer(keys.at(place), kind, architecture, quantisation) for place, kind in enumerate(kinds)]
@@ -145,7 +167,7 @@ def shape_of(
         kinds=tuple(Counter(kinds).items()),
         is_tied=_is_tied(config, text, architecture),
         num_other_parameters=architecture.others(keys),
-        context_length=keys.number("max_position_embeddings", 0) or None,
+        context_length=context_length({**defaults, **text}) if keys.number("max_position_embeddings", 0) else None,
         kv_dtype=quantisation.kv_dtype,
         weight_block=quantisation.block,
         architecture=name,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mocker.config import EngineConfig
+from mocker.models.kv_cache import MoreBlocks, kv_cache
 from mocker.offload.config import HostMemory, Tier, whole_chunks
 from mocker.timing.calibrated import Calibrated
 from mocker.timing.catalog import find_engine, find_gpu
@@ -33,6 +34,8 @@ class SimulatedEngine:
     """KV blocks, null block included."""
     host: HostMemory | None
     """Host memory for KV, if any."""
+    more: MoreBlocks | None
+    """What a sequence holds beside the blocks of its tokens, if the model has layers that do not keep all."""
     noise: tuple[float, ...]
     """Times of a calibrated engine's steps over those of the model: equally likely factors whose mean is 1, or none."""
     is_lockstep: bool
@@ -68,15 +71,24 @@ def resolve(engine: EngineConfig, timing: TimingConfig = TimingConfig()) -> Simu
             "the size of its KV"
         )
     engine = replace(engine, async_scheduling=_is_async(engine, timing))
-    num_blocks = engine.num_gpu_blocks or _blocks_that_fit(engine, timing)
+    more = _more_blocks(engine, timing)
+    num_blocks = _given_blocks(engine, more) or _blocks_that_fit(engine, timing)
     return SimulatedEngine(
         engine,
         _timing_model(engine, timing, num_blocks),
         num_blocks,
         host=_host_memory(engine, timing),
+        more=more,
         noise=() if timing.calibration is None else read_calibration(timing.calibration)["noise"],
         is_lockstep=timing.enable_expert_parallel and engine.dp_size > 1,
     )
+
+
+def _given_blocks(engine: EngineConfig, more: MoreBlocks | None) -> int | None:
+    """Return the blocks that are set, which count as in vLLM: where groups of layers share a pool, those of the pool."""
+    if engine.num_gpu_blocks is None or more is None:
+        return engine.num_gpu_blocks
+    return int(engine.num_gpu_blocks / more.unit)
 
 
 def _blocks_that_fit(engine: EngineConfig, timing: TimingConfig) -> int:
@@ -95,6 +107,13 @@ def _blocks_that_fit(engine: EngineConfig, timing: TimingConfig) -> int:
         expert_parallel_size=_expert_parallel_size(engine, timing),
         kv_dtype=timing.kv_dtype,
     )
+
+
+def _more_blocks(engine: EngineConfig, timing: TimingConfig) -> MoreBlocks | None:
+    if timing.timing_name != "roofline":
+        return None
+    n = timing.tensor_parallel_size
+    return kv_cache(timing.shape, block_size=engine.block_size, num_gpus=n, kv_dtype=timing.kv_dtype).more
 
 
 def _host_memory(engine: EngineConfig, timing: TimingConfig) -> HostMemory | None:

@@ -11,6 +11,9 @@ from foundation.settings import Count, NotNegative, Positive, check
 from mocker.models.catalog import find_model
 from mocker.models.shape import ModelShape
 
+Quantization = Literal["bfloat16", "fp8", "fp4", "int4"]
+KvCacheDtype = Literal["auto", "bfloat16", "fp8"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimingConfig:
@@ -44,14 +47,14 @@ class TimingConfig:
     enable_expert_parallel: bool = False
     """Give each GPU whole experts of a mixture-of-experts model, not a slice of every expert."""
 
-    quantization: Literal["bfloat16", "fp8", "fp4", "int4"] | None = None
+    quantization: Quantization | None = None
     """Type of the weights (default: the model's)."""
 
     read_model_as: str | None = None
     """Read the model's config.json as this architecture's (a `model_type`, such as llama), and ignore sizes in it that
     this does not have: for architectures that are not known here."""
 
-    kv_cache_dtype: Literal["auto", "bfloat16", "fp8"] = "auto"
+    kv_cache_dtype: KvCacheDtype = "auto"
     """Type of the KV cache (auto: what the model's quantization asks for, else bfloat16)."""
 
     gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9
