@@ -38,10 +38,16 @@ class Architecture:
     ignored: tuple[str, ...] = ()
     """Keys that say nothing here."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Words in the names of modules in checkpoints, for those that readers use."""
+    """Of modules in checkpoints, where they differ from those that readers use."""
 
 
-MIXTRAL = {"mlp": "block_sparse_moe", "gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+MIXTRAL = {
+    "mlp.experts.0.gate_proj": "block_sparse_moe.experts.0.w1",
+    "mlp.experts.0.down_proj": "block_sparse_moe.experts.0.w2",
+    "mlp.experts.0.up_proj": "block_sparse_moe.experts.0.w3",
+    "mlp.experts": "block_sparse_moe.experts",
+    "mlp.shared_experts": "block_sparse_moe.shared_experts",
+}
 SHARED_EXPERT = {"shared_experts": "shared_expert"}
 DEEPSEEK = mixture(feed.after_dense)
 QWEN = mixture(feed.every_few, has_shared_gate=True)
@@ -64,6 +70,7 @@ QWEN_HYBRID = Architecture(
 )
 BAILING = Architecture(feed_forward=DEEPSEEK)
 GEMMA_4 = Architecture(
+    names={"mlp.experts": "experts", "mlp.shared_experts": "mlp"},
     attention=attend.gemma_4,
     feed_forward=feed.gemma_4,
     kinds=by.every(6),
@@ -184,6 +191,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "dots1": Architecture(feed_forward=DEEPSEEK, kinds=by.late_windows),
     "ernie4_5_moe": Architecture(feed_forward=mixture(feed.from_to), is_tied=True),
     "exaone_moe": Architecture(feed_forward=DEEPSEEK, kinds=by.exaone),
+    "beam": Architecture(attention=attention(gate="element"), feed_forward=mixture(feed.after(3)), kinds=by.listed),
+    "flint": Architecture(feed_forward=QWEN, kinds=by.listed),
     "flex_olmo": Architecture(feed_forward=mixture()),
     "glm4_moe": Architecture(feed_forward=DEEPSEEK),
     "glm4v_moe": Architecture(feed_forward=DEEPSEEK),
@@ -297,7 +306,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         state=states.kimi_delta,
         feed_forward=mixture(feed.after(1)),
         kinds=by.places("linear_attn_config.kda_layers", LINEAR, FULL, first=1),
-        names={"mlp": "block_sparse_moe"},
+        names=MIXTRAL,
         ignored=("attn_res_block_size",),
     ),
     "lara_mini": Architecture(
@@ -378,6 +387,10 @@ ARCHITECTURES: dict[str, Architecture] = {
 OTHER_NAMES = {
     "deepseek_ref": "deepseek_v4",
     "minimax_m3_vl": "minimax_m3",
+    "minimax_m3_vl_text": "minimax_m3",
+    "phi3_v": "phi3",
+    "llava": "llama",
+    "llava_llama": "llama",
     "solar_pro": "solar",
 }
 """Architectures by other names of theirs."""
