@@ -69,6 +69,14 @@ QWEN_HYBRID = Architecture(
     names=SHARED_EXPERT,
 )
 BAILING = Architecture(feed_forward=DEEPSEEK)
+HUNYUAN = Architecture(attention=attend.shared_across_layers, feed_forward=feed.if_any(DEEPSEEK))
+STEP = Architecture(attention=attend.step, feed_forward=mixture(feed.enumerated), kinds=by.listed)
+MINIMAX_1 = Architecture(
+    state=states.lightning,
+    feed_forward=mixture(),
+    kinds=by.flags("attn_type_list", {0: LINEAR, 1: FULL}, 1),
+    names=MIXTRAL,
+)
 GEMMA_4 = Architecture(
     names={"mlp.experts": "experts", "mlp.shared_experts": "mlp"},
     attention=attend.gemma_4,
@@ -204,8 +212,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "grok": Architecture(feed_forward=feed.grok, names=MIXTRAL),
     "grok-1": Architecture(feed_forward=feed.grok, names=MIXTRAL),
     "grok1": Architecture(feed_forward=feed.grok, names=MIXTRAL),
-    "hunyuan": Architecture(attention=attend.shared_across_layers, feed_forward=feed.if_any(DEEPSEEK)),
-    "hunyuan_v1_moe": Architecture(attention=attend.shared_across_layers, feed_forward=feed.if_any(DEEPSEEK)),
+    "hunyuan": HUNYUAN,
+    "hunyuan_v1_moe": HUNYUAN,
     "hy_v3": Architecture(feed_forward=mixture(feed.after(1))),
     "kolibri1": Architecture(feed_forward=mixture(), kinds=by.listed),
     "laguna": Architecture(
@@ -241,8 +249,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "sarvam_moe": Architecture(feed_forward=DEEPSEEK),
     "solar_open": Architecture(feed_forward=DEEPSEEK),
     "step3_text": Architecture(attention=attend.step_3, feed_forward=mixture(feed.enumerated)),
-    "step3p5": Architecture(attention=attend.step, feed_forward=mixture(feed.enumerated), kinds=by.listed),
-    "step3p7": Architecture(attention=attend.step, feed_forward=mixture(feed.enumerated), kinds=by.listed),
+    "step3p5": STEP,
+    "step3p7": STEP,
     # Latent attention
     "axk1": Architecture(attention=latent_attention(), feed_forward=mixture(feed.after(1))),
     "deepseek_v2": replace(LATENT, attention=latent.latent_if_used),
@@ -341,18 +349,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         kinds=by.every(2, "", others=FULL, last=LINEAR),
         names=MIXTRAL,
     ),
-    "minimax_text_01": Architecture(
-        state=states.lightning,
-        feed_forward=mixture(),
-        kinds=by.flags("attn_type_list", {0: LINEAR, 1: FULL}, 1),
-        names=MIXTRAL,
-    ),
-    "minimax_m1": Architecture(
-        state=states.lightning,
-        feed_forward=mixture(),
-        kinds=by.flags("attn_type_list", {0: LINEAR, 1: FULL}, 1),
-        names=MIXTRAL,
-    ),
+    "minimax_text_01": MINIMAX_1,
+    "minimax_m1": MINIMAX_1,
     "nemotron_h": Architecture(
         state=states.mamba_2,
         feed_forward=feed.nemotron_h,
