@@ -104,7 +104,7 @@ class Keys:
             ValueError: it is something else, or has another length.
         """
         found, count = self.listed(name), self.number(LAYERS, most=MOST_LAYERS)
-        if not found:
+        if found is None:
             return None
         further = self.number("num_nextn_predict_layers", 0)
         if not count <= len(found) <= count + further:
@@ -144,7 +144,7 @@ class Keys:
         spellings = SPELLINGS.get(name, (name,))
         self._read.update(spellings)
         for spelling in spellings:
-            if self._given.get(spelling) is not None:
+            if self._given.get(spelling) not in (None, []):
                 return spelling, self._given[spelling]
         return name, self._defaults.get(name)
 
@@ -172,6 +172,18 @@ def whole(value: Any) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return int(value) if isinstance(value, int) or value.is_integer() else None
+
+
+def meaning(name: str, value: object, meanings: Mapping[Any, str]) -> str:
+    """Return what one of a list's values means.
+
+    Raises:
+        ValueError: it means nothing.
+    """
+    if isinstance(value, int | str) and value in meanings:
+        return meanings[value]
+    known = ", ".join([str(word) for word in meanings][:5])
+    raise ValueError(f"{name} has {shown(value)}; expected values such as {known}")
 
 
 def shown(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from mocker.models.keys import LAYERS, MOST_LAYERS, Keys, shown
+from mocker.models.keys import LAYERS, MOST_LAYERS, Keys, meaning, shown
 
 FULL, SLIDING, CHUNKED, INDEXED = "full_attention", "sliding_attention", "chunked_attention", "indexed_attention"
 LINEAR, CONV, HYBRID = "linear_attention", "conv", "hybrid"
@@ -138,10 +138,7 @@ def flags(name: str, kinds_of: Mapping[int, str], default: int) -> Kinds:
         found = _in_words(k)
         if found is not None or values is None:
             return found or [kinds_of[default]] * num_layers(k)
-        unknown = [value for value in values if value not in kinds_of]
-        if unknown:
-            raise ValueError(f"{name} has {shown(unknown[0])}; expected one of {', '.join(map(str, kinds_of))}")
-        return [kinds_of[value] for value in values]
+        return [meaning(name, value, kinds_of) for value in values]
 
     return kinds
 
@@ -203,10 +200,8 @@ def gpt_neo(k: Keys) -> list[str]:
 def recurrent_gemma(k: Keys) -> list[str]:
     """Words that are repeated over the layers."""
     words = k.listed("block_types") or ["recurrent", "recurrent", "attention"]
-    kinds = {"recurrent": LINEAR, "attention": SLIDING}
-    if unknown := [word for word in words if word not in kinds]:
-        raise ValueError(f"block_types has {shown(unknown[0])}; expected recurrent or attention")
-    return [kinds[words[layer % len(words)]] for layer in range(num_layers(k))]
+    kinds = [meaning("block_types", word, {"recurrent": LINEAR, "attention": SLIDING}) for word in words]
+    return [kinds[layer % len(kinds)] for layer in range(num_layers(k))]
 
 
 def deepseek_v4(k: Keys) -> list[str]:
@@ -217,9 +212,7 @@ def deepseek_v4(k: Keys) -> list[str]:
         if found is None:
             raise ValueError("it lacks compress_ratios")
         return found
-    if unknown := [ratio for ratio in ratios if ratio not in COMPRESSED]:
-        raise ValueError(f"compress_ratios has {shown(unknown[0])}; expected 0, 4 or 128")
-    return [COMPRESSED[ratio] for ratio in ratios[: num_layers(k)]]
+    return [meaning("compress_ratios", ratio, COMPRESSED) for ratio in ratios[: num_layers(k)]]
 
 
 def nemotron_h(k: Keys) -> list[str]:
@@ -270,6 +263,4 @@ def _in_words(k: Keys) -> list[str] | None:
 
 
 def _kind(word: object) -> str:
-    if not isinstance(word, str) or word not in WORDS:
-        raise ValueError(f"layer_types has {shown(word)}; expected words such as {FULL}, {SLIDING} or {LINEAR}")
-    return WORDS[word]
+    return meaning("layer_types", word, WORDS)

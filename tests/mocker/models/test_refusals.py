@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -137,9 +138,9 @@ LEAVES = (
 VALUES = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
 )
-KEYS = sorted(
-    {key for config in model_configs().values() for key in config} | {key for s in SPELLINGS.values() for key in s}
-)
+ONE_OF_EACH = json.loads(Path(__file__).with_name("architectures.json").read_text())
+CONFIGS = model_configs() | {name: found["config"] for name, found in ONE_OF_EACH.items()}
+KEYS = sorted({key for keys in [*CONFIGS.values(), *SPELLINGS.values()] for key in keys})
 
 
 def places(part, before=()):
@@ -153,8 +154,7 @@ def places(part, before=()):
 
 @given(st.data())
 def test_whatever_a_file_holds_it_is_a_model_or_an_error_of_one_line(data):
-    name = data.draw(st.sampled_from(sorted(model_configs())))
-    config = copy.deepcopy(model_configs()[name])
+    config = copy.deepcopy(CONFIGS[data.draw(st.sampled_from(sorted(CONFIGS)))])
     for _ in range(data.draw(st.integers(1, 3))):
         *way, last = data.draw(st.sampled_from(places(config)) | st.tuples(st.sampled_from(KEYS)))
         part = config
@@ -173,4 +173,3 @@ def test_whatever_a_file_holds_it_is_a_model_or_an_error_of_one_line(data):
     else:
         assert isinstance(found, ModelShape)
         assert 0 < found.num_active_parameters <= found.num_parameters
-        json.dumps(found.num_parameters)
