@@ -23,6 +23,8 @@ class Clock(simpy.Environment):
 
     def __init__(self) -> None:
         super().__init__()
+        self.num_events = 0
+        """Events so far."""
         self._appointments: list[tuple[float, int, int, Callback]] = []
         self._numbers = itertools.count()
 
@@ -47,6 +49,7 @@ class Clock(simpy.Environment):
         if not self._appointments:
             raise EmptySchedule
         self.now, _, _, callback = heappop(self._appointments)
+        self.num_events += 1
         callback()
 
 
