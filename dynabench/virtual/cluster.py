@@ -60,7 +60,6 @@ class Cluster:
         overhead: Overhead = Overhead(),  # noqa: B008
         kv_event_delay_s: float = 0.0,
         choose: "Callable[[Cluster, int], int] | None" = None,
-        on_progress: Callable[[int], None] | None = None,
         apart: Disaggregation | None = None,
         links: Links | None = None,
         fleet: FleetConfig = FleetConfig(),  # noqa: B008
@@ -79,7 +78,6 @@ class Cluster:
             overhead: delays between a client and the engines.
             kv_event_delay_s: time until a KV event reaches the router (s).
             choose: chooses the slot for a request, by the request's number, instead of the router.
-            on_progress: called with the number of requests that have ended.
             apart: how requests get from workers that only prefill to workers that decode, if there are any.
             links: empty links that carry KV between ranks, and between ranks and storage (default: infinitely fast).
             fleet: how workers are started and stopped.
@@ -104,7 +102,6 @@ class Cluster:
         self.block_size = pools[0].engine.config.block_size
         self.overhead = overhead
         self._grouping = Grouping(workload.block_size, self.block_size)
-        self._on_progress = on_progress
         self._turn_s = -math.inf  # when the frontend handled the last request
         self._awaited_s = -1.0  # time of the scheduled arrival event
         self._held: dict[int, EngineSequence] = {}
@@ -351,8 +348,6 @@ class Cluster:
         if self.counter is not None:
             self.counter.on_output(output, log, self.workload.requests)
         self.num_finished += len(output.finished)
-        if output.finished and self._on_progress is not None:
-            self._on_progress(self.num_finished)
         if output.finished and self._is_paced:
             self._await_arrivals()
         if self._held:

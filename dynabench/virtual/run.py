@@ -1,9 +1,9 @@
 """One run in virtual time."""
 
-import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.engines import check_fits, engines_of, pools_of
 from dynabench.deployment.overhead import Overhead, overhead_of
-from dynabench.interrupt import InterruptError
+from dynabench.interrupt import noted
 from dynabench.plan import Plan
 from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.handover import Disaggregation
@@ -45,8 +45,9 @@ FOLLOW_PREFIXES = (
 SHORTEST_STEP_S = 1e-9
 """Shorter steps can vanish in the sum with the time, so that the clock stands still."""
 
-ASK_EVERY = 64
-"""Steps that end requests between two checks for an interrupt and two progress reports, because both may use files."""
+
+class _Stopped(Exception):  # noqa: N818 (no error)
+    """The simulation is to end between two events."""
 
 
 def run(
@@ -54,22 +55,29 @@ def run(
     workload: Workload,
     *,
     on_progress: Callable[[int], None] | None = None,
-    is_interrupted: Callable[[], bool] = bool,
+    is_interrupted: Callable[[], bool] | None = None,
 ) -> Record:
-    """Carry out one run in virtual time; when `is_interrupted` returns true, stop and keep what is done.
+    """Carry out one run in virtual time; when `is_interrupted` returns true between two events, stop and keep what is done.
 
     Raises:
         WorkloadError: a request can never fit.
         ValueError: the deployment cannot be simulated.
         StalledError: the simulation ended with unfinished requests (a defect).
     """
-    cluster = cluster_of(plan, workload, on_progress=_progress(on_progress, is_interrupted))
+    cluster = cluster_of(plan, workload)
+    cluster.clock.on_look = _look(cluster, on_progress, is_interrupted)
     config = plan.deployment.planner
     planner = SimulatedPlanner(config, cluster) if config.planner != "static" else None
+    with noted() if is_interrupted is not None else nullcontext():
+        return _carried_out(plan, workload, cluster, planner)
+
+
+def _carried_out(plan: Plan, workload: Workload, cluster: Cluster, planner: SimulatedPlanner | None) -> Record:
+    """Run a cluster until its requests have ended, or it is stopped, and return what is done."""
     started, is_complete = time.perf_counter(), True
     try:
         cluster.run()
-    except InterruptError:
+    except _Stopped:
         is_complete = False
     wall_s = time.perf_counter() - started
     requests = _requests(cluster, workload, plan.settings.load)
@@ -120,7 +128,7 @@ def _has_unused_model(deployment: Deployment) -> bool:
     )
 
 
-def cluster_of(plan: Plan, workload: Workload, *, on_progress: Callable[[int], None] | None = None) -> Cluster:
+def cluster_of(plan: Plan, workload: Workload) -> Cluster:
     """Build the cluster of one run; the same settings and seed give the same run.
 
     Raises:
@@ -142,7 +150,6 @@ def cluster_of(plan: Plan, workload: Workload, *, on_progress: Callable[[int], N
         overhead=mean_overhead(deployment),
         kv_event_delay_s=deployment.router.kv_event_delay_s,
         choose=best_by_rollout if router.policy.needs_rollout else None,
-        on_progress=on_progress,
         apart=_disaggregation(plan, engines) if deployment.is_disaggregated else None,
         links=Links(deployment.transfer),
         fleet=deployment.fleet,
@@ -273,37 +280,39 @@ def _mean(values: Sequence[float]) -> float:
     return values[0] if len(set(values)) == 1 else sum(values) / len(values)
 
 
-def _progress(on_progress: Callable[[int], None] | None, is_interrupted: Callable[[], bool]) -> Callable[[int], None]:
-    times_asked = itertools.count()
-
-    def progressed(done: int) -> None:
-        if next(times_asked) % ASK_EVERY:
-            return
+def _look(
+    cluster: Cluster, on_progress: Callable[[int], None] | None, is_interrupted: Callable[[], bool] | None
+) -> Callable[[], None]:
+    def look() -> None:
         if on_progress is not None:
-            on_progress(done)
-        if is_interrupted():
-            raise InterruptError
+            on_progress(cluster.num_finished)
+        if is_interrupted is not None and is_interrupted():
+            raise _Stopped
 
-    return progressed
+    return look
 
 
 def _requests(cluster: Cluster, workload: Workload, load: LoadConfig) -> Requests:
     """Return the records of the requests that have ended."""
-    log = cluster.log
+    log, intended_s = cluster.log, np.array(cluster.log.intended_s)
+    num_arrived = int(np.flatnonzero(~np.isnan(intended_s)).max(initial=-1)) + 1  # after an interrupt, perhaps not all
+    workload = replace(workload, requests=workload.requests[:num_arrived])
+    rows = slice(num_arrived)
     isl = np.array([request.input_length for request in workload.requests], np.int32)
     planned = np.array([request.output_length for request in workload.requests], np.int32)
     ranks = np.array([engine.config.max_model_len or np.iinfo(np.int32).max for engine in cluster.engines])
     requests = log.finish(
-        sent_s=log.intended_s,
-        first_byte_s=log.first_token_s,
-        done_s=log.last_token_s,
+        rows,
+        sent_s=intended_s[rows],
+        first_byte_s=np.array(log.first_token_s[rows]),
+        done_s=np.array(log.last_token_s[rows]),
         isl=isl,
         osl=planned,
         planned_isl=isl,
         planned_osl=planned,
-        first_chunk_tokens=np.ones(len(log), np.int32),
+        first_chunk_tokens=np.ones(num_arrived, np.int32),
         endless_tokens=reuse_of(workload, cluster.block_size).endless_hits(),
-        is_measured=[load.is_measured(time) for time in log.intended_s],
+        is_measured=[load.is_measured(time) for time in intended_s[rows].tolist()],
     )
     if not workload.knows_prefixes:  # hits of made-up ids are meaningless
         requests = requests.replace(**dict.fromkeys(FOLLOW_PREFIXES))

@@ -74,6 +74,8 @@ class Planner:
     @property
     def rest(self) -> Rest | None:
         """When it only repeats itself; None: never, as far as is known."""
+        if "rest" not in vars(type(self._policy)):  # a class derived from another may remember more than that
+            return None
         rest = self._policy.rest
         return None if rest is None else rest._replace(after_s=rest.after_s + self._config.startup_timeout_s)
 
