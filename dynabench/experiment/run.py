@@ -93,11 +93,11 @@ def _possible(arms: list[Arm], source: Source) -> tuple[list[Arm], list[str]]:
     """
     found: list[Arm] = []
     reasons: list[tuple[str, ValueError | WorkloadError]] = []
-    fits = functools.cache(lambda shape, engine: check_fits(source(shape), engine))
+    fits = functools.cache(lambda shape, engine, is_hard: check_fits(source(shape), engine, fail_on_too_long=is_hard))
     for arm in arms:
         try:
             for engine in set(engines_of(arm.settings.deployment)):
-                fits(arm.settings.shape, engine)
+                fits(arm.settings.shape, engine, arm.settings.load.fail_on_too_long)
         except (ValueError, WorkloadError) as error:
             reasons.append((arm.name, error))
         else:

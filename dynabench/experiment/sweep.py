@@ -152,7 +152,7 @@ def simulate_point(
     workload, deployment = source(arm.settings.shape), arm.settings.deployment
     try:
         for engine in set(engines_of(deployment)):
-            check_fits(workload, engine)
+            check_fits(workload, engine, fail_on_too_long=arm.settings.load.fail_on_too_long)
     except (ValueError, WorkloadError) as error:
         return Impossible(arm.name, arm.plain_changes, str(error))
     runs = [

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from dynabench.deployment.engines import SimulatedPool, context_of
+from dynabench.deployment.engines import SimulatedPool, context_of, longest_request, refusal_of
 from dynabench.deployment.fleet import FleetConfig
 from dynabench.deployment.overhead import Overhead
 from dynabench.deployment.transfer import TransferConfig
@@ -111,7 +111,12 @@ class Cluster:
         """How much of its KV each pool used."""
         engines = [pool.engine for pool in pools]
         self._sources = SourceColumns(engines, self.log)
-        self._context = context_of(pool.engine for pool in pools if pool.replicas)
+        present = [pool.engine for pool in pools if pool.replicas]
+        self._context = context_of(present)
+        self.longest = longest_request(present)
+        """Tokens of the longest request that they take, prompt and output together, if there is a limit."""
+        self.num_refused = 0
+        """Requests that are too long for the engines."""
         self.traffic = Traffic(links or Links(TransferConfig(bandwidth_gb_s=0.0)), self.clock)
         wants_events = router.wants_events or (apart is not None and apart.router.wants_events)
         publish = self._on_tier_events if wants_events else None
@@ -413,6 +418,10 @@ class Cluster:
 
     def _dispatch(self, number: int) -> None:
         """Send a request on its way, for the first time or again."""
+        if (reason := self.refusal(number)) is not None:
+            self.num_refused += 1
+            self._fail(number, f"HTTP 400: {reason}")
+            return
         try:
             prompt, chain = self._prepared(number)
             if self.handover is not None:
@@ -424,6 +433,10 @@ class Cluster:
                 self._decode(number, prompt, self._sequence(number, chain))
         except NoWorkersError as error:
             self.losses.on_nobody(number, str(error))
+
+    def refusal(self, number: int) -> str | None:
+        """Return why the frontend refuses a request, None if it does not."""
+        return None if self.longest is None else refusal_of(self.workload.requests[number], self.longest)
 
     def _fail(self, number: int, message: str) -> None:
         """End a request that cannot be answered."""

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.engines import check_fits, engines_of, pools_of
@@ -29,6 +30,7 @@ from serving.model.card import Role
 from serving.router import Mode, Router, RouterConfig
 from workloads import Workload
 from workloads.pacing import LoadConfig
+from workloads.request import select
 from workloads.reuse import reuse_of
 
 HOSTLESS = ("polynomial", "constant", "table")
@@ -92,6 +94,9 @@ def _carried_out(plan: Plan, workload: Workload, cluster: Cluster, planner: Simu
     fleet = fleet_use(cluster, planner)
     if missed := sum(event.time_s > fleet.length_s for event in plan.deployment.fleet.timeline):
         facts["missed_events"] = missed
+    if cluster.longest is not None:
+        is_cut = requests.succeeded & (requests.osl < requests.planned_osl.filled(0))
+        facts |= {"refused": cluster.num_refused, "cut": int(is_cut.sum()), "context": cluster.longest}
     if any(overhead) and requests.succeeded.any():
         delays_s = cluster.delays_s + (cluster.handover.delays_s if cluster.handover is not None else 0.0)
         outside = delays_s / np.count_nonzero(~np.isnan(cluster.log.intended_s)) + overhead.answer_s
@@ -104,6 +109,7 @@ def _carried_out(plan: Plan, workload: Workload, cluster: Cluster, planner: Simu
         len(cluster.ranks),
         repeat=plan.repeat,
         is_complete=is_complete,
+        notes=requests.failure,
         facts=facts,
         pools=pool_use(cluster),
         links=link_use(cluster),
@@ -138,7 +144,7 @@ def cluster_of(plan: Plan, workload: Workload) -> Cluster:
     deployment = plan.deployment
     pools, engines = pools_of(deployment), engines_of(deployment)
     for pool in pools:
-        check_fits(workload, pool.engine)
+        check_fits(workload, pool.engine, fail_on_too_long=plan.settings.load.fail_on_too_long)
     if deployment.is_disaggregated:
         _check_apart(deployment, engines)
     router = _router(plan, engines, "decode" if deployment.is_disaggregated else "aggregated")
@@ -311,7 +317,7 @@ def _requests(cluster: Cluster, workload: Workload, load: LoadConfig) -> Request
         planned_isl=isl,
         planned_osl=planned,
         first_chunk_tokens=np.ones(num_arrived, np.int32),
-        endless_tokens=reuse_of(workload, cluster.block_size).endless_hits(),
+        endless_tokens=_endless_tokens(cluster, workload),
         is_measured=[load.is_measured(time) for time in intended_s[rows].tolist()],
     )
     if not workload.knows_prefixes:  # hits of made-up ids are meaningless
@@ -320,6 +326,17 @@ def _requests(cluster: Cluster, workload: Workload, load: LoadConfig) -> Request
         requests = requests[~requests.worker.mask | ~requests.succeeded]
     room = ranks[requests.worker.filled(0)] - requests.isl
     return requests.replace(osl=np.where(requests.succeeded, np.minimum(requests.osl, room), 0))
+
+
+def _endless_tokens(cluster: Cluster, workload: Workload) -> npt.NDArray[np.int64]:
+    """Return the prompt tokens that an unlimited cache would have held; nobody computes what is refused."""
+    if not cluster.num_refused:
+        return reuse_of(workload, cluster.block_size).endless_hits()
+    numbers = [number for number in range(len(workload)) if cluster.refusal(number) is None]
+    served = replace(workload, requests=select(workload.requests, numbers))
+    found = np.zeros(len(workload), np.int64)
+    found[numbers] = reuse_of(served, cluster.block_size).endless_hits()
+    return found
 
 
 def _gaps(cluster: Cluster) -> Floats:

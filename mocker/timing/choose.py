@@ -66,7 +66,11 @@ def resolve(engine: EngineConfig, timing: TimingConfig = TimingConfig()) -> Simu
             "lists them); with timing polynomial these are generic, and the model provides only its name and "
             "the size of its KV"
         )
-    engine = replace(engine, async_scheduling=_is_async(engine, timing))
+    engine = replace(
+        engine,
+        async_scheduling=_is_async(engine, timing),
+        max_model_len=engine.max_model_len or _context_length(timing),
+    )
     num_blocks = engine.num_gpu_blocks or _blocks_that_fit(engine, timing)
     return SimulatedEngine(
         engine,
@@ -76,6 +80,18 @@ def resolve(engine: EngineConfig, timing: TimingConfig = TimingConfig()) -> Simu
         noise=() if timing.calibration is None else read_calibration(timing.calibration)["noise"],
         is_lockstep=timing.enable_expert_parallel and engine.dp_size > 1,
     )
+
+
+def _context_length(timing: TimingConfig) -> int | None:
+    """Return the context length of the model; None if there is no model, or generic times have one in name only."""
+    if timing.model is None:
+        return None
+    try:
+        return find_model(timing.model).context_length or None
+    except ValueError:
+        if timing.is_generic:
+            return None
+        raise
 
 
 def _blocks_that_fit(engine: EngineConfig, timing: TimingConfig) -> int:

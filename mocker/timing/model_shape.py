@@ -33,6 +33,8 @@ class ModelShape:
     nope_head_dim: int = 0
     value_head_dim: int = 0
     is_tied: bool = False
+    context_length: int = 0
+    """Most tokens of a sequence, prompt and output together."""
     weights: str = "bfloat16"
 
     @property
@@ -130,6 +132,7 @@ def shape_of(config: dict[str, Any]) -> ModelShape:
         nope_head_dim=number("qk_nope_head_dim", default=0),
         value_head_dim=number("v_head_dim", default=0),
         is_tied=bool(config.get("tie_word_embeddings")),
+        context_length=number("max_position_embeddings", default=0),
         weights=_weights(config),
     )
 
