@@ -164,9 +164,21 @@ def remarks(repeats: list[Record]) -> list[str]:
             "the workload does not say what prompts share, so each had a prefix of its own: hits are unknown, and no "
             "verdict on caching or on prefix-aware modes is possible"
         )
+    if any(run.facts.get("refused") or run.facts.get("cut") for run in repeats):
+        found.append(_too_long(repeats))
     if missed := max(int(run.facts.get("missed_events") or 0) for run in repeats):
         found.append(f"{missed:,} of the events of its fleet were due after its last answer, so they had no effect")
     return found
+
+
+def _too_long(repeats: list[Record]) -> str:
+    """Say which requests did not fit the context, and what to do."""
+    refused, cut = (sum(int(run.facts.get(name) or 0) for run in repeats) for name in ("refused", "cut"))
+    total, context = sum(len(run.requests) for run in repeats), int(repeats[0].facts["context"])
+    return (
+        f"requests beyond the context of {context:,} tokens end as in vLLM: refused {refused:,} of {total:,} (HTTP 400), cut "
+        f"{cut:,}; use --max-model-len or a model with a longer context, or --fail-on-too-long to refuse such a workload"
+    )
 
 
 def _is_equal(one: Requests, other: Requests) -> bool:

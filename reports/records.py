@@ -164,6 +164,11 @@ class Requests:
         """Which requests did not fail."""
         return np.asarray(self.error == "", bool)
 
+    @property
+    def failure(self) -> tuple[str, ...]:
+        """A note if every request failed."""
+        return (f"every request failed, the first with: {self.error[0]}",) if all(self.error) and len(self) else ()
+
 
 def _columns() -> dict[str, Column]:
     """Complete each column's description from its annotation."""

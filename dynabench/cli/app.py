@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from cyclopts import App, CycloptsError
 
-from dynabench.interrupt import ASKING, InterruptError
+from dynabench.interrupt import ASKING
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.exit_codes import EXIT_CODES, INTERRUPTED, UNREAD, USAGE_ERROR
@@ -80,7 +80,7 @@ def main() -> None:
             signal.signal(number, interrupt)
     try:
         code = _run()
-    except (KeyboardInterrupt, InterruptError) as error:
+    except KeyboardInterrupt as error:
         _end(str(error) or "interrupted")
     except Exception:
         if not asked:

@@ -70,7 +70,11 @@ def resolve(engine: EngineConfig, timing: TimingConfig = TimingConfig()) -> Simu
             "lists them); with timing polynomial these are generic, and the model provides only its name and "
             "the size of its KV"
         )
-    engine = replace(engine, async_scheduling=_is_async(engine, timing))
+    engine = replace(
+        engine,
+        async_scheduling=_is_async(engine, timing),
+        max_model_len=engine.max_model_len or _context_length(timing),
+    )
     more = _more_blocks(engine, timing)
     num_blocks = _given_blocks(engine, more) or _blocks_that_fit(engine, timing)
     return SimulatedEngine(
@@ -89,6 +93,18 @@ def _given_blocks(engine: EngineConfig, more: MoreBlocks | None) -> int | None:
     if engine.num_gpu_blocks is None or more is None:
         return engine.num_gpu_blocks
     return int(engine.num_gpu_blocks / more.unit)
+
+
+def _context_length(timing: TimingConfig) -> int | None:
+    """Return the context length of the model; None if there is no model, or measured or generic times only name one."""
+    if timing.model is None:
+        return None
+    try:
+        return timing.shape.context_length
+    except ValueError:
+        if timing.timing_name == "roofline":
+            raise
+        return None
 
 
 def _blocks_that_fit(engine: EngineConfig, timing: TimingConfig) -> int:
