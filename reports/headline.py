@@ -18,7 +18,7 @@ def heading(manifest: dict[str, Any]) -> list[str]:
         f"{manifest['title']}: {manifest['subtitle']}.",
         f"{layout}." * bool(layout),
         step_times(manifest).strip(),
-        *(f"{name}: {said[name]}." for name in ("KV tiers", "Cut trace", "Model error") if name in said),
+        *(f"{name}: {said[name]}." for name in ("KV tiers", "Cut trace", "Model error", "No effect") if name in said),
     ]
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from workloads.formats.format import Format, has
 from workloads.request import Request
-from workloads.source import FAILED, Row, Source
+from workloads.row import Row
+from workloads.source import Source
 
 NEEDED = ("start_times", "input_lens", "output_lens")
 
@@ -39,13 +40,15 @@ def _requests(run: Row, source: Source) -> Iterator[Request]:
             {"start_times": start, "input_lens": length, "output_lens": output, "queue_times": wait},
             f"{run.place}, request {place}",
         )
-        length, output = row.count("input_lens", least=0), row.count("output_lens", least=0)
-        if error or not length or not output:
-            source.count(FAILED)
+        sizes = source.sizes(row, "input_lens", "output_lens", is_failed=bool(error))
+        if sizes is None:
             continue
         # With --max-concurrency, a request waits in the client before it is sent.
-        arrival_s = row.number("start_times") - row.number("queue_times", least=0, default=0)
-        yield Request(arrival_s, length, output, source.lengths_only(length))
+        sent_s, waited_s = (
+            row.seconds("start_times", unit="s", least=None),
+            row.seconds("queue_times", unit="s", default=0),
+        )
+        yield Request(sent_s - waited_s, *sizes, source.lengths_only(sizes[0]))
 
 
 def _list(run: Row, name: str) -> list[Any]:
