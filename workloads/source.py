@@ -112,7 +112,7 @@ class Source:
             if start.startswith(PARQUET):
                 yield from _parquet_rows(file)
             else:
-                yield from _objects(file) if start[:1] in (b"{", b"[") else _csv_rows(file)
+                yield from objects_of(file) if start[:1] in (b"{", b"[") else _csv_rows(file)
 
     def objects(self) -> Iterator[Row]:
         """Yield the objects of all files, each JSON Lines, a JSON array, or one JSON object.
@@ -121,7 +121,7 @@ class Source:
             WorkloadError: a file cannot be read, or is not JSON.
         """
         for file in self.files:
-            yield from _objects(file)
+            yield from objects_of(file)
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
@@ -206,8 +206,12 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 raise WorkloadError(f"{path}, line {number}: more than {MAX_BLANK_LINES:,} blank lines in a row")
 
 
-def _objects(path: Path) -> Iterator[Row]:
-    """Yield the objects of one file; if its first line is a complete object, it is JSON Lines, however long."""
+def objects_of(path: Path) -> Iterator[Row]:
+    """Yield the objects of one file; if its first line is a complete object, it is JSON Lines, however long.
+
+    Raises:
+        WorkloadError: it cannot be read, or is not JSON.
+    """
     is_lines = False
     for number, line in lines(path):
         if not is_lines and (line.lstrip()[:1] == b"[" or not _is_object(line)):

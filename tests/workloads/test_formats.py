@@ -54,6 +54,36 @@ WEKA = {
     "totals": {},
 }  # fmt: skip
 SAMPLES = {
+    "agentic-mooncake": lines(
+        {"schema": "dynamo.agentic_mooncake", "version": 2, "block_size": 16, "hash_id_scope": "local", "source": {"format": "made up", "digest": "1"}},
+        {"request_id": "a", "play_id": "p", "session_id": "main", "model": "m", "input_length": 20, "output_length": 3, "hash_ids": [7, 8], "not_before_ms": 0, "dependencies": []},
+        {"request_id": "b", "play_id": "p", "session_id": "main", "model": "m", "input_length": 40, "output_length": 3, "hash_ids": [7, 9, 10], "not_before_ms": 0,
+         "dependencies": [{"request_id": "a", "trigger": "completion", "delay_ms": 250, "relation": "sequence"}]},
+    ),
+    "dynamo-trace": lines(
+        {"event_type": "request_payload", "request_id": "a"},
+        {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "event_time_unix_ms": 1790000000500, "request": {"request_id": "a", "output_tokens": 3,
+         "request_received_ms": 1790000000000, "total_time_ms": 500, "replay": {"trace_block_size": 16, "input_length": 20, "input_sequence_hashes": [18446744073709551615, 5]}}},
+    ),
+    "applied-compute": lines(
+        {"num_turns": 2, "input_prompt_length": 700, "assistant_response_length": [10, 20], "tool_call_output_length": [300, 600],
+         "tool_call_latency": [0.25, 1.5], "final_assistant_response_length": 40}
+    ),
+    "llmservingsim": lines(
+        {"input_toks": 18, "output_toks": 3, "arrival_time_ns": 1500000000, "input_tok_ids": list(range(18)), "output_tok_ids": [1, 2, 3]},
+        {"session_id": "task", "arrival_time_ns": 2000000000, "sub_requests": [
+            {"input_toks": 20, "output_toks": 4, "tool_duration_ns": 250000000, "input_tok_ids": [*range(16), 9, 9, 9, 9]},
+            {"input_toks": 40, "output_toks": 5, "tool_duration_ns": 0, "input_tok_ids": [*range(16), *[9] * 24]}]},
+    ),
+    "aiperf-export": lines(
+        {"metadata": {"session_num": 0, "x_correlation_id": "w", "request_start_ns": 1790000000000000000, "request_end_ns": 1790000000100000000, "benchmark_phase": "warmup"},
+         "metrics": {"input_sequence_length": {"value": 9, "unit": "tokens"}, "output_sequence_length": {"value": 2, "unit": "tokens"}}},
+        {"metadata": {"session_num": 1, "x_correlation_id": "c", "credit_issued_ns": 1790000001000000000, "request_start_ns": 1790000001250000000, "benchmark_phase": "profiling"},
+         "metrics": {"input_sequence_length": {"value": 60, "unit": "tokens"}, "usage_prompt_tokens": {"value": 64, "unit": "tokens"}, "output_sequence_length": {"value": 20, "unit": "tokens"},
+                     "time_to_first_token": {"value": 50.0, "unit": "ms"}, "request_latency": {"value": 250.0, "unit": "ms"}, "inter_chunk_latency": {"value": [200.0], "unit": "ms"}}},
+        {"metadata": {"session_num": 2, "request_start_ns": 1790000002000000000, "benchmark_phase": "profiling"}, "metrics": {"error_request_count": {"value": 1, "unit": "requests"}},
+         "error": {"code": 499, "type": "RequestCancellationError", "message": "cancelled"}},
+    ),
     "dynabench": lines(
         {"schema": "dynabench.workload/1", "block_size": 64, "requests": 2},
         {"arrival_s": 0, "input_length": 130, "output_length": 5, "hash_ids": [0, 1, 2], "session": "a"},

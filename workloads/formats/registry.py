@@ -8,12 +8,17 @@ from typing import IO
 from foundation.text import instead_of
 from workloads.blocks import BlockNamer, Encode, chained, estimate_tokens, reblocked
 from workloads.formats import (
+    agentic_mooncake,
+    aiperf_export,
     aiperf_multi,
     aiperf_single,
+    applied_compute,
     azure,
     bailian,
     burstgpt,
     dynamo_batch,
+    dynamo_trace,
+    llmservingsim,
     mooncake,
     mooncake_delta,
     mooncake_sessions,
@@ -35,15 +40,20 @@ FORMATS: dict[str, Format] = {
     module.FORMAT.name: module.FORMAT
     for module in (
         native,
+        agentic_mooncake,
+        dynamo_trace,
         mooncake,
         mooncake_delta,
         mooncake_sessions,
         bailian,
         weka,
+        applied_compute,
+        llmservingsim,
         burstgpt,
         azure,
         results,
         vllm_bench,
+        aiperf_export,
         openai_batch,
         aiperf_multi,
         sharegpt,
@@ -73,11 +83,9 @@ def detect(path: Path) -> str:
     Raises:
         WorkloadError: no format matches.
     """
-    start = _start(path)
-    first = first_object(start)
-    for name, format in FORMATS.items():
-        if format.is_like(first, start):
-            return name
+    first = first_object(_start(path))
+    if (name := like(path)) is not None:
+        return name
     shown = (
         f"its first object has {', '.join(list(first)[:8]) or 'nothing'}"
         if first is not None
@@ -87,6 +95,17 @@ def detect(path: Path) -> str:
         f"{path}: the format is not recognised ({shown}); expected one of {', '.join(FORMATS)} (--format), "
         "or name the columns of a log with --columns"
     )
+
+
+def like(path: Path) -> str | None:
+    """Return the format that a file is in, if it is in any.
+
+    Raises:
+        WorkloadError: it cannot be read.
+    """
+    start = header(path)
+    first = first_object(start)
+    return next((name for name, format in FORMATS.items() if format.is_like(first, start)), None)
 
 
 def _start(path: Path) -> bytes:
