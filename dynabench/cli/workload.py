@@ -32,6 +32,7 @@ LABELS = {
     "isl": "isl (tokens)",
     "osl": "osl (tokens)",
     "ends": "answers end by",
+    "priorities": "requests by priority",
     "endless_cache_hit_share": "unlimited cache hit share",
     "endless_cache_mean_share": "unlimited cache mean share",
     "best_hit_shares": "best share by cache size",
@@ -89,6 +90,8 @@ def inspect(
         label = LABELS.get(name, name.replace("_", " "))
         if name == "best_hit_shares" and value is not None:
             text = "  ".join(f"{_cache(size, token_bytes)} {share:.1%}" for size, share in value.items())
+        elif value == {}:
+            continue
         elif isinstance(value, dict):
             text = "  ".join(f"{key} {number:,.0f}" for key, number in value.items())
         elif value is None:

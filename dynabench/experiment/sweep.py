@@ -16,6 +16,7 @@ from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.axes import SENT, change, kinds_of, path_of, setting_of
 from dynabench.experiment.head import head_of
 from dynabench.experiment.manifest import manifest_of, subtitle_of
+from dynabench.experiment.no_effect import no_effect
 from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.search import Bracket, Sense
 from dynabench.experiment.settings import ExperimentConfig, SweepConfig
@@ -89,7 +90,8 @@ def run_sweep(
             manifest["title"] = f"{workload.name}: {varied}"
         if tried := [_at(arm, row.find, value) for arm, row in zip(arms, found, strict=False) for value in row.tried]:
             manifest["subtitle"] = subtitle_of("virtual", workload, experiment, settings, tried)
-            manifest["head"] = head_of(workload, [arm.settings.deployment for arm in tried])
+            deployments = [arm.settings.deployment for arm in tried]
+            manifest["head"] = head_of(workload, deployments) | no_effect("virtual", workload, deployments)
         return out, manifest, sweep_report.write(out, manifest, rows, work.store.all(), is_complete=is_complete)
 
 

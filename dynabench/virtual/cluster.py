@@ -411,6 +411,7 @@ class Cluster:
             max_tokens=request.max_tokens(self._context) - num_generated,
             stop_after=request.output_length - num_generated if request.ends == "stop" else None,
             chain=chain,
+            priority=request.priority,
             arrival=self.clock.now,
         )
         if num_generated:
@@ -426,7 +427,7 @@ class Cluster:
         try:
             prompt, chain = self._prepared(number)
             if self.handover is not None:
-                self.handover.begin(number, prompt, chain, self.workload.requests[number].output_length)
+                self.handover.begin(number, prompt, chain, self.workload.requests[number])
             elif self.choose is not None:
                 self.routing.catch_up(prompt)
                 self.send_to(number, self.choose(self, number))
