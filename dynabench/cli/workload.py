@@ -14,6 +14,7 @@ from foundation.files import new_file
 from mocker.timing.catalog import find_model
 from mocker.timing.kv_size import kv_size
 from serving.cli.command_line import flat
+from serving.cli.help import HELP_FLAGS
 from workloads import Workload, WorkloadError, formats
 from workloads.anonymise import anonymise as anonymised
 from workloads.describe import Description, advice, best_shares, describe
@@ -23,7 +24,12 @@ from workloads.merge import merge as merged_from
 from workloads.shape import ShapeConfig, shape
 from workloads.synthesize import SynthConfig, synthesize
 
-workload_app = App(help_format="markdown", name="workload", help="Inspect, generate, change and convert workloads.")
+workload_app = App(
+    help_format="markdown",
+    name="workload",
+    help="Inspect, generate, change and convert workloads.",
+    help_flags=HELP_FLAGS,
+)
 
 
 LABELS = {

@@ -13,9 +13,6 @@ from dynabench.reference.setting import Setting
 from serving.cli import commands, dynamo_run
 from serving.worker.registry import ENGINES
 
-OWN = ("Arguments", "Parameters")
-"""Groups of a command's help that hold what only it has."""
-
 
 @dataclass(frozen=True, slots=True)
 class Command:

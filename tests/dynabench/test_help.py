@@ -1,0 +1,127 @@
+"""What help shows, and what a wrong flag is answered with, in terminals and pipes."""
+
+import os
+import re
+import sys
+
+import pytest
+
+from dynabench.cli.common import COMMON
+from dynabench.cli.elsewhere import ANSWERS, KNOWN
+from dynabench.reference.command import all_commands
+from serving.cli import common
+from serving.cli.help import MOST
+from tests.support.commands import dynabench, dynamo_run, run
+
+MANY = ["simulate", "run", "sweep", "plan", "serve", "validate"]
+COMMANDS_BY_NAME = {command.name: command for command in all_commands()}
+
+
+def flags_of(name):
+    settings = (setting for group in COMMANDS_BY_NAME[name].groups.values() for setting in group)
+    return {name for setting in settings for name in setting.names if name.startswith("--")}
+
+
+def shown(text):
+    """Return the flags that begin a line of help."""
+    return {word for line in text.splitlines() for word in line.strip("│* ").split()[:1] if word.startswith("--")}
+
+
+@pytest.mark.parametrize("command", MANY)
+def test_help_shows_the_two_dozen_options_that_people_use_by_question(command):
+    text = dynabench(command, "--help", env=os.environ | {"COLUMNS": "80"}).stdout
+    assert 10 <= len(shown(text)) <= 28
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("? ─") >= 4
+    count = sum(len(settings) for settings in COMMANDS_BY_NAME[f"dynabench {command}"].groups.values())
+    assert f"Show all {count} options, by subject: " in " ".join(text.replace("│", "").split())
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_help_all_shows_every_option(command):
+    text = dynabench(command, "--help-all", env=os.environ | {"COLUMNS": "200"}).stdout
+    assert {flag for flag in flags_of(f"dynabench {command}") if flag not in text} == set()
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS_BY_NAME))
+def test_a_command_with_many_options_answers_several_questions_and_others_show_all(name):
+    num_lines = sum(len(settings) for settings in COMMANDS_BY_NAME[name].groups.values())
+    table = COMMON if name.startswith("dynabench") else common.COMMON
+    answered = [question for question, flags in table.items() if flags_of(name) & set(flags)]
+    assert num_lines <= MOST or len(answered) >= 4
+
+
+@pytest.mark.parametrize("table", [COMMON, common.COMMON])
+def test_each_common_option_exists(table):
+    known = {flag for name in COMMANDS_BY_NAME for flag in flags_of(name)}
+    assert {flag for flags in table.values() for flag in flags} - known == set()
+
+
+def test_a_command_with_few_options_shows_them_all_either_way():
+    assert dynabench("doctor", "-h").stdout == dynabench("doctor", "--help-all").stdout
+    assert "--help-all" not in dynabench("doctor", "--help").stdout
+
+
+def test_other_programs_have_both_lengths_of_help():
+    short, whole = dynamo_run("--help").stdout, dynamo_run("--help-all").stdout
+    assert "--router-temperature" not in short
+    assert "--router-temperature" in whole
+    text = run(sys.executable, "-m", "serving.mocker", "--help").stdout
+    assert "--num-gpu-blocks" in text
+    assert "--constant-prefill-ms" not in text
+
+
+def test_help_all_of_the_program_lists_the_commands():
+    assert dynabench("--help-all").stdout == dynabench("--help").stdout
+
+
+@pytest.mark.parametrize("command", ["simulate", "kubernetes", ""])
+def test_no_line_of_help_is_wider_than_a_narrow_terminal(command):
+    done = dynabench(*command.split(), "--help", env=os.environ | {"COLUMNS": "40"})
+    assert max(map(len, done.stdout.splitlines())) <= 40
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("simulate --speculative-config x", "--speculative-config; speculative decoding is not simulated"),
+        ("sweep --enable_lora", "--enable_lora; LoRA adapters are not simulated"),
+        ("run --enable-lora", "LoRA adapters are not simulated; a real engine takes it in --extra-engine-args"),
+        (
+            "simulate --engine sglang",
+            "--engine; only vLLM's scheduler is simulated; dynabench run measures other engines",
+        ),
+        ("simulate -tp 4", "-tp; use --tensor-parallel-size"),
+        (
+            "compare --tp=4",
+            "--tp; use --tensor-parallel-size of dynabench simulate, run, sweep, plan, serve and validate",
+        ),
+        ("plan --workers 2", "--workers; a plan chooses the number"),
+        ("simulate --url http://x", "--url; it is an option of dynabench run and validate"),
+        ("workload inspect --max-model-len 4", "--max-model-len; it is an option of dynabench simulate"),
+        ("simulate --max-requsts 4", "--max-requsts. Did you mean --max-requests?"),
+        ("doctor --frobnicate", "--frobnicate.\n"),
+    ],
+)
+def test_an_option_of_another_tool_or_command_is_answered_with_what_exists_here(words, told):
+    done = dynabench(*words.split())
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert f"Unknown option: {told}" in done.stderr or told in done.stderr
+
+
+def test_each_option_that_an_answer_names_exists_and_is_given_one_answer():
+    known = {flag for name in COMMANDS_BY_NAME for flag in flags_of(name)}
+    assert {flag for text in ANSWERS for flag in re.findall(r"--[a-z][\w-]+", text)} - known == set()
+    names = [name for names in ANSWERS.values() for name in names.split()]
+    assert len(names) == len(set(names)) == len(KNOWN)
+
+
+def test_no_answer_is_for_an_option_that_every_command_with_engines_has():
+    had = set.intersection(*(flags_of(f"dynabench {name}") for name in MANY))
+    assert {name for name in KNOWN if f"--{name}" in had} == set()
+
+
+def test_a_program_that_runs_a_model_says_where_options_of_the_engine_go():
+    done = dynamo_run("out=vllm", "--speculative-config", "x")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert done.stderr.endswith("Options of the engine itself go after --.\n")
