@@ -31,8 +31,8 @@ COMMANDS = {
     "report": ("results:report", "Write the summary, charts and report of a results folder again."),
     "compare": ("results:compare", "Compare earlier runs side by side, with the first as the baseline."),
     "export": ("results:export", "Export a results folder's figures in another format."),
-    "modes": ("experiment:modes", "List the router modes, and what can be added to one."),
-    "planners": ("experiment:planners", "List the policies that decide how many workers each pool has."),
+    "modes": ("lists:modes", "List the router modes, and what can be added to one."),
+    "planners": ("lists:planners", "List the policies that decide how many workers each pool has."),
     "hardware": ("fidelity:hardware", "List the GPUs and models whose step times are bundled, for --gpu and --model."),
     "calibrate": (
         "fidelity:calibrate",

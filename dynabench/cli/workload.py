@@ -102,7 +102,7 @@ def inspect(
             text = f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
         console.print(f"{label:26} {text}", soft_wrap=True)
     for hint in hints:
-        console.print(hint, soft_wrap=True)
+        console.say(hint)
 
 
 def _cache(tokens: int, token_bytes: float | None) -> str:
@@ -115,9 +115,10 @@ def _cache(tokens: int, token_bytes: float | None) -> str:
 @workload_app.command(name="formats")
 def formats_() -> None:
     """List the workload formats, and the public data that each was tried on."""
+    console = Terminal()
     for name, format in formats.FORMATS.items():
-        print(f"{name:18} {'read, write' if format.write else 'read       '}  {format.description}")
-        print(f"{'':31} {format.tried}")
+        console.entry(f"{name:18} {'read, write' if format.write else 'read'}", format.description, width=31)
+        console.entry("", format.tried, width=31)
 
 
 @workload_app.command

@@ -24,7 +24,7 @@ from dynabench.deployment.description import Deployment, EngineName, Pool
 from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig
 from dynabench.deployment.paths import field_of, hints, own, sections, settings_of_pool
 from foundation.errors import UserError
-from foundation.settings import expected
+from foundation.settings import expected, plain
 from foundation.text import instead_of, one_line
 from mocker.timing.choose import resolve
 from serving.runtime.config import MAY_HOLD_PASSWORDS, masked
@@ -181,7 +181,7 @@ def _built(kind: type, values: Any, where: str) -> Any:
 
 def _value(value: Any, hint: Any, path: str, *, is_secret: bool = False) -> Any:
     try:
-        return msgspec.convert(value, hint, dec_hook=_decode)
+        return msgspec.convert(plain(value, hint), hint, dec_hook=_decode)
     except msgspec.ValidationError:
         shown = "invalid (its value is secret)" if is_secret else _shown(value)
         raise ValueError(f"{path} is {shown}; expected {expected(hint, value)}") from None

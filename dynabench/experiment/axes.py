@@ -11,7 +11,7 @@ import msgspec
 from dynabench.deployment import paths
 from dynabench.deployment.description import Deployment
 from dynabench.plan import ClientConfig, Settings
-from foundation.settings import expected, kinds
+from foundation.settings import expected, kinds, plain
 from foundation.text import instead_of
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
@@ -81,7 +81,7 @@ def convert(name: str, value: str, settings: Settings) -> Any:
     if value == "none" and type(None) in typing.get_args(hint):
         return None
     try:
-        return msgspec.convert(value, hint, strict=False)
+        return msgspec.convert(plain(value, hint), hint, strict=False)
     except msgspec.ValidationError:
         raise ValueError(f"{name} is {value!r}; expected {expected(hint, value)}") from None
 

@@ -66,7 +66,7 @@ def run_sweep(
     out = experiment.out or Path("results") / f"sweep-{identity}"
     store = PointStore(out, identity, "sweep")
     for reason in left_out:
-        console.print(f"left out: {reason}", soft_wrap=True)
+        console.say(f"left out: {reason}")
     with Interrupt() as interrupt:
         work = _Work(files, experiment, config, store, limits, interrupt)
         if config.find is None:

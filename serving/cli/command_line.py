@@ -50,7 +50,7 @@ def reason(error: Exception) -> str:
     """Return what was wrong with the input, in one line."""
     if isinstance(error, CoercionError) and error.argument is not None and error.token is not None:
         hint, token = error.argument.field_info.annotation, error.token
-        if kinds(hint) <= {int, float, type(None)}:
+        if kinds(hint) <= {bool, int, float, type(None)}:
             return one_line(
                 f"{token.keyword or error.argument.name} is {token.value!r}; expected {expected(hint, token.value)}"
             )

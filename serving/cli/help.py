@@ -5,7 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from cyclopts import App, Group
+from cyclopts import App, CoercionError, Group
+
+from foundation.settings import plain
 
 if TYPE_CHECKING:
     from cyclopts.help import HelpEntry, HelpPanel
@@ -27,6 +29,20 @@ class CommandLine(App):
 
     common: Mapping[str, Sequence[str]] = MappingProxyType({})
     """The options that people use, by the question that they answer; a command shows those that it has."""
+
+    def parse_args(self, tokens: Any = None, **options: Any) -> Any:
+        """Parse words; `--flag=on` and `--flag=off` are accepted, because that is how the help prints a default."""
+        words = sys.argv[1:] if tokens is None else [*tokens]
+        try:
+            return super().parse_args(words, **options)
+        except CoercionError as error:
+            if error.token is None or error.argument is None:
+                raise
+            typed, value = f"{error.token.keyword}={error.token.value}", plain(error.token.value, error.argument.hint)
+            if not isinstance(value, bool) or typed not in words:
+                raise
+            words[words.index(typed)] = f"{error.token.keyword}={value}"
+            return self.parse_args(words, **options)
 
     def _assemble_help_panels(self, tokens: Any, help_format: Any) -> "Panels":
         panels: Panels = super()._assemble_help_panels(tokens, help_format)

@@ -1,5 +1,6 @@
 """What help shows, and what a wrong flag is answered with, in terminals and pipes."""
 
+import json
 import os
 import re
 import sys
@@ -8,6 +9,9 @@ import pytest
 
 from dynabench.cli.common import COMMON
 from dynabench.cli.elsewhere import ANSWERS, KNOWN
+from dynabench.deployment.file import from_plain
+from dynabench.experiment.axes import read_axis
+from dynabench.plan import Settings
 from dynabench.reference.command import all_commands
 from serving.cli import common
 from serving.cli.help import MOST
@@ -125,3 +129,20 @@ def test_a_program_that_runs_a_model_says_where_options_of_the_engine_go():
     done = dynamo_run("out=vllm", "--speculative-config", "x")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert done.stderr.endswith("Options of the engine itself go after --.\n")
+
+
+def test_a_switch_may_be_set_as_the_help_prints_its_default(tmp_path):
+    flags = ["--enable-prefix-caching=off", "--async-scheduling=on", "--no-noise-floor"]
+    done = dynabench("simulate", "--max-requests", "2", "--router-mode", "kv", *flags, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    pool = json.loads((tmp_path / "out" / "experiment.json").read_text())["deployment"]["pools"]["worker"]
+    assert (pool["enable_prefix_caching"], pool["async_scheduling"]) == (False, True)
+    done = dynabench("simulate", "--enable-prefix-caching=maybe")
+    assert done.stderr == "dynabench: --enable-prefix-caching is 'maybe'; expected true or false\n"
+
+
+def test_an_axis_and_a_deployment_file_take_on_and_off():
+    assert read_axis("enable_prefix_caching=on,off", Settings()) == ("enable_prefix_caching", [True, False])
+    values = {"pools": {"a": {"enable_prefix_caching": "off", "model": "on"}}}
+    assert from_plain(values).pools[0].mocker.enable_prefix_caching is False
+    assert from_plain(values).pools[0].timing.model == "on"
