@@ -12,7 +12,7 @@ from reports.foreign import markdown_cell
 from reports.grid import Grid
 from reports.headline import margin, notes, step_times
 from reports.like import table as like
-from reports.metrics import LABELS
+from reports.metrics import LABELS, LEAST_SAMPLES
 from reports.records import Record
 from reports.slo import parse
 from reports.summary import PAIRED, ArmSummary, Difference, Summary
@@ -28,7 +28,18 @@ Line = tuple[str, Callable[[ArmSummary], Any], Callable[[Any], str]]
 
 def comparison(summary: Summary, *, is_whole: bool = True) -> Grid:
     """Return a table with a column per arm: all or the key metrics, and the paired differences to the first arm."""
-    return Grid("Arms compared", list(summary.arms), rows(summary) if is_whole else key_rows(summary))
+    title = "Arms compared" if len(summary.arms) > 1 else "Figures"
+    return Grid(title, list(summary.arms), rows(summary) if is_whole else key_rows(summary))
+
+
+def too_few(grid: Grid) -> str:
+    """Say why percentiles of a table are not known; nothing if all are."""
+    lacking = [
+        f"a p{share} needs {least:,}"
+        for share, least in LEAST_SAMPLES.items()
+        if any(f" p{share} " in label and "n/a" in cells for label, cells in grid.rows)
+    ]
+    return f"n/a: too few requests; {' and '.join(lacking)}." if lacking else ""
 
 
 def key_rows(summary: Summary) -> list[tuple[str, list[str]]]:

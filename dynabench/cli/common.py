@@ -1,7 +1,7 @@
 """The options that `--help` shows, of the commands that have many; `--help-all` shows the others too."""
 
 COMMON = {
-    "What do you compare?": ("--router-mode", "--vary", "--find", "--real", "--repeats"),
+    "Which router, and which settings?": ("--router-mode", "--vary", "--find", "--repeats"),
     "Which requests are sent?": ("--columns", "--max-requests", "--rate-scale", "--concurrency"),
     "To which workers?": (
         "--deployment",
@@ -23,7 +23,7 @@ COMMON = {
         "--num-gpu-blocks",
         "--max-num-batched-tokens",
     ),
-    "How fast must it be?": ("--slo", "--attainment", "--loads", "--fail-if"),
+    "How good must it be?": ("--slo", "--attainment", "--loads", "--real", "--fail-if"),
     "Where does it listen?": ("--http-host", "--http-port"),
     "Where do the results go?": ("--out", "--json"),
 }

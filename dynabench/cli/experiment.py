@@ -91,7 +91,7 @@ def simulate(
 
     Args:
         workload: Files or a folder that form one workload (see `dynabench workload formats`); default: a small bundled one.
-        deployment: YAML file that describes the deployment, instead of flags; see docs/deployment.md.
+        deployment: YAML file that describes the deployment, instead of flags: pools, and their settings by name.
         experiment: What to compare.
         output: What to print.
         shape: What to change about the workload.
@@ -153,7 +153,7 @@ def run(
 
     Args:
         workload: Files or a folder that form one workload (see `dynabench workload formats`); default: a small bundled one.
-        deployment: YAML file that describes the deployment, instead of flags; see docs/deployment.md.
+        deployment: YAML file that describes the deployment, instead of flags: pools, and their settings by name.
         experiment: What to compare.
         output: What to print.
         shape: What to change about the workload.
@@ -247,7 +247,7 @@ def sweep(
 
     Args:
         workload: Files or a folder that form one workload (see `dynabench workload formats`); default: a small bundled one.
-        deployment: YAML file that describes the deployment, instead of flags; see docs/deployment.md.
+        deployment: YAML file that describes the deployment, instead of flags: pools, and their settings by name.
         config: How to run the sweep or search.
         experiment: What to vary (--router-mode, --vary) and the limits (--slo, --slo-preset).
         output: What to print.

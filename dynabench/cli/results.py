@@ -131,9 +131,12 @@ def print_summary(manifest: dict[str, Any], summary: Summary, console: Terminal,
     for line in filter(None, headline.heading(manifest)):
         console.say(line)
     key = key_of(list(summary.arms))
-    for grid in (tables.comparison(summary, is_whole=is_whole), *use_tables.grids(summary)):
+    compared = tables.comparison(summary, is_whole=is_whole)
+    for grid in (compared, *use_tables.grids(summary)):
         for table in grid.tables(console.width, key):
             console.print(table)
+    if unknown := tables.too_few(compared):
+        console.say(unknown)
     for entry in key.values():
         if entry.name != entry.arm:
             console.say(f"{entry.name}: {entry.arm}")

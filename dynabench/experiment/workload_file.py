@@ -31,6 +31,10 @@ def read_workload(
     Raises:
         WorkloadError: it cannot be read, or contains no requests.
     """
+    if described := [file for file in files if file.suffix in (".yaml", ".yml")]:
+        raise WorkloadError(
+            f"{described[0]}: YAML is not a format of workloads; give a deployment with -f {described[0]}"
+        )
     encode = _encoder(tokenizer)
     workload = formats.read(files or BUNDLED, format=format, columns=columns, block_size=block_size, encode=encode)
     if not len(workload):

@@ -215,7 +215,7 @@ def _warn_of_what_has_no_effect(launcher: AskConfig) -> None:
     for name in ("kv_gpu_cache_usage_weight", "kv_waiting_requests_weight"):
         if getattr(launcher, name) is not None:
             flag = name.replace("_", "-")
-            log.warning("--%s has no effect: the kv mode's cost has no such term (docs/how-it-works.md)", flag)
+            log.warning("--%s has no effect: the kv mode's cost has no such term", flag)
 
 
 async def carry_out(job: Job, engine: Engine | None, stopping: asyncio.Event) -> int:

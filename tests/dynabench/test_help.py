@@ -9,13 +9,18 @@ import pytest
 
 from dynabench.cli.common import COMMON
 from dynabench.cli.elsewhere import ANSWERS, KNOWN
+from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.file import from_plain
 from dynabench.experiment.axes import read_axis
+from dynabench.experiment.head import head_of
+from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import Settings
 from dynabench.reference.command import all_commands
 from serving.cli import common
 from serving.cli.help import MOST
+from serving.worker.config import WorkerConfig
 from tests.support.commands import dynabench, dynamo_run, run
+from workloads import Workload
 
 MANY = ["simulate", "run", "sweep", "plan", "serve", "validate"]
 COMMANDS_BY_NAME = {command.name: command for command in all_commands()}
@@ -146,3 +151,52 @@ def test_an_axis_and_a_deployment_file_take_on_and_off():
     values = {"pools": {"a": {"enable_prefix_caching": "off", "model": "on"}}}
     assert from_plain(values).pools[0].mocker.enable_prefix_caching is False
     assert from_plain(values).pools[0].timing.model == "on"
+
+
+def test_help_needs_no_file_of_the_checkout():
+    """docs/ is not in the wheel."""
+    for command in all_commands():
+        settings = (setting for group in command.groups.values() for setting in group)
+        assert not [setting.names for setting in settings if "docs/" in setting.help]
+        assert "docs/" not in " ".join(map(str, command.paragraphs))
+
+
+def test_the_help_of_slo_gives_limits_that_are_accepted():
+    (setting,) = (s for g in COMMANDS_BY_NAME["dynabench run"].groups.values() for s in g if s.names == ("--slo",))
+    each = re.search(r"Limit on (.*) of each request", setting.help)[1]
+    limits = [f"{metric} <= 1s" for metric in re.split(r", | or ", each)] + re.findall(r"'([^']*)'", setting.help)
+    assert len(limits) == 8
+    assert len(ExperimentConfig(slo=tuple(limits)).limits) == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("serve nothere.yaml", "nothere.yaml: cannot be read (No such file or directory)"),
+        ("simulate two.yaml", "two.yaml: YAML is not a format of workloads; give a deployment with -f two.yaml"),
+        ("doctor me", "me: there is no place for this; options begin with --"),
+    ],
+)
+def test_an_argument_in_the_wrong_place_is_named(words, told):
+    done = dynabench(*words.split())
+    assert (done.returncode, done.stderr) == (2, f"dynabench: {told}\n")
+
+
+def test_a_single_arm_has_figures_and_says_how_to_compare_it(tmp_path):
+    done = dynabench("simulate", "--router-mode", "kv", "--max-requests", "5", "--out", tmp_path / "out")
+    assert done.returncode == 0
+    assert "Arms compared" not in done.stdout
+    lines = done.stdout.splitlines()
+    assert "Figures" in [line.strip() for line in lines]
+    assert "n/a: too few requests; a p99 needs 368." in lines
+    assert "Only kv was run; to compare it, add another --router-mode or a --vary." in lines
+
+
+def test_only_simulated_workers_are_said_to_have_gpus():
+    workload = Workload("none", 16, [])
+    model = WorkerConfig(model_path="m.gguf")
+    real = Deployment(pools=(Pool(engine="llamacpp", replicas=2, worker=model),))
+    assert head_of(workload, [real])["Layout"] == "2 workers, TP 1"
+    assert head_of(workload, [Deployment(pools=(Pool(replicas=2),))])["Layout"] == "2 workers, TP 1 (2 GPUs)"
+    many = [Deployment(pools=(Pool(engine="llamacpp", replicas=count, worker=model),)) for count in range(1, 6)]
+    assert head_of(workload, many)["Layout"] == "1 to 5 workers"
