@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from cyclopts import App, CycloptsError, UnknownOptionError
 
 from dynabench.cli.common import COMMON
-from dynabench.cli.elsewhere import answer
+from dynabench.elsewhere import answer
 from dynabench.interrupt import ASKING, InterruptError
 from dynabench.terminal import Terminal
 from foundation.errors import UserError

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from dynabench.cli.common import COMMON
-from dynabench.cli.elsewhere import ANSWERS, KNOWN
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.file import from_plain
+from dynabench.elsewhere import ANSWERS, KNOWN
 from dynabench.experiment.axes import read_axis
 from dynabench.experiment.head import head_of
 from dynabench.experiment.settings import ExperimentConfig
@@ -174,6 +174,7 @@ def test_the_help_of_slo_gives_limits_that_are_accepted():
     [
         ("serve nothere.yaml", "nothere.yaml: cannot be read (No such file or directory)"),
         ("simulate two.yaml", "two.yaml: YAML is not a format of workloads; give a deployment with -f two.yaml"),
+        ("simulate --oracle off", "off: there is no such file; a switch takes its value after =, as in --oracle=off"),
         ("doctor me", "me: there is no place for this; options begin with --"),
     ],
 )
@@ -200,3 +201,26 @@ def test_only_simulated_workers_are_said_to_have_gpus():
     assert head_of(workload, [Deployment(pools=(Pool(replicas=2),))])["Layout"] == "2 workers, TP 1 (2 GPUs)"
     many = [Deployment(pools=(Pool(engine="llamacpp", replicas=count, worker=model),)) for count in range(1, 6)]
     assert head_of(workload, many)["Layout"] == "1 to 5 workers"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("tp", "use tensor_parallel_size"),
+        ("max_running_requests", "use max_num_seqs"),
+        ("disable_radix_cache", "use enable_prefix_caching=off"),
+        ("speculative_config", "speculative decoding is not simulated"),
+    ],
+)
+def test_a_setting_of_another_tool_is_answered_in_axes_and_in_files_too(name, told):
+    with pytest.raises(ValueError, match=f"^{name} is not a setting that can be varied; {told}$"):
+        read_axis(f"{name}=1,2", Settings())
+    with pytest.raises(ValueError, match=f"^pools.worker.{name} is unknown; {told}$"):
+        read_axis(f"pools.worker.{name}=1,2", Settings())
+    with pytest.raises(ValueError, match=f"^pools.a.{name} is unknown; {told}$"):
+        from_plain({"pools": {"a": {name: 1}}})
+
+
+def test_an_answer_that_names_nothing_of_a_file_is_not_given():
+    with pytest.raises(ValueError, match=r"^pools.a.num_workers is unknown; (?!use workers)"):
+        from_plain({"pools": {"a": {"num_workers": 1}}})

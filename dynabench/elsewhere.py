@@ -144,6 +144,16 @@ _FLAG = re.compile(r"--[a-z][\w-]+")
 KNOWN = {name: answer for answer, names in ANSWERS.items() for name in names.split()}
 
 
+def of_setting(name: str, known: Collection[str]) -> str:
+    """Return what to say about a setting of another tool that a file or an axis names; "" if none of those `known` is it."""
+    told = KNOWN.get(name.replace("_", "-"), "")
+    flags = _FLAG.findall(told)
+    settings = {flag: flag.removeprefix("--").removeprefix("no-").replace("-", "_") for flag in flags}
+    if flags and not set(settings.values()) & set(known):
+        return ""
+    return _FLAG.sub(lambda flag: settings[flag[0]] + "=off" * flag[0].startswith("--no-"), told)
+
+
 def answer(option: str, command: str, own: Collection[str], everywhere: Callable[[], dict[str, set[str]]]) -> str:
     """Return what to say about an option that a command lacks, "" if it is not known from anywhere.
 
