@@ -1,7 +1,7 @@
 """The tables on the console and in Markdown."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,13 +32,10 @@ def comparison(summary: Summary, *, is_whole: bool = True) -> Grid:
     return Grid(title, list(summary.arms), rows(summary) if is_whole else key_rows(summary))
 
 
-def too_few(grid: Grid) -> str:
-    """Say why percentiles of a table are not known; nothing if all are."""
-    lacking = [
-        f"a p{share} needs {least:,}"
-        for share, least in LEAST_SAMPLES.items()
-        if any(f" p{share} " in label and "n/a" in cells for label, cells in grid.rows)
-    ]
+def too_few(figures: Iterable[tuple[str, Sequence[str]]]) -> str:
+    """Say why percentiles are not known, given the cells of each figure; nothing if all are."""
+    unknown = " ".join(label for label, cells in figures if "n/a" in cells)
+    lacking = [f"a p{share} needs {least:,}" for share, least in LEAST_SAMPLES.items() if f" p{share}" in unknown]
     return f"n/a: too few requests; {' and '.join(lacking)}." if lacking else ""
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from serving.cli.command_line import version
+from serving.cli.command_line import PLAIN_DEFAULTS, version
 from serving.cli.help import HELP_FLAGS, CommandLine
 
 COMMON = {
@@ -34,6 +34,8 @@ COMMON = {
 
 def program(name: str, about: str, **options: Any) -> CommandLine:
     """Return a program's command line."""
-    made = CommandLine(name=name, help=about, version=version, help_flags=HELP_FLAGS, **options)
+    made = CommandLine(
+        name=name, help=about, version=version, help_flags=HELP_FLAGS, default_parameter=PLAIN_DEFAULTS, **options
+    )
     made.common = COMMON
     return made

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from serving.cli.all_in_one import run_all_in_one
 from serving.cli.batch import is_answered
-from serving.cli.command_line import PLAIN_DEFAULTS, flat, version
+from serving.cli.command_line import flat, version
 from serving.cli.commands import (
     DisaggregationSettings,
     FrontendSettings,
@@ -83,7 +83,7 @@ Usage: dynamo-run [in=WAY] [out=ENGINE] [flags] [MODEL] [-- engine arguments]
 """
 
 
-app = program(NAME, "Serve a model.", usage=USAGE, default_parameter=PLAIN_DEFAULTS)
+app = program(NAME, "Serve a model.", usage=USAGE)
 
 
 def main(arguments: list[str] | None = None) -> None:

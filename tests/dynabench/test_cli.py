@@ -87,8 +87,9 @@ def test_help_shows_defaults_as_they_are_typed_and_pages_that_are_there(command)
     check_help(dynabench(command, "--help-all").stdout)
 
 
-def test_the_help_of_dynamo_run_does_likewise():
+def test_the_help_of_other_programs_does_likewise():
     check_help(dynamo_run("--help-all").stdout)
+    check_help(run(sys.executable, "-m", "serving.vllm", "--help-all").stdout)
 
 
 def check_help(text):
