@@ -14,6 +14,7 @@ from foundation.files import new_file
 from mocker.timing.config import KvCacheDtype, TimingConfig
 from mocker.timing.kv_size import kv_size
 from serving.cli.command_line import flat
+from serving.cli.help import HELP_FLAGS
 from workloads import Workload, WorkloadError, formats
 from workloads.anonymise import anonymise as anonymised
 from workloads.describe import Description, advice, best_shares, describe
@@ -23,7 +24,12 @@ from workloads.merge import merge as merged_from
 from workloads.shape import ShapeConfig, shape
 from workloads.synthesize import SynthConfig, synthesize
 
-workload_app = App(help_format="markdown", name="workload", help="Inspect, generate, change and convert workloads.")
+workload_app = App(
+    help_format="markdown",
+    name="workload",
+    help="Inspect, generate, change and convert workloads.",
+    help_flags=HELP_FLAGS,
+)
 
 
 LABELS = {
@@ -102,7 +108,7 @@ def inspect(
             text = f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
         console.print(f"{label:26} {text}", soft_wrap=True)
     for hint in hints:
-        console.print(hint, soft_wrap=True)
+        console.say(hint)
 
 
 def _cache(tokens: int, token_bytes: float | None) -> str:
@@ -115,9 +121,10 @@ def _cache(tokens: int, token_bytes: float | None) -> str:
 @workload_app.command(name="formats")
 def formats_() -> None:
     """List the workload formats, and the public data that each was tried on."""
+    console = Terminal()
     for name, format in formats.FORMATS.items():
-        print(f"{name:18} {'read, write' if format.write else 'read       '}  {format.description}")
-        print(f"{'':31} {format.tried}")
+        console.entry(f"{name:18} {'read, write' if format.write else 'read'}", format.description, width=31)
+        console.entry("", format.tried, width=31)
 
 
 @workload_app.command

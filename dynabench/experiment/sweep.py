@@ -69,7 +69,7 @@ def run_sweep(
     out = experiment.out or Path("results") / f"sweep-{identity}"
     store = PointStore(out, identity, "sweep")
     for reason in left_out:
-        console.print(f"left out: {reason}", soft_wrap=True)
+        console.say(f"left out: {reason}")
     source = source_of(files, experiment)
     workload = source(arms[0].settings.shape)
     with Interrupt() as interrupt:
