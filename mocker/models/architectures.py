@@ -38,10 +38,16 @@ class Architecture:
     ignored: tuple[str, ...] = ()
     """Keys that say nothing here."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Words in the names of modules in checkpoints, for those that readers use."""
+    """Of modules in checkpoints, where they differ from those that readers use."""
 
 
-MIXTRAL = {"mlp": "block_sparse_moe", "gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+MIXTRAL = {
+    "mlp.experts.0.gate_proj": "block_sparse_moe.experts.0.w1",
+    "mlp.experts.0.down_proj": "block_sparse_moe.experts.0.w2",
+    "mlp.experts.0.up_proj": "block_sparse_moe.experts.0.w3",
+    "mlp.experts": "block_sparse_moe.experts",
+    "mlp.shared_experts": "block_sparse_moe.shared_experts",
+}
 SHARED_EXPERT = {"shared_experts": "shared_expert"}
 DEEPSEEK = mixture(feed.after_dense)
 QWEN = mixture(feed.every_few, has_shared_gate=True)
@@ -63,7 +69,16 @@ QWEN_HYBRID = Architecture(
     names=SHARED_EXPERT,
 )
 BAILING = Architecture(feed_forward=DEEPSEEK)
+HUNYUAN = Architecture(attention=attend.shared_across_layers, feed_forward=feed.if_any(DEEPSEEK))
+STEP = Architecture(attention=attend.step, feed_forward=mixture(feed.enumerated), kinds=by.listed)
+MINIMAX_1 = Architecture(
+    state=states.lightning,
+    feed_forward=mixture(),
+    kinds=by.flags("attn_type_list", {0: LINEAR, 1: FULL}, 1),
+    names=MIXTRAL,
+)
 GEMMA_4 = Architecture(
+    names={"mlp.experts": "experts", "mlp.shared_experts": "mlp"},
     attention=attend.gemma_4,
     feed_forward=feed.gemma_4,
     kinds=by.every(6),
@@ -184,6 +199,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "dots1": Architecture(feed_forward=DEEPSEEK, kinds=by.late_windows),
     "ernie4_5_moe": Architecture(feed_forward=mixture(feed.from_to), is_tied=True),
     "exaone_moe": Architecture(feed_forward=DEEPSEEK, kinds=by.exaone),
+    "beam": Architecture(attention=attention(gate="element"), feed_forward=mixture(feed.after(3)), kinds=by.listed),
+    "flint": Architecture(feed_forward=QWEN, kinds=by.listed),
     "flex_olmo": Architecture(feed_forward=mixture()),
     "glm4_moe": Architecture(feed_forward=DEEPSEEK),
     "glm4v_moe": Architecture(feed_forward=DEEPSEEK),
@@ -195,8 +212,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "grok": Architecture(feed_forward=feed.grok, names=MIXTRAL),
     "grok-1": Architecture(feed_forward=feed.grok, names=MIXTRAL),
     "grok1": Architecture(feed_forward=feed.grok, names=MIXTRAL),
-    "hunyuan": Architecture(attention=attend.shared_across_layers, feed_forward=feed.if_any(DEEPSEEK)),
-    "hunyuan_v1_moe": Architecture(attention=attend.shared_across_layers, feed_forward=feed.if_any(DEEPSEEK)),
+    "hunyuan": HUNYUAN,
+    "hunyuan_v1_moe": HUNYUAN,
     "hy_v3": Architecture(feed_forward=mixture(feed.after(1))),
     "kolibri1": Architecture(feed_forward=mixture(), kinds=by.listed),
     "laguna": Architecture(
@@ -232,8 +249,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "sarvam_moe": Architecture(feed_forward=DEEPSEEK),
     "solar_open": Architecture(feed_forward=DEEPSEEK),
     "step3_text": Architecture(attention=attend.step_3, feed_forward=mixture(feed.enumerated)),
-    "step3p5": Architecture(attention=attend.step, feed_forward=mixture(feed.enumerated), kinds=by.listed),
-    "step3p7": Architecture(attention=attend.step, feed_forward=mixture(feed.enumerated), kinds=by.listed),
+    "step3p5": STEP,
+    "step3p7": STEP,
     # Latent attention
     "axk1": Architecture(attention=latent_attention(), feed_forward=mixture(feed.after(1))),
     "deepseek_v2": replace(LATENT, attention=latent.latent_if_used),
@@ -297,7 +314,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         state=states.kimi_delta,
         feed_forward=mixture(feed.after(1)),
         kinds=by.places("linear_attn_config.kda_layers", LINEAR, FULL, first=1),
-        names={"mlp": "block_sparse_moe"},
+        names=MIXTRAL,
         ignored=("attn_res_block_size",),
     ),
     "lara_mini": Architecture(
@@ -332,18 +349,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         kinds=by.every(2, "", others=FULL, last=LINEAR),
         names=MIXTRAL,
     ),
-    "minimax_text_01": Architecture(
-        state=states.lightning,
-        feed_forward=mixture(),
-        kinds=by.flags("attn_type_list", {0: LINEAR, 1: FULL}, 1),
-        names=MIXTRAL,
-    ),
-    "minimax_m1": Architecture(
-        state=states.lightning,
-        feed_forward=mixture(),
-        kinds=by.flags("attn_type_list", {0: LINEAR, 1: FULL}, 1),
-        names=MIXTRAL,
-    ),
+    "minimax_text_01": MINIMAX_1,
+    "minimax_m1": MINIMAX_1,
     "nemotron_h": Architecture(
         state=states.mamba_2,
         feed_forward=feed.nemotron_h,
@@ -378,6 +385,10 @@ ARCHITECTURES: dict[str, Architecture] = {
 OTHER_NAMES = {
     "deepseek_ref": "deepseek_v4",
     "minimax_m3_vl": "minimax_m3",
+    "minimax_m3_vl_text": "minimax_m3",
+    "phi3_v": "phi3",
+    "llava": "llama",
+    "llava_llama": "llama",
     "solar_pro": "solar",
 }
 """Architectures by other names of theirs."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from foundation.text import printable
 from mocker.models.architectures import ARCHITECTURES, OTHER_NAMES
 
 TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "language_model")
@@ -25,12 +26,12 @@ def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def architecture_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
-    """Return the first name of the file that is known: its `model_type`s, then its classes.
+    """Return what a file calls its language model: its `model_type`, else its class.
 
     Raises:
-        ValueError: none is.
+        ValueError: neither is known.
     """
-    given = [part["model_type"] for part in (text, config) if isinstance(part.get("model_type"), str)]
+    given = [part["model_type"] for part in (text, config) if isinstance(part.get("model_type"), str)][:1]
     for name in given:
         for known in (name, name.removesuffix("_text"), OTHER_NAMES.get(name)):
             if known in ARCHITECTURES:
@@ -41,7 +42,7 @@ def architecture_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
             return found
     if not given:
         raise ValueError("it has no model_type, so its layers are unknown; --read-model-as llama reads it as a Llama")
-    raise ValueError(f"its model_type {given[0]!r} is not known; {instead_of(given[0])}")
+    raise ValueError(f"architecture {printable(given[0])[:60]} is not known; {instead_of(given[0])}")
 
 
 def instead_of(name: str) -> str:

@@ -1,42 +1,24 @@
 """In which type each matrix of a checkpoint is stored: what its quantization_config says, module by module.
 
-Formats: fp8 (DeepSeek's blocks), compressed-tensors, modelopt (also as hf_quant_config.json), GPTQ, AWQ, bitsandbytes,
-MXFP4, torchao. Weights of 4 bits have a scale for each group; its bits count.
+Weights of few bits have a scale, and some a zero point, for each group of weights; their bits count.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping
-from fnmatch import translate
 from typing import Any, NamedTuple
 
+from mocker.models.keys import shown
 from mocker.models.layers import BFLOAT16, WeightType
+from mocker.models.module_names import Matches, any_of, below, everything, matching, nothing
+from mocker.models.weight_types import FP8, INT8, MXFP4, MXFP8, NVFP4, PLAIN, algorithm, integer, of_group, torchao_type
 
-PLAIN = {
-    "bfloat16": BFLOAT16,
-    "fp8": WeightType("fp8", 1.0, "fp8"),
-    "int8": WeightType("int8", 1.0, "int8"),
-    "int4": WeightType("int4", 0.5625, "bfloat16"),
-    "fp4": WeightType("fp4", 0.5625, "fp4"),
-}
-"""The types that a setting can ask for; the 4-bit ones with a scale of 8 bits for every 16 weights."""
-OTHERS = re.compile(r"^(model\.)?(mtp|visual|vision|audio)|vision_tower|audio_tower|embed_vision|embed_audio")
-"""Names of modules beside the language model, which have layers of their own."""
-MXFP4 = WeightType("fp4", 0.5 + 1 / 32, "fp4")
-
-
-def _everything(module: str) -> bool:
-    return True
-
-
-def _nothing(module: str) -> bool:
-    return False
+__all__ = ["PLAIN", "Quantisation", "Rule", "quantisation_of"]
 
 
 class Rule(NamedTuple):
     """One type, and the modules that it applies to."""
 
     weight: WeightType
-    matches: Callable[[str], bool]
+    matches: Matches
 
 
 class Quantisation(NamedTuple):
@@ -44,215 +26,296 @@ class Quantisation(NamedTuple):
 
     rules: tuple[Rule, ...] = ()
     """The first that matches counts."""
-    is_left_out: Callable[[str], bool] = _nothing
+    is_left_out: Matches = nothing
     kv_dtype: str = "bfloat16"
     block: int = 0
     """Side of the blocks that share a scale, which the part of each GPU must consist of; 0: no blocks."""
 
     def weight_of(self, modules: Iterable[str]) -> WeightType:
         """Return the type of a matrix with these names; engines need one type for matrices that they fuse."""
-        for module in modules:
-            if self.is_left_out(module):
-                return BFLOAT16
-            for rule in self.rules:
-                if rule.matches(module):
-                    return rule.weight
-        return BFLOAT16
+        if any(map(self.is_left_out, modules)):
+            return BFLOAT16
+        found = [rule.weight for rule in self.rules for module in modules if rule.matches(module)]
+        return found[0] if found else BFLOAT16
 
 
 def quantisation_of(config: Mapping[str, Any], beside: Mapping[str, Any] | None = None) -> Quantisation:
     """Read a quantization_config, wherever it stands, or else the hf_quant_config.json beside the file.
 
     Raises:
-        ValueError: its method is not known.
+        ValueError: its method is not known, or it is not what that method writes.
     """
-    text = config.get("text_config") or {}
+    text = config.get("text_config")
+    parts = [config, text] if isinstance(text, dict) else [config]
     found = next(
-        (
-            part[name]
-            for part in (config, text)
-            for name in ("quantization_config", "compression_config")
-            if isinstance(part.get(name), dict) and part[name]
-        ),
-        None,
+        (part[name] for part in parts for name in PLACES if isinstance(part.get(name), dict) and part[name]), None
     )
     if found is None and beside is not None:
-        found = {"quant_method": "modelopt", **beside.get("quantization", beside)}
+        inner = beside.get("quantization")
+        found = {"quant_method": "modelopt", **(inner if isinstance(inner, dict) else beside)}
     if found is None:
         return Quantisation()
-    method = str(found.get("quant_method") or "").lower()
-    if found.get("quant_algo") or "quantized_layers" in found:
-        method = "modelopt"
-    read = READERS.get(method.replace("_", "-"))
-    if read is None:
-        raise ValueError(f"quant_method {method!r} is not known; expected one of {', '.join(READERS)}")
-    return read({**found, "expert_dtype": config.get("expert_dtype") or text.get("expert_dtype")})
+    expert_dtype = next((part["expert_dtype"] for part in parts if part.get("expert_dtype")), None)
+    method = _method(found)
+    try:
+        return READERS[method]({**found, "expert_dtype": expert_dtype})
+    except (TypeError, AttributeError, LookupError, OverflowError) as error:
+        raise ValueError(f"quantization_config is {shown(found)}, which is not what {method} writes") from error
+    except ValueError as error:
+        raise ValueError(f"quantization_config of {method}: {error}") from error
+
+
+PLACES = ("quantization_config", "compression_config", "quantization")
+
+
+def _method(found: Mapping[str, Any]) -> str:
+    """Return the name of a reader.
+
+    Raises:
+        ValueError: there is none.
+    """
+    method = str(found.get("quant_method") or "").lower().replace("_", "-")
+    if found.get("quant_algo") or found.get("quantized_layers"):
+        return "modelopt"
+    if not method and found.get("bits"):
+        return "mlx"
+    if not method and (found.get("load_in_4bit") or found.get("load_in_8bit")):
+        return "bitsandbytes"
+    if not method and found.get("config_groups"):
+        return "compressed-tensors"
+    if method not in READERS:
+        raise ValueError(f"quant_method is {shown(method)}; expected one of {', '.join(sorted(READERS))}")
+    return method
 
 
 def _fp8(found: Mapping[str, Any]) -> Quantisation:
-    block = (found.get("weight_block_size") or [0])[0]
-    rules = [Rule(PLAIN["fp8"], _everything)]
-    if found.get("expert_dtype") == "fp4":  # DeepSeek V4
-        rules.insert(0, Rule(MXFP4, lambda module: ".experts" in module))
-    left_out = found.get("modules_to_not_convert") or found.get("ignored_layers") or []
-    return Quantisation(tuple(rules), _any_of(left_out), block=int(block))
+    """One scale for a matrix, or for each block; DeepSeek V4's experts have 4 bits."""
+    rules = [Rule(FP8, everything)]
+    if found.get("expert_dtype") == "fp4":
+        rules.insert(0, Rule(MXFP4, _is_of_experts))
+    left_out = found.get("ignored_layers") or found.get("modules_to_not_convert") or []
+    return Quantisation(tuple(rules), any_of(left_out), block=int((found.get("weight_block_size") or [0])[0]))
+
+
+def _int4_experts(found: Mapping[str, Any]) -> Quantisation:
+    plain = _fp8(found)
+    return plain._replace(rules=(Rule(integer(4, int(found.get("group_size") or 128)), _is_of_experts), *plain.rules))
+
+
+def _is_of_experts(module: str) -> bool:
+    return ".experts" in module
 
 
 def _compressed_tensors(found: Mapping[str, Any]) -> Quantisation:
-    rules, block = [], 0
+    """Groups of modules: by name, which count first, or by class (`Linear`)."""
+    named, by_class, block = [], [], 0
     for group in (found.get("config_groups") or {}).values():
         weights = group.get("weights")
-        if not isinstance(weights, dict):
+        if weights is None:
             continue
-        weight = _type(weights, is_weight_only=not group.get("input_activations"))
-        rules.append(Rule(weight, _targets(group.get("targets") or ["Linear"])))
+        weight = of_group(weights, is_weight_only=not group.get("input_activations"))
+        targets = group.get("targets") or ["Linear"]
+        names = [name for name in targets if name.startswith("re:") or "." in name or name.islower()]
+        named += [Rule(weight, any_of(names))] if names else []
+        by_class += [Rule(weight, everything)] if len(names) < len(targets) else []
         if weights.get("strategy") == "block":
             block = int((weights.get("block_structure") or [0])[0])
-    return Quantisation(tuple(rules), _any_of(found.get("ignore") or []), _kv(found), block)
+    return Quantisation((*named, *by_class), any_of(found.get("ignore") or []), _kv(found), block)
 
 
 def _modelopt(found: Mapping[str, Any]) -> Quantisation:
-    left_out = found.get("ignore") or found.get("exclude_modules") or []
+    left_out = any_of(found.get("ignore") or found.get("exclude_modules") or [])
     layers = found.get("quantized_layers")
-    if layers:
-        types = {name: _algorithm(str(how.get("quant_algo")), how) for name, how in layers.items()}
-        rules = [Rule(weight, _below(name)) for name, weight in types.items()]
-        if "fp8" in str(found.get("quant_method")).lower():  # the rest as the checkpoint that it was made from
-            rules.append(Rule(PLAIN["fp8"], _everything))
-        return Quantisation(tuple(rules), _nothing, _kv(found))
-    return Quantisation(
-        (Rule(_algorithm(str(found.get("quant_algo")), found), _everything),), _any_of(left_out), _kv(found)
-    )
+    if not layers:
+        name = str(found.get("quant_algo"))
+        return Quantisation((Rule(algorithm(name, found), everything),), left_out, _kv(found), _block(name))
+    types = {name: algorithm(str(how.get("quant_algo")), how) for name, how in layers.items()}
+    rules = [Rule(weight, _has(below(types), weight)) for weight in sorted(set(types.values()))]
+    block = max([_block(str(how.get("quant_algo"))) for how in layers.values()])
+    if "fp8" in str(found.get("quant_method")).lower():  # the rest is as in the checkpoint that it was made from
+        return Quantisation((*rules, Rule(FP8, everything)), nothing, _kv(found), int(_fp8(found).block or block))
+    return Quantisation(tuple(rules), nothing, _kv(found), block)
 
 
-def _packed(found: Mapping[str, Any]) -> Quantisation:
-    """GPTQ and AWQ: whole numbers with a scale and a zero point for each group."""
-    weight = _integer(int(found.get("bits") or found.get("w_bit") or 4), int(found.get("group_size") or 128))
-    left_out = list(found.get("modules_to_not_convert") or [])
-    left_out += [
-        re.escape(key[2:]) if key[2:].isalnum() else key[2:] for key in found.get("dynamic") or {} if key[:2] == "-:"
+def _has(of_module: Callable[[str], Any], weight: WeightType) -> Matches:
+    return lambda module: bool(of_module(module) == weight)
+
+
+def _block(name: str) -> int:
+    return 128 if name.upper() in ("FP8_PB_WO", "FP8_BLOCK_SCALES") else 0
+
+
+def _gptq(found: Mapping[str, Any]) -> Quantisation:
+    """Whole numbers, with rules for modules (`dynamic`: `-:` leaves out), or only in those that are listed."""
+    rules, left_out = [], list(found.get("modules_to_not_convert") or [])
+    for name, own in (found.get("dynamic") or {}).items():
+        if name.startswith("-:"):
+            left_out.append(f"re:{name[2:]}")
+        else:
+            rules.append(Rule(_zeros({**found, **own}), matching(name.removeprefix("+:"))))
+    only = [
+        name
+        for part in found.get("modules_in_block_to_quantize") or []
+        for name in ([part] if isinstance(part, str) else part)
     ]
-    return Quantisation(
-        (Rule(weight, _everything),), _any_of([f"re:.*{name}.*" if "\\" in name else name for name in left_out])
-    )
+    rules.append(Rule(_zeros(found), any_of(only) if only else everything))
+    return Quantisation(tuple(rules), any_of(left_out))
+
+
+def _awq(found: Mapping[str, Any]) -> Quantisation:
+    return Quantisation((Rule(_zeros(found), everything),), any_of(found.get("modules_to_not_convert") or []))
+
+
+def _zeros(found: Mapping[str, Any]) -> WeightType:
+    """Return whole numbers that have a zero point of their own width for each group."""
+    bits = int(found.get("bits") or found.get("w_bit") or 4)
+    return integer(bits, int(found.get("group_size") or found.get("q_group_size") or 128), 16 + bits)
+
+
+def _auto_round(found: Mapping[str, Any]) -> Quantisation:
+    """As GPTQ, or floats in groups; modules may have their own bits, and 16 leave them out."""
+    data_type = str(found.get("data_type") or "int")
+    plain = NVFP4 if "nv_fp" in data_type else MXFP4 if "mx_fp" in data_type else _zeros(found)
+    if "mx_fp" in data_type and int(found.get("bits") or 4) == 8:
+        plain = MXFP8
+    rules, left_out = [], list(found.get("modules_to_not_convert") or [])
+    for name, own in (found.get("extra_config") or {}).items():
+        pattern = f"re:{name}" if any(sign in name for sign in "*|([") else name
+        if int(own.get("bits") or 16) >= 16:
+            left_out.append(pattern)
+        else:
+            rules.append(Rule(_zeros({**found, **own}), any_of([pattern])))
+    return Quantisation((*rules, Rule(plain, everything)), any_of(left_out))
+
+
+def _mlx(found: Mapping[str, Any]) -> Quantisation:
+    """A scale and a bias of 16 bits for each group."""
+    return Quantisation((Rule(integer(int(found["bits"]), int(found.get("group_size") or 64), 32), everything),))
 
 
 def _mxfp4(found: Mapping[str, Any]) -> Quantisation:
     """gpt-oss: experts only."""
-    return Quantisation(
-        (Rule(MXFP4, lambda module: "expert" in module),), _any_of(found.get("modules_to_not_convert") or [])
-    )
+    return Quantisation((Rule(MXFP4, _is_of_experts),), any_of(found.get("modules_to_not_convert") or []))
+
+
+def _mxfp8(found: Mapping[str, Any]) -> Quantisation:
+    left_out = found.get("ignored_layers") or found.get("modules_to_not_convert") or found.get("ignore") or []
+    return Quantisation((Rule(MXFP8, everything),), any_of(left_out))
+
+
+def _experts_int8(found: Mapping[str, Any]) -> Quantisation:
+    return Quantisation((Rule(INT8, _is_of_experts),))
 
 
 def _bitsandbytes(found: Mapping[str, Any]) -> Quantisation:
-    weight = _integer(4, 64) if found.get("load_in_4bit") else WeightType("int8", 1.0, "bfloat16")
-    return Quantisation((Rule(weight, _everything),), _any_of(found.get("llm_int8_skip_modules") or []))
+    """NF4 has 32 bits of scale for 64 weights, or 8 bits and 32 for every 256 of those; 8 bits have a scale for each row."""
+    bits = (8 + 32 / 256) if found.get("bnb_4bit_use_double_quant") else 32
+    weight = integer(4, 64, bits) if found.get("load_in_4bit") else integer(8, 0)
+    return Quantisation((Rule(weight, everything),), any_of(found.get("llm_int8_skip_modules") or []))
 
 
-READERS: dict[str, Callable[[Mapping[str, Any]], Quantisation]] = {
-    "fp8": _fp8,
-    "fbgemm-fp8": _fp8,
-    "compressed-tensors": _compressed_tensors,
-    "modelopt": _modelopt,
-    "modelopt-fp4": _modelopt,
-    "gptq": _packed,
-    "awq": _packed,
-    "mxfp4": _mxfp4,
-    "bitsandbytes": _bitsandbytes,
-}
+def _torchao(found: Mapping[str, Any]) -> Quantisation:
+    """One type for all modules, or one for each (`module_fqn_to_config`)."""
+    given = found["quant_type"]
+    default = (
+        given["default"] if isinstance(given, dict) else {"_type": given, "_data": found.get("quant_type_kwargs") or {}}
+    )
+    of_modules = default.get("_data", {}).get("module_fqn_to_config") or default.get("_data", {}).get("fqn_to_config")
+    left_out = list(found.get("modules_to_not_convert") or [])
+    if of_modules is None:
+        return Quantisation((Rule(torchao_type(default), everything),), any_of(left_out))
+    rules = []
+    for name, how in of_modules.items():
+        pattern = name.replace("regex:", "re:")
+        if how is None:
+            left_out.append(pattern)
+        elif name != "_default":
+            rules.append(Rule(torchao_type(how), any_of([pattern])))
+    if of_modules.get("_default") is not None:
+        rules.append(Rule(torchao_type(of_modules["_default"]), everything))
+    return Quantisation(tuple(rules), any_of([name for name in left_out if name != "_default"]))
 
 
-def _algorithm(name: str, found: Mapping[str, Any]) -> WeightType:
-    """Return the type of a modelopt algorithm, such as FP8, NVFP4, W4A16_AWQ or MXFP8."""
-    plain = name.upper()
-    size = int(found.get("group_size") or 0)
-    if "NVFP4" in plain or plain == "W4A8_NVFP4_FP8":
-        return WeightType("fp4", 0.5 + 1 / (size or 16), "fp4")
-    if "MXFP4" in plain:
-        return MXFP4
-    if "MXFP8" in plain:
-        return WeightType("fp8", 1.0 + 1 / 32, "fp8")
-    if "FP8" in plain and "W4" not in plain:
-        return PLAIN["fp8"]
-    if "W4A16" in plain or "INT4" in plain or "W4A8" in plain:
-        return _integer(4, size or 128)
-    if "INT8" in plain or "W8A8" in plain:
-        return PLAIN["int8"]
-    raise ValueError(f"quant_algo {name!r} is not known; expected one of FP8, NVFP4, MXFP4, MXFP8, W4A16_AWQ, INT8")
+def _quark(found: Mapping[str, Any]) -> Quantisation:
+    """One type for all modules, and others by name."""
+    rules = [
+        Rule(_quark_type(how), any_of([name]))
+        for name, how in (found.get("layer_quant_config") or {}).items()
+        if how.get("weight") is not None
+    ]
+    if (found.get("global_quant_config") or {}).get("weight") is not None:
+        rules.append(Rule(_quark_type(found["global_quant_config"]), everything))
+    kv = (found.get("global_quant_config") or {}).get("output_tensors") or found.get("kv_cache_quant_config")
+    dtype = "fp8" if kv and "fp8" in str(kv) else "bfloat16"
+    return Quantisation(tuple(rules), any_of(found.get("exclude") or []), dtype)
 
 
-def _type(weights: Mapping[str, Any], *, is_weight_only: bool) -> WeightType:
-    """Return the type of a group of compressed-tensors."""
-    bits, size = int(weights.get("num_bits") or 16), int(weights.get("group_size") or 0)
-    if bits >= 16:
-        return BFLOAT16
-    if weights.get("type") == "float":
-        if bits == 8:
-            return PLAIN["fp8"]._replace(compute="bfloat16" if is_weight_only else "fp8")
-        scale = 1 / size if size > 0 else 0.0  # one byte for each group
-        return WeightType("fp4", 0.5 + scale, "bfloat16" if is_weight_only else "fp4")
-    if bits == 8 and not is_weight_only:
-        return PLAIN["int8"]
-    return _integer(bits, size)
-
-
-def _integer(bits: int, group_size: int) -> WeightType:
-    """Return whole numbers that are unpacked before they are multiplied, with 16 bits of scale for each group."""
-    scale = 2 / group_size if group_size > 0 else 0.0
-    return WeightType("int4" if bits <= 4 else "int8", bits / 8 + scale, "bfloat16")
+def _quark_type(how: Mapping[str, Any]) -> WeightType:
+    weight = how["weight"][0] if isinstance(how["weight"], list) else how["weight"]
+    name, size = str(weight.get("dtype")), int(weight.get("group_size") or 0)
+    kind, bits = (
+        ("float" if name.startswith("fp") else "int"),
+        int("".join([c for c in name.partition("_")[0] if c.isdigit()])),
+    )
+    strategy = "group" if "group" in str(weight.get("qscheme")) else "tensor"
+    group = {
+        "type": kind,
+        "num_bits": bits,
+        "strategy": strategy,
+        "group_size": size,
+        "symmetric": weight.get("symmetric", True),
+    }
+    return of_group(group, is_weight_only=not how.get("input_tensors"))
 
 
 def _kv(found: Mapping[str, Any]) -> str:
+    """Return the type of the KV cache.
+
+    Raises:
+        ValueError: it is neither 8-bit floats nor left as it is.
+    """
     scheme = found.get("kv_cache_scheme") or found.get("kv_cache_quant_algo")
-    if isinstance(scheme, dict):
-        return "fp8" if int(scheme.get("num_bits") or 16) == 8 else "bfloat16"
-    return "fp8" if scheme and "FP8" in str(scheme).upper() else "bfloat16"
+    if not scheme or str(scheme).lower() == "none":
+        return "bfloat16"
+    is_fp8 = (
+        scheme.get("num_bits") == 8 and scheme.get("type", "float") == "float"
+        if isinstance(scheme, dict)
+        else "FP8" in str(scheme).upper()
+    )
+    if not is_fp8:
+        raise ValueError(f"the type of its KV cache is {shown(scheme)}; expected FP8 or none")
+    return "fp8"
 
 
-def _targets(targets: Iterable[str]) -> Callable[[str], bool]:
-    """Compile the targets of a group; names of classes mean all matrices."""
-    names = [name for name in targets if name.startswith("re:") or "." in name or name.islower()]
-    return _any_of(names) if names else _everything
-
-
-def _below(name: str) -> Callable[[str], bool]:
-    plain = _plain(name)
-    return lambda module: module == plain or module.startswith(f"{plain}.")
-
-
-def _any_of(patterns: Iterable[str]) -> Callable[[str], bool]:
-    """Compile the names of modules that are left out: exact, part of a name, with *, or `re:` and an expression."""
-    expressions, parts = [], set()
-    for pattern in patterns:
-        if OTHERS.search(pattern):
-            continue
-        if pattern.startswith("re:"):
-            expressions.append(f"(?:{pattern[3:]})")
-        elif "*" in pattern:
-            expressions.append(translate(_plain(pattern)))
-        else:
-            parts.add(_plain(pattern))
-    compiled = re.compile("|".join(expressions)) if expressions else None
-
-    def matches(module: str) -> bool:
-        if compiled is not None and (compiled.match(module) or compiled.match(f"model.{module}")):
-            return True
-        return any(_is_part(part, module) for part in _names(module) & parts) if parts else False
-
-    return matches
-
-
-def _names(module: str) -> set[str]:
-    """Return all runs of whole words of a module's name."""
-    words = module.split(".")
-    return {".".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, len(words) + 1)}
-
-
-def _is_part(part: str, module: str) -> bool:
-    return bool(part) and part in module
-
-
-def _plain(name: str) -> str:
-    """Remove what stands before `layers` in a module's name, which differs with the class that wraps the model."""
-    place = name.find("layers.")
-    return name[place:] if place > 0 else name
+READERS: dict[str, Callable[[Mapping[str, Any]], Quantisation]] = {
+    "auto-awq": _awq,
+    "auto-gptq": _gptq,
+    "auto-round": _auto_round,
+    "auto-round-awq": _auto_round,
+    "auto-round-gptq": _auto_round,
+    "awq": _awq,
+    "awq-marlin": _awq,
+    "bitsandbytes": _bitsandbytes,
+    "compressed-tensors": _compressed_tensors,
+    "deepseek-v4-fp8": _fp8,
+    "experts-int8": _experts_int8,
+    "fbgemm-fp8": _fp8,
+    "fp8": _fp8,
+    "gpt-oss-mxfp4": _mxfp4,
+    "gptq": _gptq,
+    "gptq-marlin": _gptq,
+    "gptqmodel": _gptq,
+    "inc": _auto_round,
+    "intel/auto-round": _auto_round,
+    "mlx": _mlx,
+    "modelopt": _modelopt,
+    "modelopt-fp4": _modelopt,
+    "modelopt-mixed": _modelopt,
+    "modelopt-mxfp8": _modelopt,
+    "mxfp4": _mxfp4,
+    "mxfp8": _mxfp8,
+    "quark": _quark,
+    "torchao": _torchao,
+    "w4afp8": _int4_experts,
+}
+"""How each `quant_method` is read."""

@@ -210,10 +210,14 @@ def _read_unused(keys: Keys, kinds: Sequence[str], architecture: Architecture) -
 
 
 def _stored(quantisation: Quantisation, names: Mapping[str, str], place: int, matrix: Matrix) -> WeightType:
-    """Return how a matrix is stored, which a checkpoint may call by other names."""
-    modules = [f"layers.{place}.{module}" for module in matrix.modules]
-    renamed = [".".join([names.get(word, word) for word in module.split(".")]) for module in modules] if names else []
-    return quantisation.weight_of([*renamed, *modules])
+    """Return how a matrix is stored, by the names that checkpoints have for it."""
+    return quantisation.weight_of([f"layers.{place}.{_renamed(module, names)}" for module in matrix.modules])
+
+
+def _renamed(module: str, names: Mapping[str, str]) -> str:
+    for name, other in names.items():
+        module = f".{module}.".replace(f".{name}.", f".{other}.").strip(".")
+    return module
 
 
 def _with_weights(layer: Layer, weight_of: Callable[[Matrix], WeightType]) -> Layer:

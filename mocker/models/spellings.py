@@ -96,7 +96,14 @@ NESTED = frozenset(
     ["attn_config", "ffn_config", "linear_attn_config", "sparse_attention_config", "attention_other_setting", "ssm_cfg"]
 )
 """Parts of a file that belong to the same model."""
-SIZES = frozenset([spelling for spellings in SPELLINGS.values() for spelling in spellings])
+SIZES = frozenset([spelling for spellings in SPELLINGS.values() for spelling in spellings]) | {
+    "attn_type_list",
+    "block_ffn_dim_multiplier",
+    "conv_L_cache",
+    "decoder_sparse_step",
+    "qk_rope_head_dim",
+}
+"""Sizes, by all their names, and others whose words do not show it."""
 OF_SIZES = """
 num n d size sizes dim dims rank head heads layer layers layernum block blocks expert experts moe hybrid mamba
 ssm state linear interleave interval period offset freq step stride every pattern window sliding chunk swa
@@ -137,11 +144,11 @@ def may_change_sizes(name: str, value: Any) -> bool:
     """Return whether a key that is not read may ask for other sizes: by what it is, and by the words of its name."""
     if not value or (isinstance(value, float) and not value.is_integer()):
         return False
-    if isinstance(value, bool):
-        return name in FLAGS
     own = name.rpartition(".")[2]
     words = set(own.lower().split("_"))
-    if own in harmless.KEYS or name in SIZES:
+    if own in harmless.KEYS or name in SIZES | FLAGS:
         return own not in harmless.KEYS
+    if isinstance(value, bool):
+        return False
     asks = words & (TEXTS if isinstance(value, str) else WORDS)
     return bool(asks) and not words & harmless.WORDS
