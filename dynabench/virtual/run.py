@@ -301,6 +301,7 @@ def _requests(cluster: Cluster, workload: Workload, load: LoadConfig) -> Request
         osl=planned,
         planned_isl=isl,
         planned_osl=planned,
+        priority=[request.priority for request in workload.requests],
         first_chunk_tokens=np.ones(len(log), np.int32),
         endless_tokens=reuse_of(workload, cluster.block_size).endless_hits(),
         is_measured=[load.is_measured(time) for time in log.intended_s],
