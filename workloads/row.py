@@ -10,6 +10,8 @@ MAX_TOKENS = 10**7
 """The limit for a prompt or an answer: the longest context of any model."""
 MAX_S = 1e11
 """The limit for times: the year 5138, if they count from 1970."""
+MAX_PRIORITY = (1 << 31) - 1
+"""The limit for priorities of either sign: they are whole numbers of 32 bits."""
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 """Units of time: how many make a second."""
 
@@ -69,7 +71,9 @@ class Row:
 
     def priority(self, name: str = "priority") -> int:
         """Return the request's priority: the smallest goes first; 0 if the row has none."""
-        number = self.number(name, default=0)
+        number = self.number(name, least=-MAX_PRIORITY, default=0)
+        if number > MAX_PRIORITY:
+            raise self.fail(f"{name} must be at most {MAX_PRIORITY:,}, not {number:g}")
         if number != int(number):
             raise self.fail(f"{name} must be a whole number, not {number:g}")
         return int(number)

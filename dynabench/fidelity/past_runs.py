@@ -71,7 +71,7 @@ Table = dict[str, list[Any]]
 
 def _table(path: Path) -> tuple[Table, tuple[str, ...]]:
     """Return the columns of a file, and notes on how it was read."""
-    name = formats.like(path)
+    name = formats.like(path) if path.is_file() else None
     if name not in OUTPUTS:
         try:
             return _csv_columns(path) if path.suffix == ".csv" else _json_columns(path), ()

@@ -316,6 +316,7 @@ def _requests(cluster: Cluster, workload: Workload, load: LoadConfig) -> Request
         osl=planned,
         planned_isl=isl,
         planned_osl=planned,
+        priority=[request.priority for request in workload.requests],
         first_chunk_tokens=np.ones(num_arrived, np.int32),
         endless_tokens=_endless_tokens(cluster, workload),
         is_measured=[load.is_measured(time) for time in intended_s[rows].tolist()],

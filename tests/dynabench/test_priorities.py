@@ -1,13 +1,16 @@
 """Requests with priorities in virtual time, and what is said of settings that change nothing."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
 from dynabench.experiment.no_effect import no_effect
 from mocker import EngineConfig
+from reports.insight import remarks
 from tests.support.commands import dynabench
 from tests.support.simulated import deployed, simulate
-from workloads import Request, Workload
+from workloads import Request, Workload, formats
 
 PRIORITY = EngineConfig(max_num_seqs=1, scheduling_policy="priority")
 FCFS = EngineConfig(max_num_seqs=1)
@@ -53,3 +56,21 @@ def test_priorities_made_by_the_synthesizer_tell_the_policies_apart(tmp_path):
     assert "scheduling_policy fcfs vs scheduling_policy priority" in text
     assert "No effect" not in text
     assert "exactly the same" not in text
+
+
+def test_an_arm_says_how_long_requests_of_each_priority_waited():
+    run = simulate(workload(0, 2, 1, 2), engine=PRIORITY)
+    (said,) = [remark for remark in remarks([run]) if "priority" in remark]
+    ttft_ms = (run.requests.first_token_s - run.requests.intended_s) * 1e3
+    shown = [f"{np.mean(ttft_ms[list(rows)]):,.4g} ms ({level})" for level, rows in enumerate([(0,), (2,), (1, 3)])]
+    assert said == f"mean TTFT by priority, the first to go first: {', '.join(shown)}"
+    assert not any("priority" in remark for remark in remarks([simulate(workload(1, 1), engine=PRIORITY)]))
+
+
+def test_a_results_folder_keeps_priorities(tmp_path):
+    made = tmp_path / "made.jsonl"
+    dynabench("workload", "synth", made, "--requests", 30, "--rate", 50, "--priority-levels", 3)
+    dynabench("simulate", made, "--router-mode", "kv", "--out", tmp_path / "out")
+    once, again = (Counter(r.priority for r in formats.read(path)) for path in (made, tmp_path / "out"))
+    assert once == again
+    assert set(once) == {0, 1, 2}

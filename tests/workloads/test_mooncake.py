@@ -37,6 +37,7 @@ def test_a_trace_is_read_plain_or_compressed(tmp_path):
         (ROW | {"hash_ids": [1]}, "line 2: 700 tokens in blocks of 512 need 2 hash_ids, not 1"),
         (ROW | {"input_length": "many"}, "line 2: input_length must be a number, not 'many'"),
         (ROW | {"input_length": 700.5}, "line 2: input_length must be a whole number, not 700.5"),
+        (ROW | {"priority": 1e300}, r"line 2: priority must be at most 2,147,483,647, not 1e\+300"),
         (ROW | {"priority": 0.5}, "line 2: priority must be a whole number, not 0.5"),
     ],
 )  # fmt: skip

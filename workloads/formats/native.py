@@ -15,7 +15,7 @@ from msgspec import Meta
 from workloads.blocks import wrong_count
 from workloads.formats.format import Format
 from workloads.request import Request, Workload, WorkloadError
-from workloads.row import MAX_S, MAX_TOKENS
+from workloads.row import MAX_PRIORITY, MAX_S, MAX_TOKENS
 from workloads.source import Source, lines
 
 SCHEMA: Final = "dynabench.workload/1"
@@ -111,6 +111,8 @@ def _problem(request: Request, block_size: int, last: float, number: int) -> str
             return f"{name} must be at most {MAX_S:g}, not {getattr(request, name):g}"
     if request.arrival_s < last:
         return f"arrival_s {request.arrival_s:g} is before that of the line above ({last:g}); expected requests in order of time"
+    if abs(request.priority) > MAX_PRIORITY:
+        return f"priority must be from -{MAX_PRIORITY:,} to {MAX_PRIORITY:,}, not {request.priority}"
     if (problem := wrong_count(request.input_length, request.hash_ids, block_size)) is not None:
         return problem
     if not all(0 <= earlier < number for earlier in request.after):

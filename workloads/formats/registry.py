@@ -40,13 +40,13 @@ FORMATS: dict[str, Format] = {
     module.FORMAT.name: module.FORMAT
     for module in (
         native,
-        agentic_mooncake,
-        dynamo_trace,
         mooncake,
         mooncake_delta,
         mooncake_sessions,
         bailian,
         weka,
+        agentic_mooncake,
+        dynamo_trace,
         applied_compute,
         llmservingsim,
         burstgpt,
