@@ -15,8 +15,8 @@ from math import ceil
 
 from mocker.models.kv_cache import kv_cache
 from mocker.models.layers import Matrix
-from mocker.models.quantisation import MXFP4
 from mocker.models.shape import ModelShape
+from mocker.models.weight_types import MXFP4
 from mocker.timing.gpu import Gpu
 
 MXFP4_HIDDEN = {"hopper": 128}
