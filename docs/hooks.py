@@ -49,10 +49,14 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     return linked.replace("<details>", "<details markdown>")
 
 
-def _with_folders(item: dict[str, Any], files: Any) -> dict[str, Any]:
-    """Replace a folder in the navigation by its pages: the index, then those that it links to, in that order."""
+def _with_folders(item: Any, files: Any) -> Any:
+    """Replace each folder in the navigation by its pages: the index, then those that it links to, in that order."""
+    if isinstance(item, str):
+        return item
     (title, value), *_ = item.items()
-    if not isinstance(value, str) or not value.endswith("/"):
+    if isinstance(value, list):
+        return {title: [_with_folders(each, files) for each in value]}
+    if not value.endswith("/"):
         return item
     index = files.get_file_from_path(f"{value}index.md")
     names = dict.fromkeys(["index.md", *LINK.findall(index.content_string)])

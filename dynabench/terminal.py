@@ -1,5 +1,6 @@
 """The terminal of every command: it shows text as it is."""
 
+import textwrap
 from typing import Any
 
 from rich.console import Console
@@ -24,6 +25,16 @@ class Terminal(Console):
     def say(self, text: str, **options: Any) -> None:
         """Print a sentence: a line in a pipe, for other programs; on a terminal as many as its width makes of it."""
         self.print(text, soft_wrap=not self.is_terminal, **options)
+
+    def entry(self, name: str, text: str, *, width: int = 20) -> None:
+        """Print a line of a list: a name and what it is; on a terminal, in as many lines as it takes, between words."""
+        line = f"{name:{width}} {text}"
+        if self.is_terminal:
+            beside = " " * min(width + 1, self.width // 2)
+            line = textwrap.fill(
+                line, self.width, subsequent_indent=beside, break_long_words=False, break_on_hyphens=False
+            )
+        self.print(line, soft_wrap=True)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Make a text of a string, control characters spelled out."""

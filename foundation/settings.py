@@ -30,6 +30,8 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Wait = Annotated[float, Meta(ge=0, le=86_400)]
 """How long something may take (s), up to a day."""
 
+SWITCHES = {"on": True, "off": False}
+
 
 class Unit(NamedTuple):
     """The unit of a number, which users may give explicitly, or replace by another: `Annotated[float, Unit("GiB")]`."""
@@ -68,6 +70,11 @@ def kinds(hint: Any) -> set[Any]:
     """Return the types that an annotation allows, without their ranges."""
     parts = _alternatives(hint)
     return {typing.get_args(part)[0] if typing.get_origin(part) is Annotated else part for part in parts}
+
+
+def plain(value: Any, hint: Any) -> Any:
+    """Return a value as its type reads it: on and off, as the help prints them, are true and false."""
+    return SWITCHES.get(value, value) if isinstance(value, str) and bool in kinds(hint) else value
 
 
 def expected(hint: Any, value: Any = None) -> str:

@@ -68,6 +68,15 @@ def key_of(arms: Sequence[str]) -> Key:
     return key
 
 
+def with_short_names(text: str, key: Key) -> str:
+    """Return a text with the short name of each arm instead of its full one; in quotes if it has commas."""
+    shown = {
+        arm: f"'{entry.name}'" if "," in entry.name and entry.name != arm else entry.name for arm, entry in key.items()
+    }
+    arms = "|".join(re.escape(arm) for arm in sorted(key, key=len, reverse=True))
+    return re.sub(rf"(?<![\w-])(?:{arms})(?![\w-])", lambda arm: shown[arm[0]], text)
+
+
 def css() -> str:
     """Return the palette as custom properties `--arm-N`, light and dark."""
     light, dark = (" ".join(f"--arm-{n}: {pair[side]};" for n, pair in enumerate(PALETTE)) for side in (0, 1))

@@ -1,7 +1,7 @@
 """The tables on the console and in Markdown."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from reports.foreign import markdown_cell
 from reports.grid import Grid
 from reports.headline import margin, notes, step_times
 from reports.like import table as like
-from reports.metrics import LABELS
+from reports.metrics import LABELS, LEAST_SAMPLES
 from reports.records import Record
 from reports.slo import parse
 from reports.summary import PAIRED, ArmSummary, Difference, Summary
@@ -28,7 +28,15 @@ Line = tuple[str, Callable[[ArmSummary], Any], Callable[[Any], str]]
 
 def comparison(summary: Summary, *, is_whole: bool = True) -> Grid:
     """Return a table with a column per arm: all or the key metrics, and the paired differences to the first arm."""
-    return Grid("Arms compared", list(summary.arms), rows(summary) if is_whole else key_rows(summary))
+    title = "Arms compared" if len(summary.arms) > 1 else "Figures"
+    return Grid(title, list(summary.arms), rows(summary) if is_whole else key_rows(summary))
+
+
+def too_few(figures: Iterable[tuple[str, Sequence[str]]]) -> str:
+    """Say why percentiles are not known, given the cells of each figure; nothing if all are."""
+    unknown = " ".join(label for label, cells in figures if "n/a" in cells)
+    lacking = [f"a p{share} needs {least:,}" for share, least in LEAST_SAMPLES.items() if f" p{share}" in unknown]
+    return f"n/a: too few requests; {' and '.join(lacking)}." if lacking else ""
 
 
 def key_rows(summary: Summary) -> list[tuple[str, list[str]]]:

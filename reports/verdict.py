@@ -11,7 +11,7 @@ def verdict(summary: Summary) -> str:
     parts = [] if summary.is_valid else ["This run is not valid (see the notes): do not trust its figures."]
     parts.append(fleet_verdict(summary))  # first if the number of workers changes: that is what they are compared for
     if not summary.differences:
-        parts.append(f"Only {summary.baseline} was measured; there is nothing to compare it with.")
+        parts.append(f"Only {summary.baseline} was run; to compare it, add another --router-mode or a --vary.")
     parts += filter(
         None, [_winner(summary, "ttft_sched", "mean TTFT"), _winner(summary, "tpot", "mean time per output token")]
     )

@@ -4,17 +4,21 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, UnknownOptionError
 
-from dynabench.interrupt import ASKING, InterruptError
+from dynabench.cli.common import COMMON
+from dynabench.elsewhere import answer
+from dynabench.interrupt import ASKING
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.exit_codes import EXIT_CODES, INTERRUPTED, UNREAD, USAGE_ERROR
 from foundation.text import printable, shortened
 from serving.cli.command_line import PLAIN_DEFAULTS, open_standard_streams, reason, version
+from serving.cli.help import HELP_ALL, HELP_FLAGS, CommandLine
 
 COMMANDS = {
     "simulate": ("experiment:simulate", "Compare router modes, or any other settings, in virtual time."),
@@ -27,8 +31,8 @@ COMMANDS = {
     "report": ("results:report", "Write the summary, charts and report of a results folder again."),
     "compare": ("results:compare", "Compare earlier runs side by side, with the first as the baseline."),
     "export": ("results:export", "Export a results folder's figures in another format."),
-    "modes": ("experiment:modes", "List the router modes, and what can be added to one."),
-    "planners": ("experiment:planners", "List the policies that decide how many workers each pool has."),
+    "modes": ("lists:modes", "List the router modes, and what can be added to one."),
+    "planners": ("lists:planners", "List the policies that decide how many workers each pool has."),
     "model": ("model:model", "Print what a model is made of: parameters, layers, weights, KV, and its room on a GPU."),
     "hardware": ("fidelity:hardware", "List the GPUs and models whose step times are bundled, for --gpu and --model."),
     "calibrate": (
@@ -47,11 +51,11 @@ COMMANDS = {
 }
 """Where each command is in `dynabench.cli`, and its line in the help."""
 
-DOCSTRINGS: dict[str, Any] = {"help_format": "markdown"}
+DOCSTRINGS: dict[str, Any] = {"help_format": "markdown", "help_flags": HELP_FLAGS}
 """The format of a command's help; a command with subcommands sets its own."""
 
 
-app = App(
+app = CommandLine(
     name="dynabench",
     help="Which router, which settings, how many GPUs? Benchmark and simulate LLM serving without a GPU.",
     help_epilogue="Exit codes: " + "; ".join(f"{code} {text}" for code, text in EXIT_CODES.items()) + ".",
@@ -61,6 +65,8 @@ app = App(
     version=version,
     version_flags=["--version"],
 )
+app.common = COMMON
+app.command(lambda: app.help_print([]), name=HELP_ALL, show=False)
 for name, (place, help) in COMMANDS.items():
     app.command(f"dynabench.cli.{place}", name=name, help=help, **({} if place.endswith("_app") else DOCSTRINGS))
 
@@ -80,7 +86,7 @@ def main() -> None:
             signal.signal(number, interrupt)
     try:
         code = _run()
-    except (KeyboardInterrupt, InterruptError) as error:
+    except KeyboardInterrupt as error:
         _end(str(error) or "interrupted")
     except Exception:
         if not asked:
@@ -97,10 +103,7 @@ def _run() -> Any:
     try:
         command, bound, _ = app.parse_args(exit_on_error=False, print_error=False)
     except (CycloptsError, ValueError) as error:
-        text, unknown = reason(error), "Unknown option: --prefill-workers"
-        if sys.argv[1:2] == ["plan"] and text.startswith(unknown):
-            text = f"{unknown}; a plan chooses the number: use --vary prefill_workers=1"
-        _fail(text)
+        _fail(_unknown(error) if isinstance(error, UnknownOptionError) else reason(error))
     try:
         code = command(*bound.args, **bound.kwargs)
         sys.stdout.flush()
@@ -113,6 +116,25 @@ def _run() -> Any:
         _drop_output()
         _fail(f"{error.filename or 'the output'}: {error.strerror or error}")
     return code
+
+
+def _unknown(error: UnknownOptionError) -> str:
+    """Return what to do instead of giving an option that the command lacks."""
+    option = error.token.keyword or error.token.value
+    own = {name for argument in error.argument_collection for name in argument.names}
+    known = answer(option, " ".join(error.command_chain or ()), own, lambda: dict(_options(app)))
+    return f"Unknown option: {option.partition('=')[0]}; {known}" if known else reason(error)
+
+
+def _options(program: App, *words: str) -> Iterator[tuple[str, set[str]]]:
+    """Yield each command in an app, with its options."""
+    for word in program:
+        if word.startswith("-"):
+            continue
+        if program[word].default_command is not None:
+            arguments = program[word].assemble_argument_collection()
+            yield " ".join((*words, word)), {name for argument in arguments for name in argument.names}
+        yield from _options(program[word], *words, word)
 
 
 def _end(message: str) -> NoReturn:

@@ -26,7 +26,7 @@ fi
 def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
     """Print a script that completes dynabench's commands, flags and values in your shell.
 
-    Nothing is installed; docs/install.md says where each shell looks for such a script.
+    Nothing is installed. To try it in this shell: `source <(dynabench completion bash)` (or zsh); in fish: `dynabench completion fish | source`.
 
     Args:
         shell: The shell that the script is for.

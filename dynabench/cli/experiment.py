@@ -1,4 +1,4 @@
-"""Commands that run experiments: simulate, run and sweep, with modes, planners and selftest."""
+"""Commands that run experiments: simulate, run, sweep and selftest."""
 
 import json
 from dataclasses import replace
@@ -57,9 +57,7 @@ from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.cli.command_line import flat
 from serving.life import DisaggregationConfig
-from serving.planner import PLANNERS, PlannerConfig
-from serving.router import ROUTER_MODES
-from serving.router.policies.modes import ADDITIONS
+from serving.planner import PlannerConfig
 from serving.transfer.config import TransferRunConfig
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
@@ -93,7 +91,7 @@ def simulate(
 
     Args:
         workload: Files or a folder that form one workload (see `dynabench workload formats`); default: a small bundled one.
-        deployment: YAML file that describes the deployment, instead of flags; see docs/deployment.md.
+        deployment: YAML file that describes the deployment, instead of flags: pools, and their settings by name.
         experiment: What to compare.
         output: What to print.
         shape: What to change about the workload.
@@ -155,7 +153,7 @@ def run(
 
     Args:
         workload: Files or a folder that form one workload (see `dynabench workload formats`); default: a small bundled one.
-        deployment: YAML file that describes the deployment, instead of flags; see docs/deployment.md.
+        deployment: YAML file that describes the deployment, instead of flags: pools, and their settings by name.
         experiment: What to compare.
         output: What to print.
         shape: What to change about the workload.
@@ -249,7 +247,7 @@ def sweep(
 
     Args:
         workload: Files or a folder that form one workload (see `dynabench workload formats`); default: a small bundled one.
-        deployment: YAML file that describes the deployment, instead of flags; see docs/deployment.md.
+        deployment: YAML file that describes the deployment, instead of flags: pools, and their settings by name.
         config: How to run the sweep or search.
         experiment: What to vary (--router-mode, --vary) and the limits (--slo, --slo-preset).
         output: What to print.
@@ -304,21 +302,6 @@ def selftest(*, config: Annotated[SelftestConfig, flat("Self-test", 1)] = Selfte
     from dynabench.live.selftest import run_selftest
 
     return run_selftest(config, Terminal())
-
-
-def modes() -> None:
-    """List the router modes, and what can be added to them."""
-    for name, kind in ROUTER_MODES.items():
-        print(f"{name:20} {kind.description}")
-    print("\nAdd these with +, as in lmetric+eps(5):")
-    for text in ADDITIONS.values():
-        print(f"  {text}")
-
-
-def planners() -> None:
-    """List the policies that decide how many workers each pool has."""
-    for name, kind in PLANNERS.items():
-        print(f"{name:20} {kind.description}")
 
 
 def _simulated(

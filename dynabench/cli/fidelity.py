@@ -41,16 +41,19 @@ def hardware() -> None:
     from mocker.models.catalog import find_model, model_configs
     from mocker.timing.catalog import find_gpu, gpu_names
 
+    console = Terminal()
     for name in gpu_names():
         gpu = find_gpu(name)
         peaks = ", ".join(f"{dtype} {peak / 1e12:,.0f}" for dtype, peak in gpu.flops.items())
-        print(f"{name:14} {gpu.memory / 2**30:5.0f} GiB  {gpu.bandwidth / 1e9:5,.0f} GB/s  dense TFLOP/s: {peaks}")
-    print()
+        facts = f"{gpu.memory / 2**30:5.0f} GiB  {gpu.bandwidth / 1e9:5,.0f} GB/s  dense TFLOP/s: {peaks}"
+        console.entry(name, facts, width=14)
+    console.print()
     for name in model_configs():
         shape = find_model(name)
         kind = f", {shape.num_experts} experts" if shape.num_experts else ""
-        print(f"{name:34} {shape.num_parameters / 1e9:7.1f} B parameters, {shape.weights}{kind}")
-    print("\nFor any other model, use --model with its config.json, or a folder that has it.")
+        facts = f"{shape.num_parameters / 1e9:7.1f} B parameters, {shape.weights}{kind}"
+        console.entry(name, facts, width=34)
+    console.say("\nFor any other model, use --model with its config.json, or a folder that has it.")
 
 
 def calibrate(

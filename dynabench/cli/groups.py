@@ -84,7 +84,8 @@ MeasuredRouter = Annotated[MeasuredRouterConfig, flat("Router", 8)]
 Frontend = Annotated[FrontendConfig, flat("Frontend", 9)]
 MeasuredFrontend = Annotated[MeasuredFrontendConfig, flat("Frontend", 9)]
 Runtime = Annotated[RuntimeConfig, flat("Runtime", 10)]
-DeploymentFile = Annotated[Path | None, Parameter(name=["--deployment", "-f"])]
+FILE = Parameter(name=["--deployment", "-f"])
+DeploymentFile = Annotated[Path | None, FILE]
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from dynabench.cli.groups import FILE
 from dynabench.kubernetes.settings import ClusterConfig
 from dynabench.kubernetes.write import write
 from foundation.text import printable
@@ -12,8 +13,7 @@ from serving.cli.command_line import flat
 
 
 def kubernetes(
-    deployment: Path,
-    /,
+    deployment: Annotated[Path, FILE],
     *,
     out: Path,
     cluster: Annotated[ClusterConfig, flat("Cluster", 1)] = ClusterConfig(),  # noqa: B008 (frozen)
@@ -22,7 +22,7 @@ def kubernetes(
     """Write the manifests that run a deployment in a Kubernetes cluster, with a kustomization for kubectl apply -k.
 
     Args:
-        deployment: The deployment (YAML); see docs/deployment.md.
+        deployment: YAML file that describes the deployment: pools, and their settings by name.
         out: The folder to write; files that this command wrote there earlier are replaced.
         cluster: How to run the deployment in the cluster.
         overwrite: Write into a folder that has other files, which stay.

@@ -55,11 +55,11 @@ def model(
         print(json.dumps(found | {"room": room, "notes": notes}, indent=2))
         return
     console = Terminal()
-    console.print(f"{printable(name)}: {summary(shape, timing.kv_dtype)}", soft_wrap=True)
+    console.say(f"{printable(name)}: {summary(shape, timing.kv_dtype)}")
     for label, text in _lines(found, room):
-        console.print(f"  {label:14} {text}", soft_wrap=True)
+        console.say(f"  {label:14} {text}")
     for note in notes:
-        console.print(f"Note: {note}.", soft_wrap=True)
+        console.say(f"Note: {note}.")
 
 
 def _room(engine: SimulatedEngine) -> dict[str, int]:

@@ -13,7 +13,7 @@ from foundation.errors import UserError
 from foundation.files import new_file
 from foundation.text import printable
 from reports import exports, folder, gate, headline, pictures, sweep_report, sweep_table, tables, use_tables
-from reports.key import key_of
+from reports.key import key_of, with_short_names
 from reports.points import Sweep
 from reports.summarize import summarize
 from reports.summary import Summary
@@ -131,17 +131,17 @@ def print_summary(manifest: dict[str, Any], summary: Summary, console: Terminal,
     for line in filter(None, headline.heading(manifest)):
         console.say(line)
     key = key_of(list(summary.arms))
-    for grid in (tables.comparison(summary, is_whole=is_whole), *use_tables.grids(summary)):
+    compared = tables.comparison(summary, is_whole=is_whole)
+    for grid in (compared, *use_tables.grids(summary)):
         for table in grid.tables(console.width, key):
             console.print(table)
+    if unknown := tables.too_few(compared.rows):
+        console.say(unknown)
     for entry in key.values():
         if entry.name != entry.arm:
             console.say(f"{entry.name}: {entry.arm}")
-    console.say(summary.verdict)
-    for line in headline.limits(summary):
-        console.say(line)
-    for line in headline.remarks(summary):
-        console.say(line)
+    for line in (summary.verdict, *headline.limits(summary), *headline.remarks(summary)):
+        console.say(with_short_names(line, key))
     if not is_whole:
         console.say("More metrics: --all-metrics, or the report.")
 
@@ -157,6 +157,8 @@ def print_sweep(manifest: dict[str, Any], sweep: Sweep, console: Terminal, *, is
     for grid in filter(None, (sweep.split, sweep.tiers)):
         for table in grid.tables(console.width, key):
             console.print(table)
+    if unknown := tables.too_few(zip(sweep.columns, zip(*sweep.rows, strict=True), strict=False)):
+        console.say(unknown)
     console.say(sweep.verdict)
 
 

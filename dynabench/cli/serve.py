@@ -50,8 +50,8 @@ class ServedConfig:
 
 
 def serve(
-    *,
     deployment: DeploymentFile = None,
+    *,
     pool: Pool | None = None,
     frontend: Frontend | None = None,
     router: Router | None = None,
@@ -67,7 +67,7 @@ def serve(
     """Serve a deployment: a frontend, the router and workers as one supervised group, until Ctrl-C.
 
     Args:
-        deployment: YAML file that describes the deployment, instead of flags; see docs/deployment.md.
+        deployment: YAML file that describes the deployment, instead of flags: pools, and their settings by name.
         pool: How many workers there are, and whether some only prefill and some only decode.
         frontend: Settings of the frontend.
         router: Settings of the router.

@@ -14,6 +14,7 @@ from foundation.files import new_file
 from mocker.timing.config import KvCacheDtype, TimingConfig
 from mocker.timing.kv_size import kv_size
 from serving.cli.command_line import flat
+from serving.cli.help import HELP_FLAGS
 from workloads import Workload, WorkloadError, formats
 from workloads.anonymise import anonymise as anonymised
 from workloads.describe import Description, advice, best_shares, describe
@@ -23,7 +24,12 @@ from workloads.merge import merge as merged_from
 from workloads.shape import ShapeConfig, shape
 from workloads.synthesize import SynthConfig, synthesize
 
-workload_app = App(help_format="markdown", name="workload", help="Inspect, generate, change and convert workloads.")
+workload_app = App(
+    help_format="markdown",
+    name="workload",
+    help="Inspect, generate, change and convert workloads.",
+    help_flags=HELP_FLAGS,
+)
 
 
 LABELS = {
@@ -32,6 +38,7 @@ LABELS = {
     "isl": "isl (tokens)",
     "osl": "osl (tokens)",
     "ends": "answers end by",
+    "priorities": "requests by priority",
     "endless_cache_hit_share": "unlimited cache hit share",
     "endless_cache_mean_share": "unlimited cache mean share",
     "best_hit_shares": "best share by cache size",
@@ -89,6 +96,8 @@ def inspect(
         label = LABELS.get(name, name.replace("_", " "))
         if name == "best_hit_shares" and value is not None:
             text = "  ".join(f"{_cache(size, token_bytes)} {share:.1%}" for size, share in value.items())
+        elif value == {}:
+            continue
         elif isinstance(value, dict):
             text = "  ".join(f"{key} {number:,.0f}" for key, number in value.items())
         elif value is None:
@@ -99,7 +108,7 @@ def inspect(
             text = f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
         console.print(f"{label:26} {text}", soft_wrap=True)
     for hint in hints:
-        console.print(hint, soft_wrap=True)
+        console.say(hint)
 
 
 def _cache(tokens: int, token_bytes: float | None) -> str:
@@ -112,9 +121,10 @@ def _cache(tokens: int, token_bytes: float | None) -> str:
 @workload_app.command(name="formats")
 def formats_() -> None:
     """List the workload formats, and the public data that each was tried on."""
+    console = Terminal()
     for name, format in formats.FORMATS.items():
-        print(f"{name:18} {'read, write' if format.write else 'read       '}  {format.description}")
-        print(f"{'':31} {format.tried}")
+        console.entry(f"{name:18} {'read, write' if format.write else 'read'}", format.description, width=31)
+        console.entry("", format.tried, width=31)
 
 
 @workload_app.command

@@ -23,8 +23,9 @@ import yaml
 from dynabench.deployment.description import Deployment, EngineName, Pool
 from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig
 from dynabench.deployment.paths import field_of, hints, own, sections, settings_of_pool
+from dynabench.elsewhere import of_setting
 from foundation.errors import UserError
-from foundation.settings import expected
+from foundation.settings import expected, plain
 from foundation.text import instead_of, one_line
 from mocker.timing.choose import resolve
 from serving.runtime.config import MAY_HOLD_PASSWORDS, masked
@@ -181,7 +182,7 @@ def _built(kind: type, values: Any, where: str) -> Any:
 
 def _value(value: Any, hint: Any, path: str, *, is_secret: bool = False) -> Any:
     try:
-        return msgspec.convert(value, hint, dec_hook=_decode)
+        return msgspec.convert(plain(value, hint), hint, dec_hook=_decode)
     except msgspec.ValidationError:
         shown = "invalid (its value is secret)" if is_secret else _shown(value)
         raise ValueError(f"{path} is {shown}; expected {expected(hint, value)}") from None
@@ -228,7 +229,8 @@ def _mapping(value: Any, path: str) -> dict[str, Any]:
 def _refuse_unknown(values: dict[str, Any], known: tuple[str, ...], where: str) -> None:
     for name in values:
         if name not in known:
-            raise ValueError(f"{where}{name} is unknown{_elsewhere(name) or f'; {instead_of(name, sorted(known))}'}")
+            instead = of_setting(name, known) or instead_of(name, sorted(known))
+            raise ValueError(f"{where}{name} is unknown{_elsewhere(name) or f'; {instead}'}")
 
 
 def _elsewhere(name: str) -> str:

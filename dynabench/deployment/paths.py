@@ -12,6 +12,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from dynabench.deployment.description import ECHOES, Deployment, Pool
+from dynabench.elsewhere import of_setting
 from foundation.text import instead_of
 from mocker import EngineConfig
 from serving.frontend.config import FrontendConfig
@@ -183,5 +184,5 @@ def _pools(deployment: Deployment, name: str) -> tuple[Pool, ...]:
 
 def _known(path: str, name: str, settings: dict[str, Any]) -> Any:
     if name not in settings:
-        raise ValueError(f"{path} is unknown; {instead_of(name, sorted(settings))}")
+        raise ValueError(f"{path} is unknown; {of_setting(name, settings) or instead_of(name, sorted(settings))}")
     return settings[name]

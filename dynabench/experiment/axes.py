@@ -10,8 +10,9 @@ import msgspec
 
 from dynabench.deployment import paths
 from dynabench.deployment.description import Deployment
+from dynabench.elsewhere import of_setting
 from dynabench.plan import ClientConfig, Settings
-from foundation.settings import expected, kinds
+from foundation.settings import expected, kinds, plain
 from foundation.text import instead_of
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
@@ -81,7 +82,7 @@ def convert(name: str, value: str, settings: Settings) -> Any:
     if value == "none" and type(None) in typing.get_args(hint):
         return None
     try:
-        return msgspec.convert(value, hint, strict=False)
+        return msgspec.convert(plain(value, hint), hint, strict=False)
     except msgspec.ValidationError:
         raise ValueError(f"{name} is {value!r}; expected {expected(hint, value)}") from None
 
@@ -107,7 +108,9 @@ def path_of(name: str, settings: Settings) -> str:
     for part, kind in SENT.items():
         if getattr(settings, part) is not None and name in paths.hints(kind):
             return f"{part}.{name}"
-    raise ValueError(f"{name} is not a setting that can be varied; {instead_of(name, known(settings))}")
+    names = known(settings)
+    instead = of_setting(name, names) or instead_of(name, names)
+    raise ValueError(f"{name} is not a setting that can be varied; {instead}")
 
 
 def known(settings: Settings) -> list[str]:

@@ -82,19 +82,22 @@ def _layouts(deployments: Sequence[Deployment]) -> str:
     if len(layouts) <= MOST:
         return " or ".join(layouts)
     workers = [deployment.num_workers for deployment in deployments]
-    gpus = [sum(pool.num_gpus for pool in deployment.pools) for deployment in deployments]
-    return f"{min(workers)} to {max(workers)} workers, {min(gpus)} to {max(gpus)} GPUs"
+    gpus = [_simulated_gpus(deployment) for deployment in deployments]
+    return f"{min(workers)} to {max(workers)} workers" + f", {min(gpus)} to {max(gpus)} GPUs" * any(gpus)
 
 
 def _layout(deployment: Deployment) -> str:
-    """Describe how many workers there are and how many GPUs each has."""
-    gpus = sum(pool.num_gpus for pool in deployment.pools)
+    """Describe how many workers there are, and how many GPUs they have."""
+    gpus = _simulated_gpus(deployment)
     sizes = dict.fromkeys(pool.tensor_parallel_size for pool in deployment.pools)
     workers = " + ".join(f"{pool.replicas}{f' {pool.name}' * (len(deployment.pools) > 1)}" for pool in deployment.pools)
-    return (
-        f"{workers} worker{'s' * (deployment.num_workers != 1)}, TP {' and '.join(map(str, sizes))} "
-        f"({gpus} GPU{'s' * (gpus != 1)})"
-    )
+    layout = f"{workers} worker{'s' * (deployment.num_workers != 1)}, TP {' and '.join(map(str, sizes))}"
+    return layout + (f" ({gpus} GPU{'s' * (gpus != 1)})" if gpus else "")
+
+
+def _simulated_gpus(deployment: Deployment) -> int:
+    """Return the number of GPUs that are simulated; engines that run a model may do so on a CPU."""
+    return sum(pool.num_gpus for pool in deployment.pools if pool.engine == "mocker")
 
 
 def kv_tiers(deployments: Sequence[Deployment]) -> str:

@@ -38,8 +38,8 @@ class ExperimentConfig:
     """Smallest relative difference that matters; arms that differ by less are reported as equal in practice."""
 
     slo: tuple[str, ...] = ()
-    """Limit on ttft, ttst, tpot, itl or e2e: of each request, such as 'ttft <= 2s' or 'tpot <= 100ms' (goodput counts
-    the requests within these), or of a run, such as 'ttft.p99 <= 2s'; may be repeated."""
+    """Limit on ttft, ttst, tpot or e2e of each request, such as 'ttft <= 2s' or 'tpot <= 100ms' (goodput counts the
+    requests within these), or on a statistic of a run, such as 'ttft.p99 <= 2s' or 'itl.p99 <= 60ms'; may be repeated."""
 
     slo_preset: str | None = None
     """MLPerf's limits for a model, such as llama3.1-8b or llama2-70b-interactive."""

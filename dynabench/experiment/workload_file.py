@@ -5,6 +5,7 @@ from pathlib import Path
 
 import workloads
 from foundation.files import new_file
+from foundation.settings import SWITCHES
 from workloads import Workload, WorkloadError, formats
 from workloads.blocks import Encode
 
@@ -31,11 +32,21 @@ def read_workload(
     Raises:
         WorkloadError: it cannot be read, or contains no requests.
     """
+    for file in files:
+        _refuse_other_things(file)
     encode = _encoder(tokenizer)
     workload = formats.read(files or BUNDLED, format=format, columns=columns, block_size=block_size, encode=encode)
     if not len(workload):
         raise WorkloadError(f"{' '.join(map(str, files))}: contains no requests")
     return workload
+
+
+def _refuse_other_things(file: Path) -> None:
+    """Refuse what is meant for an option."""
+    if file.suffix in (".yaml", ".yml"):
+        raise WorkloadError(f"{file}: YAML is not a format of workloads; give a deployment with -f {file}")
+    if str(file) in SWITCHES and not file.exists():
+        raise WorkloadError(f"{file}: there is no such file; a switch takes its value after =, as in --oracle={file}")
 
 
 def write_workload(workload: Workload, out: Path, format: str = formats.DEFAULT) -> None:

@@ -13,9 +13,6 @@ from dynabench.reference.setting import Setting
 from serving.cli import commands, dynamo_run
 from serving.worker.registry import ENGINES
 
-OWN = ("Arguments", "Parameters")
-"""Groups of a command's help that hold what only it has."""
-
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -65,11 +62,13 @@ def _within(program: App, name: str) -> Iterator[Command]:
 
 def _command(program: App, name: str) -> Command:
     groups: dict[str, list[Setting]] = {}
+    positional = ""
     for argument in program.assemble_argument_collection(parse_docstring=True):
         if argument.show:
             group: Any = argument.parameter.group
-            groups.setdefault(group[0].name, []).append(Setting.of(argument))
-    positional = "".join(f" {_typed(setting)}" for setting in groups.get("Arguments", ()))
+            setting = Setting.of(argument)
+            groups.setdefault(group[0].name, []).append(setting)
+            positional += f" {_typed(setting)}" if argument.index is not None else ""
     start = f"python -m {name}" if name in programs() else name
     usage = (program.usage or "").removeprefix("Usage: ") or f"{start} [OPTIONS]{positional}"
     is_command = name.startswith("dynabench ")
@@ -79,7 +78,7 @@ def _command(program: App, name: str) -> Command:
 
 def _typed(argument: Setting) -> str:
     """Return an argument as a line of usage shows it."""
-    name = argument.names[0] + "..." * argument.values.endswith("one or more")
+    name = argument.names[0].lstrip("-").upper() + "..." * argument.values.endswith("one or more")
     return name if argument.values.startswith("Required") else f"[{name}]"
 
 

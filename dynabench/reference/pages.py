@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sequence
 
 from dynabench.cli.app import COMMANDS
 from dynabench.reference import deployment_file
-from dynabench.reference.command import OWN, Command, all_commands
+from dynabench.reference.command import Command, all_commands
 from dynabench.reference.environment import OTHERS
 from dynabench.reference.setting import Setting, item, paragraph, prose
 from foundation.exit_codes import EXIT_CODES
+from serving.cli.help import OWN
 
 COMMAND = "python -m dynabench.reference docs/reference"
 """What writes the pages again."""
@@ -19,7 +20,7 @@ INDEX = """\
 # Reference
 
 Every command, flag, setting, default, unit, environment variable and exit code. These pages are made from what makes
-the command lines, so `--help` of a command says the same.
+the command lines, so `--help-all` of a command says the same.
 """
 
 
@@ -69,7 +70,10 @@ def _index(by_page: dict[str, list[Command]]) -> Iterator[str]:
     yield from (item(f"**{code}**: {prose(text)}.") for code, text in EXIT_CODES.items())
     yield "\nAn error prints one line that says what is wrong. A traceback is a bug; its exit code is 1."
     yield "\n## On every command\n"
-    yield "`--help` prints the help. `dynabench --version` and `dynamo-run --version` print the version."
+    yield paragraph(
+        "`--help` of a command prints the options that people use, and `--help-all` all of them. `dynabench --version` "
+        "and `dynamo-run --version` print the version."
+    )
 
 
 def _of_commands(name: str, commands: Sequence[Command], shared: dict[str, list[Command]]) -> Iterator[str]:

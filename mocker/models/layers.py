@@ -116,13 +116,6 @@ class Mixer:
         """Return the KV heads one GPU holds; fewer heads than GPUs are replicated."""
         return max(self.num_kv_heads // num_gpus, 1) if self.num_kv_heads else 0
 
-    def kv_values(self, num_gpus: int) -> float:
-        """Return the KV elements of one token that are kept on one GPU; those of an index count as they are stored."""
-        if not self.num_kv_heads or not self.has_kv:
-            return 0.0
-        index = self.index.head_dim if self.index is not None else 0
-        return (self.kv_heads(num_gpus) * self.kv_width + index) / self.compression
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedForward:

@@ -7,6 +7,7 @@ from typing import Any
 
 from mocker.config import EngineConfig
 from mocker.models.kv_cache import MoreBlocks, kv_cache
+from mocker.models.layout import refusal
 from mocker.offload.config import HostMemory, Tier, whole_chunks
 from mocker.timing.calibrated import Calibrated
 from mocker.timing.catalog import find_engine, find_gpu
@@ -62,7 +63,7 @@ def resolve(engine: EngineConfig, timing: TimingConfig = TimingConfig()) -> Simu
     """Find an engine's step times and KV blocks; equal settings share one model, which has no state of an engine.
 
     Raises:
-        ValueError: a file cannot be read, the GPU or model is unknown, or the model does not fit.
+        ValueError: a file cannot be read, the GPU or model is unknown, or the model does not fit or cannot be divided.
     """
     if timing.model is not None and timing.is_generic:
         raise ValueError(
@@ -70,7 +71,12 @@ def resolve(engine: EngineConfig, timing: TimingConfig = TimingConfig()) -> Simu
             "lists them); with timing polynomial these are generic, and the model provides only its name and "
             "the size of its KV"
         )
-    engine = replace(engine, async_scheduling=_is_async(engine, timing))
+    _check_layout(engine, timing)
+    engine = replace(
+        engine,
+        async_scheduling=_is_async(engine, timing),
+        max_model_len=engine.max_model_len or _context_length(timing),
+    )
     more = _more_blocks(engine, timing)
     num_blocks = _given_blocks(engine, more) or _blocks_that_fit(engine, timing)
     return SimulatedEngine(
@@ -89,6 +95,32 @@ def _given_blocks(engine: EngineConfig, more: MoreBlocks | None) -> int | None:
     if engine.num_gpu_blocks is None or more is None:
         return engine.num_gpu_blocks
     return int(engine.num_gpu_blocks / more.unit)
+
+
+def _context_length(timing: TimingConfig) -> int | None:
+    """Return the context length of the model; None if there is no model, or measured or generic times only name one."""
+    if timing.model is None:
+        return None
+    try:
+        return timing.shape.context_length
+    except ValueError:
+        if timing.timing_name == "roofline":
+            raise
+        return None
+
+
+def _check_layout(engine: EngineConfig, timing: TimingConfig) -> None:
+    """Refuse a model that the engine could not divide over its GPUs, if both are known."""
+    if timing.gpu is None or timing.model is None:
+        return
+    reason = refusal(
+        timing.shape,
+        tensor_parallel_size=timing.tensor_parallel_size,
+        expert_parallel_size=_expert_parallel_size(engine, timing) if timing.enable_expert_parallel else None,
+        pipeline_parallel_size=timing.pipeline_parallel_size,
+    )
+    if reason is not None:
+        raise ValueError(f"model {timing.model}: {reason}")
 
 
 def _blocks_that_fit(engine: EngineConfig, timing: TimingConfig) -> int:

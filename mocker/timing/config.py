@@ -42,7 +42,7 @@ class TimingConfig:
     """GPUs that share each layer of the model."""
 
     pipeline_parallel_size: Count = 1
-    """Stages that the model's layers are divided into; only 1 can be simulated (docs/planning.md explains why)."""
+    """Stages that the model's layers are divided into; only 1 can be simulated."""
 
     enable_expert_parallel: bool = False
     """Give each GPU whole experts of a mixture-of-experts model, not a slice of every expert."""

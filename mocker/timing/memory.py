@@ -11,11 +11,16 @@ A trial run over `max_num_batched_tokens` determines those, which then samples f
 benchmarks/kv_room.py compares this with vLLM's own logs.
 """
 
+from math import ceil
+
 from mocker.models.kv_cache import kv_cache
 from mocker.models.layers import Matrix
 from mocker.models.shape import ModelShape
+from mocker.models.weight_types import MXFP4
 from mocker.timing.gpu import Gpu
 
+MXFP4_HIDDEN = {"hopper": 128}
+"""What the hidden size of MXFP4 experts is padded to a multiple of, by architecture; elsewhere 256."""
 GIB = 2**30
 OUTSIDE = 0.13 * GIB
 """Bytes that CUDA uses outside torch's allocator on each GPU."""
@@ -78,7 +83,7 @@ def room_for_kv(
 ) -> float:
     """Return the bytes left for KV blocks on each GPU; below 0, the weights do not fit."""
     n = tensor_parallel_size
-    taken = size_of_weights(shape, n, expert_parallel_size)
+    taken = size_of_weights(shape, n, expert_parallel_size) + padding_of_experts(shape, gpu, n, expert_parallel_size)
     taken += peak_of_a_step(shape, max_num_batched_tokens, max_num_seqs, n)
     taken += (OUTSIDE_TP if n > 1 else OUTSIDE) + GRAPHS
     return gpu.memory * utilization - taken
@@ -95,6 +100,22 @@ def size_of_weights(shape: ModelShape, num_gpus: int = 1, expert_parallel_size: 
         expert = _size(network.expert_matrices, 1 if whole else num_gpus)
         size += count * network.num_experts * expert / expert_parallel_size
     return size
+
+
+def padding_of_experts(shape: ModelShape, gpu: Gpu, num_gpus: int, expert_parallel_size: int) -> float:
+    """Return the bytes by which vLLM pads MXFP4 experts on one GPU, whose kernels need even sizes."""
+    size, slices = 0.0, num_gpus if expert_parallel_size == 1 else 1
+    for network, count in shape.feed_forwards:
+        if network.num_experts and network.expert_matrices[0].weight == MXFP4:
+            hidden, inner = network.expert_matrices[0].inputs.size, network.expert_size / slices
+            padded = _whole(hidden, MXFP4_HIDDEN.get(gpu.architecture, 256)) * _whole(inner, 128) / (hidden * inner) - 1
+            experts = network.num_experts * _size(network.expert_matrices, slices) / expert_parallel_size
+            size += count * experts * padded
+    return size
+
+
+def _whole(size: float, unit: int) -> float:
+    return unit * ceil(size / unit)
 
 
 def _size(matrices: tuple[Matrix, ...], num_gpus: int) -> float:

@@ -4,7 +4,7 @@ import os
 import sys
 from typing import Any
 
-from cyclopts import CoercionError, Group, Parameter
+from cyclopts import CoercionError, Group, Parameter, UnusedCliTokensError
 
 from foundation.settings import expected, kinds
 from foundation.text import one_line
@@ -50,9 +50,11 @@ def reason(error: Exception) -> str:
     """Return what was wrong with the input, in one line."""
     if isinstance(error, CoercionError) and error.argument is not None and error.token is not None:
         hint, token = error.argument.field_info.annotation, error.token
-        if kinds(hint) <= {int, float, type(None)}:
+        if kinds(hint) <= {bool, int, float, type(None)}:
             return one_line(
                 f"{token.keyword or error.argument.name} is {token.value!r}; expected {expected(hint, token.value)}"
             )
+    if isinstance(error, UnusedCliTokensError):
+        return one_line(f"{' '.join(error.unused_tokens or ())}: there is no place for this; options begin with --")
     cause = error.__cause__
     return one_line(cause if isinstance(cause, ValueError) else error, MAX_REASON)

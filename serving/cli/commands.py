@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
 
 from foundation.exit_codes import INTERRUPTED, USAGE_ERROR
 from foundation.settings import changed
 from serving.cli.chat_client import AskError, ChatClient
-from serving.cli.command_line import flat, open_standard_streams, reason, version
+from serving.cli.command_line import flat, open_standard_streams, reason
+from serving.cli.common import program
 from serving.engines.echo import Echo
 from serving.engines.mock import EngineConfig, Mocker, TimingConfig, divide, refuse_idle_tiers
 from serving.engines.openai import OpenAiServer
@@ -57,18 +58,15 @@ Verbosity = Annotated[
     int, Parameter(name=["-v", "--verbose", "--verbosity"], count=True, help="-v: debug, -vv: everything.")
 ]
 
-frontend_app = App(name="serving.frontend", version=version, help="The OpenAI frontend, with the router inside.")
-mocker_app = App(
-    name="serving.mocker", version=version, help="Mocker workers: simulated engines that serve in real time."
+frontend_app = program("serving.frontend", "The OpenAI frontend, with the router inside.")
+mocker_app = program("serving.mocker", "Mocker workers: simulated engines that serve in real time.")
+echo_app = program("serving.echo", "An echo engine as a worker.")
+openai_app = program(
+    "serving.openai",
+    "An OpenAI server, such as vllm serve, as a worker. Fields after -- are added to the body of each request.",
 )
-echo_app = App(name="serving.echo", version=version, help="An echo engine as a worker.")
-openai_app = App(
-    name="serving.openai",
-    version=version,
-    help="An OpenAI server, such as vllm serve, as a worker. Fields after -- are added to the body of each request.",
-)
-router_app = App(name="serving.router_service", version=version, help="The router as its own process.")
-store_app = App(name="serving.kv_store", version=version, help="KV memory that all workers share.")
+router_app = program("serving.router_service", "The router as its own process.")
+store_app = program("serving.kv_store", "KV memory that all workers share.")
 
 
 @frontend_app.default
@@ -173,10 +171,8 @@ def mocker(
 def engine_app(name: str) -> App:
     """Return the command line of an engine that runs models."""
     entry = ENGINES[name]
-    engine_command = App(
-        name=f"serving.{entry.command}",
-        version=version,
-        help=f"A worker with {entry.description}. Arguments for the engine itself go after --.",
+    engine_command = program(
+        f"serving.{entry.command}", f"A worker with {entry.description}. Arguments for the engine itself go after --."
     )
 
     @engine_command.default
@@ -380,7 +376,7 @@ def run_engine(name: str) -> None:
 
 def run_with_arguments(app: App, name: str) -> None:
     """Run a command line that passes the words after -- on."""
-    with failing_in_one_line(name):
+    with failing_in_one_line(name, runs_model=True):
         words, arguments = split_arguments(sys.argv[1:])
         command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
         if "dry_run" in bound.signature.parameters:  # not --help
@@ -397,13 +393,14 @@ def split_arguments(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 @contextlib.contextmanager
-def failing_in_one_line(name: str) -> Iterator[None]:
+def failing_in_one_line(name: str, *, runs_model: bool = False) -> Iterator[None]:
     """End the process with one line and exit code 2 if the input is bad or something it needs is missing."""
     open_standard_streams()
     try:
         yield
     except (CycloptsError, ValueError, LogError) as error:
-        fail(name, reason(error))
+        is_unknown = runs_model and isinstance(error, UnknownOptionError)
+        fail(name, reason(error) + " Options of the engine itself go after --." * is_unknown)
     except (RuntimeUnavailableError, ModelError, EngineError, AskError, GroupError, TierError) as error:
         fail(name, str(error))
     except KeyboardInterrupt:

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from serving.cli.all_in_one import run_all_in_one
 from serving.cli.batch import is_answered
-from serving.cli.command_line import PLAIN_DEFAULTS, flat, version
+from serving.cli.command_line import flat, version
 from serving.cli.commands import (
     DisaggregationSettings,
     FrontendSettings,
@@ -24,6 +24,8 @@ from serving.cli.commands import (
     failing_in_one_line,
     split_arguments,
 )
+from serving.cli.common import program
+from serving.cli.help import HELP_FLAGS
 from serving.cli.job import AskConfig, Job, check_job, make
 from serving.cli.ways import (
     Batch,
@@ -81,15 +83,15 @@ Usage: dynamo-run [in=WAY] [out=ENGINE] [flags] [MODEL] [-- engine arguments]
 """
 
 
-app = App(name=NAME, help="Serve a model.", usage=USAGE, default_parameter=PLAIN_DEFAULTS)
+app = program(NAME, "Serve a model.", usage=USAGE)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; bad input ends in one line and exit code 2."""
-    with failing_in_one_line(NAME):
+    with failing_in_one_line(NAME, runs_model=True):
         words, engine_arguments = split_arguments(sys.argv[1:] if arguments is None else arguments)
         way_in, way_out, flags = split(words)
-        if not words or set(words) & {"-h", "--help"} or all(word in ("-v", "-vv") for word in words):
+        if not words or set(words) & set(HELP_FLAGS) or all(word in ("-v", "-vv") for word in words):
             app.help_print([])
             return
         if "--version" in words:
@@ -213,7 +215,7 @@ def _warn_of_what_has_no_effect(launcher: AskConfig) -> None:
     for name in ("kv_gpu_cache_usage_weight", "kv_waiting_requests_weight"):
         if getattr(launcher, name) is not None:
             flag = name.replace("_", "-")
-            log.warning("--%s has no effect: the kv mode's cost has no such term (docs/how-it-works.md)", flag)
+            log.warning("--%s has no effect: the kv mode's cost has no such term", flag)
 
 
 async def carry_out(job: Job, engine: Engine | None, stopping: asyncio.Event) -> int:

@@ -56,6 +56,15 @@ def test_every_example_becomes_a_valid_kustomization(tmp_path, monkeypatch, exam
     validate([each for held in written.values() for each in held])
 
 
+def test_a_deployment_may_be_given_as_other_commands_take_it(run):
+    assert run("pools: {a: {}}").returncode == 0
+    named = subprocess.run(
+        [sys.executable, "-m", "dynabench", "kubernetes", "-f", "d.yaml", "--out", "named"], timeout=PATIENCE_S
+    )
+    assert named.returncode == 0
+    assert contents("named") == contents()
+
+
 def test_what_was_written_before_is_replaced_and_what_is_no_longer_wanted_is_removed(run):
     assert run("pools: {a: {}, b: {}}", "--discovery", "etcd").returncode == 0
     assert {"pool-b.yaml", "etcd.yaml"} <= set(contents())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 
-from reports.key import PALETTE, WIDEST, css, key_of
+from reports.key import PALETTE, WIDEST, css, key_of, with_short_names
 
 # Machado, Oliveira and Fernandes (2009), severity 1: what is left of linear RGB where one kind of cone is missing.
 SIGHT = {
@@ -125,3 +125,18 @@ def test_the_page_has_every_colour_light_and_dark():
     for number, (light, dark) in enumerate(PALETTE):
         assert f"--arm-{number}: {light};" in css()
         assert css().count(f"--arm-{number}: {dark};") == 2
+
+
+def test_a_sentence_has_the_short_names_of_arms():
+    arms = ["kv, num_gpu_blocks 1024, max_num_seqs 8", "kv, num_gpu_blocks 4096, max_num_seqs 64"]
+    key = key_of(arms)
+    assert with_short_names(f"{arms[0]} could not keep up, {arms[1]} could.", key) == (
+        f"'{key[arms[0]].name}' could not keep up, '{key[arms[1]].name}' could."
+    )
+    assert len(key[arms[0]].name) < len(arms[0])
+
+
+def test_a_short_name_in_a_longer_one_is_left_alone():
+    key = key_of(["kv", "kv-tiered", "dynamo-kv"])
+    text = "kv-tiered and dynamo-kv have a lower mean TTFT than kv."
+    assert with_short_names(text, key) == text

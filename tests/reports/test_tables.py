@@ -165,3 +165,13 @@ def test_many_arms_are_rows_on_a_page():
     assert len(grid.columns) <= tables.ACROSS
     few = tables.figures(summarize([run()]))
     assert tables.for_page(few) == [few]
+
+
+def test_why_a_percentile_is_not_known_is_said_with_the_number_that_it_needs():
+    rows = [("TTFT mean (ms)", ["1"]), ("TTFT p90 (ms)", ["1"]), ("TTFT p99 (ms)", ["n/a"])]
+    assert tables.too_few(rows) == "n/a: too few requests; a p99 needs 368."
+    assert (
+        tables.too_few([*rows, ("TPOT p90", ["2", "n/a"])])
+        == "n/a: too few requests; a p90 needs 36 and a p99 needs 368."
+    )
+    assert tables.too_few(rows[:2]) == ""

@@ -137,7 +137,7 @@ async def over_a_restart(etcd, config):
 @pytest.mark.parametrize("module", ["serving.mocker", "serving.frontend", "serving.router_service"])
 def test_help_shows_no_password_of_the_environment(module):
     secrets = {"ETCD_ENDPOINTS": "http://me:hunter2@host:1", "NATS_SERVER": "nats://me:hunter2@host:2"}
-    command = [sys.executable, "-m", module, "--help"]
+    command = [sys.executable, "-m", module, "--help-all"]
     done = run(*command, env=secrets)
     assert done.returncode == 0
     assert "hunter2" not in done.stdout

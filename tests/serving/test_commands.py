@@ -286,7 +286,7 @@ def test_a_folder_whose_name_is_too_long_for_a_socket_is_named_in_one_line(tmp_p
 
 def test_help_shows_no_secrets_and_children_are_started_without_them_in_their_arguments(tmp_path):
     secrets = {"DYN_API_KEY": "xyzzy", "ETCD_AUTH_PASSWORD": "plugh", "NATS_AUTH_TOKEN": "plover"}
-    shown = run(sys.executable, "-m", "serving.frontend", "--help", env=secrets).stdout
+    shown = run(sys.executable, "-m", "serving.frontend", "--help-all", env=secrets).stdout
     assert "--api-key" in shown
     assert not [secret for secret in secrets.values() if secret in shown]
     with terminal(tmp_path, secrets) as shell:

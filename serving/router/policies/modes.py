@@ -43,6 +43,25 @@ ROUTER_MODES: dict[str, type[Policy]] = {
 }
 """Every router mode by name; the CLI, the docs and the reports list them from here."""
 
+SYMBOLS = {
+    "L, B, R": "prompt tokens; block size; R = ceil(L / B)",
+    "m, miss": "matched blocks; miss = L - m B",
+    "Q": "prefill tokens sent there and not computed yet",
+    "A, a": "blocks of the requests in flight there; the blocks among them that this prompt shares",
+    "n, d": "requests in flight there; the requests among them that decode",
+    "C": "context tokens of the decoding requests",
+    "q, u": "requests waiting; KV usage (both as the worker reports them)",
+    "F": "time to load what is beyond the GPU",
+    "W": "workers",
+    "Tp, T0, Td, Tk": "time of a prompt token, a step, a decoding request, a context token (--step-base-ms and others)",
+    "s": "steps that the prompt needs, with --step-budget-tokens in each",
+    "E[out], alpha": "--expected-osl; --interference",
+    "P, c, k, decay": "--prefill-load-scale; --overlap-score-credit; k as given; --overlap-score-credit-decay",
+    "weight": "--kv-overlap-score-weight",
+    "SLO": "--ttft-slo-s",
+}
+"""What the formulas of modes are made of: facts about the prompt and about each worker, and settings."""
+
 ADDITIONS = {
     "temp": "temp(T): draw from a softmax of the costs at temperature T",
     "eps": "eps(X): any worker within X % of the range of costs counts as best",

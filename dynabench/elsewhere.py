@@ -1,0 +1,180 @@
+"""Options that other tools have: what there is here instead, or that it is not simulated.
+
+Names are those of vLLM, SGLang, TensorRT-LLM and Dynamo (engines, mockers, routers, planners) and of AIPerf, guidellm and
+vLLM's, SGLang's and TensorRT-LLM's own benchmarks.
+"""
+
+import re
+from collections.abc import Callable, Collection
+
+ANSWERS = {
+    # What a simulated engine does not do.
+    "speculative decoding is not simulated": """
+        speculative-config speculative-model speculative-algorithm speculative-algo num-speculative-tokens
+        speculative-num-steps speculative-eagle-topk speculative-num-draft-tokens speculative-draft-model-path
+        speculative-decoding-config spec-decode""",
+    "LoRA adapters are not simulated": """
+        enable-lora lora-modules lora-paths lora-dir lora-backend max-loras max-loras-per-batch max-cpu-loras max-lora-rank
+        lora-target-modules fully-sharded-loras""",
+    "multimodal models are not simulated; only text is": """
+        limit-mm-per-prompt mm-processor-kwargs mm-encoder-tp-mode enable-multimodal image-width-mean image-height-mean
+        image-batch-size audio-length-mean""",
+    "guided decoding is not simulated: it does not change how tokens are scheduled": """
+        guided-decoding-backend structured-outputs-config grammar-backend xgrammar""",
+    "context parallelism is not simulated; use --tensor-parallel-size": "decode-context-parallel-size dcp cp-size",
+    "step times are those of compiled models with CUDA graphs; measure others with dynabench calibrate and use "
+    "--timing-file": """
+        enforce-eager compilation-config cuda-graph-sizes cuda-graph-max-bs disable-cuda-graph enable-torch-compile
+        attention-backend sampling-backend all2all-backend moe-runner-backend moe-backend enable-dbo enable-eplb
+        use-cuda-graph""",
+    "only vLLM's scheduler is simulated; dynabench run measures other engines (--url, or --engine)": """
+        engine schedule-conservativeness num-continuous-decode-steps enable-mixed-chunk capacity-scheduler-policy""",
+    "beam search is not simulated": "max-beam-width beam-width use-beam-search best-of",
+    # The model and its GPUs.
+    "use --model": "tokenizer-path hf-id model-id",
+    "token counts are those of the trace, so no tokenizer is needed (to count the tokens of texts: dynabench workload "
+    "convert --tokenizer)": "tokenizer tokenizer-mode processor processor-args tokenizer-revision",
+    "only the sizes in the model's config.json are read; use --model": """
+        trust-remote-code load-format download-dir revision hf-overrides""",
+    "weights and activations are in the type of the model's config.json; use --quantization or --kv-cache-dtype": "dtype",
+    "use --tensor-parallel-size": "tp tp-size num-gpus",
+    "use --pipeline-parallel-size": "pp pp-size",
+    "use --dp-size": "dp data-parallel-size enable-dp-attention",
+    "use --enable-expert-parallel": "ep ep-size moe-ep-size expert-parallel-size",
+    "use --gpu": "system gpu-type device device-type accelerator hardware-type",
+    "use --gpus": "total-gpus max-total-gpus",
+    # The scheduler and its memory.
+    "use --max-num-seqs": "max-batch-size max-running-requests",
+    "use --max-num-batched-tokens": "max-num-tokens chunked-prefill-size max-prefill-tokens",
+    "use --max-model-len": "max-seq-len max-sequence-length",
+    "use --gpu-memory-utilization": """
+        mem-fraction-static kv-cache-free-gpu-memory-fraction kv-cache-free-gpu-mem-fraction free-gpu-memory-fraction""",
+    "use --num-gpu-blocks (blocks, not tokens)": """
+        num-gpu-blocks-override max-total-tokens kv-cache-memory-bytes max-tokens-in-paged-kv-cache""",
+    "use --block-size": "page-size tokens-per-block kv-cache-block-size",
+    "use --no-enable-prefix-caching": "disable-radix-cache no-prefix-caching",
+    "use --enable-chunked-prefill": "enable-chunked-context",
+    "use --scheduling-policy": "schedule-policy",
+    "use --no-async-scheduling": "disable-overlap-schedule disable-overlap-scheduler",
+    "use --long-prefill-token-threshold; the number of partial prefills is not limited": """
+        max-num-partial-prefills max-long-partial-prefills""",
+    "use --kv-offloading-size (GiB)": """
+        swap-space kv-offloading-backend enable-hierarchical-cache hicache-ratio hicache-size kv-cache-host-memory-bytes
+        host-cache-size""",
+    "use --kv-store-size": "hicache-storage-backend lmcache-config",
+    "weights stay on the GPU; only KV can be offloaded, with --kv-offloading-size": "cpu-offload-gb",
+    "use --eviction-policy (of host memory; GPU memory evicts the least recently used)": "radix-eviction-policy",
+    "use --prefill-workers and --decode-workers": """
+        disaggregation-mode disaggregation-strategy is-prefill-worker is-decode-worker pd-disaggregation""",
+    "use --transfer-bandwidth-gb-s": "disaggregation-transfer-backend disaggregation-ib-device kv-connector connector",
+    "use --startup-s": "startup-time",
+    # The router and the planner.
+    "use --router-mode": "policy routing-policy router-policy load-balance-method lb-policy routing-logic routing-strategy",
+    "use --router-mode sgl-cache-aware, which has SGLang's thresholds": """
+        cache-threshold balance-abs-threshold balance-rel-threshold""",
+    "use --workers": "num-workers replicas num-replicas num-instances",
+    "use --no-use-kv-events": "no-kv-events",
+    "use --router-ttl-s": "router-ttl router-ttl-secs",
+    "use --busy-threshold": "active-decode-blocks-threshold active-prefill-tokens-threshold",
+    "one router is simulated, so there is nothing to synchronise": """
+        router-replica-sync router-snapshot-threshold router-reset-states sync-interval""",
+    "use --planner-interval-s": "adjustment-interval throughput-adjustment-interval",
+    # The workload.
+    "give the file as an argument: dynabench simulate FILE": """
+        input-file dataset dataset-path trace trace-file trace-path data custom-dataset-path""",
+    "the format is detected; use --format (dynabench workload formats lists them)": """
+        custom-dataset-type dataset-name trace-format""",
+    "make a workload first: dynabench workload synth --isl --osl --requests": """
+        isl osl synthetic-input-tokens-mean synthetic-input-tokens-stddev output-tokens-mean output-tokens-stddev
+        isl-stddev osl-stddev random-input-len random-output-len random-range-ratio input-len output-len max-input-len
+        random-input random-output sharegpt-output-len num-dataset-entries sequence-distribution""",
+    "make a workload first: dynabench workload synth --prefix-groups --prefix-blocks": """
+        random-prefix-len prefix-prompt-length num-prefix-prompts prefix-repetition-prefix-len prefix-repetition-num-prefixes
+        gsp-num-groups gsp-system-prompt-len shared-system-prompt-length""",
+    "make a workload first: dynabench workload synth --turns --think-time-s": """
+        conversation-num conversation-turn-mean conversation-turn-delay-mean num-turns session-turns-mean""",
+    "use --max-requests": "num-prompts num-requests request-count n-requests",
+    "use --duration-s": "benchmark-duration max-seconds max-duration",
+    "use --rate with --arrival poisson, or --rate-scale for the trace's own arrivals": """
+        request-rate qps request-rate-mode arrival-pattern rate-type user-centric-rate""",
+    "use --rate-scale": "arrival-speedup-ratio speed-ratio fixed-schedule-speedup",
+    "the trace's own arrival times are the default": "fixed-schedule",
+    "use --concurrency": "replay-concurrency num-users",
+    "use --rate-profile with --rate-to and --profile-s": """
+        ramp-up-strategy ramp-up-start-rps ramp-up-end-rps rampup request-rate-ramp-duration""",
+    "use --warmup-s": "warmup warmup-percent warmup-duration cooldown cooldown-percent",
+    "use --warmup-requests": "warmup-request-count num-warmups warmup-num-requests",
+    "use --ends length": "ignore-eos disable-ignore-eos",
+    "use --seed": "random-seed",
+    # What is measured, and what comes out.
+    "use --url": "base-url target endpoint-url server-url",
+    "use --url and --prompts": "endpoint endpoint-type request-type request-format",
+    "answers are always streamed": "streaming stream stream-interval",
+    "use --timeout-s": "request-timeout-seconds request-timeout",
+    "use --clients": "workers-max max-workers record-processors",
+    "use --slo, such as 'ttft <= 2s'": "goodput ttft tpot itl e2e request-latency ttft-target itl-target",
+    "use --max-failed-share": "max-errors max-error-rate",
+    "all percentiles are in the report": "percentile-metrics metric-percentiles",
+    "use --out": "output-path output-dir artifact-dir output-artifact-dir result-dir result-filename output-file save-result",
+    # Servers.
+    "use --http-host": "host server-host",
+    "use --http-port": "port server-port",
+    "use --model-name": "served-model-name",
+    "use --http-workers": "api-server-count",
+    "answers of simulated engines are made up, so nothing parses them": """
+        reasoning-parser tool-call-parser enable-auto-tool-choice chat-template""",
+}
+"""Names of options, without their dashes, by what to say about them."""
+
+OF_COMMANDS = {
+    "plan": {
+        "prefill-workers": "a plan chooses the number: use --vary prefill_workers=1",
+        "decode-workers": "a plan chooses the number: use --vary prefill_workers=1",
+        "workers": "a plan chooses the number: use --max-gpus to limit it",
+        "num-workers": "a plan chooses the number: use --max-gpus to limit it",
+        "gpus": "a plan chooses the number: use --max-gpus to limit it",
+        "total-gpus": "a plan chooses the number: use --max-gpus to limit it",
+        "deployment": "a plan chooses the layout; describe the model and its GPU with flags",
+    }
+}
+"""What else to say of one command."""
+
+_FLAG = re.compile(r"--[a-z][\w-]+")
+
+KNOWN = {name: answer for answer, names in ANSWERS.items() for name in names.split()}
+
+
+def of_setting(name: str, known: Collection[str]) -> str:
+    """Return what to say about a setting of another tool that a file or an axis names; "" if none of those `known` is it."""
+    told = KNOWN.get(name.replace("_", "-"), "")
+    flags = _FLAG.findall(told)
+    settings = {flag: flag.removeprefix("--").removeprefix("no-").replace("-", "_") for flag in flags}
+    if flags and not set(settings.values()) & set(known):
+        return ""
+    return _FLAG.sub(lambda flag: settings[flag[0]] + "=off" * flag[0].startswith("--no-"), told)
+
+
+def answer(option: str, command: str, own: Collection[str], everywhere: Callable[[], dict[str, set[str]]]) -> str:
+    """Return what to say about an option that a command lacks, "" if it is not known from anywhere.
+
+    `own` are the command's options, and `everywhere` returns those of every command.
+    """
+    name = option.partition("=")[0].lstrip("-").replace("_", "-")
+    if name in OF_COMMANDS.get(command, ()):
+        return OF_COMMANDS[command][name]
+    if known := KNOWN.get(name):
+        needed = [flag for flag in _FLAG.findall(known) if flag not in own and "dynabench" not in known]
+        if needed:
+            return f"{known} of {_having(needed[0], everywhere())}"
+        is_of_engines = "--extra-engine-args" in own and "not simulated" in known
+        return known + ("; a real engine takes it in --extra-engine-args" if is_of_engines else "")
+    having = _having(f"--{name}", everywhere())
+    return f"it is an option of {having}" if having else ""
+
+
+def _having(flag: str, everywhere: dict[str, set[str]]) -> str:
+    """Return the commands that have a flag."""
+    names = [command for command, flags in everywhere.items() if flag in flags]
+    return (
+        f"dynabench {', '.join(names[:-1])} {'and ' * (len(names) > 1)}{names[-1]}".replace("  ", " ") if names else ""
+    )

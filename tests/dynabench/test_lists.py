@@ -1,0 +1,46 @@
+"""Commands that list what can be chosen."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dynabench.cli.lists import FIRST
+from serving.router import ROUTER_MODES
+from serving.router.policies.modes import SYMBOLS
+from tests.dynabench.test_terminal import in_terminal
+from tests.support.commands import dynabench
+
+PAGE = Path(__file__).parents[2] / "docs" / "router-modes.md"
+KNOWN = {symbol for symbols in SYMBOLS for symbol in symbols.split(", ")}
+
+
+@pytest.mark.parametrize("name", ROUTER_MODES)
+def test_each_symbol_of_a_formula_is_in_the_legend(name):
+    text = re.sub(r"E\[out\]", "", ROUTER_MODES[name].description)
+    used = set(re.findall(r"(?<![\w.'-])(?:[A-Z]|[b-z]|T\w|miss|decay|weight|alpha)(?![\w-])", text))
+    assert used - KNOWN - {"x"} == set()  # 1.5 x the idlest
+
+
+def test_the_page_has_the_legend_of_the_command():
+    plain = re.sub(r"\]\([^)]*\)|[`\[]", "", PAGE.read_text())
+    assert [name for name, text in SYMBOLS.items() if f"| {name.replace('[', '')} | {text} |" not in plain] == []
+
+
+def test_modes_says_which_to_try_first_and_explains_its_symbols():
+    lines = dynabench("modes").stdout.splitlines()
+    assert lines[0].startswith("Try first: dynabench simulate TRACE --router-mode round-robin --router-mode kv ")
+    assert set(FIRST) <= set(ROUTER_MODES)
+    names = [line.split()[0] for line in lines[2:] if line]
+    assert [name for name in names if name in ROUTER_MODES] == [*ROUTER_MODES]  # a line each in a pipe
+    assert [line for line in lines if line.startswith("Q ")] == [f"{'Q':20} {SYMBOLS['Q']}"]
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+@pytest.mark.parametrize("command", [("modes",), ("planners",), ("hardware",), ("workload", "formats")])
+def test_lists_are_wrapped_between_words_on_a_terminal(command, columns):
+    shown = in_terminal(*command, columns=columns).replace("\r", "").splitlines()
+    words = {word for line in dynabench(*command).stdout.splitlines() for word in line.split()}
+    assert {word for line in shown for word in line.split()} <= words
+    wide = [line for line in shown if len(line) > columns and not line.startswith("Try first")]
+    assert not [line for line in wide if max(map(len, line.split())) < columns // 3]
