@@ -16,7 +16,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 CORES = ("mocker", "serving/router")
 """Compiled with all that is below them."""
 # Settings, whose help the command lines read from their source; what reads files before an engine is built; numpy's work.
-INTERPRETED = ("__init__.py", "config.py", "catalog.py", "choose.py", "files.py", "hashing.py")
+INTERPRETED = ("__init__.py", "config.py", "catalog.py", "choose.py", "class_defaults.py", "files.py", "hashing.py")
 SETUP = """
 import sys
 from mypyc.build import mypycify

@@ -51,7 +51,10 @@ def approximations(shape: ModelShape) -> str:
         found.append("the times of layers with a state were not measured")
     if any(mixer.index is not None or mixer.compression > 1 for mixer, _ in shape.mixers):
         found.append("the times of sparse attention were not measured")
-    cache = kv_cache(shape, block_size=16)
+    try:
+        cache = kv_cache(shape, block_size=16)
+    except ValueError as error:
+        return str(error)
     if cache.more is not None:
         found.insert(
             0, "blocks of layers that do not keep all tokens are counted at their largest, from admission to end"
@@ -87,8 +90,8 @@ def _layers(shape: ModelShape) -> str:
             windows[mixer.window] += count
         elif mixer.state_bytes:
             states += count
-    if kept == total:
-        return f"{total} layers keep KV"
+    if kept >= total:  # some have two attentions
+        return f"{kept} layers keep KV"
     text = f"{kept} of {total} layers keep KV"
     for window, count in windows.items():
         text += f", {count} only of {window:,} tokens"

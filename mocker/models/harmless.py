@@ -110,6 +110,8 @@ KEYS = frozenset(
         "class_num",
         "dense_list",
         "org_vocab_size",
+        "embd_layer",
+        "img_processor",
         "query_num",
     ]
 )

@@ -9,7 +9,7 @@ from typing import Any
 from foundation.text import printable
 from mocker.models.architectures import ARCHITECTURES, OTHER_NAMES
 
-TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "language_model")
+TEXT = ("text_config", "llm_config", "llm_cfg", "language_config", "thinker_config", "language_model")
 """Parts of multimodal models that describe the language model."""
 CLASS_ENDS = re.compile(
     r"(Text)?(ForCausalLM(V2)?|ForConditionalGeneration|LMHeadModel|HeadModel|ForRewardModel|Model|ChatModel)$"

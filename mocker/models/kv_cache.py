@@ -130,15 +130,17 @@ def kv_cache(shape: ModelShape, *, block_size: int, num_gpus: int = 1, kv_dtype:
     Raises:
         ValueError: no layer keeps KV.
     """
-    pool = pool_of(layers_of(shape, num_gpus, kv_dtype), block_size)
+    layers = layers_of(shape, num_gpus, kv_dtype)
+    nothing = f"no layer of this {shape.architecture} model keeps the KV of all tokens; such models are not simulated"
+    if not layers:
+        raise ValueError(nothing)
+    pool = pool_of(layers, block_size)
     is_exact = not any(mixer.compression > 1 for mixer, _ in shape.mixers)
     full = [group for group in pool.groups if group.layer.token and not group.layer.window]
     if len(pool.groups) == 1 and pool.groups[0].layer.token:
         return KvCache(pool.block, is_exact=is_exact and bool(full))
     if not full:
-        raise ValueError(
-            f"no layer of this {shape.architecture} model keeps the KV of all tokens; such models are not simulated"
-        )
+        raise ValueError(nothing)
     unit = sum([block_size / group.block_size for group in full])
     return KvCache(pool.block * unit, MoreBlocks(pool, block_size, unit), is_exact=False)
 

@@ -218,7 +218,7 @@ def _seen(device: Device, mixer: Mixer) -> list[Reach]:
     if not mixer.num_heads:
         return []
     heads, share = mixer.num_heads / device.num_gpus, 1 / mixer.compression
-    flops = heads * (mixer.latent_flops if mixer.index is not None else 4 * mixer.head_dim)
+    flops = heads * ((mixer.latent_flops if mixer.index is not None else 0) or 4 * mixer.head_dim)
     values = mixer.kv_heads(device.num_gpus) * mixer.kv_width * KV_BYTES[device.kv_dtype]
     near = _reach(device, mixer, mixer.window, flops, values, heads * mixer.latent_flops)
     if mixer.compression == 1 and mixer.index is None:
