@@ -70,7 +70,9 @@ QWEN_HYBRID = Architecture(
 )
 BAILING = Architecture(feed_forward=DEEPSEEK)
 HUNYUAN = Architecture(attention=attend.shared_across_layers, feed_forward=feed.if_any(DEEPSEEK))
-STEP = Architecture(attention=attend.step, feed_forward=mixture(feed.enumerated), kinds=by.listed)
+STEP = Architecture(
+    attention=attend.step, feed_forward=mixture(feed.enumerated), kinds=by.listed, ignored=("num_local_experts",)
+)
 MINIMAX_1 = Architecture(
     state=states.lightning,
     feed_forward=mixture(),
@@ -194,7 +196,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "bailing_moe_v2": BAILING,
     "bailing_moe_v2_5": BAILING,
     "cohere2_moe": Architecture(feed_forward=DEEPSEEK, is_tied=True, kinds=by.cohere_moe),
-    "dbrx": Architecture(feed_forward=mixture(), names={"mlp": "ffn"}, ignored=("ffn_config.hidden_size",)),
+    "dbrx": Architecture(feed_forward=feed.dbrx, names={"mlp": "ffn"}),
     "deepseek": Architecture(feed_forward=DEEPSEEK),
     "dots1": Architecture(feed_forward=DEEPSEEK, kinds=by.late_windows),
     "ernie4_5_moe": Architecture(feed_forward=mixture(feed.from_to), is_tied=True),

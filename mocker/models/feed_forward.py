@@ -224,7 +224,7 @@ def granite_hybrid(k: Keys, kind: str) -> FeedForward:
 
 def lfm2(k: Keys, kind: str) -> FeedForward:
     """LFM2: two thirds of the size, scaled, and rounded up to whole blocks; or the size as it is."""
-    size, multiple = k.number("block_ff_dim", k.number("intermediate_size")), k.number("block_multiple_of", 256)
+    size, multiple = k.number("intermediate_size"), k.number("block_multiple_of", 256)
     k.ignore("block_dim", "conv_dim", "conv_dim_out", "num_heads", "block_use_swiglu")
     if k.flag("block_auto_adjust_ff_dim", True):
         size = int(k.real("block_ffn_dim_multiplier", 1.0) * (2 * size // 3))
@@ -273,8 +273,7 @@ def only_hybrid(k: Keys, kind: str) -> FeedForward | None:
 
 def longcat(k: Keys, kind: str) -> FeedForward:
     """LongCat: two dense networks, one after the other, and experts beside them."""
-    size = k.number("expert_ffn_hidden_size", k.number("moe_intermediate_size"))
-    return experts(k, size, 2 * k.number("intermediate_size"))
+    return experts(k, k.number("moe_intermediate_size"), 2 * k.number("intermediate_size"))
 
 
 def if_any(experts_or_dense: FeedForwardOf) -> FeedForwardOf:
@@ -287,3 +286,9 @@ def if_any(experts_or_dense: FeedForwardOf) -> FeedForwardOf:
         return gated(k, kind)
 
     return read
+
+
+def dbrx(k: Keys, kind: str) -> FeedForward | None:
+    """DBRX: a part of the file describes the experts, and repeats the layer's width."""
+    k.ignore("ffn_config.hidden_size")
+    return mixture()(k, kind)

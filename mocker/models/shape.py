@@ -153,8 +153,7 @@ def shape_of(
         raise ValueError(f"--read-model-as {name} is not known; {instead_of(name)}")
     architecture, quantisation = ARCHITECTURES[name], quantisation_of(config, beside)
     defaults = {**({} if text is config else class_defaults(name)), **architecture.defaults}
-    keys = Keys(text, defaults)
-    keys.ignore(*architecture.ignored)
+    keys = Keys({name: value for name, value in text.items() if name not in architecture.ignored}, defaults)
     kinds = architecture.kinds(keys)
     layers = [_layer(keys.at(place), kind, architecture, quantisation) for place, kind in enumerate(kinds)]
     _read_unused(keys, kinds, architecture)
@@ -192,7 +191,7 @@ def _layer(k: Keys, kind: str, architecture: Architecture, quantisation: Quantis
         if architecture.state is None:
             raise ValueError(f"layer_types has {kind}, which models of this architecture do not have")
         mixers.append(architecture.state(k, kind))
-    if kind == HYBRID or kind not in (*STATES, *NO_MIXER):
+    if kind == HYBRID or (kind not in STATES and kind not in NO_MIXER):
         mixers += [architecture.attention(k, kind)] * architecture.num_attentions
     layer = Layer(tuple(mixers), architecture.feed_forward(k, kind))
     return _with_weights(layer, functools.partial(_stored, quantisation, architecture.names, k.layer or 0))

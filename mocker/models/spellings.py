@@ -34,6 +34,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "sliding_window_pattern": ("sliding_window_pattern", "_sliding_window_pattern"),
     "layer_types": ("layer_types", "layers_block_type"),
     "intermediate_size": (
+        "block_ff_dim",
         "intermediate_size",
         "ffn_dim",
         "n_inner",
