@@ -20,9 +20,9 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from mocker.timing.catalog import find_model
+from mocker.models.catalog import find_model
+from mocker.models.quantisation import PLAIN
 from mocker.timing.gpu import over_link
-from mocker.timing.model_shape import BYTES
 
 SYSTEMS = {
     "h100": "h100_sxm",
@@ -142,12 +142,12 @@ def gemms(table: pd.DataFrame, gpu: dict[str, Any]) -> Iterator[tuple[str, Fit]]
             continue
         m, n, k = (rows[name].to_numpy(float) for name in "mnk")
         work = 2 * m * n * k / gpu["flops"][dtype]
-        load = (n * k * BYTES[dtype] + m * k * BYTES[dtype] + m * n * 2) / bandwidth
+        load = (n * k * PLAIN[dtype].bytes + m * k * PLAIN[dtype].bytes + m * n * 2) / bandwidth
         if dtype == "bfloat16":
             (compute, memory, launch_s, sharpness), error = fit_gemm(work, load, seconds(rows))
             quantise = 0.0
         else:
-            passes = m * k * (2 + BYTES[dtype]) / bandwidth
+            passes = m * k * (2 + PLAIN[dtype].bytes) / bandwidth
             found, error = fit_quantised_gemm(work, load, passes, seconds(rows))
             compute, memory, both_s, sharpness, quantise = found
             launch_s = both_s if dtype == "fp4" else launch_s
@@ -180,7 +180,7 @@ def decodes(table: pd.DataFrame, gpu: dict[str, Any], l2: float) -> Iterator[tup
     """Fit each type of KV cache."""
     for dtype, rows in full_attention(table).groupby("kv_cache_dtype"):
         batch, step, heads = (rows[name].to_numpy(float) for name in ("batch_size", "step", "num_key_value_heads"))
-        size = 2 * batch * (step + 1) * heads * HEAD * BYTES[str(dtype)]
+        size = 2 * batch * (step + 1) * heads * HEAD * PLAIN[str(dtype)].bytes
         warm = (batch <= 8) & (step < 128)
         found = fit_decode(size, batch * heads, seconds(rows), l2=l2, bandwidth=gpu["bandwidth"], warm=warm)
         yield str(dtype), found
@@ -239,7 +239,7 @@ def experts(table: pd.DataFrame, gpu: dict[str, Any], kernels: dict[str, str]) -
     for dtype, kernel in kernels.items():
         rows = table[table["kernel_source"].str.contains(kernel)]
         peak = gpu["flops"].get(dtype, gpu["flops"]["bfloat16"])
-        yield dtype, fit_experts(rows, BYTES[dtype], peak, gpu["bandwidth"])
+        yield dtype, fit_experts(rows, PLAIN[dtype].bytes, peak, gpu["bandwidth"])
 
 
 def all_reduces(table: pd.DataFrame) -> dict[str, list[list[float]]]:
@@ -286,20 +286,21 @@ PARTS = {"qkv_proj": "attention", "o_proj": "attention", "gate_up_proj": "ffn", 
 def layer_tables(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the multiplications (flops, bytes, latency_us) and the attention of all models profiled on a card.
 
-    The matrices around attention are combined, and so are those of the FFN, as in `mocker.timing.roofline`: each row is
+    The matrices around attention are combined, and so are those of the FFN, as in `mocker.timing.parts`: each row is
     their mean.
     """
     gemm, attention = [], []
     for path in sorted(folder.glob("*/*/bf16/tp*")):
         model, tp = "/".join(path.relative_to(folder).parts[:2]), int(path.name[2:])
         shape = find_model(model)
-        heads, kv_heads = shape.num_heads / tp, shape.num_kv_heads / tp
-        queries = heads * shape.head_dim
+        (mixer, _), (network, _) = next(shape.mixers), next(shape.feed_forwards)
+        heads, kv_heads = mixer.num_heads / tp, mixer.num_kv_heads / tp
+        queries = heads * mixer.head_dim
         sizes = {
-            "qkv_proj": (shape.hidden_size, queries + 2 * kv_heads * shape.head_dim),
+            "qkv_proj": (shape.hidden_size, queries + 2 * kv_heads * mixer.head_dim),
             "o_proj": (queries, shape.hidden_size),
-            "gate_up_proj": (shape.hidden_size, 2 * shape.ffn_size / tp),
-            "down_proj": (shape.ffn_size / tp, shape.hidden_size),
+            "gate_up_proj": (shape.hidden_size, 2 * network.size / tp),
+            "down_proj": (network.size / tp, shape.hidden_size),
         }
         dense = pd.read_csv(path / "dense.csv")
         dense = dense[dense["layer"].isin(sizes)]
@@ -319,16 +320,17 @@ def layer_experts(folder: Path) -> pd.DataFrame:
     found = []
     for path in sorted(folder.glob("*/*/bf16/tp1/moe.csv")):
         shape = find_model("/".join(path.relative_to(folder).parts[:2]))
+        network, _ = next(shape.feed_forwards)
         table = pd.read_csv(path)
         found.append(
             pd.DataFrame(
                 {
                     "num_tokens": table["tokens"],
-                    "routed": table["tokens"] * shape.experts_per_token,
+                    "routed": table["tokens"] * network.experts_per_token,
                     "num_experts": table["activated_experts"],
                     "share": 1.0,
                     "hidden_size": shape.hidden_size,
-                    "weights": 3 * shape.hidden_size * shape.expert_size,
+                    "weights": network.expert_parameters,
                     "latency_us": table["time_us"],
                 }
             )
@@ -383,7 +385,7 @@ def from_layers(name: str, gpu: dict[str, Any], folder: Path) -> Iterator[tuple[
     yield "layers' mixed", found
     table = layer_experts(folder)
     if not table.empty:
-        found = fit_experts(table, BYTES["bfloat16"], gpu["flops"]["bfloat16"], gpu["bandwidth"])
+        found = fit_experts(table, 2.0, gpu["flops"]["bfloat16"], gpu["bandwidth"])
         found.coefficients[4] = 1.0  # the rows do not determine it
         gpu["experts"]["bfloat16"] = found.coefficients
         yield "layers' experts", found

@@ -11,8 +11,9 @@ version's method of counting; `mocker.timing.memory` uses that of 0.32.
 from typing import NamedTuple
 from unittest.mock import patch
 
+from mocker.models.catalog import find_model
 from mocker.timing import memory
-from mocker.timing.catalog import find_gpu, find_model
+from mocker.timing.catalog import find_gpu
 
 LLM_D = "https://github.com/llm-d-incubation/llm-d-planner/blob/main/docs/empirical-vllm-memory-results.md"
 HPI = "https://github.com/aihpi/litellm-k8s"
@@ -62,13 +63,12 @@ def room_of(start: Start) -> float:
     with patch.multiple(memory, SAMPLING_COPIES=copies, GRAPHS=graphs):
         return (
             memory.room_for_kv(
-                find_model(start.model),
+                find_model(start.model).quantised(start.weights) if start.weights else find_model(start.model),
                 find_gpu(start.gpu),
                 utilization=start.utilization,
                 max_num_batched_tokens=start.max_num_batched_tokens,
                 max_num_seqs=start.max_num_seqs,
                 tensor_parallel_size=start.num_gpus,
-                weights=start.weights,
             )
             / memory.GIB
         )

@@ -1,14 +1,20 @@
-"""Ctrl-C and SIGTERM, noted rather than obeyed: what runs ends at its next good moment and keeps what it has.
+"""Ctrl-C and SIGTERM: whatever runs ends within a second, and keeps what it has if it can.
 
-A second one is obeyed. Unlike `serving.supervision.process.run` this needs no event loop: simulations have none, and the
-processes that run them learn of it from a file. By another file they say how far they are: a share for each call.
+    signal --> the flag is raised: a file is gone, for all processes that work for us
+               what asks for the flag ends at its next good moment: a simulation between two events
+               all else ends where it stands, with InterruptError: at once here, half a second later in other processes
+
+A second signal is obeyed at once everywhere. Unlike `serving.supervision.process.run` this needs no event loop. By
+another file, processes report how far they are: a share for each call.
 """
 
+import _thread
 import contextlib
 import platform
 import signal
 import struct
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
@@ -19,12 +25,14 @@ SHARE = struct.Struct("d")
 ASKING = (signal.SIGINT, signal.SIGTERM)
 """Signals that ask to end."""
 
-
 TOGETHER_S = 0.1
 """Within which signals count as one: `timeout` sends its signal to the process, and then to the group."""
+LOOK_EVERY_S = 0.1
+PATIENCE_S = 0.5
+"""How long a call in another process may take to notice the flag by itself."""
 
 
-class InterruptError(Exception):
+class InterruptError(KeyboardInterrupt):
     """The user wants no more of what was running."""
 
 
@@ -49,6 +57,37 @@ class Flag(NamedTuple):
     def raise_(self) -> None:
         """Say that all is to end."""
         self.file.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def obeyed(self) -> Iterator[None]:
+        """End this block where it stands, with InterruptError, if it goes on although the flag is raised.
+
+        Only a process's main thread can be interrupted.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(LOOK_EVERY_S):
+                if self.is_raised():
+                    if not over.wait(PATIENCE_S):
+                        _thread.interrupt_main(signal.SIGTERM)
+                    return
+
+        def end(number: int, frame: FrameType | None) -> None:
+            if not over.is_set():
+                raise InterruptError
+
+        watching = threading.Thread(target=watch, daemon=True)
+        with _handled(dict.fromkeys(ASKING, end)):
+            watching.start()
+            try:
+                yield
+            finally:
+                over.set()
+                watching.join()
 
     @property
     def shares(self) -> Path:
@@ -85,17 +124,16 @@ class Interrupt:
         self.is_asked = False
         self._asked_s = 0.0
         self._listeners: list[Callable[[], object]] = []
-        self._before: dict[signal.Signals, Any] = {}
+        self._handled = _handled(dict.fromkeys(ASKING, self._on_signal))
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._on_signal) for number in ASKING}
+        self._handled.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._handled.__exit__(None, None, None)
         self._folder.cleanup()
 
     def begin(self, count: int) -> None:
@@ -119,7 +157,7 @@ class Interrupt:
 
     @contextlib.contextmanager
     def heard_by(self, listener: Callable[[], object]) -> Iterator[None]:
-        """Call a listener at each signal; it answers the second one, too."""
+        """Call a listener at each signal, instead of ending what runs; it answers the second one, too."""
         self._listeners.append(listener)
         try:
             yield
@@ -128,14 +166,43 @@ class Interrupt:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = monotonic()
-        is_second = self.is_asked and now - self._asked_s > TOGETHER_S
-        if not self.is_asked:
-            self.is_asked, self._asked_s = True, now
+        if self.is_asked and now - self._asked_s <= TOGETHER_S:
+            return
+        is_second, self.is_asked, self._asked_s = self.is_asked, True, now
         self.flag.raise_()
         for listener in self._listeners:
             listener()
-        if is_second and not self._listeners:
-            raise KeyboardInterrupt
+        if not self._listeners:
+            raise KeyboardInterrupt if is_second else InterruptError
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[None]:
+    """Let no first signal end this block where it stands: it asks for the flag, and ends at its next good moment."""
+
+    def noting(before: Any) -> Callable[[int, FrameType | None], None]:
+        def note(number: int, frame: FrameType | None) -> None:
+            with contextlib.suppress(InterruptError):
+                before(number, frame)
+
+        return note
+
+    is_main = threading.current_thread() is threading.main_thread()
+    known = {number: signal.getsignal(number) for number in ASKING if is_main}
+    with _handled({number: noting(before) for number, before in known.items() if callable(before)}):
+        yield
+
+
+@contextlib.contextmanager
+def _handled(handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]]) -> Iterator[None]:
+    """Handle signals in this way, unless somebody changes that meanwhile."""
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is handlers[number]:
+                signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -120,6 +120,11 @@ class BlockPool:
             remaining -= count
             self._forget(run, run.stop - count)
 
+    def allocate_more(self, sequence: Sequence) -> None:
+        """Allocate what a sequence holds beside the blocks of its tokens; it is never cached."""
+        self.allocate(sequence.num_more_blocks)
+        sequence.num_more_held = sequence.num_more_blocks
+
     def give_back(self, num_blocks: int) -> None:
         """Free blocks that were allocated and never filled."""
         self.num_blank += num_blocks
@@ -155,7 +160,8 @@ class BlockPool:
             if not run.holders:
                 self._queue[run] = None
                 self.num_evictable += run.stop - run.start
-        self.num_blank += num_blocks - sequence.num_cached_blocks
+        self.num_blank += num_blocks - sequence.num_cached_blocks + sequence.num_more_held
+        sequence.num_more_held = 0
         sequence.runs = []
         sequence.num_blocks = sequence.num_cached_blocks = 0
 

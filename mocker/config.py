@@ -31,7 +31,7 @@ class EngineConfig(OffloadConfig):
     """Most tokens that one step may compute; prefill chunks and decodes share this budget."""
 
     max_model_len: Count | None = None
-    """Most tokens of a sequence, prompt and output together (none: no limit)."""
+    """Most tokens of a sequence, prompt and output together (default: the context length of --model, else no limit)."""
 
     enable_prefix_caching: bool = True
     """Reuse the KV blocks of identical prefixes."""

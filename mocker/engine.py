@@ -30,6 +30,7 @@ from collections.abc import Iterable
 from mocker.batch import NOBODY, Batch
 from mocker.config import EngineConfig
 from mocker.events import KvEvent
+from mocker.models.kv_cache import MoreBlocks
 from mocker.offload.config import HostMemory
 from mocker.offload.host_link import HostLink
 from mocker.offload.offload import NO_WORK, Copy, Work
@@ -52,6 +53,7 @@ class Engine:
         *,
         num_blocks: int,
         host: HostMemory | None = None,
+        more: MoreBlocks | None = None,
         kv_events: bool = True,
         ordered_events: bool = True,
     ) -> None:
@@ -62,12 +64,13 @@ class Engine:
             timing: the step-time model.
             num_blocks: KV blocks, the null block included.
             host: its host memory, if it keeps KV there.
+            more: what a sequence holds beside the blocks of its tokens, if the model has layers that do not keep all.
             kv_events: keep KV events for `take_events`.
             ordered_events: inside a leap, put events in vLLM's exact order (at a cost per block) instead of
                 one sequence after another.
         """
         self.config = config
-        self.scheduler = Scheduler(config, num_blocks, host)
+        self.scheduler = Scheduler(config, num_blocks, host, more)
         self.scheduler.pool.has_listener = kv_events
         self.host_memory = host
         self.host_link: HostLink | None = None

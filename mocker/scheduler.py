@@ -29,6 +29,7 @@ from mocker.batch import NOBODY, Batch
 from mocker.block_pool import BlockPool
 from mocker.config import EngineConfig
 from mocker.decoding import Decoding
+from mocker.models.kv_cache import MoreBlocks
 from mocker.offload.config import HostMemory
 from mocker.offload.offload import Offload
 from mocker.retention import Retention
@@ -41,8 +42,11 @@ SKIPPED = -1
 class Scheduler:
     """Decides who runs, with how many tokens, in which blocks. It counts iterations and does not know the time."""
 
-    def __init__(self, config: EngineConfig, num_blocks: int, host: HostMemory | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, num_blocks: int, host: HostMemory | None = None, more: MoreBlocks | None = None
+    ) -> None:
         self.config = config
+        self._more = more
         self.pool = BlockPool(num_blocks - 1, enable_prefix_caching=config.enable_prefix_caching)
         self._budget = config.max_num_batched_tokens
         self._lag = int(config.is_async)  # iterations from computing a token to knowing it
@@ -324,6 +328,8 @@ class Scheduler:
         These are the blocks to fill, those to share that are in the free queue, and a reserve.
         """
         needed = max(_blocks(computed, self.config.block_size) - hits - sequence.num_blocks, 0)
+        if not sequence.num_blocks:
+            needed += sequence.num_more_blocks
         if hits:
             needed += self.pool.num_unheld(sequence.chain, hits)
         return needed + self._watermark_blocks if self.running else needed
@@ -348,10 +354,12 @@ class Scheduler:
         self.running.append(sequence)
 
     def _share(self, sequence: Sequence, hits: int) -> None:
-        """Give a sequence the cached blocks at the start of its prompt."""
+        """Give a sequence the cached blocks at the start of its prompt, and what it holds beside its tokens' blocks."""
         if hits:
             self.pool.hold(sequence, hits)
         sequence.num_blocks = hits
+        if sequence.num_more_blocks:
+            self.pool.allocate_more(sequence)
         if not sequence.num_preemptions:
             sequence.cached_tokens = hits * self.config.block_size
 
@@ -628,7 +636,9 @@ class Scheduler:
                 f"prompt of {sequence.num_prompt} tokens; without chunked prefill it must be at most max_num_batched_tokens "
                 f"({self._budget})"
             )
-        needed = -(-(sequence.num_total - 1) // self.config.block_size)
+        if self._more is not None:
+            sequence.num_more_blocks = self._more.of(sequence.num_total)
+        needed = _blocks(sequence.num_total - 1, self.config.block_size) + sequence.num_more_blocks
         if needed > self.pool.num_blocks:
             raise ValueError(
                 f"{sequence.num_prompt} prompt and {sequence.max_tokens} output tokens need {needed} KV blocks; "

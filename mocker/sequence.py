@@ -38,6 +38,8 @@ class Sequence:
         "num_computed",
         "num_known",
         "num_limit",
+        "num_more_blocks",
+        "num_more_held",
         "num_preemptions",
         "num_prompt",
         "num_total",
@@ -106,6 +108,8 @@ class Sequence:
         self.origin = 0
         self.last_iteration = NEVER  # the one that samples its last token; set while it decodes
         self.num_blocks = 0  # allocated; out of date during a leap
+        self.num_more_blocks = 0  # that it holds while it has blocks, for layers that do not keep all tokens
+        self.num_more_held = 0
         self.num_cached_blocks = 0
         self.runs: list[Run] = []
         self.cached_tokens = 0  # of its prompt, when it was first admitted

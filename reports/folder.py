@@ -48,6 +48,8 @@ MAX_ROWS = 20_000_000
 GAPS_LIMIT = 4 << 30
 """Bytes; enough for the gaps of a hundred million tokens, each in its own row."""
 
+WITHOUT_CHARTS = "There are no charts, because the run was interrupted: dynabench report FOLDER draws them."
+
 
 class ReportError(UserError):
     """A results folder that cannot be written or read."""
@@ -82,7 +84,7 @@ def check_new(folder: Path) -> None:
         raise ReportError(f"{folder}: cannot be written ({error.strerror})") from error
 
 
-def write(folder: Path, experiment: Manifest, runs: list[Record]) -> Summary:
+def write(folder: Path, experiment: Manifest, runs: list[Record], *, with_charts: bool = True) -> Summary:
     """Write a results folder and return its summary.
 
     Raises:
@@ -93,21 +95,24 @@ def write(folder: Path, experiment: Manifest, runs: list[Record]) -> Summary:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _whole(folder) as work:
             _write_runs(work, experiment, runs)
-            return _write_report(work, experiment, runs)
+            return _write_report(work, experiment, runs, with_charts=with_charts)
     except OSError as error:
-        raise ReportError(
-            f"{folder}: cannot be written ({reason(error)}); {_kept(_keep_runs(folder, experiment, runs))}"
-        ) from error
+        kept = _kept(_keep_runs(folder, experiment, runs), "make room and write their report with")
+        raise ReportError(f"{folder}: cannot be written ({reason(error)}); {kept}") from error
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f"interrupted before the report was written; {_kept(_keep_runs(folder, experiment, runs))}"
-        ) from None
+        raise KeyboardInterrupt(keep(folder, experiment, runs)) from None
 
 
-def _kept(place: Path | None) -> str:
+def keep(folder: Path, experiment: Manifest, runs: list[Record]) -> str:
+    """Write the runs without a report, after an interrupt, and say where they are."""
+    kept = _kept(_keep_runs(folder, experiment, runs), "write their report with")
+    return f"interrupted before the report was written; {kept}"
+
+
+def _kept(place: Path | None, way: str) -> str:
     if place is None:
         return "no results are kept"
-    return f"the runs are in {place}; make room and write their report with: dynabench report {place}"
+    return f"the runs are in {place}; {way}: dynabench report {place}"
 
 
 def _keep_runs(folder: Path, experiment: Manifest, runs: list[Record]) -> Path | None:
@@ -378,7 +383,7 @@ def _write_runs(folder: Path, experiment: Manifest, runs: list[Record]) -> None:
     np.savez_compressed(folder / "gaps.npz", **{str(place): run.gaps for place, run in enumerate(runs)})  # type: ignore[arg-type]
 
 
-def _write_report(folder: Path, experiment: Manifest, runs: list[Record]) -> Summary:
+def _write_report(folder: Path, experiment: Manifest, runs: list[Record], *, with_charts: bool = True) -> Summary:
     summary = summarize(
         runs,
         [parse(text) for text in experiment["limits"]],
@@ -389,7 +394,7 @@ def _write_report(folder: Path, experiment: Manifest, runs: list[Record]) -> Sum
     replace_text(folder / "summary.json", json.dumps(summary.as_json(), indent=2) + "\n")
     shown = {run.arm: run.measured for run in reversed(runs)}
     shown = {arm: shown[arm] for arm in summary.arms}
-    pictures = charts.draw(shown, summary, folder / "charts")
+    pictures = charts.draw(shown, summary, folder / "charts") if with_charts else []
     fidelity = msgspec.convert(experiment.get("fidelity"), Fidelity | None)
     validated = {} if fidelity is None else fidelity.arms
     verdict = [fidelity_table.lead(arm, found) for arm, found in validated.items()] or [
@@ -411,6 +416,7 @@ def _write_report(folder: Path, experiment: Manifest, runs: list[Record]) -> Sum
         remarks=[
             *(f"Left out: {reason}" for reason in experiment.get("left_out", [])),
             *headline.remarks(summary),
+            *([] if with_charts else [WITHOUT_CHARTS]),
         ],
         summary=summary,
         limits=tables.for_page(limits) if limits else [],

@@ -16,9 +16,14 @@ def heading(manifest: dict[str, Any]) -> list[str]:
     layout = "; ".join(f"{name}: {said[name]}" for name in ("Layout", "Chunk") if name in said)
     return [
         f"{manifest['title']}: {manifest['subtitle']}.",
+        f"Model: {said.get('Model')}." * (": " in said.get("Model", "")),
         f"{layout}." * bool(layout),
         step_times(manifest).strip(),
-        *(f"{name}: {said[name]}." for name in ("KV tiers", "Cut trace", "Model error") if name in said),
+        *(
+            f"{name}: {said[name]}."
+            for name in ("Approximated", "KV tiers", "Cut trace", "Model error", "No effect")
+            if name in said
+        ),
     ]
 
 

@@ -117,6 +117,8 @@ MISSED = 0.05
 """A length that is off by more than this share does not count as the planned one."""
 FEW = 0.01
 """The share of the requests that may have another length without a remark."""
+MOST_LEVELS = 5
+"""The most priorities of which each is listed."""
 HELD = 0.05
 """The share of a run in which prefill workers may be out of blocks without a remark."""
 
@@ -133,6 +135,7 @@ def remarks(repeats: list[Record]) -> list[str]:
                 f"{missed:,} of {len(planned):,} {what} are off the workload's length by more than {MISSED:.0%}: they have "
                 f"{actual.mean():.4g} tokens on average instead of {planned.mean():.4g}"
             )
+    found += _by_priority(repeats)
     unstated = sum(int(run.facts.get("without_usage", 0)) for run in repeats)
     if unstated:
         found.append(
@@ -164,9 +167,39 @@ def remarks(repeats: list[Record]) -> list[str]:
             "the workload does not say what prompts share, so each had a prefix of its own: hits are unknown, and no "
             "verdict on caching or on prefix-aware modes is possible"
         )
+    if any(run.facts.get("refused") or run.facts.get("cut") for run in repeats):
+        found.append(_too_long(repeats))
     if missed := max(int(run.facts.get("missed_events") or 0) for run in repeats):
         found.append(f"{missed:,} of the events of its fleet were due after its last answer, so they had no effect")
     return found
+
+
+def _too_long(repeats: list[Record]) -> str:
+    """Say which requests did not fit the context, and what to do."""
+    refused, cut = (sum(int(run.facts.get(name) or 0) for run in repeats) for name in ("refused", "cut"))
+    total, context = sum(len(run.requests) for run in repeats), int(repeats[0].facts["context"])
+    return (
+        f"requests beyond the context of {context:,} tokens end as in vLLM: refused {refused:,} of {total:,} (HTTP 400), cut "
+        f"{cut:,}; use --max-model-len or a model with a longer context, or --fail-on-too-long to refuse such a workload"
+    )
+
+
+def _by_priority(repeats: list[Record]) -> list[str]:
+    """Say how long requests of each priority waited, if there are several."""
+    ttft_s: dict[int, list[Floats]] = {}
+    for run in repeats:
+        times = metrics.per_request(run.requests)["ttft_sched"]
+        kept = run.requests.is_measured & ~np.isnan(times) & ~np.ma.getmaskarray(run.requests.priority)
+        levels = np.ma.getdata(run.requests.priority)
+        for level in np.unique(levels[kept]).tolist():
+            ttft_s.setdefault(level, []).append(times[kept & (levels == level)])
+    if len(ttft_s) < 2:
+        return []
+    means = {level: np.concatenate(ttft_s[level]).mean() * 1e3 for level in sorted(ttft_s)}
+    shown = [f"{mean:,.4g} ms ({level})" for level, mean in means.items()]
+    if len(shown) > MOST_LEVELS:
+        shown = [*shown[: MOST_LEVELS - 1], "...", shown[-1]]
+    return [f"mean TTFT by priority, the first to go first: {', '.join(shown)}"]
 
 
 def _is_equal(one: Requests, other: Requests) -> bool:

@@ -46,6 +46,8 @@ class Column:
     """The value of a request for which nothing else is given."""
     limit: int = 1 << 31
     """Whole numbers are below this."""
+    least: int = 0
+    """The smallest whole number."""
     name: str = ""
     dtype: type = object
     may_be_unknown: bool = False
@@ -99,6 +101,7 @@ class Requests:
     osl: Annotated[Ints, Column("output length", "tokens", 0)]
     planned_isl: Annotated[MaybeInts, Column("prompt length in the workload", "tokens")]
     planned_osl: Annotated[MaybeInts, Column("output length in the workload", "tokens")]
+    priority: Annotated[MaybeInts, Column("priority in the workload: the smallest goes first", least=-(1 << 31))]
     first_chunk_tokens: Annotated[Ints, Column("tokens of the first chunk", "tokens", 0)]
     cached_tokens: Annotated[MaybeInts, Column("prompt tokens the engine found in its cache", "tokens")]
     host_tokens: Annotated[MaybeInts, Column("those of them that came from host memory", "tokens")]
@@ -163,6 +166,11 @@ class Requests:
     def succeeded(self) -> Flags:
         """Which requests did not fail."""
         return np.asarray(self.error == "", bool)
+
+    @property
+    def failure(self) -> tuple[str, ...]:
+        """A note if every request failed."""
+        return (f"every request failed, the first with: {self.error[0]}",) if all(self.error) and len(self) else ()
 
 
 def _columns() -> dict[str, Column]:
@@ -335,7 +343,7 @@ def _read(column: Column, table: "pa.Table") -> Any:
         raise ValueError(f"{column.name} in requests.parquet is not {expected}")
     if column.dtype is np.int32 and len(values) and (values != np.rint(values)).any():
         raise ValueError(f"{column.name} in requests.parquet is not a column of whole numbers")
-    if column.dtype is np.int32 and len(values) and not 0 <= values.min() <= values.max() < column.limit:
+    if column.dtype is np.int32 and len(values) and not column.least <= values.min() <= values.max() < column.limit:
         raise ValueError(f"{column.name} in requests.parquet ranges from {values.min()} to {values.max()}")
     if column.dtype is np.float64 and len(values) and max(-values.min(), values.max()) > MAX_S:
         raise ValueError(f"{column.name} in requests.parquet ranges from {values.min():g} to {values.max():g} s")

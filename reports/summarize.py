@@ -1,5 +1,6 @@
 """From the runs of an experiment to the content of summary.json."""
 
+import re
 from collections import Counter
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -311,8 +312,14 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def _counts(texts: list[Texts]) -> dict[str, int]:
-    """Count the values of a text column, without the empty ones."""
-    return dict(Counter(text for each in texts for text in each if text))
+    """Count the values of a text column, without the empty ones; the first stands for those that differ in numbers only."""
+    counts = Counter(text for each in texts for text in each if text)
+    found: dict[str, tuple[str, int]] = {}
+    for text, count in counts.items():
+        kind = re.sub(r"\d+", "0", text)
+        first, before = found.get(kind, (text, 0))
+        found[kind] = first, before + count
+    return dict(found.values())
 
 
 def _by_request(repeats: list[Record], size: int) -> Table:

@@ -4,12 +4,12 @@ import hashlib
 import itertools
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import msgspec
 
-from workloads.request import Workload, WorkloadError
+from workloads.request import Request, Workload, WorkloadError
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -21,12 +21,12 @@ def estimate_tokens(text: str) -> list[int]:
     return [zlib.crc32(piece.encode()) & 0x7FFFFFFF for piece in _PIECE.findall(text)]
 
 
-def wrong_count(num_tokens: int, ids: Sequence[int], block_size: int) -> str | None:
+def wrong_count(num_tokens: int, ids: Sequence[int], block_size: int, name: str = "hash_ids") -> str | None:
     """Return what is wrong with the number of a prompt's block ids, if anything."""
     expected = -(-num_tokens // block_size)
     if len(ids) == expected:
         return None
-    return f"{num_tokens} tokens in blocks of {block_size} need {expected} hash_ids, not {len(ids)}"
+    return f"{num_tokens} tokens in blocks of {block_size} need {expected} {name}, not {len(ids)}"
 
 
 MAX_MEAN_UNSHARED, FREE_UNSHARED = 2_000, 4_000_000
@@ -41,7 +41,9 @@ class BlockNamer:
         self._ids: dict[bytes, int] = {}
         self._scopes: dict[str, dict[int, int]] = {}
         self._chains: dict[tuple[int, int], int] = {}
-        self._fresh = itertools.count()
+        self._kept: dict[int, int] = {}
+        self._next = 0  # made-up ids are below it
+        self._fresh = self._made_up()
         self._num_prompts = self._num_unshared = 0
 
     def named(self, tokens: Sequence[int]) -> tuple[int, ...]:
@@ -72,6 +74,20 @@ class BlockNamer:
             )
         return tuple(itertools.islice(self._fresh, num_blocks))
 
+    def kept(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """Keep ids that are chained; only a negative one, or one that was made up before, becomes another."""
+        known = self._kept
+        for id in dict.fromkeys([id for id in ids if id not in known]):
+            known[id] = id
+            if id < self._next:
+                known[id] = next(self._fresh)
+        return tuple(map(known.__getitem__, ids))
+
+    def extended(self, before: Request, num_tokens: int) -> tuple[int, ...]:
+        """Name a prompt that begins with another one; an addition starts inside a block, which is a new one then."""
+        kept = before.hash_ids[: before.input_length // self.block_size]
+        return kept + self.unshared(num_tokens - len(kept) * self.block_size)
+
     def renamed(self, scope: str, ids: Sequence[int]) -> tuple[int, ...]:
         """Translate ids that are chained and unique within a scope, such as a session."""
         known, found = self._scopes.setdefault(scope, {}), []
@@ -80,6 +96,13 @@ class BlockNamer:
                 known[id] = next(self._fresh)
             found.append(known[id])
         return tuple(found)
+
+    def _made_up(self) -> Iterator[int]:
+        """Make up ids that no block has."""
+        for id in itertools.count():
+            if id not in self._kept:
+                self._next = id + 1
+                yield id
 
     def chained(self, ids: Sequence[int]) -> tuple[int, ...]:
         """Name blocks whose ids identify only their own tokens, not what comes before."""

@@ -27,6 +27,8 @@ class Description:
     osl: dict[str, float]
     ends: dict[str, int]
     """The number of answers by how they end."""
+    priorities: dict[str, int]
+    """The number of requests by priority; none if no request goes before others."""
     total_input_tokens: int
     total_output_tokens: int
     endless_cache_hit_share: float | None
@@ -55,6 +57,7 @@ def describe(workload: Workload) -> Description:
         isl=_spread(isl),
         osl=_spread(osl),
         ends=ends(workload),
+        priorities=priorities(workload),
         total_input_tokens=int(isl.sum()),
         total_output_tokens=int(osl.sum()),
         endless_cache_hit_share=float(hits.sum() / isl.sum()) if knows else None,
@@ -82,6 +85,12 @@ def best_shares(workload: Workload) -> dict[int, float] | None:
 def ends(workload: Workload) -> dict[str, int]:
     """Count answers by how they end."""
     return dict(Counter(request.ends for request in workload))
+
+
+def priorities(workload: Workload) -> dict[str, int]:
+    """Count requests by priority, the first to go first; nothing if no request goes before others."""
+    counts = Counter(request.priority for request in workload)
+    return {str(level): counts[level] for level in sorted(counts)} if len(counts) > 1 else {}
 
 
 def advice(workload: Workload) -> list[str]:

@@ -7,6 +7,7 @@ times or texts of the trace are included.
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -39,6 +40,8 @@ class Spec(msgspec.Struct):
     """Quantiles of output tokens."""
     stop_share: float = 0.0
     """Share of the answers that end by the model's EOS rather than by a forced length."""
+    priorities: list[tuple[int, float]] = []
+    """[priority, share of the requests], if there is more than one."""
     knows_prefixes: bool = True
     """Whether it is known what the trace's prompts share; if not, generated prompts share nothing, and their sharing is unknown, too."""
 
@@ -81,6 +84,7 @@ def fit(workload: Workload) -> Spec:
         _quantiles(first or [1]),
         _quantiles([request.output_length for request in workload]),
         sum(request.ends == "stop" for request in workload) / len(workload),
+        _priorities(workload),
         workload.knows_prefixes,
     )
 
@@ -88,6 +92,8 @@ def fit(workload: Workload) -> Spec:
 def make(spec: Spec, *, requests: int | None = None, seed: int = 0) -> list[Request]:
     """Generate a workload with the spec's distributions; the same seed gives the same workload."""
     rng, endings = random.Random(f"fit {seed}"), random.Random(f"fit ends {seed}")
+    levels, shares = zip(*spec.priorities, strict=True) if spec.priorities else ((0,), (1.0,))
+    order = random.Random(f"fit priorities {seed}")
     ids = itertools.count()
     made: list[Request] = []
     weights = [row[2] for row in spec.reuses]
@@ -109,7 +115,8 @@ def make(spec: Spec, *, requests: int | None = None, seed: int = 0) -> list[Requ
         named = (*shared, *itertools.islice(ids, max(blocks - len(shared), 0)))[:blocks]
         num_output = max(round(_draw(rng, spec.output_tokens)), 1)
         ends: Ends = "stop" if endings.random() < spec.stop_share else "length"
-        made.append(Request(round(now, 6), length, num_output, named, ends=ends))
+        (priority,) = order.choices(levels, shares)
+        made.append(Request(round(now, 6), length, num_output, named, ends=ends, priority=priority))
         now += _draw(rng, spec.gaps_s)
     return made
 
@@ -143,6 +150,12 @@ def _prefix(made: list[Request], number: int, gap: float, depth: int, size: int)
                 if len(best) == depth:
                     return best
     return best
+
+
+def _priorities(workload: Workload) -> list[tuple[int, float]]:
+    """Return each priority with its share of the requests; nothing if no request goes before others."""
+    counts = Counter(request.priority for request in workload)
+    return [(level, count / len(workload)) for level, count in sorted(counts.items())] if len(counts) > 1 else []
 
 
 def _middle(members: list[tuple[int, int]]) -> tuple[float, float]:

@@ -25,6 +25,10 @@ class LoadConfig:
     session_concurrency: Count | None = None
     """Closed loop over sessions: keep this many in progress; a session's turns run one after another."""
 
+    fail_on_too_long: bool = False
+    """Refuse a workload with a request that is longer than the engine's max_model_len. Otherwise such a request fails or is
+    cut, as a server would do it, and is counted."""
+
     warmup_s: NotNegative = 0.0
     """Exclude requests that arrive before this time from all figures (s)."""
 

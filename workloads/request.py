@@ -37,6 +37,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_
     """The prompt's content, if the workload has text: a string, or a list of chat messages."""
     ends: Ends = "length"
     """How its answer reaches `output_length`: load generators force it; for users the model's EOS is the last token."""
+    priority: int = 0
+    """Which requests go first if the engine schedules by priority: those with the smallest, as in vLLM."""
 
     def max_tokens(self, context: int | None = None) -> int:
         """Return the limit that its client sends to a model with a context of this many tokens (None: not known).
@@ -75,6 +77,11 @@ class Workload:
     def duration_s(self) -> float:
         """Time from the first arrival to the last."""
         return self.requests[-1].arrival_s - self.requests[0].arrival_s if self.requests else 0.0
+
+    @property
+    def has_priorities(self) -> bool:
+        """Whether some requests go before others if the engine schedules by priority."""
+        return len({request.priority for request in self.requests}) > 1
 
     @property
     def has_dependencies(self) -> bool:

@@ -16,8 +16,9 @@ from typing import IO, Any, cast
 
 import msgspec
 
-from workloads.blocks import BlockNamer, Encode, estimate_tokens, wrong_count
+from workloads.blocks import BlockNamer, Encode, estimate_tokens
 from workloads.request import WorkloadError
+from workloads.row import Row, short
 
 HEAD_BYTES = 1 << 16
 MAX_LINE_BYTES = 1 << 28
@@ -28,9 +29,8 @@ MAX_PACKING = 250
 """Traces compress to a tenth of their size; a file that unpacks to far more is a bomb."""
 UNCHECKED_BYTES = 1 << 24
 """A packed file may always unpack to this size, however well it compresses."""
-MAX_TOKENS = 10**7
-"""The limit for a prompt or an answer: the longest context of any model."""
 MAX_BLANK_LINES = 1_000_000
+DELIMITERS = (",", ";", "\t")
 SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
 PARQUET = b"PAR1"
 """The first bytes of every Parquet file."""
@@ -38,89 +38,6 @@ RESULTS = "requests.parquet"
 """The requests in a results folder; its other files are not a workload."""
 FAILED = "rows without prompt or response tokens left out"
 """The note on traces that include requests which their service failed to answer."""
-
-
-class Row:
-    """An object of a file and its place; every access checks the value."""
-
-    __slots__ = ("place", "values")
-
-    def __init__(self, values: dict[str, Any], place: str) -> None:
-        self.values = values
-        self.place = place
-
-    def fail(self, problem: str) -> WorkloadError:
-        """Return an error that names the place."""
-        return WorkloadError(f"{self.place}: {problem}")
-
-    def number(self, *names: str, least: float | None = None, default: float | None = None) -> float:
-        """Return the number under the first of these names that exists."""
-        for name in names:
-            value = self.values.get(name)
-            if value is None or value == "":
-                continue
-            try:
-                number = float(value)
-            except (TypeError, ValueError, OverflowError):
-                raise self.fail(f"{name} must be a number, not {_short(value)}") from None
-            if not math.isfinite(number):
-                raise self.fail(f"{name} must be a finite number, not {_short(value)}")
-            if least is not None and number < least:
-                raise self.fail(f"{name} must be at least {least:g}, not {value}")
-            return number
-        if default is None:
-            raise self.fail(f"{' or '.join(names)} is missing")
-        return default
-
-    def count(self, *names: str, least: int = 1, default: int | None = None) -> int:
-        """Return a whole number of tokens."""
-        number = self.number(*names, least=least, default=default)
-        name = next((name for name in names if self.values.get(name) not in (None, "")), names[0])
-        if number != int(number):
-            raise self.fail(f"{name} must be a whole number, not {number:g}")
-        if number > MAX_TOKENS:
-            raise self.fail(f"{name} must be at most {MAX_TOKENS:,}, not {number:g}")
-        return int(number)
-
-    def text(self, name: str, default: str | None = None) -> str:
-        """Return a string; a number becomes its digits."""
-        value = self.values.get(name, default)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return str(value)
-        if not isinstance(value, str):
-            raise self.fail(
-                f"{name} must be text, not {_short(value)}" if name in self.values else f"{name} is missing"
-            )
-        return value
-
-    def timing(self, before: int | None) -> tuple[float, tuple[int, ...], float]:
-        """Return when a turn arrives, what it waits for, and its delay, from aiperf's `timestamp` and `delay` (ms)."""
-        arrival_s = self.number("timestamp", least=0, default=0) / 1000
-        is_scheduled = self.values.get("timestamp") is not None and self.values.get("delay") is None
-        if before is None or is_scheduled:
-            return arrival_s, (), 0.0
-        return arrival_s, (before,), self.number("delay", least=0, default=0) / 1000
-
-    def items(self, name: str) -> list["Row"]:
-        """Return a list of objects."""
-        value = self.values.get(name)
-        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-            raise self.fail(f"{name} must be a list of objects")
-        return [Row(item, f"{self.place}, {name}[{place}]") for place, item in enumerate(value)]
-
-    def ids(self, name: str) -> tuple[int, ...]:
-        """Return a list of whole numbers."""
-        value = self.values.get(name)
-        if not isinstance(value, list) or not all(type(item) is int for item in value):
-            raise self.fail(f"{name} must be a list of whole numbers")
-        return tuple(value)
-
-    def block_ids(self, num_tokens: int, block_size: int) -> tuple[int, ...]:
-        """Return the hash_ids of a prompt, one for each of its blocks."""
-        ids = self.ids("hash_ids")
-        if (problem := wrong_count(num_tokens, ids, block_size)) is not None:
-            raise self.fail(f"{problem} (is --trace-block-size right?)")
-        return ids
 
 
 class Source:
@@ -154,6 +71,31 @@ class Source:
         """Count something that was not read literally."""
         self._counted[text] += 1
 
+    def sizes(self, row: Row, prompt: str, answer: str, *, is_failed: bool = False) -> tuple[int, int] | None:
+        """Return the tokens of a prompt and its answer; None, and counted, if the request failed: one has none."""
+        length, output = row.count(prompt, least=0), row.count(answer, least=0)
+        if is_failed or not length or not output:
+            self.count(FAILED)
+            return None
+        return length, output
+
+    def output(self, row: Row, name: str) -> int:
+        """Return the tokens of an answer for which other turns wait, so that it cannot be left out."""
+        output = row.count(name, least=0)
+        if not output:
+            self.count("calls without output, counted as 1 token")
+        return output or 1
+
+    def blocks(self, row: Row, num_tokens: int) -> tuple[int, ...]:
+        """Name the blocks of a prompt by its row's hash_ids; without them, what it shares is not known."""
+        if row.values.get("hash_ids") in (None, []):
+            self.count("rows without hash_ids, so what prompts share is not known")
+            return self.lengths_only(num_tokens)
+        ids = row.block_ids(num_tokens, self.namer.block_size)
+        if min(ids) < 0:
+            self.count("rows with negative hash_ids, which name blocks like any other number")
+        return self.namer.kept(ids)
+
     def lengths_only(self, num_tokens: int) -> tuple[int, ...]:
         """Name the blocks of a prompt of which only the length is known, not what it shares with others."""
         self.knows_prefixes = False
@@ -170,7 +112,7 @@ class Source:
             if start.startswith(PARQUET):
                 yield from _parquet_rows(file)
             else:
-                yield from _objects(file) if start[:1] in (b"{", b"[") else _csv_rows(file)
+                yield from objects_of(file) if start[:1] in (b"{", b"[") else _csv_rows(file)
 
     def objects(self) -> Iterator[Row]:
         """Yield the objects of all files, each JSON Lines, a JSON array, or one JSON object.
@@ -179,7 +121,7 @@ class Source:
             WorkloadError: a file cannot be read, or is not JSON.
         """
         for file in self.files:
-            yield from _objects(file)
+            yield from objects_of(file)
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
@@ -264,8 +206,12 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 raise WorkloadError(f"{path}, line {number}: more than {MAX_BLANK_LINES:,} blank lines in a row")
 
 
-def _objects(path: Path) -> Iterator[Row]:
-    """Yield the objects of one file; if its first line is a complete object, it is JSON Lines, however long."""
+def objects_of(path: Path) -> Iterator[Row]:
+    """Yield the objects of one file; if its first line is a complete object, it is JSON Lines, however long.
+
+    Raises:
+        WorkloadError: it cannot be read, or is not JSON.
+    """
     is_lines = False
     for number, line in lines(path):
         if not is_lines and (line.lstrip()[:1] == b"[" or not _is_object(line)):
@@ -322,10 +268,22 @@ def _csv_rows(path: Path) -> Iterator[Row]:
             yield line.decode()
 
     try:
-        for row in csv.DictReader(texts()):
+        for row in csv.DictReader(texts(), delimiter=_delimiter(head(path))):
             yield Row({(name or "").strip(): value for name, value in row.items()}, f"{path}, line {number}")
     except (UnicodeDecodeError, csv.Error) as error:
         raise WorkloadError(f"{path}, line {number}: not CSV ({error})") from error
+
+
+def column_names(start: bytes) -> list[str]:
+    """Return the names of a CSV file's columns, from its beginning."""
+    line = start.lstrip().split(b"\n", 1)[0].decode(errors="replace").strip()
+    return [name.strip() for name in next(csv.reader([line], delimiter=_delimiter(start)), [])]
+
+
+def _delimiter(start: bytes) -> str:
+    """Return what separates the columns of a CSV file: what its first line has most of."""
+    line = start.lstrip().split(b"\n", 1)[0].decode(errors="replace")
+    return max(DELIMITERS, key=line.count)
 
 
 def header(path: Path) -> bytes:
@@ -365,7 +323,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
 def _row(value: Any, place: str) -> Row:
     if not isinstance(value, dict):
-        raise WorkloadError(f"{place}: expected an object, not {_short(value)}")
+        raise WorkloadError(f"{place}: expected an object, not {short(value)}")
     return Row(value, place)
 
 
@@ -416,8 +374,3 @@ def _names_of(text: bytes) -> dict[str, Any]:
 def _is_named_like_a_trace(path: Path) -> bool:
     name = path.name.removesuffix(".gz")
     return path.is_file() and not name.startswith(".") and name.endswith(SUFFIXES)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:40]}..."

@@ -67,6 +67,9 @@ class SynthConfig:
     think_time_s: NotNegative = 10.0
     """Mean time between two arrivals of a session (s; exponential)."""
 
+    priority_levels: Count = 1
+    """Number of priorities; the requests of a session have the same one, drawn evenly (0 goes first, as in vLLM)."""
+
     block_size: Count = 512
     """Tokens per hash id."""
 
@@ -85,13 +88,14 @@ def synthesize(config: SynthConfig) -> list[Request]:
     prefixes = _prefixes(config, ids)
     weights = [1 / (rank + 1) for rank in range(len(prefixes))]
     arrivals, lengths = random.Random(f"arrivals {config.seed}"), random.Random(f"lengths {config.seed}")
-    choice = random.Random(f"prefixes {config.seed}")
+    choice, levels = random.Random(f"prefixes {config.seed}"), random.Random(f"priorities {config.seed}")
     made: list[Request] = []
     coming: list[tuple[float, int, Request]] = []  # turns of sessions that have started
     turn, now = itertools.count(), 0.0
     for gap in ARRIVALS[config.arrival](arrivals, config.burstiness):
         prefix = choice.choices(prefixes, weights)[0]
-        for request in _session(config, now, prefix, lengths, ids):
+        priority = levels.randrange(config.priority_levels)
+        for request in _session(config, now, prefix, priority, lengths, ids):
             heapq.heappush(coming, (request.arrival_s, next(turn), request))
         now += gap / config.rate
         while coming and coming[0][0] < now:
@@ -120,7 +124,12 @@ def _prefixes(config: SynthConfig, ids: Iterator[int]) -> list[tuple[int, ...]]:
 
 
 def _session(
-    config: SynthConfig, start_s: float, prefix: tuple[int, ...], rng: random.Random, ids: Iterator[int]
+    config: SynthConfig,
+    start_s: float,
+    prefix: tuple[int, ...],
+    priority: int,
+    rng: random.Random,
+    ids: Iterator[int],
 ) -> Iterator[Request]:
     size, now = config.block_size, start_s
     length, history = len(prefix) * size, list(prefix)
@@ -135,7 +144,7 @@ def _session(
         history += [next(ids) for _ in range(full - len(history))]
         # A partial last block gets its own id, because the next turn fills it with other content.
         tail = (next(ids),) if length % size else ()
-        yield Request(round(now, 6), length, output, (*history, *tail))
+        yield Request(round(now, 6), length, output, (*history, *tail), priority=priority)
         length += output
         now += rng.expovariate(1 / config.think_time_s) if config.think_time_s else 0.0
 

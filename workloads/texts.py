@@ -3,7 +3,8 @@
 from typing import Any
 
 from workloads.request import Request
-from workloads.source import Row, Source
+from workloads.row import Row
+from workloads.source import Source
 
 LENGTHS = ("output_length", "output_tokens", "output_len", "max_tokens", "max_completion_tokens", "max_output_tokens")
 
@@ -29,7 +30,8 @@ def request(
     if not tokens:
         raise row.fail("the prompt is empty")
     length = output or row.count(*LENGTHS, default=source.default_osl)
-    return Request(arrival_s, len(tokens), length, source.namer.named(tokens), session, after, delay_s, content)
+    ids, priority = source.namer.named(tokens), row.priority()
+    return Request(arrival_s, len(tokens), length, ids, session, after, delay_s, content, priority=priority)
 
 
 def num_tokens(source: Source, text: str) -> int:

@@ -8,8 +8,8 @@ from typing import Any
 from dynabench.deployment.description import Deployment, Pool
 from foundation.settings import changed
 from mocker import EngineConfig
+from mocker.models.catalog import find_model
 from mocker.offload.config import GIB, OffloadConfig, whole_pages
-from mocker.timing.catalog import find_model
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from serving.engines.vllm_tiers import beside
@@ -77,14 +77,14 @@ def _of_timing(timing: TimingConfig) -> dict[str, Any]:
         found["enable_expert_parallel"] = True
     if timing.quantization == "fp8" and _stored(timing) != "fp8":
         found["quantization"] = "fp8"
-    if timing.kv_cache_dtype != "bfloat16":
+    if timing.kv_cache_dtype not in ("auto", "bfloat16"):
         found["kv_cache_dtype"] = timing.kv_cache_dtype
     return found
 
 
 def _stored(timing: TimingConfig) -> str:
     """Return the type of the published weights."""
-    return "" if timing.model is None else find_model(timing.model).weights
+    return "" if timing.model is None else find_model(timing.model, timing.read_model_as).weights
 
 
 def _connectors(pool: Pool) -> Iterator[tuple[str, Any]]:

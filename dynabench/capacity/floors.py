@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dynabench.deployment.engines import check_fits, engines_of
+from dynabench.deployment.engines import answered, check_fits, engines_of, longest_request
 from dynabench.deployment.prefill import prefill_s
 from dynabench.experiment.bounds import token_s
 from dynabench.experiment.source import Source
@@ -48,9 +48,13 @@ def floor_of(settings: Settings, source: Source, limits: Sequence[Condition]) ->
     try:
         engines = engines_of(deployment)
         for engine in set(engines):
-            check_fits(workload, engine)
+            check_fits(workload, engine, fail_on_too_long=settings.load.fail_on_too_long)
     except (ValueError, WorkloadError) as error:
         return Floor(impossible=str(error))
+    context = longest_request(engines)
+    workload = answered(workload, context)
+    if not len(workload):
+        return Floor(impossible=f"every request is longer than the context of {context:,} tokens (max_model_len)")
     if settings.load.is_closed or not workload.duration_s:
         return Floor()
     prefilling = [engine for engine in engines if engine.config.kv_role != "kv_consumer"]

@@ -24,7 +24,7 @@ from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import source_of
 from dynabench.experiment.store import PointStore, identity_of
-from dynabench.interrupt import Interrupt, InterruptError
+from dynabench.interrupt import Interrupt, InterruptError, noted
 from dynabench.plan import Arm, Settings
 from dynabench.progress import Display
 from dynabench.terminal import Terminal
@@ -195,8 +195,10 @@ class _Planner:
         self._display.what, self._display.unit = "none found so far", "simulations"
         while questions := search.questions(self._at_once):
             arms = [self._found.arm(question, load) for question in questions]
-            for question, point in zip(questions, self._points(arms), strict=True):
-                search.learn(question, point.state)
+            points = self._points(arms)
+            with noted():  # a search that has learnt half of it would be wrong
+                for question, point in zip(questions, points, strict=True):
+                    search.learn(question, point.state)
             if search.best != best:
                 best = search.best
                 assert best is not None
@@ -232,9 +234,8 @@ class _Planner:
             for arm in todo
         ]
         for place, point in self._each(calls):
-            if point.is_complete:
-                self._store.keep(todo[place], point)
-                self._num_simulated += 1
+            self._store.keep(todo[place], point)
+            self._num_simulated += 1
         found = [self._store.known(arm) for arm in arms]
         if any(point is None for point in found):
             raise InterruptError

@@ -6,10 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 from dynabench.experiment.source import Source
-from dynabench.experiment.sweep import simulate_point
+from dynabench.experiment.sweep import simulate_point, simulated_whole
 from dynabench.interrupt import Flag
 from dynabench.plan import Arm, Plan
-from dynabench.virtual.run import run as simulate
 from reports.conditions import METRICS, Condition
 from reports.metrics import TokenGaps, per_request
 from reports.outcomes import Outcome
@@ -35,10 +34,10 @@ def attempt(
     if part is not None:
         cut = Arm(arm.name, replace(arm.settings, shape=part), arm.changes)
         try:
-            record = simulate(Plan(cut, seed=seed), source(part), is_interrupted=flag.is_raised)
+            record = simulated_whole(Plan(cut, seed=seed), source(part), flag)
         except ValueError:
             record = None  # `simulate_point` says why
-        if record is not None and record.is_complete:
+        if record is not None:
             missed = certain_misses(record, workload, limits, attainment)
             if missed:
                 return Cut(arm.name, arm.plain_changes, missed)

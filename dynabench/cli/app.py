@@ -13,7 +13,7 @@ from cyclopts import App, CycloptsError, UnknownOptionError
 
 from dynabench.cli.common import COMMON
 from dynabench.elsewhere import answer
-from dynabench.interrupt import ASKING, InterruptError
+from dynabench.interrupt import ASKING
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.exit_codes import EXIT_CODES, INTERRUPTED, UNREAD, USAGE_ERROR
@@ -34,6 +34,7 @@ COMMANDS = {
     "export": ("results:export", "Export a results folder's figures in another format."),
     "modes": ("lists:modes", "List the router modes, and what can be added to one."),
     "planners": ("lists:planners", "List the policies that decide how many workers each pool has."),
+    "model": ("model:model", "Print what a model is made of: parameters, layers, weights, KV, and its room on a GPU."),
     "hardware": ("fidelity:hardware", "List the GPUs and models whose step times are bundled, for --gpu and --model."),
     "calibrate": (
         "fidelity:calibrate",
@@ -86,7 +87,7 @@ def main() -> None:
             signal.signal(number, interrupt)
     try:
         code = _run()
-    except (KeyboardInterrupt, InterruptError) as error:
+    except KeyboardInterrupt as error:
         _end(str(error) or "interrupted")
     except Exception:
         if not asked:

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 def hardware() -> None:
     """List the GPUs and models whose step times are bundled, for --gpu and --model."""
-    from mocker.timing.catalog import find_gpu, find_model, gpu_names, model_configs
+    from mocker.models.catalog import find_model, model_configs
+    from mocker.timing.catalog import find_gpu, gpu_names
 
     console = Terminal()
     for name in gpu_names():
@@ -49,9 +50,8 @@ def hardware() -> None:
     console.print()
     for name in model_configs():
         shape = find_model(name)
-        layers, embeddings = shape.num_parameters(1)
         kind = f", {shape.num_experts} experts" if shape.num_experts else ""
-        facts = f"{(layers + embeddings) / 1e9:7.1f} B parameters, {shape.weights}{kind}"
+        facts = f"{shape.num_parameters / 1e9:7.1f} B parameters, {shape.weights}{kind}"
         console.entry(name, facts, width=34)
     console.say("\nFor any other model, use --model with its config.json, or a folder that has it.")
 

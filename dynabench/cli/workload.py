@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from cyclopts import App, Parameter
@@ -11,7 +11,7 @@ from dynabench.cli.groups import plain_errors
 from dynabench.experiment.workload_file import read_workload, write_workload
 from dynabench.terminal import Terminal
 from foundation.files import new_file
-from mocker.timing.catalog import find_model
+from mocker.timing.config import KvCacheDtype, TimingConfig
 from mocker.timing.kv_size import kv_size
 from serving.cli.command_line import flat
 from serving.cli.help import HELP_FLAGS
@@ -38,12 +38,18 @@ LABELS = {
     "isl": "isl (tokens)",
     "osl": "osl (tokens)",
     "ends": "answers end by",
+    "priorities": "requests by priority",
     "endless_cache_hit_share": "unlimited cache hit share",
     "endless_cache_mean_share": "unlimited cache mean share",
     "best_hit_shares": "best share by cache size",
     "kv_bytes_per_token": "KV of a token (bytes)",
 }
 """Labels of figures whose names lack a unit, or say too little."""
+
+
+def _kv_bytes(timing: TimingConfig) -> int:
+    """Return the bytes of a token's KV."""
+    return int(kv_size(timing.shape, block_size=1, kv_dtype=timing.kv_dtype).block)
 
 
 @workload_app.command
@@ -57,7 +63,7 @@ def inspect(
     tokenizer: str | None = None,
     max_requests: int | None = None,
     model: str | None = None,
-    kv_cache_dtype: Literal["bfloat16", "fp8"] = "bfloat16",
+    kv_cache_dtype: KvCacheDtype = "auto",
     json_output: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
     """Print what a workload is like.
@@ -70,16 +76,14 @@ def inspect(
         tokenizer: Folder, file or Hugging Face id of a model, to count the tokens of texts (default: estimated).
         max_requests: Read only the first N requests.
         model: Hugging Face id of a model, or a folder with its config.json, to also print cache sizes in GiB.
-        kv_cache_dtype: Type of the KV cache.
+        kv_cache_dtype: Type of the KV cache (auto: what the model asks for, else bfloat16).
         json_output: Print JSON.
     """
     workload = read_workload(files, format=format, columns=columns, block_size=trace_block_size, tokenizer=tokenizer)
     with plain_errors():
         if max_requests is not None:
             workload = shape(workload, ShapeConfig(max_requests=max_requests))
-        token_bytes = (
-            None if model is None else int(kv_size(find_model(model), block_size=1, kv_dtype=kv_cache_dtype).block)
-        )
+        token_bytes = None if model is None else _kv_bytes(TimingConfig(model=model, kv_cache_dtype=kv_cache_dtype))
     facts: dict[str, Any] = dataclasses.asdict(describe(workload)) | {"best_hit_shares": best_shares(workload)}
     if model is not None:
         facts["kv_bytes_per_token"] = token_bytes
@@ -92,6 +96,8 @@ def inspect(
         label = LABELS.get(name, name.replace("_", " "))
         if name == "best_hit_shares" and value is not None:
             text = "  ".join(f"{_cache(size, token_bytes)} {share:.1%}" for size, share in value.items())
+        elif value == {}:
+            continue
         elif isinstance(value, dict):
             text = "  ".join(f"{key} {number:,.0f}" for key, number in value.items())
         elif value is None:

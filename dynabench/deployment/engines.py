@@ -4,12 +4,16 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.kv_store import KvStoreConfig, refuse_idle_store
 from mocker.offload.config import refuse_idle_tiers
 from mocker.timing.choose import SimulatedEngine, resolve
 from serving.model.card import Role
-from workloads import Workload, WorkloadError
+from serving.model.context import refusal
+from workloads import Request, Workload, WorkloadError
+from workloads.request import select
 
 SIZES = ("kv_offloading_size", "num_host_blocks", "kv_disk_size", "kv_store_size")
 """Settings that create a KV tier."""
@@ -134,30 +138,71 @@ def context_of(engines: Iterable[SimulatedEngine]) -> int:
     )
 
 
-def check_fits(workload: Workload, engine: SimulatedEngine) -> None:
+def longest_request(engines: Iterable[SimulatedEngine]) -> int | None:
+    """Return the tokens of the longest request that every engine takes, prompt and output together (None: no limit)."""
+    return min((engine.config.max_model_len for engine in engines if engine.config.max_model_len), default=None)
+
+
+def answered(workload: Workload, context: int | None) -> Workload:
+    """Return what engines with a context of this many tokens compute of a workload: without what they refuse or cut."""
+    if context is None or all(each.input_length + each.output_length <= context for each in workload):
+        return workload
+    numbers = [place for place, each in enumerate(workload) if refusal_of(each, context) is None]
+    kept = [
+        structs.replace(each, output_length=min(each.output_length, context - each.input_length))
+        for each in select(workload.requests, numbers)
+    ]
+    return replace(workload, requests=kept)
+
+
+def refusal_of(request: Request, context: int) -> str | None:
+    """Return why a server refuses a request, None if it answers it."""
+    return refusal(context, request.input_length, request.output_length)
+
+
+def check_fits(workload: Workload, engine: SimulatedEngine, *, fail_on_too_long: bool = False) -> None:
     """Refuse a workload with a request that is too long for the engine.
+
+    Args:
+        workload: the requests.
+        engine: the engine.
+        fail_on_too_long: refuse requests beyond max_model_len, too, which a server refuses or cuts one by one.
 
     Raises:
         WorkloadError: there is such a request; the message names the first, and a remedy.
     """
+    context = engine.config.max_model_len
+    if fail_on_too_long and context is not None:
+        _check_context(workload, context, PARTS[engine.config.kv_role])
+    for number, request in enumerate(workload):
+        if context is None or refusal_of(request, context) is None:
+            _check_room(f"{workload.name}: request {number}", request, engine)
+
+
+def _check_context(workload: Workload, context: int, part: str) -> None:
+    for number, request in enumerate(workload):
+        if request.input_length + request.output_length > context:
+            raise WorkloadError(
+                f"{workload.name}: request {number} has {request.input_length} prompt and {request.output_length} output "
+                f"tokens, more than max_model_len ({context}) of {part} engine: use --max-model-len or a model with a longer "
+                "context, cut prompts with --cap-isl, or leave out --fail-on-too-long"
+            )
+
+
+def _check_room(name: str, request: Request, engine: SimulatedEngine) -> None:
+    """Refuse a request that never fits into the KV cache, or into a step."""
     config, capacity = engine.config, engine.num_usable_tokens
     part = PARTS[config.kv_role]
-    longest = sys.maxsize if config.max_model_len is None else config.max_model_len - 1
-    for number, request in enumerate(workload.requests):
-        output_length = 1 if config.kv_role == "kv_producer" else request.output_length
-        sizes = f"request {number} has {request.input_length} prompt and {output_length} output tokens"
-        if request.input_length > longest:
-            raise WorkloadError(
-                f"{workload.name}: {sizes}; a prompt must be shorter than max_model_len ({config.max_model_len}) of {part} "
-                "engine: raise --max-model-len or cut prompts with --cap-isl"
-            )
-        if request.input_length + output_length - 1 > capacity:
-            raise WorkloadError(
-                f"{workload.name}: {sizes}, more than the {capacity} that {part} engine can hold (num_gpu_blocks "
-                f"{engine.num_blocks} x block_size {config.block_size}); raise --num-gpu-blocks or cut prompts with --cap-isl"
-            )
-        if not config.enable_chunked_prefill and request.input_length > config.max_num_batched_tokens:
-            raise WorkloadError(
-                f"{workload.name}: request {number} has a prompt of {request.input_length} tokens; without chunked prefill "
-                f"max_num_batched_tokens ({config.max_num_batched_tokens}) of {part} engine must be at least that"
-            )
+    output_length = 1 if config.kv_role == "kv_producer" else request.output_length
+    total = min(request.input_length + output_length, config.max_model_len or sys.maxsize)
+    if total - 1 > capacity:
+        raise WorkloadError(
+            f"{name} has {request.input_length} prompt and {output_length} output tokens, more than the {capacity} that "
+            f"{part} engine can hold (num_gpu_blocks {engine.num_blocks} x block_size {config.block_size}); raise "
+            "--num-gpu-blocks or cut prompts with --cap-isl"
+        )
+    if not config.enable_chunked_prefill and request.input_length > config.max_num_batched_tokens:
+        raise WorkloadError(
+            f"{name} has a prompt of {request.input_length} tokens; without chunked prefill max_num_batched_tokens "
+            f"({config.max_num_batched_tokens}) of {part} engine must be at least that"
+        )

@@ -9,7 +9,6 @@ from msgspec import Meta
 
 from dynabench.deployment.fleet_events import FleetEvent, parse
 from foundation.settings import NotNegative, Positive, check
-from mocker.timing.catalog import find_model
 from mocker.timing.config import TimingConfig
 from mocker.timing.memory import size_of_weights
 
@@ -66,7 +65,7 @@ class FleetConfig:
             return self.startup_s
         if timing.model is None:
             return self.startup_fixed_s
-        weights = size_of_weights(find_model(timing.model), timing.tensor_parallel_size, 1, timing.quantization or "")
+        weights = size_of_weights(timing.shape, timing.tensor_parallel_size)
         return self.startup_fixed_s + weights / (self.weights_gb_s * 1e9)
 
     def draw_startup_s(self, mean_s: float, rng: random.Random) -> float:

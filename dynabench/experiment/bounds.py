@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dynabench.deployment.engines import engines_of
+from dynabench.deployment.engines import answered, engines_of, longest_request
 from dynabench.deployment.prefill import prefill_s
 from dynabench.plan import Arm
 from mocker.offload.config import HostMemory
@@ -70,7 +70,9 @@ def bounds_of(arms: Sequence[Arm], source: Callable[[ShapeConfig], Workload]) ->
 
     They do if all arms see the same arrivals, which do not wait for answers.
     """
-    prompts_of = functools.cache(lambda shape, load, block_size: Prompts(source(shape), block_size, load))
+    prompts_of = functools.cache(
+        lambda shape, load, block_size, context: Prompts(answered(source(shape), context), block_size, load)
+    )
     shares: dict[str, dict[str, float]] = {}
     times: list[float | None] = []
     for arm in arms:
@@ -79,7 +81,8 @@ def bounds_of(arms: Sequence[Arm], source: Callable[[ShapeConfig], Workload]) ->
         if load.is_closed or source(shape).has_dependencies or any(engine.config.kv_role for engine in engines):
             times.append(None)
             continue
-        prompts, tiers = prompts_of(shape, load, engines[0].config.block_size), tiers_of(engines)
+        prompts = prompts_of(shape, load, engines[0].config.block_size, longest_request(engines))
+        tiers = tiers_of(engines)
         if not prompts.is_counted.any():
             return Bounds()
         if prompts.workload.knows_prefixes:

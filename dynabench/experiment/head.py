@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.model_error import model_error
 from dynabench.experiment.step_times import step_times
+from mocker.models.description import approximations, doubt, summary
 from mocker.timing.config import TimingConfig
 from reports.outcomes import percent
 from serving.runtime.config import masked
@@ -20,7 +21,7 @@ def head_of(workload: Workload, deployments: Sequence[Deployment], url: str | No
         return {"Server": masked(url), "Workload": _workload(workload)}
     decoders = [_decoder(deployment) for deployment in deployments]
     said = {
-        "Model": _each(pool.model for pool in decoders),
+        "Model": _each(_model(pool) for pool in decoders),
         "GPU": _each(pool.timing.gpu for pool in decoders if pool.engine == "mocker"),
         "Layout": _layouts(deployments),
         "Chunk": _each(
@@ -30,6 +31,9 @@ def head_of(workload: Workload, deployments: Sequence[Deployment], url: str | No
         "Engine": _each(pool.engine for pool in decoders if pool.engine != "mocker"),
         "Workload": _workload(workload),
         "Step times": step_times(deployments),
+        "Approximated": _each(
+            approximations(pool.timing.shape) for pool in decoders if pool.timing.timing_name == "roofline"
+        ),
         "Model error": _each(_error(pool.timing) for pool in decoders if pool.engine == "mocker"),
     }
     if said["KV tiers"] and said["Model error"]:
@@ -51,6 +55,16 @@ UNCHECKED = (
 def _decoder(deployment: Deployment) -> Pool:
     """Return the pool that answers requests; it decides the time between tokens."""
     return next(pool for pool in deployment.pools if pool.role != "prefill")
+
+
+def _model(pool: Pool) -> str | None:
+    """Name the model, and say what was understood of it where that determines times and memory."""
+    if pool.engine != "mocker" or pool.timing.timing_name != "roofline":
+        return pool.model
+    shape = pool.timing.shape
+    said = f"{pool.model}: {summary(shape, pool.timing.kv_dtype)}"
+    note = doubt(pool.model or "", shape)
+    return f"{said} ({note})" if note else said
 
 
 def _each(texts: Iterable[str | None]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.file import as_plain, plain_pool
 from dynabench.experiment.head import head_of
+from dynabench.experiment.no_effect import no_effect
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.step_times import step_times
 from dynabench.plan import Arm, Settings
@@ -46,7 +47,7 @@ def manifest_of(
         "title": f"{workload.name}: {_versus([arm.name for arm in arms])}",
         "subtitle": subtitle_of(clock, workload, experiment, settings, arms),
         "step_times": None if settings.url else step_times(deployments),
-        "head": head_of(workload, deployments, settings.url),
+        "head": head_of(workload, deployments, settings.url) | no_effect(clock, workload, deployments),
         "command": _command(),
         "clock": clock,
         "created": now().isoformat(timespec="seconds"),

@@ -2,7 +2,9 @@
 
 from typing import NamedTuple
 
-from mocker.timing.catalog import find_gpu, find_model
+from mocker.models.catalog import find_model
+from mocker.models.shape import ModelShape
+from mocker.timing.catalog import find_gpu
 from mocker.timing.config import TimingConfig
 
 
@@ -28,7 +30,7 @@ def model_error(timing: TimingConfig) -> ModelError | None:
     """
     if timing.timing_name != "roofline" or timing.gpu is None or timing.model is None:
         return None
-    shape, gpu = find_model(timing.model), find_gpu(timing.gpu).name
+    shape, gpu = timing.shape, find_gpu(timing.gpu).name
     alike = [
         known
         for known in KNOWN
@@ -36,12 +38,17 @@ def model_error(timing: TimingConfig) -> ModelError | None:
         and known.gpu == gpu
         and bool(find_model(known.model).num_experts) == bool(shape.num_experts)
     ]
-    weights = timing.quantization or shape.weights
+    weights = shape.weights
     return max(
         alike,
-        key=lambda known: (find_model(known.model) == shape, known.weights == weights, known.points),
+        key=lambda known: (_is_same(find_model(known.model), shape), known.weights == weights, known.points),
         default=None,
     )
+
+
+def _is_same(one: ModelShape, other: ModelShape) -> bool:
+    """Return whether two models differ in their weights' types at most."""
+    return one.quantised("bfloat16").layers == other.quantised("bfloat16").layers
 
 
 KNOWN = (

@@ -21,7 +21,7 @@ from dynabench.deployment.description import Deployment
 from dynabench.deployment.fleet import FleetConfig
 from dynabench.experiment.parallel import Call, in_parallel
 from dynabench.experiment.source import Source
-from dynabench.interrupt import Flag, Interrupt
+from dynabench.interrupt import Flag, Interrupt, InterruptError
 from dynabench.plan import Arm, Plan, Settings
 from dynabench.virtual.run import run
 from reports.conditions import Condition
@@ -82,7 +82,7 @@ def oracles_of(
         parts = [windows[start : start + PART] for start in range(0, len(windows), PART)]
         calls += [(each, (_part, (each, part, tuple(limits), interrupt.flag))) for part in parts]
     parts_of = in_parallel([call for _, call in calls], jobs, interrupt=interrupt)
-    found = {place: part for place, part in parts_of if part}
+    found = dict(parts_of)
     oracles = {}
     for name, each in wanted.items():
         its = [found[place] for place, (whose, _) in enumerate(calls) if whose == each and place in found]
@@ -130,7 +130,8 @@ def _part(
 ) -> list[tuple[Sizes, float]]:
     """Return the fewest workers for each of some consecutive windows, and the share of its requests that can be good.
 
-    Return nothing after an interrupt: otherwise later windows would move to the times of missing ones.
+    Raises:
+        InterruptError: the user interrupted it.
     """
     pools = settings.deployment.pools
     sizes: Sizes = tuple(max(pool.replicas, 1) for pool in pools)
@@ -138,7 +139,7 @@ def _part(
     found = []
     for place, window in enumerate(windows):
         if flag.is_raised():
-            return []
+            raise InterruptError
         flag.note(place / len(windows))
         if len(window.requests) == window.first:
             found.append(((1,) * len(pools), 1.0))

@@ -11,7 +11,7 @@ import joblib
 from joblib.externals.loky.backend import resource_tracker
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-from dynabench.interrupt import ASKING, Flag, Interrupt, held_back
+from dynabench.interrupt import ASKING, Flag, Interrupt, InterruptError, held_back, noted
 from foundation.errors import UserError
 from foundation.extras import install
 from foundation.processes import end_with_parent
@@ -30,7 +30,8 @@ def in_parallel(
 ) -> Iterator[tuple[int, Any]]:
     """Carry out calls and yield (place, result) as they end.
 
-    After an interrupt or a failed call, no more calls begin, and the flag notifies those in progress.
+    After an interrupt or a failed call, no more calls begin, and those in progress end: a call that asks the flag may
+    still give a result.
 
     Args:
         calls: functions with their arguments; both are sent to other processes.
@@ -44,31 +45,55 @@ def in_parallel(
         Exception: the exception of a failed call, once the others have ended, because killing them would leave
             resources behind.
     """
-    failure: Exception | None = None
     interrupt.begin(len(calls))
     with _backend(backend, jobs or -1, address):
-        parallel = joblib.Parallel(n_jobs=jobs or -1, return_as="generator_unordered", batch_size=1)
-        # Starting one of these trackers unblocks signals that are held back, so they start first.
-        multiprocessing.resource_tracker.ensure_running()
-        resource_tracker.ensure_running()
-        with held_back():
-            results = parallel(
-                joblib.delayed(_carry_out)(function, args, interrupt.flag._replace(place=place), os.getpid())
-                for place, (function, args) in enumerate(calls)
-            )
+        if backend == "local" and joblib.effective_n_jobs(jobs or -1) == 1:
+            yield from _in_turn(calls, interrupt)
+            return
+        with noted():  # processes end their calls themselves
+            yield from _at_once(calls, jobs, interrupt)
+
+
+def _in_turn(calls: Sequence[Call], interrupt: Interrupt) -> Iterator[tuple[int, Any]]:
+    """Carry out calls in this process."""
+    for place, (call, args) in enumerate(calls):
+        flag = interrupt.flag._replace(place=place)
+        if flag.is_raised():
+            return
         try:
-            for place, result, has_begun in results:
-                if has_begun:
-                    interrupt.flag._replace(place=place).note(1.0)
-                if isinstance(result, _Failure):
-                    failure = failure or result.error
-                    interrupt.flag.raise_()  # the call may have failed on another host
-                elif has_begun and failure is None:
-                    yield place, result
-        except TerminatedWorkerError as error:  # its message has several lines and only guesses at the cause
-            raise UserError("a simulation process was killed; if memory ran out, use fewer --jobs") from error
-        finally:
-            results.close()
+            result = call(*_with(flag, args))
+        except InterruptError:
+            return
+        with noted():  # what the caller does with a result is not torn apart
+            flag.note(1.0)
+            yield place, result
+
+
+def _at_once(calls: Sequence[Call], jobs: int, interrupt: Interrupt) -> Iterator[tuple[int, Any]]:
+    """Carry out calls in other processes."""
+    failure: Exception | None = None
+    parallel = joblib.Parallel(n_jobs=jobs or -1, return_as="generator_unordered", batch_size=1)
+    # Starting one of these trackers unblocks signals that are held back, so they start first.
+    multiprocessing.resource_tracker.ensure_running()
+    resource_tracker.ensure_running()
+    with held_back():
+        results = parallel(
+            joblib.delayed(_carry_out)(function, args, interrupt.flag._replace(place=place))
+            for place, (function, args) in enumerate(calls)
+        )
+    try:
+        for place, result, has_ended in results:
+            if has_ended:
+                interrupt.flag._replace(place=place).note(1.0)
+            if isinstance(result, _Failure):
+                failure = failure or result.error
+                interrupt.flag.raise_()  # the call may have failed on another host
+            elif has_ended and failure is None:
+                yield place, result
+    except TerminatedWorkerError as error:  # its message has several lines and only guesses at the cause
+        raise UserError("a simulation process was killed; if memory ran out, use fewer --jobs") from error
+    finally:
+        results.close()
     if failure is not None:
         raise failure
 
@@ -79,22 +104,25 @@ class _Failure(NamedTuple):
     error: Exception
 
 
-def _carry_out(call: Callable[..., Any], args: tuple[Any, ...], flag: Flag, parent: int) -> tuple[int, Any, bool]:
-    """Carry out a call in its own process, unless there was an interrupt or another call has failed.
-
-    A flag among its arguments gets the call's place, so that it can report progress.
-    """
-    place = flag.place
-    if os.getpid() != parent:  # with one job, calls run in the caller's process, which must still react to Ctrl-C
-        signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)  # on a cluster, this process was not started by us
+def _carry_out(call: Callable[..., Any], args: tuple[Any, ...], flag: Flag) -> tuple[int, Any, bool]:
+    """Carry out a call in its own process, unless the flag is raised; return its place and result, and whether it ended."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)  # on a cluster, this process was not started by us
     if flag.is_raised():
-        return place, None, False
+        return flag.place, None, False
     try:
-        return place, call(*(flag if isinstance(arg, Flag) else arg for arg in args)), True
+        with flag.obeyed():
+            return flag.place, call(*_with(flag, args)), True
+    except InterruptError:
+        return flag.place, None, False
     except Exception as error:
         flag.raise_()  # immediately, before this process gets another call
         error.add_note(traceback.format_exc())  # the traceback is not sent automatically
-        return place, _Failure(error), True
+        return flag.place, _Failure(error), True
+
+
+def _with(flag: Flag, args: tuple[Any, ...]) -> Iterator[Any]:
+    """Yield a call's arguments; a flag among them gets the call's place, so that it can report progress."""
+    return (flag if isinstance(arg, Flag) else arg for arg in args)
 
 
 def _backend(backend: Backend, jobs: int, address: str | None) -> Any:

@@ -18,7 +18,7 @@ from dynabench.experiment.oracle import has_changing_fleet, oracles_of
 from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import Source, source_of
-from dynabench.interrupt import Flag, Interrupt, InterruptError
+from dynabench.interrupt import Flag, Interrupt, InterruptError, noted
 from dynabench.plan import Arm, Plan, Settings, plans
 from dynabench.progress import Display
 from dynabench.terminal import Terminal
@@ -71,12 +71,17 @@ def run_experiment(
             raise KeyboardInterrupt("interrupted before any request was answered; nothing was written")
         order = {arm.name: place for place, arm in enumerate(arms)}
         runs.sort(key=lambda run: (order[run.arm], run.repeat))
-        if clock == "virtual" and experiment.oracle and not interrupt.is_asked:
-            runs = _beside_oracles(runs, arms, source, experiment, console, interrupt)
-        bounds = bounds_of(arms, source) if clock == "virtual" and all(run.is_complete for run in runs) else Bounds()
-        manifest = manifest_of(clock, files, workload, experiment, settings, arms, runs)
-        manifest |= {"bound_s": bounds.ttft_s, "best_hit_shares": bounds.hit_shares, "left_out": left_out}
-        return out, manifest, folder.write(out, manifest, runs)
+        bounds = Bounds()
+        with contextlib.suppress(InterruptError):
+            if clock == "virtual" and not interrupt.is_asked:
+                runs = _beside_oracles(runs, arms, source, experiment, console, interrupt)
+                bounds = bounds_of(arms, source)
+        with noted():
+            manifest = manifest_of(clock, files, workload, experiment, settings, arms, runs)
+            manifest |= {"bound_s": bounds.ttft_s, "best_hit_shares": bounds.hit_shares, "left_out": left_out}
+        if interrupt.is_asked and all(run.is_complete for run in runs):
+            raise InterruptError(folder.keep(out, manifest, runs))
+        return out, manifest, folder.write(out, manifest, runs, with_charts=not interrupt.is_asked)
 
 
 def _possible(arms: list[Arm], source: Source) -> tuple[list[Arm], list[str]]:
@@ -88,11 +93,11 @@ def _possible(arms: list[Arm], source: Source) -> tuple[list[Arm], list[str]]:
     """
     found: list[Arm] = []
     reasons: list[tuple[str, ValueError | WorkloadError]] = []
-    fits = functools.cache(lambda shape, engine: check_fits(source(shape), engine))
+    fits = functools.cache(lambda shape, engine, is_hard: check_fits(source(shape), engine, fail_on_too_long=is_hard))
     for arm in arms:
         try:
             for engine in set(engines_of(arm.settings.deployment)):
-                fits(arm.settings.shape, engine)
+                fits(arm.settings.shape, engine, arm.settings.load.fail_on_too_long)
         except (ValueError, WorkloadError) as error:
             reasons.append((arm.name, error))
         else:
@@ -117,24 +122,10 @@ def _simulate_all(
     wanted: list[Plan], source: Source, experiment: ExperimentConfig, console: Terminal, interrupt: Interrupt
 ) -> list[Record]:
     """Simulate every run, several at once on several cores."""
-    if len(wanted) == 1 or experiment.jobs == 1:
-        return _simulate_in_turn(wanted, source, console, interrupt)
+    jobs = 1 if len(wanted) == 1 else experiment.jobs
     calls = [(_simulate_one, (plan, source, interrupt.flag)) for plan in wanted]
     with Display("simulating", "runs", interrupt, console):
-        return [run for _, run in in_parallel(calls, experiment.jobs, interrupt=interrupt)]
-
-
-def _simulate_in_turn(wanted: list[Plan], source: Source, console: Terminal, interrupt: Interrupt) -> list[Record]:
-    runs: list[Record] = []
-    interrupt.begin(len(wanted))
-    with Display("simulating", "runs", interrupt, console):
-        for place, plan in enumerate(wanted):
-            if interrupt.is_asked:
-                break
-            flag = interrupt.flag._replace(place=place)
-            runs.append(_simulate_one(plan, source, flag))
-            flag.note(1.0)
-    return runs
+        return [run for _, run in in_parallel(calls, jobs, interrupt=interrupt)]
 
 
 def _simulate_one(plan: Plan, source: Source, flag: Flag) -> Record:
@@ -151,7 +142,9 @@ def _beside_oracles(
     interrupt: Interrupt,
 ) -> list[Record]:
     """Add the fewest workers that would have kept the limits to the runs whose workers changed."""
-    if not (experiment.limits and any(has_changing_fleet(arm.settings.deployment) for arm in arms)):
+    if not (
+        experiment.oracle and experiment.limits and any(has_changing_fleet(arm.settings.deployment) for arm in arms)
+    ):
         return runs
     with Display("finding the fewest workers", "parts", interrupt, console):
         oracles = oracles_of(arms, source, experiment.limits, experiment.jobs, interrupt)
@@ -173,11 +166,12 @@ def _measure_all(
     runs: list[Record] = []
     key = key_of(list(dict.fromkeys(plan.arm.name for plan in wanted)))
     for place, plan in enumerate(wanted):
-        workload = source(plan.settings.shape)
         entry = key[plan.arm.name]
         title = f"{entry.name} ({place + 1}/{len(wanted)})"
-        with contextlib.suppress(InterruptError), LiveView(console, title, len(workload), entry.dark) as view:
-            runs.append(measure(plan, workload, view=view, interrupt=interrupt))
+        with contextlib.suppress(InterruptError):
+            workload = source(plan.settings.shape)
+            with LiveView(console, title, len(workload), entry.dark) as view:
+                runs.append(measure(plan, workload, view=view, interrupt=interrupt))
         if interrupt.is_asked:
             break
     return runs

@@ -3,6 +3,8 @@
 Each simulated point is saved in its own file as soon as it is done, so that an interrupted sweep can be resumed.
 """
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,14 @@ from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.axes import SENT, change, kinds_of, path_of, setting_of
 from dynabench.experiment.head import head_of
 from dynabench.experiment.manifest import manifest_of, subtitle_of
+from dynabench.experiment.no_effect import no_effect
 from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.search import Bracket, Sense
 from dynabench.experiment.settings import ExperimentConfig, SweepConfig
 from dynabench.experiment.source import Source, source_of
 from dynabench.experiment.store import PointStore, identity_of
-from dynabench.interrupt import Flag, Interrupt
-from dynabench.plan import Arm, Settings, plans
+from dynabench.interrupt import Flag, Interrupt, InterruptError
+from dynabench.plan import Arm, Plan, Settings, plans
 from dynabench.progress import Display
 from dynabench.terminal import Terminal
 from dynabench.virtual.run import run as simulate
@@ -33,7 +36,7 @@ from reports.points import AnyPoint, Found, Impossible, Point, Quantiles, Sweep
 from reports.records import Record
 from reports.summarize import summarize
 from reports.summary import ArmSummary
-from workloads import WorkloadError
+from workloads import Workload, WorkloadError
 
 ALONE = 4
 """How much coarser the search on a single repeat is, because it only has to show how much repeats differ."""
@@ -67,8 +70,10 @@ def run_sweep(
     store = PointStore(out, identity, "sweep")
     for reason in left_out:
         console.say(f"left out: {reason}")
+    source = source_of(files, experiment)
+    workload = source(arms[0].settings.shape)
     with Interrupt() as interrupt:
-        work = _Work(files, experiment, config, store, limits, interrupt)
+        work = _Work(source, experiment, config, store, limits, interrupt)
         if config.find is None:
             is_complete = _grid(work, arms, console)
             found: list[Found] = []
@@ -79,14 +84,14 @@ def run_sweep(
             if config.find is None
             else found
         )
-        workload = work.source(arms[0].settings.shape)
         manifest = manifest_of("virtual", files, workload, experiment, settings, arms, [])
         manifest |= {"sweep": asdict(config), "identity": identity}
         if varied := _varied(arms):
             manifest["title"] = f"{workload.name}: {varied}"
         if tried := [_at(arm, row.find, value) for arm, row in zip(arms, found, strict=False) for value in row.tried]:
             manifest["subtitle"] = subtitle_of("virtual", workload, experiment, settings, tried)
-            manifest["head"] = head_of(workload, [arm.settings.deployment for arm in tried])
+            deployments = [arm.settings.deployment for arm in tried]
+            manifest["head"] = head_of(workload, deployments) | no_effect("virtual", workload, deployments)
         return out, manifest, sweep_report.write(out, manifest, rows, work.store.all(), is_complete=is_complete)
 
 
@@ -110,7 +115,7 @@ class _Work:
 
     def __init__(
         self,
-        files: tuple[Path, ...],
+        source: Source,
         experiment: ExperimentConfig,
         config: SweepConfig,
         store: PointStore,
@@ -118,7 +123,7 @@ class _Work:
         interrupt: Interrupt,
     ) -> None:
         self.interrupt = interrupt
-        self.source = source_of(files, experiment)
+        self.source = source
         self.experiment = experiment
         self.config = config
         self.store = store
@@ -141,20 +146,19 @@ def simulate_point(
     attainment: float,
     flag: Flag,
 ) -> Point | Impossible:
-    """Simulate a combination of settings and return its figures over all repeats, or why it is impossible."""
+    """Simulate a combination of settings and return its figures over all repeats, or why it is impossible.
+
+    Raises:
+        InterruptError: the user interrupted it.
+    """
     workload, deployment = source(arm.settings.shape), arm.settings.deployment
     try:
         for engine in set(engines_of(deployment)):
-            check_fits(workload, engine)
+            check_fits(workload, engine, fail_on_too_long=arm.settings.load.fail_on_too_long)
     except (ValueError, WorkloadError) as error:
         return Impossible(arm.name, arm.plain_changes, str(error))
     runs = [
-        simulate(
-            plan,
-            workload,
-            on_progress=flag.on_progress(len(workload), run=number, runs=repeats),
-            is_interrupted=flag.is_raised,
-        )
+        simulated_whole(plan, workload, flag, on_progress=flag.on_progress(len(workload), run=number, runs=repeats))
         for number, plan in enumerate(plans([arm], repeats, seed))
     ]
     figures, outcomes = _judged(runs, limits, attainment)
@@ -196,6 +200,20 @@ def simulate_point(
     )
 
 
+def simulated_whole(
+    plan: Plan, workload: Workload, flag: Flag, on_progress: Callable[[int], None] | None = None
+) -> Record:
+    """Simulate a run, all of it.
+
+    Raises:
+        InterruptError: the user interrupted it.
+    """
+    record = simulate(plan, workload, on_progress=on_progress, is_interrupted=flag.is_raised)
+    if not record.is_complete:
+        raise InterruptError
+    return record
+
+
 def _judged(runs: list[Record], limits: list[Condition], attainment: float) -> tuple[ArmSummary, list[Outcome]]:
     """Return the figures of runs of one arm, and the outcomes of the limits, including a steady queue."""
     (figures,) = summarize(runs, limits, with_intervals=False).arms.values()
@@ -213,8 +231,9 @@ def _grid(work: _Work, arms: list[Arm], console: Terminal) -> bool:
     todo = [arm for arm in arms if work.store.known(arm) is None]
     if len(todo) < len(arms):
         console.print(f"{len(arms) - len(todo)} of {len(arms)} points are already simulated")
-    with Display("sweeping", "points", work.interrupt, console):
+    with contextlib.suppress(InterruptError), Display("sweeping", "points", work.interrupt, console):
         return _simulate(work, todo)
+    return False
 
 
 def _search(work: _Work, arms: list[Arm], console: Terminal) -> tuple[bool, list[Found]]:
@@ -228,8 +247,9 @@ def _search(work: _Work, arms: list[Arm], console: Terminal) -> tuple[bool, list
     def bracket(precision: float) -> Bracket:
         return Bracket(config.low, config.high, precision=precision, is_whole=is_whole, sense=sense)
 
-    searches = [_Search(arm, bracket(config.precision)) for arm in arms]
-    with Display(f"searching {name}", "simulations", work.interrupt, console) as display:
+    searches, is_complete = [_Search(arm, bracket(config.precision)) for arm in arms], False
+    display = Display(f"searching {name}", "simulations", work.interrupt, console)
+    with contextlib.suppress(InterruptError), display:
         is_complete = _carry_on(work, name, searches, display)
         for search in searches if is_complete else ():
             met = search.at(work, name, search.bracket.met)
@@ -334,9 +354,8 @@ def _simulate(work: _Work, arms: list[Arm]) -> bool:
     for place, point in in_parallel(
         calls, work.experiment.jobs, interrupt=work.interrupt, backend=config.backend, address=config.cluster
     ):
-        if point.is_complete:
-            work.store.keep(arms[place], point)
-            count += 1
+        work.store.keep(arms[place], point)
+        count += 1
     return count == len(arms)
 
 

@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dynabench.fidelity.load_generators import OUTPUTS
 from foundation.errors import UserError
 from reports.records import Record, Requests
-from workloads import Request, Workload
+from workloads import Request, Workload, formats
+from workloads.blocks import BlockNamer
+from workloads.source import Source
 
 ALIASES = {
     "arrival_s": ("arrival_s", "queued_ts", "sent_s", "arrival_time"),
@@ -25,15 +28,14 @@ OWN_BLOCK = 1 << 20
 
 
 def read_requests(path: Path) -> tuple[Workload, Record]:
-    """Read records of requests (JSON lines or CSV) as the workload that was sent and the resulting run.
+    """Read records of requests as the workload that was sent and the resulting run.
+
+    They are JSON Lines, CSV, or the output of a load generator (AIPerf, vllm bench serve).
 
     Raises:
         UserError: the file cannot be read, or a column is missing.
     """
-    try:
-        table = _csv_columns(path) if path.suffix == ".csv" else _json_columns(path)
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path}: cannot be read as request records ({error})") from error
+    table, notes = _table(path)
     columns = {name: _column(table, names, path) for name, names in ALIASES.items()}
     if "arrival_s" not in table and "queued_ts" in table and "arrival_time" in table:
         columns["arrival_s"] = _arrivals(columns["arrival_s"], _column(table, ("arrival_time",), path))
@@ -61,10 +63,25 @@ def read_requests(path: Path) -> tuple[Workload, Record]:
         **extra,
     )
     run = Record("real", known, np.empty((0, 5)), float(last.max()), 1)
-    return Workload(path.stem, OWN_BLOCK, requests, knows_prefixes=False), run
+    return Workload(path.stem, OWN_BLOCK, requests, notes, knows_prefixes=False), run
 
 
 Table = dict[str, list[Any]]
+
+
+def _table(path: Path) -> tuple[Table, tuple[str, ...]]:
+    """Return the columns of a file, and notes on how it was read."""
+    name = formats.like(path) if path.is_file() else None
+    if name not in OUTPUTS:
+        try:
+            return _csv_columns(path) if path.suffix == ".csv" else _json_columns(path), ()
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"{path}: cannot be read as request records ({error})") from error
+    source = Source([path], BlockNamer(OWN_BLOCK))
+    rows = list(OUTPUTS[name](source))
+    if not rows:
+        raise UserError(f"{path}: has no requests that were answered")
+    return _columns_of(rows), (f"read as {name}", *source.notes)
 
 
 def _csv_columns(path: Path) -> Table:
@@ -76,7 +93,10 @@ def _csv_columns(path: Path) -> Table:
 
 def _json_columns(path: Path) -> Table:
     with path.open() as lines:
-        rows = [dict(json.loads(line)) for line in lines if line.strip()]
+        return _columns_of([dict(json.loads(line)) for line in lines if line.strip()])
+
+
+def _columns_of(rows: list[dict[str, Any]]) -> Table:
     return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
 
 

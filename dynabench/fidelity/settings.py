@@ -43,7 +43,8 @@ class ValidateConfig:
     """What simulated runs are compared with."""
 
     real: Path | None = None
-    """A past run instead of a live engine: a results folder, a recording with times, or records of requests (.jsonl, .csv)."""
+    """A past run instead of a live engine: a results folder, a recording with times, records of requests (.jsonl, .csv),
+    or what a load generator wrote (AIPerf's profile_export.jsonl; vllm bench serve --save-result --save-detailed)."""
 
     fail_if: tuple[str, ...] = ()
     """Exit with 1 if a figure is off by more than this, such as 'ttft.p90 > 5%' or 'tpot > 3%' (every statistic), and by

@@ -69,7 +69,7 @@ def run(
         plan = _on_this_host(plan)
         if not _runs_model(plan.deployment):
             for engine in set(engines_of(plan.deployment)):
-                check_fits(workload, engine)
+                check_fits(workload, engine, fail_on_too_long=plan.settings.load.fail_on_too_long)
 
     async def whole(stop: asyncio.Event, is_up: asyncio.Event) -> Record:
         async with _target(client, plan.deployment, plan.seed) as (target, stack):
@@ -77,7 +77,7 @@ def run(
             runs_model = client.url is None and _runs_model(plan.deployment)
             if runs_model or "stop" in ends(workload):
                 target = target._replace(context=await context_of(target))
-            if runs_model:
+            if runs_model and plan.settings.load.fail_on_too_long:
                 _check_fits(workload, target)
             if count := num_warmups(client, plan.deployment):
                 await warm_up(workload, target, count, client.timeout_s, stop)
@@ -265,5 +265,6 @@ def _check_fits(workload: Workload, target: Target) -> None:
         if target.context is not None and request.input_length + request.output_length > target.context:
             raise WorkloadError(
                 f"{workload.name}: request {number} has {request.input_length} prompt and {request.output_length} "
-                f"output tokens, more than the {target.context} of {target.model}'s context; cut prompts with --cap-isl"
+                f"output tokens, more than the {target.context} of {target.model}'s context; cut prompts with --cap-isl, or leave out "
+                "--fail-on-too-long"
             )

@@ -67,6 +67,7 @@ def requests_of(timeline: Timeline, workload: Workload, load: LoadConfig) -> Req
         isl=isl,
         planned_isl=planned,
         planned_osl=[request.output_length for request in workload.requests],
+        priority=[request.priority for request in workload.requests],
         endless_tokens=np.rint(reuse_of(workload).endless_hits() * (isl / planned))  # in the server's tokens
         if workload.knows_prefixes
         else None,

@@ -19,10 +19,8 @@ BEHIND = 0.95
 def spoilt(sent: Sent, load: LoadConfig, *, is_complete: bool, max_failed_share: float = MAX_FAILED_SHARE) -> list[str]:
     """Return the reasons why a run is not valid: failed requests, or the client itself."""
     requests, notes = sent.requests, []
-    errors = [error for error in requests.error if error]
-    if errors and len(errors) == len(requests):
-        notes.append(f"every request failed, the first with: {errors[0]}")
-        return notes
+    if requests.failure:
+        return [*requests.failure]
     attempted = requests.error[requests.is_measured]
     counts = Counter(error for error in attempted if error)
     if counts.total() > max_failed_share * len(attempted):

@@ -12,6 +12,9 @@ from simpy.core import EmptySchedule
 COMPLETION, ARRIVAL, SCHEDULING = 0, 1, 2
 """Priorities of what happens at the same instant, lowest first."""
 
+LOOK_EVERY = 64
+"""Events between two looks of somebody outside, which may use files."""
+
 Callback = Callable[[], object]
 
 
@@ -23,6 +26,10 @@ class Clock(simpy.Environment):
 
     def __init__(self) -> None:
         super().__init__()
+        self.num_events = 0
+        """Events so far."""
+        self.on_look: Callback | None = None
+        """Called now and then between two events."""
         self._appointments: list[tuple[float, int, int, Callback]] = []
         self._numbers = itertools.count()
 
@@ -48,6 +55,9 @@ class Clock(simpy.Environment):
             raise EmptySchedule
         self.now, _, _, callback = heappop(self._appointments)
         callback()
+        self.num_events += 1
+        if self.on_look is not None and not self.num_events % LOOK_EVERY:
+            self.on_look()
 
 
 def _process(event: Any) -> None:

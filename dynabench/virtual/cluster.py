@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from dynabench.deployment.engines import SimulatedPool, context_of
+from dynabench.deployment.engines import SimulatedPool, context_of, longest_request, refusal_of
 from dynabench.deployment.fleet import FleetConfig
 from dynabench.deployment.overhead import Overhead
 from dynabench.deployment.transfer import TransferConfig
@@ -60,7 +60,6 @@ class Cluster:
         overhead: Overhead = Overhead(),  # noqa: B008
         kv_event_delay_s: float = 0.0,
         choose: "Callable[[Cluster, int], int] | None" = None,
-        on_progress: Callable[[int], None] | None = None,
         apart: Disaggregation | None = None,
         links: Links | None = None,
         fleet: FleetConfig = FleetConfig(),  # noqa: B008
@@ -79,7 +78,6 @@ class Cluster:
             overhead: delays between a client and the engines.
             kv_event_delay_s: time until a KV event reaches the router (s).
             choose: chooses the slot for a request, by the request's number, instead of the router.
-            on_progress: called with the number of requests that have ended.
             apart: how requests get from workers that only prefill to workers that decode, if there are any.
             links: empty links that carry KV between ranks, and between ranks and storage (default: infinitely fast).
             fleet: how workers are started and stopped.
@@ -104,7 +102,6 @@ class Cluster:
         self.block_size = pools[0].engine.config.block_size
         self.overhead = overhead
         self._grouping = Grouping(workload.block_size, self.block_size)
-        self._on_progress = on_progress
         self._turn_s = -math.inf  # when the frontend handled the last request
         self._awaited_s = -1.0  # time of the scheduled arrival event
         self._held: dict[int, EngineSequence] = {}
@@ -114,7 +111,12 @@ class Cluster:
         """How much of its KV each pool used."""
         engines = [pool.engine for pool in pools]
         self._sources = SourceColumns(engines, self.log)
-        self._context = context_of(pool.engine for pool in pools if pool.replicas)
+        present = [pool.engine for pool in pools if pool.replicas]
+        self._context = context_of(present)
+        self.longest = longest_request(present)
+        """Tokens of the longest request that they take, prompt and output together, if there is a limit."""
+        self.num_refused = 0
+        """Requests that are too long for the engines."""
         self.traffic = Traffic(links or Links(TransferConfig(bandwidth_gb_s=0.0)), self.clock)
         wants_events = router.wants_events or (apart is not None and apart.router.wants_events)
         publish = self._on_tier_events if wants_events else None
@@ -273,6 +275,7 @@ class Cluster:
             engine.timing,
             num_blocks=engine.num_blocks,
             host=engine.host,
+            more=engine.more,
             kv_events=router.wants_events,
             ordered_events=False,
         )
@@ -351,8 +354,6 @@ class Cluster:
         if self.counter is not None:
             self.counter.on_output(output, log, self.workload.requests)
         self.num_finished += len(output.finished)
-        if output.finished and self._on_progress is not None:
-            self._on_progress(self.num_finished)
         if output.finished and self._is_paced:
             self._await_arrivals()
         if self._held:
@@ -410,6 +411,7 @@ class Cluster:
             max_tokens=request.max_tokens(self._context) - num_generated,
             stop_after=request.output_length - num_generated if request.ends == "stop" else None,
             chain=chain,
+            priority=request.priority,
             arrival=self.clock.now,
         )
         if num_generated:
@@ -418,10 +420,14 @@ class Cluster:
 
     def _dispatch(self, number: int) -> None:
         """Send a request on its way, for the first time or again."""
+        if (reason := self.refusal(number)) is not None:
+            self.num_refused += 1
+            self._fail(number, f"HTTP 400: {reason}")
+            return
         try:
             prompt, chain = self._prepared(number)
             if self.handover is not None:
-                self.handover.begin(number, prompt, chain, self.workload.requests[number].output_length)
+                self.handover.begin(number, prompt, chain, self.workload.requests[number])
             elif self.choose is not None:
                 self.routing.catch_up(prompt)
                 self.send_to(number, self.choose(self, number))
@@ -429,6 +435,10 @@ class Cluster:
                 self._decode(number, prompt, self._sequence(number, chain))
         except NoWorkersError as error:
             self.losses.on_nobody(number, str(error))
+
+    def refusal(self, number: int) -> str | None:
+        """Return why the frontend refuses a request, None if it does not."""
+        return None if self.longest is None else refusal_of(self.workload.requests[number], self.longest)
 
     def _fail(self, number: int, message: str) -> None:
         """End a request that cannot be answered."""

@@ -30,6 +30,7 @@ from serving.life import DisaggregationConfig, Life, PlaceAgain, Refused
 from serving.life.bypass import bypasses
 from serving.router import Decision, Prompt, Router
 from serving.router.router import NoWorkersError
+from workloads import Request
 
 EXPIRED = "its KV had left the prefill worker before the decode worker could read it: the lease had expired"
 GONE = "its KV had left the prefill worker before the decode worker could read it: that worker was gone"
@@ -53,6 +54,7 @@ class Journey:
     prompt: Prompt
     chain: BlockChain
     life: Life
+    priority: int = 0
     prefilled: EngineSequence | None = None
     """Its sequence at the prefill rank."""
     source: int = -1
@@ -128,11 +130,11 @@ class Handover:
         self._journeys: dict[int, Journey] = {}
         self._block_size = engines[0].config.block_size
 
-    def begin(self, number: int, prompt: Prompt, chain: BlockChain, output_length: int) -> None:
+    def begin(self, number: int, prompt: Prompt, chain: BlockChain, request: Request) -> None:
         """Handle a request that has arrived."""
-        journey = self._journeys[number] = Journey(prompt, chain, self._losses.life(number))
+        journey = self._journeys[number] = Journey(prompt, chain, self._losses.life(number), request.priority)
         has_prefill = bool(self.routing.ranks)
-        local = self._bypass(prompt, output_length) if has_prefill else None
+        local = self._bypass(prompt, request.output_length) if has_prefill else None
         stage = journey.life.next_stage(has_prefill=has_prefill, bypasses=local is not None)
         if isinstance(stage, Refused):
             self._give_up(number, journey)
@@ -194,6 +196,7 @@ class Handover:
             max_tokens=1,
             is_remote_decode=True,
             chain=journey.chain,
+            priority=journey.priority,
             arrival=self._clock.now,
         )
         self._ranks[journey.source].add(journey.prefilled)

@@ -1,12 +1,14 @@
 """A planner in virtual time: at its intervals it observes the simulated fleet, decides, and changes it."""
 
 import math
+from collections.abc import Sequence
 
 from dynabench.planner.facts import facts_of
 from dynabench.virtual.clock import ARRIVAL
 from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.counter import Counter
 from dynabench.virtual.rank import Rank
+from dynabench.virtual.repeats import Repeats
 from mocker.work import work_of
 from reports.fleet import Change
 from serving.planner import Observation, Planner, PlannerConfig, PoolState, RankLoad, traffic_between
@@ -42,27 +44,43 @@ class SimulatedPlanner:
         """The planner's notes, and how often each occurred."""
         self._cluster = cluster
         self._counter = cluster.counter = Counter()
-        self._looked = cluster.clock.now, self._counter.counts
-        self._look_again()
+        self._counts = self._counter.counts
+        self._repeats = Repeats(self.planner.rest, self.planner.interval_s)
+        self._started_s = cluster.clock.now
+        self._look_at(1)
 
-    def _look_again(self) -> None:
-        clock = self._cluster.clock
-        clock.at(clock.now + self.planner.interval_s, ARRIVAL, self._look)
+    def _look_at(self, number: int) -> None:
+        """Take the look of this number next."""
+        self._number = number
+        self._cluster.clock.at(self._time_of(number), ARRIVAL, self._look)
+
+    def _time_of(self, number: int) -> float:
+        return self._started_s + number * self.planner.interval_s
 
     def _look(self) -> None:
         cluster = self._cluster
         if cluster.num_finished == len(cluster.log):
             return
-        decision = self.planner.decide(self._observe())
-        self.num_decisions += 1
-        for note in decision.notes:
-            self.notes[note] = self.notes.get(note, 0) + 1
+        seen = self._observe()
+        decision = self.planner.decide(seen)
+        self._count(1, decision.notes)
+        self._repeats.add(seen, decision)
         fleet, now = cluster.fleet, cluster.clock.now
         for name, target in decision.orders.items():
             self.changes.append(Change(now, name, fleet.sizes[name], target.replicas, target.reason))
             fleet.resize(name, target.replicas)
-        if cluster.clock.peek() < math.inf:  # otherwise nothing can ever happen, and the run should say so
-            self._look_again()
+        next_s = cluster.clock.peek()
+        if next_s == math.inf:  # nothing can ever happen, and the run should say so
+            return
+        cycles = self._repeats.cycles(next_s)
+        self._count(cycles * self._repeats.looks, self._repeats.notes, times=cycles)
+        self._look_at(self._number + 1 + cycles * self._repeats.looks)
+
+    def _count(self, num_decisions: int, notes: Sequence[str], *, times: int = 1) -> None:
+        """Count decisions, and notes that each occurred so many times."""
+        self.num_decisions += num_decisions
+        for note in notes if times else ():
+            self.notes[note] = self.notes.get(note, 0) + times
 
     def _observe(self) -> Observation:
         fleet, now = self._cluster.fleet, self._cluster.clock.now
@@ -75,6 +93,6 @@ class SimulatedPlanner:
                 num_draining=len(fleet.of(name, "draining")),
                 loads=tuple(load_of(rank, now) for worker in ready for rank in worker.ranks),
             )
-        (before_s, before), self._looked = self._looked, (now, self._counter.counts)
-        traffic = traffic_between(before, self._looked[1], now - before_s)
+        before, self._counts = self._counts, self._counter.counts
+        traffic = traffic_between(before, self._counts, now - self._time_of(self._number - 1))
         return Observation(now=now, pools=pools, traffic=traffic)

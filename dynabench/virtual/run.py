@@ -1,17 +1,18 @@
 """One run in virtual time."""
 
-import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.engines import check_fits, engines_of, pools_of
 from dynabench.deployment.overhead import Overhead, overhead_of
-from dynabench.interrupt import InterruptError
+from dynabench.interrupt import noted
 from dynabench.plan import Plan
 from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.handover import Disaggregation
@@ -29,6 +30,7 @@ from serving.model.card import Role
 from serving.router import Mode, Router, RouterConfig
 from workloads import Workload
 from workloads.pacing import LoadConfig
+from workloads.request import select
 from workloads.reuse import reuse_of
 
 HOSTLESS = ("polynomial", "constant", "table")
@@ -45,8 +47,9 @@ FOLLOW_PREFIXES = (
 SHORTEST_STEP_S = 1e-9
 """Shorter steps can vanish in the sum with the time, so that the clock stands still."""
 
-ASK_EVERY = 64
-"""Steps that end requests between two checks for an interrupt and two progress reports, because both may use files."""
+
+class _Stopped(Exception):  # noqa: N818 (no error)
+    """The simulation is to end between two events."""
 
 
 def run(
@@ -54,22 +57,29 @@ def run(
     workload: Workload,
     *,
     on_progress: Callable[[int], None] | None = None,
-    is_interrupted: Callable[[], bool] = bool,
+    is_interrupted: Callable[[], bool] | None = None,
 ) -> Record:
-    """Carry out one run in virtual time; when `is_interrupted` returns true, stop and keep what is done.
+    """Carry out one run in virtual time; when `is_interrupted` returns true between two events, stop and keep what is done.
 
     Raises:
         WorkloadError: a request can never fit.
         ValueError: the deployment cannot be simulated.
         StalledError: the simulation ended with unfinished requests (a defect).
     """
-    cluster = cluster_of(plan, workload, on_progress=_progress(on_progress, is_interrupted))
+    cluster = cluster_of(plan, workload)
+    cluster.clock.on_look = _look(cluster, on_progress, is_interrupted)
     config = plan.deployment.planner
     planner = SimulatedPlanner(config, cluster) if config.planner != "static" else None
+    with noted() if is_interrupted is not None else nullcontext():
+        return _carried_out(plan, workload, cluster, planner)
+
+
+def _carried_out(plan: Plan, workload: Workload, cluster: Cluster, planner: SimulatedPlanner | None) -> Record:
+    """Run a cluster until its requests have ended, or it is stopped, and return what is done."""
     started, is_complete = time.perf_counter(), True
     try:
         cluster.run()
-    except InterruptError:
+    except _Stopped:
         is_complete = False
     wall_s = time.perf_counter() - started
     requests = _requests(cluster, workload, plan.settings.load)
@@ -84,6 +94,9 @@ def run(
     fleet = fleet_use(cluster, planner)
     if missed := sum(event.time_s > fleet.length_s for event in plan.deployment.fleet.timeline):
         facts["missed_events"] = missed
+    if cluster.longest is not None:
+        is_cut = requests.succeeded & (requests.osl < requests.planned_osl.filled(0))
+        facts |= {"refused": cluster.num_refused, "cut": int(is_cut.sum()), "context": cluster.longest}
     if any(overhead) and requests.succeeded.any():
         delays_s = cluster.delays_s + (cluster.handover.delays_s if cluster.handover is not None else 0.0)
         outside = delays_s / np.count_nonzero(~np.isnan(cluster.log.intended_s)) + overhead.answer_s
@@ -96,6 +109,7 @@ def run(
         len(cluster.ranks),
         repeat=plan.repeat,
         is_complete=is_complete,
+        notes=requests.failure,
         facts=facts,
         pools=pool_use(cluster),
         links=link_use(cluster),
@@ -120,7 +134,7 @@ def _has_unused_model(deployment: Deployment) -> bool:
     )
 
 
-def cluster_of(plan: Plan, workload: Workload, *, on_progress: Callable[[int], None] | None = None) -> Cluster:
+def cluster_of(plan: Plan, workload: Workload) -> Cluster:
     """Build the cluster of one run; the same settings and seed give the same run.
 
     Raises:
@@ -130,7 +144,7 @@ def cluster_of(plan: Plan, workload: Workload, *, on_progress: Callable[[int], N
     deployment = plan.deployment
     pools, engines = pools_of(deployment), engines_of(deployment)
     for pool in pools:
-        check_fits(workload, pool.engine)
+        check_fits(workload, pool.engine, fail_on_too_long=plan.settings.load.fail_on_too_long)
     if deployment.is_disaggregated:
         _check_apart(deployment, engines)
     router = _router(plan, engines, "decode" if deployment.is_disaggregated else "aggregated")
@@ -142,7 +156,6 @@ def cluster_of(plan: Plan, workload: Workload, *, on_progress: Callable[[int], N
         overhead=mean_overhead(deployment),
         kv_event_delay_s=deployment.router.kv_event_delay_s,
         choose=best_by_rollout if router.policy.needs_rollout else None,
-        on_progress=on_progress,
         apart=_disaggregation(plan, engines) if deployment.is_disaggregated else None,
         links=Links(deployment.transfer),
         fleet=deployment.fleet,
@@ -273,37 +286,40 @@ def _mean(values: Sequence[float]) -> float:
     return values[0] if len(set(values)) == 1 else sum(values) / len(values)
 
 
-def _progress(on_progress: Callable[[int], None] | None, is_interrupted: Callable[[], bool]) -> Callable[[int], None]:
-    times_asked = itertools.count()
-
-    def progressed(done: int) -> None:
-        if next(times_asked) % ASK_EVERY:
-            return
+def _look(
+    cluster: Cluster, on_progress: Callable[[int], None] | None, is_interrupted: Callable[[], bool] | None
+) -> Callable[[], None]:
+    def look() -> None:
         if on_progress is not None:
-            on_progress(done)
-        if is_interrupted():
-            raise InterruptError
+            on_progress(cluster.num_finished)
+        if is_interrupted is not None and is_interrupted():
+            raise _Stopped
 
-    return progressed
+    return look
 
 
 def _requests(cluster: Cluster, workload: Workload, load: LoadConfig) -> Requests:
     """Return the records of the requests that have ended."""
-    log = cluster.log
+    log, intended_s = cluster.log, np.array(cluster.log.intended_s)
+    num_arrived = int(np.flatnonzero(~np.isnan(intended_s)).max(initial=-1)) + 1  # after an interrupt, perhaps not all
+    workload = replace(workload, requests=workload.requests[:num_arrived])
+    rows = slice(num_arrived)
     isl = np.array([request.input_length for request in workload.requests], np.int32)
     planned = np.array([request.output_length for request in workload.requests], np.int32)
     ranks = np.array([engine.config.max_model_len or np.iinfo(np.int32).max for engine in cluster.engines])
     requests = log.finish(
-        sent_s=log.intended_s,
-        first_byte_s=log.first_token_s,
-        done_s=log.last_token_s,
+        rows,
+        sent_s=intended_s[rows],
+        first_byte_s=np.array(log.first_token_s[rows]),
+        done_s=np.array(log.last_token_s[rows]),
         isl=isl,
         osl=planned,
         planned_isl=isl,
         planned_osl=planned,
-        first_chunk_tokens=np.ones(len(log), np.int32),
-        endless_tokens=reuse_of(workload, cluster.block_size).endless_hits(),
-        is_measured=[load.is_measured(time) for time in log.intended_s],
+        priority=[request.priority for request in workload.requests],
+        first_chunk_tokens=np.ones(num_arrived, np.int32),
+        endless_tokens=_endless_tokens(cluster, workload),
+        is_measured=[load.is_measured(time) for time in intended_s[rows].tolist()],
     )
     if not workload.knows_prefixes:  # hits of made-up ids are meaningless
         requests = requests.replace(**dict.fromkeys(FOLLOW_PREFIXES))
@@ -311,6 +327,17 @@ def _requests(cluster: Cluster, workload: Workload, load: LoadConfig) -> Request
         requests = requests[~requests.worker.mask | ~requests.succeeded]
     room = ranks[requests.worker.filled(0)] - requests.isl
     return requests.replace(osl=np.where(requests.succeeded, np.minimum(requests.osl, room), 0))
+
+
+def _endless_tokens(cluster: Cluster, workload: Workload) -> npt.NDArray[np.int64]:
+    """Return the prompt tokens that an unlimited cache would have held; nobody computes what is refused."""
+    if not cluster.num_refused:
+        return reuse_of(workload, cluster.block_size).endless_hits()
+    numbers = [number for number in range(len(workload)) if cluster.refusal(number) is None]
+    served = replace(workload, requests=select(workload.requests, numbers))
+    found = np.zeros(len(workload), np.int64)
+    found[numbers] = reuse_of(served, cluster.block_size).endless_hits()
+    return found
 
 
 def _gaps(cluster: Cluster) -> Floats:

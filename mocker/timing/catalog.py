@@ -1,4 +1,4 @@
-"""The GPUs, engines and models that are bundled by name, and models from a config.json."""
+"""The GPUs and engines that are bundled by name."""
 
 import json
 from pathlib import Path
@@ -6,10 +6,8 @@ from typing import Any
 
 from foundation.text import instead_of
 from mocker.timing.gpu import Decode, EngineTimes, Experts, Gemm, Gpu
-from mocker.timing.model_shape import ModelShape, shape_of
 
 DATA = Path(__file__).with_name("data")
-VARIANTS = ("-instruct", "-chat", "-hf", "-base", "-it", "-fp8", "-nvfp4")
 
 
 def find_gpu(name: str) -> Gpu:
@@ -56,49 +54,6 @@ def find_engine(name: str, architecture: str) -> EngineTimes:
     return EngineTimes(**facts)
 
 
-def find_model(name: str) -> ModelShape:
-    """Return the shape of a bundled model, by its Hugging Face id, or of the config.json at a path.
-
-    Raises:
-        ValueError: the model is unknown, and there is no such file.
-    """
-    path = Path(name)
-    if path.is_dir():
-        path /= "config.json"
-    if path.is_file():
-        try:
-            return shape_of(json.loads(path.read_text()))
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}: not the config.json of a language model ({error})") from error
-    known = model_configs()
-    plain = {_plain(key): key for key in sorted(known, reverse=True)}
-    key = name if name in known else plain.get(_plain(name))
-    if key is None:
-        raise ValueError(
-            f"model {name!r} is neither bundled nor a folder or file with a config.json; bundled are {', '.join(known)}"
-        )
-    config = dict(known[key])
-    if name.lower().endswith("-fp8"):
-        config["weights"] = "fp8"
-    if name.lower().endswith("-nvfp4"):
-        config["weights"] = "fp4"
-    return shape_of(config)
-
-
-def model_configs() -> dict[str, dict[str, Any]]:
-    """Return the bundled parts of common models' config.json, by Hugging Face id."""
-    configs: dict[str, dict[str, Any]] = json.loads((DATA / "models.json").read_text())
-    return configs
-
-
 def _read(name: str) -> dict[str, dict[str, Any]]:
     known: dict[str, dict[str, Any]] = json.loads((DATA / f"{name}.json").read_text())
     return known
-
-
-def _plain(name: str) -> str:
-    """Reduce a model's id to the name of its shape: without organisation and without changes to the weights."""
-    plain = name.lower().rpartition("/")[2].removeprefix("meta-")
-    while plain.endswith(VARIANTS):
-        plain = plain.rpartition("-")[0]
-    return plain

@@ -6,17 +6,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mocker.config import EngineConfig
+from mocker.models.kv_cache import MoreBlocks, kv_cache
+from mocker.models.layout import refusal
 from mocker.offload.config import HostMemory, Tier, whole_chunks
 from mocker.timing.calibrated import Calibrated
-from mocker.timing.catalog import find_engine, find_gpu, find_model
+from mocker.timing.catalog import find_engine, find_gpu
 from mocker.timing.config import TimingConfig
 from mocker.timing.constant import Constant
 from mocker.timing.files import read_calibration, read_table
 from mocker.timing.kv_size import kv_size_of
 from mocker.timing.memory import num_kv_blocks
 from mocker.timing.model import Faster, TimingModel
+from mocker.timing.parts import coefficients
 from mocker.timing.polynomial import Polynomial
-from mocker.timing.roofline import Roofline, coefficients
+from mocker.timing.roofline import Roofline
 from mocker.timing.table import Table
 
 DEFAULT_NUM_BLOCKS = 16384
@@ -32,6 +35,8 @@ class SimulatedEngine:
     """KV blocks, null block included."""
     host: HostMemory | None
     """Host memory for KV, if any."""
+    more: MoreBlocks | None
+    """What a sequence holds beside the blocks of its tokens, if the model has layers that do not keep all."""
     noise: tuple[float, ...]
     """Times of a calibrated engine's steps over those of the model: equally likely factors whose mean is 1, or none."""
     is_lockstep: bool
@@ -58,7 +63,7 @@ def resolve(engine: EngineConfig, timing: TimingConfig = TimingConfig()) -> Simu
     """Find an engine's step times and KV blocks; equal settings share one model, which has no state of an engine.
 
     Raises:
-        ValueError: a file cannot be read, the GPU or model is unknown, or the model does not fit.
+        ValueError: a file cannot be read, the GPU or model is unknown, or the model does not fit or cannot be divided.
     """
     if timing.model is not None and timing.is_generic:
         raise ValueError(
@@ -66,16 +71,56 @@ def resolve(engine: EngineConfig, timing: TimingConfig = TimingConfig()) -> Simu
             "lists them); with timing polynomial these are generic, and the model provides only its name and "
             "the size of its KV"
         )
-    engine = replace(engine, async_scheduling=_is_async(engine, timing))
-    num_blocks = engine.num_gpu_blocks or _blocks_that_fit(engine, timing)
+    _check_layout(engine, timing)
+    engine = replace(
+        engine,
+        async_scheduling=_is_async(engine, timing),
+        max_model_len=engine.max_model_len or _context_length(timing),
+    )
+    more = _more_blocks(engine, timing)
+    num_blocks = _given_blocks(engine, more) or _blocks_that_fit(engine, timing)
     return SimulatedEngine(
         engine,
         _timing_model(engine, timing, num_blocks),
         num_blocks,
         host=_host_memory(engine, timing),
+        more=more,
         noise=() if timing.calibration is None else read_calibration(timing.calibration)["noise"],
         is_lockstep=timing.enable_expert_parallel and engine.dp_size > 1,
     )
+
+
+def _given_blocks(engine: EngineConfig, more: MoreBlocks | None) -> int | None:
+    """Return the blocks that are set, which count as in vLLM: where groups of layers share a pool, those of the pool."""
+    if engine.num_gpu_blocks is None or more is None:
+        return engine.num_gpu_blocks
+    return int(engine.num_gpu_blocks / more.unit)
+
+
+def _context_length(timing: TimingConfig) -> int | None:
+    """Return the context length of the model; None if there is no model, or measured or generic times only name one."""
+    if timing.model is None:
+        return None
+    try:
+        return timing.shape.context_length
+    except ValueError:
+        if timing.timing_name == "roofline":
+            raise
+        return None
+
+
+def _check_layout(engine: EngineConfig, timing: TimingConfig) -> None:
+    """Refuse a model that the engine could not divide over its GPUs, if both are known."""
+    if timing.gpu is None or timing.model is None:
+        return
+    reason = refusal(
+        timing.shape,
+        tensor_parallel_size=timing.tensor_parallel_size,
+        expert_parallel_size=_expert_parallel_size(engine, timing) if timing.enable_expert_parallel else None,
+        pipeline_parallel_size=timing.pipeline_parallel_size,
+    )
+    if reason is not None:
+        raise ValueError(f"model {timing.model}: {reason}")
 
 
 def _blocks_that_fit(engine: EngineConfig, timing: TimingConfig) -> int:
@@ -84,7 +129,7 @@ def _blocks_that_fit(engine: EngineConfig, timing: TimingConfig) -> int:
     if timing.gpu is None or timing.model is None:
         return DEFAULT_NUM_BLOCKS
     return num_kv_blocks(
-        find_model(timing.model),
+        timing.shape,
         find_gpu(timing.gpu),
         block_size=engine.block_size,
         utilization=timing.gpu_memory_utilization,
@@ -92,9 +137,15 @@ def _blocks_that_fit(engine: EngineConfig, timing: TimingConfig) -> int:
         max_num_seqs=engine.max_num_seqs,
         tensor_parallel_size=timing.tensor_parallel_size,
         expert_parallel_size=_expert_parallel_size(engine, timing),
-        weights=timing.quantization or "",
-        kv_dtype=timing.kv_cache_dtype,
+        kv_dtype=timing.kv_dtype,
     )
+
+
+def _more_blocks(engine: EngineConfig, timing: TimingConfig) -> MoreBlocks | None:
+    if timing.timing_name != "roofline":
+        return None
+    n = timing.tensor_parallel_size
+    return kv_cache(timing.shape, block_size=engine.block_size, num_gpus=n, kv_dtype=timing.kv_dtype).more
 
 
 def _host_memory(engine: EngineConfig, timing: TimingConfig) -> HostMemory | None:
@@ -186,17 +237,15 @@ def _timing_model(engine: EngineConfig, timing: TimingConfig, num_blocks: int) -
 
 def _roofline(engine: EngineConfig, timing: TimingConfig) -> Roofline:
     assert timing.gpu is not None
-    assert timing.model is not None
     gpu = find_gpu(timing.gpu)
     found = coefficients(
-        find_model(timing.model),
+        timing.shape,
         gpu,
         find_engine(timing.timed_as, gpu.architecture),
         tensor_parallel_size=timing.tensor_parallel_size,
         expert_parallel_size=_expert_parallel_size(engine, timing),
         attention_ranks=engine.dp_size,
-        weights=timing.quantization or "",
-        kv_dtype=timing.kv_cache_dtype,
+        kv_dtype=timing.kv_dtype,
         link_gbps=timing.link_gbps,
         async_scheduling=engine.is_async,
     )

@@ -8,6 +8,11 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from foundation.settings import Count, NotNegative, Positive, check
+from mocker.models.catalog import find_model
+from mocker.models.shape import ModelShape
+
+Quantization = Literal["bfloat16", "fp8", "fp4", "int4"]
+KvCacheDtype = Literal["auto", "bfloat16", "fp8"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +47,15 @@ class TimingConfig:
     enable_expert_parallel: bool = False
     """Give each GPU whole experts of a mixture-of-experts model, not a slice of every expert."""
 
-    quantization: Literal["bfloat16", "fp8", "fp4", "int4"] | None = None
+    quantization: Quantization | None = None
     """Type of the weights (default: the model's)."""
 
-    kv_cache_dtype: Literal["bfloat16", "fp8"] = "bfloat16"
-    """Type of the KV cache."""
+    read_model_as: str | None = None
+    """Read the model's config.json as this architecture's (a `model_type`, such as llama), and ignore sizes in it that
+    this does not have: for architectures that are not known here."""
+
+    kv_cache_dtype: KvCacheDtype = "auto"
+    """Type of the KV cache (auto: what the model's quantization asks for, else bfloat16)."""
 
     gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9
     """Share of the GPU's memory for weights, activations and KV cache."""
@@ -82,6 +91,28 @@ class TimingConfig:
             raise ValueError(f"timing {self.timing} needs a timing_file")
         if self.timing_file is not None and self.timing not in (None, "calibrated", "table"):
             raise ValueError(f"timing_file cannot be combined with timing {self.timing}")
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model, with its weights as set.
+
+        Raises:
+            ValueError: it is unknown, or its config.json is not understood.
+        """
+        assert self.model is not None
+        found = find_model(self.model, self.read_model_as)
+        return found if self.quantization is None else found.quantised(self.quantization)
+
+    @property
+    def kv_dtype(self) -> str:
+        """The type of the KV cache: as set, or the model's.
+
+        Raises:
+            ValueError: it is the model's, which is unknown.
+        """
+        if self.kv_cache_dtype != "auto":
+            return self.kv_cache_dtype
+        return "bfloat16" if self.model is None else self.shape.kv_dtype
 
     @property
     def timing_name(self) -> str:

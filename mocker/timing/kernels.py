@@ -6,7 +6,6 @@ from math import log
 from typing import NamedTuple
 
 from mocker.timing.gpu import AllReduces, Experts
-from mocker.timing.model_shape import ModelShape
 
 HALF = 2.0
 """Bytes in an activation."""
@@ -29,7 +28,7 @@ class Rate(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrices:
-    """The matrices of one layer by which every token is multiplied, on one GPU, taken together."""
+    """Matrices of one type in a layer, by which every token is multiplied, on one GPU, taken together."""
 
     rate: Rate
     weights: float
@@ -84,17 +83,19 @@ class AllReduce:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLayer:
-    """One layer's routed experts, on one GPU, and those that all tokens share."""
+    """One layer's routed experts, on one GPU."""
 
     fit: Experts
     rate: Rate
-    shape: ModelShape
+    num_experts: int
+    experts_per_token: int
+    hidden_size: int
     share: float
     """Parameters of the experts, on one GPU."""
     weights: float
+    """Of one expert, or of a GPU's slice of one."""
     weight_bytes: float
     bandwidth: float
-    shared: Matrices | None
     attention_ranks: int
     exchange: AllReduce
     """Ranks with separate attention send each other their tokens and get back the results of the experts, which moves
@@ -103,52 +104,41 @@ class ExpertLayer:
 
     def seconds(self, num_tokens: int) -> float:
         """Return their time in a step (s)."""
-        fit, shape, tokens = self.fit, self.shape, num_tokens * self.attention_ranks
-        chosen = shape.experts_per_token / shape.num_experts
-        active = shape.num_experts * self.share * (1 - (1 - chosen) ** (tokens * fit.spread))
-        routed = tokens * shape.experts_per_token * self.share
+        fit, tokens = self.fit, num_tokens * self.attention_ranks
+        chosen = self.experts_per_token / self.num_experts
+        active = self.num_experts * self.share * (1 - (1 - chosen) ** (tokens * fit.spread))
+        routed = tokens * self.experts_per_token * self.share
         rows = max(routed, fit.pad * active)
         experts = self.rate.seconds(2 * rows * self.weights, active * self.weights * self.weight_bytes) + fit.launch_s
-        moved = routed * shape.hidden_size * HALF * fit.passes / self.bandwidth
-        shared = self.shared.seconds(num_tokens) if self.shared is not None else 0.0
-        return experts + moved + shared + (self.exchange.seconds(tokens) + self.exchange_s)
+        moved = routed * self.hidden_size * HALF * fit.passes / self.bandwidth
+        return experts + moved + (self.exchange.seconds(tokens) + self.exchange_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layers:
-    """Everything in the layers that depends on the number of tokens alone."""
+class Part:
+    """Half a layer: a mixer, or a feed-forward network, each with a norm before it and a sum over GPUs after it."""
 
-    scale: float
-    num_layers: int
-    projections: Matrices
-    attention_s: float
-    """Launching attention, in each layer."""
-    elementwise_s: float
+    count: int
+    """Layers that have it."""
+    matrices: tuple[Matrices, ...]
+    fixed_s: float
+    """Small kernels, and launching attention."""
     elementwise: float
     """Values that small kernels move for each token."""
     elementwise_bandwidth: float
     reduce: AllReduce
-    num_dense: int
-    ffn: Matrices
-    experts: ExpertLayer | None
-    num_windowed: int
-    """Layers that attend to a window."""
-    window: int
-    window_kv_s: float
-    """The time to read one token's KV in one of them."""
+    experts: ExpertLayer | None = None
+    token_s: float = 0.0
+    """To update a state by a token."""
 
     def seconds(self, num_tokens: int) -> float:
-        """Return their time in a step (s)."""
-        elementwise = num_tokens * HALF * self.elementwise / self.elementwise_bandwidth
-        layer = self.projections.seconds(num_tokens) + self.attention_s + (self.elementwise_s + elementwise)
-        layer += 2 * self.reduce.seconds(num_tokens)
-        experts = self.experts.seconds(num_tokens) if self.experts is not None else 0.0
-        return self.scale * (
-            self.num_layers * layer
-            + self.num_dense * self.ffn.seconds(num_tokens)
-            + (self.num_layers - self.num_dense) * experts
-            + self.num_windowed * (num_tokens * self.window * self.window_kv_s)
-        )
+        """Return the time of all of them in a step (s)."""
+        time = self.fixed_s + num_tokens * (HALF * self.elementwise / self.elementwise_bandwidth + self.token_s)
+        for matrices in self.matrices:
+            time += matrices.seconds(num_tokens)
+        if self.experts is not None:
+            time += self.experts.seconds(num_tokens)
+        return self.count * (time + self.reduce.seconds(num_tokens))
 
 
 class Head(NamedTuple):

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from mocker.timing.catalog import find_model
+from mocker.models.kv_cache import size_of_token
+from mocker.models.shape import ModelShape
 from mocker.timing.config import TimingConfig
-from mocker.timing.memory import size_of_token
-from mocker.timing.model_shape import BYTES, ModelShape
 
 LLAMA_8B_BYTES, LLAMA_8B_LAYERS = 131_072.0, 32
 
@@ -21,12 +20,16 @@ class KvSize:
     """A block's bytes in the layers that attend to a window."""
     num_window_blocks: int = 0
     """The last blocks of a prompt that hold its window."""
+    state: float = 0.0
+    """Bytes of a sequence's states."""
     num_parts: int = 1
     """GPUs that each have a part of them."""
 
     def of(self, num_blocks: int) -> float:
         """Return the bytes of the last blocks of a prompt, which a reader lacks."""
-        return num_blocks * self.block + min(num_blocks, self.num_window_blocks) * self.window_block
+        if not num_blocks:
+            return 0.0
+        return num_blocks * self.block + min(num_blocks, self.num_window_blocks) * self.window_block + self.state
 
 
 def kv_size(shape: ModelShape, *, block_size: int, tensor_parallel_size: int = 1, kv_dtype: str = "bfloat16") -> KvSize:
@@ -35,17 +38,28 @@ def kv_size(shape: ModelShape, *, block_size: int, tensor_parallel_size: int = 1
     A token is `2 * layers * max(kv_heads, tensor_parallel_size) * head_dim` KV elements, because several GPUs read each
     head if there are fewer heads than GPUs. With MLA it is `layers * (kv_lora_rank + rope_head_dim)`, read once. These
     are vLLM's layouts; the sizes that Mooncake publishes (49 MB for 128 tokens of Qwen3-235B on 8 GPUs) confirm the
-    first. A window of W tokens needs `ceil(W / block_size) + 1` blocks. States of linear attention are not counted.
+    first. A window of W tokens needs `ceil(W / block_size) + 1` blocks. A state is transferred whole.
     """
-    readers = 1 if shape.is_mla else tensor_parallel_size
-    layer = shape.kv_values(tensor_parallel_size) * BYTES[kv_dtype] * readers * block_size
-    num_windowed = shape.num_layers - shape.num_full_attention_layers if shape.sliding_window else 0
+    readers = 1 if any(mixer.latent_flops for mixer, _ in shape.mixers) else tensor_parallel_size
+    block = window_block = state = 0.0
+    window = 0
+    for mixer, count in shape.mixers:
+        size = (
+            count * size_of_token(mixer, tensor_parallel_size, kv_dtype) * readers * block_size if mixer.has_kv else 0.0
+        )
+        if mixer.window and mixer.compression == 1:
+            window_block += size
+            window = max(window, mixer.window)
+        else:
+            block += size
+        state += count * mixer.state_bytes
     return KvSize(
         num_layers=shape.num_layers,
-        block=size_of_token(shape, tensor_parallel_size, kv_dtype) * readers * block_size,
-        window_block=layer * num_windowed,
+        block=block,
+        window_block=window_block,
+        num_window_blocks=-(-window // block_size) + 1 if window else 0,
+        state=state,
         num_parts=readers,
-        num_window_blocks=-(-shape.sliding_window // block_size) + 1 if num_windowed else 0,
     )
 
 
@@ -68,7 +82,7 @@ def kv_size_of(timing: TimingConfig, *, block_size: int, kv_bytes_per_token: flo
             num_parts=timing.tensor_parallel_size,
         )
     try:
-        shape = find_model(timing.model)
+        shape = timing.shape
     except ValueError as error:
         if given is None:
             raise ValueError(f"{error}; or set kv_bytes_per_token, the size of the KV to transfer") from None
@@ -79,5 +93,5 @@ def kv_size_of(timing: TimingConfig, *, block_size: int, kv_bytes_per_token: flo
         shape,
         block_size=block_size,
         tensor_parallel_size=timing.tensor_parallel_size,
-        kv_dtype=timing.kv_cache_dtype,
+        kv_dtype=timing.kv_dtype,
     )

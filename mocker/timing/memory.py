@@ -11,9 +11,16 @@ A trial run over `max_num_batched_tokens` determines those, which then samples f
 benchmarks/kv_room.py compares this with vLLM's own logs.
 """
 
-from mocker.timing.gpu import Gpu
-from mocker.timing.model_shape import BYTES, ModelShape
+from math import ceil
 
+from mocker.models.kv_cache import kv_cache
+from mocker.models.layers import Matrix
+from mocker.models.shape import ModelShape
+from mocker.models.weight_types import MXFP4
+from mocker.timing.gpu import Gpu
+
+MXFP4_HIDDEN = {"hopper": 128}
+"""What the hidden size of MXFP4 experts is padded to a multiple of, by architecture; elsewhere 256."""
 GIB = 2**30
 OUTSIDE = 0.13 * GIB
 """Bytes that CUDA uses outside torch's allocator on each GPU."""
@@ -37,7 +44,6 @@ def num_kv_blocks(
     max_num_seqs: int,
     tensor_parallel_size: int = 1,
     expert_parallel_size: int = 1,
-    weights: str = "",
     kv_dtype: str = "bfloat16",
 ) -> int:
     """Return the KV blocks that fit.
@@ -53,11 +59,11 @@ def num_kv_blocks(
         max_num_seqs=max_num_seqs,
         tensor_parallel_size=tensor_parallel_size,
         expert_parallel_size=expert_parallel_size,
-        weights=weights,
     )
-    blocks = int(room // (block_size * size_of_token(shape, tensor_parallel_size, kv_dtype)))
+    cache = kv_cache(shape, block_size=block_size, num_gpus=tensor_parallel_size, kv_dtype=kv_dtype)
+    blocks = int(room // cache.block)
     if blocks < 2:
-        needed = size_of_weights(shape, tensor_parallel_size, expert_parallel_size, weights)
+        needed = size_of_weights(shape, tensor_parallel_size, expert_parallel_size)
         raise ValueError(
             f"the weights need {needed / GIB:.1f} GiB on each GPU and leave no room for KV blocks in "
             f"{utilization:.0%} of {gpu.name}'s {gpu.memory / GIB:.1f} GiB; raise tensor_parallel_size"
@@ -74,32 +80,59 @@ def room_for_kv(
     max_num_seqs: int,
     tensor_parallel_size: int = 1,
     expert_parallel_size: int = 1,
-    weights: str = "",
 ) -> float:
     """Return the bytes left for KV blocks on each GPU; below 0, the weights do not fit."""
     n = tensor_parallel_size
-    taken = size_of_weights(shape, n, expert_parallel_size, weights)
-    taken += peak_of_a_step(shape, max_num_batched_tokens, max_num_seqs, n, weights)
+    taken = size_of_weights(shape, n, expert_parallel_size) + padding_of_experts(shape, gpu, n, expert_parallel_size)
+    taken += peak_of_a_step(shape, max_num_batched_tokens, max_num_seqs, n)
     taken += (OUTSIDE_TP if n > 1 else OUTSIDE) + GRAPHS
     return gpu.memory * utilization - taken
 
 
-def size_of_weights(shape: ModelShape, num_gpus: int, expert_parallel_size: int, weights: str) -> float:
+def size_of_weights(shape: ModelShape, num_gpus: int = 1, expert_parallel_size: int = 1) -> float:
     """Return the bytes of the weights on one GPU."""
-    layers, embeddings = shape.num_parameters(num_gpus, expert_parallel_size)
-    return layers * BYTES[weights or shape.weights] + embeddings * BYTES["bfloat16"]
+    size = 2.0 * (shape.embedding_parameters / num_gpus + shape.num_other_parameters)
+    for mixer, count in shape.mixers:
+        size += count * (_size(mixer.matrices, num_gpus) + 2.0 * mixer.num_other_parameters)
+    for network, count in shape.feed_forwards:
+        size += count * (_size(network.matrices, num_gpus) + 2.0 * network.num_other_parameters)
+        whole = expert_parallel_size > 1
+        expert = _size(network.expert_matrices, 1 if whole else num_gpus)
+        size += count * network.num_experts * expert / expert_parallel_size
+    return size
 
 
-def size_of_token(shape: ModelShape, num_gpus: int, kv_dtype: str) -> float:
-    """Return the bytes of one token's KV on one GPU."""
-    return shape.kv_values(num_gpus) * shape.num_full_attention_layers * BYTES[kv_dtype]
+def padding_of_experts(shape: ModelShape, gpu: Gpu, num_gpus: int, expert_parallel_size: int) -> float:
+    """Return the bytes by which vLLM pads MXFP4 experts on one GPU, whose kernels need even sizes."""
+    size, slices = 0.0, num_gpus if expert_parallel_size == 1 else 1
+    for network, count in shape.feed_forwards:
+        if network.num_experts and network.expert_matrices[0].weight == MXFP4:
+            hidden, inner = network.expert_matrices[0].inputs.size, network.expert_size / slices
+            padded = _whole(hidden, MXFP4_HIDDEN.get(gpu.architecture, 256)) * _whole(inner, 128) / (hidden * inner) - 1
+            experts = network.num_experts * _size(network.expert_matrices, slices) / expert_parallel_size
+            size += count * experts * padded
+    return size
 
 
-def peak_of_a_step(shape: ModelShape, num_tokens: int, num_sequences: int, num_gpus: int, weights: str = "") -> float:
+def _whole(size: float, unit: int) -> float:
+    return unit * ceil(size / unit)
+
+
+def _size(matrices: tuple[Matrix, ...], num_gpus: int) -> float:
+    size = 0.0
+    for matrix in matrices:
+        inputs, outputs = matrix.on_gpu(num_gpus)
+        size += inputs * outputs * matrix.weight.bytes
+    return size
+
+
+def peak_of_a_step(shape: ModelShape, num_tokens: int, num_sequences: int, num_gpus: int) -> float:
     """Return the bytes that vLLM keeps free for the tensors of a step, on one GPU."""
-    product = 1.0 if (weights or shape.weights) == "fp8" else 2.0
-    ffn = max(shape.ffn_size, shape.shared_expert_size) / num_gpus
-    routed = 2 * shape.experts_per_token * (shape.hidden_size + shape.expert_size / num_gpus)
-    layers = num_tokens * (2 * 2 * shape.hidden_size + (2 * 2 + product) * ffn + routed)
+    product = 1.0 if shape.weights == "fp8" else 2.0
+    hidden, per_token = shape.hidden_size, 0.0
+    for network, _ in shape.feed_forwards:
+        routed = 2 * network.experts_per_token * (hidden + network.expert_size / num_gpus)
+        per_token = max(per_token, (2 * 2 + product) * network.size / num_gpus + routed)
+    layers = num_tokens * (2 * 2 * hidden + per_token)
     sampling = num_sequences * shape.vocab_size * 4 * SAMPLING_COPIES
-    return max(layers, sampling + num_tokens * shape.hidden_size * 2 * HIDDEN_COPIES)
+    return max(layers, sampling + num_tokens * hidden * 2 * HIDDEN_COPIES)

@@ -71,10 +71,11 @@ class Mocker:
         self.calls = (EngineCall("mocker.Engine", {"config": config, "timing": timing}),)
         simulated = resolve(config, timing)
         self._simulated = replace(simulated, host=with_store(simulated.host, transfer))
-        limit = config.max_model_len or min(self._simulated.num_usable_tokens, BYTES_CONTEXT)
+        most = simulated.config.max_model_len
         self.traits = EngineTraits(
             block_size=config.block_size,
-            context_length=config.max_model_len or (None if worker.model_path else limit),
+            context_length=most
+            or (None if worker.model_path else min(self._simulated.num_usable_tokens, BYTES_CONTEXT)),
             num_ranks=config.dp_size,
             has_kv_events=worker.kv_events and config.enable_prefix_caching,
         )

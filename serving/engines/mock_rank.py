@@ -48,6 +48,7 @@ class MockEngine:
             simulated.timing,
             num_blocks=simulated.num_blocks,
             host=simulated.host,
+            more=simulated.more,
             kv_events=publisher is not None,
         )
         self._publisher = publisher

@@ -22,6 +22,7 @@ from serving.frontend.api.openai import (
 )
 from serving.frontend.api.unsupported import check_fields
 from serving.model.card import ModelCard, ModelType
+from serving.model.context import refusal
 from serving.model.files import ModelFiles
 from serving.model.template import PLAIN, ChatTemplate, TemplateError, source
 from serving.model.tokenizer import Ids, load
@@ -323,14 +324,12 @@ def _limit(request: Request, num_prompt: int, model: TextModel, param: str) -> i
     if not num_prompt:
         raise ApiError(400, "the prompt has no tokens", param=param)
     context, limit = model.card.context_length, request.max_tokens
-    if num_prompt + (limit or 1) > context:
-        wanted = f"{num_prompt} prompt tokens" + (f" and max_tokens of {limit}" if limit else "")
-        message = f"this model's maximum context length is {context} tokens; the request has {wanted}"
+    if (message := refusal(context, num_prompt, limit)) is not None:
         raise ApiError(400, message, code="context_length_exceeded", param=param)
     room = context - num_prompt
     if limit is None and isinstance(request, CompletionRequest):
         return min(max(COMPLETION_TOKENS, request.min_tokens or 0), room)
-    return limit or room
+    return min(limit or room, room)
 
 
 def _check_plain(value: Any) -> None:

@@ -7,7 +7,7 @@ from serving.planner.decision import Decision, Target
 from serving.planner.observation import Observation, PoolFacts, PoolState, RankLoad, Traffic
 from serving.planner.planner import Planner, policy_named
 from serving.planner.policies.named import PLANNERS
-from serving.planner.policies.policy import Policy, Proposal
+from serving.planner.policies.policy import Policy, Proposal, Rest
 from serving.planner.predictors import PREDICTORS
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "PoolState",
     "Proposal",
     "RankLoad",
+    "Rest",
     "StepTimes",
     "Target",
     "Traffic",

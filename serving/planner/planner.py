@@ -23,7 +23,7 @@ from serving.planner.decision import Decision, Target
 from serving.planner.fitting import Wish, fit
 from serving.planner.observation import Observation, PoolFacts, PoolState
 from serving.planner.policies.named import PLANNERS
-from serving.planner.policies.policy import Policy, Proposal
+from serving.planner.policies.policy import Policy, Proposal, Rest
 
 _ORDER = ("prefill", "decode", "aggregated")
 
@@ -70,6 +70,14 @@ class Planner:
     def interval_s(self) -> float:
         """How often to ask it (s)."""
         return self._config.planner_interval_s or self._policy.default_interval_s
+
+    @property
+    def rest(self) -> Rest | None:
+        """When it only repeats itself; None: never, as far as is known."""
+        if "rest" not in vars(type(self._policy)):  # a class derived from another may remember more than that
+            return None
+        rest = self._policy.rest
+        return None if rest is None else rest._replace(after_s=rest.after_s + self._config.startup_timeout_s)
 
     def decide(self, observation: Observation) -> Decision:
         """Return how many workers each pool should have from now on."""

@@ -1,6 +1,5 @@
 """Ctrl-C: the first ends what runs and keeps what was measured, a second ends at once; nothing is left behind."""
 
-import functools
 import json
 import os
 import pty
@@ -10,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,13 +18,17 @@ from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.run import _simulate_all
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.interrupt import SHARE, TOGETHER_S, Interrupt
-from dynabench.plan import Settings, plans
+from dynabench.interrupt import SHARE, TOGETHER_S, Interrupt, InterruptError, noted
+from dynabench.plan import Plan, Settings, plans
 from dynabench.progress import Display
 from dynabench.terminal import Terminal
+from dynabench.virtual.clock import LOOK_EVERY
+from dynabench.virtual.run import run
 from foundation.errors import UserError
 from mocker import EngineConfig
+from reports import folder
 from serving.engines.processes import descendants
+from serving.planner import PlannerConfig
 from serving.router import RouterConfig
 from tests.support.commands import PROGRESS, dynabench
 from tests.support.simulated import deployed, simulate
@@ -39,8 +43,7 @@ def long_workload():
     return Workload("long", 64, [Request(number * 0.01, 64, 8, (number,)) for number in range(COUNT)])
 
 
-def announced(started, config):
-    Path(started).touch()
+def made(config):
     return long_workload()
 
 
@@ -50,11 +53,11 @@ def wait(started, flag):
     return "ended"
 
 
-def once_there(path, do):
-    """Do something as soon as a file exists, from another thread."""
+def once(condition, do):
+    """Do something as soon as a condition holds, from another thread."""
 
     def watch():
-        until(path.exists)
+        until(condition)
         do()
 
     thread = threading.Thread(target=watch)
@@ -84,24 +87,23 @@ def test_an_interrupted_simulation_keeps_the_requests_that_ended(limit):
     assert (run.requests.last_token_s > 0).all()
 
 
-def test_ctrl_c_ends_parallel_simulations_and_keeps_what_each_had(tmp_path):
-    started = tmp_path / "started"
+def test_ctrl_c_ends_parallel_simulations_and_keeps_what_each_had():
     experiment = ExperimentConfig(router_mode=("round-robin", "random"), jobs=2)
     wanted = plans(comparison_of(experiment, Settings(deployed(workers=2))).arms, 1, 0)
     with Interrupt() as interrupt:
-        thread = once_there(started, ctrl_c)
-        runs = _simulate_all(wanted, functools.partial(announced, str(started)), experiment, Terminal(), interrupt)
+        thread = once(lambda: all(interrupt.shares() or [0]), ctrl_c)
+        runs = _simulate_all(wanted, made, experiment, Terminal(), interrupt)
         thread.join()
-    assert runs
-    for run in runs:
-        assert not run.is_complete
-        assert 0 < len(run.requests) < COUNT
+    assert len(runs) == 2
+    for record in runs:
+        assert not record.is_complete
+        assert 0 < len(record.requests) < COUNT
 
 
 def test_calls_that_were_not_begun_are_not_made(tmp_path):
     started = tmp_path / "started"
     with Interrupt() as interrupt:
-        thread = once_there(started, ctrl_c)
+        thread = once(started.exists, ctrl_c)
         calls = [(wait, (str(started), interrupt.flag))] * 50
         results = list(in_parallel(calls, 2, interrupt=interrupt))
         thread.join()
@@ -189,13 +191,68 @@ def test_a_flag_says_nothing_on_another_host():
 
 def test_a_second_ctrl_c_is_obeyed_and_what_handled_signals_before_does_so_again():
     before = signal.getsignal(signal.SIGINT)  # ignored, where the tests run in the background
-    with pytest.raises(KeyboardInterrupt), Interrupt() as interrupt:
+    with pytest.raises(KeyboardInterrupt) as raised, Interrupt() as interrupt, noted():
         ctrl_c()
         ctrl_c()
         assert interrupt.is_asked
         time.sleep(2 * TOGETHER_S)
         ctrl_c()
+    assert raised.type is KeyboardInterrupt
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_what_does_not_ask_for_the_flag_ends_where_it_stands():
+    with pytest.raises(InterruptError), Interrupt():
+        once(lambda: True, ctrl_c)
+        while True:
+            pass
+
+
+def goes_on(started):
+    """Work on without a look at any flag, as who reads a file or draws a chart does."""
+    Path(started).touch()
+    while True:
+        pass
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_calls_that_do_not_ask_for_the_flag_end_where_they_stand(tmp_path, jobs):
+    started = [tmp_path / str(number) for number in range(jobs)]
+    with Interrupt() as interrupt:
+        thread = once(lambda: all(file.exists() for file in started), ctrl_c)
+        found = list(in_parallel([(goes_on, (str(file),)) for file in started], jobs, interrupt=interrupt))
+        thread.join()
+    assert found == []
+    assert interrupt.is_asked
+
+
+def kept(place, flag):
+    return place
+
+
+def test_what_is_done_with_a_result_is_not_torn_apart():
+    done = []
+    with Interrupt() as interrupt:
+        for _, place in in_parallel([(kept, (place, interrupt.flag)) for place in range(5)], 1, interrupt=interrupt):
+            ctrl_c()
+            done.append(place)
+    assert done == [0]
+
+
+def test_an_interrupt_in_a_gap_without_requests_ends_a_simulation_within_a_few_events():
+    year = Workload("gap", 64, [Request(0.0, 64, 8, (1,)), Request(3.2e7, 64, 8, (2,))])
+    planner = PlannerConfig(planner="hpa", planner_interval_s=0.01)
+    deployment = replace(deployed(workers=1), planner=planner)
+    looks = []
+
+    def is_interrupted():
+        looks.append(1)
+        return len(looks) > 10
+
+    record = run(Plan.alone(Settings(deployment)), year, is_interrupted=is_interrupted)
+    assert len(record.requests) == 1
+    assert not record.is_complete
+    assert record.fleet.decisions < 11 * LOOK_EVERY
 
 
 def start(*arguments, **options):
@@ -254,6 +311,50 @@ def shares_of(temporary):
     for file in temporary.glob("dynabench-*/shares"):
         return [share for (share,) in SHARE.iter_unpack(file.read_bytes())]
     return []
+
+
+OWN_POLICY = """
+from serving.planner.policies.hpa import Hpa
+
+class Own(Hpa):
+    default_interval_s = 0.1
+"""
+
+
+def test_sigterm_ends_a_simulation_in_a_gap_without_requests(tmp_path, temporary):
+    trace, policy = tmp_path / "t.jsonl", tmp_path / "own.py"
+    row = '{"timestamp": %d, "input_length": 64, "output_length": 8, "hash_ids": [%d]}\n'
+    trace.write_text(row % (0, 1) + row % (32_000_000_000, 2))
+    policy.write_text(OWN_POLICY)
+    process = start(
+        "simulate", trace, "--workers", "1", "--planner", policy, "--max-replicas", "2", "--router-mode", "random",
+        "--out", tmp_path / "x", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(temporary)},
+    )  # fmt: skip
+    until(lambda: shares_of(temporary) == [0.5], process)
+    process.terminate()
+    stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130, stderr
+    assert "The run was interrupted" in stdout
+    assert "draws them" in (tmp_path / "x" / "report.html").read_text()
+    assert not (tmp_path / "x" / "charts").exists()
+
+
+def test_sigterm_after_the_simulation_keeps_the_runs_and_no_half_report(tmp_path, temporary):
+    process = start(
+        "simulate", long_trace(tmp_path), "--trace-block-size", "64", "--workers", "1", "--router-mode", "random",
+        "--out", tmp_path / "x", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"TMPDIR": str(temporary)},
+    )  # fmt: skip
+    until(lambda: shares_of(temporary) == [1.0], process)
+    process.terminate()
+    stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, stdout) == (130, "")
+    assert f"the runs are in {tmp_path / 'x'}; write their report with: dynabench report" in stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.jsonl", "tmp", "x"]
+    assert not (tmp_path / "x" / "report.html").exists()
+    _, [record] = folder.read(tmp_path / "x")
+    assert len(record.requests) == 20_000
+    assert record.is_complete
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -8,6 +8,7 @@ import pytest
 from dynabench.fidelity.past_runs import read_requests
 from foundation.errors import UserError
 from reports.records import COLUMNS
+from tests.workloads.test_formats import SAMPLES
 
 ROW = {"arrival_s": 0.5, "isl": 10, "osl": 2, "first_token_s": 1.0, "last_token_s": 2.0}
 
@@ -49,6 +50,42 @@ def test_recorded_answers_end_as_their_finish_reasons_say(tmp_path):
 def test_what_the_prompts_of_records_share_is_not_known(tmp_path):
     workload, _ = read_requests(lines(tmp_path / "r.jsonl", ROW, ROW))
     assert not workload.knows_prefixes
+
+
+def test_what_aiperf_wrote_of_a_run_is_a_record_of_it(tmp_path):
+    path = tmp_path / "profile_export.jsonl"
+    path.write_text(SAMPLES["aiperf-export"])
+    workload, run = read_requests(path)
+    assert [(request.input_length, request.output_length) for request in workload] == [(64, 20)]
+    assert run.requests.first_token_s.tolist() == [pytest.approx(0.05)]
+    assert run.requests.last_token_s.tolist() == [pytest.approx(0.25)]
+    assert workload.notes[1:] == (
+        "requests of the warm-up left out: 1",
+        "rows without prompt or response tokens left out: 1",
+    )
+
+
+def test_what_vllm_bench_wrote_of_a_run_is_a_record_of_it(tmp_path):
+    whole = json.loads(SAMPLES["vllm-bench"]) | {"ttfts": [0.5, 0.25, 0.0], "itls": [[0.125, 0.25], [1.0], []]}
+    path = tmp_path / "run.json"
+    for text in (json.dumps(whole), json.dumps(whole, indent=1)):
+        path.write_text(text)
+        workload, run = read_requests(path)
+        assert [request.input_length for request in workload] == [374, 396]
+        assert run.requests.first_token_s.tolist() == [0.5, 2.75]
+        assert run.requests.last_token_s.tolist() == [0.875, 3.75]
+    path.write_text(json.dumps(whole | {"latencies": [2.0, 3.0, 0.0]}))
+    assert read_requests(path)[1].requests.last_token_s.tolist() == [2.0, 5.5]
+
+
+def test_what_load_generators_wrote_without_times_or_answers_is_refused_in_a_line(tmp_path):
+    path = lines(tmp_path / "run.json", json.loads(SAMPLES["vllm-bench"]))
+    with pytest.raises(UserError, match="there is no ttfts, itls; save the run with --save-detailed"):
+        read_requests(path)
+    failed = SAMPLES["aiperf-export"].splitlines()[2]
+    (tmp_path / "p.jsonl").write_text(failed + "\n")
+    with pytest.raises(UserError, match="has no requests that were answered"):
+        read_requests(tmp_path / "p.jsonl")
 
 
 @pytest.mark.parametrize(

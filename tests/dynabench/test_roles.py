@@ -104,7 +104,7 @@ PREFILL = "pools: {p: {role: prefill}"
         ),
         (
             PREFILL + ", d: {role: decode, kv_cache_dtype: fp8}}",
-            "pools.d.kv_cache_dtype is 'fp8'; expected 'bfloat16', as in pools.p",
+            "pools.d.kv_cache_dtype is 'fp8'; expected 'auto', as in pools.p",
         ),
         (
             "pools: {p: {role: prefill, model: Qwen/Qwen3-8B, model_name: x}, d: {role: decode, model: Qwen/Qwen3-32B, "

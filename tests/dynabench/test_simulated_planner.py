@@ -8,7 +8,7 @@ from dynabench.plan import Plan, Settings
 from dynabench.virtual.planner import SimulatedPlanner, load_of
 from dynabench.virtual.run import cluster_of, run
 from reports import fleet_figures, slo
-from serving.planner import PlannerConfig
+from serving.planner import PLANNERS, PlannerConfig
 from tests.dynabench.test_fleet import aggregated
 from tests.dynabench.test_handover import apart, workload
 
@@ -90,3 +90,50 @@ def test_a_cluster_is_observed_at_the_planners_interval():
     planning = SimulatedPlanner(config, made)
     made.run()
     assert planning.num_decisions == int(max(made.log.last_token_s) / 5)
+
+
+YEAR_S = 3.2e7
+
+
+def with_gap(planner, gap_s, deployment=None, **settings):
+    """Return a cluster and its planner, after two bursts of requests with a gap between them."""
+    config = PlannerConfig(
+        planner=str(planner), planner_ttft_ms=2000.0, planner_itl_ms=50.0, max_replicas=5, **settings
+    )
+    bursts = workload(*[(start + 0.05 * place, 320, 100) for start in (0.0, gap_s) for place in range(100)])
+    made = cluster_of(Plan.alone(Settings(replace(deployment or aggregated(startup_s=2.0), planner=config))), bursts)
+    planner = SimulatedPlanner(config, made)
+    made.run()
+    return made, planner
+
+
+@pytest.mark.parametrize("planner", [name for name in PLANNERS if name != "dynamo-sla-2025"])
+def test_the_work_of_a_planner_in_a_year_without_requests_follows_its_memory_and_not_its_interval(planner):
+    made, planner = with_gap(planner, YEAR_S)
+    assert made.num_finished == 200
+    assert planner.num_decisions == int(max(made.log.last_token_s) / planner.planner.interval_s)
+    assert made.clock.num_events < 20_000
+
+
+OWN = """
+from serving.planner.policies.named import PLANNERS
+
+class Own(PLANNERS["{}"]):
+    rest = None
+"""
+
+
+@pytest.mark.parametrize("interval_s", [None, 3.5])
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_looks_that_are_left_out_change_no_decision(planner, interval_s, tmp_path):
+    own = tmp_path / "own.py"  # of the same policy, that does not say when it repeats itself
+    own.write_text(OWN.format(planner))
+    deployment = apart(2, 2) if planner == "dynamo-sla-2025" else None
+    (made, skipping), (whole, looking) = (
+        with_gap(name, 4000.0, deployment, planner_interval_s=interval_s, startup_timeout_s=60.0, lead_memory_s=600.0)
+        for name in (planner, own)
+    )
+    assert skipping.changes == looking.changes
+    assert (skipping.num_decisions, skipping.notes) == (looking.num_decisions, looking.notes)
+    assert list(made.log.last_token_s) == list(whole.log.last_token_s)
+    assert made.clock.num_events < whole.clock.num_events

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from mocker.timing.catalog import find_model
+from mocker.models.catalog import find_model
 from mocker.timing.config import TimingConfig
 from mocker.timing.kv_size import kv_size
 from serving.engines.kv_shelf import MAX_SLOTS, Shelf, layout_of

@@ -9,14 +9,16 @@ import pytest
 from pyarrow import csv, parquet
 
 from mocker import BlockChain, Engine, EngineConfig, Sequence
-from mocker.timing.catalog import find_engine, find_gpu, find_model, gpu_names, model_configs
+from mocker.models.catalog import find_model, model_configs
+from mocker.models.shape import shape_of
+from mocker.timing.catalog import find_engine, find_gpu, gpu_names
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig, divide
 from mocker.timing.files import SCHEMA
 from mocker.timing.gpu import over_link
 from mocker.timing.model import Prefill, chunk
-from mocker.timing.model_shape import shape_of
-from mocker.timing.roofline import Roofline, coefficients
+from mocker.timing.parts import coefficients
+from mocker.timing.roofline import Roofline
 
 LLAMA = "meta-llama/Llama-3.1-8B"
 
@@ -46,16 +48,14 @@ def roofline(gpu="h100", model=LLAMA, **more):
     ],
 )
 def test_a_shape_has_the_parameters_its_makers_publish(model, billions):
-    layers, embeddings = find_model(model).num_parameters(1)
-    assert (layers + embeddings) / 1e9 == pytest.approx(billions, rel=0.005)
+    assert find_model(model).num_parameters / 1e9 == pytest.approx(billions, rel=0.005)
 
 
 def test_every_bundled_model_runs_on_some_bundled_gpu():
     for name in model_configs():
         shape = find_model(name)
-        weights = "fp8" if shape.weights == "fp4" else ""
-        gpu, engine = find_gpu("h200"), find_engine("vllm", "hopper")
-        model = Roofline(coefficients(shape, gpu, engine, tensor_parallel_size=8, weights=weights))
+        gpu, engine = find_gpu("b200"), find_engine("vllm", "blackwell")
+        model = Roofline(coefficients(shape, gpu, engine, tensor_parallel_size=8))
         assert 0 < model.decode(1, 1000).first < model.mixed(chunk(8192), 1, 1000), name
 
 
@@ -72,7 +72,7 @@ def test_a_config_json_is_read(tmp_path):
     config = model_configs()["Qwen/Qwen3-8B"] | {"quantization_config": {"quant_method": "fp8"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert find_model(str(tmp_path)).weights == "fp8"
-    assert find_model(str(tmp_path / "config.json")).num_kv_heads == 8
+    assert next(find_model(str(tmp_path / "config.json")).mixers)[0].num_kv_heads == 8
     with pytest.raises(ValueError, match="lacks vocab_size"):
         shape_of({key: value for key, value in config.items() if key != "vocab_size"})
 
@@ -108,14 +108,15 @@ def test_what_cannot_be_timed_is_refused_in_a_line(settings, message):
 
 def test_a_decode_that_is_bound_by_memory_takes_the_time_to_read_the_weights():
     shape, gpu = find_model(LLAMA), find_gpu("h100")
-    layers, embeddings = shape.num_parameters(1)
-    least = (layers + embeddings / 2) * 2 / gpu.bandwidth  # the head is read, the embedding looked up
+    least = (
+        (shape.num_parameters - shape.embedding_parameters / 2) * 2 / gpu.bandwidth
+    )  # the head is read, the embedding looked up
     assert least < roofline().timing.decode(1, 1).first < 1.8 * least
 
 
 def test_a_prefill_that_is_bound_by_compute_takes_the_time_of_its_flops():
-    layers, _ = find_model(LLAMA).num_parameters(1)
-    least = 2 * 8192 * layers / find_gpu("h100").flops["bfloat16"]
+    shape = find_model(LLAMA)
+    least = 2 * 8192 * (shape.num_parameters - shape.embedding_parameters) / find_gpu("h100").flops["bfloat16"]
     assert least < roofline().timing.mixed(chunk(8192), 0, 0) < 1.8 * least
 
 

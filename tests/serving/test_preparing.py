@@ -130,6 +130,19 @@ def test_what_cannot_fit_is_refused_before_it_is_encoded(monkeypatch):
         assert (refused.value.status, refused.value.code) == (400, "context_length_exceeded")
 
 
+@pytest.mark.parametrize(("num_prompt", "asked", "given"), [(60, 40, 40), (60, 100, 40), (99, 7, 1)])
+def test_an_answer_for_which_the_prompt_leaves_too_little_room_is_cut_as_by_vllm(num_prompt, asked, given):
+    request = CompletionRequest(model="m", prompt=[1] * num_prompt, max_tokens=asked)
+    assert prepare(request, text_model()).limits == [given]
+
+
+@pytest.mark.parametrize(("num_prompt", "asked"), [(60, 101), (100, 1), (101, 1)])
+def test_what_is_longer_than_the_context_is_400(num_prompt, asked):
+    with pytest.raises(ApiError, match=f"is 100 tokens; the request has {num_prompt} prompt tokens") as refused:
+        prepare(CompletionRequest(model="m", prompt=[1] * num_prompt, max_tokens=asked), text_model())
+    assert refused.value.status == 400
+
+
 def test_what_does_not_fit_is_neither_hashed_nor_keeps_the_next_prompt_busy(monkeypatch):
     model, texts = text_model(), []
     encode = model.tokenizer.encode

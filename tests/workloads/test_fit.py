@@ -1,6 +1,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from workloads import Workload, WorkloadError, formats
@@ -33,6 +34,15 @@ def test_a_spec_keeps_how_answers_end(workload):
     for source, share in ((workload, 0.0), (stopped, 1.0), (halves, 0.5)):
         ends = [request.ends for request in make(fit(source), requests=400)]
         assert ends.count("stop") / 400 == pytest.approx(share, abs=0.08)
+
+
+def test_a_spec_keeps_the_shares_of_priorities(workload):
+    with_two = [msgspec.structs.replace(request, priority=number % 4 // 3) for number, request in enumerate(workload)]
+    spec = read_spec(msgspec.json.encode(fit(replace(workload, requests=with_two))), "f")
+    assert spec.priorities == [(0, 0.75), (1, 0.25)]
+    made = [request.priority for request in make(spec, requests=400)]
+    assert made.count(1) / 400 == pytest.approx(0.25, abs=0.08)
+    assert not fit(workload).priorities
 
 
 @pytest.mark.parametrize("name", ["mooncake_conversation.jsonl.gz", "mooncake_synthetic.jsonl.gz"])

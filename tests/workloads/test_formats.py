@@ -54,6 +54,36 @@ WEKA = {
     "totals": {},
 }  # fmt: skip
 SAMPLES = {
+    "agentic-mooncake": lines(
+        {"schema": "dynamo.agentic_mooncake", "version": 2, "block_size": 16, "hash_id_scope": "local", "source": {"format": "made up", "digest": "1"}},
+        {"request_id": "a", "play_id": "p", "session_id": "main", "model": "m", "input_length": 20, "output_length": 3, "hash_ids": [7, 8], "not_before_ms": 0, "dependencies": []},
+        {"request_id": "b", "play_id": "p", "session_id": "main", "model": "m", "input_length": 40, "output_length": 3, "hash_ids": [7, 9, 10], "not_before_ms": 0,
+         "dependencies": [{"request_id": "a", "trigger": "completion", "delay_ms": 250, "relation": "sequence"}]},
+    ),
+    "dynamo-trace": lines(
+        {"event_type": "request_payload", "request_id": "a"},
+        {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "event_time_unix_ms": 1790000000500, "request": {"request_id": "a", "output_tokens": 3,
+         "request_received_ms": 1790000000000, "total_time_ms": 500, "replay": {"trace_block_size": 16, "input_length": 20, "input_sequence_hashes": [18446744073709551615, 5]}}},
+    ),
+    "applied-compute": lines(
+        {"num_turns": 2, "input_prompt_length": 700, "assistant_response_length": [10, 20], "tool_call_output_length": [300, 600],
+         "tool_call_latency": [0.25, 1.5], "final_assistant_response_length": 40}
+    ),
+    "llmservingsim": lines(
+        {"input_toks": 18, "output_toks": 3, "arrival_time_ns": 1500000000, "input_tok_ids": list(range(18)), "output_tok_ids": [1, 2, 3]},
+        {"session_id": "task", "arrival_time_ns": 2000000000, "sub_requests": [
+            {"input_toks": 20, "output_toks": 4, "tool_duration_ns": 250000000, "input_tok_ids": [*range(16), 9, 9, 9, 9]},
+            {"input_toks": 40, "output_toks": 5, "tool_duration_ns": 0, "input_tok_ids": [*range(16), *[9] * 24]}]},
+    ),
+    "aiperf-export": lines(
+        {"metadata": {"session_num": 0, "x_correlation_id": "w", "request_start_ns": 1790000000000000000, "request_end_ns": 1790000000100000000, "benchmark_phase": "warmup"},
+         "metrics": {"input_sequence_length": {"value": 9, "unit": "tokens"}, "output_sequence_length": {"value": 2, "unit": "tokens"}}},
+        {"metadata": {"session_num": 1, "x_correlation_id": "c", "credit_issued_ns": 1790000001000000000, "request_start_ns": 1790000001250000000, "benchmark_phase": "profiling"},
+         "metrics": {"input_sequence_length": {"value": 60, "unit": "tokens"}, "usage_prompt_tokens": {"value": 64, "unit": "tokens"}, "output_sequence_length": {"value": 20, "unit": "tokens"},
+                     "time_to_first_token": {"value": 50.0, "unit": "ms"}, "request_latency": {"value": 250.0, "unit": "ms"}, "inter_chunk_latency": {"value": [200.0], "unit": "ms"}}},
+        {"metadata": {"session_num": 2, "request_start_ns": 1790000002000000000, "benchmark_phase": "profiling"}, "metrics": {"error_request_count": {"value": 1, "unit": "requests"}},
+         "error": {"code": 499, "type": "RequestCancellationError", "message": "cancelled"}},
+    ),
     "dynabench": lines(
         {"schema": "dynabench.workload/1", "block_size": 64, "requests": 2},
         {"arrival_s": 0, "input_length": 130, "output_length": 5, "hash_ids": [0, 1, 2], "session": "a"},
@@ -413,7 +443,7 @@ def test_texts_share_blocks_where_they_share_words(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
     [
-        ("mooncake", lines({"timestamp": 0, "input_length": 600, "output_length": 5}), "line 1: .*hash_ids"),
+        ("mooncake", lines({"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": 7}), "line 1: hash_ids must be a list"),
         ("mooncake-sessions", lines({"session_id": "a", "input_length": 600, "output_length": 5, "hash_ids": [1]}), "line 1: 600 tokens in blocks of 512 need 2 hash_ids, not 1"),
         ("bailian", lines({"chat_id": 1, "timestamp": -1, "input_length": 4, "output_length": 1, "hash_ids": [1]}), "timestamp must be at least 0, not -1"),
         ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\nnow,1,2\n", "line 2: TIMESTAMP must be a time"),
@@ -456,6 +486,53 @@ def test_what_is_written_is_read_back(tmp_path, name):
                 )
     shared = [[[a == b for b in two.hash_ids] for a in one.hash_ids] for w in (before, after) for one in w for two in w]
     assert shared[: len(shared) // 2] == shared[len(shared) // 2 :]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("dynabench", SAMPLES["dynabench"].replace('"session"', '"priority": 7, "session"')),
+        ("mooncake", lines({"timestamp": 0, "input_length": 6, "output_length": 5, "hash_ids": [0], "priority": 7})),
+        ("mooncake-sessions", SAMPLES["mooncake-sessions"].replace('"session_id"', '"priority": 7, "session_id"')),
+        ("bailian", SAMPLES["bailian"].replace('"chat_id"', '"priority": 7, "chat_id"')),
+        ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens,priority\n2023-11-16 18:15:46.6805900,374,44,7\n"),
+        ("burstgpt", "Timestamp,Request tokens,Response tokens,priority\n5,472,18,7\n"),
+        ("vllm-custom", lines({"prompt": "Tell me", "output_tokens": 12, "priority": 7})),
+        ("openai-batch", lines({"body": {"prompt": "Tell me", "priority": 7}})),
+    ],
+)
+def test_what_can_be_written_keeps_priorities(tmp_path, name, text):
+    before = read(tmp_path, name, text)
+    (tmp_path / "again").write_bytes(written(before, name))
+    for workload in (before, formats.read(tmp_path / "again")):
+        assert {request.priority for request in workload} == {7}
+    assert "priorities" in formats.FORMATS[name].keeps
+
+
+@pytest.mark.parametrize("name", ["mooncake-delta", "aiperf-single", "openai-messages", "dynamo-batch"])
+def test_rows_that_are_only_read_may_have_a_priority(tmp_path, name):
+    rows = [json.loads(line) | {"priority": 7} for line in SAMPLES[name].splitlines()]
+    assert {request.priority for request in read(tmp_path, name, lines(*rows), format=name)} == {7}
+
+
+def test_a_log_s_column_of_priorities_is_named_like_others(tmp_path):
+    rows = "ts,in,out,class\n0,600,5,3\n1,600,5,\n"
+    workload = read(tmp_path, "azure", rows, columns="arrival=ts,input=in,output=out,priority=class")
+    assert [request.priority for request in workload] == [3, 0]
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_columns_may_be_separated_by_something_else_than_commas(tmp_path, separator):
+    text = SAMPLES["burstgpt"].replace(",", separator)
+    (tmp_path / "file").write_text(text)
+    assert formats.detect(tmp_path / "file") == "burstgpt"
+    assert formats.read(tmp_path / "file").requests == read(tmp_path, "burstgpt").requests
+
+
+def test_a_csv_file_with_only_some_columns_of_a_format_is_not_of_that_format(tmp_path):
+    (tmp_path / "file").write_text("Timestamp,My Request tokens,Response tokens\n5,472,18\n")
+    with pytest.raises(WorkloadError, match="the format is not recognised"):
+        formats.detect(tmp_path / "file")
 
 
 @pytest.mark.parametrize(

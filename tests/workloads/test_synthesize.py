@@ -1,5 +1,6 @@
 import math
 
+import msgspec
 import pytest
 
 from workloads import Workload, formats
@@ -56,3 +57,10 @@ def test_ids_are_chained():
 def test_settings_without_a_meaning_are_refused(settings, problem):
     with pytest.raises(ValueError, match=problem):
         SynthConfig(**settings)
+
+
+def test_priorities_are_drawn_for_whole_sessions_and_change_nothing_else():
+    plain, ranked = (synthesize(SynthConfig(requests=400, turns=3, priority_levels=levels)) for levels in (1, 3))
+    found = [request.priority for request in ranked]
+    assert [found.count(level) / 400 for level in range(3)] == [pytest.approx(1 / 3, abs=0.1)] * 3
+    assert [msgspec.structs.replace(request, priority=0) for request in ranked] == plain

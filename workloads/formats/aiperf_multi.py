@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from workloads import texts
 from workloads.formats.format import Format, has_list
 from workloads.request import Request
-from workloads.source import MAX_TOKENS, Source
+from workloads.row import MAX_TOKENS
+from workloads.source import Source
 
 
 def _read(source: Source) -> Iterator[Request]:
@@ -31,4 +32,5 @@ FORMAT = Format(
     is_like=has_list("turns"),
     read=_read,
     block_size=16,
+    time_unit="ms",
 )

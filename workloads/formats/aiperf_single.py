@@ -23,4 +23,5 @@ FORMAT = Format(
     is_like=lambda first, _: first is not None and ("text" in first or "texts" in first),
     read=_read,
     block_size=16,
+    time_unit="ms",
 )

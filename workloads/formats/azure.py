@@ -4,19 +4,17 @@ import datetime
 from collections.abc import Iterator
 from typing import IO
 
-from workloads.formats.format import Format, has_columns
+from workloads.formats.format import Format, csv_priorities, has_columns
 from workloads.request import Request, Workload
-from workloads.source import FAILED, Row, Source
+from workloads.row import Row
+from workloads.source import Source
 
 
 def _read(source: Source) -> Iterator[Request]:
     for row in source.rows():
         seconds = _seconds(row)
-        length, output = row.count("ContextTokens", least=0), row.count("GeneratedTokens", least=0)
-        if not length or not output:
-            source.count(FAILED)
-            continue
-        yield Request(seconds, length, output, source.lengths_only(length))
+        if sizes := source.sizes(row, "ContextTokens", "GeneratedTokens"):
+            yield Request(seconds, *sizes, source.lengths_only(sizes[0]), priority=row.priority())
 
 
 def _seconds(row: Row) -> float:
@@ -30,19 +28,20 @@ def _seconds(row: Row) -> float:
 
 def _write(workload: Workload, file: IO[bytes]) -> None:
     start = datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)
-    file.write(b"TIMESTAMP,ContextTokens,GeneratedTokens\n")
-    for request in workload:
+    name, priorities = csv_priorities(workload)
+    file.write(f"TIMESTAMP,ContextTokens,GeneratedTokens{name}\n".encode())
+    for request, priority in zip(workload, priorities, strict=True):
         time = start + datetime.timedelta(microseconds=round(request.arrival_s * 1e6))
-        file.write(f"{time:%Y-%m-%d %H:%M:%S.%f}0,{request.input_length},{request.output_length}\n".encode())
+        file.write(f"{time:%Y-%m-%d %H:%M:%S.%f}0,{request.input_length},{request.output_length}{priority}\n".encode())
 
 
 FORMAT = Format(
     name="azure",
     description="Azure 2023 / 2024 CSV: TIMESTAMP, ContextTokens, GeneratedTokens",
     tried="tried on Azure/AzurePublicDataset: data/AzureLLMInferenceTrace_code.csv and _conv.csv; rows of 2024 in its notebook",
-    is_like=has_columns(b"TIMESTAMP", b"ContextTokens"),
+    is_like=has_columns("TIMESTAMP", "ContextTokens"),
     read=_read,
     write=_write,
     suffix=".csv",
-    keeps=frozenset({"times"}),
+    keeps=frozenset({"times", "priorities"}),
 )

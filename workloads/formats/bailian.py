@@ -5,7 +5,7 @@ from typing import IO
 
 import msgspec
 
-from workloads.formats.format import Format, has
+from workloads.formats.format import Format, has, json_priority
 from workloads.request import Request, Workload
 from workloads.source import Source
 
@@ -15,9 +15,11 @@ def _read(source: Source) -> Iterator[Request]:
     for row in source.objects():
         chat, parent = row.text("chat_id"), row.text("parent_chat_id", "-1")
         roots[chat] = session = roots.get(parent, parent) if parent != "-1" else chat
-        length = row.count("input_length")
-        ids = source.namer.chained(row.block_ids(length, source.namer.block_size))
-        yield Request(row.number("timestamp", least=0), length, row.count("output_length"), ids, session)
+        sizes = source.sizes(row, "input_length", "output_length")
+        if sizes is None:
+            continue
+        ids = source.namer.chained(row.block_ids(sizes[0], source.namer.block_size))
+        yield Request(row.seconds("timestamp", unit="s"), *sizes, ids, session, priority=row.priority())
 
 
 def _write(workload: Workload, file: IO[bytes]) -> None:
@@ -33,6 +35,7 @@ def _write(workload: Workload, file: IO[bytes]) -> None:
             "type": "text",
             "turn": turn + 1,
             "hash_ids": request.hash_ids,
+            **json_priority(request),
         }
         last[request.session] = (place, turn + 1)
         file.write(msgspec.json.encode(row) + b"\n")
@@ -45,5 +48,6 @@ FORMAT = Format(
     read=_read,
     write=_write,
     block_size=16,
-    keeps=frozenset({"times", "sharing", "names"}),
+    time_unit="s",
+    keeps=frozenset({"times", "sharing", "names", "priorities"}),
 )

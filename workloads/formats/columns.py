@@ -1,7 +1,7 @@
 """Logs of any kind (CSV, JSON Lines or Parquet): the user says which column holds what.
 
-`arrival=ts,input=prompt_tokens,output=completion_tokens`, optionally with `session=` and `hash_ids=`. A name with dots reaches
-into JSON objects (`usage.prompt_tokens`). The unit of a time is given after a colon (`arrival=ts:ms`) or recognised.
+`arrival=ts,input=prompt_tokens,output=completion_tokens`, optionally with `session=`, `hash_ids=` and `priority=`. A name with
+dots reaches into JSON objects (`usage.prompt_tokens`). The unit of a time is given after a colon (`arrival=ts:ms`) or recognised.
 """
 
 import datetime
@@ -12,11 +12,11 @@ from typing import Any, Final
 from foundation.text import instead_of
 from workloads.formats.format import Format
 from workloads.request import Request, WorkloadError
-from workloads.source import FAILED, Row, Source
+from workloads.row import PER_SECOND, Row
+from workloads.source import FAILED, Source
 
 NEEDED: Final = ("arrival", "input", "output")
-FIELDS: Final = (*NEEDED, "session", "hash_ids")
-UNITS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+FIELDS: Final = (*NEEDED, "session", "hash_ids", "priority")
 EPOCHS: Final = ((1e17, "ns"), (1e14, "us"), (1e11, "ms"))
 """From these numbers on, a time can only be in that unit: 1e11 s is the year 5138."""
 ABSENT: Final = object()
@@ -41,8 +41,8 @@ def columns(text: str) -> Format:
         example = "arrival=ts,input=prompt_tokens,output=completion_tokens"
         raise WorkloadError(f"columns: {', '.join(missing)} is missing; expected something like {example}")
     name, _, unit = names["arrival"].rpartition(":")
-    if name and unit not in UNITS:
-        raise WorkloadError(f"columns: {unit!r} is not a unit of {name}; expected one of {', '.join(UNITS)}")
+    if name and unit not in PER_SECOND:
+        raise WorkloadError(f"columns: {unit!r} is not a unit of {name}; expected one of {', '.join(PER_SECOND)}")
     names["arrival"] = name or names["arrival"]
     return Format(
         name="columns",
@@ -71,7 +71,9 @@ def _read(source: Source, *, names: Mapping[str, str], unit: str | None) -> Iter
         ids = values.get("hash_ids")
         blocks = source.lengths_only(length) if ids is None else _ids(row, ids, length, source)
         session = values.get("session")
-        yield Request(seconds, length, output, blocks, "" if session is None else str(session))
+        name = "" if session is None else str(session)
+        priority = Row(values, row.place).priority()
+        yield Request(seconds, length, output, blocks, name, priority=priority)
     if failed is not None and not is_any_read:  # no request may have failed; the column may have another name
         for name in names.values():
             _value(failed, name)
@@ -127,7 +129,7 @@ def _unit_of(name: str, first: float) -> str:
 
 def _seconds(row: Row, name: str, value: Any, unit: str | None) -> float:
     if _number(value) is not None:
-        return Row({name: value}, row.place).number(name) * UNITS[unit or "s"]
+        return Row({name: value}, row.place).seconds(name, unit=unit or "s", least=None)
     try:
         time = value if isinstance(value, datetime.datetime) else datetime.datetime.fromisoformat(str(value).strip())
     except ValueError:
@@ -141,4 +143,4 @@ def _ids(row: Row, ids: Any, length: int, source: Source) -> tuple[int, ...]:
     if isinstance(ids, str):
         words = ids.strip().strip("[]").replace(",", " ").split()
         ids = [int(word) if word.isdecimal() else word for word in words]
-    return Row({"hash_ids": ids}, row.place).block_ids(length, source.namer.block_size)
+    return source.blocks(Row({"hash_ids": ids}, row.place), length)

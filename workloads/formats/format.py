@@ -1,11 +1,12 @@
 """What a workload format is."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from pathlib import Path
+from typing import IO, Any, Literal
 
 from workloads.request import Request, Workload
-from workloads.source import Source
+from workloads.source import Source, column_names
 
 Detect = Callable[[dict[str, Any] | None, bytes], bool]
 
@@ -24,13 +25,17 @@ class Format:
     write: Callable[[Workload, IO[bytes]], None] | None = None
     block_size: int | None = 512
     """Tokens per id, or per block of text; None if the file says."""
+    block_size_of: Callable[[Path], int] | None = None
+    """Reads them from a file that says."""
+    time_unit: Literal["s", "ms"] | None = None
+    """The unit of its times, if another one could be mistaken for it."""
     suffix: str = ".jsonl"
     """The suffix of its files."""
     keeps: frozenset[str] = frozenset()
     """The parts of a workload that it can hold, out of `times`, `sharing`, `names` of sessions, `sessions`, `graphs`, `text`,
-    `ends`."""
-    is_in_order: bool = False
-    """Whether its lines must be ordered by time."""
+    `ends`, `priorities`."""
+    is_plain: bool = False
+    """Whether a single file needs no note on how it was read, because it is a list of requests in order of time."""
 
 
 def has(*names: str) -> Detect:
@@ -38,11 +43,23 @@ def has(*names: str) -> Detect:
     return lambda first, _: first is not None and all(name in first for name in names)
 
 
-def has_columns(*names: bytes) -> Detect:
+def has_columns(*names: str) -> Detect:
     """Detect CSV files whose header has all of these columns."""
-    return lambda first, start: first is None and all(name in start.split(b"\n", 1)[0] for name in names)
+    return lambda first, start: first is None and set(names) <= set(column_names(start))
 
 
 def has_list(name: str) -> Detect:
     """Detect files whose first object has a list under this name."""
     return lambda first, _: first is not None and isinstance(first.get(name), list)
+
+
+def json_priority(request: Request) -> dict[str, int]:
+    """Return what a JSON row says about a request's priority: nothing if it has none."""
+    return {"priority": request.priority} if request.priority else {}
+
+
+def csv_priorities(workload: Workload) -> tuple[str, Sequence[str]]:
+    """Return the name and the cells of a last column with priorities: empty texts if no request has one."""
+    if not any(request.priority for request in workload):
+        return "", [""] * len(workload)
+    return ",priority", [f",{request.priority}" for request in workload]

@@ -8,7 +8,8 @@ from typing import Any
 
 from workloads.formats.format import Format
 from workloads.request import Request
-from workloads.source import MAX_TOKENS, Source, first_object
+from workloads.row import MAX_TOKENS
+from workloads.source import Source, first_object
 
 
 def _adds_to_sessions(first: dict[str, Any] | None, start: bytes) -> bool:
@@ -25,20 +26,19 @@ def _adds_to_sessions(first: dict[str, Any] | None, start: bytes) -> bool:
 
 
 def _read(source: Source) -> Iterator[Request]:
-    size = source.namer.block_size
     last: dict[str, tuple[int, Request]] = {}
     for number, row in enumerate(source.objects()):
         session, length = row.text("session_id"), row.count("input_length")
-        ids = source.namer.renamed("", row.block_ids(length, size))
+        ids = source.blocks(row, length)
         before, earlier = last.get(session, (None, None))
         if earlier is not None:
             length += earlier.input_length + earlier.output_length
             if length > MAX_TOKENS:
                 raise row.fail(f"the session's prompt has grown to {length:,} tokens; the limit is {MAX_TOKENS:,}")
-            kept = earlier.hash_ids[: earlier.input_length // size]
-            ids = kept + source.namer.unshared(length - len(kept) * size)
+            ids = source.namer.extended(earlier, length)
         arrival_s, after, delay_s = row.timing(before)
-        request = Request(arrival_s, length, row.count("output_length"), ids, session, after, delay_s)
+        output = source.output(row, "output_length")
+        request = Request(arrival_s, length, output, ids, session, after, delay_s, priority=row.priority())
         yield request
         last[session] = number, request
 
@@ -49,4 +49,5 @@ FORMAT = Format(
     tried="tried on ai-dynamo/aiperf: the first sessions of docs/traces/inference-day-2026/dataset.jsonl",
     is_like=_adds_to_sessions,
     read=_read,
+    time_unit="ms",
 )

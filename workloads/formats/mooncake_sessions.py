@@ -5,7 +5,7 @@ from typing import IO
 
 import msgspec
 
-from workloads.formats.format import Format, has
+from workloads.formats.format import Format, has, json_priority
 from workloads.request import Request, Workload
 from workloads.source import Source
 
@@ -14,9 +14,9 @@ def _read(source: Source) -> Iterator[Request]:
     last: dict[str, int] = {}
     for number, row in enumerate(source.objects()):
         session, length = row.text("session_id"), row.count("input_length")
-        ids = row.block_ids(length, source.namer.block_size)
+        ids, output = source.blocks(row, length), source.output(row, "output_length")
         arrival_s, after, delay_s = row.timing(last.get(session))
-        yield Request(arrival_s, length, row.count("output_length"), ids, session, after, delay_s)
+        yield Request(arrival_s, length, output, ids, session, after, delay_s, priority=row.priority())
         last[session] = number
 
 
@@ -28,6 +28,7 @@ def _write(workload: Workload, file: IO[bytes]) -> None:
             "input_length": request.input_length,
             "output_length": request.output_length,
             "hash_ids": request.hash_ids,
+            **json_priority(request),
         }
         row |= (
             {"delay": round(request.delay_s * 1000, 3)}
@@ -43,5 +44,6 @@ FORMAT = Format(
     is_like=has("session_id", "input_length"),
     read=_read,
     write=_write,
-    keeps=frozenset({"times", "sharing", "sessions"}),
+    time_unit="ms",
+    keeps=frozenset({"times", "sharing", "sessions", "priorities"}),
 )

@@ -15,7 +15,8 @@ from msgspec import Meta
 from workloads.blocks import wrong_count
 from workloads.formats.format import Format
 from workloads.request import Request, Workload, WorkloadError
-from workloads.source import MAX_TOKENS, Source, lines
+from workloads.row import MAX_PRIORITY, MAX_S, MAX_TOKENS
+from workloads.source import Source, lines
 
 SCHEMA: Final = "dynabench.workload/1"
 
@@ -103,12 +104,15 @@ def _problem(request: Request, block_size: int, last: float, number: int) -> str
     for name in ("input_length", "output_length"):
         if not 1 <= getattr(request, name) <= MAX_TOKENS:
             return f"{name} must be from 1 to {MAX_TOKENS:,}, not {getattr(request, name)}"
-    if request.arrival_s < 0:
-        return f"arrival_s must not be negative, not {request.arrival_s:g}"
+    for name in ("arrival_s", "delay_s"):
+        if getattr(request, name) < 0:
+            return f"{name} must not be negative, not {getattr(request, name):g}"
+        if getattr(request, name) > MAX_S:
+            return f"{name} must be at most {MAX_S:g}, not {getattr(request, name):g}"
     if request.arrival_s < last:
         return f"arrival_s {request.arrival_s:g} is before that of the line above ({last:g}); expected requests in order of time"
-    if request.delay_s < 0:
-        return f"delay_s must not be negative, not {request.delay_s:g}"
+    if abs(request.priority) > MAX_PRIORITY:
+        return f"priority must be from -{MAX_PRIORITY:,} to {MAX_PRIORITY:,}, not {request.priority}"
     if (problem := wrong_count(request.input_length, request.hash_ids, block_size)) is not None:
         return problem
     if not all(0 <= earlier < number for earlier in request.after):
@@ -127,6 +131,7 @@ FORMAT = Format(
     read=_read,
     write=_write,
     block_size=None,
-    keeps=frozenset({"times", "sharing", "sessions", "graphs", "text", "ends"}),
-    is_in_order=True,
+    block_size_of=block_size,
+    keeps=frozenset({"times", "sharing", "sessions", "graphs", "text", "ends", "priorities"}),
+    is_plain=True,
 )

@@ -6,9 +6,10 @@ from typing import IO
 import msgspec
 
 from workloads import texts
-from workloads.formats.format import Format, has
+from workloads.formats.format import Format, has, json_priority
 from workloads.request import Request, Workload
-from workloads.source import Row, Source
+from workloads.row import Row
+from workloads.source import Source
 
 
 def _read(source: Source) -> Iterator[Request]:
@@ -23,6 +24,7 @@ def _write(workload: Workload, file: IO[bytes]) -> None:
     for place, request in enumerate(workload):
         is_chat = not isinstance(request.content, str)
         body = {"model": "", "messages" if is_chat else "prompt": request.content, "max_tokens": request.output_length}
+        body |= json_priority(request)
         url = "/v1/chat/completions" if is_chat else "/v1/completions"
         file.write(msgspec.json.encode({"custom_id": str(place), "method": "POST", "url": url, "body": body}) + b"\n")
 
@@ -35,5 +37,5 @@ FORMAT = Format(
     read=_read,
     write=_write,
     block_size=16,
-    keeps=frozenset({"sharing", "text"}),
+    keeps=frozenset({"sharing", "text", "priorities"}),
 )

@@ -1,5 +1,6 @@
 """Every workload format: how files are detected, read and written, and what a format loses."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
@@ -7,12 +8,17 @@ from typing import IO
 from foundation.text import instead_of
 from workloads.blocks import BlockNamer, Encode, chained, estimate_tokens, reblocked
 from workloads.formats import (
+    agentic_mooncake,
+    aiperf_export,
     aiperf_multi,
     aiperf_single,
+    applied_compute,
     azure,
     bailian,
     burstgpt,
     dynamo_batch,
+    dynamo_trace,
+    llmservingsim,
     mooncake,
     mooncake_delta,
     mooncake_sessions,
@@ -39,10 +45,15 @@ FORMATS: dict[str, Format] = {
         mooncake_sessions,
         bailian,
         weka,
+        agentic_mooncake,
+        dynamo_trace,
+        applied_compute,
+        llmservingsim,
         burstgpt,
         azure,
         results,
         vllm_bench,
+        aiperf_export,
         openai_batch,
         aiperf_multi,
         sharegpt,
@@ -58,17 +69,23 @@ DEFAULT = "dynabench"
 """The format that is written by default; it loses nothing."""
 
 
+FASTEST = 500
+"""More requests per second than a trace has: a request every two seconds, its times read in ms, comes to that."""
+MANY = 100
+"""Fewer whole numbers in a row (0, 1, 2) may be a try of milliseconds."""
+SLOWEST_S = 600
+"""More seconds between requests than a trace has: two requests per second, their times in ms read in s, come to 500."""
+
+
 def detect(path: Path) -> str:
     """Return the format of a file.
 
     Raises:
         WorkloadError: no format matches.
     """
-    start = _start(path)
-    first = first_object(start)
-    for name, format in FORMATS.items():
-        if format.is_like(first, start):
-            return name
+    first = first_object(_start(path))
+    if (name := like(path)) is not None:
+        return name
     shown = (
         f"its first object has {', '.join(list(first)[:8]) or 'nothing'}"
         if first is not None
@@ -78,6 +95,17 @@ def detect(path: Path) -> str:
         f"{path}: the format is not recognised ({shown}); expected one of {', '.join(FORMATS)} (--format), "
         "or name the columns of a log with --columns"
     )
+
+
+def like(path: Path) -> str | None:
+    """Return the format that a file is in, if it is in any.
+
+    Raises:
+        WorkloadError: it cannot be read.
+    """
+    start = header(path)
+    first = first_object(start)
+    return next((name for name, format in FORMATS.items() if format.is_like(first, start)), None)
 
 
 def _start(path: Path) -> bytes:
@@ -115,16 +143,38 @@ def read(
         _start(file)
     kind = _format_of(files, format) if columns is None else _of_columns(columns, format)
     name = kind.name
-    namer = BlockNamer(block_size or kind.block_size or native.block_size(files[0]))
+    if block_size is None:
+        block_size = kind.block_size or (kind.block_size_of or native.block_size)(files[0])
+    namer = BlockNamer(block_size)
     source = Source(files, namer, encode or estimate_tokens, default_osl)
     requests = list(kind.read(source))
     title = paths[0].name if len(paths) == 1 else f"{paths[0].name} + {len(paths) - 1} more"
-    if len(files) > 1 or not kind.is_in_order:
+    if not requests and source.notes:
+        raise WorkloadError(f"{title} has no requests ({'; '.join(source.notes)})")
+    num_late = sum(later.arrival_s < earlier.arrival_s for earlier, later in itertools.pairwise(requests))
+    if num_late and kind.is_plain and len(files) == 1:
+        source.keep([f"rows earlier than the row above, put in order of time: {num_late:,}"])
+    if num_late or len(files) > 1 or not kind.is_plain:
         requests = in_order(requests, title)
-    notes = [*([] if kind.is_in_order else [f"read as {name}"]), *source.notes]
+    notes = [*([] if kind.is_plain else [f"read as {name}"]), *source.notes, *_doubts(requests, kind.time_unit)]
     if any(request.content is not None for request in requests) and encode is None and name != DEFAULT:
         notes.append("token counts estimated from the text")
     return chained(Workload(title, source.namer.block_size, requests, tuple(notes), source.knows_prefixes))
+
+
+def _doubts(requests: list[Request], unit: str | None) -> list[str]:
+    """Ask whether times are in another unit than they were read in, if they are hardly possible in this one."""
+    times = [request.arrival_s for request in requests if not request.after]
+    span, gaps = max(times, default=0.0) - min(times, default=0.0), len(times) - 1
+    if unit is None or not span:
+        return []
+    shown = f"{len(times):,} requests in {span:,.2f} s: are these"
+    is_rounded = all(round(time * 1000, 6).is_integer() for time in times)
+    if unit == "ms" and gaps / span > FASTEST and (gaps >= MANY or not is_rounded):
+        return [f"{shown} seconds? They were read as ms; if so, use --rate-scale 0.001"]
+    if unit == "s" and span / gaps > SLOWEST_S:
+        return [f"{shown} milliseconds? They were read as s; if so, use --rate-scale 1000"]
+    return []
 
 
 def _format_of(files: Sequence[Path], name: str | None) -> Format:
@@ -184,6 +234,8 @@ def lost(workload: Workload, name: str) -> list[str]:
         found.append("texts")
     if "ends" not in format.keeps and any(request.ends != "length" for request in requests):
         found.append("answers that end by EOS")
+    if "priorities" not in format.keeps and workload.has_priorities:
+        found.append("priorities")
     if "text" in format.keeps and name != DEFAULT and any(request.content is None for request in requests):
         raise WorkloadError(f"{workload.name} has no texts, only lengths and ids, so it cannot be written as {name}")
     return found

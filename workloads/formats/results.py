@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from workloads.formats.format import Format, has_columns
 from workloads.request import Ends, Request
-from workloads.source import FAILED, Source
+from workloads.source import Source
 
 
 def _read(source: Source) -> Iterator[Request]:
@@ -19,19 +19,19 @@ def _read(source: Source) -> Iterator[Request]:
             source.keep([f"the requests of {run[0]}, repeat {run[1]}"])
         if run != first:
             continue
-        length, output = row.count("isl", least=0), row.count("osl", least=0)
-        if row.text("error", "") or not length or not output:
-            source.count(FAILED)
+        sizes = source.sizes(row, "isl", "osl", is_failed=bool(row.text("error", "")))
+        if sizes is None:
             continue
         ends: Ends = "stop" if row.values.get("finish_reason") == "stop" else "length"
-        yield Request(row.number("intended_s"), length, output, source.lengths_only(length), ends=ends)
+        arrival_s = row.seconds("intended_s", unit="s", least=None)
+        yield Request(arrival_s, *sizes, source.lengths_only(sizes[0]), ends=ends, priority=row.priority())
 
 
 FORMAT = Format(
     name="dynabench-results",
     description="a run of ours: the results folder, its requests.parquet, or what dynabench export wrote (CSV, Parquet)",
     tried="what dynabench writes",
-    is_like=has_columns(b"arm", b"intended_s", b"isl", b"osl"),
+    is_like=has_columns("arm", "intended_s", "isl", "osl"),
     read=_read,
     suffix=".parquet",
 )

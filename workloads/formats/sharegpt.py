@@ -6,7 +6,8 @@ from typing import Any
 from workloads import texts
 from workloads.formats.format import Format, has_list
 from workloads.request import Request
-from workloads.source import Row, Source
+from workloads.row import Row
+from workloads.source import Source
 
 ANSWERS = ("gpt", "assistant", "chatgpt", "bard", "bing", "function_call")
 """Names of the role of the model."""

@@ -8,44 +8,53 @@ from typing import Any
 
 from workloads.formats.format import Format, has
 from workloads.request import Request
-from workloads.source import FAILED, Row, Source
+from workloads.row import Row
+from workloads.source import Source
 
 NEEDED = ("start_times", "input_lens", "output_lens")
+OPTIONAL = ("queue_times", "errors", "latencies")
 
 
 def _read(source: Source) -> Iterator[Request]:
+    for row in requests_of(source):
+        sizes = source.sizes(row, "input_lens", "output_lens", is_failed=bool(row.values["errors"]))
+        if sizes is None:
+            continue
+        # With --max-concurrency, a request waits in the client before it is sent.
+        arrival_s = sent_s(row) - row.seconds("queue_times", unit="s", default=0)
+        yield Request(arrival_s, *sizes, source.lengths_only(sizes[0]))
+
+
+def requests_of(source: Source, *more: str) -> Iterator[Row]:
+    """Yield each request with its values in the lists that are needed, optional, or named.
+
+    Raises:
+        WorkloadError: a list is missing, or there is a second run.
+    """
     for number, run in enumerate(source.objects()):
         if number:
             raise run.fail(
                 "a second run, which may have another clock; put each run into its own file and join them with "
                 "dynabench workload merge"
             )
-        yield from _requests(run, source)
+        yield from _rows(run, (*NEEDED, *more))
 
 
-def _requests(run: Row, source: Source) -> Iterator[Request]:
-    if missing := [name for name in NEEDED if name not in run.values]:
+def sent_s(row: Row) -> float:
+    """Return when a request was sent, on the client's clock."""
+    return row.seconds("start_times", unit="s", least=None)
+
+
+def _rows(run: Row, needed: tuple[str, ...]) -> Iterator[Row]:
+    if missing := [name for name in needed if name not in run.values]:
         raise run.fail(f"there is no {', '.join(missing)}; save the run with --save-detailed")
-    starts, inputs, outputs = (_list(run, name) for name in NEEDED)
-    waits, errors = (
-        _list(run, name) if name in run.values else [None] * len(starts) for name in ("queue_times", "errors")
-    )
-    if len({len(each) for each in (starts, inputs, outputs, waits, errors)}) > 1:
+    columns = {name: _list(run, name) for name in needed}
+    count = len(columns[needed[0]])
+    columns |= {name: _list(run, name) if name in run.values else [None] * count for name in OPTIONAL}
+    if any(len(column) != count for column in columns.values()):
         raise run.fail("the lists of its requests differ in length")
-    for place, (start, length, output, wait, error) in enumerate(
-        zip(starts, inputs, outputs, waits, errors, strict=True)
-    ):
-        row = Row(
-            {"start_times": start, "input_lens": length, "output_lens": output, "queue_times": wait},
-            f"{run.place}, request {place}",
-        )
-        length, output = row.count("input_lens", least=0), row.count("output_lens", least=0)
-        if error or not length or not output:
-            source.count(FAILED)
-            continue
-        # With --max-concurrency, a request waits in the client before it is sent.
-        arrival_s = row.number("start_times") - row.number("queue_times", least=0, default=0)
-        yield Request(arrival_s, length, output, source.lengths_only(length))
+    for place, values in enumerate(zip(*columns.values(), strict=True)):
+        yield Row(dict(zip(columns, values, strict=True)), f"{run.place}, request {place}")
 
 
 def _list(run: Row, name: str) -> list[Any]:

@@ -6,7 +6,7 @@ from typing import IO
 import msgspec
 
 from workloads import texts
-from workloads.formats.format import Format, has
+from workloads.formats.format import Format, has, json_priority
 from workloads.request import Request, Workload, WorkloadError
 from workloads.source import Source
 
@@ -21,7 +21,7 @@ def _write(workload: Workload, file: IO[bytes]) -> None:
             raise WorkloadError(
                 "vllm-custom has one text per prompt, not chat messages; convert to openai-batch instead"
             )
-        row = {"prompt": request.content, "output_tokens": request.output_length}
+        row = {"prompt": request.content, "output_tokens": request.output_length, **json_priority(request)}
         file.write(msgspec.json.encode(row) + b"\n")
 
 
@@ -32,5 +32,5 @@ FORMAT = Format(
     read=_read,
     write=_write,
     block_size=16,
-    keeps=frozenset({"sharing", "text"}),
+    keeps=frozenset({"sharing", "text", "priorities"}),
 )

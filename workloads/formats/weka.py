@@ -6,7 +6,8 @@ from collections.abc import Generator, Iterator
 from workloads.blocks import wrong_count
 from workloads.formats.format import Format, has_list
 from workloads.request import Request
-from workloads.source import Row, Source
+from workloads.row import Row
+from workloads.source import Source
 
 
 def _read(source: Source) -> Iterator[Request]:
@@ -49,9 +50,9 @@ class _Conversation:
         results_end = 0.0
         is_first = True
         for entry in entries:
-            time = start + entry.number("t", least=0, default=0.0)
+            time = start + entry.seconds("t", unit="s", default=0.0)
             if entry.values.get("type") == "subagent":
-                duration = entry.number("duration_ms", least=0, default=-1.0) / 1000
+                duration = entry.seconds("duration_ms", default=-1000.0)
                 began = max(time - max(duration, 0.0), 0.0)
                 last = yield from self._calls(entry.items("requests"), began, before, before_end)
                 if duration >= 0 and last is not None and last != before:
@@ -60,24 +61,21 @@ class _Conversation:
                 continue
             delay = time - max(before_end, results_end)
             if not results and not is_first:
-                delay = entry.number("think_time", least=0, default=max(delay, 0.0))
+                delay = entry.seconds("think_time", unit="s", default=max(delay, 0.0))
             after = tuple(results) or (() if before is None else (before,))
             yield self._call(entry, time, after, max(delay, 0.0) if after else 0.0)
-            before, before_end = next(self._numbers), time + entry.number("api_time", least=0, default=0.0)
+            before, before_end = next(self._numbers), time + entry.seconds("api_time", unit="s", default=0.0)
             results, is_first = [], False
         return before
 
     def _call(self, entry: Row, time: float, after: tuple[int, ...], delay: float) -> Request:
         namer, length = self._source.namer, entry.count("in")
-        output = entry.count("out", least=0)
-        if not output:
-            self._source.count("calls without output, counted as 1 token")
         ids, expected = entry.ids("hash_ids"), -(-length // namer.block_size)
         problem = wrong_count(length, ids, namer.block_size)
         if problem is not None and len(ids) != expected - 1:  # a partial last block may have no id
             raise entry.fail(problem)
         named = namer.renamed(self._scope, ids) + namer.unshared((expected - len(ids)) * namer.block_size)
-        return Request(time, length, output or 1, named, self._name, after, delay)
+        return Request(time, length, self._source.output(entry, "out"), named, self._name, after, delay)
 
 
 FORMAT = Format(

@@ -14,7 +14,7 @@ N are the ready workers; while any worker of any pool starts, no pool grows. Sou
 from typing import ClassVar
 
 from serving.planner.observation import PoolFacts, PoolState, RankLoad
-from serving.planner.policies.policy import Policy, Proposal
+from serving.planner.policies.policy import Policy, Proposal, Rest
 
 PREFILL = {"throughput": (1.0, 0.1), "latency": (0.1, 0.0)}
 DECODE = {"throughput": (1.0, 0.6), "latency": (0.4, 0.1)}
@@ -28,6 +28,11 @@ class DynamoLoad(Policy):
     )
     default_interval_s: ClassVar[float] = 5.0
     waits_for_starts: ClassVar[bool] = True
+
+    @property
+    def rest(self) -> Rest:
+        """It does not look back."""
+        return Rest(0.0)
 
     def _propose_one(self, now: float, facts: PoolFacts, state: PoolState) -> Proposal | None:
         up, down = (PREFILL if facts.role == "prefill" else DECODE)[self._config.dynamo_target]

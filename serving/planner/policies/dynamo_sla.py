@@ -13,13 +13,14 @@ learns step times from the engines and counts accepted tokens of speculation; he
 a step produces one token.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 from serving.planner.capacity import Shape, drain_s, prefill_per_step
 from serving.planner.config import PlannerConfig
 from serving.planner.observation import Observation, PoolFacts, PoolState, RankLoad, Traffic
-from serving.planner.policies.policy import Policy, Proposal
+from serving.planner.policies.policy import Policy, Proposal, Rest
 from serving.planner.predictors import PREDICTORS
 from serving.planner.sizing import capacity_of, merged, workers_for
 
@@ -59,6 +60,13 @@ class DynamoSla(Policy):
         interval_s = config.dynamo_throughput_interval_s
         kind = PREDICTORS[config.load_predictor]
         self._requests, self._isl, self._osl = (kind(config, interval_s) for _ in range(3))
+
+    @property
+    def rest(self) -> Rest | None:
+        """The slow loop comes round after several looks, and sets the same floors from the second time on."""
+        interval_s = self._config.planner_interval_s or self.default_interval_s
+        every = math.ceil(self._config.dynamo_throughput_interval_s / interval_s)
+        return Rest(2 * every * interval_s, every) if self._config.load_predictor == "constant" else None
 
     def propose(self, seen: Observation) -> Mapping[str, Proposal | str]:
         """Update the floors when due, then propose for each pool separately."""

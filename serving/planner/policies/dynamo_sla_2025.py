@@ -17,7 +17,7 @@ from typing import ClassVar
 from serving.planner.capacity import Shape, prefill_s
 from serving.planner.config import PlannerConfig
 from serving.planner.observation import Observation, PoolFacts, Traffic
-from serving.planner.policies.policy import Policy, Proposal
+from serving.planner.policies.policy import Policy, Proposal, Rest
 from serving.planner.predictors import PREDICTORS
 from serving.planner.sizing import workers_for
 
@@ -44,6 +44,11 @@ class DynamoSla2025(Policy):
         kind = PREDICTORS[config.load_predictor]
         interval_s = config.planner_interval_s or self.default_interval_s
         self._requests, self._isl, self._osl = (kind(config, interval_s) for _ in range(3))
+
+    @property
+    def rest(self) -> Rest | None:
+        """It does not look back, unless its predictor does."""
+        return Rest(0.0) if self._config.load_predictor == "constant" else None
 
     def propose(self, seen: Observation) -> Mapping[str, Proposal | str]:
         """Propose for both pools, or report what was not measured."""

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from serving.planner.config import PlannerConfig
 from serving.planner.observation import PoolFacts, PoolState, RankLoad
-from serving.planner.policies.policy import Policy, Proposal
+from serving.planner.policies.policy import Policy, Proposal, Rest
 from serving.planner.recent import Recent
 
 UP_PERIOD_S = 15.0
@@ -35,6 +35,11 @@ class Hpa(Policy):
         super().__init__(config, pools)
         self._wishes = {name: Recent(config.hpa_down_window_s) for name in self._pools}
         self._sizes: dict[str, list[tuple[float, int]]] = {name: [] for name in self._pools}
+
+    @property
+    def rest(self) -> Rest:
+        """It looks back at its windows."""
+        return Rest(max(self._config.hpa_down_window_s, UP_PERIOD_S))
 
     def forget(self, pool: str) -> None:
         """Forget past proposals, and how fast the pool grew."""

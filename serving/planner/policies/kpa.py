@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from serving.planner.config import PlannerConfig
 from serving.planner.observation import PoolFacts, PoolState
-from serving.planner.policies.policy import Policy, Proposal
+from serving.planner.policies.policy import Policy, Proposal, Rest
 from serving.planner.recent import Recent
 
 TARGET_SHARE = 0.7
@@ -40,6 +40,11 @@ class Kpa(Policy):
     def __init__(self, config: PlannerConfig, pools: Sequence[PoolFacts]) -> None:
         super().__init__(config, pools)
         self._followed = {name: self._fresh() for name in self._pools}
+
+    @property
+    def rest(self) -> Rest:
+        """It looks back at its windows; a panic may begin at the end of one and lasts for the other."""
+        return Rest(self._config.kpa_panic_window_s + 2 * self._config.kpa_stable_window_s)
 
     def forget(self, pool: str) -> None:
         """Leave a panic."""

@@ -24,12 +24,13 @@ the best possible choice, made with knowledge of when it is needed again (ski re
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import ClassVar, NamedTuple
 
 from serving.planner.capacity import Capacity, Shape
 from serving.planner.config import PlannerConfig
 from serving.planner.observation import Observation, PoolFacts, PoolState, Traffic
-from serving.planner.policies.policy import Policy, Proposal
+from serving.planner.policies.policy import Policy, Proposal, Rest
 from serving.planner.predictors import PREDICTORS
 from serving.planner.recent import Recent
 from serving.planner.sizing import capacity_of, merged
@@ -95,13 +96,27 @@ class LeadTime(Policy):
         self._traffic = _Traffic()
         self._step_s = max(config.lead_window_s, self._interval_s)
         self._predictor = PREDICTORS[config.load_predictor](config, self._step_s)
-        self._next_value_at: float | None = None
+        self._unpredicted_s = 0.0  # since the predictor got a value
         self._needs = {pool.name: Recent(max(MIN_HOLD_S, config.lead_hold * pool.startup_s)) for pool in pools}
         self._is_followed = dict.fromkeys(self._pools, False)
         self._surprises = {
             pool.name: Surprises(pool.startup_s + self._interval_s, config.lead_memory_s) for pool in pools
         }
         self._capacities: dict[str, tuple[Shape, Capacity | None]] = {}
+
+    @property
+    def rest(self) -> Rest | None:
+        """It looks back at its windows, and the predictor gets a value after several looks."""
+        if self._config.load_predictor != "constant":
+            return None
+        startup_s = max(pool.startup_s for pool in self._pools.values())
+        windows_s = (
+            SHAPE_WINDOW_S,
+            self._step_s,
+            self._config.lead_memory_s + startup_s + self._interval_s,
+            max(MIN_HOLD_S, self._config.lead_hold * startup_s),
+        )
+        return Rest(sum(windows_s), (Fraction(self._step_s) / Fraction(self._interval_s)).numerator)
 
     def propose(self, seen: Observation) -> Mapping[str, Proposal | str]:
         """Propose for each pool separately."""
@@ -129,11 +144,10 @@ class LeadTime(Policy):
         lately = [each for at, each in known.windows if at > now - self._config.lead_window_s]
         duration_s = sum(each.duration_s for each in lately)
         rate = sum(each.num_requests for each in lately) / duration_s if duration_s else 0.0
-        if self._next_value_at is None:
-            self._next_value_at = now - traffic.duration_s + self._step_s
-        if now >= self._next_value_at:
+        self._unpredicted_s += traffic.duration_s
+        if self._unpredicted_s >= self._step_s:
             self._predictor.add(rate)
-            self._next_value_at += self._step_s
+            self._unpredicted_s -= self._step_s
         return rate
 
     def _propose(self, now: float, facts: PoolFacts, state: PoolState, rate: float) -> Proposal | str:

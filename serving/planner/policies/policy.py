@@ -16,6 +16,15 @@ class Proposal(NamedTuple):
     """One line."""
 
 
+class Rest(NamedTuple):
+    """When a policy that sees the same at every look only repeats itself."""
+
+    after_s: float
+    """Time for which it must have seen the same (s); what it saw earlier no longer matters."""
+    every: int = 1
+    """Looks after which its proposals, and what it remembers, repeat."""
+
+
 class Policy:
     """A planner policy."""
 
@@ -39,6 +48,11 @@ class Policy:
     def __init__(self, config: PlannerConfig, pools: Sequence[PoolFacts]) -> None:
         self._config = config
         self._pools = {pool.name: pool for pool in pools}
+
+    @property
+    def rest(self) -> Rest | None:
+        """When it only repeats itself: a simulation leaves out such looks. None: never, as far as is known."""
+        return None
 
     def propose(self, seen: Observation) -> Mapping[str, Proposal | str]:
         """Propose how many workers pools should have, or return why that is unknown.

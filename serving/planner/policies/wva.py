@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 
 from serving.planner.config import PlannerConfig
 from serving.planner.observation import PoolFacts, PoolState
-from serving.planner.policies.policy import Policy, Proposal
+from serving.planner.policies.policy import Policy, Proposal, Rest
 from serving.planner.recent import Recent
 
 
@@ -38,6 +38,11 @@ class Wva(Policy):
     def __init__(self, config: PlannerConfig, pools: Sequence[PoolFacts]) -> None:
         super().__init__(config, pools)
         self._wishes = {name: Recent(config.wva_down_window_s) for name in self._pools}
+
+    @property
+    def rest(self) -> Rest:
+        """It looks back at its window."""
+        return Rest(self._config.wva_down_window_s)
 
     def forget(self, pool: str) -> None:
         """Forget past proposals."""

@@ -1,0 +1,83 @@
+"""The models that are bundled by name, and models from a config.json."""
+
+import difflib
+import functools
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from mocker.models.shape import ModelShape, shape_of
+
+BUNDLED = Path(__file__).with_name("data") / "models.json"
+VARIANTS = ("-instruct", "-chat", "-hf", "-base", "-it", "-fp8", "-nvfp4")
+WEIGHTS = {"-fp8": "fp8", "-nvfp4": "fp4"}
+"""Ends of names that say how the weights are stored."""
+
+
+def find_model(name: str, read_as: str | None = None) -> ModelShape:
+    """Return the shape of a bundled model, by its Hugging Face id, or of the config.json at a path.
+
+    Args:
+        name: the id, or a folder or file.
+        read_as: the architecture as which to read the file.
+
+    Raises:
+        ValueError: the model is unknown, and there is no such file, or the file is not understood.
+    """
+    path = Path(name)
+    if path.is_dir():
+        path /= "config.json"
+    if path.is_file():
+        return _read(path, path.stat().st_mtime_ns, read_as)
+    return _bundled(name)
+
+
+@functools.lru_cache(maxsize=64)
+def _read(path: Path, changed_ns: int, read_as: str | None) -> ModelShape:
+    """Read a file; `changed_ns` tells an edited one from what was read before."""
+    beside = path.with_name("hf_quant_config.json")
+    try:
+        config = json.loads(path.read_text())
+        if not isinstance(config, dict):
+            raise ValueError("it is not an object")
+        return shape_of(config, json.loads(beside.read_text()) if beside.is_file() else None, read_as=read_as)
+    except (ValueError, TypeError, AttributeError, LookupError, OSError) as error:
+        raise ValueError(f"model {path}: {error}") from error
+
+
+@functools.lru_cache(maxsize=256)
+def _bundled(name: str) -> ModelShape:
+    known = model_configs()
+    plain = {_plain(key): key for key in sorted(known, reverse=True)}
+    key = name if name in known else plain.get(_plain(name))
+    if key is None:
+        raise ValueError(
+            f"model {name!r} is neither bundled nor a folder or file with a config.json{_like(name, known)}; "
+            "`dynabench hardware` lists the bundled ones"
+        )
+    found = shape_of(known[key])
+    weights = next((weights for end, weights in WEIGHTS.items() if name.lower().endswith(end)), None)
+    return found if weights is None or found.weights != "bfloat16" else found.quantised(weights)
+
+
+def _like(name: str, known: Collection[str]) -> str:
+    """Suggest bundled models with a similar name."""
+    ends = {key.rpartition("/")[2].lower(): key for key in known}
+    close = difflib.get_close_matches(name.rpartition("/")[2].lower(), ends, n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join([ends[end] for end in close])}?" if close else ""
+
+
+@functools.cache
+def model_configs() -> dict[str, dict[str, Any]]:
+    """Return the bundled parts of common models' config.json, by Hugging Face id."""
+    configs: dict[str, dict[str, Any]] = json.loads(BUNDLED.read_text())
+    return configs
+
+
+def _plain(name: str) -> str:
+    """Reduce a model's id to the name of its shape: without organisation and without changes to the weights."""
+    plain = name.lower().rpartition("/")[2].removeprefix("meta-")
+    while plain.endswith(VARIANTS):
+        plain = plain.rpartition("-")[0]
+    return plain

@@ -1,0 +1,61 @@
+"""Which architecture a config.json describes, and in which part of it."""
+
+import difflib
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from foundation.text import printable
+from mocker.models.architectures import ARCHITECTURES, OTHER_NAMES
+
+TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "language_model")
+"""Parts of multimodal models that describe the language model."""
+CLASS_ENDS = re.compile(
+    r"(Text)?(ForCausalLM(V2)?|ForConditionalGeneration|LMHeadModel|HeadModel|ForRewardModel|Model|ChatModel)$"
+)
+
+
+def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part that describes the language model."""
+    for name in TEXT:
+        part = config.get(name)
+        if isinstance(part, dict) and part:
+            return text_of(part)
+    return config
+
+
+def architecture_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
+    """Return what a file calls its language model: its `model_type`, else its class.
+
+    Raises:
+        ValueError: neither is known.
+    """
+    given = [part["model_type"] for part in (text, config) if isinstance(part.get("model_type"), str)][:1]
+    for name in given:
+        for known in (name, name.removesuffix("_text"), OTHER_NAMES.get(name)):
+            if known in ARCHITECTURES:
+                return str(known)
+    classes = [name for part in (text, config) for name in part.get("architectures") or () if isinstance(name, str)]
+    for name in classes:
+        if (found := _by_class().get(_plain(CLASS_ENDS.sub("", name)))) is not None:
+            return found
+    if not given:
+        raise ValueError("it has no model_type, so its layers are unknown; --read-model-as llama reads it as a Llama")
+    raise ValueError(f"architecture {printable(given[0])[:60]} is not known; {instead_of(given[0])}")
+
+
+def instead_of(name: str) -> str:
+    """Say how to go on where an architecture is not known."""
+    close = difflib.get_close_matches(name, ARCHITECTURES, n=1, cutoff=0.6)
+    other = close[0] if close else "llama"
+    return f"if its layers are those of one that is, such as {other}, set --read-model-as {other}"
+
+
+@functools.cache
+def _by_class() -> dict[str, str]:
+    return {_plain(name): name for name in reversed(ARCHITECTURES)}
+
+
+def _plain(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.lower())

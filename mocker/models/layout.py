@@ -1,0 +1,121 @@
+"""Whether an engine can divide a model over its GPUs: what vLLM 0.32 refuses before it loads weights.
+
+    attention heads     divided equally
+    KV heads            divided equally, or where GPUs are more than heads, each repeated on equally many
+    widths, states      divided equally; where blocks of weights share a scale, into whole blocks
+    experts             divided like widths, but blocks may be split; with expert parallelism they stay whole
+    vocabulary          padded, then divided equally
+    pipeline stages     layers are dealt out, unevenly if need be
+
+tests/real_engines/test_vllm_layouts.py compares this with vLLM, model by model.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from mocker.models.layers import FeedForward, Matrix
+from mocker.models.shape import ModelShape
+
+VOCABULARY_PADDING = 64
+SMALLEST_BLOCK = 32
+"""Experts' blocks of FP8 weights are split where a GPU's share is not made of whole ones, down to this side."""
+
+
+class Part(NamedTuple):
+    """What each GPU gets an equal share of."""
+
+    size: int
+    name: str
+    """In the plural."""
+
+
+def refusal(
+    shape: ModelShape,
+    *,
+    tensor_parallel_size: int = 1,
+    expert_parallel_size: int | None = None,
+    pipeline_parallel_size: int = 1,
+) -> str | None:
+    """Return why an engine refuses a layout, or None if it starts.
+
+    Args:
+        shape: the model that is divided.
+        tensor_parallel_size: GPUs that share each layer.
+        expert_parallel_size: GPUs over which whole experts are spread; None: each expert is divided like a layer.
+        pipeline_parallel_size: stages that the layers are divided into.
+    """
+    return next(_refusals(shape, tensor_parallel_size, expert_parallel_size, pipeline_parallel_size), None)
+
+
+def _refusals(shape: ModelShape, num_gpus: int, expert_parallel_size: int | None, num_stages: int) -> Iterator[str]:
+    for part in _parts(shape):
+        if part.size % num_gpus:
+            yield f"{part.size} {part.name} cannot be divided over tensor_parallel_size {num_gpus}"
+    for heads in sorted({mixer.num_kv_heads for mixer, _ in shape.mixers if mixer.num_kv_heads}):
+        if heads % num_gpus and num_gpus % heads:
+            yield f"{heads} KV heads can be neither divided over nor repeated on tensor_parallel_size {num_gpus}"
+    for name, size in _blocked(shape) if num_gpus > 1 else ():
+        if size // num_gpus % shape.weight_block:
+            yield _no_blocks(f"the {name}", size, num_gpus, shape.weight_block)
+    if expert_parallel_size is None:
+        yield from _of_experts(shape, num_gpus)
+    elif not shape.num_experts:
+        yield "enable_expert_parallel needs a model with experts"
+    if num_stages > shape.num_layers:
+        yield f"{shape.num_layers} layers are too few for pipeline_parallel_size {num_stages}"
+
+
+def _parts(shape: ModelShape) -> Iterator[Part]:
+    """Yield what tensor parallelism divides, KV heads and experts excepted."""
+    for mixer, _ in shape.mixers:
+        yield Part(mixer.num_heads, "attention heads")
+        yield Part(mixer.num_state_heads, f"heads of {mixer.kind}")
+        if mixer.num_state_groups > 1:
+            yield Part(mixer.num_state_groups, f"groups of {mixer.kind}")
+    for network, _ in shape.feed_forwards:
+        yield Part(network.size, "feed-forward channels")
+    yield Part(math.ceil(shape.vocab_size / VOCABULARY_PADDING) * VOCABULARY_PADDING, "rows of the padded vocabulary")
+
+
+def _of_experts(shape: ModelShape, num_gpus: int) -> Iterator[str]:
+    for network, _ in shape.feed_forwards:
+        if network.expert_size % num_gpus:
+            yield (
+                f"{network.expert_size} channels of each expert cannot be divided over tensor_parallel_size {num_gpus}; "
+                "enable_expert_parallel leaves experts whole"
+            )
+        elif network.num_experts and _breaks_blocks(shape, network, network.expert_size // num_gpus):
+            blocks = _no_blocks("channels of each expert", network.expert_size, num_gpus, shape.weight_block)
+            yield f"{blocks}; enable_expert_parallel leaves experts whole"
+
+
+def _breaks_blocks(shape: ModelShape, network: FeedForward, share: int) -> bool:
+    """Return whether blocks cannot be split so that a GPU's share of an expert consists of whole ones."""
+    into, block = network.expert_matrices[0], shape.weight_block
+    if not _has_blocks(shape, into) or share % block == 0:
+        return False
+    return math.gcd(block, share, into.inputs.size) < SMALLEST_BLOCK
+
+
+def _blocked(shape: ModelShape) -> Iterator[tuple[str, int]]:
+    """Yield the widths of layers that must be divided into whole blocks; vLLM exempts matrices that it fuses."""
+    matrices = [matrix for mixer, _ in shape.mixers for matrix in mixer.matrices]
+    matrices += [matrix for network, _ in shape.feed_forwards for matrix in network.matrices]
+    for matrix in matrices:
+        if not _has_blocks(shape, matrix):
+            continue
+        if matrix.inputs.num_pieces > 1:
+            yield f"inputs of {matrix.modules[0]}", matrix.inputs.size
+        elif len(matrix.modules) == len(matrix.outputs) == 1 and matrix.outputs[0].num_pieces > 1:
+            yield f"outputs of {matrix.modules[0]}", matrix.outputs[0].size
+
+
+def _has_blocks(shape: ModelShape, matrix: Matrix) -> bool:
+    return bool(shape.weight_block) and matrix.weight.name == "fp8"
+
+
+def _no_blocks(what: str, size: int, num_gpus: int, block: int) -> str:
+    return (
+        f"{what}, {size}/{num_gpus} = {size // num_gpus} on each GPU, are no multiple of {block}, the block of a scale"
+    )

@@ -1,0 +1,232 @@
+"""The properties of a model that determine its times and memory: its layers, from its config.json."""
+
+import contextlib
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mocker.models.architectures import ARCHITECTURES, Architecture
+from mocker.models.class_defaults import class_defaults
+from mocker.models.context import context_length
+from mocker.models.identity import architecture_of, instead_of, text_of
+from mocker.models.keys import Keys
+from mocker.models.kinds import CONV, FULL, HYBRID, LINEAR, NO_MIXER, STATES, num_layers
+from mocker.models.layers import FeedForward, Layer, Matrix, Mixer, WeightType
+from mocker.models.quantisation import PLAIN, Quantisation, quantisation_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A decoder-only transformer in numbers."""
+
+    hidden_size: int
+    vocab_size: int
+    layers: tuple[tuple[Layer, int], ...]
+    """Layers that are alike, and how many there are."""
+    kinds: tuple[tuple[str, int], ...]
+    """How many layers there are of each kind."""
+    is_tied: bool
+    """Whether the embeddings are also the head."""
+    num_other_parameters: int
+    """Beside layers, embeddings and head; in 16 bits."""
+    context_length: int | None
+    """Most tokens of a sequence, or None if the file does not say."""
+    kv_dtype: str
+    """The type in which the checkpoint wants its KV kept."""
+    weight_block: int
+    """Side of the blocks of weights that share a scale; 0: none."""
+    architecture: str
+
+    @property
+    def num_layers(self) -> int:
+        """Count the layers; a mixer and a feed-forward network that are layers of their own count as two."""
+        return sum([count for _, count in self.kinds])
+
+    @property
+    def mixers(self) -> Iterator[tuple[Mixer, int]]:
+        """Yield the kinds of mixers, and how many layers have each."""
+        for layer, count in self.layers:
+            for mixer in layer.mixers:
+                yield mixer, count
+
+    @property
+    def feed_forwards(self) -> Iterator[tuple[FeedForward, int]]:
+        """Yield the kinds of feed-forward networks, and how many layers have each."""
+        for layer, count in self.layers:
+            if layer.feed_forward is not None:
+                yield layer.feed_forward, count
+
+    @property
+    def num_experts(self) -> int:
+        """Count the routed experts of a layer that has them."""
+        return max([network.num_experts for network, _ in self.feed_forwards], default=0)
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Count those of the embeddings and the head, which are kept in 16 bits."""
+        return self.hidden_size * self.vocab_size * (1 if self.is_tied else 2)
+
+    @property
+    def num_parameters(self) -> int:
+        """Count all."""
+        count = self.num_expert_parameters + self.embedding_parameters + self.num_other_parameters
+        for mixer, number in self.mixers:
+            count += number * (sum([matrix.num_parameters for matrix in mixer.matrices]) + mixer.num_other_parameters)
+        for network, number in self.feed_forwards:
+            count += number * (sum([m.num_parameters for m in network.matrices]) + network.num_other_parameters)
+        return count
+
+    @property
+    def num_expert_parameters(self) -> int:
+        """Count those of routed experts."""
+        return sum([network.num_experts * network.expert_parameters * count for network, count in self.feed_forwards])
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Count those that a token uses: of the routed experts, only the chosen ones."""
+        chosen = sum([f.experts_per_token * f.expert_parameters * count for f, count in self.feed_forwards])
+        return self.num_parameters - self.num_expert_parameters + chosen
+
+    @property
+    def weights(self) -> str:
+        """The type in which most weights of the layers are stored."""
+        counts: Counter[str] = Counter()
+        for matrix, number in self.matrices:
+            counts[matrix.weight.name] += number * matrix.num_parameters
+        return counts.most_common(1)[0][0]
+
+    @property
+    def weight_bytes_by_type(self) -> Counter[str]:
+        """The bytes of all weights, by type."""
+        matrices = sum([number * matrix.num_parameters for matrix, number in self.matrices])
+        sizes = Counter({"bfloat16": 2 * (self.num_parameters - matrices)})
+        for matrix, number in self.matrices:
+            sizes[matrix.weight.name] += round(number * matrix.num_parameters * matrix.weight.bytes)
+        return sizes
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """The bytes of all weights."""
+        return self.weight_bytes_by_type.total()
+
+    @property
+    def matrices(self) -> Iterator[tuple[Matrix, int]]:
+        """Yield the matrices of all layers, and how many times each exists."""
+        for mixer, count in self.mixers:
+            for matrix in mixer.matrices:
+                yield matrix, count
+        for network, count in self.feed_forwards:
+            for matrix in network.matrices:
+                yield matrix, count
+            for matrix in network.expert_matrices:
+                yield matrix, count * network.num_experts
+
+    def quantised(self, weights: str) -> "ModelShape":
+        """Return the model with all matrices of its layers in one type, unless most of them are in that type."""
+        if weights == self.weights:
+            return self
+        return replace(
+            self,
+            layers=tuple([(_with_weights(layer, lambda _: PLAIN[weights]), count) for layer, count in self.layers]),
+            weight_block=0,
+        )
+
+
+def shape_of(
+    config: Mapping[str, Any], beside: Mapping[str, Any] | None = None, *, read_as: str | None = None
+) -> ModelShape:
+    """Read a Hugging Face config.json, and the hf_quant_config.json beside it.
+
+    Args:
+        config: the file's values.
+        beside: the other file's values.
+        read_as: the architecture, where the file's is not known; keys that it does not have are then ignored.
+
+    Raises:
+        ValueError: the architecture is not known, or a number is missing, or a size is given that is not understood.
+    """
+    text = text_of(config)
+    name = read_as or architecture_of(config, text)
+    if name not in ARCHITECTURES:
+        raise ValueError(f"--read-model-as {name} is not known; {instead_of(name)}")
+    architecture, quantisation = ARCHITECTURES[name], quantisation_of(config, beside)
+    defaults = {**({} if text is config else class_defaults(name)), **architecture.defaults}
+    keys = Keys(text, defaults)
+    keys.ignore(*architecture.ignored)
+    kinds = architecture.kinds(keys)
+    layers = [_layer(keys.at(place), kind, architecture, quantisation) for place, kind in enumerate(kinds)]
+    _read_unused(keys, kinds, architecture)
+    if "num_hidden_layers" not in architecture.ignored and len(kinds) != num_layers(keys):
+        raise ValueError(f"it has {num_layers(keys)} layers, but the kinds of {len(kinds)}")
+    found = ModelShape(
+        hidden_size=keys.number("hidden_size"),
+        vocab_size=keys.number("vocab_size"),
+        layers=tuple(Counter(layers).items()),
+        kinds=tuple(Counter(kinds).items()),
+        is_tied=_is_tied(config, text, architecture),
+        num_other_parameters=architecture.others(keys),
+        context_length=context_length({**defaults, **text}) if keys.number("max_position_embeddings", 0) else None,
+        kv_dtype=quantisation.kv_dtype,
+        weight_block=quantisation.block,
+        architecture=name,
+    )
+    unread = keys.unread_sizes()
+    if unread and read_as is None:
+        raise ValueError(
+            f"{unread[0]} is {keys.shown(unread[0])}, which models of the architecture {name} are not known to have, and it "
+            f"may change sizes; --read-model-as {name} ignores it"
+        )
+    return found
+
+
+def _is_tied(config: Mapping[str, Any], text: Mapping[str, Any], architecture: Architecture) -> bool:
+    given = [part[name] for part in (config, text) for name in ("tie_word_embeddings", "tie_embedding") if name in part]
+    return next((bool(value) for value in given if value is not None), architecture.is_tied)
+
+
+def _layer(k: Keys, kind: str, architecture: Architecture, quantisation: Quantisation) -> Layer:
+    mixers: list[Mixer] = []
+    if kind in STATES:
+        if architecture.state is None:
+            raise ValueError(f"layer_types has {kind}, which models of this architecture do not have")
+        mixers.append(architecture.state(k, kind))
+    if kind == HYBRID or kind not in (*STATES, *NO_MIXER):
+        mixers += [architecture.attention(k, kind)] * architecture.num_attentions
+    layer = Layer(tuple(mixers), architecture.feed_forward(k, kind))
+    return _with_weights(layer, functools.partial(_stored, quantisation, architecture.names, k.layer or 0))
+
+
+def _read_unused(keys: Keys, kinds: Sequence[str], architecture: Architecture) -> None:
+    """Read the keys of the kinds of layers that a model happens not to have; their sizes do not matter."""
+    k = keys.at(0)
+    with contextlib.suppress(ValueError):
+        if architecture.state is not None and not set(kinds) & set(STATES):
+            architecture.state(k, LINEAR)
+    with contextlib.suppress(ValueError):
+        if not set(kinds) - {*NO_MIXER, LINEAR, CONV}:
+            architecture.attention(k, FULL)
+
+
+def _stored(quantisation: Quantisation, names: Mapping[str, str], place: int, matrix: Matrix) -> WeightType:
+    """Return how a matrix is stored, by the names that checkpoints have for it."""
+    return quantisation.weight_of([f"layers.{place}.{_renamed(module, names)}" for module in matrix.modules])
+
+
+def _renamed(module: str, names: Mapping[str, str]) -> str:
+    for name, other in names.items():
+        module = f".{module}.".replace(f".{name}.", f".{other}.").strip(".")
+    return module
+
+
+def _with_weights(layer: Layer, weight_of: Callable[[Matrix], WeightType]) -> Layer:
+    """Return a layer whose matrices are stored as is said of each."""
+
+    def changed(matrices: tuple[Matrix, ...]) -> tuple[Matrix, ...]:
+        return tuple([replace(matrix, weight=weight_of(matrix)) for matrix in matrices])
+
+    network = layer.feed_forward
+    if network is not None:
+        network = replace(network, matrices=changed(network.matrices), expert_matrices=changed(network.expert_matrices))
+    return Layer(tuple([replace(mixer, matrices=changed(mixer.matrices)) for mixer in layer.mixers]), network)

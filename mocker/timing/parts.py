@@ -1,0 +1,256 @@
+"""The coefficients of a roofline: from a model's layers, a GPU's measured efficiencies and an engine's host times."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mocker.models.kv_cache import INDEX_BYTES, KV_BYTES
+from mocker.models.layers import FeedForward, Matrix, Mixer, WeightType
+from mocker.models.shape import ModelShape
+from mocker.timing.gpu import Decode, EngineTimes, Gpu, over_link
+from mocker.timing.kernels import HALF, AllReduce, ExpertLayer, Head, Matrices, Part, Rate
+from mocker.timing.roofline import Attention, Coefficients, Host, Reach
+
+ELEMENTWISE_EFFICIENCY = 0.6
+HEAD_EFFICIENCY = 0.75
+MLA_EFFICIENCY = 0.5
+STATE_EFFICIENCY = 0.5
+"""Of updating a state: the share of the bandwidth in a decode, and of the 16-bit peak in a prefill. It was not measured."""
+
+
+def coefficients(
+    shape: ModelShape,
+    gpu: Gpu,
+    engine: EngineTimes,
+    *,
+    tensor_parallel_size: int = 1,
+    expert_parallel_size: int = 1,
+    attention_ranks: int = 1,
+    kv_dtype: str = "bfloat16",
+    link_gbps: float | None = None,
+    async_scheduling: bool = True,
+) -> Coefficients:
+    """Compute the parts of a model's step times on a GPU.
+
+    Raises:
+        ValueError: the GPU does not support these weights, or was not measured with this many others.
+    """
+    device = Device(gpu, engine, tensor_parallel_size, kv_dtype, link_gbps, bool(shape.num_experts))
+    reduce = device.all_reduce(shape.hidden_size, tensor_parallel_size)
+    if tensor_parallel_size > 1 and not reduce.measured:
+        raise ValueError(
+            f"tensor_parallel_size {tensor_parallel_size} was not measured on {gpu.name}; "
+            f"expected 1 or one of {sorted(gpu.all_reduce)}"
+        )
+    exchange = device.all_reduce(shape.hidden_size, expert_parallel_size if attention_ranks > 1 else 1)
+    parts = [_mixer(device, mixer, count, shape.hidden_size, reduce) for mixer, count in shape.mixers]
+    for network, count in shape.feed_forwards:
+        experts = _experts(device, network, expert_parallel_size, attention_ranks, exchange)
+        parts.append(_feed_forward(device, network, count, shape.hidden_size, reduce, experts))
+    windows = [reach for window, reach in sorted(_reaches(device, shape).items()) if window]
+    return Coefficients(
+        scale=engine.scale,
+        parts=parts,
+        attention=_attention(device, shape),
+        reaches=windows,
+        head=_head(device, shape),
+        host=_host(device, parts, async_scheduling),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One of the GPUs that share a model, and the engine on it."""
+
+    gpu: Gpu
+    engine: EngineTimes
+    num_gpus: int
+    kv_dtype: str
+    link_gbps: float | None
+    is_mixture: bool
+
+    @property
+    def decode(self) -> Decode:
+        """The efficiency of reading KV in a decode."""
+        return self.gpu.decode.get(self.kv_dtype) or self.gpu.decode["bfloat16"]
+
+    def compute_type(self, weight: WeightType) -> str:
+        """Return the type in which the GPU multiplies by such weights.
+
+        Raises:
+            ValueError: it does not support them.
+        """
+        if weight.compute == "fp4" and self.is_mixture and "fp4" not in self.gpu.gemm:
+            return "bfloat16"  # unpacked on the way
+        if weight.compute not in self.gpu.gemm:
+            raise ValueError(
+                f"{self.gpu.name} does not support {weight.compute} weights; expected one of {', '.join(self.gpu.gemm)}"
+            )
+        return weight.compute
+
+    def all_reduce(self, hidden_size: int, num_gpus: int) -> AllReduce:
+        """Return a sum over GPUs."""
+        measured = self.gpu.all_reduce.get(num_gpus, [])
+        if measured and self.link_gbps is not None:
+            measured = over_link(measured, num_gpus, self.link_gbps * 1e9)
+        return AllReduce(
+            measured=measured,
+            token_bytes=hidden_size * HALF,
+            num_gpus=num_gpus,
+            fused_s=self.engine.fused_s,
+            fused_bytes=self.engine.fused_bytes.get(str(num_gpus), 0.0),
+        )
+
+    def matrices(self, matrices: Iterable[Matrix]) -> tuple[Matrices, ...]:
+        """Return the times of a layer's matrices, those of one type together."""
+        by_type: dict[WeightType, list[Matrix]] = {}
+        for matrix in matrices:
+            by_type.setdefault(matrix.weight, []).append(matrix)
+        return tuple([self._together(weight, some) for weight, some in by_type.items()])
+
+    def _together(self, weight: WeightType, matrices: Sequence[Matrix]) -> Matrices:
+        gpu, compute = self.gpu, self.compute_type(weight)
+        fit, sizes = gpu.gemm[compute], [matrix.on_gpu(self.num_gpus) for matrix in matrices]
+        weights = sum([inputs * outputs for inputs, outputs in sizes], 0.0)
+        inputs, outputs = sum([a for a, _ in sizes], 0.0), sum([b for _, b in sizes], 0.0)
+        width = 1.0 if compute == "fp8" else HALF if compute == "bfloat16" else weight.bytes
+        return Matrices(
+            rate=Rate(gpu.flops[compute] * fit.compute, gpu.bandwidth * fit.memory, fit.sharpness),
+            weights=weights,
+            size=weights * weight.bytes,
+            moved=inputs * width + outputs * HALF,
+            inputs=inputs,
+            quantised=HALF + width,
+            quantise=(fit.quantise, self.engine.quantise),
+            bandwidth=gpu.bandwidth,
+            launch_s=len(matrices) * fit.launch_s,
+        )
+
+
+def _mixer(device: Device, mixer: Mixer, count: int, hidden_size: int, reduce: AllReduce) -> Part:
+    gpu = device.gpu
+    return Part(
+        count=count,
+        matrices=device.matrices(mixer.matrices),
+        fixed_s=device.decode.launch_s + device.engine.layer_s / 2,
+        elementwise=4 * hidden_size,
+        elementwise_bandwidth=gpu.bandwidth * ELEMENTWISE_EFFICIENCY,
+        reduce=reduce,
+        token_s=mixer.state_flops / device.num_gpus / (gpu.flops["bfloat16"] * STATE_EFFICIENCY),
+    )
+
+
+def _feed_forward(
+    device: Device, network: FeedForward, count: int, hidden_size: int, reduce: AllReduce, experts: ExpertLayer | None
+) -> Part:
+    activated = network.size + network.experts_per_token * network.expert_size
+    return Part(
+        count=count,
+        matrices=device.matrices(network.matrices),
+        fixed_s=device.engine.layer_s / 2,
+        elementwise=4 * hidden_size + 3 * activated / device.num_gpus,
+        elementwise_bandwidth=device.gpu.bandwidth * ELEMENTWISE_EFFICIENCY,
+        reduce=reduce,
+        experts=experts,
+    )
+
+
+def _experts(
+    device: Device, network: FeedForward, expert_parallel_size: int, attention_ranks: int, exchange: AllReduce
+) -> ExpertLayer | None:
+    if not network.num_experts:
+        return None
+    gpu, weight = device.gpu, network.expert_matrices[0].weight
+    device.compute_type(weight)
+    fit = gpu.experts.get(weight.name) or gpu.experts["bfloat16"]
+    peak = gpu.flops.get(weight.name) or gpu.flops["bfloat16"]
+    return ExpertLayer(
+        fit=fit,
+        rate=Rate(peak * fit.compute, gpu.bandwidth * fit.memory, fit.sharpness),
+        num_experts=network.num_experts,
+        experts_per_token=network.experts_per_token,
+        hidden_size=network.expert_matrices[0].inputs.size,
+        share=1 / expert_parallel_size,
+        weights=network.expert_parameters / (device.num_gpus if expert_parallel_size == 1 else 1),
+        weight_bytes=weight.bytes,
+        bandwidth=gpu.bandwidth,
+        attention_ranks=attention_ranks,
+        exchange=exchange,
+        exchange_s=device.engine.exchange_s if exchange.measured else 0.0,
+    )
+
+
+def _attention(device: Device, shape: ModelShape) -> Attention:
+    gpu, scale, n = device.gpu, device.engine.scale, device.num_gpus
+    rows = tile = state_s = 0.0
+    for mixer, count in shape.mixers:
+        state_s += count * 2 * mixer.state_bytes / n / (gpu.bandwidth * STATE_EFFICIENCY)
+        rows += count * (1 if mixer.latent_flops else mixer.kv_heads(n))
+        tile += count * mixer.num_heads / n
+    row_s, every = device.decode.row_s, _reaches(device, shape).get(0, Reach(0, 0.0, 0.0, 0.0))
+    return Attention(
+        pair_s=every.pair_s,
+        pad=gpu.prefill_pad,
+        kv_s=every.kv_s,
+        mixed_kv_s=every.mixed_kv_s,
+        row_s=scale * (rows * row_s + state_s),
+        mixed_row_s=scale * (rows * max(row_s, gpu.mixed_row_s) + state_s),
+        tile_s=scale * tile * gpu.mixed_tile_s,
+    )
+
+
+def _reaches(device: Device, shape: ModelShape) -> dict[int, Reach]:
+    """Return what attention takes in all layers, by the tokens that they see (0: all)."""
+    found: dict[int, Reach] = {}
+    for mixer, count in shape.mixers:
+        for seen in _seen(device, mixer):
+            before, times = found.get(seen.window, Reach(seen.window, 0.0, 0.0, 0.0)), count * device.engine.scale
+            found[seen.window] = Reach(
+                seen.window,
+                before.pair_s + times * seen.pair_s,
+                before.kv_s + times * seen.kv_s,
+                before.mixed_kv_s + times * seen.mixed_kv_s,
+            )
+    return found
+
+
+def _seen(device: Device, mixer: Mixer) -> list[Reach]:
+    """Return what one layer's attention takes: of all tokens, of a window, or of what an index picks."""
+    if not mixer.num_heads:
+        return []
+    heads, share = mixer.num_heads / device.num_gpus, 1 / mixer.compression
+    flops = heads * (mixer.latent_flops if mixer.index is not None else 4 * mixer.head_dim)
+    values = mixer.kv_heads(device.num_gpus) * mixer.kv_width * KV_BYTES[device.kv_dtype]
+    near = _reach(device, mixer, mixer.window, flops, values, heads * mixer.latent_flops)
+    if mixer.compression == 1 and mixer.index is None:
+        return [near]
+    index = mixer.index
+    picked = index.num_picked * mixer.compression if index is not None else 0
+    far = _reach(device, mixer, picked, flops * share, values * share, heads * mixer.latent_flops * share)
+    seen = [near, far] if mixer.compression > 1 else [far]
+    if index is not None and index.num_heads:
+        score = 2 * index.num_heads * index.head_dim * share
+        seen.append(_reach(device, mixer, 0, score, index.head_dim * INDEX_BYTES * share, score))
+    return seen
+
+
+def _reach(device: Device, mixer: Mixer, window: int, flops: float, values: float, decode_flops: float) -> Reach:
+    """Return the time for each pair of a prompt's token and a key, and to decode with each token of context."""
+    gpu = device.gpu
+    peak = gpu.flops["bfloat16"]
+    kv_s = max(values / (gpu.bandwidth * device.decode.memory), decode_flops / (peak * MLA_EFFICIENCY))
+    shared = 1.0 if mixer.latent_flops else mixer.num_heads / mixer.num_kv_heads
+    return Reach(window, flops / (peak * gpu.prefill), kv_s, kv_s * max(1.0, gpu.mixed_decode_slowdown * shared))
+
+
+def _head(device: Device, shape: ModelShape) -> Head:
+    gpu = device.gpu
+    rate = Rate(gpu.flops["bfloat16"] * HEAD_EFFICIENCY, gpu.bandwidth * gpu.gemm["bfloat16"].memory, 2.0)
+    return Head(device.engine.scale, rate, shape.hidden_size * shape.vocab_size / device.num_gpus)
+
+
+def _host(device: Device, parts: Sequence[Part], async_scheduling: bool) -> Host:
+    engine = device.engine
+    launches_s = sum([part.count for part in parts]) / 2 * engine.launch_layer_s
+    if async_scheduling:
+        return Host(0.0, 0.0, engine.step_s, engine.step_s + launches_s, engine.sequence_s)
+    return Host(engine.step_s, engine.sequence_s, 0.0, launches_s, 0.0)

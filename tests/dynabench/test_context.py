@@ -1,0 +1,194 @@
+"""Requests that are longer than the model's context."""
+
+import json
+
+import pytest
+
+from dynabench.capacity.floors import floor_of
+from dynabench.deployment.engines import answered, check_fits, engines_of
+from dynabench.experiment.bounds import bounds_of
+from dynabench.plan import Arm, Plan, Settings
+from dynabench.virtual.run import run
+from mocker import EngineConfig
+from mocker.timing.choose import resolve
+from mocker.timing.config import TimingConfig
+from reports import folder
+from reports.slo import parse
+from reports.summarize import summarize
+from tests.support.commands import dynabench
+from tests.support.simulated import deployed, simulate
+from workloads import Request, Workload, WorkloadError
+from workloads.pacing import LoadConfig
+
+LLAMA = TimingConfig(model="meta-llama/Llama-2-7b", gpu="h100")
+REFUSED = "HTTP 400: this model's maximum context length is 128 tokens; the request has {}"
+
+
+def of(*sizes):
+    """Return a workload of requests of (prompt, answer) tokens, two a second."""
+    ids = [tuple(range(10_000 * place, 10_000 * place + -(-isl // 64))) for place, (isl, _) in enumerate(sizes)]
+    return Workload("w", 64, [Request(place / 2, *size, ids[place]) for place, size in enumerate(sizes)])
+
+
+def within(length, **engine):
+    return EngineConfig(max_model_len=length, **engine)
+
+
+def test_the_context_of_the_model_is_the_default_of_max_model_len():
+    assert resolve(EngineConfig(), LLAMA).config.max_model_len == 4096
+    assert resolve(within(2000), LLAMA).config.max_model_len == 2000
+    assert resolve(EngineConfig(), TimingConfig()).config.max_model_len is None
+
+
+@pytest.mark.parametrize(
+    ("size", "error", "answer"),
+    [
+        ((100, 28), "", 28),
+        ((100, 29), "", 28),
+        ((127, 9), "", 1),
+        ((128, 1), REFUSED.format("128 prompt tokens and max_tokens of 1"), 0),
+        ((300, 1), REFUSED.format("300 prompt tokens and max_tokens of 1"), 0),
+        ((10, 128), "", 118),
+        ((10, 129), REFUSED.format("10 prompt tokens and max_tokens of 129"), 0),
+    ],
+)
+def test_a_request_beyond_the_context_is_refused_or_cut_as_by_vllm(size, error, answer):
+    requests = simulate(of(size), engine=within(128)).requests
+    assert (requests.error[0], requests.osl[0]) == (error, answer)
+
+
+def test_requests_that_are_refused_are_errors_without_times_and_delay_nobody():
+    record = simulate(of((100, 20), (200, 20), (90, 20)), engine=within(128))
+    alone = simulate(of((100, 20), (90, 20)), engine=within(128))
+    assert record.is_complete
+    assert not record.notes
+    assert record.requests.succeeded.tolist() == [True, False, True]
+    assert record.requests.first_token_s.mask.tolist() == [False, True, False]
+    ttfts = [(each.first_token_s - each.intended_s).compressed() for each in (record.requests, alone.requests)]
+    assert ttfts[0] == pytest.approx(ttfts[1])
+    assert len(record.gaps) == len(alone.gaps)
+
+
+def test_a_request_that_waits_for_a_refused_one_follows_it():
+    first = Request(0.0, 300, 5, (1,))
+    second = Request(0.0, 100, 5, (2,), after=(0,), delay_s=2.0)
+    requests = simulate(Workload("w", 64, [first, second]), engine=within(128)).requests
+    assert requests.intended_s.tolist() == [0.0, 2.0]
+    assert requests.succeeded.tolist() == [False, True]
+
+
+def test_a_run_whose_requests_were_all_refused_is_not_valid():
+    [note] = simulate(of((300, 1), (200, 1)), engine=within(128)).notes
+    assert note.startswith("every request failed, the first with: HTTP 400: this model's maximum context length")
+
+
+def test_one_line_says_how_many_were_refused_or_cut_and_the_way_out():
+    record = simulate(of((100, 20), (300, 1), (200, 20), (120, 20)), engine=within(128))
+    [arm] = summarize([record]).arms.values()
+    assert (arm.failed, list(arm.errors.values())) == (2, [2])
+    [remark] = [each for each in arm.remarks if "context" in each]
+    assert "beyond the context of 128 tokens end as in vLLM: refused 2 of 4 (HTTP 400), cut 1" in remark
+    for way in ("--max-model-len", "a model with a longer context", "--fail-on-too-long"):
+        assert way in remark
+
+
+def test_without_a_model_nothing_is_refused_and_nothing_is_said():
+    record = simulate(of((100_000, 20)))
+    assert record.requests.succeeded.all()
+    assert "refused" not in record.facts
+
+
+def test_a_workload_can_be_refused_instead():
+    settings = Settings(deployed(engine=within(128)), load=LoadConfig(fail_on_too_long=True))
+    with pytest.raises(
+        WorkloadError, match=r"request 1 has 100 prompt and 29 output tokens, more than max_model_len \(128\)"
+    ):
+        run(Plan.alone(settings), of((100, 28), (100, 29)))
+
+
+def test_what_is_refused_needs_no_room_in_the_cache():
+    engine = within(128, num_gpu_blocks=3)
+    requests = simulate(of((100, 28), (5000, 20)), engine=engine).requests
+    assert requests.succeeded.tolist() == [True, False]
+    [simulated] = engines_of(deployed(engine=within(1000, num_gpu_blocks=3)))
+    with pytest.raises(WorkloadError, match="more than the 128 that an engine can hold"):
+        check_fits(of((100, 30)), simulated)
+
+
+def test_the_shared_prefix_of_a_refused_prompt_is_in_no_cache():
+    twice = [Request(0.0, 256, 5, (1, 2, 3, 4)), Request(5.0, 100, 5, (1, 5)), Request(9.0, 100, 5, (1, 6))]
+    requests = simulate(Workload("w", 64, twice), engine=within(128)).requests
+    assert requests.endless_tokens.tolist() == [0, 0, 64]
+    assert requests.cached_tokens.filled(0).tolist() == [0, 0, 64]
+
+
+def test_bounds_and_floors_are_those_of_what_is_answered():
+    sizes = ((100, 20), (4000, 20), (90, 20), (120, 20))
+    short, whole = of((100, 20), (90, 20), (120, 8)), of(*sizes)
+    assert [each.output_length for each in answered(whole, 128)] == [20, 20, 8]
+    assert answered(short, 128) is short
+    settings = Settings(deployed(engine=within(128)))
+    bounds = bounds_of([Arm("a", settings, {})], lambda shape: whole)
+    record = simulate(whole, engine=within(128))
+    ttft_s = record.requests.first_token_s - record.requests.intended_s
+    assert bounds.ttft_s == pytest.approx(float(ttft_s.mean()))
+    unlimited = bounds_of([Arm("a", Settings(deployed()), {})], lambda shape: whole)
+    assert bounds.ttft_s < unlimited.ttft_s
+    found = floor_of(settings, lambda shape: of((200, 1), (300, 1)), [parse("ttft <= 1s")])
+    assert found.impossible == "every request is longer than the context of 128 tokens (max_model_len)"
+
+
+def test_a_live_run_of_mockers_refuses_and_cuts_the_same_requests(tmp_path):
+    trace = tmp_path / "t.jsonl"
+    rows = [(0, 100, 20), (100, 300, 5), (200, 120, 20), (300, 90, 10)]
+    trace.write_text("".join(
+        json.dumps({"timestamp": at, "input_length": isl, "output_length": osl, "hash_ids": [at]}) + "\n"
+        for at, isl, osl in rows
+    ))  # fmt: skip
+    found = {}
+    for command, more in (("run", ("--max-failed-share", "1")), ("simulate", ())):
+        out = tmp_path / command
+        settings = ("--workers", "1", "--max-model-len", "128", "--router-mode", "random", "--out", out, *more)
+        done = dynabench(command, trace, "--trace-block-size", "512", *settings)
+        assert done.returncode == 0, done.stderr + done.stdout
+        _, [record] = folder.read(out)
+        found[command] = record.requests
+    live, virtual = found.values()
+    assert live.osl.tolist() == virtual.osl.tolist() == [20, 0, 8, 10]
+    for refusal in (live.error[1], virtual.error[1]):
+        assert refusal.startswith("HTTP 400: ")
+        assert (
+            "this model's maximum context length is 128 tokens; the request has 300 prompt tokens and max_tokens of 5"
+            in refusal
+        )
+
+
+def test_the_commands_say_it(tmp_path):
+    trace = tmp_path / "t.jsonl"
+    row = {"timestamp": 0, "input_length": 6000, "output_length": 50, "hash_ids": list(range(12))}
+    trace.write_text(
+        json.dumps(row) + "\n" + json.dumps(row | {"input_length": 3000, "hash_ids": list(range(6))}) + "\n"
+    )
+    simulated = (
+        "simulate",
+        trace,
+        "--workers",
+        "1",
+        "--model",
+        LLAMA.model,
+        "--gpu",
+        "h100",
+        "--router-mode",
+        "random",
+    )
+    done = dynabench(*simulated, "--out", tmp_path / "x")
+    assert done.returncode == 0, done.stderr
+    assert "requests beyond the context of 4,096 tokens end as in vLLM: refused 1 of 2 (HTTP 400), cut 0" in done.stdout
+    summary = json.loads((tmp_path / "x" / "summary.json").read_text())
+    assert summary["arms"]["random"]["failed"] == 1
+    hard = dynabench(*simulated, "--fail-on-too-long", "--out", tmp_path / "y")
+    assert (hard.returncode, hard.stderr.count("\n")) == (2, 1)
+    assert "more than max_model_len (4096) of an engine" in hard.stderr
+    assert (
+        dynabench(*simulated, "--max-model-len", "8192", "--fail-on-too-long", "--out", tmp_path / "z").returncode == 0
+    )

@@ -1,0 +1,98 @@
+"""Files that were read wrongly without a word."""
+
+import pytest
+
+from mocker.models.catalog import find_model, model_configs
+from mocker.models.shape import shape_of
+
+LLAMA = model_configs()["meta-llama/Llama-3.1-8B"]
+GEMMA = {
+    "model_type": "gemma3_text",
+    "head_dim": 128,
+    "hidden_size": 5376,
+    "intermediate_size": 21504,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 62,
+    "num_key_value_heads": 16,
+    "sliding_window": 1024,
+    "vocab_size": 262208,
+}
+
+
+def test_nemotron_3_nano_has_32_billion_parameters_not_102():
+    found = find_model("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")
+    assert (round(found.num_parameters / 1e9, 1), round(found.num_active_parameters / 1e9, 1)) == (31.6, 3.6)
+
+
+def test_nemotron_3_super_has_121_billion_parameters_not_1495():
+    found = find_model("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8")
+    assert (round(found.num_parameters / 1e9), round(found.num_active_parameters / 1e9, 1)) == (121, 12.8)
+
+
+def test_llama_4_maverick_has_401_billion_parameters_not_778():
+    found = find_model("meta-llama/Llama-4-Maverick-17B-128E-Instruct")
+    assert (round(found.num_parameters / 1e9), round(found.num_active_parameters / 1e9)) == (401, 17)
+
+
+def test_llama_4_sees_chunks_of_8192_tokens_in_three_layers_of_four():
+    found = find_model("meta-llama/Llama-4-Maverick-17B-128E-Instruct")
+    assert dict(found.kinds) == {"chunked_attention": 36, "full_attention": 12}
+    assert {mixer.window for mixer, _ in found.mixers} == {0, 8192}
+
+
+def test_mimo_v2_sees_windows_of_128_tokens_in_most_layers():
+    found = find_model("XiaomiMiMo/MiMo-V2-Flash")
+    assert dict(found.kinds) == {"full_attention": 9, "sliding_attention": 39}
+    assert {(mixer.window, mixer.num_kv_heads) for mixer, _ in found.mixers} == {(0, 4), (128, 8)}
+
+
+def test_gemma_4_has_experts_that_a_token_uses():
+    found = find_model("google/gemma-4-26B-A4B")
+    assert round(found.num_active_parameters / 1e9, 1) == 3.8
+
+
+@pytest.mark.parametrize("spelling", [{"sliding_window_pattern": 6}, {"_sliding_window_pattern": 6}, {}])
+def test_gemma_3_has_windows_in_five_layers_of_six_by_all_its_spellings(spelling):
+    found = shape_of(GEMMA | spelling)
+    assert dict(found.kinds) == {"sliding_attention": 52, "full_attention": 10}
+
+
+def test_a_multimodal_gemma_3_leaves_out_what_its_class_has_by_default():
+    text = {name: GEMMA[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "sliding_window")}
+    text |= {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    found = shape_of({"model_type": "gemma3", "text_config": text})
+    assert found.num_parameters == pytest.approx(3.88e9, rel=0.01)
+    assert found.vocab_size == 262208
+
+
+def test_glm_5_2_in_nvfp4_is_read():
+    found = find_model("nvidia/GLM-5.2-NVFP4")
+    assert (found.weights, found.kv_dtype, dict(found.kinds)) == ("fp4", "fp8", {"indexed_attention": 78})
+
+
+def test_heads_of_a_head_dim_that_says_nothing_are_those_of_latent_attention():
+    config = model_configs()["zai-org/GLM-5.2"]
+    assert shape_of(config | {"head_dim": 0}).num_parameters == shape_of(config).num_parameters
+
+
+def test_layers_share_an_index_by_a_list_by_letters_or_by_a_step():
+    config = {k: v for k, v in model_configs()["zai-org/GLM-5.2"].items() if k != "indexer_types"}
+    count = config["num_hidden_layers"]
+    types = ["full" if layer % 4 == 0 else "shared" for layer in range(count)]
+    letters = "".join(word[0].upper() for word in types)
+    of_list = shape_of(config | {"indexer_types": types}).num_parameters
+    assert (
+        shape_of(config | {"index_topk_pattern": letters}).num_parameters == of_list < shape_of(config).num_parameters
+    )
+    assert shape_of(config | {"index_topk_freq": 4, "index_skip_topk_offset": 1}).num_parameters == of_list
+
+
+def test_values_of_single_layers_count():
+    own = {"03": {"num_key_value_heads": 4}, "07": {"intermediate_size": 1000}}
+    less = shape_of(LLAMA).num_parameters - shape_of(LLAMA | {"per_layer_config": own}).num_parameters
+    assert less == 2 * 4096 * 4 * 128 + 3 * 4096 * (14336 - 1000)
+
+
+def test_a_file_without_a_model_type_is_known_by_its_class():
+    config = {name: value for name, value in LLAMA.items() if name != "model_type"}
+    assert shape_of(config | {"architectures": ["LlamaForCausalLM"]}).architecture == "llama"

@@ -1,0 +1,176 @@
+"""Files that are not understood: one line, with the way out, whatever they hold."""
+
+import copy
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mocker.models.catalog import find_model, model_configs
+from mocker.models.shape import ModelShape, shape_of
+from mocker.models.spellings import SPELLINGS
+
+LLAMA = model_configs()["meta-llama/Llama-3.1-8B"]
+MIXTRAL = model_configs()["mistralai/Mixtral-8x7B-v0.1"]
+OF_OTHERS = {
+    "hybrid_override_pattern": "M*M*",
+    "mamba_n_heads": 128,
+    "linear_num_key_heads": 16,
+    "interleave_moe_layer_step": 2,
+    "compress_ratios": [0, 4, 128],
+    "index_topk": 2048,
+    "num_kv_shared_layers": 10,
+    "moe_intermediate_size": 1408,
+    "altup_num_inputs": 4,
+    "num_local_experts": 8,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 2,
+    "kv_lora_rank": 512,
+    "sliding_window": 4096,
+    "layer_types": ["sliding_attention"] * 32,
+    "attn_output_gate": True,
+    "linear_attn_config": {"num_heads": 32},
+    "block_configs": [{}] * 32,
+    "swa_head_dim": 64,
+    "conv_L_cache": 3,
+    "hc_mult": 4,
+    "global_head_dim": 512,
+    "some_new_num_heads": 7,
+}
+HARMLESS = {
+    "num_return_sequences": 1,
+    "rope_scaling": {"factor": 8.0, "rope_type": "llama3"},
+    "max_window_layers": 28,
+    "vision_config": {"num_hidden_layers": 24},
+    "num_nextn_predict_layers": 1,
+    "layer_types": ["full_attention"] * 32,
+    "use_sliding_window": False,
+    "sliding_window": None,
+    "num_experts": 0,
+    "router_aux_loss_coef": 0.001,
+    "chunk_size_feed_forward": 1,
+    "summary_type": "cls_index",
+    "type_vocab_size": 2,
+}
+
+
+def refused(config, beside=None):
+    with pytest.raises(ValueError) as caught:
+        shape_of(config, beside)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", OF_OTHERS)
+def test_a_key_that_changes_sizes_and_is_not_read_is_refused_by_name(name):
+    message = refused(LLAMA | {name: OF_OTHERS[name]})
+    assert message.startswith(name)
+    assert "--read-model-as llama" in message
+    assert shape_of(LLAMA | {name: OF_OTHERS[name]}, read_as="llama") == shape_of(LLAMA)
+
+
+@pytest.mark.parametrize("name", sorted({key for keys in SPELLINGS.values() for key in keys if "." not in key}))
+def test_every_size_of_the_table_is_read_or_refused_in_a_llama(name):
+    read = {"num_nextn_predict_layers", "num_mtp_modules", "time_step_rank"}  # nothing that is counted
+    for key in ("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads"):
+        read |= {*SPELLINGS[key]}
+    read |= {*SPELLINGS["head_dim"], *SPELLINGS["intermediate_size"], *SPELLINGS["max_position_embeddings"]}
+    if name not in read:
+        assert name in refused(LLAMA | {name: 5})
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_a_key_that_changes_nothing_is_not_refused(name):
+    assert shape_of(LLAMA | {name: HARMLESS[name]}) == shape_of(LLAMA)
+
+
+@pytest.mark.parametrize(
+    "name", ["num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"]
+)
+@pytest.mark.parametrize("value", [0, -1, 1.5, math.nan, math.inf, 1e300, "32", True, [32], {"a": 1}])
+def test_a_size_that_is_no_number_above_zero_is_refused_by_name_and_value(name, value):
+    assert name in refused(LLAMA | {name: value})
+
+
+def test_a_missing_size_is_refused_by_name():
+    assert "num_hidden_layers" in refused({k: v for k, v in LLAMA.items() if k != "num_hidden_layers"})
+
+
+@pytest.mark.parametrize("chosen", [0, None, 9])
+def test_a_mixture_of_which_a_token_uses_no_experts_or_too_many_is_refused(chosen):
+    assert "num_experts_per_tok" in refused(MIXTRAL | {"num_experts_per_tok": chosen})
+
+
+@pytest.mark.parametrize(
+    "types", [["full_attention"], ["full_attention"] * 33, ["strange"] * 32, "full", [1] * 32, [{}] * 32]
+)
+def test_kinds_of_layers_that_are_not_one_word_for_each_are_refused(types):
+    assert "layer_types" in refused(model_configs()["google/gemma-4-26B-A4B"] | {"layer_types": types})
+
+
+def test_an_architecture_that_is_not_known_is_refused_with_one_like_it_and_not_with_all():
+    message = refused({"model_type": "qwen9", "hidden_size": 64})
+    assert "architecture qwen9 is not known" in message
+    assert "--read-model-as qwen" in message
+    assert len(message) < 200
+
+
+@pytest.mark.parametrize("method", ["gguf", "hqq", "aqlm", "exl2", "strange", "", 5])
+def test_a_format_of_weights_that_is_not_known_is_refused_by_name(method):
+    assert "quant_method" in refused(LLAMA | {"quantization_config": {"quant_method": method, "x": 1}})
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"model_type": "llama"', "[]", "null", '{"model_type": ["llama"]}', "\x00"])
+def test_a_file_that_is_cut_off_or_no_object_is_refused_in_a_line(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"config.json: ") as caught:
+        find_model(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+NUMBERS = st.integers(-2, 300) | st.floats() | st.sampled_from([10**30, 2**40, -(10**12)])
+LEAVES = (
+    st.none() | st.booleans() | NUMBERS | st.text(max_size=5) | st.sampled_from(["full_attention", "auto", "fp8", "M*"])
+)
+VALUES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+)
+KEYS = sorted(
+    {key for config in model_configs().values() for key in config} | {key for s in SPELLINGS.values() for key in s}
+)
+
+
+def places(part, before=()):
+    """Return the ways to all values of a file."""
+    found = []
+    pairs = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
+    for name, value in list(pairs)[:50]:
+        found += [(*before, name), *places(value, (*before, name))]
+    return found
+
+
+@given(st.data())
+def test_whatever_a_file_holds_it_is_a_model_or_an_error_of_one_line(data):
+    name = data.draw(st.sampled_from(sorted(model_configs())))
+    config = copy.deepcopy(model_configs()[name])
+    for _ in range(data.draw(st.integers(1, 3))):
+        *way, last = data.draw(st.sampled_from(places(config)) | st.tuples(st.sampled_from(KEYS)))
+        part = config
+        for step in way:
+            part = part[step]
+        if isinstance(part, dict) and data.draw(st.booleans()) and last in part:
+            del part[last]
+        else:
+            part[last] = data.draw(VALUES)
+    beside = data.draw(st.none() | st.dictionaries(st.sampled_from(["quantization", "quant_algo"]), VALUES))
+    try:
+        found = shape_of(config, beside)
+    except ValueError as error:
+        assert "\n" not in str(error)
+        assert len(str(error)) < 700
+    else:
+        assert isinstance(found, ModelShape)
+        assert 0 < found.num_active_parameters <= found.num_parameters
+        json.dumps(found.num_parameters)
