@@ -16,11 +16,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from mocker.models.layers import FeedForward, Matrix
+from mocker.models.quantisation import PLAIN
 from mocker.models.shape import ModelShape
 
 VOCABULARY_PADDING = 64
 SMALLEST_BLOCK = 32
 """Experts' blocks of FP8 weights are split where a GPU's share is not made of whole ones, down to this side."""
+NVFP4_GROUP = 16
 NOT_REPEATED = ("gpt_oss",)
 """Architectures whose classes in vLLM do not repeat KV heads."""
 NOT_BEYOND_EXPERTS = (
@@ -63,9 +65,9 @@ def _refusals(shape: ModelShape, num_gpus: int, enable_expert_parallel: bool) ->
             yield f"{heads} KV heads can be neither divided over nor repeated on tensor_parallel_size {num_gpus}"
     if num_gpus > shape.num_experts and shape.architecture in NOT_BEYOND_EXPERTS:
         yield f"{shape.num_experts} experts are fewer than tensor_parallel_size {num_gpus}"
-    for name, size in _blocked(shape) if num_gpus > 1 else ():
-        if size // num_gpus % shape.weight_block:
-            yield _no_blocks(f"the {name}", size, num_gpus, shape.weight_block)
+    for name, size, block in _blocked(shape) if num_gpus > 1 else ():
+        if size // num_gpus % block:
+            yield _no_blocks(f"the {name}", size, num_gpus, block)
     if not enable_expert_parallel:
         yield from _of_experts(shape, num_gpus)
     elif not shape.num_experts:
@@ -104,17 +106,17 @@ def _breaks_blocks(shape: ModelShape, network: FeedForward, share: int) -> bool:
     return math.gcd(block, share, into.inputs.size) < SMALLEST_BLOCK
 
 
-def _blocked(shape: ModelShape) -> Iterator[tuple[str, int]]:
+def _blocked(shape: ModelShape) -> Iterator[tuple[str, int, int]]:
     """Yield the widths of layers that must be divided into whole blocks; vLLM exempts matrices that it fuses."""
     matrices = [matrix for mixer, _ in shape.mixers for matrix in mixer.matrices]
     matrices += [matrix for network, _ in shape.feed_forwards for matrix in network.matrices]
     for matrix in matrices:
-        if not _has_blocks(shape, matrix):
-            continue
-        if matrix.inputs.num_pieces > 1:
-            yield f"inputs of {matrix.modules[0]}", matrix.inputs.size
-        elif len(matrix.modules) == len(matrix.outputs) == 1 and matrix.outputs[0].num_pieces > 1:
-            yield f"outputs of {matrix.modules[0]}", matrix.outputs[0].size
+        is_row, has_blocks = matrix.inputs.num_pieces > 1, _has_blocks(shape, matrix)
+        if is_row and (has_blocks or matrix.weight == PLAIN["fp4"]):
+            block = shape.weight_block if has_blocks else NVFP4_GROUP
+            yield f"inputs of {matrix.modules[0]}", matrix.inputs.size, block
+        elif has_blocks and len(matrix.modules) == len(matrix.outputs) == 1 and matrix.outputs[0].num_pieces > 1:
+            yield f"outputs of {matrix.modules[0]}", matrix.outputs[0].size, shape.weight_block
 
 
 def _has_blocks(shape: ModelShape, matrix: Matrix) -> bool:

@@ -95,6 +95,14 @@ def test_rows_of_fp8_weights_are_divided_into_whole_blocks():
     assert said(DENSE | {"intermediate_size": 25600}, 16) is None
 
 
+def test_rows_of_nvfp4_weights_are_divided_into_whole_groups():
+    uneven = DENSE | {"intermediate_size": 2112}  # 2112/8 = 264 is no multiple of 16
+    assert said(uneven, 8) is None
+    assert said(uneven | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, 8) == (
+        "the inputs of mlp.down_proj, 2112/8 = 264 on each GPU, are no multiple of 16, the block of a scale"
+    )
+
+
 def test_experts_of_fp8_weights_have_their_blocks_split_down_to_32():
     blocks = MIXTURE | {"quantization_config": FP8_BLOCKS}
     assert said(blocks, 8) is None  # 1536/8 = 192 is three blocks of 64

@@ -60,6 +60,9 @@ def written(name, values, into):
     whole = MORE.get(kind, {}) | values | {"model_type": kind, "architectures": [architecture]}
     if "weight_block_size" in values.get("quantization_config", {}):
         whole["quantization_config"] = {"activation_scheme": "dynamic"} | values["quantization_config"]
+    if "ignore" in whole.get("quantization_config", {}):  # vLLM compares whole names
+        left_out = [part.replace("layers.", "model.layers.") for part in whole["quantization_config"]["ignore"]]
+        whole["quantization_config"] = whole["quantization_config"] | {"ignore": left_out}
     folder = into / name.replace("/", "--")
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(whole))
