@@ -71,7 +71,7 @@ def resolve(engine: EngineConfig, timing: TimingConfig = TimingConfig()) -> Simu
             "lists them); with timing polynomial these are generic, and the model provides only its name and "
             "the size of its KV"
         )
-    _check_layout(engine, timing)
+    _check_layout(timing)
     engine = replace(
         engine,
         async_scheduling=_is_async(engine, timing),
@@ -109,15 +109,14 @@ def _context_length(timing: TimingConfig) -> int | None:
         return None
 
 
-def _check_layout(engine: EngineConfig, timing: TimingConfig) -> None:
+def _check_layout(timing: TimingConfig) -> None:
     """Refuse a model that the engine could not divide over its GPUs, if both are known."""
     if timing.gpu is None or timing.model is None:
         return
     reason = refusal(
         timing.shape,
         tensor_parallel_size=timing.tensor_parallel_size,
-        expert_parallel_size=_expert_parallel_size(engine, timing) if timing.enable_expert_parallel else None,
-        pipeline_parallel_size=timing.pipeline_parallel_size,
+        enable_expert_parallel=timing.enable_expert_parallel,
     )
     if reason is not None:
         raise ValueError(f"model {timing.model}: {reason}")
