@@ -69,9 +69,13 @@ QWEN_HYBRID = Architecture(
     names=SHARED_EXPERT,
 )
 BAILING = Architecture(feed_forward=DEEPSEEK)
+GROK = Architecture(feed_forward=feed.grok, names=MIXTRAL, ignored=("sliding_window_size", "global_attn_every_n"))
 HUNYUAN = Architecture(attention=attend.shared_across_layers, feed_forward=feed.if_any(DEEPSEEK))
 STEP = Architecture(
-    attention=attend.step, feed_forward=mixture(feed.enumerated), kinds=by.listed, ignored=("num_local_experts",)
+    attention=attend.step,
+    feed_forward=mixture(feed.enumerated),
+    kinds=by.listed,
+    ignored=("num_local_experts", "moe_every_n_layer", "use_head_wise_attn_gate"),
 )
 MINIMAX_1 = Architecture(
     state=states.lightning,
@@ -100,6 +104,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "chatglm": Architecture(ignored=("multi_query_attention",)),
     "cohere": TIED,
     "deci": PLAIN,
+    "dots_ocr": QWEN_DENSE,
     "emu3_text_model": PLAIN,
     "ernie4_5": TIED,
     "exaone": PLAIN,
@@ -111,7 +116,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "glm_ocr_text": PLAIN,
     "granite": PLAIN,
     "helium": PLAIN,
-    "hunyuan_v1_dense": Architecture(attention=attend.shared_across_layers),
+    "hunyuan_v1_dense": HUNYUAN,
     "hyperclovax": PLAIN,
     "internlm": PLAIN,
     "internlm2": PLAIN,
@@ -119,6 +124,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "iquestcoder": PLAIN,
     "jais2": WITH_PLAIN_NETWORK,
     "minicpm": Architecture(feed_forward=feed.if_any(mixture()), is_tied=True),
+    "minicpmo": QWEN_DENSE,
     "minicpmv": QWEN_DENSE,
     "nanochat": WITH_PLAIN_NETWORK,
     "nemotron": WITH_PLAIN_NETWORK,
@@ -194,7 +200,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     "aria_text": Architecture(feed_forward=mixture()),
     "bailing_moe": BAILING,
     "bailing_moe_v2": BAILING,
-    "bailing_moe_v2_5": BAILING,
     "cohere2_moe": Architecture(feed_forward=DEEPSEEK, is_tied=True, kinds=by.cohere_moe),
     "dbrx": Architecture(feed_forward=feed.dbrx, names={"mlp": "ffn"}),
     "deepseek": Architecture(feed_forward=DEEPSEEK),
@@ -211,9 +216,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granitemoe": Architecture(feed_forward=mixture(), names=MIXTRAL),
     "granitemoe_swa": Architecture(feed_forward=mixture(), kinds=by.first_of_every(4), names=MIXTRAL),
     "granitemoeshared": Architecture(feed_forward=mixture(), names=MIXTRAL),
-    "grok": Architecture(feed_forward=feed.grok, names=MIXTRAL),
-    "grok-1": Architecture(feed_forward=feed.grok, names=MIXTRAL),
-    "grok1": Architecture(feed_forward=feed.grok, names=MIXTRAL),
+    "grok": GROK,
+    "grok-1": GROK,
+    "grok1": GROK,
     "hunyuan": HUNYUAN,
     "hunyuan_v1_moe": HUNYUAN,
     "hy_v3": Architecture(feed_forward=mixture(feed.after(1))),

@@ -143,10 +143,12 @@ class Keys:
         """Return the spelling by which a value is given, and the value."""
         spellings = SPELLINGS.get(name, (name,))
         self._read.update(spellings)
+        is_given = any(spelling in self._given for spelling in spellings)  # null is a value, too
+        values = self._given if is_given else self._defaults
         for spelling in spellings:
-            if self._given.get(spelling) not in (None, []):
-                return spelling, self._given[spelling]
-        return name, self._defaults.get(name)
+            if values.get(spelling) not in (None, []):
+                return spelling, values[spelling]
+        return name, None
 
     def _one_of(self, name: str, values: list[Any]) -> Any:
         assert self.layer is not None
