@@ -173,7 +173,7 @@ JAMBA = {
     ("config", "billions", "active", "kinds"),
     [
         (GROK_2, 269.5, 114.9, {"full_attention": 64}),
-        (STEP_3_5, 197.0, 12.0, {"full_attention": 12, "sliding_attention": 33}),
+        (STEP_3_5, 196.96, 11.99, {"full_attention": 12, "sliding_attention": 33}),
         (JAMBA, 398.6, 94.1, {"linear_attention": 63, "full_attention": 9}),
     ],
 )
