@@ -1,45 +1,17 @@
 """The table of architectures: for each `model_type` of a config.json, what its layers are made of."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from mocker.models import attention as attend
 from mocker.models import feed_forward as feed
 from mocker.models import kinds as by
 from mocker.models import latent, states
 from mocker.models import other_parameters as others
-from mocker.models.attention import MixerOf, attention
-from mocker.models.feed_forward import FeedForwardOf, mixture
-from mocker.models.keys import Keys
-from mocker.models.kinds import CONV, FULL, HYBRID, INDEXED, LINEAR, SLIDING, SPARSE_BLOCKS, Kinds
+from mocker.models.architecture import Architecture
+from mocker.models.attention import attention
+from mocker.models.feed_forward import mixture
+from mocker.models.kinds import CONV, FULL, HYBRID, INDEXED, LINEAR, SLIDING, SPARSE_BLOCKS
 from mocker.models.latent import indexed_attention, latent_attention
-
-HEADS = attention()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture:
-    """How the layers of an architecture are read."""
-
-    attention: MixerOf = HEADS
-    state: MixerOf | None = None
-    """What layers have that keep a state: instead of attention, or beside it."""
-    feed_forward: FeedForwardOf = feed.gated
-    kinds: Kinds = by.full
-    num_attentions: int = 1
-    """In each layer, one after the other."""
-    is_tied: bool = False
-    """Whether embeddings are the head where the file does not say."""
-    others: Callable[[Keys], int] = others.none
-    """Parameters beside layers, embeddings and head, in 16 bits."""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Of keys that files leave out."""
-    ignored: tuple[str, ...] = ()
-    """Keys that say nothing here."""
-    names: Mapping[str, str] = field(default_factory=dict)
-    """Of modules in checkpoints, where they differ from those that readers use."""
-
 
 MIXTRAL = {
     "mlp.experts.0.gate_proj": "block_sparse_moe.experts.0.w1",
@@ -69,9 +41,13 @@ QWEN_HYBRID = Architecture(
     names=SHARED_EXPERT,
 )
 BAILING = Architecture(feed_forward=DEEPSEEK)
+GROK = Architecture(feed_forward=feed.grok, names=MIXTRAL, ignored=("sliding_window_size", "global_attn_every_n"))
 HUNYUAN = Architecture(attention=attend.shared_across_layers, feed_forward=feed.if_any(DEEPSEEK))
 STEP = Architecture(
-    attention=attend.step, feed_forward=mixture(feed.enumerated), kinds=by.listed, ignored=("num_local_experts",)
+    attention=attend.step,
+    feed_forward=mixture(feed.enumerated),
+    kinds=by.listed,
+    ignored=("num_local_experts", "moe_every_n_layer", "use_head_wise_attn_gate"),
 )
 MINIMAX_1 = Architecture(
     state=states.lightning,
@@ -85,7 +61,7 @@ GEMMA_4 = Architecture(
     feed_forward=feed.gemma_4,
     kinds=by.every(6),
     is_tied=True,
-    others=others.per_layer_inputs,
+    beside=others.per_layer_inputs,
 )
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -100,6 +76,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "chatglm": Architecture(ignored=("multi_query_attention",)),
     "cohere": TIED,
     "deci": PLAIN,
+    "dots_ocr": QWEN_DENSE,
     "emu3_text_model": PLAIN,
     "ernie4_5": TIED,
     "exaone": PLAIN,
@@ -111,7 +88,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "glm_ocr_text": PLAIN,
     "granite": PLAIN,
     "helium": PLAIN,
-    "hunyuan_v1_dense": Architecture(attention=attend.shared_across_layers),
+    "hunyuan_v1_dense": HUNYUAN,
     "hyperclovax": PLAIN,
     "internlm": PLAIN,
     "internlm2": PLAIN,
@@ -119,6 +96,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "iquestcoder": PLAIN,
     "jais2": WITH_PLAIN_NETWORK,
     "minicpm": Architecture(feed_forward=feed.if_any(mixture()), is_tied=True),
+    "minicpmo": QWEN_DENSE,
     "minicpmv": QWEN_DENSE,
     "nanochat": WITH_PLAIN_NETWORK,
     "nemotron": WITH_PLAIN_NETWORK,
@@ -144,15 +122,15 @@ ARCHITECTURES: dict[str, Architecture] = {
     "bloom": Architecture(feed_forward=feed.plain, is_tied=True),
     "codegen": WITH_PLAIN_NETWORK,
     "falcon": Architecture(attention=attend.multi_query, feed_forward=feed.plain, is_tied=True),
-    "gpt2": Architecture(feed_forward=feed.plain, is_tied=True, others=others.positions),
+    "gpt2": Architecture(feed_forward=feed.plain, is_tied=True, beside=others.positions),
     "gpt_bigcode": Architecture(
-        attention=attend.multi_query, feed_forward=feed.plain, is_tied=True, others=others.positions
+        attention=attend.multi_query, feed_forward=feed.plain, is_tied=True, beside=others.positions
     ),
-    "gpt_neo": Architecture(feed_forward=feed.plain, kinds=by.gpt_neo, is_tied=True, others=others.positions),
+    "gpt_neo": Architecture(feed_forward=feed.plain, kinds=by.gpt_neo, is_tied=True, beside=others.positions),
     "gpt_neox": WITH_PLAIN_NETWORK,
     "gptj": WITH_PLAIN_NETWORK,
     "mpt": Architecture(feed_forward=feed.plain, is_tied=True, ignored=("expansion_ratio",)),
-    "opt": Architecture(feed_forward=feed.plain, is_tied=True, others=others.opt),
+    "opt": Architecture(feed_forward=feed.plain, is_tied=True, beside=others.opt),
     "RefinedWeb": Architecture(attention=attend.multi_query, feed_forward=feed.plain, is_tied=True),
     "RefinedWebModel": Architecture(attention=attend.multi_query, feed_forward=feed.plain, is_tied=True),
     # Dense, with windows
@@ -162,7 +140,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "exaone4_5": Architecture(kinds=by.exaone),
     "gemma2": Architecture(is_tied=True, kinds=by.every(2)),
     "gemma3": Architecture(is_tied=True, kinds=by.every(6)),
-    "gemma3n": Architecture(attention=attend.gemma_3n, is_tied=True, kinds=by.every(5), others=others.gemma_3n),
+    "gemma3n": Architecture(attention=attend.gemma_3n, is_tied=True, kinds=by.every(5), beside=others.gemma_3n),
     "gemma4": GEMMA_4,
     "gemma4_unified": GEMMA_4,
     "granite_swa": Architecture(is_tied=True, kinds=by.first_of_every(4)),
@@ -194,7 +172,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     "aria_text": Architecture(feed_forward=mixture()),
     "bailing_moe": BAILING,
     "bailing_moe_v2": BAILING,
-    "bailing_moe_v2_5": BAILING,
     "cohere2_moe": Architecture(feed_forward=DEEPSEEK, is_tied=True, kinds=by.cohere_moe),
     "dbrx": Architecture(feed_forward=feed.dbrx, names={"mlp": "ffn"}),
     "deepseek": Architecture(feed_forward=DEEPSEEK),
@@ -211,9 +188,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granitemoe": Architecture(feed_forward=mixture(), names=MIXTRAL),
     "granitemoe_swa": Architecture(feed_forward=mixture(), kinds=by.first_of_every(4), names=MIXTRAL),
     "granitemoeshared": Architecture(feed_forward=mixture(), names=MIXTRAL),
-    "grok": Architecture(feed_forward=feed.grok, names=MIXTRAL),
-    "grok-1": Architecture(feed_forward=feed.grok, names=MIXTRAL),
-    "grok1": Architecture(feed_forward=feed.grok, names=MIXTRAL),
+    "grok": GROK,
+    "grok-1": GROK,
+    "grok1": GROK,
     "hunyuan": HUNYUAN,
     "hunyuan_v1_moe": HUNYUAN,
     "hy_v3": Architecture(feed_forward=mixture(feed.after(1))),
@@ -271,7 +248,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention=latent.compressed_attention,
         feed_forward=mixture(),
         kinds=by.deepseek_v4,
-        others=others.hyper_connections,
+        beside=others.hyper_connections,
         ignored=("mlp_layer_types",),
         names={"mlp": "ffn"},
     ),
@@ -279,7 +256,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention=indexed_attention(gate="element"),
         feed_forward=mixture(feed.after(1)),
         kinds=by.all_of(INDEXED),
-        others=others.light_connections,
+        beside=others.light_connections,
     ),
     "dots3_note": Architecture(
         attention=indexed_attention(gate="head"), feed_forward=mixture(feed.after(1)), kinds=by.listed
@@ -301,7 +278,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         state=states.kimi_delta,
         feed_forward=mixture(feed.after(3)),
         kinds=by.renamed({FULL: INDEXED}, by.places("linear_attn_config.kda_layers", LINEAR, INDEXED)),
-        others=others.hyper_connections,
+        beside=others.hyper_connections,
         ignored=("mhc",),
     ),
     "granitemoehybrid": Architecture(state=states.mamba_2, feed_forward=feed.granite_hybrid, kinds=by.listed),
@@ -373,7 +350,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         feed_forward=feed.only_hybrid,
         kinds=by.zamba,
         is_tied=True,
-        others=others.shared_blocks,
+        beside=others.shared_blocks,
     ),
     "zamba2": Architecture(
         attention=attention(wide=2),
@@ -381,7 +358,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         feed_forward=feed.only_hybrid,
         kinds=by.zamba,
         is_tied=True,
-        others=others.shared_blocks,
+        beside=others.shared_blocks,
     ),
 }
 OTHER_NAMES = {

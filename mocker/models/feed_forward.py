@@ -99,7 +99,7 @@ def from_to(k: Keys) -> bool:
 
 def with_period(k: Keys) -> bool:
     """Jamba's rule: one layer of every few."""
-    return (k.layer or 0) % k.number("expert_layer_period", 2) == k.number("expert_layer_offset", 1)
+    return (k.layer or 0) % k.number("expert_layer_period", 2) == k.number("expert_layer_offset", 1, least=0)
 
 
 def enumerated(k: Keys) -> bool:

@@ -11,7 +11,7 @@ TOPICS = {
     "how it is computed": "dtype fp32 backend implementation impl cache flash fused deterministic triton",
     "what is made of it": "beam beams ngram penalty return output outputs summary labels problem generation generate",
     "other inputs": "vision visual image images video audio speech mm media vit patch anyres pool pooling crop slice speaker "
-    "talker resampler mel",
+    "talker resampler mel tts apm",
     "guesses of further tokens": "mtp nextn eagle medusa draft assistant spec",
     "other things": "version name names task sep cls mask decoder",
 }
@@ -109,6 +109,7 @@ KEYS = frozenset(
         "full_attn_mod",
         "class_num",
         "dense_list",
+        "layer_switch",
         "org_vocab_size",
         "embd_layer",
         "img_processor",

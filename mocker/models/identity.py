@@ -33,7 +33,7 @@ def architecture_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
     """
     given = [part["model_type"] for part in (text, config) if isinstance(part.get("model_type"), str)][:1]
     for name in given:
-        for known in (name, name.removesuffix("_text"), OTHER_NAMES.get(name)):
+        for known in (name, name.removesuffix("_text"), OTHER_NAMES.get(name), name.lower()):
             if known in ARCHITECTURES:
                 return str(known)
     classes = [name for part in (text, config) for name in part.get("architectures") or () if isinstance(name, str)]

@@ -27,7 +27,7 @@ class Keys:
         found._given, found._read, found.layer = {**self._given, **own}, self._read, layer
         return found
 
-    def number(self, name: str, default: int | None = None, *, most: int = MOST) -> int:
+    def number(self, name: str, default: int | None = None, *, least: int | None = None, most: int = MOST) -> int:
         """Return a whole number of at least 1, or of at least 0 if that is what it means to leave it out.
 
         Raises:
@@ -38,7 +38,7 @@ class Keys:
             value = self._one_of(spelling, value)
         if value is None and default is None:
             raise ValueError(f"it lacks {name}")
-        least = 0 if default == 0 else 1
+        least = least if least is not None else 0 if default == 0 else 1
         found = default if value is None else whole(value)
         if found is None or (value is not None and not least <= found <= most):
             raise ValueError(f"{spelling} is {shown(value)}; expected a whole number from {least} to {most:,}")
@@ -143,10 +143,12 @@ class Keys:
         """Return the spelling by which a value is given, and the value."""
         spellings = SPELLINGS.get(name, (name,))
         self._read.update(spellings)
+        is_given = any(spelling in self._given for spelling in spellings)  # null is a value, too
+        values = self._given if is_given else self._defaults
         for spelling in spellings:
-            if self._given.get(spelling) not in (None, []):
-                return spelling, self._given[spelling]
-        return name, self._defaults.get(name)
+            if values.get(spelling) not in (None, []):
+                return spelling, values[spelling]
+        return name, None
 
     def _one_of(self, name: str, values: list[Any]) -> Any:
         assert self.layer is not None

@@ -172,7 +172,7 @@ def jamba(k: Keys) -> list[str]:
 def zamba(k: Keys) -> list[str]:
     """Layers with attention are listed, or come every few; the first comes early."""
     chosen, period = k.places("hybrid_layer_ids"), k.number("attn_layer_period", 6)
-    offset, count = k.number("attn_layer_offset", 4), num_layers(k)
+    offset, count = k.number("attn_layer_offset", 4, least=0), num_layers(k)
     if chosen is None:
         chosen = [2, *range(1, count)] if count < period else [2, *range(offset + 3, count, period)]
     return _in_words(k) or [HYBRID if layer in chosen else LINEAR for layer in range(count)]

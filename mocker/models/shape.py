@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mocker.models.architectures import ARCHITECTURES, Architecture
+from mocker.models.architecture import Architecture
+from mocker.models.architectures import ARCHITECTURES
 from mocker.models.class_defaults import class_defaults
 from mocker.models.context import context_length
 from mocker.models.identity import architecture_of, instead_of, text_of
@@ -165,7 +166,7 @@ def shape_of(
         layers=tuple(Counter(layers).items()),
         kinds=tuple(Counter(kinds).items()),
         is_tied=_is_tied(config, text, architecture),
-        num_other_parameters=architecture.others(keys),
+        num_other_parameters=architecture.beside(keys),
         context_length=context_length({**defaults, **text}) if keys.number("max_position_embeddings", 0) else None,
         kv_dtype=quantisation.kv_dtype,
         weight_block=quantisation.block,

@@ -21,6 +21,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     ),
     "num_attention_heads": ("num_attention_heads_per_layer", "num_attention_heads", "n_head", "n_heads", "num_heads"),
     "num_key_value_heads": (
+        "num_key_value_heads_per_layer",
         "num_key_value_heads",
         "num_kv_heads",
         "n_head_kv",

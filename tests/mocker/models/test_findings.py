@@ -65,6 +65,20 @@ def test_a_multimodal_gemma_3_leaves_out_what_its_class_has_by_default():
     assert found.vocab_size == 262208
 
 
+def test_null_in_a_multimodal_file_is_not_the_default_of_the_class():
+    text = {"model_type": "mistral", "hidden_size": 5120, "vocab_size": 131072}
+    windowed, full = [
+        shape_of({"model_type": "llava", "text_config": text | more}) for more in ({}, {"sliding_window": None})
+    ]
+    assert (dict(windowed.kinds), dict(full.kinds)) == ({"sliding_attention": 32}, {"full_attention": 32})
+    assert windowed.num_parameters == full.num_parameters
+
+
+def test_what_a_file_outside_of_a_multimodal_one_leaves_out_is_missing():
+    with pytest.raises(ValueError, match="it lacks num_hidden_layers"):
+        shape_of({"model_type": "mistral", "hidden_size": 5120, "vocab_size": 131072})
+
+
 def test_glm_5_2_in_nvfp4_is_read():
     found = find_model("nvidia/GLM-5.2-NVFP4")
     assert (found.weights, found.kv_dtype, dict(found.kinds)) == ("fp4", "fp8", {"indexed_attention": 78})

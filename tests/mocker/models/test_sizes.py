@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mocker.models.architectures import ARCHITECTURES
+from mocker.models.architectures import ARCHITECTURES, OTHER_NAMES
 from mocker.models.catalog import find_model, model_configs
 from mocker.models.shape import shape_of
 
@@ -51,6 +51,11 @@ def test_every_architecture_of_the_table_reads_a_file_of_another_name():
     made_of = [ARCHITECTURES[name] for name in tried if name in ARCHITECTURES]
     unlike = sorted(name for name in ARCHITECTURES if name not in tried and ARCHITECTURES[name] not in made_of)
     assert unlike == ["granitemoehybrid", "nemotron-nas"]  # below
+
+
+def test_the_page_on_models_names_every_architecture():
+    page = (HERE.parents[2] / "docs" / "models.md").read_text()
+    assert [name for name in [*ARCHITECTURES, *OTHER_NAMES] if f"`{name}`" not in page] == []
 
 
 GRANITE = {
@@ -103,3 +108,77 @@ def test_layers_that_a_search_took_parts_from_have_each_its_own():
     assert dict(found.kinds) == {"full_attention": 1, "mlp": 1, "nothing": 1}
     assert [network.size for network, _ in found.feed_forwards] == [28672, 14336]
     assert found.num_parameters == 2 * 1000 * 8192 + 8192 * (2 * 8192 + 2 * 1024) + 3 * 8192 * (28672 + 14336)
+
+
+GROK_2 = {
+    "architectures": ["Grok1ForCausalLM"],
+    "global_attn_every_n": 1,
+    "head_dim": 128,
+    "hidden_size": 8192,
+    "intermediate_size": 32768,
+    "model_type": "git",
+    "moe_intermediate_size": 16384,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 64,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "residual_moe": True,
+    "sliding_window_size": -1,
+    "vocab_size": 131072,
+}
+STEP_3_5 = {
+    "attention_other_setting": {"num_attention_heads": 96, "num_attention_groups": 8, "head_dim": 128},
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 11264,
+    "layer_types": (["full_attention"] + ["sliding_attention"] * 3) * 12,
+    "model_type": "step3p5",
+    "moe_every_n_layer": 1,
+    "moe_intermediate_size": 1280,
+    "moe_layers_enum": ",".join(str(layer) for layer in range(3, 45)),
+    "moe_num_experts": 288,
+    "moe_top_k": 8,
+    "num_attention_groups": 8,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 45,
+    "num_nextn_predict_layers": 3,
+    "share_expert_dim": 1280,
+    "sliding_window": 512,
+    "use_head_wise_attn_gate": True,
+    "vocab_size": 128896,
+}
+JAMBA = {
+    "attn_layer_offset": 4,
+    "attn_layer_period": 8,
+    "expert_layer_offset": 1,
+    "expert_layer_period": 2,
+    "hidden_size": 8192,
+    "intermediate_size": 24576,
+    "mamba_d_conv": 4,
+    "mamba_d_state": 16,
+    "mamba_dt_rank": 512,
+    "mamba_expand": 2,
+    "model_type": "jamba",
+    "num_attention_heads": 64,
+    "num_experts": 16,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 72,
+    "num_key_value_heads": 8,
+    "vocab_size": 65536,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "billions", "active", "kinds"),
+    [
+        (GROK_2, 269.5, 114.9, {"full_attention": 64}),
+        (STEP_3_5, 196.96, 11.99, {"full_attention": 12, "sliding_attention": 33}),
+        (JAMBA, 398.6, 94.1, {"linear_attention": 63, "full_attention": 9}),
+    ],
+)
+def test_models_have_the_sizes_that_were_published(config, billions, active, kinds):
+    found = shape_of(config)
+    assert found.num_parameters / 1e9 == pytest.approx(billions, rel=0.001)
+    assert found.num_active_parameters / 1e9 == pytest.approx(active, rel=0.001)
+    assert dict(found.kinds) == kinds
