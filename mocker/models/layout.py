@@ -56,6 +56,23 @@ def refusal(shape: ModelShape, *, tensor_parallel_size: int = 1, enable_expert_p
     return next(_refusals(shape, tensor_parallel_size, enable_expert_parallel), None)
 
 
+def unmeasured(shape: ModelShape, *, tensor_parallel_size: int = 1, enable_expert_parallel: bool = False) -> str | None:
+    """Return why the step times of a layout that starts are not known: vLLM splits the blocks of its experts' scales."""
+    if enable_expert_parallel:
+        return None
+    for network, _ in shape.feed_forwards:
+        share = network.expert_size // tensor_parallel_size
+        if network.num_experts and _has_blocks(shape, network.expert_matrices[0]) and share % shape.weight_block:
+            blocks = _no_blocks(
+                "channels of each expert", network.expert_size, tensor_parallel_size, shape.weight_block
+            )
+            return (
+                f"{blocks}; vLLM 0.32 splits such blocks, older versions refuse, and the kernels for split blocks were not "
+                "measured; enable_expert_parallel leaves experts whole"
+            )
+    return None
+
+
 def _refusals(shape: ModelShape, num_gpus: int, enable_expert_parallel: bool) -> Iterator[str]:
     for part in _parts(shape):
         if part.size % num_gpus:

@@ -1,5 +1,7 @@
 """Layouts that an engine refuses to start, by hand; tests/real_engines/test_vllm_layouts.py asks vLLM itself."""
 
+from dataclasses import replace
+
 import pytest
 
 from mocker import EngineConfig
@@ -138,3 +140,10 @@ def test_a_number_of_blocks_does_not_let_a_layout_start():
     timing = TimingConfig(model="Qwen/Qwen2.5-7B", gpu="h100", tensor_parallel_size=8)
     with pytest.raises(ValueError, match="28 attention heads"):
         resolve(EngineConfig(num_gpu_blocks=1000), timing)
+
+
+def test_times_of_split_blocks_are_not_known_so_a_simulation_refuses_them_with_the_way_out():
+    timing = TimingConfig(model="Qwen/Qwen3-235B-A22B-FP8", gpu="h100", tensor_parallel_size=8)
+    with pytest.raises(ValueError, match=r"1536/8 = 192 on each GPU, are no multiple of 128.*enable_expert_parallel"):
+        resolve(EngineConfig(), timing)
+    resolve(EngineConfig(), replace(timing, enable_expert_parallel=True))
