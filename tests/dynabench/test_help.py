@@ -105,7 +105,7 @@ def test_no_line_of_help_is_wider_than_a_narrow_terminal(command):
         ("simulate -tp 4", "-tp; use --tensor-parallel-size"),
         (
             "compare --tp=4",
-            "--tp; use --tensor-parallel-size (of dynabench simulate, run, sweep, plan, serve and validate)",
+            "--tp; use --tensor-parallel-size (of dynabench simulate, run, sweep, plan, serve, ",
         ),
         ("plan --workers 2", "--workers; a plan chooses the number"),
         ("simulate --url http://x", "--url; it is an option of dynabench run and validate"),
