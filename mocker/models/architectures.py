@@ -363,6 +363,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 OTHER_NAMES = {
     "deepseek_ref": "deepseek_v4",
+    "git": "grok",  # what Grok 2's file says
     "minimax_m3_vl": "minimax_m3",
     "minimax_m3_vl_text": "minimax_m3",
     "phi3_v": "phi3",

@@ -26,23 +26,27 @@ def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def architecture_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
-    """Return what a file calls its language model: its `model_type`, else its class.
+    """Return what a file calls its language model: its `model_type`, or its class if it has none.
 
     Raises:
-        ValueError: neither is known.
+        ValueError: it is not known.
     """
-    given = [part["model_type"] for part in (text, config) if isinstance(part.get("model_type"), str)][:1]
-    for name in given:
-        for known in (name, name.removesuffix("_text"), OTHER_NAMES.get(name), name.lower()):
-            if known in ARCHITECTURES:
-                return str(known)
-    classes = [name for part in (text, config) for name in part.get("architectures") or () if isinstance(name, str)]
-    for name in classes:
-        if (found := _by_class().get(_plain(CLASS_ENDS.sub("", name)))) is not None:
+    given = next((part["model_type"] for part in (text, config) if part.get("model_type")), None)
+    if given is None:
+        return _of_class(text)
+    name = given if isinstance(given, str) else repr(given)
+    for known in (name, name.removesuffix("_text"), OTHER_NAMES.get(name), name.lower()):
+        if known in ARCHITECTURES:
+            return str(known)
+    raise ValueError(f"architecture {printable(name)[:60]} is not known; {instead_of(name)}")
+
+
+def _of_class(text: Mapping[str, Any]) -> str:
+    classes = text.get("architectures")
+    for name in classes if isinstance(classes, list) else ():
+        if (found := _by_class().get(_plain(CLASS_ENDS.sub("", str(name))))) is not None:
             return found
-    if not given:
-        raise ValueError("it has no model_type, so its layers are unknown; --read-model-as llama reads it as a Llama")
-    raise ValueError(f"architecture {printable(given[0])[:60]} is not known; {instead_of(given[0])}")
+    raise ValueError("it has no model_type, so its layers are unknown; --read-model-as llama reads it as a Llama")
 
 
 def instead_of(name: str) -> str:

@@ -118,6 +118,12 @@ def test_an_architecture_that_is_not_known_is_refused_with_one_like_it_and_not_w
     assert len(message) < 200
 
 
+def test_the_class_of_a_file_does_not_make_its_architecture_known():
+    assert "architecture mystery is not known" in refused(
+        LLAMA | {"model_type": "mystery", "architectures": ["LlamaForCausalLM"]}
+    )
+
+
 @pytest.mark.parametrize("method", ["gguf", "hqq", "aqlm", "exl2", "strange", "", 5])
 def test_a_format_of_weights_that_is_not_known_is_refused_by_name(method):
     assert "quant_method" in refused(LLAMA | {"quantization_config": {"quant_method": method, "x": 1}})
