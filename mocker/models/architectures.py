@@ -110,12 +110,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "phi3small": Architecture(is_tied=True, ignored=("dense_attention_every_n_layers",)),
     "qwen": Architecture(feed_forward=feed.gated_halves),
     "seed_oss": PLAIN,
-    "solar": PLAIN,
     "stablelm": PLAIN,
     "stablelm_epoch": PLAIN,
     "telechat": TIED,
     "telechat2": PLAIN,
-    "telechat3": PLAIN,
     "xverse": PLAIN,
     "yi": PLAIN,
     # Older ones
@@ -184,7 +182,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "glm4_moe": Architecture(feed_forward=DEEPSEEK),
     "glm4v_moe": Architecture(feed_forward=DEEPSEEK),
     "glm4v_moe_text": Architecture(feed_forward=DEEPSEEK),
-    "gpt_oss": Architecture(feed_forward=mixture(), kinds=by.every(2, others=FULL, last=SLIDING)),
+    "gpt_oss": Architecture(feed_forward=mixture(), kinds=by.every(2)),
     "granitemoe": Architecture(feed_forward=mixture(), names=MIXTRAL),
     "granitemoe_swa": Architecture(feed_forward=mixture(), kinds=by.first_of_every(4), names=MIXTRAL),
     "granitemoeshared": Architecture(feed_forward=mixture(), names=MIXTRAL),
@@ -325,7 +323,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "minimax": Architecture(
         state=states.lightning,
         feed_forward=mixture(),
-        kinds=by.every(2, "", others=FULL, last=LINEAR),
+        kinds=by.every(2, None, others=FULL, last=LINEAR),
         names=MIXTRAL,
     ),
     "minimax_text_01": MINIMAX_1,
@@ -369,6 +367,5 @@ OTHER_NAMES = {
     "phi3_v": "phi3",
     "llava": "llama",
     "llava_llama": "llama",
-    "solar_pro": "solar",
 }
 """Architectures by other names of theirs."""

@@ -90,11 +90,11 @@ def late_windows(k: Keys) -> list[str]:
     return _in_words(k) or [SLIDING if has_window and layer >= first else FULL for layer in range(num_layers(k))]
 
 
-def every(step: int, name: str = "sliding_window_pattern", *, others: str = SLIDING, last: str = FULL) -> Kinds:
+def every(step: int, name: str | None = "sliding_window_pattern", *, others: str = SLIDING, last: str = FULL) -> Kinds:
     """Return the rule that the last of every few layers (a number that has a name) is of one kind, the others of another."""
 
     def kinds(k: Keys) -> list[str]:
-        interval = k.number(name, step)
+        interval = step if name is None else k.number(name, step)
         return _in_words(k) or [last if (layer + 1) % interval == 0 else others for layer in range(num_layers(k))]
 
     return kinds

@@ -143,5 +143,5 @@ class Layer(NamedTuple):
     """One layer, or several that are alike."""
 
     mixers: tuple[Mixer, ...]
-    """In parallel, if there are two."""
+    """Two are a state and attention beside it, or attention twice, one after the other."""
     feed_forward: FeedForward | None
