@@ -16,15 +16,18 @@ def heading(manifest: dict[str, Any]) -> list[str]:
     layout = "; ".join(f"{name}: {said[name]}" for name in ("Layout", "Chunk") if name in said)
     return [
         f"{manifest['title']}: {manifest['subtitle']}.",
-        f"Model: {said.get('Model')}." * (": " in said.get("Model", "")),
+        *understood(said),
         f"{layout}." * bool(layout),
         step_times(manifest).strip(),
-        *(
-            f"{name}: {said[name]}."
-            for name in ("Approximated", "KV tiers", "Cut trace", "Model error", "No effect")
-            if name in said
-        ),
+        *(f"{name}: {said[name]}." for name in ("KV tiers", "Cut trace", "Model error", "No effect") if name in said),
     ]
+
+
+def understood(said: Mapping[str, str]) -> list[str]:
+    """Say what was understood of a model whose times are simulated, and what of it is approximated."""
+    model = said.get("Model", "")
+    names = ["Model"] * (": " in model) + ["Approximated"] * ("Approximated" in said)
+    return [f"{name}: {said[name]}." for name in names]
 
 
 def head(manifest: Mapping[str, Any]) -> dict[str, str]:

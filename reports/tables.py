@@ -10,7 +10,7 @@ from reports.cells import milliseconds, number, saving, share
 from reports.conditions import METRICS
 from reports.foreign import markdown_cell
 from reports.grid import Grid
-from reports.headline import margin, notes, step_times
+from reports.headline import head, margin, notes, step_times, understood
 from reports.like import table as like
 from reports.metrics import LABELS, LEAST_SAMPLES
 from reports.records import Record
@@ -154,7 +154,7 @@ def markdown(summary: Summary, manifest: dict[str, Any], failures: list[str]) ->
         lines += ["", f"**{grid.title}**", "", *grid.markdown()]
     lines += [
         "",
-        f"<sub>{markdown_cell(manifest['subtitle'])}. {markdown_cell(step_times(manifest)).strip()} Differences in % [95% interval]; ~: may be noise; =: too small to matter.</sub>",
+        f"<sub>{markdown_cell(manifest['subtitle'])}. {markdown_cell(step_times(manifest)).strip()} {markdown_cell(' '.join(understood(head(manifest))))} Differences in % [95% interval]; ~: may be noise; =: too small to matter.</sub>",
     ]
     return "\n".join(lines)
 

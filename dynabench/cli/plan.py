@@ -31,6 +31,7 @@ from dynabench.plan import Settings
 from dynabench.terminal import Terminal
 from reports import capacity
 from reports.capacity import Answer
+from reports.headline import understood
 from serving.cli.command_line import flat
 from serving.life import DisaggregationConfig
 from workloads.pacing import LoadConfig
@@ -101,7 +102,8 @@ def plan(
 
 
 def _print(answer: Answer, console: Terminal) -> None:
-    console.say(f"{answer.title}: {answer.subtitle}")
+    for line in (f"{answer.title}: {answer.subtitle}", *understood(answer.head)):
+        console.say(line)
     # Row labels are folded, so there is room for full names.
     key = {name: replace(entry, name=name) for name, entry in capacity.key(answer).items()}
     for grid in capacity.grids(answer):

@@ -88,3 +88,10 @@ def test_an_unknown_architecture_can_be_read_as_a_known_one(tmp_path):
     path = folder(tmp_path / "model", model_configs()["meta-llama/Llama-3.1-8B"], model_type="mystery", mystery_size=3)
     done = dynabench("model", path, "--read-model-as", "llama")
     assert "8.0 B parameters" in done.stdout
+
+
+def test_a_plan_says_what_was_understood(tmp_path):
+    flags = ["--model", "openai/gpt-oss-120b", "--gpu", "h200", "--slo", "ttft.p50 <= 9s", "--max-requests", 40]
+    flags += ["--tensor-parallel-size", 1, "--max-num-batched-tokens", 8192, "--loads", 1, "--max-gpus", 4]
+    done = dynabench("plan", *flags, "--out", tmp_path / "out")
+    assert "Model: openai/gpt-oss-120b: 116.8 B parameters" in done.stdout, done.stderr
