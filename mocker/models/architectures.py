@@ -355,6 +355,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         state=states.mamba_2,
         feed_forward=feed.only_hybrid,
         kinds=by.zamba,
+        ignored=("kv_channels",),
         is_tied=True,
         beside=others.shared_blocks,
     ),

@@ -107,6 +107,27 @@ def test_values_of_single_layers_count():
     assert less == 2 * 4096 * 4 * 128 + 3 * 4096 * (14336 - 1000)
 
 
+def test_the_language_model_of_deepseek_vl_2_is_known_by_its_class_and_may_keep_keys_and_values():
+    text = {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "first_k_dense_replace": 1,
+        "hidden_size": 1280,
+        "intermediate_size": 6848,
+        "kv_lora_rank": None,
+        "moe_intermediate_size": 896,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_attention_heads": 10,
+        "num_experts_per_tok": 6,
+        "num_hidden_layers": 12,
+        "use_mla": False,
+        "vocab_size": 129280,
+    }
+    found = shape_of({"model_type": "deepseek_vl_v2", "language_config": text})
+    assert found.num_parameters == pytest.approx(2.93e9, rel=0.01)
+    assert {(mixer.num_kv_heads, mixer.kv_width) for mixer, _ in found.mixers} == {(10, 256)}
+
+
 def test_a_file_without_a_model_type_is_known_by_its_class():
     config = {name: value for name, value in LLAMA.items() if name != "model_type"}
     assert shape_of(config | {"architectures": ["LlamaForCausalLM"]}).architecture == "llama"
