@@ -4,7 +4,7 @@
 
 Each row is a published start of vLLM: model, GPU, settings, and the memory it found for the KV cache. Two things
 changed between its versions: until about 0.16 the trial run sorted the logits, and since 0.21 the CUDA graphs are
-counted. Loading pads the weights of gpt-oss by 0.9 to 1.7 GiB, which is not modelled. Each row is compared with its
+counted. Each row is compared with its
 version's method of counting; `mocker.timing.memory` uses that of 0.32.
 """
 

@@ -5,7 +5,7 @@ vLLM's, SGLang's and TensorRT-LLM's own benchmarks.
 """
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 ANSWERS = {
     # What a simulated engine does not do.
@@ -69,7 +69,7 @@ ANSWERS = {
     "use --transfer-bandwidth-gb-s": "disaggregation-transfer-backend disaggregation-ib-device kv-connector connector",
     "use --startup-s": "startup-time",
     # The router and the planner.
-    "use --router-mode": "policy routing-policy router-policy load-balance-method lb-policy routing-logic routing-strategy",
+    "use --router-mode": "router policy routing-policy router-policy load-balance-method lb-policy routing-logic routing-strategy",
     "use --router-mode sgl-cache-aware, which has SGLang's thresholds": """
         cache-threshold balance-abs-threshold balance-rel-threshold""",
     "use --workers": "num-workers replicas num-replicas num-instances",
@@ -128,20 +128,36 @@ ANSWERS = {
 
 OF_COMMANDS = {
     "plan": {
-        "prefill-workers": "a plan chooses the number: use --vary prefill_workers=1",
-        "decode-workers": "a plan chooses the number: use --vary prefill_workers=1",
-        "workers": "a plan chooses the number: use --max-gpus to limit it",
-        "num-workers": "a plan chooses the number: use --max-gpus to limit it",
-        "gpus": "a plan chooses the number: use --max-gpus to limit it",
-        "total-gpus": "a plan chooses the number: use --max-gpus to limit it",
-        "deployment": "a plan chooses the layout; describe the model and its GPU with flags",
-    }
+        "a plan chooses the number: use --vary prefill_workers=1": "prefill-workers decode-workers",
+        "a plan chooses the number: use --max-gpus to limit it": "workers num-workers replicas gpus total-gpus num-gpus",
+        "a plan chooses the layout: describe the model and its GPU with flags": "deployment",
+    },
+    "kubernetes": {
+        "give the number in the deployment file, as replicas of a pool": "workers num-workers replicas num-replicas",
+    },
+    "workload synth": {
+        "use --requests": "num-prompts num-requests request-count num-dataset-entries n-requests max-requests",
+        "use --rate and --arrival": "request-rate qps request-rate-mode arrival-pattern",
+        "use --isl": "synthetic-input-tokens-mean random-input-len random-input input-len max-input-len",
+        "use --osl": "output-tokens-mean random-output-len random-output output-len",
+        "use --spread": "synthetic-input-tokens-stddev output-tokens-stddev isl-stddev osl-stddev random-range-ratio",
+        "use --prefix-groups and --prefix-blocks": """
+            random-prefix-len prefix-prompt-length num-prefix-prompts shared-system-prompt-length gsp-num-groups
+            gsp-system-prompt-len prefix-repetition-prefix-len prefix-repetition-num-prefixes""",
+        "use --turns": "conversation-turn-mean num-turns session-turns-mean",
+        "use --think-time-s": "conversation-turn-delay-mean",
+    },
 }
-"""What else to say of one command."""
+"""The same for commands in which the answer is another."""
 
 _FLAG = re.compile(r"--[a-z][\w-]+")
 
-KNOWN = {name: answer for answer, names in ANSWERS.items() for name in names.split()}
+
+def _by_name(answers: Mapping[str, str]) -> dict[str, str]:
+    return {name: answer for answer, names in answers.items() for name in names.split()}
+
+
+KNOWN = _by_name(ANSWERS)
 
 
 def of_setting(name: str, known: Collection[str]) -> str:
@@ -160,12 +176,12 @@ def answer(option: str, command: str, own: Collection[str], everywhere: Callable
     `own` are the command's options, and `everywhere` returns those of every command.
     """
     name = option.partition("=")[0].lstrip("-").replace("_", "-")
-    if name in OF_COMMANDS.get(command, ()):
-        return OF_COMMANDS[command][name]
+    if special := _by_name(OF_COMMANDS.get(command, {})).get(name):
+        return special
     if known := KNOWN.get(name):
         needed = [flag for flag in _FLAG.findall(known) if flag not in own and "dynabench" not in known]
         if needed:
-            return f"{known} of {_having(needed[0], everywhere())}"
+            return f"{known} (of {_having(needed[0], everywhere())})"
         is_of_engines = "--extra-engine-args" in own and "not simulated" in known
         return known + ("; a real engine takes it in --extra-engine-args" if is_of_engines else "")
     having = _having(f"--{name}", everywhere())

@@ -16,6 +16,18 @@ PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 """Units of time: how many make a second."""
 
 
+def check_span(name: str, last_s: float) -> None:
+    """Refuse times that no clock has, from a rate that is too low.
+
+    Raises:
+        WorkloadError: the last one is later than any time in a file may be.
+    """
+    if last_s > MAX_S:
+        raise WorkloadError(
+            f"{name}: the last request would arrive after {last_s:.3g} s; the limit is {MAX_S:g} s (is the rate right?)"
+        )
+
+
 class Row:
     """An object of a file and its place; every access checks the value."""
 

@@ -10,6 +10,7 @@ from msgspec import Meta
 from foundation.settings import Count, NotNegative, Positive, check
 from workloads.arrivals import Process, Profile, times
 from workloads.request import Ends, Request, Workload, WorkloadError, select
+from workloads.row import check_span
 from workloads.thin import thin
 
 
@@ -120,6 +121,7 @@ def shape(workload: Workload, config: ShapeConfig, *, seed: int = 0) -> Workload
             msgspec.structs.replace(request, arrival_s=(request.arrival_s - first) / config.rate_scale)
             for request in requests
         ]
+    check_span(workload.name, max(request.arrival_s for request in requests))
     return replace(workload, requests=requests, notes=tuple(notes))
 
 

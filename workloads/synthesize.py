@@ -11,6 +11,7 @@ from typing import Literal
 from foundation.settings import Count, NotNegative, Positive, Whole, check
 from workloads.arrivals import ARRIVALS
 from workloads.request import Request
+from workloads.row import check_span
 
 Lengths = Literal["constant", "uniform", "lognormal"]
 
@@ -100,6 +101,7 @@ def synthesize(config: SynthConfig) -> list[Request]:
         now += gap / config.rate
         while coming and coming[0][0] < now:
             made.append(heapq.heappop(coming)[2])
+        check_span("synth", now)
         if len(made) >= config.requests:
             break
     return made[: config.requests]

@@ -1,5 +1,6 @@
 """The command line: commands are loaded when needed, and bad input gives one line."""
 
+import difflib
 import logging
 import os
 import signal
@@ -103,7 +104,7 @@ def _run() -> Any:
     try:
         command, bound, _ = app.parse_args(exit_on_error=False, print_error=False)
     except (CycloptsError, ValueError) as error:
-        _fail(_unknown(error) if isinstance(error, UnknownOptionError) else reason(error))
+        _fail(unknown_option(error) if isinstance(error, UnknownOptionError) else reason(error))
     try:
         code = command(*bound.args, **bound.kwargs)
         sys.stdout.flush()
@@ -118,12 +119,15 @@ def _run() -> Any:
     return code
 
 
-def _unknown(error: UnknownOptionError) -> str:
+def unknown_option(error: UnknownOptionError) -> str:
     """Return what to do instead of giving an option that the command lacks."""
-    option = error.token.keyword or error.token.value
+    option = (error.token.keyword or error.token.value).partition("=")[0]
+    command = " ".join(error.command_chain or ())
     own = {name for argument in error.argument_collection for name in argument.names}
-    known = answer(option, " ".join(error.command_chain or ()), own, lambda: dict(_options(app)))
-    return f"Unknown option: {option.partition('=')[0]}; {known}" if known else reason(error)
+    close = difflib.get_close_matches(option, own, n=2, cutoff=0.7)
+    known = answer(option, command, own, lambda: dict(_options(app)))
+    guess = f"did you mean {' or '.join(close)}?" if close else f"dynabench {command} {HELP_ALL} lists all options"
+    return f"Unknown option: {option}; {known or guess}"
 
 
 def _options(program: App, *words: str) -> Iterator[tuple[str, set[str]]]:

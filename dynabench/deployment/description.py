@@ -19,6 +19,8 @@ from dynabench.deployment.transfer import TransferConfig
 from foundation.settings import Count, check
 from foundation.text import one_line
 from mocker import EngineConfig
+from mocker.models.catalog import find_model
+from mocker.models.layout import refusal
 from mocker.timing.config import TimingConfig
 from serving.frontend.config import FrontendConfig
 from serving.life import DisaggregationConfig
@@ -97,6 +99,8 @@ class Pool:
         check(self)
         _check_name(self.name)
         self._check_role()
+        if self.engine == "vllm":
+            self._check_division()
         if self.engine_args and not self.runs_model:
             raise ValueError(
                 f"engine_args is only for engines that run a model; engine {self.engine} has its own named settings"
@@ -123,6 +127,17 @@ class Pool:
                     "mode applies to all "
                     "aggregated workers"
                 )
+
+    def _check_division(self) -> None:
+        """Refuse a model that vLLM cannot divide over a worker's GPUs; one that is not known here, vLLM itself checks."""
+        try:
+            shape = find_model(self.model)
+        except ValueError:
+            return
+        is_expert_parallel = bool(self.engine_args.get("enable_expert_parallel"))
+        n = self.tensor_parallel_size
+        if reason := refusal(shape, tensor_parallel_size=n, enable_expert_parallel=is_expert_parallel):
+            raise ValueError(f"model {self.model}: {reason}")
 
     @property
     def engine_config(self) -> EngineConfig:

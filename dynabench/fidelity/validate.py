@@ -88,6 +88,8 @@ def validate(
     else:
         settings = as_calibrated(settings)
         workload, measured = _past(config.real, files, experiment, settings)
+        if config.real.is_file() and workload.notes:
+            console.print("; ".join(workload.notes), soft_wrap=True)
     compared = {
         mode: _simulated(mode, runs, logs.get(mode), settings, workload, experiment.seed)
         for mode, runs in measured.items()

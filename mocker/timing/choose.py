@@ -7,7 +7,7 @@ from typing import Any
 
 from mocker.config import EngineConfig
 from mocker.models.kv_cache import MoreBlocks, kv_cache
-from mocker.models.layout import refusal
+from mocker.models.layout import refusal, unmeasured
 from mocker.offload.config import HostMemory, Tier, whole_chunks
 from mocker.timing.calibrated import Calibrated
 from mocker.timing.catalog import find_engine, find_gpu
@@ -71,7 +71,7 @@ def resolve(engine: EngineConfig, timing: TimingConfig = TimingConfig()) -> Simu
             "lists them); with timing polynomial these are generic, and the model provides only its name and "
             "the size of its KV"
         )
-    _check_layout(engine, timing)
+    _check_layout(timing)
     engine = replace(
         engine,
         async_scheduling=_is_async(engine, timing),
@@ -109,18 +109,18 @@ def _context_length(timing: TimingConfig) -> int | None:
         return None
 
 
-def _check_layout(engine: EngineConfig, timing: TimingConfig) -> None:
-    """Refuse a model that the engine could not divide over its GPUs, if both are known."""
+def _check_layout(timing: TimingConfig) -> None:
+    """Refuse a model that the engine could not divide over its GPUs, or not as was measured, if both are known."""
     if timing.gpu is None or timing.model is None:
         return
-    reason = refusal(
-        timing.shape,
-        tensor_parallel_size=timing.tensor_parallel_size,
-        expert_parallel_size=_expert_parallel_size(engine, timing) if timing.enable_expert_parallel else None,
-        pipeline_parallel_size=timing.pipeline_parallel_size,
-    )
-    if reason is not None:
-        raise ValueError(f"model {timing.model}: {reason}")
+    for check in (refusal, unmeasured):
+        reason = check(
+            timing.shape,
+            tensor_parallel_size=timing.tensor_parallel_size,
+            enable_expert_parallel=timing.enable_expert_parallel,
+        )
+        if reason is not None:
+            raise ValueError(f"model {timing.model}: {reason}")
 
 
 def _blocks_that_fit(engine: EngineConfig, timing: TimingConfig) -> int:

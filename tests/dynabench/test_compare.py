@@ -38,15 +38,18 @@ def test_arms_are_every_combination_of_the_axes():
     assert arms[4].is_repeated
 
 
-def test_sizes_without_step_times_are_left_out_of_a_comparison(tmp_path):
+def test_sizes_that_an_engine_refuses_are_left_out_of_a_comparison(tmp_path):
     flags = ("--model", "Qwen/Qwen3-8B", "--gpu", "h100", "--router-mode", "kv", "--max-requests", "20")
     done = dynabench("simulate", *flags, "--vary", "tensor_parallel_size=3,1,2", "--out", tmp_path / "some")
     assert done.returncode == 0, done.stderr
-    assert "left out: tensor_parallel_size 3 (tensor_parallel_size 3 was not measured on h100" in done.stdout
+    assert "left out: tensor_parallel_size 3 (model Qwen/Qwen3-8B: 32 attention heads cannot be divided" in done.stdout
     arms = json.loads((tmp_path / "some" / "summary.json").read_text())["arms"]
     assert list(arms) == ["tensor_parallel_size 1", "tensor_parallel_size 2"]
     done = dynabench("simulate", *flags, "--vary", "tensor_parallel_size=3", "--out", tmp_path / "none")
-    assert (done.returncode, "tensor_parallel_size 3 was not measured on h100" in done.stderr) == (2, True)
+    assert (done.returncode, "32 attention heads cannot be divided over tensor_parallel_size 3" in done.stderr) == (
+        2,
+        True,
+    )
 
 
 def test_an_arm_whose_engines_cannot_hold_a_request_is_left_out_and_the_rest_goes_on(tmp_path):

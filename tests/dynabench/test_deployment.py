@@ -10,7 +10,7 @@ from dynabench.deployment.description import Deployment, EngineName, Pool
 from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from serving.worker.config import WorkerConfig
+from serving.worker.config import ModelRunConfig, WorkerConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TWO_GPUS = """
@@ -215,3 +215,10 @@ def test_pools_with_one_model_name_serve_it_together():
 def test_two_pools_of_one_name_are_refused():
     with pytest.raises(ValueError, match=r"pools.a is defined twice; expected each pool to have a different name"):
         Deployment(pools=(Pool(name="a"), Pool(name="a")))
+
+
+def test_a_deployment_of_vllm_is_refused_where_vllm_would_not_start():
+    pool = {"engine": "vllm", "run": ModelRunConfig(tensor_parallel_size=8)}
+    with pytest.raises(ValueError, match="28 attention heads cannot be divided over tensor_parallel_size 8"):
+        Pool(**pool, worker=WorkerConfig(model_path="Qwen/Qwen2.5-7B", migration_limit=3))
+    Pool(**pool, worker=WorkerConfig(model_path="somebody/unknown-model", migration_limit=3))

@@ -6,11 +6,13 @@ import re
 import sys
 
 import pytest
+from cyclopts import UnknownOptionError
 
+from dynabench.cli.app import app, unknown_option
 from dynabench.cli.common import COMMON
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.file import from_plain
-from dynabench.elsewhere import ANSWERS, KNOWN
+from dynabench.elsewhere import ANSWERS, KNOWN, OF_COMMANDS
 from dynabench.experiment.axes import read_axis
 from dynabench.experiment.head import head_of
 from dynabench.experiment.settings import ExperimentConfig
@@ -103,26 +105,45 @@ def test_no_line_of_help_is_wider_than_a_narrow_terminal(command):
         ("simulate -tp 4", "-tp; use --tensor-parallel-size"),
         (
             "compare --tp=4",
-            "--tp; use --tensor-parallel-size of dynabench simulate, run, sweep, plan, serve and validate",
+            "--tp; use --tensor-parallel-size (of dynabench simulate, run, sweep, plan, serve, ",
         ),
         ("plan --workers 2", "--workers; a plan chooses the number"),
         ("simulate --url http://x", "--url; it is an option of dynabench run and validate"),
         ("workload inspect --max-model-len 4", "--max-model-len; it is an option of dynabench simulate"),
-        ("simulate --max-requsts 4", "--max-requsts. Did you mean --max-requests?"),
-        ("doctor --frobnicate", "--frobnicate.\n"),
+        ("workload synth o.jsonl --num-prompts 4", "--num-prompts; use --requests"),
+        ("kubernetes d.yaml --out o --replicas 4", "--replicas; give the number in the deployment file"),
+        ("simulate --router kv", "--router; use --router-mode"),
+        ("simulate --max-requsts 4", "--max-requsts; did you mean --max-requests?"),
+        ("doctor --frobnicate", "--frobnicate; dynabench doctor --help-all lists all options\n"),
     ],
 )
 def test_an_option_of_another_tool_or_command_is_answered_with_what_exists_here(words, told):
-    done = dynabench(*words.split())
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert f"Unknown option: {told}" in done.stderr or told in done.stderr
+    with pytest.raises(UnknownOptionError) as caught:
+        app.parse_args(words.split(), exit_on_error=False, print_error=False)
+    answered = f"{unknown_option(caught.value)}\n"
+    assert answered.startswith("Unknown option: -")
+    assert told in answered
+
+
+def test_an_unknown_option_is_one_line():
+    done = dynabench("simulate", "--speculative-config={}")
+    told = "dynabench: Unknown option: --speculative-config; speculative decoding is not simulated\n"
+    assert (done.returncode, done.stderr) == (2, told)
 
 
 def test_each_option_that_an_answer_names_exists_and_is_given_one_answer():
     known = {flag for name in COMMANDS_BY_NAME for flag in flags_of(name)}
     assert {flag for text in ANSWERS for flag in re.findall(r"--[a-z][\w-]+", text)} - known == set()
-    names = [name for names in ANSWERS.values() for name in names.split()]
-    assert len(names) == len(set(names)) == len(KNOWN)
+    for table in (ANSWERS, *OF_COMMANDS.values()):
+        names = [name for names in table.values() for name in names.split()]
+        assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("command", OF_COMMANDS)
+def test_an_answer_for_one_command_names_what_it_has_and_is_for_what_it_lacks(command):
+    had = flags_of(f"dynabench {command}")
+    assert {flag for text in OF_COMMANDS[command] for flag in re.findall(r"--[a-z][\w-]+", text)} <= had
+    assert {name for names in OF_COMMANDS[command].values() for name in names.split() if f"--{name}" in had} == set()
 
 
 def test_no_answer_is_for_an_option_that_every_command_with_engines_has():

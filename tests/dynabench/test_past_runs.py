@@ -8,6 +8,7 @@ import pytest
 from dynabench.fidelity.past_runs import read_requests
 from foundation.errors import UserError
 from reports.records import COLUMNS
+from tests.support.commands import dynabench
 from tests.workloads.test_formats import SAMPLES
 
 ROW = {"arrival_s": 0.5, "isl": 10, "osl": 2, "first_token_s": 1.0, "last_token_s": 2.0}
@@ -104,3 +105,10 @@ def test_what_is_no_record_of_requests_is_refused_in_a_line(tmp_path, text, prob
     with pytest.raises(UserError, match=re.escape(f"{path}: ") + problem) as caught:
         read_requests(path)
     assert "\n" not in str(caught.value)
+
+
+def test_validate_says_which_requests_of_a_run_it_left_out(tmp_path):
+    (tmp_path / "profile_export.jsonl").write_text(SAMPLES["aiperf-export"])
+    done = dynabench("validate", "--real", tmp_path / "profile_export.jsonl", "--out", tmp_path / "out")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "read as aiperf-export; requests of the warm-up left out: 1; rows without prompt" in done.stdout

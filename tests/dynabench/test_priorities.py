@@ -1,13 +1,18 @@
 """Requests with priorities in virtual time, and what is said of settings that change nothing."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.no_effect import no_effect
+from dynabench.plan import Plan, Settings
+from dynabench.virtual.run import run as run_plan
 from mocker import EngineConfig
 from reports.insight import remarks
+from serving.life import DisaggregationConfig
 from tests.support.commands import dynabench
 from tests.support.simulated import deployed, simulate
 from workloads import Request, Workload, formats
@@ -74,3 +79,12 @@ def test_a_results_folder_keeps_priorities(tmp_path):
     once, again = (Counter(r.priority for r in formats.read(path)) for path in (made, tmp_path / "out"))
     assert once == again
     assert set(once) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("flow", ["source-first", "destination-first"])
+def test_workers_that_only_prefill_compute_prompts_in_order_of_priority(flow):
+    pools = tuple(Pool(name=role, role=role, mocker=PRIORITY) for role in ("prefill", "decode"))
+    pools = (pools[0], replace(pools[1], mocker=EngineConfig(scheduling_policy="priority")))
+    deployment = Deployment(pools=pools, router_mode="round-robin", disaggregation=DisaggregationConfig(flow=flow))
+    run = run_plan(Plan.alone(Settings(deployment)), workload(0, 2, 1, -1))
+    assert np.argsort(run.requests.prefill_end_s).tolist() == [0, 3, 2, 1]

@@ -1,5 +1,7 @@
 """Layouts that an engine refuses to start, by hand; tests/real_engines/test_vllm_layouts.py asks vLLM itself."""
 
+from dataclasses import replace
+
 import pytest
 
 from mocker import EngineConfig
@@ -32,7 +34,7 @@ def said(config, tensor_parallel_size, **more):
 def test_what_divides_starts(size):
     assert said(DENSE, size) is None
     assert said(MIXTURE, size) is None
-    assert said(MIXTURE, size, expert_parallel_size=size) is None
+    assert said(MIXTURE, size, enable_expert_parallel=True) is None
 
 
 def test_attention_heads_are_divided():
@@ -46,6 +48,18 @@ def test_kv_heads_are_divided_or_repeated():
     assert reason == "10 KV heads can be neither divided over nor repeated on tensor_parallel_size 4"
     assert refusal(find_model("microsoft/phi-4"), tensor_parallel_size=2) is None
     assert said(DENSE | {"num_key_value_heads": 4}, 16) is None
+
+
+def test_gpt_oss_does_not_repeat_kv_heads():
+    assert refusal(find_model("openai/gpt-oss-120b"), tensor_parallel_size=8) is None
+    reason = refusal(find_model("openai/gpt-oss-120b"), tensor_parallel_size=16)
+    assert reason == "8 KV heads can be neither divided over nor repeated on tensor_parallel_size 16"
+
+
+def test_some_mixtures_need_an_expert_for_every_gpu():
+    few = MIXTURE | {"num_experts": 4}
+    assert said(few, 8) == "4 experts are fewer than tensor_parallel_size 8"
+    assert said(few | {"model_type": "mixtral", "intermediate_size": 1536}, 8) is None
 
 
 def test_one_latent_for_all_heads_is_repeated():
@@ -83,6 +97,14 @@ def test_rows_of_fp8_weights_are_divided_into_whole_blocks():
     assert said(DENSE | {"intermediate_size": 25600}, 16) is None
 
 
+def test_rows_of_nvfp4_weights_are_divided_into_whole_groups():
+    uneven = DENSE | {"intermediate_size": 2112}  # 2112/8 = 264 is no multiple of 16
+    assert said(uneven, 8) is None
+    assert said(uneven | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, 8) == (
+        "the inputs of mlp.down_proj, 2112/8 = 264 on each GPU, are no multiple of 16, the block of a scale"
+    )
+
+
 def test_experts_of_fp8_weights_have_their_blocks_split_down_to_32():
     blocks = MIXTURE | {"quantization_config": FP8_BLOCKS}
     assert said(blocks, 8) is None  # 1536/8 = 192 is three blocks of 64
@@ -92,7 +114,7 @@ def test_experts_of_fp8_weights_have_their_blocks_split_down_to_32():
         "channels of each expert, 768/16 = 48 on each GPU, are no multiple of 128, the block of a scale; "
         "enable_expert_parallel leaves experts whole"
     )
-    assert said(smaller, 16, expert_parallel_size=16) is None
+    assert said(smaller, 16, enable_expert_parallel=True) is None
 
 
 def test_experts_are_divided_but_for_expert_parallelism():
@@ -101,16 +123,11 @@ def test_experts_are_divided_but_for_expert_parallelism():
         "1544 channels of each expert cannot be divided over tensor_parallel_size 16; "
         "enable_expert_parallel leaves experts whole"
     )
-    assert said(uneven, 16, expert_parallel_size=16) is None
+    assert said(uneven, 16, enable_expert_parallel=True) is None
 
 
 def test_expert_parallelism_needs_experts():
-    assert said(DENSE, 1, expert_parallel_size=1) == "enable_expert_parallel needs a model with experts"
-
-
-def test_a_pipeline_stage_has_a_layer():
-    assert said(DENSE, 1, pipeline_parallel_size=3) is None
-    assert said(DENSE, 1, pipeline_parallel_size=5) == "4 layers are too few for pipeline_parallel_size 5"
+    assert said(DENSE, 1, enable_expert_parallel=True) == "enable_expert_parallel needs a model with experts"
 
 
 def test_an_engine_with_such_a_layout_is_not_simulated():
@@ -123,3 +140,10 @@ def test_a_number_of_blocks_does_not_let_a_layout_start():
     timing = TimingConfig(model="Qwen/Qwen2.5-7B", gpu="h100", tensor_parallel_size=8)
     with pytest.raises(ValueError, match="28 attention heads"):
         resolve(EngineConfig(num_gpu_blocks=1000), timing)
+
+
+def test_times_of_split_blocks_are_not_known_so_a_simulation_refuses_them_with_the_way_out():
+    timing = TimingConfig(model="Qwen/Qwen3-235B-A22B-FP8", gpu="h100", tensor_parallel_size=8)
+    with pytest.raises(ValueError, match=r"1536/8 = 192 on each GPU, are no multiple of 128.*enable_expert_parallel"):
+        resolve(EngineConfig(), timing)
+    resolve(EngineConfig(), replace(timing, enable_expert_parallel=True))

@@ -79,6 +79,7 @@ def test_what_a_workload_cannot_say_of_waits_and_priorities_is_noted(tmp_path):
     ("rows", "problem"),
     [
         ([HEAD | {"version": 1}], "line 1: version must be 2, not 1"),
+        ([], "schema must be 'dynamo.agentic_mooncake', not None"),
         ([HEAD | {"hash_id_scope": "global"}], "line 1: hash_id_scope must be 'local', not 'global'"),
         ([HEAD, row("a"), row("a")], "line 3: a second request named 'a'"),
         ([HEAD, row("a", ("b", "completion", 0))], "line 2: waits for 'b', which is not in the file"),
@@ -90,7 +91,17 @@ def test_what_a_workload_cannot_say_of_waits_and_priorities_is_noted(tmp_path):
 )
 def test_agentic_rows_that_cannot_be_used_are_refused_with_their_place(tmp_path, rows, problem):
     with pytest.raises(WorkloadError, match=problem):
-        read(tmp_path, "agentic-mooncake", lines(*rows))
+        read(tmp_path, "agentic-mooncake", lines(*rows) or "[]", format="agentic-mooncake")
+
+
+@pytest.mark.parametrize("name", ["mooncake", "mooncake-sessions", "mooncake-delta"])
+def test_rows_of_version_1_that_wait_by_name_are_refused_not_sent_at_their_time(tmp_path, name):
+    rows = [
+        json.loads(line) | {"request_id": str(n), "wait_for": ["x"] * n}
+        for n, line in enumerate(SAMPLES[name].splitlines() * 2)
+    ]
+    with pytest.raises(WorkloadError, match="line 2: wait_for is of agentic Mooncake version 1"):
+        read(tmp_path, name, lines(*rows), format=name)
 
 
 def end(name, start, total, *, session=None, parent=None, hashes=(1, 2), tokens=3):

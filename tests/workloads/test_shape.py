@@ -93,3 +93,9 @@ def test_how_answers_end_is_a_setting_and_none_leaves_it_as_the_workload_says():
 )
 def test_the_limit_of_an_answer_lies_beyond_its_eos_where_the_context_has_room(ends, context, limit):
     assert Request(0.0, 100, 40, (0,), ends=ends).max_tokens(context) == limit
+
+
+@pytest.mark.parametrize("config", [{"rate_scale": 1e-300}, {"arrival": "poisson", "rate": 1e-300}])
+def test_times_that_no_clock_has_are_refused(workload, config):
+    with pytest.raises(WorkloadError, match=r"the last request would arrive after .*e\+.* s; the limit is 1e\+11 s"):
+        shape(workload, ShapeConfig(**config))

@@ -3,7 +3,7 @@ import math
 import msgspec
 import pytest
 
-from workloads import Workload, formats
+from workloads import Workload, WorkloadError, formats
 from workloads.describe import describe
 from workloads.formats import mooncake
 from workloads.synthesize import SynthConfig, synthesize
@@ -64,3 +64,8 @@ def test_priorities_are_drawn_for_whole_sessions_and_change_nothing_else():
     found = [request.priority for request in ranked]
     assert [found.count(level) / 400 for level in range(3)] == [pytest.approx(1 / 3, abs=0.1)] * 3
     assert [msgspec.structs.replace(request, priority=0) for request in ranked] == plain
+
+
+def test_a_rate_that_no_clock_can_hold_is_refused():
+    with pytest.raises(WorkloadError, match="the last request would arrive after"):
+        synthesize(SynthConfig(requests=20, rate=1e-300))

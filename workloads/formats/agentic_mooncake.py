@@ -21,7 +21,7 @@ OTHER = "requests with strict_priority or policy_class, which only Dynamo's rout
 
 
 def _block_size(path: Path) -> int:
-    return _checked(next(objects_of(path))).count("block_size")
+    return _checked(next(objects_of(path), Row({}, str(path)))).count("block_size")
 
 
 def _checked(header: Row) -> Row:
@@ -40,7 +40,7 @@ def _read(source: Source) -> Iterator[Request]:
     nodes: list[graph.Node] = []
     for path in source.files:
         rows = objects_of(path)
-        size = _checked(header := next(rows)).count("block_size")
+        size = _checked(header := next(rows, Row({}, str(path)))).count("block_size")
         if size != source.namer.block_size:
             raise header.fail(f"block_size is {size}, not {source.namer.block_size}")
         nodes += [_node(row, source) for row in rows]

@@ -32,6 +32,16 @@ def write(workload: Workload, file: IO[bytes]) -> None:
         file.write(encode(row) + b"\n")
 
 
+def refuse_waits(row: Row) -> None:
+    """Refuse a row that waits for others by name, which would be sent at its time.
+
+    Raises:
+        WorkloadError: it does.
+    """
+    if row.values.get("wait_for"):
+        raise row.fail("wait_for is of agentic Mooncake version 1; dynabench reads version 2, which has dependencies")
+
+
 def _is_like(first: dict[str, Any] | None, start: bytes) -> bool:
     return first is not None and ("hash_ids" in first or "input_length" in first) and not OTHERS & set(first)
 
@@ -39,6 +49,7 @@ def _is_like(first: dict[str, Any] | None, start: bytes) -> bool:
 def _read(source: Source) -> Iterator[Request]:
     is_timed = None
     for row in source.objects():
+        refuse_waits(row)
         sizes = source.sizes(row, "input_length", "output_length")
         if sizes is None:
             continue

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from workloads.formats.format import Format
+from workloads.formats.mooncake import refuse_waits
 from workloads.request import Request
 from workloads.row import MAX_TOKENS
 from workloads.source import Source, first_object
@@ -28,6 +29,7 @@ def _adds_to_sessions(first: dict[str, Any] | None, start: bytes) -> bool:
 def _read(source: Source) -> Iterator[Request]:
     last: dict[str, tuple[int, Request]] = {}
     for number, row in enumerate(source.objects()):
+        refuse_waits(row)
         session, length = row.text("session_id"), row.count("input_length")
         ids = source.blocks(row, length)
         before, earlier = last.get(session, (None, None))

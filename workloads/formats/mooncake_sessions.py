@@ -6,6 +6,7 @@ from typing import IO
 import msgspec
 
 from workloads.formats.format import Format, has, json_priority
+from workloads.formats.mooncake import refuse_waits
 from workloads.request import Request, Workload
 from workloads.source import Source
 
@@ -13,6 +14,7 @@ from workloads.source import Source
 def _read(source: Source) -> Iterator[Request]:
     last: dict[str, int] = {}
     for number, row in enumerate(source.objects()):
+        refuse_waits(row)
         session, length = row.text("session_id"), row.count("input_length")
         ids, output = source.blocks(row, length), source.output(row, "output_length")
         arrival_s, after, delay_s = row.timing(last.get(session))
