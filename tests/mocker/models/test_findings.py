@@ -1,10 +1,14 @@
 """Files that were read wrongly without a word."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from mocker.models.catalog import find_model, model_configs
 from mocker.models.shape import shape_of
 
+ONE_OF_EACH = json.loads(Path(__file__).with_name("architectures.json").read_text())
 LLAMA = model_configs()["meta-llama/Llama-3.1-8B"]
 GEMMA = {
     "model_type": "gemma3_text",
@@ -99,6 +103,18 @@ def test_layers_share_an_index_by_a_list_by_letters_or_by_a_step():
         shape_of(config | {"index_topk_pattern": letters}).num_parameters == of_list < shape_of(config).num_parameters
     )
     assert shape_of(config | {"index_topk_freq": 4, "index_skip_topk_offset": 1}).num_parameters == of_list
+
+
+def test_ling_2_5_and_3_share_a_name_but_not_their_layers():
+    new = ONE_OF_EACH["bailing_hybrid"]["config"]
+    old = {name: value for name, value in new.items() if "conv" not in name and "linear" not in name} | {
+        "head_dim": 128
+    }
+    found = shape_of(old)
+    state, *_ = [mixer for mixer, _ in found.mixers if mixer.kind == "linear_attention"]
+    heads, hidden = old["num_attention_heads"], old["hidden_size"]
+    assert sum(matrix.num_parameters for matrix in state.matrices) == 5 * heads * 128 * hidden
+    assert found.num_parameters != shape_of(new).num_parameters
 
 
 def test_values_of_single_layers_count():
