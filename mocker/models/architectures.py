@@ -261,8 +261,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     # States
     "bailing_hybrid": Architecture(
-        attention=latent_attention(gate="head"),
-        state=states.kimi_delta_full,
+        attention=latent.bailing,
+        state=states.bailing,
         feed_forward=DEEPSEEK,
         kinds=by.every(6, "layer_group_size", others=LINEAR),
     ),
@@ -355,6 +355,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         state=states.mamba_2,
         feed_forward=feed.only_hybrid,
         kinds=by.zamba,
+        ignored=("kv_channels",),
         is_tied=True,
         beside=others.shared_blocks,
     ),
@@ -362,6 +363,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 OTHER_NAMES = {
     "deepseek_ref": "deepseek_v4",
     "git": "grok",  # what Grok 2's file says
+    "mimo_v2": "mimo_v2_flash",
     "minimax_m3_vl": "minimax_m3",
     "minimax_m3_vl_text": "minimax_m3",
     "phi3_v": "phi3",

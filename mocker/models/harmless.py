@@ -4,14 +4,15 @@ TOPICS = {
     "the vocabulary": "token tokens tokenizer id eos bos pad",
     "positions": "rope rotary theta position positions positional yarn alibi ntk",
     "numbers inside of layers": "norm eps layernorm bias bidirectional softcapping softcap",
-    "factors and bounds": "scale scales scaling multiplier multipliers factor factors alpha beta limit limits clip clamp bound threshold",
+    "factors and bounds": "scale scales scaling multiplier multipliers factor factors alpha beta limit limits clip clamp "
+    "bound threshold",
     "activations": "act activation sparsity gegelu swiglu situ normalize",
-    "training": "init initializer initialization std gain loss coef coefficient dropout pdrop prob jitter noise z aux "
+    "training": "init initializer initialization std gain loss coef coeff coefficient capacity dropout pdrop prob jitter noise z aux "
     "checkpointing pretraining training finetuning seed",
-    "how it is computed": "dtype fp32 backend implementation impl cache flash fused deterministic triton",
+    "how it is computed": "batch world tp pp ep dp gpus parallel dtype fp32 backend implementation impl cache flash fused deterministic triton",
     "what is made of it": "beam beams ngram penalty return output outputs summary labels problem generation generate",
-    "other inputs": "vision visual image images video audio speech mm media vit patch anyres pool pooling crop slice speaker "
-    "talker resampler mel tts apm",
+    "other inputs": "vision visual image images img video audio speech mm media vit patch anyres pool pooling crop slice speaker "
+    "talker resampler projector spatial downsample mel tts apm",
     "guesses of further tokens": "mtp nextn eagle medusa draft assistant spec",
     "other things": "version name names task sep cls mask decoder",
 }
@@ -110,6 +111,8 @@ KEYS = frozenset(
         "class_num",
         "dense_list",
         "layer_switch",
+        "make_vocab_size_divisible_by",
+        "n_shared_head",
         "org_vocab_size",
         "embd_layer",
         "img_processor",

@@ -26,14 +26,16 @@ def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def architecture_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
-    """Return what a file calls its language model: its `model_type`, or its class if it has none.
+    """Return what a file calls its language model: its `model_type`, else its class, else what the whole file is called.
 
     Raises:
         ValueError: it is not known.
     """
-    given = next((part["model_type"] for part in (text, config) if part.get("model_type")), None)
-    if given is None:
-        return _of_class(text)
+    if not text.get("model_type") and (of_class := _of_class(text)) is not None:
+        return of_class
+    given = text.get("model_type") or config.get("model_type")
+    if not given:
+        raise ValueError("it has no model_type, so its layers are unknown; --read-model-as llama reads it as a Llama")
     name = given if isinstance(given, str) else repr(given)
     for known in (name, name.removesuffix("_text"), OTHER_NAMES.get(name), name.lower()):
         if known in ARCHITECTURES:
@@ -41,12 +43,10 @@ def architecture_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
     raise ValueError(f"architecture {printable(name)[:60]} is not known; {instead_of(name)}")
 
 
-def _of_class(text: Mapping[str, Any]) -> str:
+def _of_class(text: Mapping[str, Any]) -> str | None:
     classes = text.get("architectures")
-    for name in classes if isinstance(classes, list) else ():
-        if (found := _by_class().get(_plain(CLASS_ENDS.sub("", str(name))))) is not None:
-            return found
-    raise ValueError("it has no model_type, so its layers are unknown; --read-model-as llama reads it as a Llama")
+    names = [_plain(CLASS_ENDS.sub("", str(name))) for name in classes] if isinstance(classes, list) else []
+    return next((_by_class()[name] for name in names if name in _by_class()), None)
 
 
 def instead_of(name: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mocker.models.spellings import NESTED, SPELLINGS, may_change_sizes
+from mocker.models.spellings import FIRST_COUNTS, NESTED, SPELLINGS, may_change_sizes
 
 MOST = 10**9
 MOST_LAYERS = 1000
@@ -145,10 +145,10 @@ class Keys:
         self._read.update(spellings)
         is_given = any(spelling in self._given for spelling in spellings)  # null is a value, too
         values = self._given if is_given else self._defaults
-        for spelling in spellings:
-            if values.get(spelling) not in (None, []):
-                return spelling, values[spelling]
-        return name, None
+        found = [(spelling, values[spelling]) for spelling in spellings if values.get(spelling) not in (None, [])]
+        if name not in FIRST_COUNTS:
+            _check_alike(found)
+        return found[0] if found else (name, None)
 
     def _one_of(self, name: str, values: list[Any]) -> Any:
         assert self.layer is not None
@@ -167,6 +167,14 @@ class Keys:
         ):
             raise ValueError(f"per_layer_config is {shown(found)}; expected values by the number of a layer")
         return {int(key): own for key, own in found.items()}
+
+
+def _check_alike(found: list[tuple[str, Any]]) -> None:
+    """Raise ValueError if a number is given by two names, and they differ."""
+    numbers = [(name, number) for name, value in found if (number := whole(value)) is not None]
+    for name, number in numbers[1:]:
+        if number != numbers[0][1]:
+            raise ValueError(f"{numbers[0][0]} is {numbers[0][1]}, but {name} is {number}; expected one of them")
 
 
 def whole(value: Any) -> int | None:

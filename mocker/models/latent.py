@@ -38,6 +38,11 @@ def latent_attention(*, gate: Gate = "none") -> MixerOf:
     return read
 
 
+def bailing(k: Keys, kind: str) -> Mixer:
+    """Ling: from 3 on, whose other layers have convolutions, with a gate for each head."""
+    return latent_attention(gate="head" if k.has("linear_conv_kernel_dim") else "none")(k, kind)
+
+
 def latent_if_used(k: Keys, kind: str) -> Mixer:
     """Latent attention, unless the file says that keys and values are kept as they are (DeepSeek-VL2)."""
     names = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")

@@ -93,7 +93,9 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "index_topk_blocks": ("index_topk_blocks", "sparse_attention_config.sparse_topk_blocks"),
     "index_block_size": ("index_block_size", "sparse_attention_config.sparse_block_size"),
 }
-"""What readers ask for, and the keys that say it; the first that is given counts."""
+"""What readers ask for, and the keys that say it."""
+FIRST_COUNTS = frozenset(["mamba_head_dim", "max_position_embeddings", "num_nextn_predict_layers"])
+"""Sizes of which files have several, where the first of the keys above counts; elsewhere they must be alike."""
 NESTED = frozenset(
     ["attn_config", "ffn_config", "linear_attn_config", "sparse_attention_config", "attention_other_setting", "ssm_cfg"]
 )

@@ -48,9 +48,10 @@ def kimi_delta(k: Keys, kind: str) -> Mixer:
     return _kimi(k, kind, (*through, *((column(("self_attn.g_proj",), hidden, all_heads),) if is_full else gate)))
 
 
-def kimi_delta_full(k: Keys, kind: str) -> Mixer:
-    """The same with whole matrices (Ling 3)."""
-    k.ignore("linear_num_heads", "linear_head_dim")
+def bailing(k: Keys, kind: str) -> Mixer:
+    """Ling: 2.5 has lightning attention; 3 has convolutions, and Kimi delta attention with whole matrices."""
+    if not k.has("linear_conv_kernel_dim"):
+        return lightning(k, kind)
     hidden, all_heads = k.number("hidden_size"), _of_attention(k)
     names = ("self_attn.f_proj", "self_attn.g_proj")
     return _kimi(k, kind, (column(names, hidden, all_heads, all_heads),))

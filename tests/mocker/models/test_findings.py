@@ -1,10 +1,14 @@
 """Files that were read wrongly without a word."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from mocker.models.catalog import find_model, model_configs
 from mocker.models.shape import shape_of
 
+ONE_OF_EACH = json.loads(Path(__file__).with_name("architectures.json").read_text())
 LLAMA = model_configs()["meta-llama/Llama-3.1-8B"]
 GEMMA = {
     "model_type": "gemma3_text",
@@ -101,10 +105,43 @@ def test_layers_share_an_index_by_a_list_by_letters_or_by_a_step():
     assert shape_of(config | {"index_topk_freq": 4, "index_skip_topk_offset": 1}).num_parameters == of_list
 
 
+def test_ling_2_5_and_3_share_a_name_but_not_their_layers():
+    new = ONE_OF_EACH["bailing_hybrid"]["config"]
+    old = {name: value for name, value in new.items() if "conv" not in name and "linear" not in name} | {
+        "head_dim": 128
+    }
+    found = shape_of(old)
+    state, *_ = [mixer for mixer, _ in found.mixers if mixer.kind == "linear_attention"]
+    heads, hidden = old["num_attention_heads"], old["hidden_size"]
+    assert sum(matrix.num_parameters for matrix in state.matrices) == 5 * heads * 128 * hidden
+    assert found.num_parameters != shape_of(new).num_parameters
+
+
 def test_values_of_single_layers_count():
     own = {"03": {"num_key_value_heads": 4}, "07": {"intermediate_size": 1000}}
     less = shape_of(LLAMA).num_parameters - shape_of(LLAMA | {"per_layer_config": own}).num_parameters
     assert less == 2 * 4096 * 4 * 128 + 3 * 4096 * (14336 - 1000)
+
+
+def test_the_language_model_of_deepseek_vl_2_is_known_by_its_class_and_may_keep_keys_and_values():
+    text = {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "first_k_dense_replace": 1,
+        "hidden_size": 1280,
+        "intermediate_size": 6848,
+        "kv_lora_rank": None,
+        "moe_intermediate_size": 896,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_attention_heads": 10,
+        "num_experts_per_tok": 6,
+        "num_hidden_layers": 12,
+        "use_mla": False,
+        "vocab_size": 129280,
+    }
+    found = shape_of({"model_type": "deepseek_vl_v2", "language_config": text})
+    assert found.num_parameters == pytest.approx(2.93e9, rel=0.01)
+    assert {(mixer.num_kv_heads, mixer.kv_width) for mixer, _ in found.mixers} == {(10, 256)}
 
 
 def test_a_file_without_a_model_type_is_known_by_its_class():

@@ -95,6 +95,11 @@ def test_a_size_that_is_no_number_above_zero_is_refused_by_name_and_value(name, 
     assert name in refused(LLAMA | {name: value})
 
 
+def test_a_size_by_two_names_that_differ_is_refused_by_both():
+    assert refused(LLAMA | {"n_layer": 10}) == "num_hidden_layers is 32, but n_layer is 10; expected one of them"
+    assert shape_of(LLAMA | {"n_layer": 32}) == shape_of(LLAMA)
+
+
 def test_a_missing_size_is_refused_by_name():
     assert "num_hidden_layers" in refused({k: v for k, v in LLAMA.items() if k != "num_hidden_layers"})
 
