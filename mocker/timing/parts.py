@@ -46,12 +46,13 @@ def coefficients(
     for network, count in shape.feed_forwards:
         experts = _experts(device, network, expert_parallel_size, attention_ranks, exchange)
         parts.append(_feed_forward(device, network, count, shape.hidden_size, reduce, experts))
-    windows = [reach for window, reach in sorted(_reaches(device, shape).items()) if window]
+    reaches = _reaches(device, shape)
+    everything = reaches.pop(0, Reach())
     return Coefficients(
         scale=engine.scale,
         parts=parts,
-        attention=_attention(device, shape),
-        reaches=windows,
+        attention=_attention(device, shape, everything),
+        reaches=[reaches[window] for window in sorted(reaches)],
         head=_head(device, shape),
         host=_host(device, parts, async_scheduling),
     )
@@ -179,19 +180,19 @@ def _experts(
     )
 
 
-def _attention(device: Device, shape: ModelShape) -> Attention:
+def _attention(device: Device, shape: ModelShape, everything: Reach) -> Attention:
     gpu, scale, n = device.gpu, device.engine.scale, device.num_gpus
     rows = tile = state_s = 0.0
     for mixer, count in shape.mixers:
         state_s += count * 2 * mixer.state_bytes / n / (gpu.bandwidth * STATE_EFFICIENCY)
         rows += count * (1 if mixer.latent_flops else mixer.kv_heads(n))
         tile += count * mixer.num_heads / n
-    row_s, every = device.decode.row_s, _reaches(device, shape).get(0, Reach(0, 0.0, 0.0, 0.0))
+    row_s = device.decode.row_s
     return Attention(
-        pair_s=every.pair_s,
+        pair_s=everything.pair_s,
         pad=gpu.prefill_pad,
-        kv_s=every.kv_s,
-        mixed_kv_s=every.mixed_kv_s,
+        kv_s=everything.kv_s,
+        mixed_kv_s=everything.mixed_kv_s,
         row_s=scale * (rows * row_s + state_s),
         mixed_row_s=scale * (rows * max(row_s, gpu.mixed_row_s) + state_s),
         tile_s=scale * tile * gpu.mixed_tile_s,
@@ -203,7 +204,7 @@ def _reaches(device: Device, shape: ModelShape) -> dict[int, Reach]:
     found: dict[int, Reach] = {}
     for mixer, count in shape.mixers:
         for seen in _seen(device, mixer):
-            before, times = found.get(seen.window, Reach(seen.window, 0.0, 0.0, 0.0)), count * device.engine.scale
+            before, times = found.get(seen.window, Reach()), count * device.engine.scale
             found[seen.window] = Reach(
                 seen.window,
                 before.pair_s + times * seen.pair_s,

@@ -114,10 +114,11 @@ class Reach(NamedTuple):
     never more than if they saw everything.
     """
 
-    window: int
-    pair_s: float
-    kv_s: float
-    mixed_kv_s: float
+    window: int = 0
+    """0: all tokens."""
+    pair_s: float = 0.0
+    kv_s: float = 0.0
+    mixed_kv_s: float = 0.0
 
     def mixed(self, prefill: Prefill, pad: float, num_decodes: int, num_kv_tokens: int) -> float:
         """Return the time in a step with prefill (s)."""

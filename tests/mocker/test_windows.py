@@ -99,7 +99,7 @@ def pairs(window, tokens, before=0):
 
 @pytest.mark.parametrize(("tokens", "before"), [(10, 0), (100, 0), (1000, 0), (50, 80), (50, 990), (1000, 1000)])
 def test_the_pairs_that_a_window_leaves_are_those_that_are_counted_one_by_one(tokens, before):
-    left = Reach(100, 0.0, 0.0, 0.0).pairs(chunk(tokens, before))
+    left = Reach(100).pairs(chunk(tokens, before))
     assert left == pytest.approx(pairs(100, tokens, before), abs=tokens)  # half a pair for each token
 
 
