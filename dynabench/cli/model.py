@@ -10,7 +10,7 @@ from dynabench.terminal import Terminal
 from foundation.text import printable
 from mocker import EngineConfig
 from mocker.models.description import approximations, doubt, facts, summary
-from mocker.timing.choose import SimulatedEngine, resolve
+from mocker.timing.choose import resolve
 from mocker.timing.config import KvCacheDtype, Quantization, TimingConfig
 
 GIB = 2**30
@@ -49,8 +49,8 @@ def model(
         )
         shape = timing.shape
         found = facts(shape, timing.kv_dtype)
-        room = None if gpu is None else _room(resolve(EngineConfig(), timing))
-    notes = list(filter(None, [doubt(name, shape), approximations(shape)]))
+    room, too_large = _room(timing)
+    notes = list(filter(None, [doubt(name, shape), approximations(shape), too_large]))
     if json_output:
         print(json.dumps(found | {"room": room, "notes": notes}, indent=2))
         return
@@ -62,15 +62,32 @@ def model(
         console.say(f"Note: {note}.")
 
 
-def _room(engine: SimulatedEngine) -> dict[str, int]:
-    return {
+def _room(timing: TimingConfig) -> tuple[dict[str, Any] | None, str]:
+    """Return the room for KV on a GPU, if there is any, and what keeps an engine from starting there."""
+    if timing.gpu is None:
+        return None, ""
+    try:
+        engine = resolve(EngineConfig(), timing)
+    except ValueError as error:
+        return None, f"on {timing.gpu}: {error}"
+    context = engine.config.max_model_len or engine.longest_sequence
+    sequences = engine.num_usable_blocks / engine.num_blocks_of(context)
+    room = {
         "num_gpu_blocks": engine.num_blocks,
         "block_size": engine.config.block_size,
-        "kv_tokens": engine.num_usable_tokens,
+        "kv_tokens": int(sequences * context),
+        "sequences_of_full_context": round(sequences, 2),
     }
+    if sequences >= 1:
+        return room, ""
+    most = engine.longest_sequence
+    return (
+        room,
+        f"vLLM starts with this only if --max-model-len is auto, or at most {most:,}: its KV cache must hold one whole sequence",
+    )
 
 
-def _lines(found: dict[str, Any], room: dict[str, int] | None) -> list[tuple[str, str]]:
+def _lines(found: dict[str, Any], room: dict[str, Any] | None) -> list[tuple[str, str]]:
     layers = ", ".join(f"{count} {kind}" for kind, count in found["layers"].items())
     lines = [
         ("architecture", found["architecture"]),
@@ -85,10 +102,7 @@ def _lines(found: dict[str, Any], room: dict[str, int] | None) -> list[tuple[str
     context = found["context_length"]
     lines.append(("context", f"{context:,} tokens" if context else "unknown: the file does not say"))
     if room is not None:
-        lines.append(
-            (
-                "room for KV",
-                f"{room['kv_tokens']:,} tokens on each engine, in {room['num_gpu_blocks']:,} blocks of {room['block_size']}",
-            )
-        )
+        tokens, blocks = f"{room['kv_tokens']:,} tokens on each engine", f"{room['num_gpu_blocks']:,} blocks"
+        whole = f"{room['sequences_of_full_context']:,} sequences of the full context"
+        lines.append(("room for KV", f"{tokens} ({whole}), in {blocks} of {room['block_size']}"))
     return lines

@@ -132,7 +132,7 @@ def refuse_idle_settings(deployments: Sequence[Deployment]) -> None:
 def context_of(engines: Iterable[SimulatedEngine]) -> int:
     """Return the maximum tokens of one request, including the last, that every decoding engine supports."""
     return min(
-        min(engine.num_usable_tokens + 1, engine.config.max_model_len or sys.maxsize)
+        min(engine.longest_sequence + 1, engine.config.max_model_len or sys.maxsize)
         for engine in engines
         if engine.config.kv_role != "kv_producer"
     )
@@ -191,7 +191,7 @@ def _check_context(workload: Workload, context: int, part: str) -> None:
 
 def _check_room(name: str, request: Request, engine: SimulatedEngine) -> None:
     """Refuse a request that never fits into the KV cache, or into a step."""
-    config, capacity = engine.config, engine.num_usable_tokens
+    config, capacity = engine.config, engine.longest_sequence
     part = PARTS[config.kv_role]
     output_length = 1 if config.kv_role == "kv_producer" else request.output_length
     total = min(request.input_length + output_length, config.max_model_len or sys.maxsize)

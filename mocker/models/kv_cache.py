@@ -19,6 +19,8 @@ from mocker.models.layers import Mixer
 from mocker.models.shape import ModelShape
 
 KV_BYTES = {"bfloat16": 2.0, "fp8": 1.0}
+SPARSE_FP8_BYTES = 512 + 4 * 4 + 64 * 2
+"""Of a latent of sparse attention with an FP8 cache: 512 values, 4 scales of 32 bits, and positions in 16 bits."""
 INDEX_BYTES = 1 + 4 / 128
 """Of a value of an index's keys: 8 bits, and 32 bits of scale for every 128."""
 BLOCK_UNIT = 16
@@ -170,5 +172,7 @@ def _attention(mixer: Mixer, num_gpus: int, kv_dtype: str) -> list[LayerKv]:
 def size_of_token(mixer: Mixer, num_gpus: int, kv_dtype: str) -> float:
     """Return the bytes of a token that a layer keeps on one GPU, an index included."""
     index = mixer.index.head_dim * INDEX_BYTES if mixer.index is not None else 0.0
-    values = mixer.kv_heads(num_gpus) * mixer.kv_width
-    return (values * KV_BYTES[kv_dtype] + index) / mixer.compression
+    values = mixer.kv_heads(num_gpus) * mixer.kv_width * KV_BYTES[kv_dtype]
+    if mixer.index is not None and mixer.latent_flops and kv_dtype == "fp8" and mixer.kv_width == 512 + 64:
+        values = SPARSE_FP8_BYTES
+    return (values + index) / mixer.compression

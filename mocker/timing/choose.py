@@ -2,6 +2,7 @@
 
 import functools
 import math
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,6 +53,17 @@ class SimulatedEngine:
         """Tokens that sequences can keep in the KV cache."""
         return self.num_usable_blocks * self.config.block_size
 
+    def num_blocks_of(self, num_tokens: int) -> int:
+        """Return the blocks that a sequence of this many tokens holds, shared with nobody."""
+        own = -(-num_tokens // self.config.block_size)
+        return own if self.more is None else own + self.more.of(num_tokens)
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens of the longest sequence that the KV cache can hold alone."""
+        lengths = range(self.num_usable_tokens + 1)
+        return bisect_right(lengths, self.num_usable_blocks, key=self.num_blocks_of) - 1
+
     @property
     def kv_capacity_tokens(self) -> int:
         """Tokens the KV cache holds, null block included, as Dynamo's polynomial counts them."""
@@ -75,7 +87,7 @@ def resolve(engine: EngineConfig, timing: TimingConfig = TimingConfig()) -> Simu
     engine = replace(
         engine,
         async_scheduling=_is_async(engine, timing),
-        max_model_len=engine.max_model_len or _context_length(timing),
+        max_model_len=_max_model_len(engine, timing),
     )
     more = _more_blocks(engine, timing)
     num_blocks = _given_blocks(engine, more) or _blocks_that_fit(engine, timing)
@@ -95,6 +107,18 @@ def _given_blocks(engine: EngineConfig, more: MoreBlocks | None) -> int | None:
     if engine.num_gpu_blocks is None or more is None:
         return engine.num_gpu_blocks
     return int(engine.num_gpu_blocks / more.unit)
+
+
+def _max_model_len(engine: EngineConfig, timing: TimingConfig) -> int | None:
+    """Return the context: as set, or the model's.
+
+    Raises:
+        ValueError: more is set than the model has, which vLLM refuses.
+    """
+    context, given = _context_length(timing), engine.max_model_len
+    if given is not None and context is not None and given > context and timing.timing_name == "roofline":
+        raise ValueError(f"max_model_len is {given:,}; expected at most {context:,}, the context length of {timing.model}")
+    return given or context
 
 
 def _context_length(timing: TimingConfig) -> int | None:

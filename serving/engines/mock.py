@@ -75,7 +75,7 @@ class Mocker:
         self.traits = EngineTraits(
             block_size=config.block_size,
             context_length=most
-            or (None if worker.model_path else min(self._simulated.num_usable_tokens, BYTES_CONTEXT)),
+            or (None if worker.model_path else min(self._simulated.longest_sequence, BYTES_CONTEXT)),
             num_ranks=config.dp_size,
             has_kv_events=worker.kv_events and config.enable_prefix_caching,
         )

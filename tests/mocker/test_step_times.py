@@ -349,3 +349,16 @@ def test_a_slower_link_lengthens_all_reduces_and_nothing_else():
     assert step(1, link_gbps=5.0) == step(1)
     with pytest.raises(ValueError, match="link_gbps must be greater than 0, not 0"):
         TimingConfig(link_gbps=0)
+
+
+def test_a_context_longer_than_the_models_is_refused_as_by_vllm():
+    assert roofline(max_model_len=1000).config.max_model_len == 1000
+    assert roofline().config.max_model_len == 131_072
+    with pytest.raises(ValueError, match="max_model_len is 200,000; expected at most 131,072, the context length of"):
+        roofline(max_model_len=200_000)
+
+
+def test_the_longest_sequence_is_what_the_cache_holds_with_the_blocks_of_all_layers():
+    plain, windowed = roofline(num_gpu_blocks=100), roofline(num_gpu_blocks=100, model="openai/gpt-oss-120b", gpu="h200")
+    assert plain.longest_sequence == plain.num_usable_tokens == 99 * 64
+    assert windowed.num_blocks_of(windowed.longest_sequence) <= 99 < windowed.num_blocks_of(windowed.longest_sequence + 1)
