@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from typing import Any
 
+from mocker.models.architectures import ARCHITECTURES
 from mocker.models.kv_cache import kv_cache, size_of_token
 from mocker.models.shape import ModelShape
 
@@ -45,7 +46,7 @@ def facts(shape: ModelShape, kv_dtype: str = "auto") -> dict[str, Any]:
 
 def approximations(shape: ModelShape) -> str:
     """Return what is not simulated exactly as vLLM does it, in a clause; nothing if all is."""
-    found = []
+    found = [clause] if (clause := ARCHITECTURES[shape.architecture].approximation) else []
     if any(mixer.state_bytes for mixer, _ in shape.mixers):
         found.append("prefix hits are counted as if all layers kept KV of all tokens")
         found.append("the times of layers with a state were not measured")

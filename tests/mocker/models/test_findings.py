@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mocker.models.catalog import find_model, model_configs
+from mocker.models.description import approximations
 from mocker.models.shape import shape_of
 
 ONE_OF_EACH = json.loads(Path(__file__).with_name("architectures.json").read_text())
@@ -147,3 +148,22 @@ def test_the_language_model_of_deepseek_vl_2_is_known_by_its_class_and_may_keep_
 def test_a_file_without_a_model_type_is_known_by_its_class():
     config = {name: value for name, value in LLAMA.items() if name != "model_type"}
     assert shape_of(config | {"architectures": ["LlamaForCausalLM"]}).architecture == "llama"
+
+
+def test_the_network_of_mpt_is_as_wide_as_its_expansion_ratio_says():
+    config = ONE_OF_EACH["mpt"]["config"]
+    found = {ratio: shape_of(config | {"expansion_ratio": ratio}).num_parameters for ratio in (4, 8)}
+    assert found[8] - found[4] == 32 * 2 * 4 * 4096 * 4096
+
+
+@pytest.mark.parametrize("more", [{"sliding_window_size": 4096}, {"global_attn_every_n": 4}])
+def test_a_window_of_grok_is_not_read_as_full_attention(more):
+    config = ONE_OF_EACH["grok-1"]["config"]
+    assert shape_of(config | {"sliding_window_size": -1, "global_attn_every_n": 1}) == shape_of(config)
+    with pytest.raises(ValueError, match=f"{next(iter(more))} is 4.*--read-model-as grok-1"):
+        shape_of(config | more)
+
+
+def test_sparse_attention_that_is_counted_as_full_is_named():
+    found = shape_of(ONE_OF_EACH["phi3small"]["config"])
+    assert approximations(found) == "its block-sparse attention is counted as full attention"
