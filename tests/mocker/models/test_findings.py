@@ -1,6 +1,7 @@
 """Files that were read wrongly without a word."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -167,3 +168,24 @@ def test_a_window_of_grok_is_not_read_as_full_attention(more):
 def test_sparse_attention_that_is_counted_as_full_is_named():
     found = shape_of(ONE_OF_EACH["phi3small"]["config"])
     assert approximations(found) == "its block-sparse attention is counted as full attention"
+
+
+def test_a_changed_hf_quant_config_is_read_again(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    quant = tmp_path / "hf_quant_config.json"
+    found = []
+    for place, name in enumerate(["FP8", "NVFP4"]):
+        quant.write_text(json.dumps({"quantization": {"quant_algo": name}}))
+        os.utime(quant, ns=(place, place))
+        found.append(find_model(str(tmp_path)).weights)
+    quant.unlink()
+    assert [*found, find_model(str(tmp_path)).weights] == ["fp8", "fp4", "bfloat16"]
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", "5", '{"quantization": {"quant_algo": "strange"}}'])
+def test_errors_of_hf_quant_config_name_that_file(tmp_path, text):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "hf_quant_config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"hf_quant_config.json( of modelopt)?: ") as caught:
+        find_model(str(tmp_path))
+    assert "has no attribute" not in str(caught.value)
