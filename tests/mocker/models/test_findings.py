@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mocker.models.catalog import find_model, model_configs
-from mocker.models.description import approximations
+from mocker.models.description import approximations, facts, summary
 from mocker.models.shape import shape_of
 
 ONE_OF_EACH = json.loads(Path(__file__).with_name("architectures.json").read_text())
@@ -189,3 +189,17 @@ def test_errors_of_hf_quant_config_name_that_file(tmp_path, text):
     with pytest.raises(ValueError, match=r"hf_quant_config.json( of modelopt)?: ") as caught:
         find_model(str(tmp_path))
     assert "has no attribute" not in str(caught.value)
+
+
+def test_where_all_layers_have_a_window_kv_is_described_as_its_room_is_counted():
+    found = shape_of(LLAMA | {"model_type": "mistral", "sliding_window": 4096})
+    assert "32 of 32 layers keep KV of only 4,096 tokens" in summary(found)
+    assert facts(found)["kv_bytes_per_token"] == 32 * 2 * 8 * 128 * 2
+    assert approximations(found) == "KV blocks are counted as if all layers kept all tokens"
+
+
+def test_layers_with_windows_or_states_keep_less():
+    assert "10 of 62 layers keep KV, 52 keep only 1,024 tokens" in summary(shape_of(GEMMA))
+    assert "6 of 52 layers keep KV, 23 keep a state" in summary(
+        find_model("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")
+    )
