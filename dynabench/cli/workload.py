@@ -11,8 +11,8 @@ from dynabench.cli.groups import plain_errors
 from dynabench.experiment.workload_file import read_workload, write_workload
 from dynabench.terminal import Terminal
 from foundation.files import new_file
+from mocker.models.kv_cache import bytes_per_token
 from mocker.timing.config import KvCacheDtype, TimingConfig
-from mocker.timing.kv_size import kv_size
 from serving.cli.command_line import flat
 from serving.cli.help import HELP_FLAGS
 from workloads import Workload, WorkloadError, formats
@@ -47,11 +47,6 @@ LABELS = {
 """Labels of figures whose names lack a unit, or say too little."""
 
 
-def _kv_bytes(timing: TimingConfig) -> int:
-    """Return the bytes of a token's KV."""
-    return int(kv_size(timing.shape, block_size=1, kv_dtype=timing.kv_dtype).block)
-
-
 @workload_app.command
 def inspect(
     files: tuple[Path, ...],
@@ -83,7 +78,8 @@ def inspect(
     with plain_errors():
         if max_requests is not None:
             workload = shape(workload, ShapeConfig(max_requests=max_requests))
-        token_bytes = None if model is None else _kv_bytes(TimingConfig(model=model, kv_cache_dtype=kv_cache_dtype))
+        timing = TimingConfig(model=model, kv_cache_dtype=kv_cache_dtype)
+        token_bytes = None if model is None else bytes_per_token(timing.shape, timing.kv_dtype)
     facts: dict[str, Any] = dataclasses.asdict(describe(workload)) | {"best_hit_shares": best_shares(workload)}
     if model is not None:
         facts["kv_bytes_per_token"] = token_bytes

@@ -34,5 +34,13 @@ class Architecture:
     """Of keys that files leave out."""
     ignored: tuple[str, ...] = ()
     """Keys that say nothing here."""
+    no_ops: Mapping[str, Any] = field(default_factory=dict)
+    """Values of keys that say nothing here, where other values do."""
+    approximation: str = ""
+    """What is not simulated as the architecture has it, in a clause."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Of modules in checkpoints, where they differ from those that readers use."""
+
+    def ignores(self, name: str, value: object) -> bool:
+        """Return whether a key says nothing here."""
+        return name in self.ignored or (name in self.no_ops and value == self.no_ops[name])

@@ -20,6 +20,12 @@ MIXTRAL = {
     "mlp.experts": "block_sparse_moe.experts",
     "mlp.shared_experts": "block_sparse_moe.shared_experts",
 }
+BLOCK_SPARSE = (
+    "blocksparse_block_size",
+    "blocksparse_num_local_blocks",
+    "blocksparse_triton_kernel_block_size",
+    "blocksparse_vert_stride",
+)
 SHARED_EXPERT = {"shared_experts": "shared_expert"}
 DEEPSEEK = mixture(feed.after_dense)
 QWEN = mixture(feed.every_few, has_shared_gate=True)
@@ -41,7 +47,7 @@ QWEN_HYBRID = Architecture(
     names=SHARED_EXPERT,
 )
 BAILING = Architecture(feed_forward=DEEPSEEK)
-GROK = Architecture(feed_forward=feed.grok, names=MIXTRAL, ignored=("sliding_window_size", "global_attn_every_n"))
+GROK = Architecture(feed_forward=feed.grok, names=MIXTRAL, no_ops={"sliding_window_size": -1, "global_attn_every_n": 1})
 HUNYUAN = Architecture(attention=attend.shared_across_layers, feed_forward=feed.if_any(DEEPSEEK))
 STEP = Architecture(
     attention=attend.step,
@@ -107,7 +113,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     "persimmon": WITH_PLAIN_NETWORK,
     "phi": WITH_PLAIN_NETWORK,
     "phi-msft": WITH_PLAIN_NETWORK,
-    "phi3small": Architecture(is_tied=True, ignored=("dense_attention_every_n_layers",)),
+    "phi3small": Architecture(
+        is_tied=True,
+        ignored=("dense_attention_every_n_layers", *BLOCK_SPARSE),
+        approximation="its block-sparse attention is counted as full attention",
+    ),
     "qwen": Architecture(feed_forward=feed.gated_halves),
     "seed_oss": PLAIN,
     "stablelm": PLAIN,
@@ -127,7 +137,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt_neo": Architecture(feed_forward=feed.plain, kinds=by.gpt_neo, is_tied=True, beside=others.positions),
     "gpt_neox": WITH_PLAIN_NETWORK,
     "gptj": WITH_PLAIN_NETWORK,
-    "mpt": Architecture(feed_forward=feed.plain, is_tied=True, ignored=("expansion_ratio",)),
+    "mpt": Architecture(feed_forward=feed.plain, is_tied=True),
     "opt": Architecture(feed_forward=feed.plain, is_tied=True, beside=others.opt),
     "RefinedWeb": Architecture(attention=attend.multi_query, feed_forward=feed.plain, is_tied=True),
     "RefinedWebModel": Architecture(attention=attend.multi_query, feed_forward=feed.plain, is_tied=True),

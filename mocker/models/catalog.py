@@ -7,6 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from mocker.models.keys import shown
 from mocker.models.shape import ModelShape, shape_of
 
 BUNDLED = Path(__file__).with_name("data") / "models.json"
@@ -29,21 +30,33 @@ def find_model(name: str, read_as: str | None = None) -> ModelShape:
     if path.is_dir():
         path /= "config.json"
     if path.is_file():
-        return _read(path, path.stat().st_mtime_ns, read_as)
+        beside = path.with_name("hf_quant_config.json")
+        return _read(path, _changed_ns(path), beside if beside.is_file() else None, _changed_ns(beside), read_as)
     return _bundled(name)
 
 
+def _changed_ns(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.is_file() else 0
+
+
 @functools.lru_cache(maxsize=64)
-def _read(path: Path, changed_ns: int, read_as: str | None) -> ModelShape:
-    """Read a file; `changed_ns` tells an edited one from what was read before."""
-    beside = path.with_name("hf_quant_config.json")
+def _read(path: Path, _: int, beside: Path | None, __: int, read_as: str | None) -> ModelShape:
+    """Read both files; the times tell edited ones from those that were read before."""
+    config, more = _object(path), _object(beside) if beside is not None else None
     try:
-        config = json.loads(path.read_text())
-        if not isinstance(config, dict):
-            raise ValueError("it is not an object")
-        return shape_of(config, json.loads(beside.read_text()) if beside.is_file() else None, read_as=read_as)
-    except (ValueError, TypeError, AttributeError, LookupError, OSError) as error:
+        return shape_of(config, more, read_as=read_as)
+    except ValueError as error:
         raise ValueError(f"model {path}: {error}") from error
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (ValueError, OSError) as error:
+        raise ValueError(f"model {path}: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"model {path}: it is {shown(found)}; expected an object")
+    return found
 
 
 @functools.lru_cache(maxsize=256)

@@ -3,17 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mocker.models.keys import MOST, shown, whole
+from mocker.models.keys import MOST, Keys, shown
+from mocker.models.spellings import SPELLINGS
 
-LENGTHS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-    "max_sequence_length",
-    "max_seq_length",
-    "seq_len",
-)
 INCLUDED = (
     "default",
     "su",
@@ -28,22 +20,28 @@ INCLUDED = (
 """Kinds of rope scaling whose factor the length already includes."""
 
 
-def context_length(text: Mapping[str, Any]) -> int | None:
-    """Return the most tokens of a sequence, or None if the file does not say."""
-    lengths = [int(text[name]) for name in LENGTHS if _is_number(text.get(name))]
-    if _is_number(text.get("model_max_length")):  # Cohere's
-        lengths = [int(text["model_max_length"])]
+def context_length(k: Keys, text: Mapping[str, Any]) -> int | None:
+    """Return the most tokens of a sequence, or None if the file does not say.
+
+    Args:
+        k: the values, of which the lengths are read.
+        text: the same, of which the scaling of rotary positions is read.
+
+    Raises:
+        ValueError: a length or a factor is no such number.
+    """
+    lengths = [length for name in SPELLINGS["max_position_embeddings"] if (length := k.number(name, 0))]
     if not lengths:
         return None
+    shortest = k.number("model_max_length", 0) or min(lengths)  # Cohere's counts alone
     scalings = _scalings(text)
     if any(_kind(scaling) == "longrope" for scaling in scalings):
-        original = text.get("original_max_position_embeddings")
-        return whole(original) or min(lengths)
+        return k.number("original_max_position_embeddings", 0) or shortest
     factor = 1.0
     for scaling in scalings:
         if _kind(scaling) not in INCLUDED and "gemma3" not in str(text.get("model_type")):
             factor = _factor(scaling) or factor
-    return int(min(lengths) * factor)
+    return int(shortest * factor)
 
 
 def _scalings(text: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -61,10 +59,8 @@ def _kind(scaling: Mapping[str, Any]) -> str:
 
 def _factor(scaling: Mapping[str, Any]) -> float | None:
     factor = scaling.get("factor")
-    if factor is not None and not (_is_number(factor) and factor < MOST):
+    if factor is not None and (
+        isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < MOST
+    ):
         raise ValueError(f"rope_scaling has factor {shown(factor)}; expected a number above 0")
     return factor
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0

@@ -4,7 +4,8 @@ import re
 from collections import Counter
 from typing import Any
 
-from mocker.models.kv_cache import kv_cache, size_of_token
+from mocker.models.architectures import ARCHITECTURES
+from mocker.models.kv_cache import bytes_per_token, kv_cache
 from mocker.models.shape import ModelShape
 
 SHORT = {"bfloat16": "BF16", "fp8": "FP8", "int8": "INT8", "int4": "INT4", "fp4": "FP4"}
@@ -33,9 +34,7 @@ def facts(shape: ModelShape, kv_dtype: str = "auto") -> dict[str, Any]:
         "weights": shape.weights,
         "weight_bytes": round(shape.num_weight_bytes),
         "kv_cache_dtype": kv,
-        "kv_bytes_per_token": round(
-            sum([count * size_of_token(mixer, 1, kv) for mixer, count in shape.mixers if mixer.keeps_all])
-        ),
+        "kv_bytes_per_token": bytes_per_token(shape, kv),
         "window": max([mixer.window for mixer, _ in shape.mixers], default=0) or None,
         "state_bytes": round(sum([count * mixer.state_bytes for mixer, count in shape.mixers])),
         "context_length": shape.context_length,
@@ -45,7 +44,7 @@ def facts(shape: ModelShape, kv_dtype: str = "auto") -> dict[str, Any]:
 
 def approximations(shape: ModelShape) -> str:
     """Return what is not simulated exactly as vLLM does it, in a clause; nothing if all is."""
-    found = []
+    found = [clause] if (clause := ARCHITECTURES[shape.architecture].approximation) else []
     if any(mixer.state_bytes for mixer, _ in shape.mixers):
         found.append("prefix hits are counted as if all layers kept KV of all tokens")
         found.append("the times of layers with a state were not measured")
@@ -92,10 +91,13 @@ def _layers(shape: ModelShape) -> str:
             states += count
     if kept >= total:  # some have two attentions
         return f"{kept} layers keep KV"
-    text = f"{kept} of {total} layers keep KV"
-    for window, count in windows.items():
-        text += f", {count} only of {window:,} tokens"
-    return text + (f", {states} a state" if states else "")
+    if not kept and len(windows) == 1:
+        ((window, count),) = windows.items()
+        text = f"{count} of {total} layers keep KV of only {window:,} tokens"
+    else:
+        text = f"{kept} of {total} layers keep KV"
+        text += "".join([f", {count} keep only {window:,} tokens" for window, count in windows.items()])
+    return text + (f", {states} keep a state" if states else "")
 
 
 def _weights(shape: ModelShape) -> str:

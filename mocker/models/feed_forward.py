@@ -22,7 +22,8 @@ def gated_halves(k: Keys, kind: str) -> FeedForward:
 
 def plain(k: Keys, kind: str) -> FeedForward:
     """One matrix in and one out, four times as wide as the layer unless the file says otherwise."""
-    return dense(k, k.number("intermediate_size", 4 * k.number("hidden_size")), is_gated=False)
+    size = int(k.real("expansion_ratio", 4) * k.number("hidden_size"))
+    return dense(k, k.number("intermediate_size", size), is_gated=False)
 
 
 def none(k: Keys, kind: str) -> None:

@@ -1,23 +1,13 @@
-"""The keys of config.json that change neither sizes nor what layers see, by topic."""
+"""The keys of config.json that change neither sizes nor what layers see."""
 
-TOPICS = {
-    "the vocabulary": "token tokens tokenizer id eos bos pad",
-    "positions": "rope rotary theta position positions positional yarn alibi ntk",
-    "numbers inside of layers": "norm eps layernorm bias bidirectional softcapping softcap",
-    "factors and bounds": "scale scales scaling multiplier multipliers factor factors alpha beta limit limits clip clamp "
-    "bound threshold",
-    "activations": "act activation sparsity gegelu swiglu situ normalize",
-    "training": "init initializer initialization std gain loss coef coeff coefficient capacity dropout pdrop prob jitter noise z aux "
-    "checkpointing pretraining training finetuning seed",
-    "how it is computed": "batch world tp pp ep dp gpus parallel dtype fp32 backend implementation impl cache flash fused deterministic triton",
-    "what is made of it": "beam beams ngram penalty return output outputs summary labels problem generation generate",
-    "other inputs": "vision visual image images img video audio speech mm media vit patch anyres pool pooling crop slice speaker "
-    "talker resampler projector spatial downsample mel tts apm",
-    "guesses of further tokens": "mtp nextn eagle medusa draft assistant spec",
-    "other things": "version name names task sep cls mask decoder",
-}
-"""Words of keys that say nothing about sizes, by what they are about."""
-WORDS = frozenset([word for words in TOPICS.values() for word in words.split()])
+OTHER_PARTS = frozenset(
+    ["vision", "visual", "image", "images", "video", "audio", "speech", "mm", "media", "vit", "talker", "mtp", "nextn", "eagle", "medusa", "draft", "assistant"]
+)
+"""First words of the keys of other parts of a model: other inputs and outputs, and layers that predict further tokens."""
+NO_SIZES = frozenset(
+    ["eps", "epsilon", "theta", "alpha", "beta", "bias", "dropout", "pdrop", "prob", "loss", "coef", "coeff", "coefficient", "std", "init", "gain", "seed", "clip", "clamp", "bound", "threshold", "limit", "limits", "softcapping", "softcap", "dtype", "fp32", "implementation", "impl", "backend", "id", "penalty"]
+)
+"""Last words of keys that are no sizes, whatever they belong to: `layer_norm_eps`."""
 
 KEYS = frozenset(
     [
@@ -62,10 +52,6 @@ KEYS = frozenset(
         "attention_sink_size",
         "num_sink_tokens",
         "pad_sequence_to_multiple_of_64",
-        "blocksparse_block_size",
-        "blocksparse_num_local_blocks",
-        "blocksparse_triton_kernel_block_size",
-        "blocksparse_vert_stride",
         # How states begin and step
         "time_step_min",
         "time_step_max",
@@ -117,6 +103,45 @@ KEYS = frozenset(
         "embd_layer",
         "img_processor",
         "query_num",
+        "slice_config",
+        "patch_size",
+        "anyres_pooling_size",
+        "num_media_embeds",
+        "eoi_token_index",
+        "boi_token_index",
+        "num_beams",
+        "num_beam_groups",
+        "num_return_sequences",
+        "no_repeat_ngram_size",
+        "encoder_no_repeat_ngram_size",
+        "_num_mtp_layers",
+        # Positions
+        "offset_alibi",
+        "rope_local_base_freq",
+        "rope_ratio",
+        "rotary_dim",
+        # Factors of what layers compute
+        "activation_sparsity_pattern",
+        "block_mlp_init_scale",
+        "block_out_init_scale",
+        "ffn_act_fn",
+        "full_attn_alpha_factor",
+        "full_attn_beta_factor",
+        "linear_attn_alpha_factor",
+        "linear_attn_beta_factor",
+        "lm_head_multiplier",
+        "mlp_alpha_factor",
+        "mlp_beta_factor",
+        "mlp_multipliers",
+        "moe_loss_weight",
+        "moe_normalize_expert_weights",
+        "moe_routed_scaling_factor",
+        "moe_router_scaling_factor",
+        "mup_width_multiplier",
+        "ssm_in_multiplier",
+        "ssm_multipliers",
+        "ssm_out_multiplier",
+        "time_step_scale",
     ]
 )
-"""Keys whose names have none of these words."""
+"""Whole names of others."""

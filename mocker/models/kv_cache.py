@@ -147,6 +147,14 @@ def kv_cache(shape: ModelShape, *, block_size: int, num_gpus: int = 1, kv_dtype:
     return KvCache(pool.block * unit, MoreBlocks(pool, block_size, unit), is_exact=False)
 
 
+def bytes_per_token(shape: ModelShape, kv_dtype: str) -> int:
+    """Return the bytes by which the KV of a sequence grows, as room for it is counted; 0: such models are not simulated."""
+    try:
+        return round(kv_cache(shape, block_size=1, kv_dtype=kv_dtype).block)
+    except ValueError:
+        return 0
+
+
 def layers_of(shape: ModelShape, num_gpus: int, kv_dtype: str) -> list[tuple[LayerKv, int]]:
     """Return what each kind of layer keeps."""
     return [

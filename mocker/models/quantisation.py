@@ -50,7 +50,9 @@ def quantisation_of(config: Mapping[str, Any], beside: Mapping[str, Any] | None 
     found = next(
         (part[name] for part in parts for name in PLACES if isinstance(part.get(name), dict) and part[name]), None
     )
+    where = "quantization_config"
     if found is None and beside is not None:
+        where = "hf_quant_config.json"
         inner = beside.get("quantization")
         found = {"quant_method": "modelopt", **(inner if isinstance(inner, dict) else beside)}
     if found is None:
@@ -60,9 +62,9 @@ def quantisation_of(config: Mapping[str, Any], beside: Mapping[str, Any] | None 
     try:
         return READERS[method]({**found, "expert_dtype": expert_dtype})
     except (TypeError, AttributeError, LookupError, OverflowError) as error:
-        raise ValueError(f"quantization_config is {shown(found)}, which is not what {method} writes") from error
+        raise ValueError(f"{where} is {shown(found)}, which is not what {method} writes") from error
     except ValueError as error:
-        raise ValueError(f"quantization_config of {method}: {error}") from error
+        raise ValueError(f"{where} of {method}: {error}") from error
 
 
 PLACES = ("quantization_config", "compression_config", "quantization")

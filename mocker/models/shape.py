@@ -154,7 +154,7 @@ def shape_of(
         raise ValueError(f"--read-model-as {name} is not known; {instead_of(name)}")
     architecture, quantisation = ARCHITECTURES[name], quantisation_of(config, beside)
     defaults = {**({} if text is config else class_defaults(name)), **architecture.defaults}
-    keys = Keys({name: value for name, value in text.items() if name not in architecture.ignored}, defaults)
+    keys = Keys({name: value for name, value in text.items() if not architecture.ignores(name, value)}, defaults)
     kinds = architecture.kinds(keys)
     layers = [_layer(keys.at(place), kind, architecture, quantisation) for place, kind in enumerate(kinds)]
     _read_unused(keys, kinds, architecture)
@@ -167,7 +167,7 @@ def shape_of(
         kinds=tuple(Counter(kinds).items()),
         is_tied=_is_tied(config, text, architecture),
         num_other_parameters=architecture.beside(keys),
-        context_length=context_length({**defaults, **text}) if keys.number("max_position_embeddings", 0) else None,
+        context_length=context_length(keys, {**defaults, **text}),
         kv_dtype=quantisation.kv_dtype,
         weight_block=quantisation.block,
         architecture=name,

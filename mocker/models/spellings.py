@@ -13,6 +13,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "n_positions",
         "n_ctx",
         "max_sequence_length",
+        "max_seq_length",
         "max_seq_len",
         "seq_length",
         "seq_len",
@@ -146,13 +147,12 @@ FLAGS = frozenset(
 
 def may_change_sizes(name: str, value: Any) -> bool:
     """Return whether a key that is not read may ask for other sizes: by what it is, and by the words of its name."""
-    if not value or (isinstance(value, float) and not value.is_integer()):
-        return False
     own = name.rpartition(".")[2]
-    words = set(own.lower().split("_"))
-    if own in harmless.KEYS or name in SIZES | FLAGS:
-        return own not in harmless.KEYS
-    if isinstance(value, bool):
+    if not value or own in harmless.KEYS:
         return False
-    asks = words & (TEXTS if isinstance(value, str) else WORDS)
-    return bool(asks) and not words & harmless.WORDS
+    if name in SIZES | FLAGS:
+        return True
+    words = own.lower().split("_")
+    if isinstance(value, bool) or words[0] in harmless.OTHER_PARTS or words[-1] in harmless.NO_SIZES:
+        return False
+    return not (TEXTS if isinstance(value, str) else WORDS).isdisjoint(words)

@@ -20,7 +20,7 @@ def test_a_model_is_described_in_a_line_and_in_figures():
     done = dynabench("model", NEMOTRON, "--gpu", "h100")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(
-        f"{NEMOTRON}: 31.6 B parameters, 3.6 B active; 6 of 52 layers keep KV, 23 a state; BF16 weights, BF16 KV\n"
+        f"{NEMOTRON}: 31.6 B parameters, 3.6 B active; 6 of 52 layers keep KV, 23 keep a state; BF16 weights, BF16 KV\n"
     )
     assert "6,144 bytes a token" in done.stdout
     assert "tokens on each engine" in done.stdout

@@ -1,11 +1,13 @@
 """Files that were read wrongly without a word."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from mocker.models.catalog import find_model, model_configs
+from mocker.models.description import approximations, facts, summary
 from mocker.models.shape import shape_of
 
 ONE_OF_EACH = json.loads(Path(__file__).with_name("architectures.json").read_text())
@@ -147,3 +149,57 @@ def test_the_language_model_of_deepseek_vl_2_is_known_by_its_class_and_may_keep_
 def test_a_file_without_a_model_type_is_known_by_its_class():
     config = {name: value for name, value in LLAMA.items() if name != "model_type"}
     assert shape_of(config | {"architectures": ["LlamaForCausalLM"]}).architecture == "llama"
+
+
+def test_the_network_of_mpt_is_as_wide_as_its_expansion_ratio_says():
+    config = ONE_OF_EACH["mpt"]["config"]
+    found = {ratio: shape_of(config | {"expansion_ratio": ratio}).num_parameters for ratio in (4, 8)}
+    assert found[8] - found[4] == 32 * 2 * 4 * 4096 * 4096
+
+
+@pytest.mark.parametrize("more", [{"sliding_window_size": 4096}, {"global_attn_every_n": 4}])
+def test_a_window_of_grok_is_not_read_as_full_attention(more):
+    config = ONE_OF_EACH["grok-1"]["config"]
+    assert shape_of(config | {"sliding_window_size": -1, "global_attn_every_n": 1}) == shape_of(config)
+    with pytest.raises(ValueError, match=f"{next(iter(more))} is 4.*--read-model-as grok-1"):
+        shape_of(config | more)
+
+
+def test_sparse_attention_that_is_counted_as_full_is_named():
+    found = shape_of(ONE_OF_EACH["phi3small"]["config"])
+    assert approximations(found) == "its block-sparse attention is counted as full attention"
+
+
+def test_a_changed_hf_quant_config_is_read_again(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    quant = tmp_path / "hf_quant_config.json"
+    found = []
+    for place, name in enumerate(["FP8", "NVFP4"]):
+        quant.write_text(json.dumps({"quantization": {"quant_algo": name}}))
+        os.utime(quant, ns=(place, place))
+        found.append(find_model(str(tmp_path)).weights)
+    quant.unlink()
+    assert [*found, find_model(str(tmp_path)).weights] == ["fp8", "fp4", "bfloat16"]
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", "5", '{"quantization": {"quant_algo": "strange"}}'])
+def test_errors_of_hf_quant_config_name_that_file(tmp_path, text):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "hf_quant_config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"hf_quant_config.json( of modelopt)?: ") as caught:
+        find_model(str(tmp_path))
+    assert "has no attribute" not in str(caught.value)
+
+
+def test_where_all_layers_have_a_window_kv_is_described_as_its_room_is_counted():
+    found = shape_of(LLAMA | {"model_type": "mistral", "sliding_window": 4096})
+    assert "32 of 32 layers keep KV of only 4,096 tokens" in summary(found)
+    assert facts(found)["kv_bytes_per_token"] == 32 * 2 * 8 * 128 * 2
+    assert approximations(found) == "KV blocks are counted as if all layers kept all tokens"
+
+
+def test_layers_with_windows_or_states_keep_less():
+    assert "10 of 62 layers keep KV, 52 keep only 1,024 tokens" in summary(shape_of(GEMMA))
+    assert "6 of 52 layers keep KV, 23 keep a state" in summary(
+        find_model("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")
+    )

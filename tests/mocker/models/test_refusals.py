@@ -184,3 +184,36 @@ def test_whatever_a_file_holds_it_is_a_model_or_an_error_of_one_line(data):
     else:
         assert isinstance(found, ModelShape)
         assert 0 < found.num_active_parameters <= found.num_parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("hybrid_layer_spec", ["M", "*"]),
+        ("ffn_dim_multiplier", 2),
+        ("ffn_dim_multiplier", 1.3),
+        ("window_cache", 128),
+        ("decoder_attention_heads", 128),
+        ("mlp_ratio", 2.5),
+        ("moe_ratio", 0.5),
+    ],
+)
+def test_a_word_that_asks_for_sizes_counts_whatever_other_words_stand_beside_it(name, value):
+    assert refused(LLAMA | {name: value}).startswith(f"{name} is {value!r}")
+
+
+@pytest.mark.parametrize("name", ["layer_norm_eps", "vision_select_layer", "mlp_layer_dropout", "mtp_hidden_size"])
+def test_the_last_word_or_the_part_of_a_key_says_that_it_is_no_size_of_a_layer(name):
+    assert shape_of(LLAMA | {name: 1e-5 if "eps" in name else 2}) == shape_of(LLAMA)
+
+
+@pytest.mark.parametrize("name", SPELLINGS["max_position_embeddings"])
+@pytest.mark.parametrize("value", [math.inf, math.nan, 1e30, 10**30, -1, "long"])
+def test_a_length_that_is_no_number_of_tokens_is_refused_by_name(name, value):
+    assert refused(LLAMA | {name: value}).startswith(f"{name} is ")
+
+
+@pytest.mark.parametrize("name", SPELLINGS["max_position_embeddings"])
+def test_a_length_counts_by_any_of_its_names(name):
+    config = {key: value for key, value in LLAMA.items() if key != "max_position_embeddings"}
+    assert shape_of(config | {name: 1000, "rope_scaling": None}).context_length == 1000
