@@ -177,11 +177,20 @@ def remarks(repeats: list[Record]) -> list[str]:
 def _too_long(repeats: list[Record]) -> str:
     """Say which requests did not fit the context, and what to do."""
     refused, cut = (sum(int(run.facts.get(name) or 0) for run in repeats) for name in ("refused", "cut"))
-    total, context = sum(len(run.requests) for run in repeats), int(repeats[0].facts["context"])
-    return (
-        f"requests beyond the context of {context:,} tokens end as in vLLM: refused {refused:,} of {total:,} (HTTP 400), cut "
-        f"{cut:,}; use --max-model-len or a model with a longer context, or --fail-on-too-long to refuse such a workload"
+    total, room = (
+        sum(len(run.requests) for run in repeats),
+        f"the context of {int(repeats[0].facts['context']):,} tokens",
     )
+    found = []
+    if refused:
+        do, were = ("does", "was") if refused == 1 else ("do", "were")
+        found.append(f"{refused:,} of {total:,} requests {do} not fit {room} and {were} refused (HTTP 400)")
+    if cut:
+        found.append(f"{cut:,} answer{' was' if cut == 1 else 's were'} cut" + f" at {room}" * (not refused))
+    found.append(
+        "use --max-model-len or a model with a longer context, or --fail-on-too-long to refuse such a workload"
+    )
+    return "; ".join(found)
 
 
 def _by_priority(repeats: list[Record]) -> list[str]:

@@ -41,6 +41,9 @@ from reports.tier_sizes import bases
 from reports.tiers import Hits, Saving
 from reports.verdict import verdict
 
+BEYOND = re.compile(r"maximum context length is \d+ tokens")
+"""What servers write, vLLM's too, to refuse a request that is longer than the context."""
+
 Table = dict[str, Floats]
 Figures = TypeVar("Figures", bound=msgspec.Struct)
 
@@ -312,14 +315,20 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def _counts(texts: list[Texts]) -> dict[str, int]:
-    """Count the values of a text column, without the empty ones; the first stands for those that differ in numbers only."""
+    """Count the values of a text column, without the empty ones; the first stands for its kind."""
     counts = Counter(text for each in texts for text in each if text)
     found: dict[str, tuple[str, int]] = {}
     for text, count in counts.items():
-        kind = re.sub(r"\d+", "0", text)
+        kind = _kind(text)
         first, before = found.get(kind, (text, 0))
         found[kind] = first, before + count
     return dict(found.values())
+
+
+def _kind(text: str) -> str:
+    """Return what is equal in texts that count as one: refusals beyond a context differ in the lengths of requests."""
+    refusal = BEYOND.search(text)
+    return text[: refusal.end()] if refusal else text
 
 
 def _by_request(repeats: list[Record], size: int) -> Table:

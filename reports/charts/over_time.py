@@ -37,7 +37,7 @@ def output_rate(requests: Requests, edges: Floats) -> Floats:
     """Return output tokens per second, assuming that each answer's tokens are evenly spaced."""
     known = requests.succeeded & ~(requests.first_token_s.mask | requests.last_token_s.mask)
     start, stop = requests.first_token_s.data[known], requests.last_token_s.data[known]
-    stop = np.maximum(stop, start + 1e-6)
+    stop = np.maximum(stop, start * (1 + 1e-9) + 1e-6)  # late times are too coarse for a fixed least width
     rate = requests.osl[known] / (stop - start)
     result: Floats = np.diff(_integral(start, rate, edges) - _integral(stop, rate, edges)) / np.diff(edges)
     return np.maximum(result, 0.0)

@@ -87,7 +87,9 @@ def test_one_line_says_how_many_were_refused_or_cut_and_the_way_out():
     [arm] = summarize([record]).arms.values()
     assert (arm.failed, list(arm.errors.values())) == (2, [2])
     [remark] = [each for each in arm.remarks if "context" in each]
-    assert "beyond the context of 128 tokens end as in vLLM: refused 2 of 4 (HTTP 400), cut 1" in remark
+    assert (
+        "2 of 4 requests do not fit the context of 128 tokens and were refused (HTTP 400); 1 answer was cut" in remark
+    )
     for way in ("--max-model-len", "a model with a longer context", "--fail-on-too-long"):
         assert way in remark
 
@@ -183,7 +185,7 @@ def test_the_commands_say_it(tmp_path):
     )
     done = dynabench(*simulated, "--out", tmp_path / "x")
     assert done.returncode == 0, done.stderr
-    assert "requests beyond the context of 4,096 tokens end as in vLLM: refused 1 of 2 (HTTP 400), cut 0" in done.stdout
+    assert "1 of 2 requests does not fit the context of 4,096 tokens and was refused (HTTP 400); use" in done.stdout
     summary = json.loads((tmp_path / "x" / "summary.json").read_text())
     assert summary["arms"]["random"]["failed"] == 1
     hard = dynabench(*simulated, "--fail-on-too-long", "--out", tmp_path / "y")

@@ -288,3 +288,13 @@ def test_without_tiers_there_is_no_chart_of_them():
     runs = [run("a", pools=busy(10.0)), run("b", pools=busy(8.0))]
     assert drawn("hits_by_tier", *runs) is None
     assert drawn("tier_savings", *runs) is None
+
+
+@pytest.mark.parametrize("late_s", [0.5, 5e3, 5e10])
+def test_answers_that_all_come_at_one_instant_count_however_late_it_is(late_s):
+    times = ("intended_s", "sent_s", "admitted_s", "first_byte_s", "first_token_s", "last_token_s", "done_s")
+    made = run(ttft=[0.0, 0.0], **{name: [late_s, late_s] for name in times})
+    edges = np.array([0.0, 0.9, 1.1, 2.0]) * late_s
+    with np.errstate(all="raise"):
+        rate = over_time.output_rate(made.requests, edges)
+    assert (rate * np.diff(edges)).tolist() == pytest.approx([0, 20, 0], rel=1e-3)

@@ -141,3 +141,22 @@ def test_a_remark_on_all_arms_is_made_once():
     assert of_each.startswith("each arm: its step times")
     assert [remark[:3] for remark in headline.remarks(summarize([known, *unknown]))] == ["b: ", "c: "]
     assert headline.remarks(summarize(unknown[:1]))[0].startswith("b: ")
+
+
+def test_errors_are_merged_only_if_they_refuse_requests_beyond_the_same_context():
+    beyond = "HTTP 400: this model's maximum context length is {} tokens; the request has {} prompt tokens"
+    errors = [
+        "HTTP 429: x",
+        "HTTP 500: x",
+        "HTTP 500: x",
+        beyond.format(64, 70),
+        beyond.format(64, 80),
+        beyond.format(32, 80),
+    ]
+    arm = summarize([run(ttft=[1.0] * 6, error=errors)]).arms["a"]
+    assert arm.errors == {
+        "HTTP 429: x": 1,
+        "HTTP 500: x": 2,
+        beyond.format(64, 70): 2,
+        beyond.format(32, 80): 1,
+    }

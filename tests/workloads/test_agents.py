@@ -100,7 +100,7 @@ def test_rows_of_version_1_that_wait_by_name_are_refused_not_sent_at_their_time(
         json.loads(line) | {"request_id": str(n), "wait_for": ["x"] * n}
         for n, line in enumerate(SAMPLES[name].splitlines() * 2)
     ]
-    with pytest.raises(WorkloadError, match="line 2: wait_for is of agentic Mooncake version 1"):
+    with pytest.raises(WorkloadError, match="line 2: wait_for belongs to agentic Mooncake version 1"):
         read(tmp_path, name, lines(*rows), format=name)
 
 
@@ -163,7 +163,7 @@ def test_a_child_starts_after_a_request_of_its_parent_which_goes_on_after_its_en
         ([end("a", 0, 1, hashes=(1,))], "20 tokens in blocks of 16 need 2 input_sequence_hashes, not 1"),
         ([end("a", 0, 1, session="p"), end("b", 5, 1, session="c", parent="p"), tool("x", None, "c")], "source_request_id 'x' is not a request of"),
         ([{"schema": "dynamo.request.trace.v1", "event_type": "request_end"}], "request must be an object"),
-        ([{"schema": "dynamo.request.trace.v1", "event_type": "tool_end"}], "no request_end"),
+        ([{"schema": "dynamo.request.trace.v1", "event_type": "tool_end"}], ": no request_end row gives trace_block_size$"),
     ],
 )  # fmt: skip
 def test_dynamo_traces_that_cannot_be_used_are_refused_with_their_place(tmp_path, rows, problem):
@@ -178,8 +178,43 @@ def test_failed_requests_of_a_dynamo_trace_and_other_events_are_counted(tmp_path
         end("b", 5, 1, tokens=None),
     ]
     assert read(tmp_path, "dynamo-trace", lines(*rows)).notes[1:] == (
-        "rows of other events than request_end, tool_end and tool_error left aside: 1",
+        "ignored rows of other events than request_end, tool_end and tool_error: 1",
         "rows without prompt or response tokens left out: 1",
+    )
+
+
+def test_a_child_whose_spawning_request_failed_waits_for_the_one_before_it(tmp_path):
+    rows = [
+        end("first", 1000, 100, session="p"),
+        end("failed", 1150, 10, session="p", tokens=0),
+        end("child", 1200, 50, session="c", parent="p"),
+        end("next", 1500, 10, session="p"),
+        tool("failed", "next", "c"),
+    ]
+    workload = read(tmp_path, "dynamo-trace", lines(*rows))
+    assert [after for _, after, _ in waits(workload)] == [(), (0,), (0, 1)]
+    assert workload.notes[1:] == ("rows without prompt or response tokens left out: 1",)
+
+
+def test_children_of_a_parent_that_has_no_requests_in_the_file_are_counted(tmp_path):
+    rows = [
+        end("child", 1200, 50, session="c", parent="elsewhere"),
+        end("failed", 1100, 9, session="q", tokens=0),
+        end("other child", 1300, 50, session="d", parent="q"),
+        end("failed child", 1400, 9, session="e", parent="elsewhere", tokens=0),
+    ]
+    workload = read(tmp_path, "dynamo-trace", lines(*rows))
+    assert [request.after for request in workload] == [(), ()]
+    assert "sessions whose parent has no requests in the file, sent at their own times: 2" in workload.notes
+
+
+def test_requests_of_a_dynamo_trace_without_an_end_are_counted(tmp_path):
+    row = end("a", 1000, None, session="s")
+    timed = end("b", 1500, None, session="s") | {"event_time_unix_ms": 1700}
+    workload = read(tmp_path, "dynamo-trace", lines(row, timed, end("c", 1800, 5, session="s")))
+    assert [round(delay, 6) for _, _, delay in waits(workload)] == [0.0, 0.5, 0.1]
+    assert workload.notes[1:] == (
+        "requests without total_time_ms or event_time_unix_ms, assumed to end when they begin: 1",
     )
 
 
@@ -190,6 +225,13 @@ def test_a_session_of_applied_compute_grows_by_answers_and_tool_results(tmp_path
     one, two, three = (r.hash_ids for r in workload)
     assert (one[0], two[0]) == (three[0], one[0])
     assert not set(one[1:]) & set(two)  # its last block was not full
+
+
+def test_answers_of_applied_compute_without_tokens_are_counted(tmp_path):
+    change = {"assistant_response_length": [0, 20], "final_assistant_response_length": 0}
+    workload = read(tmp_path, "applied-compute", lines(json.loads(SAMPLES["applied-compute"]) | change))
+    assert [(r.input_length, r.output_length) for r in workload] == [(700, 1), (1001, 20), (1621, 1)]
+    assert "calls without output, counted as 1 token: 2" in workload.notes
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from workloads.source import Source, objects_of
 SCHEMA, VERSION = "dynamo.agentic_mooncake", 2
 TRIGGERS = ("dispatch", "completion")
 TURNED = "priorities, of which the highest goes first in Dynamo: their signs are changed, so that the lowest does, as in vLLM"
-OTHER = "requests with strict_priority or policy_class, which only Dynamo's router knows: left aside"
+OTHER = "requests with strict_priority or policy_class, which only Dynamo's router knows: ignored"
 
 
 def _block_size(path: Path) -> int:

@@ -20,7 +20,7 @@ def _read(source: Source) -> Iterator[Request]:
     for session, row in enumerate(source.objects()):
         source.count(UNTIMED)
         before: Request | None = None
-        for length, output, delay_s in _turns(row):
+        for length, output, delay_s in _turns(row, source):
             if length > MAX_TOKENS:
                 raise row.fail(f"the session's prompt has grown to {length:,} tokens; the limit is {MAX_TOKENS:,}")
             ids = source.namer.unshared(length) if before is None else source.namer.extended(before, length)
@@ -30,15 +30,15 @@ def _read(source: Source) -> Iterator[Request]:
             number += 1
 
 
-def _turns(row: Row) -> Iterator[tuple[int, int, float]]:
+def _turns(row: Row, source: Source) -> Iterator[tuple[int, int, float]]:
     """Yield the prompt, answer and delay of each turn; the last has no tool call."""
     length, delay_s = row.count("input_prompt_length"), 0.0
     for turn in _tool_turns(row):
-        output = turn.count("assistant_response_length", least=0)
-        yield length, max(output, 1), delay_s
+        output = source.output(turn, "assistant_response_length")
+        yield length, output, delay_s
         length += output + turn.count("tool_call_output_length", least=0)
         delay_s = turn.seconds("tool_call_latency", unit="s")
-    yield length, max(row.count("final_assistant_response_length", least=0), 1), delay_s
+    yield length, source.output(row, "final_assistant_response_length"), delay_s
 
 
 def _tool_turns(row: Row) -> list[Row]:

@@ -15,13 +15,15 @@ from typing import Any
 
 from workloads.formats import graph
 from workloads.formats.format import Format
-from workloads.request import Request
+from workloads.request import Request, WorkloadError
 from workloads.row import Row
 from workloads.source import Source, objects_of
 
 SCHEMA = b"dynamo.request.trace.v1"
 TOOLS = ("tool_end", "tool_error")
-ASIDE = "rows of other events than request_end, tool_end and tool_error left aside"
+IGNORED = "ignored rows of other events than request_end, tool_end and tool_error"
+ENDLESS = "requests without total_time_ms or event_time_unix_ms, assumed to end when they begin"
+ORPHANED = "sessions whose parent has no requests in the file, sent at their own times"
 
 
 @dataclass(slots=True)
@@ -41,13 +43,15 @@ class _Call:
 
 def _block_size(path: Path) -> int:
     ends = (row for row in objects_of(path) if row.values.get("event_type") == "request_end")
-    first = next(ends, Row({}, f"{path}: no request_end"))
+    if (first := next(ends, None)) is None:
+        raise WorkloadError(f"{path}: no request_end row gives trace_block_size")
     return first.object("request").object("replay").count("trace_block_size")
 
 
 def _read(source: Source) -> Iterator[Request]:
     sessions: dict[str, list[_Call]] = {}
     parents: dict[str, str] = {}
+    failed: set[str] = set()
     alone: list[graph.Node] = []
     tools: list[Row] = []
     for row in source.objects():
@@ -55,13 +59,16 @@ def _read(source: Source) -> Iterator[Request]:
         if event in TOOLS:
             tools.append(row)
         elif event != "request_end":
-            source.count(ASIDE)
+            source.count(IGNORED)
         elif not row.has("agent_context"):
             alone += [call.node for call in _calls(row, "", source)]
         else:
             context = row.object("agent_context")
             session = context.text("session_id")
-            sessions.setdefault(session, []).extend(_calls(row, session, source))
+            calls = _calls(row, session, source)
+            sessions.setdefault(session, []).extend(calls)
+            if not calls:
+                failed.add(str(row.object("request").values.get("request_id")))
             if context.has("parent_session_id"):
                 parents.setdefault(session, context.text("parent_session_id"))
     for calls in sessions.values():
@@ -69,7 +76,9 @@ def _read(source: Source) -> Iterator[Request]:
     explicit = _explicit(tools)
     for child, parent in parents.items():
         if sessions[child] and sessions.get(parent):
-            _join(sessions[child], sessions[parent], explicit.get(child))
+            _join(sessions[child], sessions[parent], explicit.get(child), failed)
+        elif sessions[child]:
+            source.count(ORPHANED)
     nodes = alone + [call.node for calls in sessions.values() for call in calls]
     return graph.in_turn(nodes, source, is_recorded=True)
 
@@ -90,6 +99,8 @@ def _calls(row: Row, session: str, source: Source) -> list[_Call]:
     end_s = start_s + request.seconds("total_time_ms", default=0)
     if not request.has("total_time_ms"):
         end_s = row.seconds("event_time_unix_ms", default=start_s * 1000)
+        if not row.has("event_time_unix_ms"):
+            source.count(ENDLESS)
     sent = Request(start_s, *sizes, source.namer.renamed("", ids), session)
     return [_Call(graph.Node(request.text("request_id"), row, sent), start_s, end_s)]
 
@@ -108,23 +119,22 @@ def _explicit(tools: Sequence[Row]) -> dict[str, Row]:
     return {one.text("child_session_id"): one for one in told if one.has("child_session_id")}
 
 
-def _join(child: list[_Call], parent: list[_Call], said: Row | None) -> None:
+def _join(child: list[_Call], parent: list[_Call], said: Row | None, failed: set[str]) -> None:
     """Let a session start after the request that spawned it, and its parent go on after it has ended."""
     first, last = child[0], max(child, key=lambda call: call.end_s)
-    if said is None:
-        spawns = [call for call in parent if call.start_s <= first.start_s][-1:]
-        joins = [call for call in parent if call.start_s >= last.end_s][:1]
-    else:
-        spawns = _named(parent, said, "source_request_id")
-        joins = _named(parent, said, "consumer_request_id")
+    spawns = [call for call in parent if call.start_s <= first.start_s][-1:]
+    joins = [call for call in parent if call.start_s >= last.end_s][:1]
+    if said is not None:
+        spawns = _named(parent, said, "source_request_id", failed, spawns)
+        joins = _named(parent, said, "consumer_request_id", failed, joins)
     for spawn in spawns:
         first.wait_for(spawn)
     for join in joins:
         join.wait_for(last)
 
 
-def _named(calls: list[_Call], said: Row, name: str) -> list[_Call]:
-    """Return the request that a harness named, if it named one.
+def _named(calls: list[_Call], said: Row, name: str, failed: set[str], by_time: list[_Call]) -> list[_Call]:
+    """Return the request that a harness named, if it named one; if that one failed, the one that the times suggest.
 
     Raises:
         WorkloadError: it is not one of the parent's.
@@ -132,6 +142,8 @@ def _named(calls: list[_Call], said: Row, name: str) -> list[_Call]:
     if not said.has(name):
         return []
     found = [call for call in calls if call.node.name == said.text(name)]
+    if not found and said.text(name) in failed:
+        return by_time
     if not found:
         raise said.fail(f"{name} {said.text(name)!r} is not a request of the parent's session")
     return found

@@ -39,7 +39,9 @@ def refuse_waits(row: Row) -> None:
         WorkloadError: it does.
     """
     if row.values.get("wait_for"):
-        raise row.fail("wait_for is of agentic Mooncake version 1; dynabench reads version 2, which has dependencies")
+        raise row.fail(
+            "wait_for belongs to agentic Mooncake version 1; dynabench reads version 2, which has dependencies"
+        )
 
 
 def _is_like(first: dict[str, Any] | None, start: bytes) -> bool:
