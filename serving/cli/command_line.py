@@ -1,4 +1,4 @@
-"""What every command line needs: standard streams, groups of flags, and one-line error messages."""
+"""What every command line needs: standard streams, groups of flags, programs with help, and one-line error messages."""
 
 import os
 import sys
