@@ -6,9 +6,11 @@ vLLM's, SGLang's and TensorRT-LLM's own benchmarks.
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
 
-ANSWERS = {
-    # What a simulated engine does not do.
+from foundation.text import listed
+
+NOT_SIMULATED = {
     "speculative decoding is not simulated": """
         speculative-config speculative-model speculative-algorithm speculative-algo num-speculative-tokens
         speculative-num-steps speculative-eagle-topk speculative-num-draft-tokens speculative-draft-model-path
@@ -27,13 +29,15 @@ ANSWERS = {
         enforce-eager compilation-config cuda-graph-sizes cuda-graph-max-bs disable-cuda-graph enable-torch-compile
         attention-backend sampling-backend all2all-backend moe-runner-backend moe-backend enable-dbo enable-eplb
         use-cuda-graph""",
-    "only vLLM's scheduler is simulated; dynabench run measures other engines (--url, or --engine)": """
+    "only vLLM's scheduler is simulated; dynabench run measures other engines": """
         engine schedule-conservativeness num-continuous-decode-steps enable-mixed-chunk capacity-scheduler-policy""",
     "beam search is not simulated": "max-beam-width beam-width use-beam-search best-of",
+}
+"""Names of options, without their dashes, of what a simulated engine does not do, by what to say about them."""
+
+ANSWERS = {
     # The model and its GPUs.
     "use --model": "tokenizer-path hf-id model-id",
-    "token counts are those of the trace, so no tokenizer is needed (to count the tokens of texts: dynabench workload "
-    "convert --tokenizer)": "tokenizer tokenizer-mode processor processor-args tokenizer-revision",
     "only the sizes in the model's config.json are read; use --model": """
         trust-remote-code load-format download-dir revision hf-overrides""",
     "weights and activations are in the type of the model's config.json; use --quantization or --kv-cache-dtype": "dtype",
@@ -80,19 +84,6 @@ ANSWERS = {
         router-replica-sync router-snapshot-threshold router-reset-states sync-interval""",
     "use --planner-interval-s": "adjustment-interval throughput-adjustment-interval",
     # The workload.
-    "give the file as an argument: dynabench simulate FILE": """
-        input-file dataset dataset-path trace trace-file trace-path data custom-dataset-path""",
-    "the format is detected; use --format (dynabench workload formats lists them)": """
-        custom-dataset-type dataset-name trace-format""",
-    "make a workload first: dynabench workload synth --isl --osl --requests": """
-        isl osl synthetic-input-tokens-mean synthetic-input-tokens-stddev output-tokens-mean output-tokens-stddev
-        isl-stddev osl-stddev random-input-len random-output-len random-range-ratio input-len output-len max-input-len
-        random-input random-output sharegpt-output-len num-dataset-entries sequence-distribution""",
-    "make a workload first: dynabench workload synth --prefix-groups --prefix-blocks": """
-        random-prefix-len prefix-prompt-length num-prefix-prompts prefix-repetition-prefix-len prefix-repetition-num-prefixes
-        gsp-num-groups gsp-system-prompt-len shared-system-prompt-length""",
-    "make a workload first: dynabench workload synth --turns --think-time-s": """
-        conversation-num conversation-turn-mean conversation-turn-delay-mean num-turns session-turns-mean""",
     "use --max-requests": "num-prompts num-requests request-count n-requests",
     "use --duration-s": "benchmark-duration max-seconds max-duration",
     "use --rate with --arrival poisson, or --rate-scale for the trace's own arrivals": """
@@ -124,7 +115,26 @@ ANSWERS = {
     "answers of simulated engines are made up, so nothing parses them": """
         reasoning-parser tool-call-parser enable-auto-tool-choice chat-template""",
 }
-"""Names of options, without their dashes, by what to say about them."""
+"""The same of what there is under another name, with the flags of the same command."""
+
+WITH_COMMAND = {
+    "token counts are those of the trace, so no tokenizer is needed (to count the tokens of texts: dynabench workload "
+    "convert --tokenizer)": "tokenizer tokenizer-mode processor processor-args tokenizer-revision",
+    "give the file as an argument: dynabench simulate FILE": """
+        input-file dataset dataset-path trace trace-file trace-path data custom-dataset-path""",
+    "the format is detected; use --format (dynabench workload formats lists them)": """
+        custom-dataset-type dataset-name trace-format""",
+    "make a workload first: dynabench workload synth --isl --osl --requests": """
+        isl osl synthetic-input-tokens-mean synthetic-input-tokens-stddev output-tokens-mean output-tokens-stddev
+        isl-stddev osl-stddev random-input-len random-output-len random-range-ratio input-len output-len max-input-len
+        random-input random-output sharegpt-output-len num-dataset-entries sequence-distribution""",
+    "make a workload first: dynabench workload synth --prefix-groups --prefix-blocks": """
+        random-prefix-len prefix-prompt-length num-prefix-prompts prefix-repetition-prefix-len prefix-repetition-num-prefixes
+        gsp-num-groups gsp-system-prompt-len shared-system-prompt-length""",
+    "make a workload first: dynabench workload synth --turns --think-time-s": """
+        conversation-num conversation-turn-mean conversation-turn-delay-mean num-turns session-turns-mean""",
+}
+"""The same of what another command does, which the text names."""
 
 OF_COMMANDS = {
     "plan": {
@@ -153,16 +163,28 @@ OF_COMMANDS = {
 _FLAG = re.compile(r"--[a-z][\w-]+")
 
 
+class Answer(NamedTuple):
+    """What to say about an option, and the flags that a command needs for it."""
+
+    text: str
+    flags: tuple[str, ...] = ()
+    is_simulated: bool = True
+
+
 def _by_name(answers: Mapping[str, str]) -> dict[str, str]:
-    return {name: answer for answer, names in answers.items() for name in names.split()}
+    return {name: text for text, names in answers.items() for name in names.split()}
 
 
-KNOWN = _by_name(ANSWERS)
+KNOWN = {
+    **{name: Answer(text, (*_FLAG.findall(text),), False) for name, text in _by_name(NOT_SIMULATED).items()},
+    **{name: Answer(text, (*_FLAG.findall(text),)) for name, text in _by_name(ANSWERS).items()},
+    **{name: Answer(text) for name, text in _by_name(WITH_COMMAND).items()},
+}
 
 
 def of_setting(name: str, known: Collection[str]) -> str:
     """Return what to say about a setting of another tool that a file or an axis names; "" if none of those `known` is it."""
-    told = KNOWN.get(name.replace("_", "-"), "")
+    told = KNOWN.get(name.replace("_", "-"), Answer("")).text
     flags = _FLAG.findall(told)
     settings = {flag: flag.removeprefix("--").removeprefix("no-").replace("-", "_") for flag in flags}
     if flags and not set(settings.values()) & set(known):
@@ -179,11 +201,10 @@ def answer(option: str, command: str, own: Collection[str], everywhere: Callable
     if special := _by_name(OF_COMMANDS.get(command, {})).get(name):
         return special
     if known := KNOWN.get(name):
-        needed = [flag for flag in _FLAG.findall(known) if flag not in own and "dynabench" not in known]
-        if needed:
-            return f"{known} (of {_having(needed[0], everywhere())})"
-        is_of_engines = "--extra-engine-args" in own and "not simulated" in known
-        return known + ("; a real engine takes it in --extra-engine-args" if is_of_engines else "")
+        if lacking := [flag for flag in known.flags if flag not in own]:
+            return f"{known.text} (of {_having(lacking[0], everywhere())})"
+        is_of_engines = not known.is_simulated and "--extra-engine-args" in own
+        return known.text + "; a real engine takes it in --extra-engine-args" * is_of_engines
     having = _having(f"--{name}", everywhere())
     return f"it is an option of {having}" if having else ""
 
@@ -191,6 +212,4 @@ def answer(option: str, command: str, own: Collection[str], everywhere: Callable
 def _having(flag: str, everywhere: dict[str, set[str]]) -> str:
     """Return the commands that have a flag."""
     names = [command for command, flags in everywhere.items() if flag in flags]
-    return (
-        f"dynabench {', '.join(names[:-1])} {'and ' * (len(names) > 1)}{names[-1]}".replace("  ", " ") if names else ""
-    )
+    return f"dynabench {listed(names)}" if names else ""

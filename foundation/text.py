@@ -2,7 +2,7 @@
 
 import difflib
 import unicodedata
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 JOINERS = "\u200c\u200d"
 """Persian and Hindi words, and emoji made of several characters, need them."""
@@ -33,6 +33,11 @@ def shortened(text: str, most: int = 2000) -> str:
     """Leave out the middle of a text that nobody would read to its end."""
     half = most // 2
     return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Join words by commas, and the last by `and`."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def instead_of(word: str, known: Collection[str]) -> str:

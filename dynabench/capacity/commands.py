@@ -40,8 +40,6 @@ ELSEWHERE_SAID = ("kv_role", "kv_load_failure_policy", *OffloadConfig.__dataclas
 OF_CHUNKS = ("blocks_per_chunk", "eviction_policy", "store_threshold", "offload_prompt_only")
 DISK_FOLDER = "KV_FOLDER"
 """A placeholder for a folder on the disk."""
-AS_STORED = ("fp4", "int4")
-"""Weight formats that vLLM reads from the checkpoint, without a flag."""
 
 
 def deploy_commands(deployment: Deployment, file: str) -> list[str]:
@@ -75,11 +73,16 @@ def _of_timing(timing: TimingConfig) -> dict[str, Any]:
     found: dict[str, Any] = {"gpu_memory_utilization": timing.gpu_memory_utilization}
     if timing.enable_expert_parallel:
         found["enable_expert_parallel"] = True
-    if timing.quantization == "fp8" and _stored(timing) != "fp8":
+    if _is_quantized_on_loading(timing):
         found["quantization"] = "fp8"
-    if timing.kv_cache_dtype not in ("auto", "bfloat16"):
+    if timing.kv_cache_dtype != "auto":
         found["kv_cache_dtype"] = timing.kv_cache_dtype
     return found
+
+
+def _is_quantized_on_loading(timing: TimingConfig) -> bool:
+    """Say whether a flag gives the weights their type; vLLM makes only FP8, and only of weights in 16 bits."""
+    return timing.quantization == "fp8" and _stored(timing) in ("", "bfloat16")
 
 
 def _stored(timing: TimingConfig) -> str:
@@ -142,7 +145,7 @@ def _note(pool: Pool) -> str:
     parts.append(f"{count} {timing.gpu or 'GPU'} each")
     if pool.mocker.kv_disk_size:
         parts.append(f"{DISK_FOLDER} on a disk with {pool.mocker.kv_disk_size:g} GiB free: vLLM does not limit it")
-    if timing.quantization in AS_STORED and _stored(timing) != timing.quantization:
+    if timing.quantization not in (None, _stored(timing)) and not _is_quantized_on_loading(timing):
         parts.append(f"use a checkpoint with {timing.quantization} weights")
     return ", ".join(parts)
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from cyclopts import App, CycloptsError, UnknownOptionError
 
-from dynabench.cli.common import COMMON
+from dynabench.cli.questions import QUESTIONS
 from dynabench.elsewhere import answer
 from dynabench.interrupt import ASKING
 from dynabench.terminal import Terminal
@@ -65,8 +65,8 @@ app = CommandLine(
     default_parameter=PLAIN_DEFAULTS,
     version=version,
     version_flags=["--version"],
+    questions=QUESTIONS,
 )
-app.common = COMMON
 app.command(lambda: app.help_print([]), name=HELP_ALL, show=False)
 for name, (place, help) in COMMANDS.items():
     app.command(f"dynabench.cli.{place}", name=name, help=help, **({} if place.endswith("_app") else DOCSTRINGS))

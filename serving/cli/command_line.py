@@ -1,4 +1,4 @@
-"""What every command line needs: standard streams, groups of flags, and one-line error messages."""
+"""What every command line needs: standard streams, groups of flags, programs with help, and one-line error messages."""
 
 import os
 import sys
@@ -8,6 +8,8 @@ from cyclopts import CoercionError, Group, Parameter, UnusedCliTokensError
 
 from foundation.settings import expected, kinds
 from foundation.text import one_line
+from serving.cli.help import HELP_FLAGS, CommandLine
+from serving.cli.questions import QUESTIONS
 
 MAX_REASON = 4000
 """In characters: enough for a list of all settings."""
@@ -44,6 +46,19 @@ def version() -> str:
     from importlib import metadata  # takes a tenth of the start-up time
 
     return metadata.version("dynabench")
+
+
+def program(name: str, about: str, **options: Any) -> CommandLine:
+    """Return the command line of one of serving's programs."""
+    return CommandLine(
+        name=name,
+        help=about,
+        version=version,
+        help_flags=HELP_FLAGS,
+        default_parameter=PLAIN_DEFAULTS,
+        questions=QUESTIONS,
+        **options,
+    )
 
 
 def reason(error: Exception) -> str:

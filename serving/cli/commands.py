@@ -16,8 +16,7 @@ from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
 from foundation.exit_codes import INTERRUPTED, USAGE_ERROR
 from foundation.settings import changed
 from serving.cli.chat_client import AskError, ChatClient
-from serving.cli.command_line import flat, open_standard_streams, reason
-from serving.cli.common import program
+from serving.cli.command_line import flat, open_standard_streams, program, reason
 from serving.engines.echo import Echo
 from serving.engines.mock import EngineConfig, Mocker, TimingConfig, divide, refuse_idle_tiers
 from serving.engines.openai import OpenAiServer

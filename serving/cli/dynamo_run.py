@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from serving.cli.all_in_one import run_all_in_one
 from serving.cli.batch import is_answered
-from serving.cli.command_line import flat, version
+from serving.cli.command_line import flat, program, version
 from serving.cli.commands import (
     DisaggregationSettings,
     FrontendSettings,
@@ -24,8 +24,7 @@ from serving.cli.commands import (
     failing_in_one_line,
     split_arguments,
 )
-from serving.cli.common import program
-from serving.cli.help import HELP_FLAGS
+from serving.cli.help import HELP_ALL, HELP_FLAGS
 from serving.cli.job import AskConfig, Job, check_job, make
 from serving.cli.ways import (
     Batch,
@@ -92,6 +91,7 @@ def main(arguments: list[str] | None = None) -> None:
         words, engine_arguments = split_arguments(sys.argv[1:] if arguments is None else arguments)
         way_in, way_out, flags = split(words)
         if not words or set(words) & set(HELP_FLAGS) or all(word in ("-v", "-vv") for word in words):
+            app.shows_all = HELP_ALL in words
             app.help_print([])
             return
         if "--version" in words:

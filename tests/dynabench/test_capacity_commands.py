@@ -139,6 +139,8 @@ def test_host_memory_does_not_displace_what_hands_kv_over(role, kv_role):
         ("Qwen/Qwen3-235B-A22B-FP8", "fp8", None, False),
         ("meta-llama/Llama-3.1-70B", "fp4", None, True),
         ("meta-llama/Llama-3.1-70B", "bfloat16", None, False),
+        ("Qwen/Qwen3-235B-A22B-FP8", "bfloat16", None, True),
+        ("openai/gpt-oss-120b", "fp8", None, True),
     ],
 )
 def test_weights_are_quantized_on_loading_only_where_vllm_can_and_must(model, weights, flag, note):
@@ -146,6 +148,12 @@ def test_weights_are_quantized_on_loading_only_where_vllm_can_and_must(model, we
     assert flags(one).get("--quantization") == flag
     [line] = [line for line in deploy_commands(Deployment(pools=(one,)), "x") if line.startswith("vllm")]
     assert (f"use a checkpoint with {weights} weights" in line) is note
+
+
+@pytest.mark.parametrize("kv", ["bfloat16", "fp8"])
+def test_a_type_of_kv_that_was_asked_for_is_in_the_command_line_and_auto_is_left_to_the_engine(kv):
+    assert flags(pool(timing={"kv_cache_dtype": kv}))["--kv-cache-dtype"] == kv
+    assert "--kv-cache-dtype" not in flags(pool())
 
 
 def test_workers_of_both_roles_hand_kv_over():

@@ -9,16 +9,16 @@ import pytest
 from cyclopts import UnknownOptionError
 
 from dynabench.cli.app import app, unknown_option
-from dynabench.cli.common import COMMON
+from dynabench.cli.questions import QUESTIONS
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.file import from_plain
-from dynabench.elsewhere import ANSWERS, KNOWN, OF_COMMANDS
+from dynabench.elsewhere import ANSWERS, KNOWN, NOT_SIMULATED, OF_COMMANDS, WITH_COMMAND
 from dynabench.experiment.axes import read_axis
 from dynabench.experiment.head import head_of
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import Settings
 from dynabench.reference.command import all_commands
-from serving.cli import common
+from serving.cli import questions
 from serving.cli.help import MOST
 from serving.worker.config import WorkerConfig
 from tests.support.commands import dynabench, dynamo_run, run
@@ -57,12 +57,12 @@ def test_help_all_shows_every_option(command):
 @pytest.mark.parametrize("name", sorted(COMMANDS_BY_NAME))
 def test_a_command_with_many_options_answers_several_questions_and_others_show_all(name):
     num_lines = sum(len(settings) for settings in COMMANDS_BY_NAME[name].groups.values())
-    table = COMMON if name.startswith("dynabench") else common.COMMON
+    table = QUESTIONS if name.startswith("dynabench") else questions.QUESTIONS
     answered = [question for question, flags in table.items() if flags_of(name) & set(flags)]
     assert num_lines <= MOST or len(answered) >= 4
 
 
-@pytest.mark.parametrize("table", [COMMON, common.COMMON])
+@pytest.mark.parametrize("table", [QUESTIONS, questions.QUESTIONS])
 def test_each_common_option_exists(table):
     known = {flag for name in COMMANDS_BY_NAME for flag in flags_of(name)}
     assert {flag for flags in table.values() for flag in flags} - known == set()
@@ -82,6 +82,16 @@ def test_other_programs_have_both_lengths_of_help():
     assert "--constant-prefill-ms" not in text
 
 
+def test_the_length_of_help_is_that_which_the_words_ask_for(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["another-program", "--help-all"])
+    texts = []
+    for words in (["simulate", "--help-all"], ["simulate", "--help"]):
+        command, bound, _ = app.parse_args(words)
+        command(*bound.args, **bound.kwargs)
+        texts.append(capsys.readouterr().out)
+    assert ["--router-temperature" in text for text in texts] == [True, False]
+
+
 def test_help_all_of_the_program_lists_the_commands():
     assert dynabench("--help-all").stdout == dynabench("--help").stdout
 
@@ -98,6 +108,7 @@ def test_no_line_of_help_is_wider_than_a_narrow_terminal(command):
         ("simulate --speculative-config x", "--speculative-config; speculative decoding is not simulated"),
         ("sweep --enable_lora", "--enable_lora; LoRA adapters are not simulated"),
         ("run --enable-lora", "LoRA adapters are not simulated; a real engine takes it in --extra-engine-args"),
+        ("run --enforce-eager", "use --timing-file; a real engine takes it in --extra-engine-args"),
         (
             "simulate --engine sglang",
             "--engine; only vLLM's scheduler is simulated; dynabench run measures other engines",
@@ -133,8 +144,8 @@ def test_an_unknown_option_is_one_line():
 
 def test_each_option_that_an_answer_names_exists_and_is_given_one_answer():
     known = {flag for name in COMMANDS_BY_NAME for flag in flags_of(name)}
-    assert {flag for text in ANSWERS for flag in re.findall(r"--[a-z][\w-]+", text)} - known == set()
-    for table in (ANSWERS, *OF_COMMANDS.values()):
+    assert {flag for text in KNOWN.values() for flag in re.findall(r"--[a-z][\w-]+", text.text)} - known == set()
+    for table in (NOT_SIMULATED | ANSWERS | WITH_COMMAND, *OF_COMMANDS.values()):
         names = [name for names in table.values() for name in names.split()]
         assert len(names) == len(set(names))
 

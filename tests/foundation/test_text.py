@@ -1,4 +1,4 @@
-from foundation.text import one_line, printable
+from foundation.text import listed, one_line, printable
 
 
 def test_what_a_terminal_would_obey_is_spelled_out():
@@ -19,3 +19,7 @@ def test_a_line_is_the_beginning_of_a_text_bytes_or_an_error():
     assert one_line(b"\xffx" * 1000, 4) == "\ufffdx\ufffdx..."
     assert one_line(ValueError("bad\nvalue")) == "bad value"
     assert one_line(TimeoutError()) == "TimeoutError"
+
+
+def test_words_are_joined_by_commas_and_the_last_by_and():
+    assert [listed(["a", "b", "c"][:count]) for count in range(4)] == ["", "a", "a and b", "a, b and c"]

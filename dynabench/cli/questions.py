@@ -1,6 +1,6 @@
 """The options that `--help` shows, of the commands that have many; `--help-all` shows the others too."""
 
-COMMON = {
+QUESTIONS = {
     "Which router, and which settings?": ("--router-mode", "--vary", "--find", "--repeats"),
     "Which requests are sent?": ("--columns", "--max-requests", "--rate-scale", "--concurrency"),
     "To which workers?": (

@@ -1,11 +1,6 @@
 """The options that `--help` of serving's programs shows; `--help-all` shows the others too."""
 
-from typing import Any
-
-from serving.cli.command_line import PLAIN_DEFAULTS, version
-from serving.cli.help import HELP_FLAGS, CommandLine
-
-COMMON = {
+QUESTIONS = {
     "Which model?": ("--model-path", "--model-name", "--context-length"),
     "On which engine?": (
         "--model",
@@ -30,12 +25,3 @@ COMMON = {
     ),
 }
 """The options by the question that they answer, in the order of the help."""
-
-
-def program(name: str, about: str, **options: Any) -> CommandLine:
-    """Return a program's command line."""
-    made = CommandLine(
-        name=name, help=about, version=version, help_flags=HELP_FLAGS, default_parameter=PLAIN_DEFAULTS, **options
-    )
-    made.common = COMMON
-    return made
