@@ -3,7 +3,7 @@
 import difflib
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from foundation.text import printable
@@ -18,11 +18,16 @@ CLASS_ENDS = re.compile(
 
 def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the part that describes the language model."""
-    for name in TEXT:
-        part = config.get(name)
-        if isinstance(part, dict) and part:
-            return text_of(part)
-    return config
+    *_, text = parts_of(config)
+    return text
+
+
+def parts_of(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the file, and the parts in it that describe the language model, each in the one before it."""
+    yield config
+    text = next((config[name] for name in TEXT if isinstance(config.get(name), dict) and config[name]), None)
+    if text is not None:
+        yield from parts_of(text)
 
 
 def architecture_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:

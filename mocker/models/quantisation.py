@@ -6,6 +6,7 @@ Weights of few bits have a scale, and some a zero point, for each group of weigh
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from mocker.models.identity import parts_of
 from mocker.models.keys import shown
 from mocker.models.layers import BFLOAT16, WeightType
 from mocker.models.module_names import Matches, any_of, below, everything, matching, nothing
@@ -45,12 +46,12 @@ def quantisation_of(config: Mapping[str, Any], beside: Mapping[str, Any] | None 
     Raises:
         ValueError: its method is not known, or it is not what that method writes.
     """
-    text = config.get("text_config")
-    parts = [config, text] if isinstance(text, dict) else [config]
-    found = next(
-        (part[name] for part in parts for name in PLACES if isinstance(part.get(name), dict) and part[name]), None
+    parts = list(parts_of(config))
+    where, found = next(
+        ((name, part[name]) for part in parts for name in PLACES if part.get(name)), ("quantization_config", None)
     )
-    where = "quantization_config"
+    if found is not None and not isinstance(found, dict):
+        raise ValueError(f"{where} is {shown(found)}; expected an object with a quant_method")
     if found is None and beside is not None:
         where = "hf_quant_config.json"
         inner = beside.get("quantization")

@@ -14,7 +14,7 @@ from mocker.models.context import context_length
 from mocker.models.identity import architecture_of, instead_of, text_of
 from mocker.models.keys import Keys
 from mocker.models.kinds import CONV, FULL, HYBRID, LINEAR, NO_MIXER, STATES, num_layers
-from mocker.models.layers import FeedForward, Layer, Matrix, Mixer, WeightType
+from mocker.models.layers import BFLOAT16, FeedForward, Layer, Matrix, Mixer, WeightType
 from mocker.models.quantisation import PLAIN, Quantisation, quantisation_of
 
 
@@ -172,6 +172,8 @@ def shape_of(
         weight_block=quantisation.block,
         architecture=name,
     )
+    if quantisation.rules and all(matrix.weight == BFLOAT16 for matrix, _ in found.matrices):
+        raise ValueError("its quantization_config names no module of the model; remove it, and set --quantization")
     unread = keys.unread_sizes()
     if unread and read_as is None:
         raise ValueError(

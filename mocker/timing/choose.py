@@ -117,7 +117,9 @@ def _max_model_len(engine: EngineConfig, timing: TimingConfig) -> int | None:
     """
     context, given = _context_length(timing), engine.max_model_len
     if given is not None and context is not None and given > context and timing.timing_name == "roofline":
-        raise ValueError(f"max_model_len is {given:,}; expected at most {context:,}, the context length of {timing.model}")
+        raise ValueError(
+            f"max_model_len is {given:,}; expected at most {context:,}, the context length of {timing.model}"
+        )
     return given or context
 
 

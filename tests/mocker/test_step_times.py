@@ -359,6 +359,11 @@ def test_a_context_longer_than_the_models_is_refused_as_by_vllm():
 
 
 def test_the_longest_sequence_is_what_the_cache_holds_with_the_blocks_of_all_layers():
-    plain, windowed = roofline(num_gpu_blocks=100), roofline(num_gpu_blocks=100, model="openai/gpt-oss-120b", gpu="h200")
+    plain, windowed = (
+        roofline(num_gpu_blocks=100),
+        roofline(num_gpu_blocks=100, model="openai/gpt-oss-120b", gpu="h200"),
+    )
     assert plain.longest_sequence == plain.num_usable_tokens == 99 * 64
-    assert windowed.num_blocks_of(windowed.longest_sequence) <= 99 < windowed.num_blocks_of(windowed.longest_sequence + 1)
+    assert (
+        windowed.num_blocks_of(windowed.longest_sequence) <= 99 < windowed.num_blocks_of(windowed.longest_sequence + 1)
+    )
