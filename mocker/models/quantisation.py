@@ -129,8 +129,10 @@ def _compressed_tensors(found: Mapping[str, Any]) -> Quantisation:
 def _modelopt(found: Mapping[str, Any]) -> Quantisation:
     left_out = any_of(found.get("ignore") or found.get("exclude_modules") or [])
     layers = found.get("quantized_layers")
+    if not layers and not found.get("quant_algo"):  # only the KV cache is quantised
+        return Quantisation(kv_dtype=_kv(found))
     if not layers:
-        name = str(found.get("quant_algo"))
+        name = str(found["quant_algo"])
         return Quantisation((Rule(algorithm(name, found), everything),), left_out, _kv(found), _block(name))
     types = {name: algorithm(str(how.get("quant_algo")), how) for name, how in layers.items()}
     rules = [Rule(weight, _has(below(types), weight)) for weight in sorted(set(types.values()))]
@@ -192,7 +194,16 @@ def _auto_round(found: Mapping[str, Any]) -> Quantisation:
 
 
 def _mlx(found: Mapping[str, Any]) -> Quantisation:
-    """A scale and a bias of 16 bits for each group."""
+    """A scale and a bias of 16 bits for each group, unless `mode` names a format with its own.
+
+    Raises:
+        ValueError: modules have types of their own, which are not read.
+    """
+    own = next((name for name, value in found.items() if isinstance(value, dict)), None)
+    if own is not None:
+        raise ValueError(f"{own} has a type of its own; expected one for all modules")
+    if (mode := found.get("mode") or "affine") != "affine":
+        return Quantisation((Rule(algorithm(str(mode), found), everything),))
     return Quantisation((Rule(integer(int(found["bits"]), int(found.get("group_size") or 64), 32), everything),))
 
 
@@ -248,9 +259,10 @@ def _quark(found: Mapping[str, Any]) -> Quantisation:
     ]
     if (found.get("global_quant_config") or {}).get("weight") is not None:
         rules.append(Rule(_quark_type(found["global_quant_config"]), everything))
+    left_out = [name for name, how in (found.get("layer_quant_config") or {}).items() if how.get("weight") is None]
     kv = (found.get("global_quant_config") or {}).get("output_tensors") or found.get("kv_cache_quant_config")
     dtype = "fp8" if kv and "fp8" in str(kv) else "bfloat16"
-    return Quantisation(tuple(rules), any_of(found.get("exclude") or []), dtype)
+    return Quantisation(tuple(rules), any_of([*left_out, *(found.get("exclude") or [])]), dtype)
 
 
 def _quark_type(how: Mapping[str, Any]) -> WeightType:
