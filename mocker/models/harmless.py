@@ -1,11 +1,62 @@
 """The keys of config.json that change neither sizes nor what layers see."""
 
 OTHER_PARTS = frozenset(
-    ["vision", "visual", "image", "images", "video", "audio", "speech", "mm", "media", "vit", "talker", "mtp", "nextn", "eagle", "medusa", "draft", "assistant"]
+    [
+        "vision",
+        "visual",
+        "image",
+        "images",
+        "video",
+        "audio",
+        "speech",
+        "mm",
+        "media",
+        "vit",
+        "talker",
+        "mtp",
+        "nextn",
+        "eagle",
+        "medusa",
+        "draft",
+        "assistant",
+    ]
 )
 """First words of the keys of other parts of a model: other inputs and outputs, and layers that predict further tokens."""
 NO_SIZES = frozenset(
-    ["eps", "epsilon", "theta", "alpha", "beta", "bias", "dropout", "pdrop", "prob", "loss", "coef", "coeff", "coefficient", "std", "init", "gain", "seed", "clip", "clamp", "bound", "threshold", "limit", "limits", "softcapping", "softcap", "dtype", "fp32", "implementation", "impl", "backend", "id", "penalty"]
+    [
+        "eps",
+        "epsilon",
+        "theta",
+        "alpha",
+        "beta",
+        "bias",
+        "dropout",
+        "pdrop",
+        "prob",
+        "loss",
+        "coef",
+        "coeff",
+        "coefficient",
+        "std",
+        "init",
+        "gain",
+        "seed",
+        "clip",
+        "clamp",
+        "bound",
+        "threshold",
+        "limit",
+        "limits",
+        "softcapping",
+        "softcap",
+        "dtype",
+        "fp32",
+        "implementation",
+        "impl",
+        "backend",
+        "id",
+        "penalty",
+    ]
 )
 """Last words of keys that are no sizes, whatever they belong to: `layer_norm_eps`."""
 
