@@ -21,7 +21,7 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from mocker.models.catalog import find_model
-from mocker.models.quantisation import PLAIN
+from mocker.models.weight_types import PLAIN
 from mocker.timing.gpu import over_link
 
 SYSTEMS = {

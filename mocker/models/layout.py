@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from mocker.models.layers import FeedForward, Matrix
-from mocker.models.quantisation import PLAIN
 from mocker.models.shape import ModelShape
+from mocker.models.weight_types import NVFP4
 
 VOCABULARY_PADDING = 64
 SMALLEST_BLOCK = 32
@@ -129,7 +129,7 @@ def _blocked(shape: ModelShape) -> Iterator[tuple[str, int, int]]:
     matrices += [matrix for network, _ in shape.feed_forwards for matrix in network.matrices]
     for matrix in matrices:
         is_row, has_blocks = matrix.inputs.num_pieces > 1, _has_blocks(shape, matrix)
-        if is_row and (has_blocks or matrix.weight == PLAIN["fp4"]):
+        if is_row and (has_blocks or matrix.weight == NVFP4):
             block = shape.weight_block if has_blocks else NVFP4_GROUP
             yield f"inputs of {matrix.modules[0]}", matrix.inputs.size, block
         elif has_blocks and len(matrix.modules) == len(matrix.outputs) == 1 and matrix.outputs[0].num_pieces > 1:

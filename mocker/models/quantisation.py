@@ -7,12 +7,21 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from mocker.models.identity import parts_of
-from mocker.models.keys import shown
+from mocker.models.keys import MOST, shown, whole
 from mocker.models.layers import BFLOAT16, WeightType
 from mocker.models.module_names import Matches, any_of, below, everything, matching, nothing
-from mocker.models.weight_types import FP8, INT8, MXFP4, MXFP8, NVFP4, PLAIN, algorithm, integer, of_group, torchao_type
-
-__all__ = ["PLAIN", "Quantisation", "Rule", "quantisation_of"]
+from mocker.models.weight_types import (
+    FP8,
+    INT8,
+    MXFP4,
+    MXFP8,
+    NVFP4,
+    algorithm,
+    integer,
+    number,
+    of_group,
+    torchao_type,
+)
 
 
 class Rule(NamedTuple):
@@ -97,12 +106,20 @@ def _fp8(found: Mapping[str, Any]) -> Quantisation:
     if found.get("expert_dtype") == "fp4":
         rules.insert(0, Rule(MXFP4, _is_of_experts))
     left_out = found.get("ignored_layers") or found.get("modules_to_not_convert") or []
-    return Quantisation(tuple(rules), any_of(left_out), block=int((found.get("weight_block_size") or [0])[0]))
+    return Quantisation(tuple(rules), any_of(left_out), block=_side(found, "weight_block_size"))
+
+
+def _side(found: Mapping[str, Any], name: str) -> int:
+    """Return the side of the blocks that share a scale; 0: no blocks."""
+    sides = found.get(name) or [0]
+    if not isinstance(sides, list) or not 0 <= (whole(sides[0]) or 0) <= MOST or whole(sides[0]) is None:
+        raise ValueError(f"{name} is {shown(sides)}; expected two whole numbers")
+    return whole(sides[0]) or 0
 
 
 def _int4_experts(found: Mapping[str, Any]) -> Quantisation:
     plain = _fp8(found)
-    return plain._replace(rules=(Rule(integer(4, int(found.get("group_size") or 128)), _is_of_experts), *plain.rules))
+    return plain._replace(rules=(Rule(integer(4, number(found, "group_size") or 128), _is_of_experts), *plain.rules))
 
 
 def _is_of_experts(module: str) -> bool:
@@ -122,7 +139,7 @@ def _compressed_tensors(found: Mapping[str, Any]) -> Quantisation:
         named += [Rule(weight, any_of(names))] if names else []
         by_class += [Rule(weight, everything)] if len(names) < len(targets) else []
         if weights.get("strategy") == "block":
-            block = int((weights.get("block_structure") or [0])[0])
+            block = _side(weights, "block_structure")
     return Quantisation((*named, *by_class), any_of(found.get("ignore") or []), _kv(found), block)
 
 
@@ -135,10 +152,11 @@ def _modelopt(found: Mapping[str, Any]) -> Quantisation:
         name = str(found["quant_algo"])
         return Quantisation((Rule(algorithm(name, found), everything),), left_out, _kv(found), _block(name))
     types = {name: algorithm(str(how.get("quant_algo")), how) for name, how in layers.items()}
-    rules = [Rule(weight, _has(below(types), weight)) for weight in sorted(set(types.values()))]
+    of_module = below(types)
+    rules = [Rule(weight, _has(of_module, weight)) for weight in sorted(set(types.values()))]
     block = max([_block(str(how.get("quant_algo"))) for how in layers.values()])
     if "fp8" in str(found.get("quant_method")).lower():  # the rest is as in the checkpoint that it was made from
-        return Quantisation((*rules, Rule(FP8, everything)), nothing, _kv(found), int(_fp8(found).block or block))
+        return Quantisation((*rules, Rule(FP8, everything)), nothing, _kv(found), _fp8(found).block or block)
     return Quantisation(tuple(rules), nothing, _kv(found), block)
 
 
@@ -173,20 +191,20 @@ def _awq(found: Mapping[str, Any]) -> Quantisation:
 
 def _zeros(found: Mapping[str, Any]) -> WeightType:
     """Return whole numbers that have a zero point of their own width for each group."""
-    bits = int(found.get("bits") or found.get("w_bit") or 4)
-    return integer(bits, int(found.get("group_size") or found.get("q_group_size") or 128), 16 + bits)
+    bits = number(found, "bits", "w_bit", default=None)
+    return integer(bits, number(found, "group_size", "q_group_size") or 128, 16 + bits)
 
 
 def _auto_round(found: Mapping[str, Any]) -> Quantisation:
     """As GPTQ, or floats in groups; modules may have their own bits, and 16 leave them out."""
     data_type = str(found.get("data_type") or "int")
     plain = NVFP4 if "nv_fp" in data_type else MXFP4 if "mx_fp" in data_type else _zeros(found)
-    if "mx_fp" in data_type and int(found.get("bits") or 4) == 8:
+    if "mx_fp" in data_type and number(found, "bits") == 8:
         plain = MXFP8
     rules, left_out = [], list(found.get("modules_to_not_convert") or [])
     for name, own in (found.get("extra_config") or {}).items():
         pattern = f"re:{name}" if any(sign in name for sign in "*|([") else name
-        if int(own.get("bits") or 16) >= 16:
+        if number(own, "bits", default=16) >= 16:
             left_out.append(pattern)
         else:
             rules.append(Rule(_zeros({**found, **own}), any_of([pattern])))
@@ -204,7 +222,9 @@ def _mlx(found: Mapping[str, Any]) -> Quantisation:
         raise ValueError(f"{own} has a type of its own; expected one for all modules")
     if (mode := found.get("mode") or "affine") != "affine":
         return Quantisation((Rule(algorithm(str(mode), found), everything),))
-    return Quantisation((Rule(integer(int(found["bits"]), int(found.get("group_size") or 64), 32), everything),))
+    return Quantisation(
+        (Rule(integer(number(found, "bits", default=None), number(found, "group_size") or 64, 32), everything),)
+    )
 
 
 def _mxfp4(found: Mapping[str, Any]) -> Quantisation:
@@ -267,15 +287,14 @@ def _quark(found: Mapping[str, Any]) -> Quantisation:
 
 def _quark_type(how: Mapping[str, Any]) -> WeightType:
     weight = how["weight"][0] if isinstance(how["weight"], list) else how["weight"]
-    name, size = str(weight.get("dtype")), int(weight.get("group_size") or 0)
-    kind, bits = (
-        ("float" if name.startswith("fp") else "int"),
-        int("".join([c for c in name.partition("_")[0] if c.isdigit()])),
-    )
+    name, size = str(weight.get("dtype")), number(weight, "group_size")
+    kind, digits = "float" if name.startswith("fp") else "int", "".join(filter(str.isdecimal, name.partition("_")[0]))
+    if not digits:
+        raise ValueError(f"dtype is {shown(name)}; expected one such as fp8_e4m3 or int4")
     strategy = "group" if "group" in str(weight.get("qscheme")) else "tensor"
     group = {
         "type": kind,
-        "num_bits": bits,
+        "num_bits": int(digits[:3]),
         "strategy": strategy,
         "group_size": size,
         "symmetric": weight.get("symmetric", True),

@@ -15,7 +15,8 @@ from mocker.models.identity import architecture_of, instead_of, text_of
 from mocker.models.keys import Keys
 from mocker.models.kinds import CONV, FULL, HYBRID, LINEAR, NO_MIXER, STATES, num_layers
 from mocker.models.layers import BFLOAT16, FeedForward, Layer, Matrix, Mixer, WeightType
-from mocker.models.quantisation import PLAIN, Quantisation, quantisation_of
+from mocker.models.quantisation import Quantisation, quantisation_of
+from mocker.models.weight_types import PLAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mocker.models.keys import shown, whole
+from mocker.models.keys import MOST, shown, whole
 from mocker.models.layers import BFLOAT16, WeightType
 
 PLAIN = {
@@ -14,12 +14,25 @@ PLAIN = {
     "fp4": WeightType("fp4", 0.5625, "fp4"),
 }
 """The types that a setting can ask for; the 4-bit ones with a scale of 8 bits for every 16 weights."""
-FP8, INT8 = PLAIN["fp8"], PLAIN["int8"]
-NVFP4 = WeightType("fp4", 0.5 + 1 / 16, "fp4")
+FP8, INT8, NVFP4 = PLAIN["fp8"], PLAIN["int8"], PLAIN["fp4"]
 MXFP4 = WeightType("fp4", 0.5 + 1 / 32, "fp4")
 MXFP8 = WeightType("fp8", 1.0 + 1 / 32, "fp8")
 UNPACKED = "bfloat16"
 """Computed in 16 bits: the weights are unpacked on the way."""
+
+
+def number(found: Mapping[str, Any], *names: str, default: int | None = 0) -> int:
+    """Return the whole number that the first of several names gives.
+
+    Raises:
+        ValueError: it is no such number, or is missing and has no default.
+    """
+    name, value = next(((name, found[name]) for name in names if found.get(name) is not None), ("", default))
+    if not name and default is None:
+        raise ValueError(f"it lacks {names[0]}")
+    if (count := whole(value)) is None or not -1 <= count <= MOST:
+        raise ValueError(f"{name} is {shown(value)}; expected a whole number")
+    return count
 
 
 def integer(bits: int, group_size: int, scale_bits: float = 16) -> WeightType:
@@ -28,7 +41,7 @@ def integer(bits: int, group_size: int, scale_bits: float = 16) -> WeightType:
     Raises:
         ValueError: they have no such number of bits.
     """
-    if not 1 <= bits <= 8:
+    if bits not in (2, 3, 4, 8):
         raise ValueError(f"its weights have {bits} bits; expected 2, 3, 4 or 8")
     scale = scale_bits / 8 / group_size if group_size > 0 else 0.0
     return WeightType("int4" if bits <= 4 else "int8", bits / 8 + scale, UNPACKED)
@@ -40,7 +53,7 @@ def of_group(weights: Mapping[str, Any], *, is_weight_only: bool) -> WeightType:
     Raises:
         ValueError: it is not known.
     """
-    bits, size = whole(weights.get("num_bits")), int(weights.get("group_size") or 0)
+    bits, size = number(weights, "num_bits"), number(weights, "group_size")
     kind, is_grouped = weights.get("type", "int"), size > 0 and "group" in str(weights.get("strategy") or "group")
     match kind, bits:
         case _, 16:
@@ -66,7 +79,7 @@ def algorithm(name: str, found: Mapping[str, Any]) -> WeightType:
     Raises:
         ValueError: it is not known.
     """
-    plain, size = name.upper(), int(found.get("group_size") or 0)
+    plain, size = name.upper(), number(found, "group_size")
     if "NVFP4" in plain:
         return WeightType("fp4", 0.5 + 1 / (size or 16), UNPACKED if plain.startswith("W4A16") else "fp4")
     if "MXFP4" in plain:
@@ -90,7 +103,7 @@ def torchao_type(how: Mapping[str, Any]) -> WeightType:
     Raises:
         ValueError: it is not known.
     """
-    name, size = str(how.get("_type")), int((how.get("_data") or {}).get("group_size") or 0)
+    name, size = str(how.get("_type")), number(how.get("_data") or {}, "group_size")
     plain = name.lower().replace("_", "")
     if "int4weight" in plain:
         return integer(4, size or (128 if "int4weightonly" in plain else 32), 32)

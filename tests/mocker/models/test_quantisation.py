@@ -1,5 +1,7 @@
 """Types of weights: what each format says of each module, and sizes of published checkpoints."""
 
+import re
+
 import pytest
 
 from mocker.models.catalog import find_model, model_configs
@@ -208,3 +210,40 @@ def test_what_a_format_does_not_write_is_refused_in_a_line(method, value):
         ValueError, match=f"quantization_config.*{method}|{method}.*quantization_config|quantization_config"
     ):
         quantisation_of({"quantization_config": config})
+
+
+@pytest.mark.parametrize("bits", [1, 5, 6, 7, 9, 0, -1])
+def test_weights_of_other_bits_than_are_known_are_refused(bits):
+    with pytest.raises(ValueError, match=f"have {bits} bits; expected 2, 3, 4 or 8"):
+        types(GPTQ | {"bits": bits}, QUERY)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (GPTQ | {"bits": "four"}, "gptq: bits is 'four'; expected a whole number"),
+        (GPTQ | {"bits": True}, "gptq: bits is True; expected a whole number"),
+        (GPTQ | {"group_size": 1.5}, "gptq: group_size is 1.5; expected a whole number"),
+        ({"quant_method": "gptq", "group_size": 128}, "gptq: it lacks bits"),
+        ({"quant_method": "awq", "w_bit": "x"}, "awq: w_bit is 'x'; expected a whole number"),
+        ({"bits": "x"}, "mlx: bits is 'x'; expected a whole number"),
+        (compressed(group("x", "int")), "compressed-tensors: num_bits is 'x'; expected a whole number"),
+        ({"quant_method": "fp8", "weight_block_size": ["x", 1]}, "fp8: weight_block_size is ['x', 1]; expected two"),
+        ({"quant_method": "w4afp8", "group_size": "x"}, "w4afp8: group_size is 'x'; expected a whole number"),
+        (
+            {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": "x"},
+            "modelopt: group_size is 'x'; expected",
+        ),
+        (
+            {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "strange"}}},
+            "quark: dtype is 'strange'; expected one such as",
+        ),
+        (
+            {"quant_method": "torchao", "quant_type": "int8_weight_only", "quant_type_kwargs": {"group_size": "x"}},
+            "torchao: group_size is 'x'; expected a whole number",
+        ),
+    ],
+)
+def test_a_number_of_a_format_that_is_none_is_refused_by_name(config, message):
+    with pytest.raises(ValueError, match=re.escape(f"quantization_config of {message}")):
+        types(config, QUERY)
