@@ -140,10 +140,8 @@ def subtitle_of(
     if settings.url:
         what = masked(settings.url)
     load = settings.load
-    closed = ""
-    if load.concurrency or load.session_concurrency:
-        count, noun = (load.concurrency, "request") if load.concurrency else (load.session_concurrency, "session")
-        closed = f", {_counted(count, noun)} at a time"
+    limits = ((load.concurrency, "request"), (load.session_concurrency, "session"))
+    closed = next((f", {_counted(count, noun)} at a time" for count, noun in limits if count), "")
     return (
         f"{_counted(len(workload), 'request')} on {what}{closed}, {how}; {_ends(workload, arms)}; "
         f"{_counted(experiment.repeats, 'run')} per arm, seed {experiment.seed}{notes}"
