@@ -99,15 +99,6 @@ class Row:
             raise self.fail(f"{name} must be text, not {short(value)}" if name in self.values else f"{name} is missing")
         return value
 
-    def timing(self, before: int | None) -> tuple[float, tuple[int, ...], float]:
-        """Return when a turn arrives, what it waits for, and its delay, from aiperf's `timestamp` and `delay` (ms)."""
-        arrival_s = self.seconds("timestamp", default=0)
-        delays = ("delay", "delay_ms")  # Dynamo allows either name
-        is_scheduled = self.has("timestamp") and not any(self.has(name) for name in delays)
-        if before is None or is_scheduled:
-            return arrival_s, (), 0.0
-        return arrival_s, (before,), self.seconds(*delays, default=0)
-
     def object(self, name: str) -> "Row":
         """Return an object inside this one."""
         value = self.values.get(name)

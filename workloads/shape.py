@@ -13,6 +13,9 @@ from workloads.request import Ends, Request, Workload, WorkloadError, select
 from workloads.row import check_span
 from workloads.thin import thin
 
+UNIT_SCALES = (SECONDS_AS_MS, MS_AS_SECONDS) = (0.001, 1000)
+"""Rate scales that correct times in seconds that were read as milliseconds, and the other way round."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeConfig:
@@ -91,7 +94,7 @@ def shape(workload: Workload, config: ShapeConfig, *, seed: int = 0) -> Workload
         workload = thin(workload, config.thin, seed)
     if config.isl_scale != 1 or config.osl_scale != 1:
         workload = scale_lengths(workload, config.isl_scale, config.osl_scale)
-    requests, notes = workload.requests, list(workload.notes)
+    requests, notes = workload.requests, [note for note in workload.notes if not _is_answered(note, config)]
     if config.ends is not None:
         requests = [msgspec.structs.replace(request, ends=config.ends) for request in requests]
     if config.spread_ticks:
@@ -123,6 +126,17 @@ def shape(workload: Workload, config: ShapeConfig, *, seed: int = 0) -> Workload
         ]
     check_span(workload.name, max(request.arrival_s for request in requests))
     return replace(workload, requests=requests, notes=tuple(notes))
+
+
+def unit_hint(scale: float) -> str:
+    """Return how a note that asks for the unit of times ends."""
+    return f"if so, use --rate-scale {scale:g}"
+
+
+def _is_answered(note: str, config: ShapeConfig) -> bool:
+    """Return whether a note asks for the unit of times, and these settings correct it or replace the times."""
+    scales = UNIT_SCALES if config.arrival else (config.rate_scale,)
+    return note.endswith(tuple(map(unit_hint, scales)))
 
 
 def scale_lengths(workload: Workload, isl: float, osl: float) -> Workload:

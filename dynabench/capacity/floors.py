@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dynabench.deployment.engines import answered, check_fits, engines_of, longest_request
+from dynabench.deployment.engines import answered, check_fits, engines_of, max_model_len_of
 from dynabench.deployment.prefill import prefill_s
 from dynabench.experiment.bounds import token_s
 from dynabench.experiment.source import Source
@@ -51,7 +51,7 @@ def floor_of(settings: Settings, source: Source, limits: Sequence[Condition]) ->
             check_fits(workload, engine, fail_on_too_long=settings.load.fail_on_too_long)
     except (ValueError, WorkloadError) as error:
         return Floor(impossible=str(error))
-    context = longest_request(engines)
+    context = max_model_len_of(engines)
     workload = answered(workload, context)
     if not len(workload):
         return Floor(impossible=f"every request is longer than the context of {context:,} tokens (max_model_len)")

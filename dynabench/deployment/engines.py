@@ -138,7 +138,7 @@ def context_of(engines: Iterable[SimulatedEngine]) -> int:
     )
 
 
-def longest_request(engines: Iterable[SimulatedEngine]) -> int | None:
+def max_model_len_of(engines: Iterable[SimulatedEngine]) -> int | None:
     """Return the tokens of the longest request that every engine takes, prompt and output together (None: no limit)."""
     return min((engine.config.max_model_len for engine in engines if engine.config.max_model_len), default=None)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dynabench.deployment.engines import answered, engines_of, longest_request
+from dynabench.deployment.engines import answered, engines_of, max_model_len_of
 from dynabench.deployment.prefill import prefill_s
 from dynabench.plan import Arm
 from mocker.offload.config import HostMemory
@@ -81,7 +81,7 @@ def bounds_of(arms: Sequence[Arm], source: Callable[[ShapeConfig], Workload]) ->
         if load.is_closed or source(shape).has_dependencies or any(engine.config.kv_role for engine in engines):
             times.append(None)
             continue
-        prompts = prompts_of(shape, load, engines[0].config.block_size, longest_request(engines))
+        prompts = prompts_of(shape, load, engines[0].config.block_size, max_model_len_of(engines))
         tiers = tiers_of(engines)
         if not prompts.is_counted.any():
             return Bounds()

@@ -140,14 +140,16 @@ def subtitle_of(
     if settings.url:
         what = masked(settings.url)
     load = settings.load
-    closed = ""
-    if load.concurrency or load.session_concurrency:
-        kind = f"{load.concurrency} requests" if load.concurrency else f"{load.session_concurrency} sessions"
-        closed = f", {kind} at a time"
+    limits = ((load.concurrency, "request"), (load.session_concurrency, "session"))
+    closed = next((f", {_counted(count, noun)} at a time" for count, noun in limits if count), "")
     return (
-        f"{len(workload):,} requests on {what}{closed}, {how}; {_ends(workload, arms)}; "
-        f"{experiment.repeats} run{'s' * (experiment.repeats > 1)} per arm, seed {experiment.seed}{notes}"
+        f"{_counted(len(workload), 'request')} on {what}{closed}, {how}; {_ends(workload, arms)}; "
+        f"{_counted(experiment.repeats, 'run')} per arm, seed {experiment.seed}{notes}"
     )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 AT_LENGTHS = " (simulated ones at the workload's lengths)"
@@ -180,9 +182,10 @@ def _workers(deployment: Deployment) -> str:
         return f"{deployment.num_workers} engines ({parts})"
     (pool,) = deployment.pools
     if not pool.runs_model:
-        return f"{pool.replicas} simulated engine{'s' * (pool.replicas != 1)}"
+        return _counted(pool.replicas, "simulated engine")
     facts = described_engine(pool)
-    return f"{pool.replicas} {facts['name']} {facts['version']} workers with {facts['model']}"
+    kind = f"{facts['name']} {facts['version']} worker"
+    return f"{_counted(pool.replicas, kind)} with {facts['model']}"
 
 
 def now() -> datetime.datetime:

@@ -22,7 +22,7 @@ def _reasons(clock: str, workload: Workload, deployments: Sequence[Deployment]) 
     elif not workload.has_priorities and "priority" in policies:
         yield (
             "scheduling_policy priority orders requests by arrival, as fcfs does, because all have the same priority "
-            "(docs/workloads.md says how to give them one)"
+            "(`dynabench workload synth --priority-levels 2` makes some with two)"
         )
     if len({deployment.router_mode for deployment in deployments}) > 1 and all(map(_is_one_rank, deployments)):
         yield "with one worker, router modes differ at most in how long requests wait at the router"

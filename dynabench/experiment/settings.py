@@ -59,7 +59,7 @@ class ExperimentConfig:
 
     columns: str | None = None
     """Columns of a CSV, JSONL or Parquet log: arrival=ts,input=prompt_tokens,output=completion_tokens, and optionally
-    session= and hash_ids=; arrival=ts:ms sets the unit of times (s, ms, us, ns)."""
+    session=, hash_ids= and priority=; arrival=ts:ms sets the unit of times (s, ms, us, ns)."""
 
     trace_block_size: Count | None = None
     """Tokens each hash id of the workload stands for (default: the format's)."""

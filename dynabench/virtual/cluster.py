@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from dynabench.deployment.engines import SimulatedPool, context_of, longest_request, refusal_of
+from dynabench.deployment.engines import SimulatedPool, context_of, max_model_len_of, refusal_of
 from dynabench.deployment.fleet import FleetConfig
 from dynabench.deployment.overhead import Overhead
 from dynabench.deployment.transfer import TransferConfig
@@ -113,7 +113,7 @@ class Cluster:
         self._sources = SourceColumns(engines, self.log)
         present = [pool.engine for pool in pools if pool.replicas]
         self._context = context_of(present)
-        self.longest = longest_request(present)
+        self.longest = max_model_len_of(present)
         """Tokens of the longest request that they take, prompt and output together, if there is a limit."""
         self.num_refused = 0
         """Requests that are too long for the engines."""

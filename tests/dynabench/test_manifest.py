@@ -8,7 +8,7 @@ import pytest
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.arms import comparison_of
-from dynabench.experiment.manifest import manifest_of
+from dynabench.experiment.manifest import manifest_of, subtitle_of
 from dynabench.experiment.run import run_experiment
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import load_workload
@@ -19,6 +19,7 @@ from foundation.errors import UserError
 from mocker.timing.config import TimingConfig
 from serving.runtime.config import RuntimeConfig
 from tests.support.servers import free_port
+from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
 
@@ -81,6 +82,16 @@ def test_results_say_how_answers_were_to_end(ends, said, counts):
     manifest = manifest_of("virtual", (), workload, experiment, settings, comparison_of(experiment, settings).arms, [])
     assert said in manifest["subtitle"]
     assert manifest["workload"]["ends"] == counts
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "1 request on "), (2, "2 requests on ")])
+def test_results_say_how_many_requests_there_were(count, said):
+    experiment, shape = ExperimentConfig(router_mode=("kv",)), ShapeConfig(max_requests=count)
+    settings = Settings(shape=shape, load=LoadConfig(concurrency=1))
+    workload, arms = load_workload((), None, shape, 0), comparison_of(experiment, settings).arms
+    subtitle = subtitle_of("virtual", workload, experiment, settings, arms)
+    assert subtitle.startswith(said)
+    assert ", 1 request at a time, " in subtitle
 
 
 LLAMA = TimingConfig(model="meta-llama/Llama-3.1-70B", gpu="h100", tensor_parallel_size=4, quantization="fp8")

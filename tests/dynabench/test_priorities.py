@@ -47,6 +47,12 @@ def test_what_priorities_cannot_change_is_said(clock, priorities, engines, said)
     assert (said in found["No effect"]) if said else not found
 
 
+def test_the_way_to_priorities_is_a_command_not_a_file_of_the_checkout():
+    said = no_effect("virtual", workload(1, 1), [deployed(engine=PRIORITY)])["No effect"]
+    assert "`dynabench workload synth --priority-levels 2` makes some with two" in said
+    assert "docs/" not in said
+
+
 def test_router_modes_of_one_worker_are_said_to_be_alike():
     one, two = ([deployed(mode, workers=count) for mode in ("kv", "random")] for count in (1, 2))
     assert "with one worker, router modes differ at most" in no_effect("virtual", workload(0), one)["No effect"]

@@ -4,6 +4,7 @@ import json
 import pytest
 
 from workloads import Request, WorkloadError, formats
+from workloads.shape import ShapeConfig, shape
 
 ROW = {"timestamp": 1000, "input_length": 700, "output_length": 5, "hash_ids": [0, 1]}
 
@@ -126,6 +127,14 @@ def test_times_that_are_surely_seconds_are_noted(tmp_path):
     assert note.startswith("101 requests in 0.10 s: are these seconds?")
     for likely in (whole[:5], [ROW | {"timestamp": 10.5 * n} for n in range(9)], [ROW, ROW]):
         assert not formats.read(write(tmp_path / "c", *likely)).notes
+
+
+def test_the_question_about_the_unit_of_times_ends_with_its_answer(tmp_path):
+    workload = formats.read(write(tmp_path / "a", *({**ROW, "timestamp": time} for time in (0.0, 0.35, 0.91))))
+    for answer in (ShapeConfig(rate_scale=0.001), ShapeConfig(arrival="poisson", rate=1.0)):
+        assert not any("?" in note for note in shape(workload, answer).notes)
+    for none in (ShapeConfig(rate_scale=2), ShapeConfig(max_requests=3)):
+        assert any("are these seconds?" in note for note in shape(workload, none).notes)
 
 
 def test_times_in_seconds_that_are_surely_milliseconds_are_noted(tmp_path):

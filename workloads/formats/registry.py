@@ -34,6 +34,7 @@ from workloads.formats import (
 from workloads.formats.columns import columns as columns_format
 from workloads.formats.format import Format
 from workloads.request import Request, Workload, WorkloadError, in_order
+from workloads.shape import MS_AS_SECONDS, SECONDS_AS_MS, unit_hint
 from workloads.source import Source, files_of, first_object, header
 
 FORMATS: dict[str, Format] = {
@@ -171,9 +172,9 @@ def _doubts(requests: list[Request], unit: str | None) -> list[str]:
     shown = f"{len(times):,} requests in {span:,.2f} s: are these"
     is_rounded = all(round(time * 1000, 6).is_integer() for time in times)
     if unit == "ms" and gaps / span > FASTEST and (gaps >= MANY or not is_rounded):
-        return [f"{shown} seconds? They were read as ms; if so, use --rate-scale 0.001"]
+        return [f"{shown} seconds? They were read as ms; {unit_hint(SECONDS_AS_MS)}"]
     if unit == "s" and span / gaps > SLOWEST_S:
-        return [f"{shown} milliseconds? They were read as s; if so, use --rate-scale 1000"]
+        return [f"{shown} milliseconds? They were read as s; {unit_hint(MS_AS_SECONDS)}"]
     return []
 
 
