@@ -22,8 +22,8 @@ from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
 SHARE = struct.Struct("d")
-ASKING = (signal.SIGINT, signal.SIGTERM)
-"""Signals that ask to end."""
+ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask to end; the last comes from a terminal that is closed, unless `nohup` ignores it."""
 
 TOGETHER_S = 0.1
 """Within which signals count as one: `timeout` sends its signal to the process, and then to the group."""
@@ -195,8 +195,13 @@ def noted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _handled(handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]]) -> Iterator[None]:
-    """Handle signals in this way, unless somebody changes that meanwhile."""
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    """Handle signals in this way, unless somebody changes that meanwhile, or `nohup` ignores them."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    before = {
+        number: signal.signal(number, handler)
+        for number, handler in handlers.items()
+        if not (is_ignored and number == signal.SIGHUP)
+    }
     try:
         yield
     finally:

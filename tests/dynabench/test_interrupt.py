@@ -485,3 +485,15 @@ def test_no_interrupt_reaches_a_process_that_simulates_from_its_start_on():
         masks = [mask for _, mask in in_parallel(calls, 2, interrupt=interrupt)]
     for number in (signal.SIGINT, signal.SIGTERM):
         assert [bool(mask & 1 << (number - 1)) for mask in masks] == [True] * 4
+
+
+@pytest.mark.parametrize(("handler", "is_asked"), [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])
+def test_a_terminal_that_is_closed_asks_to_end_unless_nohup_ignores_that(handler, is_asked):
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        with Interrupt() as interrupt, noted():
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert interrupt.is_asked is is_asked
+        assert signal.getsignal(signal.SIGHUP) is handler
+    finally:
+        signal.signal(signal.SIGHUP, before)
