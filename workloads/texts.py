@@ -57,35 +57,6 @@ def body_request(source: Source, row: Row) -> Request:
     raise row.fail("messages or prompt is missing")
 
 
-def turn_request(source: Source, row: Row, *, history: str = "", session: str, before: int | None) -> Request:
-    """Make a request from a turn of aiperf, which waits for the request `before`, if any."""
-    arrival_s, after, delay_s = row.timing(before)
-    return request(
-        source,
-        row,
-        turn_text(row),
-        history=history,
-        arrival_s=arrival_s,
-        session=session,
-        after=after,
-        delay_s=delay_s,
-    )
-
-
-def turn_text(row: Row) -> str:
-    """Return the text of a turn of aiperf."""
-    texts = row.values.get("texts")
-    if not isinstance(texts, list):
-        return row.text("text")
-    parts: list[Any] = []
-    for text in texts:
-        contents = text.get("contents", []) if isinstance(text, dict) else [text]
-        parts += contents if isinstance(contents, list) else [contents]
-    if not all(isinstance(part, str) for part in parts):
-        raise row.fail("texts must be a list of texts, or of objects with contents")
-    return "".join(parts)
-
-
 def flatten(messages: list[dict[str, Any]]) -> str:
     """Join chat messages into one text, as a plain chat template would."""
     parts = []

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from workloads import texts
+from workloads.formats import turns
 from workloads.formats.format import Format, has_list
 from workloads.request import Request
 from workloads.row import MAX_TOKENS
@@ -15,12 +15,12 @@ def _read(source: Source) -> Iterator[Request]:
         session, history = conversation.text("session_id", f"session {number}"), ""
         before: int | None = None
         for turn in conversation.items("turns"):
-            request = texts.turn_request(source, turn, history=history, session=session, before=before)
+            request = turns.request(source, turn, history=history, session=session, before=before)
             yield request
             if len(history) + 3 * request.output_length > MAX_TOKENS:
                 raise turn.fail(f"the conversation has grown to more than {MAX_TOKENS:,} characters")
             answer = " ".join(f"a{number}" for _ in range(request.output_length))
-            history += f"{texts.turn_text(turn)}\n{answer}\n"
+            history += f"{turns.text(turn)}\n{answer}\n"
             before = number
             number += 1
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from workloads import texts
+from workloads.formats import turns
 from workloads.formats.format import Format
 from workloads.request import Request
 from workloads.source import Source
@@ -12,7 +12,7 @@ def _read(source: Source) -> Iterator[Request]:
     last: dict[str, int] = {}
     for number, row in enumerate(source.objects()):
         session = row.text("session_id", "")
-        yield texts.turn_request(source, row, session=session, before=last.get(session) if session else None)
+        yield turns.request(source, row, session=session, before=last.get(session) if session else None)
         last[session] = number
 
 

@@ -6,6 +6,7 @@ An addition starts inside a block, so its blocks get new names; full blocks of t
 from collections.abc import Iterator
 from typing import Any
 
+from workloads.formats import turns
 from workloads.formats.format import Format
 from workloads.formats.mooncake import refuse_waits
 from workloads.request import Request
@@ -38,7 +39,7 @@ def _read(source: Source) -> Iterator[Request]:
             if length > MAX_TOKENS:
                 raise row.fail(f"the session's prompt has grown to {length:,} tokens; the limit is {MAX_TOKENS:,}")
             ids = source.namer.extended(earlier, length)
-        arrival_s, after, delay_s = row.timing(before)
+        arrival_s, after, delay_s = turns.timing(row, before)
         output = source.output(row, "output_length")
         request = Request(arrival_s, length, output, ids, session, after, delay_s, priority=row.priority())
         yield request

@@ -5,6 +5,7 @@ from typing import IO
 
 import msgspec
 
+from workloads.formats import turns
 from workloads.formats.format import Format, has, json_priority
 from workloads.formats.mooncake import refuse_waits
 from workloads.request import Request, Workload
@@ -17,7 +18,7 @@ def _read(source: Source) -> Iterator[Request]:
         refuse_waits(row)
         session, length = row.text("session_id"), row.count("input_length")
         ids, output = source.blocks(row, length), source.output(row, "output_length")
-        arrival_s, after, delay_s = row.timing(last.get(session))
+        arrival_s, after, delay_s = turns.timing(row, last.get(session))
         yield Request(arrival_s, length, output, ids, session, after, delay_s, priority=row.priority())
         last[session] = number
 
