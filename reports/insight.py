@@ -188,7 +188,8 @@ def _too_long(repeats: list[Record]) -> str:
     if cut:
         found.append(f"{cut:,} answer{' was' if cut == 1 else 's were'} cut" + f" at {room}" * (not refused))
     found.append(
-        "use --max-model-len or a model with a longer context, or --fail-on-too-long to refuse such a workload"
+        "use a model with a longer context (or a larger --max-model-len, if you set it), or --fail-on-too-long to refuse such "
+        "a workload"
     )
     return "; ".join(found)
 

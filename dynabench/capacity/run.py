@@ -17,6 +17,7 @@ from dynabench.capacity.search import Question, Search
 from dynabench.capacity.settings import PlanConfig
 from dynabench.capacity.sureness import sureness_of
 from dynabench.capacity.trial import attempt
+from dynabench.deployment.engines import beyond_context
 from dynabench.deployment.file import as_plain
 from dynabench.experiment.axes import setting_of
 from dynabench.experiment.manifest import manifest_of
@@ -381,7 +382,10 @@ class _Planner:
             head=manifest["head"],
             command=manifest["command"],
             settings=manifest,
-            notes=[] if best is None else list(self._notes(self._found.search.layouts[best.layout].gpus(best.workers))),
+            notes=[
+                *filter(None, [beyond_context(workload, self._settings.deployment.pools[0])]),
+                *([] if best is None else self._notes(self._found.search.layouts[best.layout].gpus(best.workers))),
+            ],
         )
 
     def points(self) -> dict[str, list[Point]]:

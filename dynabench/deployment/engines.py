@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from dynabench.deployment.description import Deployment
+from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.kv_store import KvStoreConfig, refuse_idle_store
 from mocker.offload.config import refuse_idle_tiers
 from mocker.timing.choose import SimulatedEngine, resolve
@@ -160,6 +160,20 @@ def refusal_of(request: Request, context: int) -> str | None:
     return refusal(context, request.input_length, request.output_length)
 
 
+def beyond_context(workload: Workload, pool: Pool) -> str:
+    """Say how many requests no number of workers of a pool can serve; nothing if there are none."""
+    context = pool.mocker.max_model_len
+    if context is None and pool.timing.timing_name == "roofline":
+        context = pool.timing.shape.context_length
+    refused = 0 if context is None else sum(refusal_of(request, context) is not None for request in workload)
+    if not refused:
+        return ""
+    return (
+        f"{refused:,} of {len(workload):,} requests do not fit the context of {context:,} tokens. They are refused (HTTP 400) "
+        "and count as failed, whatever the number of GPUs; use a model with a longer context, or cut prompts with --cap-isl."
+    )
+
+
 def check_fits(workload: Workload, engine: SimulatedEngine, *, fail_on_too_long: bool = False) -> None:
     """Refuse a workload with a request that is too long for the engine.
 
@@ -184,8 +198,8 @@ def _check_context(workload: Workload, context: int, part: str) -> None:
         if request.input_length + request.output_length > context:
             raise WorkloadError(
                 f"{workload.name}: request {number} has {request.input_length} prompt and {request.output_length} output "
-                f"tokens, more than max_model_len ({context}) of {part} engine: use --max-model-len or a model with a longer "
-                "context, cut prompts with --cap-isl, or leave out --fail-on-too-long"
+                f"tokens, more than max_model_len ({context}) of {part} engine: use a model with a longer context (or a larger "
+                "--max-model-len, if you set it), cut prompts with --cap-isl, or leave out --fail-on-too-long"
             )
 
 

@@ -191,6 +191,13 @@ def test_the_commands_say_it(tmp_path):
     hard = dynabench(*simulated, "--fail-on-too-long", "--out", tmp_path / "y")
     assert (hard.returncode, hard.stderr.count("\n")) == (2, 1)
     assert "more than max_model_len (4096) of an engine" in hard.stderr
-    assert (
-        dynabench(*simulated, "--max-model-len", "8192", "--fail-on-too-long", "--out", tmp_path / "z").returncode == 0
-    )
+    assert dynabench(*simulated, "--cap-isl", "4000", "--fail-on-too-long", "--out", tmp_path / "z").returncode == 0
+
+
+def test_a_plan_says_which_requests_no_number_of_gpus_can_serve(tmp_path):
+    trace = tmp_path / "t.jsonl"
+    rows = [{"timestamp": 0, "input_length": size, "output_length": 5, "hash_ids": []} for size in (6000, 100)]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ("--model", LLAMA.model, "--gpu", "h100", "--tensor-parallel-size", 1, "--max-num-batched-tokens", 2048)
+    done = dynabench("plan", trace, *flags, "--slo", "ttft.p50 <= 9s", "--max-gpus", 2, "--out", tmp_path / "x")
+    assert "1 of 2 requests do not fit the context of 4,096 tokens" in done.stdout, done.stderr
