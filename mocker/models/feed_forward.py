@@ -91,10 +91,8 @@ def every_few(k: Keys) -> bool:
 def from_to(k: Keys) -> bool:
     """ERNIE's rule: every few layers from one to another; -1 is the last."""
     layer, first, step = k.layer or 0, k.number("moe_layer_start_index", 0), k.number("moe_layer_interval", 1)
-    try:
-        last = k.number("moe_layer_end_index", k.number("num_hidden_layers"))
-    except ValueError:
-        last = k.number("num_hidden_layers")
+    last, count = k.number("moe_layer_end_index", -1, least=-1), k.number("num_hidden_layers")
+    last = count if last == -1 else last
     return (layer + 1) % step == 0 and first <= layer <= last
 
 

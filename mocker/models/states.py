@@ -88,12 +88,7 @@ def mamba_2(k: Keys, kind: str) -> Mixer:
     hidden, heads = k.number("hidden_size"), k.number("mamba_num_heads")
     wide, width = k.number("mamba_expand", 2) * hidden, k.number("mamba_d_ssm", 0)
     width = width or wide
-    try:
-        size = k.number("mamba_head_dim", max(width // heads, 1))
-    except ValueError:
-        if k.text("mamba_head_dim") != "auto":
-            raise
-        size = width // heads
+    size = k.number_or("mamba_head_dim", "auto", max(width // heads, 1))
     groups, state = k.number("mamba_n_groups", 1), k.number("ssm_state_size")
     width = heads * size
     return _state(
@@ -129,12 +124,7 @@ def mamba_alone(k: Keys, kind: str) -> Mixer:
 def _mamba_1(k: Keys, kind: str, width: int) -> Mixer:
     hidden, state = k.number("hidden_size"), k.number("ssm_state_size")
     heads = k.number("n_mamba_heads", 1)
-    try:
-        rank = k.number("mamba_dt_rank", -(-hidden // 16))
-    except ValueError:
-        if k.text("mamba_dt_rank") != "auto":
-            raise
-        rank = -(-hidden // 16)
+    rank = k.number_or("mamba_dt_rank", "auto", -(-hidden // 16))
     return _state(
         kind,
         matrices=(
