@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
-from mocker.models.keys import Keys, shown
-from mocker.models.kinds import EXPERTS, NETWORK, NOTHING
+from mocker.models.attention import has_own_kv
+from mocker.models.keys import MOST, Keys, shown, whole
+from mocker.models.kinds import EXPERTS, HYBRID, NETWORK, NOTHING
 from mocker.models.layers import FeedForward, Matrix, Side, column, row
 
 FeedForwardOf = Callable[[Keys, str], FeedForward | None]
@@ -193,9 +194,8 @@ def llama_4(k: Keys, kind: str) -> FeedForward:
 
 def gemma_4(k: Keys, kind: str) -> FeedForward:
     """A dense network in every layer, twice as wide where KV is shared, and a mixture beside it."""
-    size, layer = k.number("intermediate_size"), k.layer or 0
-    shares_kv = layer >= k.number("num_hidden_layers") - k.number("num_kv_shared_layers", 0)
-    if k.flag("use_double_wide_mlp") and shares_kv:
+    size, has_kv = k.number("intermediate_size"), has_own_kv(k)
+    if k.flag("use_double_wide_mlp") and not has_kv:
         size *= 2
     if k.flag("enable_moe_block"):
         return experts(k, k.number("moe_intermediate_size"), size)
@@ -260,14 +260,14 @@ def in_block(k: Keys, kind: str) -> FeedForward | None:
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < 100:
             raise ValueError(f"block_configs has ffn_mult {shown(factor)}; expected a number above 0")
         size = -(-int(2 * factor * hidden / 3) // 256) * 256
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+    if not (count := whole(size)) or not 0 < count <= MOST:
         raise ValueError(f"block_configs has intermediate_size {shown(size)}; expected a whole number above 0")
-    return dense(k, size)
+    return dense(k, count)
 
 
 def only_hybrid(k: Keys, kind: str) -> FeedForward | None:
     """Zamba: only the layers with attention have a network, all the same one."""
-    return gated(k, kind) if kind == "hybrid" else None
+    return gated(k, kind) if kind == HYBRID else None
 
 
 def longcat(k: Keys, kind: str) -> FeedForward:

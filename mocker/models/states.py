@@ -1,5 +1,6 @@
 """Read what keeps a state of fixed size instead of KV: Mamba, linear attention of several kinds, short convolutions."""
 
+from mocker.models.attention import head_size
 from mocker.models.keys import Keys
 from mocker.models.layers import Matrix, Mixer, Side, column, row
 
@@ -146,7 +147,7 @@ def _mamba_1(k: Keys, kind: str, width: int) -> Mixer:
 def lightning(k: Keys, kind: str) -> Mixer:
     """Lightning attention (MiniMax-Text-01): linear attention with a gate, a matrix of state for each head."""
     hidden, heads = k.number("hidden_size"), k.number("num_attention_heads")
-    size = k.number("head_dim", max(hidden // heads, 1))
+    size = head_size(k, heads)
     return _state(
         kind,
         matrices=(

@@ -263,3 +263,15 @@ def test_the_last_mixture_of_ernie_is_minus_one_or_a_number():
 def test_a_word_means_the_default_where_a_state_may_be_of_any_size():
     config = ONE_OF_EACH["jamba"]["config"]
     assert shape_of(config | {"mamba_dt_rank": "auto"}) == shape_of(config | {"mamba_dt_rank": None})
+
+
+def test_heads_that_cannot_divide_a_layer_equally_are_refused_unless_their_size_is_said():
+    config = {key: value for key, value in LLAMA.items() if key != "head_dim"} | {"num_attention_heads": 48}
+    assert refused(config) == "it lacks head_dim, and 48 heads cannot divide hidden_size 4096 equally"
+    assert shape_of(config | {"head_dim": 128})
+
+
+def test_bitsandbytes_without_a_number_of_bits_is_refused():
+    assert "it lacks load_in_4bit or load_in_8bit" in refused(
+        LLAMA | {"quantization_config": {"quant_method": "bitsandbytes"}}
+    )
