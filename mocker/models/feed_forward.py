@@ -154,7 +154,7 @@ def shared_size(k: Keys, expert_size: int) -> int:
 
 
 def experts(k: Keys, size: int, shared: int, *, is_gated: bool = True, has_gate: bool = False) -> FeedForward:
-    """Build a mixture from its sizes: experts, which may work on a compressed vector, beside what all tokens share.
+    """Build a mixture from its sizes: experts, which may work on a compressed vector, and what all tokens share.
 
     Raises:
         ValueError: it is not said how many experts a token uses.
@@ -164,15 +164,15 @@ def experts(k: Keys, size: int, shared: int, *, is_gated: bool = True, has_gate:
     if chosen > count:
         raise ValueError(f"num_experts_per_tok is {chosen}; expected at most the {count} experts")
     k.ignore("dense_intermediate_size", "intermediate_size", "swiglu_limits_shared")
-    beside = _matrices(hidden, shared, "mlp.shared_experts", is_gated=is_gated) if shared else ()
+    always = _matrices(hidden, shared, "mlp.shared_experts", is_gated=is_gated) if shared else ()
     if latent:
-        beside += (
+        always += (
             column(("mlp.fc1_latent_proj",), hidden, Side(latent)),
             column(("mlp.fc2_latent_proj",), latent, Side(hidden)),
         )
     return FeedForward(
         size=shared,
-        matrices=beside,
+        matrices=always,
         num_experts=count,
         experts_per_token=chosen,
         expert_size=size,
@@ -193,7 +193,7 @@ def llama_4(k: Keys, kind: str) -> FeedForward:
 
 
 def gemma_4(k: Keys, kind: str) -> FeedForward:
-    """A dense network in every layer, twice as wide where KV is shared, and a mixture beside it."""
+    """A dense network in every layer, twice as wide where KV is shared, and in some models a mixture in parallel."""
     size, has_kv = k.number("intermediate_size"), has_own_kv(k)
     if k.flag("use_double_wide_mlp") and not has_kv:
         size *= 2
@@ -213,7 +213,7 @@ def nemotron_h(k: Keys, kind: str) -> FeedForward | None:
 
 
 def granite_hybrid(k: Keys, kind: str) -> FeedForward:
-    """Granite 4: experts beside a shared network, or only that."""
+    """Granite 4: experts and a shared network, or only that."""
     shared = k.number("shared_expert_intermediate_size")
     if k.number("num_experts", 0):
         return experts(k, k.number("intermediate_size"), shared)
@@ -231,8 +231,8 @@ def lfm2(k: Keys, kind: str) -> FeedForward:
     return dense(k, size)
 
 
-def beside_experts(k: Keys, kind: str) -> FeedForward:
-    """Arctic: a dense network as wide as the layer beside the experts of every few layers."""
+def arctic(k: Keys, kind: str) -> FeedForward:
+    """Arctic: a dense network as wide as the layer, in parallel to the experts of every few layers."""
     step, size = k.number("moe_layer_frequency", 1), k.number("intermediate_size")
     if ((k.layer or 0) + 1) % step:
         return dense(k, size)
@@ -241,7 +241,7 @@ def beside_experts(k: Keys, kind: str) -> FeedForward:
 
 
 def grok(k: Keys, kind: str) -> FeedForward:
-    """Grok: experts, in Grok 2 beside a dense network."""
+    """Grok: experts, in Grok 2 in parallel to a dense network."""
     size = k.number("intermediate_size")
     if k.flag("residual_moe"):
         return experts(k, k.number("moe_intermediate_size"), size)
@@ -271,7 +271,7 @@ def only_hybrid(k: Keys, kind: str) -> FeedForward | None:
 
 
 def longcat(k: Keys, kind: str) -> FeedForward:
-    """LongCat: two dense networks, one after the other, and experts beside them."""
+    """LongCat: two dense networks, one after the other, and experts in parallel."""
     return experts(k, k.number("moe_intermediate_size"), 2 * k.number("intermediate_size"))
 
 

@@ -16,7 +16,7 @@ COMPRESSED = {
 EXPERTS, NETWORK, NOTHING = "moe", "mlp", "nothing"
 NO_MIXER = (EXPERTS, NETWORK, NOTHING)
 STATES = (LINEAR, CONV, HYBRID)
-"""Kinds that keep a state; `hybrid` has attention beside it."""
+"""Kinds that keep a state; `hybrid` also has attention."""
 WORDS = {
     word: word
     for word in (

@@ -101,7 +101,7 @@ def pool_of(layers: Iterable[tuple[LayerKv, int]], block_size: int) -> Pool:
 
 @dataclass(frozen=True, slots=True)
 class MoreBlocks:
-    """What a sequence holds beside the blocks of its tokens, in such blocks."""
+    """What a sequence holds besides the blocks of its tokens, in such blocks."""
 
     pool: Pool
     block_size: int

@@ -72,14 +72,32 @@ def test_a_key_that_changes_sizes_and_is_not_read_is_refused_by_name(name):
     assert shape_of(LLAMA | {name: OF_OTHERS[name]}, read_as="llama") == shape_of(LLAMA)
 
 
-@pytest.mark.parametrize("name", sorted({key for keys in SPELLINGS.values() for key in keys if "." not in key}))
-def test_every_size_of_the_table_is_read_or_refused_in_a_llama(name):
-    read = {"num_nextn_predict_layers", "num_mtp_modules", "time_step_rank"}  # nothing that is counted
-    for key in ("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads"):
-        read |= {*SPELLINGS[key]}
-    read |= {*SPELLINGS["head_dim"], *SPELLINGS["intermediate_size"], *SPELLINGS["max_position_embeddings"]}
-    if name not in read:
-        assert name in refused(LLAMA | {name: 5})
+READ_OF_A_LLAMA = (
+    "num_hidden_layers",
+    "hidden_size",
+    "vocab_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "max_position_embeddings",
+)
+NOT_COUNTED = ("num_nextn_predict_layers", "num_mtp_modules", "time_step_rank")
+ALL_SIZES = {key for keys in SPELLINGS.values() for key in keys if "." not in key}
+READ = {key for name in READ_OF_A_LLAMA for key in SPELLINGS[name]}
+
+
+@pytest.mark.parametrize("name", sorted(ALL_SIZES - READ - {*NOT_COUNTED}))
+def test_every_size_of_the_table_that_a_llama_does_not_have_is_refused(name):
+    assert name in refused(LLAMA | {name: 5})
+
+
+@pytest.mark.parametrize("name", sorted(READ))
+def test_every_size_of_the_table_that_a_llama_has_is_read_by_all_its_names(name):
+    plain = next(size for size in READ_OF_A_LLAMA if name in SPELLINGS[size])
+    sizes = {"head_dim": 128} | LLAMA
+    config = {key: value for key, value in sizes.items() if key not in SPELLINGS[plain]}
+    assert shape_of(config | {name: sizes[plain]}) == shape_of(LLAMA)
 
 
 @pytest.mark.parametrize("name", HARMLESS)
