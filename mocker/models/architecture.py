@@ -21,15 +21,15 @@ class Architecture:
 
     attention: MixerOf = HEADS
     state: MixerOf | None = None
-    """What layers have that keep a state: instead of attention, or beside it."""
+    """What layers have that keep a state: instead of attention, or in addition to it."""
     feed_forward: FeedForwardOf = feed.gated
     kinds: Kinds = by.full
     num_attentions: int = 1
     """In each layer, one after the other."""
     is_tied: bool = False
     """Whether embeddings are the head where the file does not say."""
-    beside: Callable[[Keys], int] = others.none
-    """Parameters beside layers, embeddings and head, in 16 bits."""
+    other_parameters: Callable[[Keys], int] = others.none
+    """Parameters outside the layers, embeddings and head, in 16 bits."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Of keys that files leave out."""
     ignored: tuple[str, ...] = ()

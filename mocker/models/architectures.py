@@ -67,11 +67,11 @@ GEMMA_4 = Architecture(
     feed_forward=feed.gemma_4,
     kinds=by.every(6),
     is_tied=True,
-    beside=others.per_layer_inputs,
+    other_parameters=others.per_layer_inputs,
 )
 
 ARCHITECTURES: dict[str, Architecture] = {
-    # Dense, everything seen
+    # Dense, full attention
     "llama": PLAIN,
     "aquila": PLAIN,
     "apertus": WITH_PLAIN_NETWORK,
@@ -130,15 +130,15 @@ ARCHITECTURES: dict[str, Architecture] = {
     "bloom": Architecture(feed_forward=feed.plain, is_tied=True),
     "codegen": WITH_PLAIN_NETWORK,
     "falcon": Architecture(attention=attend.multi_query, feed_forward=feed.plain, is_tied=True),
-    "gpt2": Architecture(feed_forward=feed.plain, is_tied=True, beside=others.positions),
+    "gpt2": Architecture(feed_forward=feed.plain, is_tied=True, other_parameters=others.positions),
     "gpt_bigcode": Architecture(
-        attention=attend.multi_query, feed_forward=feed.plain, is_tied=True, beside=others.positions
+        attention=attend.multi_query, feed_forward=feed.plain, is_tied=True, other_parameters=others.positions
     ),
-    "gpt_neo": Architecture(feed_forward=feed.plain, kinds=by.gpt_neo, is_tied=True, beside=others.positions),
+    "gpt_neo": Architecture(feed_forward=feed.plain, kinds=by.gpt_neo, is_tied=True, other_parameters=others.positions),
     "gpt_neox": WITH_PLAIN_NETWORK,
     "gptj": WITH_PLAIN_NETWORK,
     "mpt": Architecture(feed_forward=feed.plain, is_tied=True),
-    "opt": Architecture(feed_forward=feed.plain, is_tied=True, beside=others.opt),
+    "opt": Architecture(feed_forward=feed.plain, is_tied=True, other_parameters=others.opt),
     "RefinedWeb": Architecture(attention=attend.multi_query, feed_forward=feed.plain, is_tied=True),
     "RefinedWebModel": Architecture(attention=attend.multi_query, feed_forward=feed.plain, is_tied=True),
     # Dense, with windows
@@ -148,7 +148,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "exaone4_5": Architecture(kinds=by.exaone),
     "gemma2": Architecture(is_tied=True, kinds=by.every(2)),
     "gemma3": Architecture(is_tied=True, kinds=by.every(6)),
-    "gemma3n": Architecture(attention=attend.gemma_3n, is_tied=True, kinds=by.every(5), beside=others.gemma_3n),
+    "gemma3n": Architecture(
+        attention=attend.gemma_3n, is_tied=True, kinds=by.every(5), other_parameters=others.gemma_3n
+    ),
     "gemma4": GEMMA_4,
     "gemma4_unified": GEMMA_4,
     "granite_swa": Architecture(is_tied=True, kinds=by.first_of_every(4)),
@@ -176,7 +178,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "afmoe": Architecture(
         attention=attention(gate="element"), feed_forward=DEEPSEEK, kinds=by.every(4, "global_attn_every_n_layers")
     ),
-    "arctic": Architecture(feed_forward=feed.beside_experts, kinds=by.one_window),
+    "arctic": Architecture(feed_forward=feed.arctic, kinds=by.one_window),
     "aria_text": Architecture(feed_forward=mixture()),
     "bailing_moe": BAILING,
     "bailing_moe_v2": BAILING,
@@ -189,7 +191,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "beam": Architecture(attention=attention(gate="element"), feed_forward=mixture(feed.after(3)), kinds=by.listed),
     "flint": Architecture(feed_forward=QWEN, kinds=by.listed),
     "flex_olmo": Architecture(feed_forward=mixture()),
-    "glm4_moe": Architecture(feed_forward=DEEPSEEK),
+    "glm4_moe": Architecture(attention=attend.rounded_down, feed_forward=DEEPSEEK),
     "glm4v_moe": Architecture(feed_forward=DEEPSEEK),
     "glm4v_moe_text": Architecture(feed_forward=DEEPSEEK),
     "gpt_oss": Architecture(feed_forward=mixture(), kinds=by.every(2)),
@@ -222,6 +224,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "minimax_m2": Architecture(feed_forward=mixture(), names=MIXTRAL, ignored=("attn_type_list",)),
     "minimax_m3": Architecture(
         attention=attend.picks_blocks,
+        defaults={"index_n_heads": 4, "index_head_dim": 128, "index_topk_blocks": 16, "index_block_size": 128},
         feed_forward=DEEPSEEK,
         kinds=by.flags("sparse_attention_config.sparse_attention_freq", {0: FULL, 1: SPARSE_BLOCKS}, 0),
         names=MIXTRAL,
@@ -231,7 +234,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "phimoe": Architecture(feed_forward=mixture(), kinds=by.one_window, names=MIXTRAL),
     "qwen2_moe": QWEN_MOE,
     "qwen3_moe": QWEN_MOE,
-    "qwen3_omni_moe": QWEN_MOE,
+    "qwen3_omni_moe": replace(QWEN_MOE, attention=attend.rounded_down),
     "qwen3_vl_moe": QWEN_MOE,
     "sarvam_moe": Architecture(feed_forward=DEEPSEEK),
     "solar_open": Architecture(feed_forward=DEEPSEEK),
@@ -256,7 +259,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention=latent.compressed_attention,
         feed_forward=mixture(),
         kinds=by.deepseek_v4,
-        beside=others.hyper_connections,
+        other_parameters=others.hyper_connections,
         ignored=("mlp_layer_types",),
         names={"mlp": "ffn"},
     ),
@@ -264,7 +267,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention=indexed_attention(gate="element"),
         feed_forward=mixture(feed.after(1)),
         kinds=by.all_of(INDEXED),
-        beside=others.light_connections,
+        other_parameters=others.light_connections,
     ),
     "dots3_note": Architecture(
         attention=indexed_attention(gate="head"), feed_forward=mixture(feed.after(1)), kinds=by.listed
@@ -286,7 +289,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         state=states.kimi_delta,
         feed_forward=mixture(feed.after(3)),
         kinds=by.renamed({FULL: INDEXED}, by.places("linear_attn_config.kda_layers", LINEAR, INDEXED)),
-        beside=others.hyper_connections,
+        other_parameters=others.hyper_connections,
         ignored=("mhc",),
     ),
     "granitemoehybrid": Architecture(state=states.mamba_2, feed_forward=feed.granite_hybrid, kinds=by.listed),
@@ -358,7 +361,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         feed_forward=feed.only_hybrid,
         kinds=by.zamba,
         is_tied=True,
-        beside=others.shared_blocks,
+        other_parameters=others.shared_blocks,
     ),
     "zamba2": Architecture(
         attention=attention(wide=2),
@@ -367,7 +370,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         kinds=by.zamba,
         ignored=("kv_channels",),
         is_tied=True,
-        beside=others.shared_blocks,
+        other_parameters=others.shared_blocks,
     ),
 }
 OTHER_NAMES = {

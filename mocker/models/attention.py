@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from mocker.models.keys import Keys
+from mocker.models import kinds
+from mocker.models.keys import Keys, shown, whole
 from mocker.models.kinds import FULL, SLIDING, SPARSE_BLOCKS
 from mocker.models.layers import Index, Mixer, Side, column, row
 
@@ -17,42 +18,60 @@ def attention(*, gate: Gate = "none", wide: int = 1) -> MixerOf:
     """Return a reader of attention with any number of KV heads, whose inputs may be several times as wide as a layer."""
 
     def read(k: Keys, kind: str) -> Mixer:
-        heads = k.number("num_attention_heads")
-        return grouped_query(
-            k, kind, heads=heads, kv_heads=kv_heads(k, heads), head_dim=_size(k, heads), gate=gate, wide=wide
-        )
+        return grouped_query(k, kind, gate=gate, wide=wide)
 
     return read
 
 
-def kv_heads(k: Keys, heads: int) -> int:
-    """Return the KV heads: as many as heads, or fewer."""
-    return k.number("num_key_value_heads", heads)
+def rounded_down(k: Keys, kind: str) -> Mixer:
+    """Attention whose heads are no wider than an equal part of the layer's width, where the file does not say."""
+    part = max(k.number("hidden_size") // k.number("num_attention_heads"), 1)
+    return grouped_query(k, kind, head_dim=k.number("head_dim", part))
 
 
-def _size(k: Keys, heads: int) -> int:
-    return k.number("head_dim", max(k.number("hidden_size") // heads, 1))
+def head_size(k: Keys, heads: int) -> int:
+    """Return the size of a head, or an equal part of the layer's width.
+
+    Raises:
+        ValueError: it is not said, and the width cannot be divided.
+    """
+    hidden = k.number("hidden_size")
+    if not k.has("head_dim") and hidden % heads:
+        raise ValueError(f"it lacks head_dim, and {heads} heads cannot divide hidden_size {hidden} equally")
+    return k.number("head_dim", hidden // heads)
+
+
+def gate_width(gate: Gate, heads: int, value_dim: int) -> int:
+    """Return how many numbers gate the outputs of heads."""
+    return {"none": 0, "head": heads, "element": heads * value_dim}[gate]
+
+
+def has_own_kv(k: Keys) -> bool:
+    """Return whether a layer keeps KV; the last ones may use that of earlier ones (Gemma)."""
+    return (k.layer or 0) < k.number("num_hidden_layers") - k.number("num_kv_shared_layers", 0)
 
 
 def grouped_query(
     k: Keys,
     kind: str,
     *,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    value_dim: int = 0,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    value_dim: int | None = None,
     gate: Gate = "none",
     has_values: bool = True,
     has_kv: bool = True,
     wide: int = 1,
 ) -> Mixer:
-    """Build attention from its sizes."""
+    """Build attention from its sizes, and read those that are not given."""
+    heads = heads or k.number("num_attention_heads")
+    kv_heads = kv_heads or k.number("num_key_value_heads", heads)
     if heads % kv_heads:
         raise ValueError(f"it has {heads} heads and {kv_heads} KV heads; expected a multiple")
-    hidden, value_dim = k.number("hidden_size"), value_dim or head_dim
-    gates = {"none": 0, "head": heads, "element": heads * value_dim}[gate]
-    queries = [Side(heads * head_dim + gates, heads)]
+    hidden, head_dim = k.number("hidden_size"), head_dim or head_size(k, heads)
+    value_dim = value_dim or head_dim
+    queries = [Side(heads * head_dim + gate_width(gate, heads, value_dim), heads)]
     values = [Side(kv_heads * value_dim, kv_heads)] if has_values else []
     both = [Side(kv_heads * head_dim, kv_heads), *values] if has_kv else []
     letters = "q" + ("k" if has_kv else "") + ("v" if has_kv and has_values else "")
@@ -74,34 +93,29 @@ def grouped_query(
 def window(k: Keys, kind: str) -> int:
     """Return how many tokens a layer of a kind sees; 0: all."""
     match kind:
-        case "sliding_attention":
+        case kinds.SLIDING:
             return k.number("sliding_window")
-        case "chunked_attention":
+        case kinds.CHUNKED:
             return k.number("attention_chunk_size")
     return 0
 
 
 def multi_query(k: Keys, kind: str) -> Mixer:
     """Attention with one KV head unless the file says otherwise (StarCoder, Falcon)."""
-    heads, has_one = k.number("num_attention_heads"), k.flag("multi_query", True)
-    has_one = has_one and not k.flag("new_decoder_architecture")
-    number = kv_heads(k, heads)
-    return grouped_query(k, kind, heads=heads, kv_heads=1 if has_one else number, head_dim=_size(k, heads))
+    has_one, is_new = k.flag("multi_query", True), k.flag("new_decoder_architecture")
+    number = k.number("num_key_value_heads", k.number("num_attention_heads"))
+    return grouped_query(k, kind, kv_heads=1 if has_one and not is_new else number)
 
 
 def gated_if_said(k: Keys, kind: str) -> Mixer:
     """Attention whose queries bring a gate for its output, unless the file says otherwise (Qwen3-Next)."""
-    heads = k.number("num_attention_heads")
-    gate: Gate = "element" if k.flag("attn_output_gate", True) else "none"
-    return grouped_query(k, kind, heads=heads, kv_heads=kv_heads(k, heads), head_dim=_size(k, heads), gate=gate)
+    return grouped_query(k, kind, gate="element" if k.flag("attn_output_gate", True) else "none")
 
 
 def shared_across_layers(k: Keys, kind: str) -> Mixer:
     """Hunyuan's cross-layer attention: several consecutive layers use the first one's KV."""
-    heads, layer = k.number("num_attention_heads"), k.layer or 0
-    together = k.number("cla_share_factor", 1)
-    has_kv = not k.flag("use_cla") or layer % together == 0
-    return grouped_query(k, kind, heads=heads, kv_heads=kv_heads(k, heads), head_dim=_size(k, heads), has_kv=has_kv)
+    is_first = (k.layer or 0) % k.number("cla_share_factor", 1) == 0
+    return grouped_query(k, kind, has_kv=is_first or not k.flag("use_cla"))
 
 
 def window_of_its_own(k: Keys, kind: str) -> Mixer:
@@ -153,34 +167,30 @@ def step_3(k: Keys, kind: str) -> Mixer:
 
 def gemma_3n(k: Keys, kind: str) -> Mixer:
     """Late layers use the KV of the last layer of their kind before them."""
-    heads, layer = k.number("num_attention_heads"), k.layer or 0
-    has_kv = layer < k.number("num_hidden_layers") - k.number("num_kv_shared_layers", 0)
-    return grouped_query(k, kind, heads=heads, kv_heads=kv_heads(k, heads), head_dim=_size(k, heads), has_kv=has_kv)
+    return grouped_query(k, kind, has_kv=has_own_kv(k))
 
 
 def gemma_4(k: Keys, kind: str) -> Mixer:
     """Larger and fewer heads where all tokens are seen, whose keys may also be the values; late layers share KV."""
-    is_full, layer = kind == FULL, k.layer or 0
+    is_full = kind == FULL
     number, size = k.number("num_key_value_heads"), k.number("head_dim")
     full_number, full_size = k.number("num_global_key_value_heads", number), k.number("global_head_dim", size)
     k_is_v = is_full and k.flag("attention_k_eq_v")
     return grouped_query(
         k,
         kind,
-        heads=k.number("num_attention_heads"),
         kv_heads=full_number if k_is_v else number,
         head_dim=full_size if is_full else size,
         has_values=not k_is_v,
-        has_kv=layer < k.number("num_hidden_layers") - k.number("num_kv_shared_layers", 0),
+        has_kv=has_own_kv(k),
     )
 
 
 def picks_blocks(k: Keys, kind: str) -> Mixer:
     """MiniMax M3: in most layers, an index picks blocks of tokens."""
-    heads = k.number("num_attention_heads")
-    plain = grouped_query(k, kind, heads=heads, kv_heads=kv_heads(k, heads), head_dim=_size(k, heads))
-    number, size = k.number("index_n_heads", 4), k.number("index_head_dim", 128)
-    picked = k.number("index_topk_blocks", 16) * k.number("index_block_size", 128)
+    plain = grouped_query(k, kind)
+    number, size = k.number("index_n_heads"), k.number("index_head_dim")
+    picked = k.number("index_topk_blocks") * k.number("index_block_size")
     k.ignore("index_local_blocks", "num_index_heads", *[f"sparse_attention_config.{name}" for name in SPARSE_ATTENTION])
     if kind != SPARSE_BLOCKS:
         return plain
@@ -201,7 +211,8 @@ def in_block(k: Keys, kind: str) -> Mixer:
     heads, block = k.number("num_attention_heads"), (k.listed("block_configs") or [])[k.layer or 0]["attention"]
     if block.get("window_length") is not None or block.get("sparsify") is not None:
         raise ValueError("block_configs has attention with a window, which is not known")
-    together = block.get("n_heads_in_group")
-    if not isinstance(together, int) or together < 1 or heads % together:
-        raise ValueError(f"block_configs has n_heads_in_group {together!r}; expected a divisor of {heads}")
-    return grouped_query(k, kind, heads=heads, kv_heads=heads // together, head_dim=_size(k, heads))
+    together = whole(block.get("n_heads_in_group"))
+    if not together or not 0 < together <= heads or heads % together:
+        given = shown(block.get("n_heads_in_group"))
+        raise ValueError(f"block_configs has n_heads_in_group {given}; expected a divisor of {heads}")
+    return grouped_query(k, kind, kv_heads=heads // together)

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
-from mocker.models.keys import Keys, shown
-from mocker.models.kinds import EXPERTS, NETWORK, NOTHING
+from mocker.models.attention import has_own_kv
+from mocker.models.keys import MOST, Keys, shown, whole
+from mocker.models.kinds import EXPERTS, HYBRID, NETWORK, NOTHING
 from mocker.models.layers import FeedForward, Matrix, Side, column, row
 
 FeedForwardOf = Callable[[Keys, str], FeedForward | None]
@@ -91,10 +92,8 @@ def every_few(k: Keys) -> bool:
 def from_to(k: Keys) -> bool:
     """ERNIE's rule: every few layers from one to another; -1 is the last."""
     layer, first, step = k.layer or 0, k.number("moe_layer_start_index", 0), k.number("moe_layer_interval", 1)
-    try:
-        last = k.number("moe_layer_end_index", k.number("num_hidden_layers"))
-    except ValueError:
-        last = k.number("num_hidden_layers")
+    last, count = k.number("moe_layer_end_index", -1, least=-1), k.number("num_hidden_layers")
+    last = count if last == -1 else last
     return (layer + 1) % step == 0 and first <= layer <= last
 
 
@@ -155,7 +154,7 @@ def shared_size(k: Keys, expert_size: int) -> int:
 
 
 def experts(k: Keys, size: int, shared: int, *, is_gated: bool = True, has_gate: bool = False) -> FeedForward:
-    """Build a mixture from its sizes: experts, which may work on a compressed vector, beside what all tokens share.
+    """Build a mixture from its sizes: experts, which may work on a compressed vector, and what all tokens share.
 
     Raises:
         ValueError: it is not said how many experts a token uses.
@@ -165,15 +164,15 @@ def experts(k: Keys, size: int, shared: int, *, is_gated: bool = True, has_gate:
     if chosen > count:
         raise ValueError(f"num_experts_per_tok is {chosen}; expected at most the {count} experts")
     k.ignore("dense_intermediate_size", "intermediate_size", "swiglu_limits_shared")
-    beside = _matrices(hidden, shared, "mlp.shared_experts", is_gated=is_gated) if shared else ()
+    always = _matrices(hidden, shared, "mlp.shared_experts", is_gated=is_gated) if shared else ()
     if latent:
-        beside += (
+        always += (
             column(("mlp.fc1_latent_proj",), hidden, Side(latent)),
             column(("mlp.fc2_latent_proj",), latent, Side(hidden)),
         )
     return FeedForward(
         size=shared,
-        matrices=beside,
+        matrices=always,
         num_experts=count,
         experts_per_token=chosen,
         expert_size=size,
@@ -194,10 +193,9 @@ def llama_4(k: Keys, kind: str) -> FeedForward:
 
 
 def gemma_4(k: Keys, kind: str) -> FeedForward:
-    """A dense network in every layer, twice as wide where KV is shared, and a mixture beside it."""
-    size, layer = k.number("intermediate_size"), k.layer or 0
-    shares_kv = layer >= k.number("num_hidden_layers") - k.number("num_kv_shared_layers", 0)
-    if k.flag("use_double_wide_mlp") and shares_kv:
+    """A dense network in every layer, twice as wide where KV is shared, and in some models a mixture in parallel."""
+    size, has_kv = k.number("intermediate_size"), has_own_kv(k)
+    if k.flag("use_double_wide_mlp") and not has_kv:
         size *= 2
     if k.flag("enable_moe_block"):
         return experts(k, k.number("moe_intermediate_size"), size)
@@ -215,7 +213,7 @@ def nemotron_h(k: Keys, kind: str) -> FeedForward | None:
 
 
 def granite_hybrid(k: Keys, kind: str) -> FeedForward:
-    """Granite 4: experts beside a shared network, or only that."""
+    """Granite 4: experts and a shared network, or only that."""
     shared = k.number("shared_expert_intermediate_size")
     if k.number("num_experts", 0):
         return experts(k, k.number("intermediate_size"), shared)
@@ -233,8 +231,8 @@ def lfm2(k: Keys, kind: str) -> FeedForward:
     return dense(k, size)
 
 
-def beside_experts(k: Keys, kind: str) -> FeedForward:
-    """Arctic: a dense network as wide as the layer beside the experts of every few layers."""
+def arctic(k: Keys, kind: str) -> FeedForward:
+    """Arctic: a dense network as wide as the layer, in parallel to the experts of every few layers."""
     step, size = k.number("moe_layer_frequency", 1), k.number("intermediate_size")
     if ((k.layer or 0) + 1) % step:
         return dense(k, size)
@@ -243,7 +241,7 @@ def beside_experts(k: Keys, kind: str) -> FeedForward:
 
 
 def grok(k: Keys, kind: str) -> FeedForward:
-    """Grok: experts, in Grok 2 beside a dense network."""
+    """Grok: experts, in Grok 2 in parallel to a dense network."""
     size = k.number("intermediate_size")
     if k.flag("residual_moe"):
         return experts(k, k.number("moe_intermediate_size"), size)
@@ -262,18 +260,18 @@ def in_block(k: Keys, kind: str) -> FeedForward | None:
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < 100:
             raise ValueError(f"block_configs has ffn_mult {shown(factor)}; expected a number above 0")
         size = -(-int(2 * factor * hidden / 3) // 256) * 256
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+    if not (count := whole(size)) or not 0 < count <= MOST:
         raise ValueError(f"block_configs has intermediate_size {shown(size)}; expected a whole number above 0")
-    return dense(k, size)
+    return dense(k, count)
 
 
 def only_hybrid(k: Keys, kind: str) -> FeedForward | None:
     """Zamba: only the layers with attention have a network, all the same one."""
-    return gated(k, kind) if kind == "hybrid" else None
+    return gated(k, kind) if kind == HYBRID else None
 
 
 def longcat(k: Keys, kind: str) -> FeedForward:
-    """LongCat: two dense networks, one after the other, and experts beside them."""
+    """LongCat: two dense networks, one after the other, and experts in parallel."""
     return experts(k, k.number("moe_intermediate_size"), 2 * k.number("intermediate_size"))
 
 

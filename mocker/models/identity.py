@@ -58,7 +58,7 @@ def instead_of(name: str) -> str:
     """Say how to go on where an architecture is not known."""
     close = difflib.get_close_matches(name, ARCHITECTURES, n=1, cutoff=0.6)
     other = close[0] if close else "llama"
-    return f"if its layers are those of one that is, such as {other}, set --read-model-as {other}"
+    return f"if its layers match a known architecture's, such as {other}, set --read-model-as {other}"
 
 
 @functools.cache

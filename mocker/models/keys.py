@@ -44,6 +44,19 @@ class Keys:
             raise ValueError(f"{spelling} is {shown(value)}; expected a whole number from {least} to {most:,}")
         return found
 
+    def number_or(self, name: str, word: str, default: int) -> int:
+        """Return a whole number of at least 1; a word of its own, or to leave it out, means the default.
+
+        Raises:
+            ValueError: it is neither.
+        """
+        spelling, value = self._find(name)
+        if value is None or value == word:
+            return default
+        if (found := whole(value)) is None or not 1 <= found <= MOST:
+            raise ValueError(f"{spelling} is {shown(value)}; expected a whole number from 1 to {MOST:,}, or {word!r}")
+        return found
+
     def real(self, name: str, default: float) -> float:
         """Return a number above 0.
 
@@ -114,6 +127,10 @@ class Keys:
     def is_list(self, name: str) -> bool:
         """Return whether it is a list."""
         return isinstance(self._find(name)[1], list)
+
+    def is_text(self, name: str) -> bool:
+        """Return whether it is a word."""
+        return isinstance(self._find(name)[1], str)
 
     def has(self, name: str) -> bool:
         """Return whether there is a value, whatever it is."""

@@ -16,7 +16,7 @@ COMPRESSED = {
 EXPERTS, NETWORK, NOTHING = "moe", "mlp", "nothing"
 NO_MIXER = (EXPERTS, NETWORK, NOTHING)
 STATES = (LINEAR, CONV, HYBRID)
-"""Kinds that keep a state; `hybrid` has attention beside it."""
+"""Kinds that keep a state; `hybrid` also has attention."""
 WORDS = {
     word: word
     for word in (
@@ -154,13 +154,19 @@ def cohere_moe(k: Keys) -> list[str]:
 def exaone(k: Keys) -> list[str]:
     """EXAONE's pattern: a number of layers, or letters (L: a window, G: everything); the last layer sees everything."""
     has_window, count = k.number("sliding_window", 0) > 0, num_layers(k)
-    try:
-        letters = "L" * (k.number("sliding_window_pattern", 4) - 1) + "G"
-    except ValueError:
-        letters = k.text("sliding_window_pattern") or "G"
+    letters = _letters(k)
     if (found := _in_words(k)) is not None or not has_window:
         return found or [FULL] * count
     return [FULL if letters[layer % len(letters)] == "G" or layer == count - 1 else SLIDING for layer in range(count)]
+
+
+def _letters(k: Keys) -> str:
+    if k.is_text("sliding_window_pattern"):
+        letters = k.text("sliding_window_pattern")
+        if set(letters) - {"L", "G"}:
+            raise ValueError(f"sliding_window_pattern is {shown(letters)}; expected letters of L and G")
+        return letters
+    return "L" * (k.number("sliding_window_pattern", 4, most=MOST_LAYERS) - 1) + "G"
 
 
 def jamba(k: Keys) -> list[str]:
@@ -182,19 +188,23 @@ def llama_4(k: Keys) -> list[str]:
     """Layers without rotary positions see everything, the others a chunk."""
     rotates = k.of_each_layer("no_rope_layers") or []
     step = k.number("no_rope_layer_interval", 0) or k.number("nope_layer_interval", 4)
-    rotates = rotates or [(layer + 1) % step for layer in range(num_layers(k))]
-    return _in_words(k) or [CHUNKED if rotated else FULL for rotated in rotates]
+    rotates = rotates or [min((layer + 1) % step, 1) for layer in range(num_layers(k))]
+    return _in_words(k) or [meaning("no_rope_layers", rotated, {0: FULL, 1: CHUNKED}) for rotated in rotates]
 
 
 def gpt_neo(k: Keys) -> list[str]:
     """A word for each layer, or words that are repeated so many times."""
-    repeated = k.listed("attention_types") or []
-    words = k.listed("attention_layers")
-    try:
-        words = words or [word for some, times in repeated for _ in range(times) for word in some]
-        return [{"global": FULL, "local": SLIDING}[word] for word in words]
-    except (LookupError, TypeError, ValueError):
-        raise ValueError(f"attention_types is {shown(repeated)}; expected lists of global and local") from None
+    repeated, words = k.listed("attention_types") or [], k.listed("attention_layers")
+    if words is None:
+        words = []
+        for part in repeated:
+            match part:
+                case [list(some), int(times)] if 0 <= times <= MOST_LAYERS:
+                    words += some * times
+                case _:
+                    raise ValueError(f"attention_types has {shown(part)}; expected a list of words and a number")
+        return [meaning("attention_types", word, {"global": FULL, "local": SLIDING}) for word in words]
+    return [meaning("attention_layers", word, {"global": FULL, "local": SLIDING}) for word in words]
 
 
 def recurrent_gemma(k: Keys) -> list[str]:

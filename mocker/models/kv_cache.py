@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import ceil, floor
 from typing import NamedTuple
 
+from mocker.models.kinds import CHUNKED
 from mocker.models.layers import Mixer
 from mocker.models.shape import ModelShape
 
@@ -102,7 +103,7 @@ def pool_of(layers: Iterable[tuple[LayerKv, int]], block_size: int) -> Pool:
 
 @dataclass(frozen=True, slots=True)
 class MoreBlocks:
-    """What a sequence holds beside the blocks of its tokens, in such blocks."""
+    """What a sequence holds besides the blocks of its tokens, in such blocks."""
 
     pool: Pool
     block_size: int
@@ -174,7 +175,7 @@ def _attention(mixer: Mixer, num_gpus: int, kv_dtype: str) -> list[LayerKv]:
     token = size_of_token(mixer, num_gpus, kv_dtype)
     if mixer.compression > 1:
         return [LayerKv(token)]
-    return [LayerKv(token, mixer.window, mixer.kind == "chunked_attention")]
+    return [LayerKv(token, mixer.window, mixer.kind == CHUNKED)]
 
 
 def size_of_token(mixer: Mixer, num_gpus: int, kv_dtype: str) -> float:

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from mocker.models.attention import Gate, MixerOf, attention
+from mocker.models.attention import Gate, MixerOf, attention, gate_width
 from mocker.models.attention import window as seen
 from mocker.models.keys import Keys, shown
-from mocker.models.kinds import COMPRESSED
+from mocker.models.kinds import COMPRESSED, INDEXED
 from mocker.models.layers import Index, Matrix, Mixer, Side, column, row
 
 
@@ -16,8 +16,7 @@ def latent_attention(*, gate: Gate = "none") -> MixerOf:
         rank, rope, nope = k.number("kv_lora_rank"), k.number("qk_rope_head_dim", 0), k.number("qk_nope_head_dim")
         hidden, heads, value = k.number("hidden_size"), k.number("num_attention_heads"), k.number("v_head_dim", nope)
         k.ignore("num_key_value_heads", "head_dim", "qk_head_dim", "mla_scale_q_lora", "mla_scale_kv_lora")
-        per = "element" if k.flag("mla_use_output_gate") else gate
-        gates = {"none": 0, "head": heads, "element": heads * value}[per]
+        gates = gate_width("element" if k.flag("mla_use_output_gate") else gate, heads, value)
         return Mixer(
             kind=kind,
             matrices=(
@@ -66,7 +65,7 @@ def indexed_attention(*, gate: Gate = "none") -> MixerOf:
 
     def read(k: Keys, kind: str) -> Mixer:
         plain, hidden = plainly(k, kind), k.number("hidden_size")
-        if kind != "indexed_attention":
+        if kind != INDEXED:
             return plain
         heads, size, picked = k.number("index_n_heads"), k.number("index_head_dim"), k.number("index_topk")
         together = k.number("index_kpool", 1)

@@ -17,11 +17,6 @@ class WeightType(NamedTuple):
     compute: str
     """The type in which a GPU that supports it multiplies; bfloat16: the weights are unpacked on the way."""
 
-    @property
-    def is_16_bit(self) -> bool:
-        """Whether nothing is quantised."""
-        return self.name == "bfloat16"
-
 
 BFLOAT16 = WeightType("bfloat16", 2.0, "bfloat16")
 
@@ -143,5 +138,5 @@ class Layer(NamedTuple):
     """One layer, or several that are alike."""
 
     mixers: tuple[Mixer, ...]
-    """Two are a state and attention beside it, or attention twice, one after the other."""
+    """Two are a state and attention in parallel, or attention twice, one after the other."""
     feed_forward: FeedForward | None

@@ -141,6 +141,4 @@ def _has_blocks(shape: ModelShape, matrix: Matrix) -> bool:
 
 
 def _no_blocks(what: str, size: int, num_gpus: int, block: int) -> str:
-    return (
-        f"{what}, {size}/{num_gpus} = {size // num_gpus} on each GPU, are no multiple of {block}, the block of a scale"
-    )
+    return f"{what}, {size}/{num_gpus} = {size // num_gpus} on each GPU, are not a multiple of {block}, the size of a scale block"

@@ -6,7 +6,7 @@ from fnmatch import translate
 from typing import Any
 
 OTHERS = re.compile(r"^(model\.)?(mtp|visual|vision|audio)|vision_tower|audio_tower|embed_vision|embed_audio")
-"""Names of modules beside the language model, which have layers of their own."""
+"""Names of modules outside the language model, which have layers of their own."""
 WRAPPERS = ("", "model.", "language_model.model.", "model.language_model.")
 """What stands before the number of a layer."""
 

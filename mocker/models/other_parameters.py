@@ -1,4 +1,4 @@
-"""Count parameters beside layers, embeddings and head: positions, embeddings of layers, mixing matrices."""
+"""Count parameters outside the layers, embeddings and head: positions, embeddings of layers, mixing matrices."""
 
 from mocker.models.keys import Keys
 from mocker.models.kinds import HYBRID, zamba

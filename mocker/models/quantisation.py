@@ -243,6 +243,8 @@ def _experts_int8(found: Mapping[str, Any]) -> Quantisation:
 
 def _bitsandbytes(found: Mapping[str, Any]) -> Quantisation:
     """NF4 has 32 bits of scale for 64 weights, or 8 bits and 32 for every 256 of those; 8 bits have a scale for each row."""
+    if not found.get("load_in_4bit") and not found.get("load_in_8bit"):
+        raise ValueError("it lacks load_in_4bit or load_in_8bit")
     bits = (8 + 32 / 256) if found.get("bnb_4bit_use_double_quant") else 32
     weight = integer(4, 64, bits) if found.get("load_in_4bit") else integer(8, 0)
     return Quantisation((Rule(weight, everything),), any_of(found.get("llm_int8_skip_modules") or []))

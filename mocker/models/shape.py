@@ -32,7 +32,7 @@ class ModelShape:
     is_tied: bool
     """Whether the embeddings are also the head."""
     num_other_parameters: int
-    """Beside layers, embeddings and head; in 16 bits."""
+    """Outside the layers, embeddings and head; in 16 bits."""
     context_length: int | None
     """Most tokens of a sequence, or None if the file does not say."""
     kv_dtype: str
@@ -167,7 +167,7 @@ def shape_of(
         layers=tuple(Counter(layers).items()),
         kinds=tuple(Counter(kinds).items()),
         is_tied=_is_tied(config, text, architecture),
-        num_other_parameters=architecture.beside(keys),
+        num_other_parameters=architecture.other_parameters(keys),
         context_length=context_length(keys, {**defaults, **text}),
         kv_dtype=quantisation.kv_dtype,
         weight_block=quantisation.block,

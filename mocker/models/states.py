@@ -1,5 +1,6 @@
 """Read what keeps a state of fixed size instead of KV: Mamba, linear attention of several kinds, short convolutions."""
 
+from mocker.models.attention import head_size
 from mocker.models.keys import Keys
 from mocker.models.layers import Matrix, Mixer, Side, column, row
 
@@ -88,12 +89,7 @@ def mamba_2(k: Keys, kind: str) -> Mixer:
     hidden, heads = k.number("hidden_size"), k.number("mamba_num_heads")
     wide, width = k.number("mamba_expand", 2) * hidden, k.number("mamba_d_ssm", 0)
     width = width or wide
-    try:
-        size = k.number("mamba_head_dim", max(width // heads, 1))
-    except ValueError:
-        if k.text("mamba_head_dim") != "auto":
-            raise
-        size = width // heads
+    size = k.number_or("mamba_head_dim", "auto", max(width // heads, 1))
     groups, state = k.number("mamba_n_groups", 1), k.number("ssm_state_size")
     width = heads * size
     return _state(
@@ -129,12 +125,7 @@ def mamba_alone(k: Keys, kind: str) -> Mixer:
 def _mamba_1(k: Keys, kind: str, width: int) -> Mixer:
     hidden, state = k.number("hidden_size"), k.number("ssm_state_size")
     heads = k.number("n_mamba_heads", 1)
-    try:
-        rank = k.number("mamba_dt_rank", -(-hidden // 16))
-    except ValueError:
-        if k.text("mamba_dt_rank") != "auto":
-            raise
-        rank = -(-hidden // 16)
+    rank = k.number_or("mamba_dt_rank", "auto", -(-hidden // 16))
     return _state(
         kind,
         matrices=(
@@ -156,7 +147,7 @@ def _mamba_1(k: Keys, kind: str, width: int) -> Mixer:
 def lightning(k: Keys, kind: str) -> Mixer:
     """Lightning attention (MiniMax-Text-01): linear attention with a gate, a matrix of state for each head."""
     hidden, heads = k.number("hidden_size"), k.number("num_attention_heads")
-    size = k.number("head_dim", max(hidden // heads, 1))
+    size = head_size(k, heads)
     return _state(
         kind,
         matrices=(

@@ -48,7 +48,7 @@ class TimingConfig:
     """Give each GPU whole experts of a mixture-of-experts model, not a slice of every expert."""
 
     quantization: Quantization | None = None
-    """Type of the weights (default: the model's)."""
+    """Type of the weights of all layers (default: the model's; a model that mostly has this type keeps its exact types)."""
 
     read_model_as: str | None = None
     """Read the model's config.json as this architecture's (a `model_type`, such as llama), and ignore sizes in it that

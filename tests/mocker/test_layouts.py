@@ -92,7 +92,7 @@ def test_rows_of_fp8_weights_are_divided_into_whole_blocks():
     assert said(DENSE | blocks, 16) is None
     reason = said(DENSE | {"intermediate_size": 25600} | blocks, 16)
     assert reason == (
-        "the inputs of mlp.down_proj, 25600/16 = 1600 on each GPU, are no multiple of 128, the block of a scale"
+        "the inputs of mlp.down_proj, 25600/16 = 1600 on each GPU, are not a multiple of 128, the size of a scale block"
     )
     assert said(DENSE | {"intermediate_size": 25600}, 16) is None
 
@@ -101,7 +101,7 @@ def test_rows_of_nvfp4_weights_are_divided_into_whole_groups():
     uneven = DENSE | {"intermediate_size": 2112}  # 2112/8 = 264 is no multiple of 16
     assert said(uneven, 8) is None
     assert said(uneven | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, 8) == (
-        "the inputs of mlp.down_proj, 2112/8 = 264 on each GPU, are no multiple of 16, the block of a scale"
+        "the inputs of mlp.down_proj, 2112/8 = 264 on each GPU, are not a multiple of 16, the size of a scale block"
     )
 
 
@@ -111,7 +111,7 @@ def test_experts_of_fp8_weights_have_their_blocks_split_down_to_32():
     smaller = blocks | {"moe_intermediate_size": 768}
     assert said(smaller, 8) is None  # 768/8 = 96 is three blocks of 32
     assert said(smaller, 16) == (
-        "channels of each expert, 768/16 = 48 on each GPU, are no multiple of 128, the block of a scale; "
+        "channels of each expert, 768/16 = 48 on each GPU, are not a multiple of 128, the size of a scale block; "
         "enable_expert_parallel leaves experts whole"
     )
     assert said(smaller, 16, enable_expert_parallel=True) is None
@@ -144,6 +144,8 @@ def test_a_number_of_blocks_does_not_let_a_layout_start():
 
 def test_times_of_split_blocks_are_not_known_so_a_simulation_refuses_them_with_the_way_out():
     timing = TimingConfig(model="Qwen/Qwen3-235B-A22B-FP8", gpu="h100", tensor_parallel_size=8)
-    with pytest.raises(ValueError, match=r"1536/8 = 192 on each GPU, are no multiple of 128.*enable_expert_parallel"):
+    with pytest.raises(
+        ValueError, match=r"1536/8 = 192 on each GPU, are not a multiple of 128.*enable_expert_parallel"
+    ):
         resolve(EngineConfig(), timing)
     resolve(EngineConfig(), replace(timing, enable_expert_parallel=True))

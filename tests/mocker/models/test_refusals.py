@@ -72,14 +72,32 @@ def test_a_key_that_changes_sizes_and_is_not_read_is_refused_by_name(name):
     assert shape_of(LLAMA | {name: OF_OTHERS[name]}, read_as="llama") == shape_of(LLAMA)
 
 
-@pytest.mark.parametrize("name", sorted({key for keys in SPELLINGS.values() for key in keys if "." not in key}))
-def test_every_size_of_the_table_is_read_or_refused_in_a_llama(name):
-    read = {"num_nextn_predict_layers", "num_mtp_modules", "time_step_rank"}  # nothing that is counted
-    for key in ("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads"):
-        read |= {*SPELLINGS[key]}
-    read |= {*SPELLINGS["head_dim"], *SPELLINGS["intermediate_size"], *SPELLINGS["max_position_embeddings"]}
-    if name not in read:
-        assert name in refused(LLAMA | {name: 5})
+READ_OF_A_LLAMA = (
+    "num_hidden_layers",
+    "hidden_size",
+    "vocab_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "max_position_embeddings",
+)
+NOT_COUNTED = ("num_nextn_predict_layers", "num_mtp_modules", "time_step_rank")
+ALL_SIZES = {key for keys in SPELLINGS.values() for key in keys if "." not in key}
+READ = {key for name in READ_OF_A_LLAMA for key in SPELLINGS[name]}
+
+
+@pytest.mark.parametrize("name", sorted(ALL_SIZES - READ - {*NOT_COUNTED}))
+def test_every_size_of_the_table_that_a_llama_does_not_have_is_refused(name):
+    assert name in refused(LLAMA | {name: 5})
+
+
+@pytest.mark.parametrize("name", sorted(READ))
+def test_every_size_of_the_table_that_a_llama_has_is_read_by_all_its_names(name):
+    plain = next(size for size in READ_OF_A_LLAMA if name in SPELLINGS[size])
+    sizes = {"head_dim": 128} | LLAMA
+    config = {key: value for key, value in sizes.items() if key not in SPELLINGS[plain]}
+    assert shape_of(config | {name: sizes[plain]}) == shape_of(LLAMA)
 
 
 @pytest.mark.parametrize("name", HARMLESS)
@@ -217,3 +235,61 @@ def test_a_length_that_is_no_number_of_tokens_is_refused_by_name(name, value):
 def test_a_length_counts_by_any_of_its_names(name):
     config = {key: value for key, value in LLAMA.items() if key != "max_position_embeddings"}
     assert shape_of(config | {name: 1000, "rope_scaling": None}).context_length == 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "message"),
+    [
+        (
+            "exaone4",
+            {"sliding_window_pattern": "LLXG"},
+            "sliding_window_pattern is 'LLXG'; expected letters of L and G",
+        ),
+        ("exaone4", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0; expected a whole number"),
+        ("exaone4", {"sliding_window_pattern": [1]}, "sliding_window_pattern is [1]; expected a whole number"),
+        ("ernie4_5_moe", {"moe_layer_end_index": "abc"}, "moe_layer_end_index is 'abc'; expected a whole number"),
+        ("ernie4_5_moe", {"moe_layer_end_index": -2}, "moe_layer_end_index is -2; expected a whole number"),
+        ("bamba", {"mamba_d_head": 0}, "mamba_d_head is 0; expected a whole number from 1 to 1,000,000,000, or 'auto'"),
+        ("bamba", {"mamba_d_head": "wide"}, "mamba_d_head is 'wide'; expected a whole number"),
+        ("jamba", {"mamba_dt_rank": 1.5}, "mamba_dt_rank is 1.5; expected a whole number"),
+        ("gpt_neo", {"attention_layers": ["global"] * 23 + ["x"]}, "attention_layers has 'x'; expected"),
+        ("gpt_neo", {"attention_layers": None, "attention_types": [5]}, "attention_types has 5; expected a list"),
+        ("gpt_neo", {"attention_layers": None, "attention_types": [[["x"], 24]]}, "attention_types has 'x'; expected"),
+        (
+            "gpt_neo",
+            {"attention_layers": None, "attention_types": [[["x"], 10**30]]},
+            "attention_types has [['x'], 1000",
+        ),
+    ],
+)
+def test_a_value_of_one_architecture_that_means_nothing_is_refused_by_its_own_name(name, more, message):
+    assert refused(ONE_OF_EACH[name]["config"] | more).startswith(message)
+
+
+@pytest.mark.parametrize("value", ["x", 2, [0]])
+def test_a_layer_of_llama_4_rotates_or_not(value):
+    config = model_configs()["meta-llama/Llama-4-Maverick-17B-128E-Instruct"]
+    count = config["num_hidden_layers"]
+    assert refused(config | {"no_rope_layers": [value] + [0] * (count - 1)}).startswith(f"no_rope_layers has {value!r}")
+
+
+def test_the_last_mixture_of_ernie_is_minus_one_or_a_number():
+    config = ONE_OF_EACH["ernie4_5_moe"]["config"]
+    assert shape_of(config | {"moe_layer_end_index": -1}) == shape_of(config)
+
+
+def test_a_word_means_the_default_where_a_state_may_be_of_any_size():
+    config = ONE_OF_EACH["jamba"]["config"]
+    assert shape_of(config | {"mamba_dt_rank": "auto"}) == shape_of(config | {"mamba_dt_rank": None})
+
+
+def test_heads_that_cannot_divide_a_layer_equally_are_refused_unless_their_size_is_said():
+    config = {key: value for key, value in LLAMA.items() if key != "head_dim"} | {"num_attention_heads": 48}
+    assert refused(config) == "it lacks head_dim, and 48 heads cannot divide hidden_size 4096 equally"
+    assert shape_of(config | {"head_dim": 128})
+
+
+def test_bitsandbytes_without_a_number_of_bits_is_refused():
+    assert "it lacks load_in_4bit or load_in_8bit" in refused(
+        LLAMA | {"quantization_config": {"quant_method": "bitsandbytes"}}
+    )
