@@ -4,15 +4,14 @@
                what asks for the flag ends at its next good moment: a simulation between two events
                all else ends where it stands, with InterruptError: at once here, half a second later in other processes
 
-A second signal is obeyed at once everywhere. Unlike `serving.supervision.process.run` this needs no event loop. By
-another file, processes report how far they are: a share for each call.
+A second signal is obeyed at once everywhere. Unlike `serving.supervision.process.run` this needs no event loop.
+Processes write their progress to a second file (`shares.py`).
 """
 
 import _thread
 import contextlib
 import platform
 import signal
-import struct
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -21,7 +20,8 @@ from time import monotonic
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
-SHARE = struct.Struct("d")
+from dynabench.shares import Progress, Shares
+
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask to end; the last comes from a terminal that is closed, unless `nohup` ignores it."""
 
@@ -37,11 +37,9 @@ class InterruptError(KeyboardInterrupt):
 
 
 class Flag(NamedTuple):
-    """Whether to end, and how far a call is, between processes of this host.
+    """Whether to end, and where a call writes its progress, between processes of this host.
 
-    A file says that all is to end by not being there any more.
-
-    One could not be made when the disk is full.
+    The flag is raised when its file is gone: a full disk cannot prevent deleting a file.
     """
 
     file: Path
@@ -90,27 +88,9 @@ class Flag(NamedTuple):
                 watching.join()
 
     @property
-    def shares(self) -> Path:
-        """The file that holds how far each call is."""
-        return self.file.with_name("shares")
-
-    def note(self, share: float) -> None:
-        """Say how far the call is, where anybody can learn of it."""
-        with contextlib.suppress(OSError), self.shares.open("r+b") as file:
-            file.seek(SHARE.size * self.place)
-            file.write(SHARE.pack(share))
-
-    def on_progress(self, total: int, *, run: int = 0, runs: int = 1) -> Callable[[int], None]:
-        """Return what takes the number of requests done, of one of several runs, and says now and then how far that is."""
-        stride, due = max(total // 100, 1), 1
-
-        def progressed(done: int) -> None:
-            nonlocal due
-            if done >= due:
-                due = done + stride
-                self.note((run + done / total) / runs)
-
-        return progressed
+    def progress(self) -> Progress:
+        """How far the call is."""
+        return Progress(self.file.with_name("shares"), self.place)
 
 
 class Interrupt:
@@ -120,7 +100,7 @@ class Interrupt:
         self._folder = tempfile.TemporaryDirectory(prefix="dynabench-")
         self.flag = Flag(Path(self._folder.name) / "goes-on", platform.node())
         self.flag.file.touch()
-        self._num_calls = 0
+        self.shares = Shares(self.flag.progress.file)
         self.is_asked = False
         self._asked_s = 0.0
         self._listeners: list[Callable[[], object]] = []
@@ -135,25 +115,6 @@ class Interrupt:
     ) -> None:
         self._handled.__exit__(None, None, None)
         self._folder.cleanup()
-
-    def begin(self, count: int) -> None:
-        """Take note that so many calls are to be carried out, none of which has begun."""
-        self._num_calls = count
-        with contextlib.suppress(OSError):  # a full disk: nothing is known of how far they are
-            self.flag.shares.write_bytes(bytes(SHARE.size * count))
-
-    def shares(self) -> list[float]:
-        """Return how far each call is."""
-        try:
-            known = self.flag.shares.read_bytes()
-        except OSError:
-            known = b""
-        shares = [share for (share,) in SHARE.iter_unpack(known[: len(known) // SHARE.size * SHARE.size])]
-        return shares + [0.0] * (self._num_calls - len(shares))
-
-    def share(self) -> float:
-        """Return how far all calls together are."""
-        return sum(self.shares()) / self._num_calls if self._num_calls else 0.0
 
     @contextlib.contextmanager
     def heard_by(self, listener: Callable[[], object]) -> Iterator[None]:

@@ -56,14 +56,14 @@ class Display:
 
     def line(self) -> str:
         """Say how far it is."""
-        shares = self._interrupt.shares()
+        shares = self._interrupt.shares.each()
         text = f"{self.what}: {sum(share >= 1 for share in shares):,} of {len(shares):,} {self.unit}"
         num_begun = sum(0 < share < 1 for share in shares)
         return f"{text}, {num_begun} under way" if num_begun else text
 
     def show(self) -> None:
         """Show how far it is now."""
-        share = self._interrupt.share()
+        share = self._interrupt.shares.together()
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], description=self.line(), completed=share, refresh=True)
         else:

@@ -140,7 +140,7 @@ def _part(
     for place, window in enumerate(windows):
         if flag.is_raised():
             raise InterruptError
-        flag.note(place / len(windows))
+        flag.progress.note(place / len(windows))
         if len(window.requests) == window.first:
             found.append(((1,) * len(pools), 1.0))
             continue

@@ -45,7 +45,7 @@ def in_parallel(
         Exception: the exception of a failed call, once the others have ended, because killing them would leave
             resources behind.
     """
-    interrupt.begin(len(calls))
+    interrupt.shares.begin(len(calls))
     with _backend(backend, jobs or -1, address):
         if backend == "local" and joblib.effective_n_jobs(jobs or -1) == 1:
             yield from _in_turn(calls, interrupt)
@@ -65,7 +65,7 @@ def _in_turn(calls: Sequence[Call], interrupt: Interrupt) -> Iterator[tuple[int,
         except InterruptError:
             return
         with noted():  # what the caller does with a result is not torn apart
-            flag.note(1.0)
+            flag.progress.note(1.0)
             yield place, result
 
 
@@ -84,7 +84,7 @@ def _at_once(calls: Sequence[Call], jobs: int, interrupt: Interrupt) -> Iterator
     try:
         for place, result, has_ended in results:
             if has_ended:
-                interrupt.flag._replace(place=place).note(1.0)
+                interrupt.flag._replace(place=place).progress.note(1.0)
             if isinstance(result, _Failure):
                 failure = failure or result.error
                 interrupt.flag.raise_()  # the call may have failed on another host

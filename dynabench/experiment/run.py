@@ -130,7 +130,7 @@ def _simulate_all(
 
 def _simulate_one(plan: Plan, source: Source, flag: Flag) -> Record:
     workload = source(plan.settings.shape)
-    return simulate(plan, workload, on_progress=flag.on_progress(len(workload)), is_interrupted=flag.is_raised)
+    return simulate(plan, workload, on_progress=flag.progress.of(len(workload)), is_interrupted=flag.is_raised)
 
 
 def _beside_oracles(

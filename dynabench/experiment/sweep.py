@@ -158,7 +158,7 @@ def simulate_point(
     except (ValueError, WorkloadError) as error:
         return Impossible(arm.name, arm.plain_changes, str(error))
     runs = [
-        simulated_whole(plan, workload, flag, on_progress=flag.on_progress(len(workload), run=number, runs=repeats))
+        simulated_whole(plan, workload, flag, on_progress=flag.progress.of(len(workload), run=number, runs=repeats))
         for number, plan in enumerate(plans([arm], repeats, seed))
     ]
     figures, outcomes = _judged(runs, limits, attainment)

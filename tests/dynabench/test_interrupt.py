@@ -18,9 +18,10 @@ from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.run import _simulate_all
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.interrupt import SHARE, TOGETHER_S, Interrupt, InterruptError, noted
+from dynabench.interrupt import TOGETHER_S, Interrupt, InterruptError, noted
 from dynabench.plan import Plan, Settings, plans
 from dynabench.progress import Display
+from dynabench.shares import SHARE
 from dynabench.terminal import Terminal
 from dynabench.virtual.clock import LOOK_EVERY
 from dynabench.virtual.run import run
@@ -91,7 +92,7 @@ def test_ctrl_c_ends_parallel_simulations_and_keeps_what_each_had():
     experiment = ExperimentConfig(router_mode=("round-robin", "random"), jobs=2)
     wanted = plans(comparison_of(experiment, Settings(deployed(workers=2))).arms, 1, 0)
     with Interrupt() as interrupt:
-        thread = once(lambda: all(interrupt.shares() or [0]), ctrl_c)
+        thread = once(lambda: all(interrupt.shares.each() or [0]), ctrl_c)
         runs = _simulate_all(wanted, made, experiment, Terminal(), interrupt)
         thread.join()
     assert len(runs) == 2
@@ -136,7 +137,7 @@ def test_a_failed_call_ends_the_others_which_nobody_kills(tmp_path):
 
 def half(flag):
     """Be half done until the user wants no more."""
-    flag.on_progress(10)(5)
+    flag.progress.of(10)(5)
     until(flag.is_raised)
     return flag.place
 
@@ -147,7 +148,7 @@ def test_processes_say_how_far_they_are():
         said = []
 
         def watch():
-            until(lambda: interrupt.share() == 0.25)
+            until(lambda: interrupt.shares.together() == 0.25)
             said.append(display.line())
             ctrl_c()
 
@@ -162,9 +163,9 @@ def test_processes_say_how_far_they_are():
 def test_in_a_pipe_progress_is_a_line_on_stderr(capsys):
     with Interrupt() as interrupt:
         display = Display("simulating", "runs", interrupt, Terminal())
-        interrupt.begin(4)
+        interrupt.shares.begin(4)
         for place, share in enumerate((1.0, 0.5)):
-            interrupt.flag._replace(place=place).note(share)
+            interrupt.flag._replace(place=place).progress.note(share)
         display.show()
     shown = capsys.readouterr()
     assert shown.err == "   0 s  simulating: 1 of 4 runs, 1 under way (38%)\n"
@@ -173,12 +174,12 @@ def test_in_a_pipe_progress_is_a_line_on_stderr(capsys):
 
 def test_a_simulation_says_how_far_it_is_with_each_of_its_repeats():
     with Interrupt() as interrupt:
-        interrupt.begin(1)
-        report = interrupt.flag.on_progress(200, run=1, runs=2)
+        interrupt.shares.begin(1)
+        report = interrupt.flag.progress.of(200, run=1, runs=2)
         found = []
         for done in (1, 2, 100, 200):
             report(done)
-            found.append(interrupt.share())
+            found.append(interrupt.shares.together())
     assert found == [0.5025, 0.5025, 0.75, 1.0]
 
 
