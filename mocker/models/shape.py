@@ -155,7 +155,7 @@ def shape_of(
         raise ValueError(f"--read-model-as {name} is not known; {instead_of(name)}")
     architecture, quantisation = ARCHITECTURES[name], quantisation_of(config, beside)
     defaults = {**({} if text is config else class_defaults(name)), **architecture.defaults}
-    keys = Keys({name: value for name, value in text.items() if not architecture.ignores(name, value)}, defaults)
+    keys = Keys({key: value for key, value in text.items() if not architecture.ignores(key, value)}, defaults)
     kinds = architecture.kinds(keys)
     layers = [_layer(keys.at(place), kind, architecture, quantisation) for place, kind in enumerate(kinds)]
     _read_unused(keys, kinds, architecture)
@@ -173,13 +173,18 @@ def shape_of(
         weight_block=quantisation.block,
         architecture=name,
     )
-    unread = keys.unread_sizes()
-    if unread and read_as is None:
+    if read_as is None:
+        _refuse_unread(keys, name)
+    return found
+
+
+def _refuse_unread(keys: Keys, name: str) -> None:
+    """Raise ValueError if there is a key that may change sizes, and was not read."""
+    for key in keys.unread_sizes()[:1]:
         raise ValueError(
-            f"{unread[0]} is {keys.shown(unread[0])}, which models of the architecture {name} are not known to have, and it "
+            f"{key} is {keys.shown(key)}, which models of the architecture {name} are not known to have, and it "
             f"may change sizes; --read-model-as {name} ignores it"
         )
-    return found
 
 
 def _is_tied(config: Mapping[str, Any], text: Mapping[str, Any], architecture: Architecture) -> bool:
