@@ -156,11 +156,9 @@ def shape_of(
     architecture, quantisation = ARCHITECTURES[name], quantisation_of(config, beside)
     defaults = {**({} if text is config else class_defaults(name)), **architecture.defaults}
     keys = Keys({key: value for key, value in text.items() if not architecture.ignores(key, value)}, defaults)
-    kinds = architecture.kinds(keys)
+    kinds = _kinds(keys, architecture)
     layers = [_layer(keys.at(place), kind, architecture, quantisation) for place, kind in enumerate(kinds)]
     _read_unused(keys, kinds, architecture)
-    if "num_hidden_layers" not in architecture.ignored and len(kinds) != num_layers(keys):
-        raise ValueError(f"it has {num_layers(keys)} layers, but the kinds of {len(kinds)}")
     found = ModelShape(
         hidden_size=keys.number("hidden_size"),
         vocab_size=keys.number("vocab_size"),
@@ -176,6 +174,18 @@ def shape_of(
     if read_as is None:
         _refuse_unread(keys, name)
     return found
+
+
+def _kinds(keys: Keys, architecture: Architecture) -> list[str]:
+    """Return the kind of each layer.
+
+    Raises:
+        ValueError: there are more or fewer than layers.
+    """
+    kinds = architecture.kinds(keys)
+    if "num_hidden_layers" not in architecture.ignored and len(kinds) != num_layers(keys):
+        raise ValueError(f"it has {num_layers(keys)} layers, but the kinds of {len(kinds)}")
+    return kinds
 
 
 def _refuse_unread(keys: Keys, name: str) -> None:
