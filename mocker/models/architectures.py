@@ -36,6 +36,8 @@ WITH_PLAIN_NETWORK = replace(PLAIN, feed_forward=feed.plain)
 WINDOWED = Architecture(kinds=by.one_window)
 QWEN_DENSE = Architecture(kinds=by.late_windows)
 QWEN_MOE = Architecture(feed_forward=QWEN, kinds=by.late_windows, names=SHARED_EXPERT)
+PLAIN_MIXTURE = Architecture(feed_forward=mixture())
+DENSE_THEN_MIXTURE = Architecture(feed_forward=DEEPSEEK)
 LATENT = Architecture(attention=latent_attention(), feed_forward=DEEPSEEK)
 SPARSE = Architecture(
     attention=indexed_attention(), feed_forward=DEEPSEEK, kinds=by.all_of(INDEXED), ignored=("compress_ratios",)
@@ -46,7 +48,7 @@ QWEN_HYBRID = Architecture(
     kinds=by.every(4, "full_attention_interval", others=LINEAR),
     names=SHARED_EXPERT,
 )
-BAILING = Architecture(feed_forward=DEEPSEEK)
+FALCON = Architecture(attention=attend.multi_query, feed_forward=feed.plain, is_tied=True)
 GROK = Architecture(feed_forward=feed.grok, names=MIXTRAL, no_ops={"sliding_window_size": -1, "global_attn_every_n": 1})
 HUNYUAN = Architecture(attention=attend.shared_across_layers, feed_forward=feed.if_any(DEEPSEEK))
 STEP = Architecture(
@@ -129,18 +131,16 @@ ARCHITECTURES: dict[str, Architecture] = {
     # Older ones
     "bloom": Architecture(feed_forward=feed.plain, is_tied=True),
     "codegen": WITH_PLAIN_NETWORK,
-    "falcon": Architecture(attention=attend.multi_query, feed_forward=feed.plain, is_tied=True),
+    "falcon": FALCON,
     "gpt2": Architecture(feed_forward=feed.plain, is_tied=True, other_parameters=others.positions),
-    "gpt_bigcode": Architecture(
-        attention=attend.multi_query, feed_forward=feed.plain, is_tied=True, other_parameters=others.positions
-    ),
+    "gpt_bigcode": replace(FALCON, other_parameters=others.positions),
     "gpt_neo": Architecture(feed_forward=feed.plain, kinds=by.gpt_neo, is_tied=True, other_parameters=others.positions),
     "gpt_neox": WITH_PLAIN_NETWORK,
     "gptj": WITH_PLAIN_NETWORK,
     "mpt": Architecture(feed_forward=feed.plain, is_tied=True),
     "opt": Architecture(feed_forward=feed.plain, is_tied=True, other_parameters=others.opt),
-    "RefinedWeb": Architecture(attention=attend.multi_query, feed_forward=feed.plain, is_tied=True),
-    "RefinedWebModel": Architecture(attention=attend.multi_query, feed_forward=feed.plain, is_tied=True),
+    "RefinedWeb": FALCON,
+    "RefinedWebModel": FALCON,
     # Dense, with windows
     "cohere2": Architecture(is_tied=True, kinds=by.every(4)),
     "cwm": Architecture(kinds=by.first_of_every(4)),
@@ -179,21 +179,21 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention=attention(gate="element"), feed_forward=DEEPSEEK, kinds=by.every(4, "global_attn_every_n_layers")
     ),
     "arctic": Architecture(feed_forward=feed.arctic, kinds=by.one_window),
-    "aria_text": Architecture(feed_forward=mixture()),
-    "bailing_moe": BAILING,
-    "bailing_moe_v2": BAILING,
+    "aria_text": PLAIN_MIXTURE,
+    "bailing_moe": DENSE_THEN_MIXTURE,
+    "bailing_moe_v2": DENSE_THEN_MIXTURE,
     "cohere2_moe": Architecture(feed_forward=DEEPSEEK, is_tied=True, kinds=by.cohere_moe),
     "dbrx": Architecture(feed_forward=feed.dbrx, names={"mlp": "ffn"}),
-    "deepseek": Architecture(feed_forward=DEEPSEEK),
+    "deepseek": DENSE_THEN_MIXTURE,
     "dots1": Architecture(feed_forward=DEEPSEEK, kinds=by.late_windows),
     "ernie4_5_moe": Architecture(feed_forward=mixture(feed.from_to), is_tied=True),
     "exaone_moe": Architecture(feed_forward=DEEPSEEK, kinds=by.exaone),
     "beam": Architecture(attention=attention(gate="element"), feed_forward=mixture(feed.after(3)), kinds=by.listed),
     "flint": Architecture(feed_forward=QWEN, kinds=by.listed),
-    "flex_olmo": Architecture(feed_forward=mixture()),
-    "glm4_moe": Architecture(attention=attend.rounded_down, feed_forward=DEEPSEEK),
-    "glm4v_moe": Architecture(feed_forward=DEEPSEEK),
-    "glm4v_moe_text": Architecture(feed_forward=DEEPSEEK),
+    "flex_olmo": PLAIN_MIXTURE,
+    "glm4_moe": replace(DENSE_THEN_MIXTURE, attention=attend.rounded_down),
+    "glm4v_moe": DENSE_THEN_MIXTURE,
+    "glm4v_moe_text": DENSE_THEN_MIXTURE,
     "gpt_oss": Architecture(feed_forward=mixture(), kinds=by.every(2)),
     "granitemoe": Architecture(feed_forward=mixture(), names=MIXTRAL),
     "granitemoe_swa": Architecture(feed_forward=mixture(), kinds=by.first_of_every(4), names=MIXTRAL),
@@ -230,14 +230,14 @@ ARCHITECTURES: dict[str, Architecture] = {
         names=MIXTRAL,
     ),
     "mixtral": Architecture(feed_forward=mixture(), kinds=by.one_window, names=MIXTRAL),
-    "olmoe": Architecture(feed_forward=mixture()),
+    "olmoe": PLAIN_MIXTURE,
     "phimoe": Architecture(feed_forward=mixture(), kinds=by.one_window, names=MIXTRAL),
     "qwen2_moe": QWEN_MOE,
     "qwen3_moe": QWEN_MOE,
     "qwen3_omni_moe": replace(QWEN_MOE, attention=attend.rounded_down),
     "qwen3_vl_moe": QWEN_MOE,
-    "sarvam_moe": Architecture(feed_forward=DEEPSEEK),
-    "solar_open": Architecture(feed_forward=DEEPSEEK),
+    "sarvam_moe": DENSE_THEN_MIXTURE,
+    "solar_open": DENSE_THEN_MIXTURE,
     "step3_text": Architecture(attention=attend.step_3, feed_forward=mixture(feed.enumerated)),
     "step3p5": STEP,
     "step3p7": STEP,

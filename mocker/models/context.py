@@ -41,6 +41,8 @@ def context_length(k: Keys, text: Mapping[str, Any]) -> int | None:
     for scaling in scalings:
         if _kind(scaling) not in INCLUDED and "gemma3" not in str(text.get("model_type")):
             factor = _factor(scaling) or factor
+    if not 1 <= shortest * factor <= MOST:
+        raise ValueError(f"rope_scaling has factor {factor}, for {shortest:,} tokens; expected 1 to {MOST:,} of both")
     return int(shortest * factor)
 
 

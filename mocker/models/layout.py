@@ -63,11 +63,8 @@ def unmeasured(shape: ModelShape, *, tensor_parallel_size: int = 1, enable_exper
     for network, _ in shape.feed_forwards:
         share = network.expert_size // tensor_parallel_size
         if network.num_experts and _has_blocks(shape, network.expert_matrices[0]) and share % shape.weight_block:
-            blocks = _no_blocks(
-                "channels of each expert", network.expert_size, tensor_parallel_size, shape.weight_block
-            )
             return (
-                f"{blocks}; vLLM 0.32 splits such blocks, older versions refuse, and the kernels for split blocks were not "
+                f"{_no_expert_blocks(shape, network, tensor_parallel_size)}; vLLM 0.32 splits such blocks, older versions refuse, and the kernels for split blocks were not "
                 "measured; enable_expert_parallel leaves experts whole"
             )
     return None
@@ -111,8 +108,7 @@ def _of_experts(shape: ModelShape, num_gpus: int) -> Iterator[str]:
                 "enable_expert_parallel leaves experts whole"
             )
         elif network.num_experts and _breaks_blocks(shape, network, network.expert_size // num_gpus):
-            blocks = _no_blocks("channels of each expert", network.expert_size, num_gpus, shape.weight_block)
-            yield f"{blocks}; enable_expert_parallel leaves experts whole"
+            yield f"{_no_expert_blocks(shape, network, num_gpus)}; enable_expert_parallel leaves experts whole"
 
 
 def _breaks_blocks(shape: ModelShape, network: FeedForward, share: int) -> bool:
@@ -138,6 +134,10 @@ def _blocked(shape: ModelShape) -> Iterator[tuple[str, int, int]]:
 
 def _has_blocks(shape: ModelShape, matrix: Matrix) -> bool:
     return bool(shape.weight_block) and matrix.weight.name == "fp8"
+
+
+def _no_expert_blocks(shape: ModelShape, network: FeedForward, num_gpus: int) -> str:
+    return _no_blocks("channels of each expert", network.expert_size, num_gpus, shape.weight_block)
 
 
 def _no_blocks(what: str, size: int, num_gpus: int, block: int) -> str:

@@ -155,12 +155,10 @@ def shape_of(
         raise ValueError(f"--read-model-as {name} is not known; {instead_of(name)}")
     architecture, quantisation = ARCHITECTURES[name], quantisation_of(config, beside)
     defaults = {**({} if text is config else class_defaults(name)), **architecture.defaults}
-    keys = Keys({name: value for name, value in text.items() if not architecture.ignores(name, value)}, defaults)
-    kinds = architecture.kinds(keys)
+    keys = Keys({key: value for key, value in text.items() if not architecture.ignores(key, value)}, defaults)
+    kinds = _kinds(keys, architecture)
     layers = [_layer(keys.at(place), kind, architecture, quantisation) for place, kind in enumerate(kinds)]
     _read_unused(keys, kinds, architecture)
-    if "num_hidden_layers" not in architecture.ignored and len(kinds) != num_layers(keys):
-        raise ValueError(f"it has {num_layers(keys)} layers, but the kinds of {len(kinds)}")
     found = ModelShape(
         hidden_size=keys.number("hidden_size"),
         vocab_size=keys.number("vocab_size"),
@@ -175,13 +173,30 @@ def shape_of(
     )
     if quantisation.rules and all(matrix.weight == BFLOAT16 for matrix, _ in found.matrices):
         raise ValueError("its quantization_config names no module of the model; remove it, and set --quantization")
-    unread = keys.unread_sizes()
-    if unread and read_as is None:
+    if read_as is None:
+        _refuse_unread(keys, name)
+    return found
+
+
+def _kinds(keys: Keys, architecture: Architecture) -> list[str]:
+    """Return the kind of each layer.
+
+    Raises:
+        ValueError: there are more or fewer than layers.
+    """
+    kinds = architecture.kinds(keys)
+    if "num_hidden_layers" not in architecture.ignored and len(kinds) != num_layers(keys):
+        raise ValueError(f"it has {num_layers(keys)} layers, but the kinds of {len(kinds)}")
+    return kinds
+
+
+def _refuse_unread(keys: Keys, name: str) -> None:
+    """Raise ValueError if there is a key that may change sizes, and was not read."""
+    for key in keys.unread_sizes()[:1]:
         raise ValueError(
-            f"{unread[0]} is {keys.shown(unread[0])}, which models of the architecture {name} are not known to have, and it "
+            f"{key} is {keys.shown(key)}, which models of the architecture {name} are not known to have, and it "
             f"may change sizes; --read-model-as {name} ignores it"
         )
-    return found
 
 
 def _is_tied(config: Mapping[str, Any], text: Mapping[str, Any], architecture: Architecture) -> bool:

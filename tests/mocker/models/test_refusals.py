@@ -202,6 +202,7 @@ def test_whatever_a_file_holds_it_is_a_model_or_an_error_of_one_line(data):
     else:
         assert isinstance(found, ModelShape)
         assert 0 < found.num_active_parameters <= found.num_parameters
+        assert found.context_length is None or 1 <= found.context_length <= 10**9
 
 
 @pytest.mark.parametrize(
@@ -293,3 +294,8 @@ def test_bitsandbytes_without_a_number_of_bits_is_refused():
     assert "it lacks load_in_4bit or load_in_8bit" in refused(
         LLAMA | {"quantization_config": {"quant_method": "bitsandbytes"}}
     )
+
+
+@pytest.mark.parametrize("factor", [1e-9, 1e8])
+def test_a_factor_of_positions_that_makes_no_context_is_refused(factor):
+    assert "rope_scaling has factor" in refused(LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": factor}})
