@@ -148,8 +148,8 @@ def test_earlier_runs_are_put_side_by_side(tmp_path):
             "kv_store_write_policy is write_back, but there is no store",
         ),
         (["simulate", "none.jsonl"], "none.jsonl: cannot be read (No such file or directory)"),
-        (["simulate", "bad.jsonl"], "bad.jsonl, line 1: Object missing required field `hash_ids`"),
-        (["simulate", "negative.jsonl"], "negative.jsonl, line 1: input_length must be at least 1, not -5"),
+        (["simulate", "bad.jsonl"], "bad.jsonl, line 1: input_length is missing"),
+        (["simulate", "negative.jsonl"], "negative.jsonl, line 1: input_length must be at least 0, not -5"),
         (["simulate", "--num-gpu-blocks", "20"], "raise --num-gpu-blocks or cut prompts with --cap-isl"),
         (["simulate", "--block-size", "48"], "block_size 48 neither divides"),
         (["simulate", "--speedup-ratio", "-1"], "speedup_ratio must be at least 0, not -1"),
@@ -163,7 +163,7 @@ def test_earlier_runs_are_put_side_by_side(tmp_path):
 )
 def test_bad_input_is_one_line_and_writes_nothing(tmp_path, arguments, message):
     (tmp_path / "taken").mkdir()
-    (tmp_path / "bad.jsonl").write_text('{"timestamp": 0, "input_length": 5, "output_length": 1}\n')
+    (tmp_path / "bad.jsonl").write_text('{"timestamp": 0, "output_length": 1, "hash_ids": [0]}\n')
     (tmp_path / "negative.jsonl").write_text(
         '{"timestamp": 0, "input_length": -5, "output_length": 1, "hash_ids": [0]}\n'
     )
