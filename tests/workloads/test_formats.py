@@ -580,3 +580,12 @@ def test_formats_are_at_hand_without_numpy_and_its_like():
     heavy = ["joblib", "numpy", "pandas", "pyarrow", "scipy"]
     code = f"import sys, workloads.formats, workloads.shape; print([name for name in {heavy} if name in sys.modules])"
     assert run(sys.executable, "-c", code).stdout == "[]\n"
+
+
+def test_conversations_of_sharegpt_without_a_request_are_counted(tmp_path):
+    said = [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Hi"}]
+    file = tmp_path / "x.json"
+    file.write_text(json.dumps([{"conversations": turns} for turns in (said, [], said[1:])]))
+    workload = formats.read([file])
+    assert len(workload) == 1
+    assert "conversations without an answer to anything left out: 2" in workload.notes

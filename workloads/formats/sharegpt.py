@@ -18,7 +18,7 @@ def _read(source: Source) -> Iterator[Request]:
     for conversation in source.objects():
         messages: list[dict[str, str]] = []
         after: tuple[int, ...] = ()
-        name = conversation.text("id", f"conversation {number}")
+        name, before = conversation.text("id", f"conversation {number}"), number
         for turn in conversation.items("conversations"):
             text = turn.text("value") if "value" in turn.values else turn.text("content")
             role = _role(turn, len(messages))
@@ -30,6 +30,8 @@ def _read(source: Source) -> Iterator[Request]:
                 messages.append({"role": "assistant", "content": text})
             else:
                 messages.append({"role": "system" if role == "system" else "user", "content": text})
+        if number == before:
+            source.count("conversations without an answer to anything left out")
 
 
 def _role(turn: Row, num_before: int) -> Any:
