@@ -20,7 +20,7 @@ from mocker.models.layers import Mixer
 from mocker.models.shape import ModelShape
 
 KV_BYTES = {"bfloat16": 2.0, "fp8": 1.0}
-SPARSE_FP8_BYTES = 512 + 4 * 4 + 64 * 2
+SPARSE_FP8_BYTES = 512.0 + 4 * 4 + 64 * 2
 """Of a latent of sparse attention with an FP8 cache: 512 values, 4 scales of 32 bits, and positions in 16 bits."""
 INDEX_BYTES = 1 + 4 / 128
 """Of a value of an index's keys: 8 bits, and 32 bits of scale for every 128."""
