@@ -202,7 +202,7 @@ def ssd() -> Iterator[Row]:
     The pool of 80 GB is a disk at 50 GB/s here, and the SSDs are a store.
     """
     timing = TimingConfig(model="Qwen/Qwen3-8B", gpu="a100", timed_as="sglang")
-    gpu = EngineConfig(num_gpu_blocks=2200)  # 0.88 of 40 GB, minus the weights
+    gpu = EngineConfig(num_gpu_blocks=2200, max_model_len=65536)  # 0.88 of 40 GB, minus the weights; positions scaled
     host = replace(gpu, kv_offloading_size=2 * 2200 * 64 * 147456 / GIB, kv_prefetch_policy="wait_complete")
     pool = replace(
         host, kv_disk_size=80e9 / GIB, kv_disk_bandwidth_gb_s=50.0, kv_disk_latency_ms=0.5, kv_disk_lookup_ms=0.5

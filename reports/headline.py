@@ -19,7 +19,11 @@ def heading(manifest: dict[str, Any]) -> list[str]:
         *understood(said),
         f"{layout}." * bool(layout),
         step_times(manifest).strip(),
-        *(f"{name}: {said[name]}." for name in ("KV tiers", "Cut trace", "Model error", "No effect") if name in said),
+        *(
+            f"{name}: {said[name]}."
+            for name in ("Context", "KV tiers", "Cut trace", "Model error", "No effect")
+            if name in said
+        ),
     ]
 
 

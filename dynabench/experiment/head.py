@@ -34,6 +34,7 @@ def head_of(workload: Workload, deployments: Sequence[Deployment], url: str | No
         "Approximated": _each(
             approximations(pool.timing.shape) for pool in decoders if pool.timing.timing_name == "roofline"
         ),
+        "Context": _each(_longer_context(pool) for pool in decoders if pool.timing.timing_name == "roofline"),
         "Model error": _each(_error(pool.timing) for pool in decoders if pool.engine == "mocker"),
     }
     if said["KV tiers"] and said["Model error"]:
@@ -65,6 +66,17 @@ def _model(pool: Pool) -> str | None:
     said = f"{pool.model}: {summary(shape, pool.timing.kv_dtype)}"
     note = doubt(pool.model or "", shape)
     return f"{said} ({note})" if note else said
+
+
+def _longer_context(pool: Pool) -> str | None:
+    """Say that a longer context is simulated than the model's own, which vLLM refuses."""
+    given, own = pool.mocker.max_model_len, pool.timing.shape.context_length
+    if given is None or own is None or given <= own:
+        return None
+    return (
+        f"max_model_len {given:,} is more than the model's {own:,}; vLLM starts with it only if --hf-overrides scales the "
+        "positions, or with VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"
+    )
 
 
 def _each(texts: Iterable[str | None]) -> str:

@@ -87,7 +87,7 @@ def resolve(engine: EngineConfig, timing: TimingConfig = TimingConfig()) -> Simu
     engine = replace(
         engine,
         async_scheduling=_is_async(engine, timing),
-        max_model_len=_max_model_len(engine, timing),
+        max_model_len=engine.max_model_len or _context_length(timing),
     )
     more = _more_blocks(engine, timing)
     num_blocks = _given_blocks(engine, more) or _blocks_that_fit(engine, timing)
@@ -107,20 +107,6 @@ def _given_blocks(engine: EngineConfig, more: MoreBlocks | None) -> int | None:
     if engine.num_gpu_blocks is None or more is None:
         return engine.num_gpu_blocks
     return int(engine.num_gpu_blocks / more.unit)
-
-
-def _max_model_len(engine: EngineConfig, timing: TimingConfig) -> int | None:
-    """Return the context: as set, or the model's.
-
-    Raises:
-        ValueError: more is set than the model has, which vLLM refuses.
-    """
-    context, given = _context_length(timing), engine.max_model_len
-    if given is not None and context is not None and given > context and timing.timing_name == "roofline":
-        raise ValueError(
-            f"max_model_len is {given:,}; expected at most {context:,}, the context length of {timing.model}"
-        )
-    return given or context
 
 
 def _context_length(timing: TimingConfig) -> int | None:

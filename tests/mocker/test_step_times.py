@@ -351,11 +351,9 @@ def test_a_slower_link_lengthens_all_reduces_and_nothing_else():
         TimingConfig(link_gbps=0)
 
 
-def test_a_context_longer_than_the_models_is_refused_as_by_vllm():
-    assert roofline(max_model_len=1000).config.max_model_len == 1000
+def test_the_context_is_the_models_unless_another_is_set():
     assert roofline().config.max_model_len == 131_072
-    with pytest.raises(ValueError, match="max_model_len is 200,000; expected at most 131,072, the context length of"):
-        roofline(max_model_len=200_000)
+    assert [roofline(max_model_len=size).config.max_model_len for size in (1000, 200_000)] == [1000, 200_000]
 
 
 def test_the_longest_sequence_is_what_the_cache_holds_with_the_blocks_of_all_layers():
