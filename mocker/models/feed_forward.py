@@ -125,7 +125,8 @@ def mixture(is_sparse: IsSparse = everywhere, *, is_gated: bool = True, has_shar
         if not is_sparse(k):
             k.ignore(*MIXTURE)
             return dense(k, _dense_size(k), is_gated=is_gated)
-        size = k.number("moe_intermediate_size", k.number("intermediate_size", 0) or None)
+        same = k.number("intermediate_size", 0)  # of architectures that have no dense layers
+        size = k.number("moe_intermediate_size", None if k.is_null("moe_intermediate_size") else same or None)
         return experts(k, size, shared_size(k, size), is_gated=is_gated, has_gate=has_shared_gate)
 
     return read

@@ -136,6 +136,12 @@ class Keys:
         """Return whether there is a value, whatever it is."""
         return self._find(name)[1] is not None
 
+    def is_null(self, name: str) -> bool:
+        """Return whether a value is given as null, which says that it is not known."""
+        return any(
+            spelling in self._given and self._given[spelling] is None for spelling in SPELLINGS.get(name, (name,))
+        )
+
     def ignore(self, *names: str) -> None:
         """Take keys as read: here they say nothing, or nothing new."""
         for name in names:

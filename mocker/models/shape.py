@@ -12,7 +12,7 @@ from mocker.models.architectures import ARCHITECTURES
 from mocker.models.class_defaults import class_defaults
 from mocker.models.context import context_length
 from mocker.models.identity import architecture_of, instead_of, text_of
-from mocker.models.keys import Keys
+from mocker.models.keys import Keys, shown
 from mocker.models.kinds import CONV, FULL, HYBRID, LINEAR, NO_MIXER, STATES, num_layers
 from mocker.models.layers import BFLOAT16, FeedForward, Layer, Matrix, Mixer, WeightType
 from mocker.models.quantisation import Quantisation, quantisation_of
@@ -200,8 +200,13 @@ def _refuse_unread(keys: Keys, name: str) -> None:
 
 
 def _is_tied(config: Mapping[str, Any], text: Mapping[str, Any], architecture: Architecture) -> bool:
-    given = [part[name] for part in (config, text) for name in ("tie_word_embeddings", "tie_embedding") if name in part]
-    return next((bool(value) for value in given if value is not None), architecture.is_tied)
+    names = ("tie_word_embeddings", "tie_embedding")
+    for name, value in [(name, part.get(name)) for part in (config, text) for name in names]:
+        if value is not None and value not in (True, False):
+            raise ValueError(f"{name} is {shown(value)}; expected true or false")
+        if value is not None:
+            return bool(value)
+    return architecture.is_tied
 
 
 def _layer(k: Keys, kind: str, architecture: Architecture, quantisation: Quantisation) -> Layer:

@@ -299,3 +299,13 @@ def test_bitsandbytes_without_a_number_of_bits_is_refused():
 @pytest.mark.parametrize("factor", [1e-9, 1e8])
 def test_a_factor_of_positions_that_makes_no_context_is_refused(factor):
     assert "rope_scaling has factor" in refused(LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": factor}})
+
+
+def test_the_size_of_experts_that_is_null_is_not_taken_from_elsewhere():
+    with pytest.raises(ValueError, match="it lacks moe_intermediate_size"):
+        shape_of(model_configs()["Qwen/Qwen3-30B-A3B"] | {"moe_intermediate_size": None})
+
+
+def test_whether_embeddings_are_tied_is_true_or_false():
+    with pytest.raises(ValueError, match="tie_word_embeddings is 'false'; expected true or false"):
+        shape_of(model_configs()["meta-llama/Llama-3.1-8B"] | {"tie_word_embeddings": "false"})
