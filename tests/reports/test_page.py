@@ -441,7 +441,9 @@ def test_the_head_says_what_was_run_on_what_and_how_far_off_it_may_be(opened):
         said = dict(
             zip(page.locator(".head dt").all_inner_texts(), page.locator(".head dd").all_inner_texts(), strict=True)
         )
-    assert said["Model"] == ("meta-llama/Llama-3.1-70B: 70.6 B parameters; 80 layers keep KV; BF16 weights, BF16 KV")
+    assert said["Model"] == (
+        "meta-llama/Llama-3.1-70B: 70.6 B parameters; 80 layers keep KV; FP8 and BF16 weights, BF16 KV"
+    )
     assert (said["GPU"], said["Layout"], said["Chunk"]) == ("h100", "3 workers, TP 4 (12 GPUs)", "8,192 tokens")
     assert said["Workload"].startswith("chat.jsonl: 240 requests in ")
     assert said["Model error"].startswith("mean TPOT off by 2.6%, mean TTFT by 5.7% on average (45 published points")
