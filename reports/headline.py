@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from foundation.text import listed
 from reports.cells import milliseconds, number, share
 from reports.outcomes import Outcome, binding, percent, told
 from reports.slo import parse
@@ -124,11 +125,6 @@ def limits(summary: Summary) -> list[str]:
             parts.append(f"{share(figures.goodput.attainment)} of the requests within {' and '.join(each)}")
         lines += [f"{arm}: {'; '.join(parts)}"] * bool(parts)
     return lines
-
-
-def listed(names: list[str]) -> str:
-    """Join names by commas and `and`."""
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""
 
 
 def margin(outcome: Outcome) -> str:

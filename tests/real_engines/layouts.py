@@ -79,7 +79,7 @@ def be_on_h100s():
 
 
 def _name_kernels():
-    """Let all operations be found, those that tell what is supported say yes, and Triton's be declared."""
+    """Make every operation exist: the ones that ask for support answer yes, and Triton's can be declared."""
     import torch._ops
     import vllm._custom_ops
     import vllm.triton_utils
