@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from serving.runtime.stopping import stop_on_signals
+from serving.runtime.tls import expect_lost_connections
 from serving.supervision.child import READY, STATUS_BYTES
 from serving.supervision.group import STATUS_FD, SUPERVISED
 from serving.supervision.probes import probed
@@ -28,6 +29,7 @@ def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, Result]]) -> Result:
     """
 
     async def whole() -> Result:
+        expect_lost_connections()
         stopping = asyncio.Event()
         async with probed(stopping):
             work = asyncio.create_task(main(stopping))
