@@ -6,6 +6,7 @@ if earlier != made:
     print(made.difference(earlier))  # my_mode.py has changed; seed was 0 and is 1
 """
 
+import ast
 import dataclasses
 import hashlib
 import importlib.util
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from foundation.files import replace_text
-from foundation.own_code import files_of_own_code, is_own
+from foundation.own_code import file_of, is_own
 
 LARGE_BYTES = 1 << 28
 """The weights of a model: reading them would take longer than what their time of change may miss."""
@@ -89,13 +90,38 @@ def files_named(value: Any) -> Iterator[Path]:
     for text in _texts(value):
         base = text.partition("+")[0]
         if is_own(base):
-            yield from files_of_own_code(base)
+            yield from _files_of_own_code(base)
         elif os.path.isfile(os.path.join(text, "config.json")):  # noqa: PTH113, PTH118 (a text may be no path at all)
             yield Path(text)
         elif os.path.isfile(text):  # noqa: PTH113
             yield Path(text)
             beside = Path(text).with_name("hf_quant_config.json")  # read with the config.json that it stands beside
             yield from [beside] * beside.is_file()
+
+
+def _files_of_own_code(name: str) -> list[Path]:
+    """Return the file of a class of the user's own, and the modules beside it that it imports, itself or through one another."""
+    found: dict[Path, None] = {}
+    waiting = [Path(file_of(name))]
+    while waiting:
+        file = waiting.pop()
+        if file not in found:
+            found[file] = None
+            waiting += _imported_beside(file)
+    return list(found)
+
+
+def _imported_beside(file: Path) -> Iterator[Path]:
+    """Yield the modules and packages in the folder of a file that it imports."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return  # whoever runs it says so
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        for name in [node.module] if isinstance(node, ast.ImportFrom) and node.module else names:
+            beside = file.parent / name.partition(".")[0]
+            yield from [part for part in [beside.with_suffix(".py"), *sorted(beside.rglob("*.py"))] if part.is_file()]
 
 
 def _texts(value: Any) -> Iterator[str]:

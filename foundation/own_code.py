@@ -1,12 +1,9 @@
 """A class of the user's own, named on the command line as `FILE.py` or `FILE.py:CLASS`."""
 
-import ast
 import functools
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
@@ -51,29 +48,9 @@ def own_class(name: str, kind: type[T]) -> type[T]:
     return next(iter(leaves.values()))
 
 
-def files_of_own_code(name: str) -> list[Path]:
-    """Return the file that a name refers to, and the modules beside it that it imports, itself or through one another."""
-    found: dict[Path, None] = {}
-    waiting = [Path(_parts(name)[0])]
-    while waiting:
-        file = waiting.pop()
-        if file not in found:
-            found[file] = None
-            waiting += _imported_beside(file)
-    return list(found)
-
-
-def _imported_beside(file: Path) -> Iterator[Path]:
-    """Yield the modules and packages in the folder of a file that it imports."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return  # whoever runs it says so
-    for node in ast.walk(tree):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
-        for name in [node.module] if isinstance(node, ast.ImportFrom) and node.module else names:
-            beside = file.parent / name.partition(".")[0]
-            yield from [part for part in [beside.with_suffix(".py"), *sorted(beside.rglob("*.py"))] if part.is_file()]
+def file_of(name: str) -> str:
+    """Return the file that a name refers to."""
+    return _parts(name)[0]
 
 
 def _parts(name: str) -> tuple[str, str]:
