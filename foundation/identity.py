@@ -87,7 +87,7 @@ class Identity:
 
 def files_named(value: Any) -> Iterator[Path]:
     """Yield every file that settings name: classes of the user's own with what they import, files, and models' folders."""
-    for text in _texts(value):
+    for text in map(os.path.expanduser, _texts(value)):
         base = text.partition("+")[0]
         if is_own(base):
             yield from _files_of_own_code(base)
