@@ -11,6 +11,7 @@ from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.store import PointStore
 from dynabench.plan import Settings
+from foundation.identity import Identity
 from mocker.timing.config import TimingConfig
 from reports.capacity import Alternative, Ranked, modes_told, sizes_told
 from reports.outcomes import Outcome
@@ -24,7 +25,7 @@ WIDE, NARROW = Question(0, 2), Question(1, 1)
 @pytest.fixture
 def findings(tmp_path):
     config = PlanConfig(tensor_parallel_size=(4, 8), max_num_batched_tokens=(2048,), loads="1,1.5,2")
-    store = PointStore(tmp_path / "out", "id", "plan")
+    store = PointStore(tmp_path / "out", Identity({}), "plan")
     found = Findings(config, ExperimentConfig(router_mode=("kv",)), SETTINGS, store)
     found.search = found.new_search({0: Floor(), 1: Floor()})
     for question, load, margin in ((WIDE, 1, 0.1), (NARROW, 1, 0.3), (WIDE, 1.5, 0.05), (NARROW, 1.5, -0.2)):
@@ -103,7 +104,7 @@ def test_the_best_router_mode_is_named(times, said):
 
 def test_gpus_of_a_single_worker_are_not_put_down_to_the_work(tmp_path):
     config = PlanConfig(tensor_parallel_size=(4,), max_num_batched_tokens=(2048,), max_gpus=2)
-    store = PointStore(tmp_path / "out", "id", "plan")
+    store = PointStore(tmp_path / "out", Identity({}), "plan")
     found = Findings(config, ExperimentConfig(router_mode=("kv",)), SETTINGS, store)
     for floor, why in (
         (1, "needs at least 4, even with a single worker."),
