@@ -37,6 +37,8 @@ class Ranked(msgspec.Struct, frozen=True):
     """Prefill workers, in addition to `workers`; None if every worker handles whole requests."""
     fewer: list[Outcome] = []
     """The result with one worker fewer; empty if that was not tried."""
+    is_upper_bound: bool = False
+    """Whether fewer workers may meet the limits, too, because others are cheaper and the search ended."""
 
     @property
     def state(self) -> State:
@@ -45,7 +47,7 @@ class Ranked(msgspec.Struct, frozen=True):
 
 
 class AtLoad(msgspec.Struct, frozen=True):
-    """What a multiple of the workload's rate needs."""
+    """What a multiple of the load needs."""
 
     load: float
     layout: str
@@ -54,6 +56,8 @@ class AtLoad(msgspec.Struct, frozen=True):
     outcomes: list[Outcome]
     prefill_workers: int | None = None
     cost: float | None = None
+    label: str = ""
+    """The load in words, in a closed loop with what is kept in flight; empty in older folders."""
 
 
 class Alternative(msgspec.Struct, frozen=True):
@@ -138,7 +142,9 @@ def grids(answer: Answer, *, most: int = 8) -> Iterator[Grid]:
         yield _ranking(answer, tried[:most], left=len(tried[most:]), bounded=[x for x in possible if not x.outcomes])
     if len(answer.loads) > 1:
         has_price = any(at.cost is not None and at.cost != at.gpus for at in answer.loads)
-        lines = [(f"{at.load:g}x", _load_cells(at, answer.limits, has_price=has_price)) for at in answer.loads]
+        lines = [
+            (at.label or f"{at.load:g}x", _load_cells(at, answer.limits, has_price=has_price)) for at in answer.loads
+        ]
         columns = ["layout", "GPUs", "workers", *(["cost"] if has_price else []), *answer.limits]
         yield Grid("What more load takes", columns, lines)
     for title, rows in (("Router modes", answer.modes), ("Prefix caching", answer.caching)):
