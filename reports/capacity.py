@@ -9,7 +9,7 @@ import msgspec
 from reports.cells import milliseconds
 from reports.grid import Grid
 from reports.key import Key, key_of
-from reports.outcomes import Outcome, State, binding, percent
+from reports.outcomes import Outcome, State, binding, percent, subject
 from reports.tier_sizes import NEAR, Sized, enough, is_size
 
 SCHEMA = "dynabench.plan/1"
@@ -233,7 +233,7 @@ def _fewer(layout: Ranked) -> str:
 
 def _metric(limit: str) -> str:
     """Return the metric that a limit is on, without its value."""
-    return limit.partition(" <=")[0].removeprefix("a ").removesuffix(" that does not grow")
+    return subject(limit).removeprefix("a ").removesuffix(" that does not grow")
 
 
 def _headroom(outcomes: list[Outcome], limit: str) -> str:

@@ -120,6 +120,11 @@ def binding(outcomes: Iterable[Outcome]) -> Outcome | None:
     return ranked[0] if ranked else None
 
 
+def subject(limit: str) -> str:
+    """Return what a limit is on, without its values; per-request limits that count together have several metrics."""
+    return " and ".join(part.partition(" <=")[0] for part in limit.split(" and "))
+
+
 def told(outcomes: Iterable[Outcome]) -> str:
     """Say of each limit whether it is met, and by how much."""
     return "; ".join(f"{outcome.limit} {outcome}" for outcome in outcomes)

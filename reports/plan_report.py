@@ -1,6 +1,7 @@
 """The report of a plan."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,26 +14,32 @@ from reports.cells import milliseconds
 from reports.charts import drawing, plan
 from reports.charts import sweep as charts
 from reports.charts.sweep import Swept
+from reports.conditions import Condition
 from reports.grid import Grid
 from reports.outcomes import percent
 from reports.points import Point
 
 
-def write(folder: Path, answer: Answer, points: dict[str, list[Point]]) -> None:
-    """Write plan.json, and the report, into the plan's folder.
+def save(folder: Path, answer: Answer) -> None:
+    """Write plan.json into the plan's folder."""
+    replace_text(folder / "plan.json", msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n")
+
+
+def write(folder: Path, answer: Answer, points: Mapping[str, Sequence[Point]], limits: Sequence[Condition]) -> None:
+    """Write the report of a plan into its folder.
 
     Args:
         folder: an existing folder.
         answer: the plan's result.
         points: what was tried for each layout, by its name.
+        limits: the limits of the plan.
     """
-    replace_text(folder / "plan.json", msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n")
     key = capacity.key(answer)
     lines = {
         name: [structs.replace(one, changes={"workers": one.workers}) for one in points.get(name, [])] for name in key
     }
     with drawing.styled():
-        by_workers = charts.charts(Swept(lines, key, "workers", answer.limits), [])
+        by_workers = charts.charts(Swept(lines, key, "workers", limits), [])
         drawn = drawing.draw(plan.charts(answer, key) | by_workers, folder / "charts")
     text = page.render(
         "plan.html.jinja",

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,17 @@ SAFER = 4
 
 
 def run_plan(
-    files: tuple[Path, ...], config: PlanConfig, experiment: ExperimentConfig, settings: Settings, *, console: Terminal
+    files: tuple[Path, ...],
+    config: PlanConfig,
+    experiment: ExperimentConfig,
+    settings: Settings,
+    *,
+    console: Terminal,
+    show: Callable[[Path, Answer], None],
 ) -> tuple[Path, Answer]:
     """Search for the cheapest layout that meets the limits; resume a folder that has the same plan.
+
+    The answer is saved and shown before the report is drawn, so that nothing which goes wrong there loses it.
 
     Raises:
         UserError: there are no limits, or the folder has something else.
@@ -80,7 +88,9 @@ def run_plan(
         except InterruptError:
             planner.is_complete = False
         answer = planner.answer()
-        plan_report.write(out, answer, planner.points())
+        plan_report.save(out, answer)
+        show(out, answer)
+        plan_report.write(out, answer, planner.points(), experiment.limits)
         return out, answer
 
 

@@ -7,6 +7,7 @@ from reports.cells import milliseconds
 from reports.charts import drawing
 from reports.charts.drawing import HALF, LIMIT, QUIET, REST, WIDE, Canvas, Chart, Panel
 from reports.key import PALETTE, Key, key_of
+from reports.outcomes import subject
 
 if TYPE_CHECKING:
     from reports.capacity import Answer, Ranked
@@ -39,7 +40,7 @@ def layouts(answer: "Answer", key: Key) -> Chart | None:
     canvas = Canvas(height + 54, is_wide=True)
     width = (WIDE - left - 30 - gap * len(limits)) / (len(limits) + 1)
     panels = []
-    for place, heading in enumerate(("GPUs", *(f"{limit.partition(' ')[0]}, share of its limit" for limit in limits))):
+    for place, heading in enumerate(("GPUs", *(f"{subject(limit)}, share of its limit" for limit in limits))):
         axes = canvas.axes(left + place * (width + gap), 24, width, height, heading=heading)
         drawing.categories(axes, "y", [""] * len(shown))
         panels.append(Panel(axes))

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -119,6 +120,28 @@ def test_the_same_plan_again_simulates_nothing(small):
     planned(out, *SMALL, *LIMITS, "--loads", "1,2", "--json")
     other = dynabench("plan", *SMALL, "--slo", "ttft.p90 <= 401ms", "--loads", "1,2", "--out", out)
     assert (other.returncode, "contains a plan with other settings" in other.stderr) == (2, True)
+
+
+def test_limits_of_each_request_are_answered_with_a_chart_over_fleet_sizes(tmp_path):
+    flags = ("--model", "meta-llama/Llama-3.1-8B", "--gpu", "h100", "--loads", "1", "--max-num-batched-tokens", "2048")
+    limits = ("--slo", "ttft <= 300ms", "--slo", "e2e <= 60s")
+    done, answer = planned(tmp_path / "out", *flags, "--tensor-parallel-size", "1", *limits)
+    assert done.returncode == 0, done.stderr
+    assert "ttft <= 300 ms and e2e <= 60000 ms in 99% met by " in answer["verdict"]
+    assert "ttft and e2e headroom" in done.stdout.replace("\n", " ")
+    assert (tmp_path / "out" / "charts" / "limits.svg").exists()
+
+
+def test_an_answer_is_kept_and_printed_if_its_report_cannot_be_drawn(tmp_path):
+    flags = (*MODEL, "--tensor-parallel-size", "1", "--max-num-batched-tokens", "2048", "--loads", "1", *LIMITS)
+    planned(out := tmp_path / "out", *flags)
+    shutil.rmtree(out / "charts")
+    (out / "charts").write_text("not a folder\n")
+    (out / "plan.json").unlink()
+    done, answer = planned(out, *flags)
+    assert (done.returncode, len(done.stderr.strip().splitlines())) == (2, 1)
+    assert answer["verdict"] in done.stdout.replace("\n", " ")
+    assert answer["commands"][0] in done.stdout
 
 
 def test_the_cheapest_of_several_gpus_is_found(tmp_path):
