@@ -75,6 +75,7 @@ class Sureness(msgspec.Struct, frozen=True):
     low: float | None
     """95% block-bootstrap interval of the limited metric (s, or a share); None if there is none; the text says why."""
     high: float | None
+    """Infinite if failed requests are among the slowest; JSON has null for it, too."""
     model_error: float | None
     """Known mean absolute error of the mean of such times for such a model and GPU, as a share; None if unknown."""
     of: str = ""
@@ -91,7 +92,12 @@ class Sureness(msgspec.Struct, frozen=True):
     @property
     def is_doubtful(self) -> bool:
         """Whether the limit may in fact be missed."""
-        return self.is_open or self.is_within_error
+        return self.is_open or self.is_within_error or not self.has_interval
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether it is known how far other such samples may differ."""
+        return self.low is not None
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -245,6 +251,9 @@ def _signed(margin: float) -> str:
     return f"{'-' * (margin < 0)}{percent(abs(margin))}"
 
 
+COVERED = "The intervals are for this workload, repeated. They do not cover other traffic, such as tomorrow's."
+
+
 def doubt(sureness: Sequence[Sureness]) -> str:
     """Say which limits may not be met; return nothing if all surely are."""
     reasons = []
@@ -253,6 +262,8 @@ def doubt(sureness: Sequence[Sureness]) -> str:
         reasons.append(f"the 95% interval includes the limit of {limits}; a longer workload would settle it")
     if near := [sure.limit for sure in sureness if sure.is_within_error]:
         reasons.append(f"the margin to {' and to '.join(near)} is smaller than the model's error")
+    if unknown := [sure.limit for sure in sureness if not sure.has_interval]:
+        reasons.append(f"there is no interval for {' and for '.join(unknown)}")
     return f" This is not certain: {'. And '.join(reasons)}." if reasons else ""
 
 

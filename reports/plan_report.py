@@ -1,7 +1,9 @@
 """The report of a plan."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -9,7 +11,7 @@ from msgspec import structs
 
 from foundation.files import replace_text
 from reports import capacity, page
-from reports.capacity import Answer
+from reports.capacity import Answer, Sureness
 from reports.cells import milliseconds
 from reports.charts import drawing, plan
 from reports.charts import sweep as charts
@@ -69,8 +71,8 @@ def _sureness_grid(answer: Answer) -> Grid | None:
     lines = []
     for sure in answer.sureness:
         known = by_limit.get(sure.limit)
-        shown = "{:.2%}".format if sure.is_share else milliseconds
-        interval = "n/a" if sure.low is None or sure.high is None else f"{shown(sure.low)} to {shown(sure.high)}"
+        shown = partial(_shown, sure)
+        interval = "none: not certain" if sure.low is None else f"{shown(sure.low)} to {shown(sure.high)}"
         lines.append(
             (
                 sure.limit,
@@ -88,6 +90,14 @@ def _sureness_grid(answer: Answer) -> Grid | None:
         "How sure is it?",
         ["found (ms)", "margin", "95% interval (ms)", "model error"],
         lines,
-        "If an interval includes its limit, the result is uncertain. The model error is that of means, not of percentiles.",
+        f"If an interval includes its limit, the result is uncertain. {capacity.COVERED} The model error is that of "
+        "means, not of percentiles.",
         "limit",
     )
+
+
+def _shown(sure: Sureness, value: float | None) -> str:
+    """Format a limited value, or an end of its interval."""
+    if value is None or math.isinf(value):
+        return "infinite"
+    return f"{value:.2%}" if sure.is_share else milliseconds(value)

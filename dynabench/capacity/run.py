@@ -284,7 +284,7 @@ class _Planner:
                 self._search_at(load)
         best = self._found.best  # of the cheapest, the one that handles more load
         self._sureness = self._sure(best)
-        if any(sure.is_doubtful for sure in self._sureness):
+        if any(sure.is_doubtful for sure in self._sureness) and all(sure.has_interval for sure in self._sureness):
             self._safer = self._told_safer(best)
         self._modes = self._compared_modes(best)
         self._caching = self._compared_caching(best)

@@ -125,6 +125,8 @@ def _print(answer: Answer, console: Terminal) -> None:
         console.say(note)
     for sure in answer.sureness:
         console.say(sure.text)
+    if any(sure.has_interval for sure in answer.sureness):
+        console.say(capacity.COVERED)
     for line in answer.commands:
         console.print(line, soft_wrap=True)
     console.print(f"{answer.simulated} simulations, {answer.wall_s:.0f} s")

@@ -16,6 +16,8 @@ BEST = PALETTE[0][0]
 MOST = 16
 """Layouts that are drawn."""
 ROW = 24
+MOST_SHOWN = 200.0
+"""Intervals are drawn up to twice their limit (%): failed requests make them infinite."""
 
 
 def charts(answer: "Answer", key: Key) -> dict[str, Chart]:
@@ -137,7 +139,7 @@ def sureness(answer: "Answer") -> Chart | None:
     for row, (sure, limit) in enumerate(known):
         value = sure.value / limit * 100
         if sure.low is not None and sure.high is not None:
-            low, high = sure.low / limit * 100, sure.high / limit * 100
+            low, high = sure.low / limit * 100, min(sure.high / limit * 100, MOST_SHOWN)
             axes.plot([low, high], [row, row], color=BEST, linewidth=6, alpha=0.35)
             reach += [low, high]
         if sure.model_error is not None:
