@@ -13,6 +13,8 @@ from reports.outcomes import Outcome, State, binding, percent, subject
 from reports.tier_sizes import NEAR, Sized, enough, is_size
 
 SCHEMA = "dynabench.plan/1"
+NEAR_CLIFF = 0.1
+"""A layout that holds to less than this much more load is close to a cliff."""
 
 
 class Ranked(msgspec.Struct, frozen=True):
@@ -37,6 +39,8 @@ class Ranked(msgspec.Struct, frozen=True):
     """Prefill workers, in addition to `workers`; None if every worker handles whole requests."""
     fewer: list[Outcome] = []
     """The result with one worker fewer; empty if that was not tried."""
+    is_upper_bound: bool = False
+    """Whether fewer workers may meet the limits, too, because others are cheaper and the search ended."""
 
     @property
     def state(self) -> State:
@@ -100,6 +104,29 @@ class Sureness(msgspec.Struct, frozen=True):
         return self.low is not None
 
 
+class Held(msgspec.Struct, frozen=True):
+    """How much load the best layout takes, in multiples of the load that was planned for."""
+
+    holds_to: float
+    """The highest load tried that met the limits."""
+    misses_at: float | None = None
+    """The lowest load tried that missed one; None if all met them."""
+    outcomes: list[Outcome] = []
+    """The result at that load."""
+
+    @property
+    def is_near_cliff(self) -> bool:
+        """Whether a little more load misses a limit."""
+        return self.misses_at is not None and self.holds_to < 1 + NEAR_CLIFF
+
+    def __str__(self) -> str:
+        nearest = binding(self.outcomes)
+        if self.misses_at is None or nearest is None:
+            return f"It holds to {self.holds_to:g}x of this traffic or more."
+        near = "It is close to a cliff: it" if self.is_near_cliff else "It"
+        return f"{near} holds to {self.holds_to:g}x of this traffic, and misses {subject(nearest.limit)} at {self.misses_at:g}x."
+
+
 class Answer(msgspec.Struct, frozen=True):
     """What a plan found."""
 
@@ -118,6 +145,8 @@ class Answer(msgspec.Struct, frozen=True):
     commands: list[str]
     simulated: int
     wall_s: float
+    held: Held | None = None
+    """The load that the best layout takes; None if that was not tried."""
     notes: list[str] = []
     """Other things a reader should know."""
     head: dict[str, str] = {}
@@ -183,6 +212,8 @@ def _ranking(answer: Answer, shown: list[Ranked], *, left: int, bounded: list[Ra
     notes = []
     if unmet := [layout.at_least for layout in shown if layout.gpus is None]:
         notes.append(f"{unmet[0]}+: needs at least {unmet[0]} GPUs; its figures are those of the most workers tried.")
+    if bound := next((layout.gpus for layout in shown if layout.is_upper_bound), None):
+        notes.append(f"<= {bound}: fewer than {bound} may be enough; they were not tried, because others are cheaper.")
     if any(layout.prefill_workers is not None for layout in shown):
         notes.append("2+3: 2 workers prefill and 3 decode.")
     if left:
@@ -192,8 +223,9 @@ def _ranking(answer: Answer, shown: list[Ranked], *, left: int, bounded: list[Ra
 
 
 def _cells(layout: Ranked, limits: list[str], *, has_price: bool) -> list[str]:
-    gpus = f"{layout.gpus}" if layout.gpus is not None else f"{layout.at_least}+"
-    workers = _workers(layout.workers, layout.prefill_workers)
+    most = "<= " * layout.is_upper_bound
+    gpus = f"{most}{layout.gpus}" if layout.gpus is not None else f"{layout.at_least}+"
+    workers = most + _workers(layout.workers, layout.prefill_workers)
     if layout.workers is None and layout.tried is not None:
         workers = f"{_workers(layout.tried, layout.prefill_workers)} tried"
     cost = [_cost(layout)] if has_price else []
@@ -217,7 +249,7 @@ def _bounds(layouts: list[Ranked]) -> Iterator[str]:
 
 def _cost(layout: Ranked) -> str:
     if layout.cost is not None:
-        return f"{layout.cost:,.4g}"
+        return f"{'<= ' * layout.is_upper_bound}{layout.cost:,.4g}"
     return "-" if layout.least_cost is None else f"{layout.least_cost:,.4g}+"
 
 

@@ -138,6 +138,7 @@ class Findings:
             tried=tried,
             prefill_workers=self.prefill_workers(place),
             fewer=[] if met is None else self._fewer(Question(place, met)),
+            is_upper_bound=met is not None and layout.low < met,
         )
 
     def _fewer(self, question: Question) -> list[Outcome]:
@@ -255,7 +256,8 @@ class Findings:
             cost = min(layouts[one.layout].cost(one.workers) for one in met)
             equal = [one for one in met if layouts[one.layout].cost(one.workers) <= cost * (1 + 1e-9)]
             least, said = max(equal, key=lambda one: self._merit(one, self.load)), self._cost_told(cost)
-            return f"the cheapest that met the limits is {self.named(least, self.load)}{said}"
+            fewer = ", and fewer were not tried" * (layouts[least.layout].low < least.workers)
+            return f"the cheapest that met the limits is {self.named(least, self.load)}{said}{fewer}"
         possible = [layouts[place] for place in places if not layouts[place].impossible]
         if not possible:
             return "none can meet the limits"

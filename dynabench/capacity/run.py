@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from msgspec import structs
 
 from dynabench.capacity.candidates import has_one_size
 from dynabench.capacity.commands import deploy_commands
 from dynabench.capacity.findings import Findings
 from dynabench.capacity.floors import floor_of
+from dynabench.capacity.headroom import next_load
 from dynabench.capacity.search import Question, Search
 from dynabench.capacity.settings import PlanConfig
 from dynabench.capacity.sureness import sureness_of
@@ -34,7 +36,7 @@ from foundation.files import replace_text
 from mocker.timing.catalog import find_gpu
 from mocker.timing.config import TimingConfig
 from reports import capacity, plan_report
-from reports.capacity import SCHEMA, Alternative, Answer, AtLoad, Sureness
+from reports.capacity import SCHEMA, Alternative, Answer, AtLoad, Held, Sureness
 from reports.conditions import Condition
 from reports.metrics import LEAST_SAMPLES, Goodput
 from reports.outcomes import of_requests
@@ -170,6 +172,7 @@ class _Planner:
         self._caching: list[Alternative] = []
         self._sureness: list[Sureness] = []
         self._safer = ""
+        self._held: Held | None = None
         self._found = Findings(config, experiment, settings, store)
         self.is_complete = True
 
@@ -283,11 +286,25 @@ class _Planner:
             if load not in self._searches:
                 self._search_at(load)
         best = self._found.best  # of the cheapest, the one that handles more load
+        self._held = self._held_by(best)
         self._sureness = self._sure(best)
         if any(sure.is_doubtful for sure in self._sureness) and all(sure.has_interval for sure in self._sureness):
             self._safer = self._told_safer(best)
         self._modes = self._compared_modes(best)
         self._caching = self._compared_caching(best)
+
+    def _held_by(self, best: Question) -> Held | None:
+        """Find the highest load at which a layout meets the limits; None if its load cannot be raised."""
+        if not self._source(self._settings.shape).duration_s:
+            return None
+        held = Held(1.0)
+        while (times := next_load(held.holds_to, held.misses_at)) is not None:
+            [point] = self._points([self._found.arm(best, round(self._found.load * times, 4))])
+            if point.state == "met":
+                held = structs.replace(held, holds_to=times)
+            else:
+                held = structs.replace(held, misses_at=times, outcomes=list(point.outcomes))
+        return held
 
     def _sure(self, best: Question) -> list[Sureness]:
         arm = self._found.arm(best, self._found.load)
@@ -373,7 +390,8 @@ class _Planner:
             "virtual", self._files, workload, self._experiment, self._settings, chosen, []
         )  # the best arm describes the deployment
         layouts = self._found.ranked()
-        verdict = self._found.verdict(is_complete=self.is_complete) + capacity.doubt(self._sureness)
+        verdict = self._found.verdict(is_complete=self.is_complete)
+        verdict += f" {self._held}" * (self._held is not None) + capacity.doubt(self._sureness)
         return Answer(
             schema=SCHEMA,
             title=manifest["title"].partition(":")[0],
@@ -386,6 +404,7 @@ class _Planner:
             modes=self._modes,
             caching=self._caching,
             sureness=self._sureness,
+            held=self._held,
             commands=self._commands(chosen[0]) if chosen else [],
             simulated=self._num_simulated,
             wall_s=time.perf_counter() - self._started,

@@ -74,12 +74,19 @@ def _gpus(canvas: Canvas, panel: Panel, shown: "list[Ranked]", key: Key) -> None
     for row, (layout, count) in enumerate(zip(shown, counts, strict=True)):
         is_met = layout.gpus is not None
         panel.axes.barh(row, count, 0.62, color=_colour(layout, key) if is_met else REST)
-        word = f"{count}" if is_met else f"over {count - 1}"
+        word = _count(layout, count)
         panel.add(f"{layout.name}: {word} GPUs", None, [float(count)], [row])
     drawing.numbers(panel.axes, "x", 0, max(counts) * 1.22, most=4, whole=True)
     for row, (layout, count) in enumerate(zip(shown, counts, strict=True)):
         x, y = canvas.place(panel.axes, count, row)
-        canvas.text(x + 5, y + 4, f"{count}" if layout.gpus is not None else f"over {count - 1}", colour=QUIET)
+        canvas.text(x + 5, y + 4, _count(layout, count), colour=QUIET)
+
+
+def _count(layout: "Ranked", count: int) -> str:
+    """Write a number of GPUs, or the bound on it that is known."""
+    if layout.gpus is None:
+        return f"over {count - 1}"
+    return f"at most {count}" if layout.is_upper_bound else f"{count}"
 
 
 def _uses(panel: Panel, shown: "list[Ranked]", limit: str, key: Key) -> None:

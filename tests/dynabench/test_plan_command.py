@@ -99,6 +99,18 @@ def test_the_file_it_names_gives_the_same_figures(small):
     assert arm["outcomes"] == answer["layouts"][0]["outcomes"]
 
 
+def test_the_load_to_which_it_holds_is_where_a_simulation_of_it_misses_a_limit(small):
+    out, _, answer = small
+    held = answer["held"]
+    assert f"holds to {held['holds_to']:g}x of this traffic" in answer["verdict"]
+    assert held["holds_to"] < held["misses_at"] <= 1.05 * held["holds_to"]
+    for times, is_met in ((held["holds_to"], True), (held["misses_at"], False)):
+        flags = ("--rate-scale", f"{3 * times:.4f}", "--max-requests", "300", *LIMITS, "--json")
+        done = dynabench("simulate", "-f", out / "deployment.yaml", *flags, "--out", out.parent / f"at {times}")
+        [arm] = json.loads(done.stdout)["arms"].values()
+        assert all(outcome["state"] == "met" for outcome in arm["outcomes"]) is is_met
+
+
 def test_what_it_names_is_a_deployment_that_is_read(small):
     out, _, answer = small
     deployment = read(out / "deployment.yaml")
@@ -114,7 +126,7 @@ def test_the_same_plan_again_simulates_nothing(small):
     assert done.returncode == 0
     assert json.loads(done.stdout) == {"folder": str(out)} | again
     assert again["simulated"] == 0
-    assert again["layouts"] == answer["layouts"]
+    assert (again["layouts"], again["held"]) == (answer["layouts"], answer["held"])
     less, fewer = planned(out, *SMALL, *LIMITS, "--loads", "1", "--max-gpus", "63", "--json")
     assert (less.returncode, fewer["simulated"], len(fewer["loads"])) == (0, 0, 1)
     planned(out, *SMALL, *LIMITS, "--loads", "1,2", "--json")
