@@ -49,7 +49,7 @@ class Ranked(msgspec.Struct, frozen=True):
 
 
 class AtLoad(msgspec.Struct, frozen=True):
-    """What a multiple of the workload's rate needs."""
+    """What a multiple of the load needs."""
 
     load: float
     layout: str
@@ -58,6 +58,8 @@ class AtLoad(msgspec.Struct, frozen=True):
     outcomes: list[Outcome]
     prefill_workers: int | None = None
     cost: float | None = None
+    label: str = ""
+    """The load in words, in a closed loop with what is kept in flight; empty in older folders."""
 
 
 class Alternative(msgspec.Struct, frozen=True):
@@ -173,7 +175,7 @@ def grids(answer: Answer, *, most: int = 8) -> Iterator[Grid]:
         yield _ranking(answer, tried[:most], left=len(tried[most:]), bounded=[x for x in possible if not x.outcomes])
     if len(answer.loads) > 1:
         has_price = any(at.cost is not None and at.cost != at.gpus for at in answer.loads)
-        lines = [(f"{at.load:g}x", _load_cells(at, answer.limits, has_price=has_price)) for at in answer.loads]
+        lines = [(at.label or f"{at.load:g}x", _load_cells(at, answer.limits, has_price=has_price)) for at in answer.loads]
         columns = ["layout", "GPUs", "workers", *(["cost"] if has_price else []), *answer.limits]
         yield Grid("What more load takes", columns, lines)
     for title, rows in (("Router modes", answer.modes), ("Prefix caching", answer.caching)):

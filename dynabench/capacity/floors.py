@@ -42,7 +42,7 @@ class Floor(NamedTuple):
     """The number of workers that it probably needs."""
 
 
-def floor_of(settings: Settings, source: Source, limits: Sequence[Condition]) -> Floor:
+def floor_of(settings: Settings, source: Source, limits: Sequence[Condition], attainment: float = 1.0) -> Floor:
     """Return the minimum that a layout needs for a workload of its shape."""
     workload, deployment = source(settings.shape), settings.deployment
     try:

@@ -9,7 +9,6 @@ from dynabench.capacity.search import Question
 from dynabench.capacity.settings import PlanConfig
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.experiment.store import PointStore
 from dynabench.plan import Settings
 from mocker.timing.config import TimingConfig
 from reports.capacity import Alternative, Answer, Ranked, grids, modes_told, sizes_told
@@ -24,16 +23,15 @@ WIDE, NARROW = Question(0, 2), Question(1, 1)
 
 
 @pytest.fixture
-def findings(tmp_path):
+def findings():
     config = PlanConfig(tensor_parallel_size=(4, 8), max_num_batched_tokens=(2048,), loads="1,1.5,2")
-    store = PointStore(tmp_path / "out", "id", "plan")
-    found = Findings(config, ExperimentConfig(router_mode=("kv",)), SETTINGS, store)
-    found.search = found.new_search({0: Floor(), 1: Floor()})
+    found = Findings(config, ExperimentConfig(), SETTINGS, mode="kv")
+    found.search = found.new_search([Floor(), Floor()], 1)
     for question, load, margin in ((WIDE, 1, 0.1), (NARROW, 1, 0.3), (WIDE, 1.5, 0.05), (NARROW, 1.5, -0.2)):
         state = "met" if margin >= 0 else "missed"
         outcome = Outcome("ttft.p99 <= 1000 ms", state, 1 - margin, margin)
         arm = found.arm(question, load)
-        store.keep(arm, msgspec.structs.replace(point(arm.name, 0.1, **arm.changes), outcomes=[outcome]))
+        found.keep(question, load, msgspec.structs.replace(point(arm.name, 0.1, **arm.changes), outcomes=[outcome]))
         if load == 1:
             found.search.learn(question, state)
     return found
@@ -103,15 +101,14 @@ def test_the_best_router_mode_is_named(times, said):
     assert modes_told([Alternative(name, 2, 2, [], time, "met") for name, time in named]) == said
 
 
-def test_gpus_of_a_single_worker_are_not_put_down_to_the_work(tmp_path):
+def test_gpus_of_a_single_worker_are_not_put_down_to_the_work():
     config = PlanConfig(tensor_parallel_size=(4,), max_num_batched_tokens=(2048,), max_gpus=2)
-    store = PointStore(tmp_path / "out", "id", "plan")
-    found = Findings(config, ExperimentConfig(router_mode=("kv",)), SETTINGS, store)
+    found = Findings(config, ExperimentConfig(), SETTINGS, mode="kv")
     for floor, why in (
         (1, "needs at least 4, even with a single worker."),
         (2, "needs at least 8, because the requests keep"),
     ):
-        found.search = found.new_search({0: Floor(floor)})
+        found.search = found.new_search([Floor(floor)], 1)
         assert why in found.verdict(is_complete=True)
 
 
