@@ -189,7 +189,7 @@ def prepare(request: Request, model: TextModel) -> Prepared:
     has_own_limit = request.max_tokens is not None or isinstance(request, CompletionRequest)
     echoes = [each.text if isinstance(request, CompletionRequest) and request.echo else "" for each in encoded]
     _check_totals(request, encoded, sum(map(len, echoes)), has_own_limit=has_own_limit)
-    wants_formatted = request.nvext is not None and "formatted_prompt" in request.nvext.annotations
+    wants_formatted = request.nvext is not None and "formatted_prompt" in (request.nvext.annotations or ())
     return Prepared(
         options=request,
         is_chat=isinstance(request, ChatRequest),
@@ -213,7 +213,9 @@ def tokenize(request: TokenizeRequest, model: TextModel) -> Tokenized:
     special = not is_chat if request.add_special_tokens is None else request.add_special_tokens
     text = request.prompt or ""
     if request.messages is not None:
-        text = _render(request.messages, request.tools, model, add_generation_prompt=request.add_generation_prompt)
+        text = _render(
+            request.messages, request.tools, model, add_generation_prompt=request.add_generation_prompt is not False
+        )
     tokens = _encode(text, model, "messages" if is_chat else "prompt", special=special).tolist()
     return Tokenized(
         tokens=tokens, token_strs=list(map(model.tokenizer.text_of, tokens)) if request.return_token_strs else None
