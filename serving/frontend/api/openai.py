@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from serving.frontend.api.errors import ApiError
+from serving.model.template import RESERVED
 
 MAX_CHOICES = 128
 MAX_KV_BYTES = 1 << 18
@@ -159,24 +160,28 @@ class Message(msgspec.Struct, omit_defaults=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    """The same, by its other name."""
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
 
     @property
-    def size(self) -> int:
-        """Characters of its content."""
+    def text(self) -> str:
+        """Its content as one text."""
         if isinstance(self.content, list):
-            return sum(len(part.text) for part in self.content)
-        return len(self.content or "")
+            return "".join(part.text for part in self.content)
+        return self.content or ""
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message as templates expect it, with its content as one text."""
-        content = self.content
-        if isinstance(content, list):
-            content = "".join(part.text for part in content)
-        fields = {"role": self.role, "content": content or ""}
+        """Return the message as templates expect it."""
+        parts = self.content if isinstance(self.content, list) else []
+        content: Any = [{"type": "text", "text": part.text} for part in parts] or self.content or ""
+        fields: dict[str, Any] = {"role": self.role, "content": content}
+        if (reasoning := self.reasoning_content or self.reasoning) is not None:
+            fields |= {"reasoning_content": reasoning, "reasoning": reasoning}
         for name in ("name", "tool_calls", "tool_call_id"):
-            if (value := getattr(self, name)) is not None:
+            if value := getattr(self, name):
                 fields[name] = value
         return fields
 
@@ -190,11 +195,25 @@ class ChatRequest(Request, kw_only=True):
     tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    documents: Annotated[list[dict[str, Any]], Meta(max_length=1024)] | None = None
+    reasoning_effort: Label | None = None
+    """For the template, where it is also `enable_thinking`: false for "none"."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the chat template."""
+    add_generation_prompt: bool | None = None
+    """Default: true."""
 
     @property
     def num_logprobs(self) -> int | None:
         """The number that `top_logprobs` gives."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """Further variables of the chat template."""
+        effort = self.reasoning_effort
+        given = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        return given | (self.chat_template_kwargs or {})
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -322,5 +341,8 @@ def _check_chat(request: ChatRequest) -> None:
     for message in request.messages:
         if message.role in ("user", "system") and message.content in (None, []):
             raise ApiError(400, f"a {message.role} message needs content", param="messages")
+    if reserved := RESERVED.intersection(request.chat_template_kwargs or {}):
+        problem = f"chat_template_kwargs must not have {min(reserved)}, which is a field of the request"
+        raise ApiError(400, problem, param="chat_template_kwargs")
     if request.top_logprobs and not request.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
