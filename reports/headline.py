@@ -7,7 +7,6 @@ from typing import Any
 from foundation.text import listed
 from reports.cells import milliseconds, number, share
 from reports.outcomes import Outcome, binding, percent, told
-from reports.slo import parse
 from reports.summary import Summary
 
 
@@ -127,7 +126,7 @@ def alone(summary: Summary) -> str:
 
 def limits(summary: Summary) -> list[str]:
     """Say of each arm which limits it meets, and by how much."""
-    each = [limit for limit in summary.limits if parse(limit).statistic is None]
+    each = [str(limit) for limit in summary.conditions if limit.statistic is None]
     lines = []
     for arm, figures in summary.arms.items():
         parts = [told(figures.outcomes)] if figures.outcomes else []

@@ -14,7 +14,6 @@ from reports.headline import elsewhere, head, margin, notes, step_times, underst
 from reports.like import table as like
 from reports.metrics import LABELS, LEAST_SAMPLES
 from reports.records import Record
-from reports.slo import parse
 from reports.summary import PAIRED, ArmSummary, Difference, Summary
 from reports.tier_table import tiers_note
 from reports.tiers import SOURCES
@@ -42,7 +41,7 @@ def too_few(figures: Iterable[tuple[str, Sequence[str]]]) -> str:
 
 def key_rows(summary: Summary) -> list[tuple[str, list[str]]]:
     """Return the lines of most interest, the limited metrics first."""
-    limited = [limit for limit in map(parse, summary.limits) if limit.statistic is not None]
+    limited = [limit for limit in summary.conditions if limit.statistic is not None]
     lines = [_line(METRICS[limit.metric], limit.statistic or "") for limit in limited]
     first = dict(_cells(lines, list(summary.arms.values())))
     every = dict(rows(summary))
@@ -166,7 +165,7 @@ def limit_grid(summary: Summary) -> Grid | None:
     for figures in summary.arms.values():
         for outcome in figures.outcomes or ():
             lines.setdefault(outcome.limit, []).append(margin(outcome))
-    each = [limit for limit in summary.limits if parse(limit).statistic is None]
+    each = [str(limit) for limit in summary.conditions if limit.statistic is None]
     if each:
         reached = [figures.goodput.attainment if figures.goodput else None for figures in summary.arms.values()]
         lines[f"requests within {' and '.join(each)}"] = [share(one) for one in reached]

@@ -83,6 +83,11 @@ def plan(
     from dynabench.capacity.run import run_plan
 
     console = output.terminal()
+
+    def show(out: Path, answer: Answer) -> None:
+        _print(answer, console)
+        output.document(out, msgspec.to_builtins(answer))
+
     with plain_errors():
         deployed = Deployment(
             pools=(Pool(mocker=engine or PlannedEngineConfig(), timing=timing or PlannedTimingConfig()),),
@@ -92,10 +97,9 @@ def plan(
             transfer=transfer or TransferConfig(),
             kv_store=kv_store or KvStoreConfig(),
         )
-        out, answer = run_plan(workload, config, experiment, Settings(deployed, shape, load), console=console)
-    _print(answer, console)
+        settings = Settings(deployed, shape, load)
+        out, answer = run_plan(workload, config, experiment, settings, console=console, show=show)
     console.print(f"report: {out / 'report.html'}", soft_wrap=True)
-    output.document(out, msgspec.to_builtins(answer))
     if not answer.is_complete:
         return 130
     return 0 if answer.commands else 1
@@ -121,6 +125,8 @@ def _print(answer: Answer, console: Terminal) -> None:
         console.say(note)
     for sure in answer.sureness:
         console.say(sure.text)
+    if any(sure.has_interval for sure in answer.sureness):
+        console.say(capacity.COVERED)
     for line in answer.commands:
         console.print(line, soft_wrap=True)
     console.print(f"{answer.simulated} simulations, {answer.wall_s:.0f} s")
