@@ -15,7 +15,7 @@ from foundation.text import printable
 from reports import exports, folder, gate, headline, pictures, sweep_report, sweep_table, tables, use_tables
 from reports.key import key_of, with_short_names
 from reports.points import Sweep
-from reports.summarize import summarize
+from reports.summarize import summary_of
 from reports.summary import Summary
 
 
@@ -86,7 +86,7 @@ def compare(
         output.document(out, {"summary": msgspec.to_builtins(sweep)})
         return 0
     manifest, runs = folder.combine(results)
-    summary = summarize(runs) if out is None else folder.write(out, manifest, runs)
+    summary = summary_of(manifest, runs) if out is None else folder.write(out, manifest, runs)
     found = gate.results(summary, gates)
     failures = [result.text for result in found if result.has_failed]
     if markdown:

@@ -23,6 +23,7 @@ from reports import folder
 from reports.records import Record
 from reports.summary import WAYS
 from serving.frontend.config import FrontendConfig
+from serving.router.elsewhere import elsewhere
 from serving.runtime.config import RuntimeConfig, masked
 from serving.worker.config import read_arguments
 from serving.worker.registry import ENGINES
@@ -60,6 +61,7 @@ def manifest_of(
         },
         "experiment": asdict(experiment) | {"out": str(experiment.out) if experiment.out else None},
         "arms": {arm.name: arm.plain_changes for arm in arms},
+        "elsewhere": _elsewhere(settings, arms),
         "smallest_difference": experiment.smallest_difference,
         "limits": [str(limit) for limit in experiment.limits],
         "workers": {arm.name: arm.settings.deployment.num_workers for arm in arms},
@@ -74,6 +76,17 @@ def manifest_of(
         "versions": {name: metadata.version(name) for name in ("dynabench", "numpy", "simpy", "aiohttp", "fastapi")}
         | {"python": platform.python_version(), "cores": "compiled" if is_compiled() else "interpreted"},
         "runs": folder.facts_of(runs),
+    }
+
+
+def _elsewhere(settings: Settings, arms: Sequence[Arm]) -> dict[str, str | None]:
+    """Return what other routers call the router mode of each arm; nothing if arms do not differ by it."""
+    if settings.url or len({str(arm.changes.get("router_mode")) for arm in arms}) < 2:
+        return {}
+    return {
+        arm.name: elsewhere(str(arm.changes["router_mode"]), arm.settings.deployment.router)
+        for arm in arms
+        if not arm.is_repeated
     }
 
 
