@@ -77,6 +77,7 @@ def run_plan(
                 planner.look_around()
         except InterruptError:
             planner.is_complete = False
+        store.check_unchanged(identity_of(files, experiment, settings, config.identity))
         answer = planner.answer()
         plan_report.save(out, answer)
         show(out, answer)

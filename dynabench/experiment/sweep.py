@@ -84,6 +84,7 @@ def run_sweep(
             if config.find is None
             else found
         )
+        store.check_unchanged(identity_of(files, experiment, settings, searched))
         manifest = manifest_of("virtual", files, workload, experiment, settings, arms, [])
         manifest |= {"sweep": asdict(config), "identity": identity.key}
         if varied := _varied(arms):
