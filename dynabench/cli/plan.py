@@ -88,7 +88,17 @@ def plan(
     from dynabench.capacity.run import run_plan
 
     console = output.terminal()
+
+    def show(out: Path, answer: Answer) -> None:
+        found = of_plan(answer, gates)
+        _print(answer, console)
+        told(found, console)
+        output.document(out, msgspec.to_builtins(answer) | as_json(found))
+
     with plain_errors():
+        gates = gate.gates()
+        if any(each.metric == "cost" for each in gates) and not config.price:
+            raise UserError("--fail-if 'cost > ...' needs the price of a GPU; use --price, or limit gpus")
         deployed = Deployment(
             pools=(Pool(mocker=engine or PlannedEngineConfig(), timing=timing or PlannedTimingConfig()),),
             router=router or MeasuredRouterConfig(),
@@ -97,18 +107,14 @@ def plan(
             transfer=transfer or TransferConfig(),
             kv_store=kv_store or KvStoreConfig(),
         )
-        gates = gate.gates()
-        if any(each.metric == "cost" for each in gates) and not config.price:
-            raise UserError("--fail-if 'cost > ...' needs the price of a GPU; use --price, or limit gpus")
-        out, answer = run_plan(workload, config, experiment, Settings(deployed, shape, load), console=console)
-    found = of_plan(answer, gates)
-    _print(answer, console)
-    told(found, console)
+        settings = Settings(deployed, shape, load)
+        out, answer = run_plan(workload, config, experiment, settings, console=console, show=show)
     console.print(f"report: {out / 'report.html'}", soft_wrap=True)
-    output.document(out, msgspec.to_builtins(answer) | as_json(found))
     check = check_of_plan(answer)
-    wall_s = {check.arm: answer.wall_s}
-    return finish(gate, answer.title, [check], found, wall_s=wall_s, console=console, is_complete=answer.is_complete)
+    return finish(
+        gate, answer.title, [check], of_plan(answer, gates), wall_s={check.arm: answer.wall_s}, console=console,
+        is_complete=answer.is_complete,
+    )  # fmt: skip
 
 
 def _print(answer: Answer, console: Terminal) -> None:
@@ -131,6 +137,8 @@ def _print(answer: Answer, console: Terminal) -> None:
         console.say(note)
     for sure in answer.sureness:
         console.say(sure.text)
+    if any(sure.has_interval for sure in answer.sureness):
+        console.say(capacity.COVERED)
     for line in answer.commands:
         console.print(line, soft_wrap=True)
     console.print(f"{answer.simulated} simulations, {answer.wall_s:.0f} s")

@@ -1,13 +1,29 @@
 """Search for the value of a setting at which the limits start or stop being met."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Literal
 
 from reports.statistics import student_t
 
 Sense = Literal["highest", "lowest"]
+
+
+def skipped(missed: Mapping[int, frozenset[str]]) -> int | None:
+    """Return a whole number between two that miss the limits, which may meet them because the two miss different ones.
+
+    A limit that is missed on both sides is missed between them, too. Where it is not known what is missed, nothing is
+    expected between.
+
+    Args:
+        missed: the limits that each value tried misses.
+    """
+    for low, high in pairwise(sorted(missed)):
+        if high - low > 1 and missed[low] and missed[high] and not missed[low] & missed[high]:
+            return (low + high) // 2
+    return None
 
 
 class Bracket:

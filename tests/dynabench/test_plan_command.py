@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -95,6 +96,18 @@ def test_the_file_it_names_gives_the_same_figures(small):
     assert arm["outcomes"] == answer["layouts"][0]["outcomes"]
 
 
+def test_the_load_to_which_it_holds_is_where_a_simulation_of_it_misses_a_limit(small):
+    out, _, answer = small
+    held = answer["held"]
+    assert f"holds to {held['holds_to']:g}x of this traffic" in answer["verdict"]
+    assert held["holds_to"] < held["misses_at"] <= 1.05 * held["holds_to"]
+    for times, is_met in ((held["holds_to"], True), (held["misses_at"], False)):
+        flags = ("--rate-scale", f"{3 * times:.4f}", "--max-requests", "300", *LIMITS, "--json")
+        done = dynabench("simulate", "-f", out / "deployment.yaml", *flags, "--out", out.parent / f"at {times}")
+        [arm] = json.loads(done.stdout)["arms"].values()
+        assert all(outcome["state"] == "met" for outcome in arm["outcomes"]) is is_met
+
+
 def test_what_it_names_is_a_deployment_that_is_read(small):
     out, _, answer = small
     deployment = read(out / "deployment.yaml")
@@ -110,12 +123,34 @@ def test_the_same_plan_again_simulates_nothing(small):
     assert done.returncode == 0
     assert json.loads(done.stdout) == {"folder": str(out)} | again
     assert again["simulated"] == 0
-    assert again["layouts"] == answer["layouts"]
+    assert (again["layouts"], again["held"]) == (answer["layouts"], answer["held"])
     less, fewer = planned(out, *SMALL, *LIMITS, "--loads", "1", "--max-gpus", "63", "--json")
     assert (less.returncode, fewer["simulated"], len(fewer["loads"])) == (0, 0, 1)
     planned(out, *SMALL, *LIMITS, "--loads", "1,2", "--json")
     other = dynabench("plan", *SMALL, "--slo", "ttft.p90 <= 401ms", "--loads", "1,2", "--out", out)
-    assert (other.returncode, "contains a plan with other settings" in other.stderr) == (2, True)
+    assert (other.returncode, "contains another plan: " in other.stderr) == (2, True)
+
+
+def test_limits_of_each_request_are_answered_with_a_chart_over_fleet_sizes(tmp_path):
+    flags = ("--model", "meta-llama/Llama-3.1-8B", "--gpu", "h100", "--loads", "1", "--max-num-batched-tokens", "2048")
+    limits = ("--slo", "ttft <= 300ms", "--slo", "e2e <= 60s")
+    done, answer = planned(tmp_path / "out", *flags, "--tensor-parallel-size", "1", *limits)
+    assert done.returncode == 0, done.stderr
+    assert "ttft <= 300 ms and e2e <= 60000 ms in 99% met by " in answer["verdict"]
+    assert "ttft and e2e headroom" in done.stdout.replace("\n", " ")
+    assert (tmp_path / "out" / "charts" / "limits.svg").exists()
+
+
+def test_an_answer_is_kept_and_printed_if_its_report_cannot_be_drawn(tmp_path):
+    flags = (*MODEL, "--tensor-parallel-size", "1", "--max-num-batched-tokens", "2048", "--loads", "1", *LIMITS)
+    planned(out := tmp_path / "out", *flags)
+    shutil.rmtree(out / "charts")
+    (out / "charts").write_text("not a folder\n")
+    (out / "plan.json").unlink()
+    done, answer = planned(out, *flags)
+    assert (done.returncode, len(done.stderr.strip().splitlines())) == (2, 1)
+    assert answer["verdict"] in done.stdout.replace("\n", " ")
+    assert answer["commands"][0] in done.stdout
 
 
 def test_the_cheapest_of_several_gpus_is_found(tmp_path):

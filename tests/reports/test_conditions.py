@@ -38,7 +38,15 @@ def test_values_are_seconds_shares_or_as_they_are():
     assert [read(text).value for text in ("a > 250ms", "a > 2s", "a > 5%", "a > 7")] == [0.25, 2.0, 0.05, 7.0]
 
 
-@pytest.mark.parametrize(("text", "shown"), [("ttft.p99 <= 2s", "ttft.p99 <= 2000 ms"), ("tpot<.1s", "tpot <= 100 ms")])
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("ttft.p99 <= 2s", "ttft.p99 <= 2000 ms"),
+        ("tpot<.1s", "tpot <= 100 ms"),
+        ("e2e.p99 <= 1200s", "e2e.p99 <= 1200000 ms"),
+        ("ttft.p50 <= 12345.678ms", "ttft.p50 <= 12345.678 ms"),
+    ],
+)
 def test_a_limit_is_shown_in_milliseconds_and_read_back_as_it_was(text, shown):
     limit = slo.parse(text)
     assert str(limit) == shown

@@ -1,6 +1,7 @@
 """The tables: a line a figure, a cell an arm."""
 
 from reports import cells, headline, slo, tables, use_tables
+from reports.gate import Result
 from reports.pools import PoolUse, Use
 from reports.summarize import summarize
 from tests.reports.runs import apart, run
@@ -36,6 +37,14 @@ def test_what_no_arm_knows_has_no_line():
     assert "hits: best worker" not in found
 
 
+def test_router_modes_have_their_names_in_other_routers():
+    arms = {"kv, 2": {"router_mode": "kv"}, "kv, 4": {"router_mode": "kv"}, "own.py": {"router_mode": "own.py"}}
+    manifest = {"arms": arms, "elsewhere": {"kv, 2": "D --kv", "kv, 4": "D --kv", "own.py": None, "other": "S --other"}}
+    grid = tables.elsewhere_grid(manifest)
+    assert grid.rows == [("kv", ["D --kv"]), ("own.py", ["only in dynabench"]), ("other", ["S --other"])]
+    assert tables.elsewhere_grid({"arms": arms}) is None
+
+
 def test_failures_have_lines_only_where_there_are_any():
     assert "failed requests" not in lines(run())
     found = lines(run(ttft=[1.0] * 100, error=["no"] * 5 + [""] * 95))
@@ -51,9 +60,12 @@ def test_what_the_client_met_is_shown_where_it_sent_late():
     assert "client CPU (of a core)" not in lines(run(sent_s=[0.0, 1.0]))
 
 
+FAILED = Result("a", "ttft.p90 > 1ms", "failed", "ttft.p90 > 1ms: a is at 2 s")
+
+
 def test_a_markdown_summary_names_what_failed_and_what_is_not_valid():
     summary = summarize([run("a|b", notes=("late",))])
-    text = tables.markdown(summary, {"title": "t", "subtitle": "s"}, ["ttft.p90 > 1ms: a is at 2 s"])
+    text = tables.markdown(summary, {"title": "t", "subtitle": "s"}, [FAILED])
     assert "**Not valid**: a\\|b: late" in text
     assert "**Failed**: ttft.p90 > 1ms: a is at 2 s" in text
     assert "|  | a\\|b |" in text
