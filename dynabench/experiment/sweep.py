@@ -4,7 +4,7 @@ Each simulated point is saved in its own file as soon as it is done, so that an 
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from dynabench.terminal import Terminal
 from dynabench.virtual.run import run as simulate
 from foundation.errors import UserError
 from foundation.settings import short
-from reports import fleet_figures, tiers
+from reports import fleet_figures, gate, tiers
 from reports.conditions import Condition
 from reports.outcomes import Outcome, of_requests, state_of
 from reports.points import AnyPoint, Found, Impossible, Point, Quantiles, Sweep
@@ -43,7 +43,13 @@ ALONE = 4
 
 
 def run_sweep(
-    files: tuple[Path, ...], config: SweepConfig, experiment: ExperimentConfig, settings: Settings, *, console: Terminal
+    files: tuple[Path, ...],
+    config: SweepConfig,
+    experiment: ExperimentConfig,
+    settings: Settings,
+    *,
+    console: Terminal,
+    gates: Sequence[Condition] = (),
 ) -> tuple[Path, dict[str, Any], Sweep]:
     """Carry out a sweep and write its folder; return the folder, the manifest, and the table.
 
@@ -51,7 +57,7 @@ def run_sweep(
 
     Raises:
         UserError: the folder contains something else, or a search has no limits.
-        ValueError: an axis is not understood.
+        ValueError: an axis is not understood, or a gate could not be judged.
     """
     from reports import sweep_report
 
@@ -62,6 +68,7 @@ def run_sweep(
         )
     modes = replace(experiment, noise_floor=False)
     arms, left_out = comparison_of(modes, settings)
+    gate.refuse_idle(gates, num_arms=len(arms), has_limits=bool(limits), finds=config.find is not None)
     if setting_of(config.find or "").rpartition(".")[2] not in SIZES:
         refuse_idle_settings([arm.settings.deployment for arm in arms])
     searched = {name: getattr(config, name) for name in ("find", "low", "high", "precision", "attainment")}
@@ -198,6 +205,8 @@ def simulate_point(
         gpu_s=tiers.gpu_seconds(spent),
         spent=spent,
         fleet=fleet_figures.figures(runs, limits, fleet_figures.windows(runs)) or UNSET,
+        requests=figures.requests,
+        failed=figures.failed,
     )
 
 

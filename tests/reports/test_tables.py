@@ -1,6 +1,7 @@
 """The tables: a line a figure, a cell an arm."""
 
 from reports import cells, headline, slo, tables, use_tables
+from reports.gate import Result
 from reports.pools import PoolUse, Use
 from reports.summarize import summarize
 from tests.reports.runs import apart, run
@@ -68,9 +69,12 @@ def test_what_the_client_met_is_shown_where_it_sent_late():
     assert "client CPU (of a core)" not in lines(run(sent_s=[0.0, 1.0]))
 
 
+FAILED = Result("a", "ttft.p90 > 1ms", "failed", "ttft.p90 > 1ms: a is at 2 s")
+
+
 def test_a_markdown_summary_names_what_failed_and_what_is_not_valid():
     summary = summarize([run("a|b", notes=("late",))])
-    text = tables.markdown(summary, {"title": "t", "subtitle": "s"}, ["ttft.p90 > 1ms: a is at 2 s"])
+    text = tables.markdown(summary, {"title": "t", "subtitle": "s"}, [FAILED])
     assert "**Not valid**: a\\|b: late" in text
     assert "**Failed**: ttft.p90 > 1ms: a is at 2 s" in text
     assert "|  | a\\|b |" in text
