@@ -1,6 +1,5 @@
 """Carry out a plan: bound layouts, try them on all cores, rank them; then examine more load, and the certainty."""
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,16 +15,15 @@ from dynabench.capacity.commands import deploy_commands
 from dynabench.capacity.findings import Findings
 from dynabench.capacity.floors import Floor, floor_of
 from dynabench.capacity.headroom import next_load
+from dynabench.capacity.points import Points
 from dynabench.capacity.search import Question, Search
 from dynabench.capacity.settings import PlanConfig
 from dynabench.capacity.sureness import sureness_of
-from dynabench.capacity.trial import attempt
 from dynabench.deployment.engines import beyond_context
 from dynabench.deployment.file import as_plain
 from dynabench.experiment.manifest import manifest_of
-from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.experiment.source import source_of
+from dynabench.experiment.source import Source, source_of
 from dynabench.experiment.store import PointStore, identity_of
 from dynabench.interrupt import Interrupt, InterruptError, noted
 from dynabench.plan import Arm, Settings
@@ -63,14 +61,16 @@ def run_plan(
         UserError: a limit cannot be judged, or the folder has something else.
         ValueError: a setting is not understood.
     """
-    check(config, experiment, settings, source_of(files, experiment))
+    source = source_of(files, experiment)
+    check(config, experiment, settings, source)
     experiment = replace(experiment, router_mode=experiment.router_mode or MODES)
     identity = identity_of(files, experiment, settings, config.identity)
     out = experiment.out or Path("results") / f"plan-{identity.key}"
     store = PointStore(out, identity, "plan")
     with Interrupt() as interrupt:
         display = Display("bounding layouts", "layouts", interrupt, console)
-        planner = _Planner(files, config, experiment, settings, store, out, interrupt, display)
+        points = Points(store, source, config, experiment, interrupt)
+        planner = _Planner(files, config, experiment, settings, source, points, out, display)
         try:
             with display:
                 planner.search()
@@ -94,18 +94,14 @@ class _Planner:
         config: PlanConfig,
         experiment: ExperimentConfig,
         settings: Settings,
-        store: PointStore,
+        source: Source,
+        points: Points,
         out: Path,
-        interrupt: Interrupt,
         display: Display,
     ) -> None:
         self._files, self._config, self._experiment, self._settings = files, config, experiment, settings
-        self._store, self._out, self._interrupt, self._display = store, out, interrupt, display
-        self._source = source_of(files, experiment)
+        self._source, self._points, self._out, self._display = source, points, out, display
         self._started = time.perf_counter()
-        self._simulated: set[str] = set()
-        self._asked: set[str] = set()
-        """What was simulated, and what the answer rests on; more cores simulate more in advance, but it rests on the same."""
         self._searches: dict[float, Search] = {}
         self._modes: list[Alternative] = []
         self._caching: list[Alternative] = []
@@ -146,7 +142,7 @@ class _Planner:
         """Try another router mode where the first came nearest to the limits and there is a choice of workers."""
         found = self._found
         near = [question for question in found.nearest() if self._routes(question)][:NEAREST]
-        points = self._points([found.arm(question, found.load, router_mode=mode) for question in near])
+        points = self._points.ask([found.arm(question, found.load, router_mode=mode) for question in near])
         return dict(zip(near, points, strict=True))
 
     def _finish(self, load: float, search: Search) -> None:
@@ -160,15 +156,15 @@ class _Planner:
         self._display.what, self._display.unit = f"bounding layouts{at}", "layouts"
         limits, attainment = self._experiment.limits, self._config.attainment
         calls = [(floor_of, (settings, self._source, limits, attainment)) for settings in wanted]
-        return [floor for _, floor in sorted(self._parallel(calls))]
+        return self._points.carry_out(calls)
 
     def _drive(self, search: Search, load: float) -> None:
         """Simulate what a search asks for until it is finished."""
         best = search.best
         self._display.what, self._display.unit = "none found so far", "simulations"
         while (question := search.next()) is not None:
-            if self._store.known(self._found.arm(question, load)) is None:
-                self._simulate([self._found.arm(one, load) for one in search.ahead(self._at_once)])
+            if not self._points.is_known(self._found.arm(question, load)):
+                self._points.simulate([self._found.arm(one, load) for one in search.ahead(self._points.at_once)])
             point = self._point(question, load)
             with noted():  # a search that has learnt half of it would be wrong
                 search.learn(question, point.state, point.outcomes)
@@ -177,11 +173,7 @@ class _Planner:
                 assert best is not None
                 self._display.say(f"{self._found.named(best, load)} meets the limits")
             known = "none" if best is None else self._found.named(best, load)
-            self._display.what = f"best so far {known}, {len(self._simulated)} simulated"
-
-    @property
-    def _at_once(self) -> int:
-        return self._experiment.jobs or len(os.sched_getaffinity(0))
+            self._display.what = f"best so far {known}, {self._points.num_simulated} simulated"
 
     def _point(self, question: Question, load: float) -> AnyPoint:
         """Return the result of a question, and keep it.
@@ -189,54 +181,9 @@ class _Planner:
         Raises:
             InterruptError: the user interrupted it.
         """
-        [point] = self._points([self._found.arm(question, load)])
+        [point] = self._points.ask([self._found.arm(question, load)])
         self._found.keep(question, load, point)
         return point
-
-    def _points(self, arms: Sequence[Arm]) -> list[AnyPoint]:
-        """Return the results of some arms, simulating those that are not known.
-
-        Raises:
-            InterruptError: the user interrupted it.
-        """
-        self._simulate(arms)
-        found = [self._store.known(arm) for arm in arms]
-        if any(point is None for point in found):
-            raise InterruptError
-        self._asked |= {str(arm.changes) for arm in arms}
-        return [point for point in found if point is not None]
-
-    def _simulate(self, arms: Sequence[Arm]) -> None:
-        """Simulate those of some arms that are not known, and save the results.
-
-        Raises:
-            InterruptError: the user interrupted it.
-        """
-        todo = [arm for arm in arms if self._store.known(arm) is None]
-        ask, settings = self._experiment, self._config
-        rest = (self._source, ask.seed, ask.repeats, ask.limits, settings.attainment, self._interrupt.flag)
-        for place, point in self._each([(attempt, (arm, *rest)) for arm in todo]):
-            self._store.keep(todo[place], point)
-            self._simulated.add(str(todo[place].changes))
-
-    def _parallel(self, calls: list[Any]) -> list[tuple[int, Any]]:
-        """Carry out calls on all cores.
-
-        Raises:
-            InterruptError: the user interrupted it.
-        """
-        return list(self._each(calls))
-
-    def _each(self, calls: list[Any]) -> Iterator[tuple[int, Any]]:
-        """Carry out calls on all cores, and yield each result as soon as it is known.
-
-        Raises:
-            InterruptError: the user interrupted it; what was yielded counts.
-        """
-        if calls:
-            yield from in_parallel(calls, self._experiment.jobs, interrupt=self._interrupt)
-        if self._interrupt.is_asked:
-            raise InterruptError
 
     def look_around(self) -> None:
         """Find out what more load needs, whether the router mode or the cache matters, and how certain the answer is.
@@ -263,7 +210,7 @@ class _Planner:
             return None
         held = Held(1.0)
         while (times := next_load(held.holds_to, held.misses_at)) is not None:
-            [point] = self._points([self._found.arm(best, round(self._found.load * times, 4))])
+            [point] = self._points.ask([self._found.arm(best, round(self._found.load * times, 4))])
             if point.state == "met":
                 held = structs.replace(held, holds_to=times)
             else:
@@ -274,7 +221,7 @@ class _Planner:
         arm = self._found.arm(best, self._found.load)
         experiment = self._experiment
         call = (sureness_of, (arm, self._source, experiment.seed, experiment.limits, self._config.attainment))
-        [(_, found)] = self._parallel([call])
+        [found] = self._points.carry_out([call])
         return list(found)
 
     def _told_safer(self, best: Question) -> str:
@@ -310,7 +257,7 @@ class _Planner:
 
     def _alternatives(self, wanted: list[tuple[str, Question, dict[str, Any]]]) -> list[Alternative]:
         load = self._found.load
-        points = self._points([self._found.arm(question, load, **changes) for _, question, changes in wanted])
+        points = self._points.ask([self._found.arm(question, load, **changes) for _, question, changes in wanted])
         return [
             Alternative(
                 name=name,
@@ -368,7 +315,7 @@ class _Planner:
             sureness=self._sureness,
             held=self._held,
             commands=self._commands(chosen[0]) if chosen else [],
-            simulated=len(self._simulated & self._asked),
+            simulated=self._points.num_asked,
             wall_s=time.perf_counter() - self._started,
             head=manifest["head"],
             command=manifest["command"],

@@ -15,6 +15,7 @@ from dynabench.deployment.engines import SIZES, check_fits, engines_of, refuse_i
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.axes import SENT, change, kinds_of, path_of, setting_of
 from dynabench.experiment.head import head_of
+from dynabench.experiment.limits import check_values
 from dynabench.experiment.manifest import manifest_of, subtitle_of
 from dynabench.experiment.no_effect import no_effect
 from dynabench.experiment.parallel import in_parallel
@@ -79,6 +80,8 @@ def run_sweep(
         console.say(f"left out: {reason}")
     source = source_of(files, experiment)
     workload = source(arms[0].settings.shape)
+    if config.find is not None:
+        check_values(limits, workload, arms[0].settings.load)
     with Interrupt() as interrupt:
         work = _Work(source, experiment, config, store, limits, interrupt)
         if config.find is None:
@@ -281,10 +284,11 @@ class _Search:
     def learn(self, value: float, point: AnyPoint) -> None:
         """Record a point that the search asked for."""
         if self.repeat is None:
-            is_met = point.state == "met"
+            missed = frozenset(outcome.limit for outcome in point.outcomes if outcome.state != "met")
+            self.bracket.learn(value, is_met=point.state == "met", missed=missed)
         else:
             is_met = isinstance(point, Point) and bool(point.repeats) and point.repeats[self.repeat]
-        self.bracket.learn(value, is_met=is_met)
+            self.bracket.learn(value, is_met=is_met)
 
     def at(self, work: _Work, name: str, value: float | None) -> AnyPoint | None:
         """Return the known point at a value."""
