@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, structs
 
-from reports import fleet_figures, insight, metrics, slo, tiers
+from reports import fleet_figures, insight, metrics, slo, sufficiency, tiers
 from reports.conditions import METRICS, Condition
 from reports.differences import Table, differences, noise_floor
 from reports.metrics import Goodput, Intervals
@@ -206,7 +206,7 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
         repeats=len(repeats),
         is_complete=all(run.is_complete for run in repeats),
         notes=sorted({note for run in repeats for note in run.notes}),
-        remarks=insight.remarks(repeats),
+        remarks=[*insight.remarks(repeats), *sufficiency.remarks(repeats)],
         stability=max(settled, key=lambda one: (not one.is_stable, one.end - one.start)),
         preemptions=_preemptions(repeats),
         **latencies,
