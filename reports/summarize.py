@@ -81,7 +81,7 @@ def summarize(
     for run in runs:
         arms.setdefault(run.arm, []).append(run.measured)
     size = max(int(run.requests.request.max(initial=-1)) for run in runs) + 1
-    tables = {arm: _by_request(repeats, size) for arm, repeats in arms.items()}
+    tables = {arm: by_request(repeats, size) for arm, repeats in arms.items()}
     first = next(iter(arms))
     blocks = blocks_of(tables[first]["intended_s"], tables[first]["e2e_sched"])
     figures = {
@@ -297,7 +297,7 @@ def _out_of_limits(repeats: list[Record], limits: list[Condition], size: int) ->
     return averages
 
 
-def _by_request(repeats: list[Record], size: int) -> Table:
+def by_request(repeats: list[Record], size: int) -> Table:
     """Average each request's metrics over the repeats, indexed by request number; NaN where one is missing."""
     result = {}
     for name in (*PAIRED, "intended_s"):
