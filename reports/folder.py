@@ -423,7 +423,12 @@ def _write_report(folder: Path, experiment: Manifest, runs: list[Record], *, wit
         every=[part for grid in tables.sections(summary) for part in tables.for_page(grid)],
         changes=fleet_table.changes(shown) if summary.has_fleet else [],
         noted=fleet_table.notes(shown) if summary.has_fleet else [],
-        grids=[part for grid in use_tables.grids(summary) for part in tables.for_page(grid)],
+        grids=[
+            part
+            for grid in (*use_tables.grids(summary), tables.elsewhere_grid(experiment))
+            if grid
+            for part in tables.for_page(grid)
+        ],
         labels=LABELS | tiers.LABELS | fleet_figures.LABELS,
         command=experiment["command"],
         settings=json.dumps(experiment, indent=2),

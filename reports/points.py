@@ -82,9 +82,11 @@ class Point(msgspec.Struct, frozen=True, tag="point", tag_field="kind"):
     spent: list[Spent] = []
     """What each repeat used, for comparison with others that did the same work."""
     fleet: FleetFigures | UnsetType = UNSET
-    """What its workers used; older folders do not have it."""
+    """What its workers used; like the next four, older folders do not have it."""
+    requests: int | None = None
+    failed: int | None = None
+    """Requests that failed."""
     series: Series | UnsetType = UNSET
-    """Older folders do not have it."""
     too_little: list[str] = []
     """What its runs are too short for."""
 

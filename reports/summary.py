@@ -6,11 +6,13 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from reports.conditions import Condition
 from reports.fleet_figures import FleetFigures
 from reports.insight import Imbalance, Waterfall
 from reports.metrics import Cache, Goodput, Statistics, Throughput
 from reports.outcomes import Outcome
 from reports.pools import LinkUse, PoolUse, TierUse
+from reports.slo import parse
 from reports.split import Split
 from reports.stability import Stability
 from reports.statistics import PairedDifference
@@ -167,6 +169,11 @@ class Summary(msgspec.Struct, frozen=True):
     is_stable: bool
     ranking: Ranking | UnsetType = UNSET
     """Which arm is best; only if there are several."""
+
+    @property
+    def conditions(self) -> list[Condition]:
+        """The limits."""
+        return list(map(parse, self.limits))
 
     @property
     def shows_ttst(self) -> bool:

@@ -16,11 +16,11 @@ from reports.cells import milliseconds, number, share
 from reports.fleet_figures import hours
 from reports.foreign import csv_cell
 from reports.grid import Column, Grid
-from reports.outcomes import Outcome, binding, percent
+from reports.outcomes import Outcome, binding, percent, subject
 from reports.points import AnyPoint, Found, Impossible, Point, Sweep
 from reports.slo import parse
 from reports.split import LABELS as PARTS
-from reports.sweep_verdict import digits, grid_verdict, search_verdict, value_shown
+from reports.sweep_verdict import digits, grid_verdict, is_by_gpus, search_verdict, value_shown
 from reports.use_tables import split_note
 
 SCHEMA = "dynabench.sweep/2"
@@ -153,7 +153,7 @@ def _margin(row: AnyPoint) -> str:
     doubt = "~" * nearest.is_open
     if nearest.state == "met":
         return f"met by {percent(nearest.margin or 0.0)}{doubt}"
-    name = nearest.limit.partition(" <=")[0]
+    name = subject(nearest.limit)
     if nearest.state == "unknown":
         return f"unknown: {name}"
     return f"missed: {name}" if nearest.margin is None else f"missed by {percent(-nearest.margin)}{doubt}: {name}"
@@ -245,7 +245,8 @@ def _searched(rows: list[Found], limited: list[Figure]) -> dict[str, Any]:
     named = dict.fromkeys(axis for row in rows for axis in row.changes)  # in the order of the question
     axes = sorted(named, key=lambda axis: axis != "router_mode")
     fleet = _fleet(list(_points(rows).values()), has_limits=True)
-    columns = [*fleet, *limited, *_without(AT_FOUND, limited)]
+    gpus: list[Figure] = [("GPUs", lambda point: f"{point.gpus}")] if is_by_gpus(rows) else []
+    columns = [*gpus, *fleet, *limited, *_without(AT_FOUND, limited)]
     return {
         "title": f"{sense.capitalize()} {name} that meets the limits",
         "columns": [*axes, f"{sense} {name}", "not at", "for", *(head for head, _ in columns)],

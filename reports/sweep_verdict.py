@@ -46,7 +46,12 @@ def _short(names: list[str]) -> dict[str, str]:
 
 def search_verdict(rows: list[Found], name: str, sense: str) -> str:
     """Say which combination meets the limits furthest, and what stops it there."""
-    known = sorted((row for row in rows if row.met is not None), key=lambda row: row.met or 0.0)
+    counts_gpus = is_by_gpus(rows)
+
+    def rank(row: Found) -> float:
+        return row.point.gpus if counts_gpus and row.point is not None else row.met or 0.0
+
+    known = sorted((row for row in rows if row.met is not None), key=rank)
     if not known:
         nearest = [f"{row.arm} at {name} {digits(row.missed_at)}: {_why(row)}" for row in rows if row.missed_at]
         if not all(row.is_over for row in rows):
@@ -56,25 +61,23 @@ def search_verdict(rows: list[Found], name: str, sense: str) -> str:
         return f"{lead}. " + "; ".join(nearest[:MOST]) + "." * bool(nearest)
     least, best = (known[0], known[-1]) if sense != "lowest" else (known[-1], known[0])
     how = "from {} {} on" if sense == "lowest" else "up to {} {}"
-    alike = [row.arm for row in known if row.met == best.met]
+    what = "fewest GPUs" if counts_gpus else sense
+    equal = [row for row in known if rank(row) == rank(best)]
+    alike = [row.arm for row in equal if row.met == best.met]
     who = f"All {len(rows)} meet" if len(alike) == len(rows) > 1 else f"{' and '.join(alike)} meet"
-    text = f"{who}{'s' * (len(alike) == 1)} the limits {how.format(name, value_shown(best))}"
-    text += f", the {sense} of {len(rows)}." if len(alike) < len(rows) and all(row.is_over for row in rows) else "."
-    if best.interval and best.interval[0] == best.interval[1]:
-        text += " All repeats give the same value."
-    elif best.interval:
-        text += " The brackets show the 95% interval over the repeats."
-    if best.missed is not None:
-        text += f" At {digits(best.missed_at or 0.0)}: {_why(best)}."
-    if least.met != best.met and best.met and least.met:
-        text += f" {least.arm} meets them {how.format('', value_shown(least)).replace('  ', ' ')}"
-        text += f" ({best.met / least.met - 1:+.0%} between the two)." if sense != "lowest" else "."
-    sized = [
-        Sized(row.changes, _capacity(row.point), row.met, value_shown(row)) for row in known if row.point and row.met
-    ]
-    if near := enough(sized, f"{sense} {name}", is_lower_better=sense == "lowest"):
-        text += f" {near}"
-    return text + _impossible([row.missed for row in rows if row.met is None and isinstance(row.missed, Impossible)])
+    text = f"{who}{'s' * (len(alike) == 1)} the limits {how.format(name, value_shown(best))}{_gpus(best) * counts_gpus}"
+    text += f", the {what} of {len(rows)}." if len(alike) < len(rows) and all(row.is_over for row in rows) else "."
+    for place in range(1, len(best.steps)):
+        if len(best.steps[place].names) < len(best.steps[place - 1].names):
+            text += f" Of these, lowest {LABELS[best.steps[place].metric]}: {_shown(best, place)}."
+    known = [(row.point.gpus, row.met) for row in rows if row.point is not None and row.met]
+    is_of_workers = any(row.sense == "lowest" and row.find.endswith(("workers", "replicas")) for row in rows)
+    return is_of_workers and any(gpus * known[0][1] != known[0][0] * met for gpus, met in known)
+
+
+def _gpus(row: Found) -> str:
+    """Say how many GPUs the workers that were found have."""
+    return f" ({row.point.gpus} GPU{'s' * (row.point.gpus != 1)})" if row.point is not None else ""
 
 
 def _answer(points: list[Point], count: int) -> str:

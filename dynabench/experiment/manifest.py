@@ -28,7 +28,7 @@ from serving.runtime.config import RuntimeConfig, masked
 from serving.worker.config import read_arguments
 from serving.worker.registry import ENGINES
 from workloads import Workload
-from workloads.describe import ends
+from workloads.describe import at_once, ends
 
 
 def manifest_of(
@@ -148,7 +148,8 @@ def subtitle_of(
 ) -> str:
     """Describe an experiment in a line."""
     how = "in virtual time" if clock == "virtual" else "over HTTP on the wall clock"
-    notes = f"; {'; '.join(workload.notes)}" if workload.notes else ""
+    loads = [arm.settings.load for arm in arms] or [settings.load]
+    notes = [*workload.notes, *([] if all(load.is_closed for load in loads) else at_once(workload))]
     what = _deployed([arm.settings.deployment for arm in arms] or [settings.deployment])
     if settings.url:
         what = masked(settings.url)
@@ -157,7 +158,7 @@ def subtitle_of(
     closed = next((f", {_counted(count, noun)} at a time" for count, noun in limits if count), "")
     return (
         f"{_counted(len(workload), 'request')} on {what}{closed}, {how}; {_ends(workload, arms)}; "
-        f"{_counted(experiment.repeats, 'run')} per arm, seed {experiment.seed}{notes}"
+        f"{_counted(experiment.repeats, 'run')} per arm, seed {experiment.seed}{''.join(f'; {note}' for note in notes)}"
     )
 
 

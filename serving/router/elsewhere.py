@@ -26,6 +26,7 @@ ELSEWHERE = {
         "KubeAI strategy: LeastLoad",
     ),
     "session": (
+        "SGLang's router --policy manual",
         "vLLM production-stack --routing-logic session --session-key HEADER",
         "AIBrix routing-strategy: session-affinity",
     ),
@@ -39,7 +40,7 @@ ELSEWHERE = {
     "preble-e2": ("AIBrix routing-strategy: prefix-cache-preble",),
     "prodstack-loadaware": ("vLLM production-stack --routing-logic loadaware",),
     "llmd-weighted": (
-        "llm-d precise-prefix-cache-scorer weight 2, kv-cache-utilization-scorer weight 1, queue-scorer weight 1",
+        "llm-d precise-prefix-cache-scorer 2 + kv-cache-utilization-scorer 1 + queue-scorer 1 (weights)",
     ),
     "llumnix": ("Llumnix --enable-cache-aware-scheduling",),
 }
