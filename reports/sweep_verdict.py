@@ -67,9 +67,26 @@ def search_verdict(rows: list[Found], name: str, sense: str) -> str:
     who = f"All {len(rows)} meet" if len(alike) == len(rows) > 1 else f"{' and '.join(alike)} meet"
     text = f"{who}{'s' * (len(alike) == 1)} the limits {how.format(name, value_shown(best))}{_gpus(best) * counts_gpus}"
     text += f", the {what} of {len(rows)}." if len(alike) < len(rows) and all(row.is_over for row in rows) else "."
-    for place in range(1, len(best.steps)):
-        if len(best.steps[place].names) < len(best.steps[place - 1].names):
-            text += f" Of these, lowest {LABELS[best.steps[place].metric]}: {_shown(best, place)}."
+    text += "".join(f" {row.arm} needs as many, from {value_shown(row)} on." for row in equal if row.met != best.met)
+    if best.interval and best.interval[0] == best.interval[1]:
+        text += " All repeats give the same value."
+    elif best.interval:
+        text += " The brackets show the 95% interval over the repeats."
+    if best.missed is not None:
+        text += f" At {digits(best.missed_at or 0.0)}: {_why(best)}."
+    if rank(least) != rank(best) and best.met and least.met:
+        text += f" {least.arm} meets them {how.format('', value_shown(least)).replace('  ', ' ')}{_gpus(least) * counts_gpus}"
+        text += f" ({best.met / least.met - 1:+.0%} between the two)." if sense != "lowest" else "."
+    sized = [
+        Sized(row.changes, _capacity(row.point), rank(row), value_shown(row)) for row in known if row.point and row.met
+    ]
+    if near := enough(sized, what if counts_gpus else f"{sense} {name}", is_lower_better=sense == "lowest"):
+        text += f" {near}"
+    return text + _impossible([row.missed for row in rows if row.met is None and isinstance(row.missed, Impossible)])
+
+
+def is_by_gpus(rows: Sequence[Found]) -> bool:
+    """Return whether the fewest workers were searched for and those of some lines have more GPUs than others'."""
     known = [(row.point.gpus, row.met) for row in rows if row.point is not None and row.met]
     is_of_workers = any(row.sense == "lowest" and row.find.endswith(("workers", "replicas")) for row in rows)
     return is_of_workers and any(gpus * known[0][1] != known[0][0] * met for gpus, met in known)
@@ -146,10 +163,9 @@ def _lowest_ttft(points: list[Point], elsewhere: Mapping[str, str | None]) -> st
     if not best.points:
         return ""
     text = f" Lowest mean TTFT: {_shown(best, 0)}."
-    text += "".join(
-        f" Of these, lowest {LABELS[best.steps[place].metric]}: {_shown(best, place)}."
-        for place in range(1, len(best.steps))
-    )
+    for place in range(1, len(best.steps)):
+        if len(best.steps[place].names) < len(best.steps[place - 1].names):
+            text += f" Of these, lowest {LABELS[best.steps[place].metric]}: {_shown(best, place)}."
     known = [point for point in points if elsewhere.get(point.name)]
     if known and not any(elsewhere.get(point.name) for point in best.points):
         other = best_of(known).points
