@@ -82,7 +82,7 @@ class Point(msgspec.Struct, frozen=True, tag="point", tag_field="kind"):
     spent: list[Spent] = []
     """What each repeat used, for comparison with others that did the same work."""
     fleet: FleetFigures | UnsetType = UNSET
-    """What its workers used; like the next ones, older folders do not have it."""
+    """What its workers used; like the next four, older folders do not have it."""
     requests: int | None = None
     failed: int | None = None
     """Requests that failed."""

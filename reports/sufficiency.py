@@ -38,7 +38,7 @@ def _few(run: Record) -> list[str]:
         return []
     who = "its worker" if workers == 1 else f"each of {workers:,} workers"
     return [
-        f"{who} had {each:.3g} requests on average, so single placements decide its figures: use at least "
+        f"{who} had {each:.3g} request{'s' * (each != 1)} on average, so single placements decide its figures: use at least "
         f"{FEW_PER_WORKER * workers:,} requests ({FEW_PER_WORKER} for each worker), with a longer trace or a larger --max-requests"
     ]
 

@@ -20,7 +20,7 @@ from reports.outcomes import Outcome, binding, percent, subject
 from reports.points import AnyPoint, Found, Impossible, Point, Sweep
 from reports.slo import parse
 from reports.split import LABELS as PARTS
-from reports.sweep_verdict import counts_gpus, digits, grid_verdict, search_verdict, value_shown
+from reports.sweep_verdict import digits, grid_verdict, is_by_gpus, search_verdict, value_shown
 from reports.use_tables import split_note
 
 SCHEMA = "dynabench.sweep/2"
@@ -245,7 +245,7 @@ def _searched(rows: list[Found], limited: list[Figure]) -> dict[str, Any]:
     named = dict.fromkeys(axis for row in rows for axis in row.changes)  # in the order of the question
     axes = sorted(named, key=lambda axis: axis != "router_mode")
     fleet = _fleet(list(_points(rows).values()), has_limits=True)
-    gpus: list[Figure] = [("GPUs", lambda point: f"{point.gpus}")] if counts_gpus(rows) else []
+    gpus: list[Figure] = [("GPUs", lambda point: f"{point.gpus}")] if is_by_gpus(rows) else []
     columns = [*gpus, *fleet, *limited, *_without(AT_FOUND, limited)]
     return {
         "title": f"{sense.capitalize()} {name} that meets the limits",

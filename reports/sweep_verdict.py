@@ -45,22 +45,27 @@ def _short(names: list[str]) -> dict[str, str]:
 
 
 def search_verdict(rows: list[Found], name: str, sense: str) -> str:
-    """Say which combination meets the limits furthest, or with the fewest GPUs, and what stops it there."""
-    counts = counts_gpus(rows)
+    """Say which combination meets the limits furthest, and what stops it there."""
+    counts_gpus = is_by_gpus(rows)
 
     def rank(row: Found) -> float:
-        return row.point.gpus if counts and row.point is not None else row.met or 0.0
+        return row.point.gpus if counts_gpus and row.point is not None else row.met or 0.0
 
     known = sorted((row for row in rows if row.met is not None), key=rank)
     if not known:
-        return _nothing_found(rows, name)
+        nearest = [f"{row.arm} at {name} {digits(row.missed_at)}: {_why(row)}" for row in rows if row.missed_at]
+        if not all(row.is_over for row in rows):
+            return "Nothing that was tried meets the limits." * bool(nearest)
+        states = {row.missed.state for row in rows if row.missed}
+        lead = "Nothing meets the limits" if states != {"unknown"} else "It is not known whether the limits are met"
+        return f"{lead}. " + "; ".join(nearest[:MOST]) + "." * bool(nearest)
     least, best = (known[0], known[-1]) if sense != "lowest" else (known[-1], known[0])
     how = "from {} {} on" if sense == "lowest" else "up to {} {}"
-    what = "fewest GPUs" if counts else sense
+    what = "fewest GPUs" if counts_gpus else sense
     equal = [row for row in known if rank(row) == rank(best)]
     alike = [row.arm for row in equal if row.met == best.met]
     who = f"All {len(rows)} meet" if len(alike) == len(rows) > 1 else f"{' and '.join(alike)} meet"
-    text = f"{who}{'s' * (len(alike) == 1)} the limits {how.format(name, value_shown(best))}{_gpus(best) * counts}"
+    text = f"{who}{'s' * (len(alike) == 1)} the limits {how.format(name, value_shown(best))}{_gpus(best) * counts_gpus}"
     text += f", the {what} of {len(rows)}." if len(alike) < len(rows) and all(row.is_over for row in rows) else "."
     text += "".join(f" {row.arm} needs as many, from {value_shown(row)} on." for row in equal if row.met != best.met)
     if best.interval and best.interval[0] == best.interval[1]:
@@ -70,18 +75,17 @@ def search_verdict(rows: list[Found], name: str, sense: str) -> str:
     if best.missed is not None:
         text += f" At {digits(best.missed_at or 0.0)}: {_why(best)}."
     if rank(least) != rank(best) and best.met and least.met:
-        reach = how.format("", value_shown(least)).replace("  ", " ")
-        text += f" {least.arm} meets them {reach}{_gpus(least) * counts}"
+        text += f" {least.arm} meets them {how.format('', value_shown(least)).replace('  ', ' ')}{_gpus(least) * counts_gpus}"
         text += f" ({best.met / least.met - 1:+.0%} between the two)." if sense != "lowest" else "."
     sized = [
         Sized(row.changes, _capacity(row.point), rank(row), value_shown(row)) for row in known if row.point and row.met
     ]
-    if near := enough(sized, what if counts else f"{sense} {name}", is_lower_better=sense == "lowest"):
+    if near := enough(sized, what if counts_gpus else f"{sense} {name}", is_lower_better=sense == "lowest"):
         text += f" {near}"
     return text + _impossible([row.missed for row in rows if row.met is None and isinstance(row.missed, Impossible)])
 
 
-def counts_gpus(rows: Sequence[Found]) -> bool:
+def is_by_gpus(rows: Sequence[Found]) -> bool:
     """Return whether the fewest workers were searched for and those of some lines have more GPUs than others'."""
     known = [(row.point.gpus, row.met) for row in rows if row.point is not None and row.met]
     is_of_workers = any(row.sense == "lowest" and row.find.endswith(("workers", "replicas")) for row in rows)
@@ -91,15 +95,6 @@ def counts_gpus(rows: Sequence[Found]) -> bool:
 def _gpus(row: Found) -> str:
     """Say how many GPUs the workers that were found have."""
     return f" ({row.point.gpus} GPU{'s' * (row.point.gpus != 1)})" if row.point is not None else ""
-
-
-def _nothing_found(rows: list[Found], name: str) -> str:
-    nearest = [f"{row.arm} at {name} {digits(row.missed_at)}: {_why(row)}" for row in rows if row.missed_at]
-    if not all(row.is_over for row in rows):
-        return "Nothing that was tried meets the limits." * bool(nearest)
-    states = {row.missed.state for row in rows if row.missed}
-    lead = "Nothing meets the limits" if states != {"unknown"} else "It is not known whether the limits are met"
-    return f"{lead}. " + "; ".join(nearest[:MOST]) + "." * bool(nearest)
 
 
 def _answer(points: list[Point], count: int) -> str:
@@ -168,10 +163,9 @@ def _lowest_ttft(points: list[Point], elsewhere: Mapping[str, str | None]) -> st
     if not best.points:
         return ""
     text = f" Lowest mean TTFT: {_shown(best, 0)}."
-    text += "".join(
-        f" Of these, lowest {LABELS[best.steps[place].metric]}: {_shown(best, place)}."
-        for place in range(1, len(best.steps))
-    )
+    for place in range(1, len(best.steps)):
+        if len(best.steps[place].names) < len(best.steps[place - 1].names):
+            text += f" Of these, lowest {LABELS[best.steps[place].metric]}: {_shown(best, place)}."
     known = [point for point in points if elsewhere.get(point.name)]
     if known and not any(elsewhere.get(point.name) for point in best.points):
         other = best_of(known).points

@@ -161,16 +161,13 @@ def _above(pair: Difference) -> str:
 
 
 def _elsewhere(summary: Summary) -> list[str]:
-    """Say what other routers call the best mode, or the best of the modes that they have."""
+    """If the best mode exists only in dynabench, name the best of the modes that other routers have."""
     ranking = summary.ranking or None
-    if ranking is None or not ranking.elsewhere or ranking.elsewhere.keys() == set(ranking.ties) != {ranking.winner}:
-        return []  # where all that tie exist elsewhere, there is nothing to add
+    if ranking is None or not ranking.elsewhere or ranking.elsewhere.keys() & set(ranking.ties):
+        return []
     named = "; ".join(f"{arm} is {where}" for arm, where in list(ranking.elsewhere.items())[:MOST])
-    if ranking.elsewhere.keys() & set(ranking.ties):
-        return [f"In other routers, {named}."]
-    best = _named(ranking.ties)
     cost = _cost_of(ranking, next(iter(ranking.elsewhere)))
-    only = f"{best} exist{'s' * (len(ranking.ties) == 1)} only in dynabench."
+    only = f"{_named(ranking.ties)} exist{'s' * (len(ranking.ties) == 1)} only in dynabench."
     return [f"{only} The best mode here that other routers have{cost}: {named}."]
 
 

@@ -210,10 +210,10 @@ def simulate_point(
         gpu_s=tiers.gpu_seconds(spent),
         spent=spent,
         fleet=fleet_figures.figures(runs, limits, fleet_figures.windows(runs)) or UNSET,
-        requests=figures.requests,
-        failed=figures.failed,
         series=_series(runs),
         too_little=sufficiency.remarks([run.measured for run in runs]),
+        requests=figures.requests,
+        failed=figures.failed,
     )
 
 
