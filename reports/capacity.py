@@ -126,7 +126,7 @@ class Held(msgspec.Struct, frozen=True):
         if self.misses_at is None or nearest is None:
             return f"It holds to {self.holds_to:g}x of this traffic or more."
         near = "It is close to a cliff: it" if self.is_near_cliff else "It"
-        return f"{near} holds to {self.holds_to:g}x of this traffic, and misses {subject(nearest.limit)} at {self.misses_at:g}x."
+        return f"{near} holds to {self.holds_to:.3g}x of this traffic, and misses {subject(nearest.limit)} at {self.misses_at:.3g}x."
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -175,7 +175,9 @@ def grids(answer: Answer, *, most: int = 8) -> Iterator[Grid]:
         yield _ranking(answer, tried[:most], left=len(tried[most:]), bounded=[x for x in possible if not x.outcomes])
     if len(answer.loads) > 1:
         has_price = any(at.cost is not None and at.cost != at.gpus for at in answer.loads)
-        lines = [(at.label or f"{at.load:g}x", _load_cells(at, answer.limits, has_price=has_price)) for at in answer.loads]
+        lines = [
+            (at.label or f"{at.load:g}x", _load_cells(at, answer.limits, has_price=has_price)) for at in answer.loads
+        ]
         columns = ["layout", "GPUs", "workers", *(["cost"] if has_price else []), *answer.limits]
         yield Grid("What more load takes", columns, lines)
     for title, rows in (("Router modes", answer.modes), ("Prefix caching", answer.caching)):

@@ -88,6 +88,12 @@ def heavier(settings: Settings, load: float) -> Settings:
     return replace(settings, shape=_faster(settings.shape, load))
 
 
+def reached(settings: Settings, load: float) -> float:
+    """Return the multiple of the load that this multiple comes to: a closed loop keeps whole numbers in flight."""
+    counts = [count for name in CLOSED if (count := getattr(settings.load, name)) is not None]
+    return round(max((math.ceil(round(count * load, 6)) / count for count in counts), default=load), 4)
+
+
 def load_told(settings: Settings, load: float) -> str:
     """Name a multiple of the load, in a closed loop with what is kept in flight."""
     kept = [(name, count) for name in CLOSED if (count := getattr(heavier(settings, load).load, name)) is not None]

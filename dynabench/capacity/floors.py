@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dynabench.capacity.refused import missed_by_refusals
 from dynabench.deployment.engines import answered, check_fits, engines_of, max_model_len_of
 from dynabench.deployment.prefill import prefill_s
 from dynabench.experiment.bounds import token_s
@@ -52,6 +53,8 @@ def floor_of(settings: Settings, source: Source, limits: Sequence[Condition], at
     except (ValueError, WorkloadError) as error:
         return Floor(impossible=str(error))
     context = max_model_len_of(engines)
+    if (reason := missed_by_refusals(workload, context, limits, attainment)) is not None:
+        return Floor(impossible=reason)
     workload = answered(workload, context)
     if not len(workload):
         return Floor(impossible=f"every request is longer than the context of {context:,} tokens (max_model_len)")

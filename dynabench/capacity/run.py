@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from msgspec import structs
 
-from dynabench.capacity.candidates import has_one_size
+from dynabench.capacity.candidates import has_one_size, reached
 from dynabench.capacity.checks import check
 from dynabench.capacity.commands import deploy_commands
 from dynabench.capacity.findings import Findings
@@ -258,11 +258,16 @@ class _Planner:
 
     def _held_by(self, best: Question) -> Held | None:
         """Find the highest load at which a layout meets the limits; None if its load cannot be raised."""
-        if not self._source(self._settings.shape).duration_s:
+        settings, planned = self._settings, self._found.load
+        if not (settings.load.is_closed or self._source(settings.shape).duration_s):
             return None
         held = Held(1.0)
-        while (times := next_load(held.holds_to, held.misses_at)) is not None:
-            [point] = self._points([self._found.arm(best, round(self._found.load * times, 4))])
+        while (wanted := next_load(held.holds_to, held.misses_at)) is not None:
+            load = reached(settings, planned * wanted)
+            times = round(load / reached(settings, planned), 4)
+            if times == held.misses_at:
+                break
+            [point] = self._points([self._found.arm(best, load)])
             if point.state == "met":
                 held = structs.replace(held, holds_to=times)
             else:
