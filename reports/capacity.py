@@ -182,6 +182,7 @@ def grids(answer: Answer, *, most: int = 8) -> Iterator[Grid]:
         yield Grid("What more load takes", columns, lines)
     for title, rows in (("Router modes", answer.modes), ("Prefix caching", answer.caching)):
         if rows:
+            title = f"{title}, with {answer.layouts[0].name}"
             lines = [
                 (
                     f"{row.name}, {row.workers} worker{'s' * (row.workers != 1)}",

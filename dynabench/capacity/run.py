@@ -20,6 +20,7 @@ from dynabench.capacity.search import Question, Search
 from dynabench.capacity.settings import PlanConfig
 from dynabench.capacity.sureness import sureness_of
 from dynabench.capacity.trial import attempt
+from dynabench.capacity.unsearched import unsearched
 from dynabench.deployment.engines import beyond_context
 from dynabench.deployment.file import as_plain
 from dynabench.experiment.manifest import manifest_of
@@ -416,6 +417,8 @@ class _Planner:
             )
         yield from self._found.other_kinds()
         (pool,) = self._settings.deployment.pools
+        if left := unsearched(self._config, self._experiment, pool.timing):
+            yield left
         if has_one_size(self._config, pool.timing) and len(self._config.tensor_parallel_size) > 1:
             yield (
                 "Step times are assumed to be for tensor parallel size 1; if they are not, set the size with "
