@@ -383,14 +383,20 @@ def _write_runs(folder: Path, experiment: Manifest, runs: list[Record]) -> None:
     np.savez_compressed(folder / "gaps.npz", **{str(place): run.gaps for place, run in enumerate(runs)})  # type: ignore[arg-type]
 
 
-def _write_report(folder: Path, experiment: Manifest, runs: list[Record], *, with_charts: bool = True) -> Summary:
-    summary = summarize(
+def summary_of(experiment: Manifest, runs: list[Record]) -> Summary:
+    """Summarize the runs of an experiment, with what its manifest says of them."""
+    return summarize(
         runs,
         [parse(text) for text in experiment["limits"]],
         experiment.get("bound_s"),
         experiment.get("best_hit_shares"),
         smallest=experiment.get("smallest_difference", SMALLEST),
+        elsewhere=experiment.get("elsewhere"),
     )
+
+
+def _write_report(folder: Path, experiment: Manifest, runs: list[Record], *, with_charts: bool = True) -> Summary:
+    summary = summary_of(experiment, runs)
     replace_text(folder / "summary.json", json.dumps(summary.as_json(), indent=2) + "\n")
     shown = {run.arm: run.measured for run in reversed(runs)}
     shown = {arm: shown[arm] for arm in summary.arms}
@@ -398,7 +404,6 @@ def _write_report(folder: Path, experiment: Manifest, runs: list[Record], *, wit
     fidelity = msgspec.convert(experiment.get("fidelity"), Fidelity | None)
     validated = {} if fidelity is None else fidelity.arms
     verdict = [fidelity_table.lead(arm, found) for arm, found in validated.items()] or [
-        headline.answer(summary),
         headline.alone(summary),
         summary.verdict,
     ]
@@ -426,7 +431,12 @@ def _write_report(folder: Path, experiment: Manifest, runs: list[Record], *, wit
         every=[part for grid in tables.sections(summary) for part in tables.for_page(grid)],
         changes=fleet_table.changes(shown) if summary.has_fleet else [],
         noted=fleet_table.notes(shown) if summary.has_fleet else [],
-        grids=[part for grid in use_tables.grids(summary) for part in tables.for_page(grid)],
+        grids=[
+            part
+            for grid in (*use_tables.grids(summary), tables.elsewhere_grid(experiment))
+            if grid
+            for part in tables.for_page(grid)
+        ],
         labels=LABELS | tiers.LABELS | fleet_figures.LABELS,
         command=experiment["command"],
         settings=json.dumps(experiment, indent=2),

@@ -45,6 +45,16 @@ def head(manifest: Mapping[str, Any]) -> dict[str, str]:
     return {name: text for name, text in said.items() if text}
 
 
+ONLY_HERE = "only in dynabench"
+
+
+def elsewhere(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return where each of the compared router modes exists, by its name; nothing if arms do not differ by it."""
+    changes = manifest.get("arms", {})
+    named = manifest.get("elsewhere", {}).items()
+    return {changes.get(arm, {}).get("router_mode", arm): where or ONLY_HERE for arm, where in named}
+
+
 def step_times(manifest: dict[str, Any]) -> str:
     """Say where the step times come from."""
     text = manifest.get("step_times")

@@ -102,7 +102,7 @@ def paired_difference(
     used, place = np.unique(blocks[both], return_inverse=True)
     if len(before) < 2 or len(used) < 2:
         return None
-    weights = _resamples(len(used), seed)
+    weights = resamples(len(used), seed)
     if share is None:
         base, value = float(before.mean()), float((after - before).mean())
         sums = np.bincount(place, weights=after - before)
@@ -112,7 +112,7 @@ def paired_difference(
         value = float(np.quantile(after, share)) - base
         resampled = _quantiles(after, place, weights, share) - _quantiles(before, place, weights, share)
     low, high = _interval(value, resampled, len(used))
-    detectable = (student_t(len(used) - 1) + NormalDist().inv_cdf(POWER)) * _error(resampled, len(used))
+    detectable = (student_t(len(used) - 1) + NormalDist().inv_cdf(POWER)) * standard_error(resampled, len(used))
     scale = 1 / base if base else 0.0
     return PairedDifference(value, low, high, value * scale, len(before), len(used), detectable * abs(scale), base)
 
@@ -127,7 +127,7 @@ def quantile_interval(values: Floats, blocks: Blocks, share: float, *, seed: int
     value = _quantile(values[known], share) if len(used) > 1 else math.inf
     if not math.isfinite(value):
         return None
-    resampled = _quantiles(values[known], place, _resamples(len(used), seed), share)
+    resampled = _quantiles(values[known], place, resamples(len(used), seed), share)
     is_finite = np.isfinite(resampled)
     low, high = _of_times(_interval(value, resampled[is_finite], len(used)))
     return low, high if is_finite.mean() >= 1 - TAIL else math.inf
@@ -146,7 +146,7 @@ def gaps_interval(rows: Floats, blocks: Blocks, share: float | None, *, seed: in
     if len(used) < 2:
         return None
     whole, groups = TokenGaps(rows), [TokenGaps(rows[blocks == block]) for block in used]
-    weights, sizes = _resamples(len(used), seed), np.array([group.count for group in groups], float)
+    weights, sizes = resamples(len(used), seed), np.array([group.count for group in groups], float)
     if share is None:
         sums = np.array([group.mean() for group in groups]) * sizes
         return _of_times(_interval(whole.mean(), (weights @ sums) / (weights @ sizes), len(used)))
@@ -163,7 +163,7 @@ def mean_interval(values: Floats, blocks: Blocks, *, seed: int = 0) -> tuple[flo
     used, place = np.unique(blocks[known], return_inverse=True)
     if len(used) < 2:
         return None
-    weights = _resamples(len(used), seed)
+    weights = resamples(len(used), seed)
     resampled = (weights @ np.bincount(place, weights=values[known])) / (weights @ np.bincount(place))
     return _of_times(_interval(float(values[known].mean()), resampled, len(used)))
 
@@ -192,7 +192,7 @@ def student_t(freedom: int, share: float = 0.975) -> float:
     return z + math.fsum(term / freedom ** (power + 1) for power, term in enumerate(terms))
 
 
-def _resamples(number: int, seed: int) -> npt.NDArray[np.float64]:
+def resamples(number: int, seed: int) -> npt.NDArray[np.float64]:
     """Return how often each block is drawn in each resample, shape (resamples, blocks)."""
     rng = np.random.default_rng(seed)
     return rng.multinomial(number, np.full(number, 1 / number), RESAMPLES).astype(float)
@@ -240,7 +240,7 @@ def _interval(value: float, resampled: Floats, number: int) -> tuple[float, floa
 
     With few blocks, the bootstrap's own percentiles are too close together: there are few ways to draw five blocks.
     """
-    half = student_t(number - 1) * _error(resampled, number)
+    half = student_t(number - 1) * standard_error(resampled, number)
     return value - half, value + half
 
 
@@ -253,6 +253,6 @@ def _of_times(interval: tuple[float, float]) -> tuple[float, float]:
     return max(low, 0.0), high
 
 
-def _error(resampled: Floats, number: int) -> float:
+def standard_error(resampled: Floats, number: int) -> float:
     """Return the standard error, corrected because drawing with replacement makes the spread of the resamples too small."""
     return float(resampled.std()) * math.sqrt(number / (number - 1))

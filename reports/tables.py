@@ -10,7 +10,7 @@ from reports.cells import milliseconds, number, saving, share
 from reports.conditions import METRICS
 from reports.foreign import markdown_cell
 from reports.grid import Grid
-from reports.headline import head, margin, notes, step_times, understood
+from reports.headline import elsewhere, head, margin, notes, step_times, understood
 from reports.like import table as like
 from reports.metrics import LABELS, LEAST_SAMPLES
 from reports.records import Record
@@ -19,6 +19,7 @@ from reports.tier_table import tiers_note
 from reports.tiers import SOURCES
 from reports.use_tables import grids
 
+ELSEWHERE = "Router modes in other routers"
 STATISTICS = ("mean", "p50", "p90", "p99")
 TIMES = ("ttft_sched", "ttst", "itl", "tpot", "e2e_sched")
 Line = tuple[str, Callable[[ArmSummary], Any], Callable[[Any], str]]
@@ -200,6 +201,12 @@ def _verdict(pair: Difference | None) -> str:
         return pair.verdict
     low, high = pair.shares()
     return f"{pair.verdict} {pair.relative:+.1%} [{low * 100:+.1f}, {high * 100:+.1f}]"
+
+
+def elsewhere_grid(manifest: dict[str, Any]) -> Grid | None:
+    """Lay out what other routers call the router modes; None if arms do not differ by it."""
+    named = elsewhere(manifest)
+    return Grid(ELSEWHERE, ["name and flags"], [(mode, [where]) for mode, where in named.items()]) if named else None
 
 
 def figures(summary: Summary) -> Grid:

@@ -67,7 +67,7 @@ def run_plan(
     check(config, experiment, settings, source_of(files, experiment))
     experiment = replace(experiment, router_mode=experiment.router_mode or MODES)
     identity = identity_of(files, experiment, settings, config.identity)
-    out = experiment.out or Path("results") / f"plan-{identity}"
+    out = experiment.out or Path("results") / f"plan-{identity.key}"
     store = PointStore(out, identity, "plan")
     with Interrupt() as interrupt:
         display = Display("bounding layouts", "layouts", interrupt, console)

@@ -142,8 +142,17 @@ def print_summary(manifest: dict[str, Any], summary: Summary, console: Terminal,
             console.say(f"{entry.name}: {entry.arm}")
     for line in (summary.verdict, *headline.limits(summary), *headline.remarks(summary)):
         console.say(with_short_names(line, key))
+    print_elsewhere(manifest, console)
     if not is_whole:
         console.say("More metrics: --all-metrics, or the report.")
+
+
+def print_elsewhere(manifest: dict[str, Any], console: Terminal) -> None:
+    """Print what other routers call the compared router modes."""
+    if named := headline.elsewhere(manifest):
+        console.say(f"\n{tables.ELSEWHERE}:")
+    for mode, where in named.items():
+        console.entry(mode, where)
 
 
 def print_sweep(manifest: dict[str, Any], sweep: Sweep, console: Terminal, *, is_whole: bool) -> None:
@@ -160,6 +169,7 @@ def print_sweep(manifest: dict[str, Any], sweep: Sweep, console: Terminal, *, is
     if unknown := tables.too_few(zip(sweep.columns, zip(*sweep.rows, strict=True), strict=False)):
         console.say(unknown)
     console.say(sweep.verdict)
+    print_elsewhere(manifest, console)
 
 
 def print_like(out: Path, tool: str, console: Terminal) -> None:

@@ -2,9 +2,8 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +14,25 @@ from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import Arm, Settings
 from foundation.errors import UserError
 from foundation.files import replace_text
-from reports.points import AnyPoint, Point
-from serving.router import ROUTER_MODES
+from foundation.identity import Identity, files_named
+from reports.points import AnyPoint
 from workloads.source import files_of
+
+IDENTIFYING = ("seed", "repeats", "trace_block_size", "format", "columns", "router_mode", "vary")
+"""The settings of an experiment that points depend on, besides the limits."""
+PACKAGES = ("dynabench", "serving", "mocker", "workloads", "reports", "foundation")
+"""The packages whose code makes points."""
 
 
 class PointStore:
     """The points in a results folder."""
 
-    def __init__(self, out: Path, identity: str, kind: str) -> None:
+    def __init__(self, out: Path, identity: Identity, kind: str) -> None:
         """Make the folder, or resume an existing one.
 
         Args:
             out: the folder.
-            identity: identifies everything that its points depend on, except the varied settings.
+            identity: everything that its points depend on, except the varied settings.
             kind: the kind of folder, such as `sweep`.
 
         Raises:
@@ -40,14 +44,14 @@ class PointStore:
                 raise UserError(
                     f"{out} exists and is not a {kind}; choose another results folder with --out, or remove it"
                 )
-            if mark.exists() and mark.read_text().strip() != identity:
+            if mark.exists() and (earlier := Identity.read(mark)) != identity:
                 raise UserError(
-                    f"{out} contains a {kind} with other settings; choose another results folder with --out, or "
-                    "remove it"
+                    f"{out} contains another {kind}: {identity.difference(earlier)}; choose another results folder with "
+                    "--out, or remove it"
                 )
             self._points.mkdir(parents=True, exist_ok=True)
             if not mark.exists():
-                replace_text(mark, identity + "\n")
+                identity.write(mark)
         except OSError as error:
             raise UserError(f"{out}: cannot be written ({error.strerror})") from error
 
@@ -94,30 +98,18 @@ def _read(file: Path) -> AnyPoint:
     return point
 
 
-def identity_of(files: Sequence[Path], experiment: ExperimentConfig, settings: Settings, *more: Any) -> str:
-    """Identify everything that points depend on: the workload, the settings and other given values."""
+def identity_of(
+    files: Sequence[Path], experiment: ExperimentConfig, settings: Settings, more: Mapping[str, Any]
+) -> Identity:
+    """Identify everything that points depend on: the workload, the settings and files, and our code."""
+    given = {f"--{name.replace('_', '-')}": getattr(experiment, name) for name in IDENTIFYING}
     parts = {
-        "version": metadata.version("dynabench"),
-        "files": [_digest(file) for file in files_of(tuple(files))],
-        "experiment": [experiment.seed, experiment.repeats],
-        "reading": [experiment.trace_block_size, experiment.format, experiment.columns],
-        "limits": [str(limit) for limit in experiment.limits],
-        "varied": [list(experiment.router_mode), list(experiment.vary)],
-        "settings": [asdict(settings.shape), asdict(settings.load), as_plain(settings.deployment)],
-        "times": [
-            None if (file := pool.timing.timing_file) is None else _digest(Path(file))
-            for pool in settings.deployment.pools
-        ],
-        "modes": list(ROUTER_MODES),
-        "point": Point.__struct_fields__,
-        "more": more,
+        **given,
+        "limits": experiment.limits,
+        "shape": settings.shape,
+        "load": settings.load,
+        **as_plain(settings.deployment),
+        **more,
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _digest(file: Path) -> str | None:
-    """Return an identifier of a file's content."""
-    if not file.is_file():
-        return None
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+    varied = [part for text in experiment.vary for part in re.split("[=,]", text)]
+    return Identity.of(parts, files=[*files_of(tuple(files)), *files_named(varied)], packages=PACKAGES)

@@ -64,9 +64,9 @@ def run_sweep(
     arms, left_out = comparison_of(modes, settings)
     if setting_of(config.find or "").rpartition(".")[2] not in SIZES:
         refuse_idle_settings([arm.settings.deployment for arm in arms])
-    search = (config.find, config.low, config.high, config.precision)
-    identity = identity_of(files, experiment, settings, config.attainment, search)
-    out = experiment.out or Path("results") / f"sweep-{identity}"
+    searched = {name: getattr(config, name) for name in ("find", "low", "high", "precision", "attainment")}
+    identity = identity_of(files, experiment, settings, searched)
+    out = experiment.out or Path("results") / f"sweep-{identity.key}"
     store = PointStore(out, identity, "sweep")
     for reason in left_out:
         console.say(f"left out: {reason}")
@@ -85,7 +85,7 @@ def run_sweep(
             else found
         )
         manifest = manifest_of("virtual", files, workload, experiment, settings, arms, [])
-        manifest |= {"sweep": asdict(config), "identity": identity}
+        manifest |= {"sweep": asdict(config), "identity": identity.key}
         if varied := _varied(arms):
             manifest["title"] = f"{workload.name}: {varied}"
         if tried := [_at(arm, row.find, value) for arm, row in zip(arms, found, strict=False) for value in row.tried]:

@@ -10,15 +10,12 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 import yaml
 
 from dynabench.capacity.settings import PlanConfig
 from dynabench.deployment.file import read
-from dynabench.experiment.model_error import KNOWN, model_error
-from mocker.timing.config import TimingConfig
 from tests.support.commands import dynabench
 from tests.support.waiting import PATIENCE_S, until
 
@@ -49,8 +46,8 @@ def test_the_fewest_gpus_are_named_with_what_binds_and_how_sure_it_is(small):
     assert [sure["limit"] for sure in answer["sureness"]] == ["ttft.p90 <= 400 ms", "tpot.p90 <= 14 ms"]
     assert answer["sureness"][0]["low"] < answer["sureness"][0]["value"] < answer["sureness"][0]["high"]
     assert (
-        "for meta-llama/Llama-3.1-70B fp8 on vllm and h100, mean TPOT was 2.6% off, and the error of a p90 is not known"
-        in answer["sureness"][1]["text"]
+        "for 82 published points of dense models on vllm (this model was not measured), mean TPOT was 3.8% off, and the error "
+        "of a p90 is not known" in answer["sureness"][1]["text"]
     )
     assert re.search(r"vllm serve Qwen/Qwen3-8B .*--max-num-batched-tokens (512|2048) .*# start \d+", text)
     assert [at["load"] for at in answer["loads"]] == [1.0, 2.0]
@@ -131,7 +128,7 @@ def test_the_same_plan_again_simulates_nothing(small):
     assert (less.returncode, fewer["simulated"], len(fewer["loads"])) == (0, 0, 1)
     planned(out, *SMALL, *LIMITS, "--loads", "1,2", "--json")
     other = dynabench("plan", *SMALL, "--slo", "ttft.p90 <= 401ms", "--loads", "1,2", "--out", out)
-    assert (other.returncode, "contains a plan with other settings" in other.stderr) == (2, True)
+    assert (other.returncode, "contains another plan: " in other.stderr) == (2, True)
 
 
 def test_limits_of_each_request_are_answered_with_a_chart_over_fleet_sizes(tmp_path):
@@ -319,23 +316,6 @@ def test_measured_step_times_are_of_one_size(tmp_path):
 
 def test_prices_are_read():
     assert PlanConfig(price=("h100=2.5", "b200=4")).prices == {"h100": 2.5, "b200": 4.0}
-
-
-def test_known_errors_are_those_of_the_page_on_fidelity():
-    page = (Path(__file__).parents[2] / "docs/fidelity.md").read_text()
-    for known in KNOWN:
-        rows = [row for row in page.splitlines() if row.startswith("|") and f"| {known.points} |" in row]
-        name = known.model.rpartition("/")[2].replace("-", " ").lower()[:9]
-        cells = [row for row in rows if name in row.replace("-", " ").lower() and known.gpu in row.lower()]
-        assert any(f"{known.tpot * 100:.1f} / " in row and f"{known.ttft * 100:.1f} / " in row for row in cells), known
-
-
-def test_the_known_error_is_that_of_the_model_most_like_it():
-    assert model_error(TimingConfig(model="meta-llama/Llama-3.1-70B", gpu="b200", quantization="fp4")).points == 60
-    assert model_error(TimingConfig(model="meta-llama/Llama-3.1-70B", gpu="b200", quantization="fp4")).tpot == 0.045
-    assert model_error(TimingConfig(model="Qwen/Qwen3-8B", gpu="h100")).model == "meta-llama/Llama-3.1-70B"
-    assert model_error(TimingConfig(model="Qwen/Qwen3-8B", gpu="l40s")) is None
-    assert model_error(TimingConfig()) is None
 
 
 def test_stages_are_impossible_and_the_rest_is_searched(tmp_path):

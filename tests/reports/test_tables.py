@@ -36,6 +36,14 @@ def test_what_no_arm_knows_has_no_line():
     assert "hits: best worker" not in found
 
 
+def test_router_modes_have_their_names_in_other_routers():
+    arms = {"kv, 2": {"router_mode": "kv"}, "kv, 4": {"router_mode": "kv"}, "own.py": {"router_mode": "own.py"}}
+    manifest = {"arms": arms, "elsewhere": {"kv, 2": "D --kv", "kv, 4": "D --kv", "own.py": None, "other": "S --other"}}
+    grid = tables.elsewhere_grid(manifest)
+    assert grid.rows == [("kv", ["D --kv"]), ("own.py", ["only in dynabench"]), ("other", ["S --other"])]
+    assert tables.elsewhere_grid({"arms": arms}) is None
+
+
 def test_failures_have_lines_only_where_there_are_any():
     assert "failed requests" not in lines(run())
     found = lines(run(ttft=[1.0] * 100, error=["no"] * 5 + [""] * 95))
