@@ -56,6 +56,9 @@ class Floor(NamedTuple):
 class Sizes(NamedTuple):
     """The requests that count, in order of arrival."""
 
+    are_all: bool
+    """Whether these are all requests."""
+
     arrivals_s: npt.NDArray[np.float64]
     prompts: Tokens
     answers: Tokens
@@ -139,7 +142,7 @@ def _sizes(workload: Workload, load: LoadConfig, engine: SimulatedEngine) -> Siz
         new = np.maximum(prompts - reuse_of(workload, config.block_size).endless_hits(), 1)
     is_open = not load.is_closed and not workload.has_dependencies
     counted = np.array([not is_open or load.is_measured(arrival_s) for arrival_s in arrivals_s], bool)
-    return Sizes(arrivals_s[counted], prompts[counted], answers[counted], new[counted])
+    return Sizes(bool(counted.all()), arrivals_s[counted], prompts[counted], answers[counted], new[counted])
 
 
 def _beyond(
@@ -155,7 +158,8 @@ def _beyond(
         least = _least(limit, sizes.new, np.ones_like(sizes.new), attainment, lambda new: _prompt_s(computing, new))
         if SAFETY * least > limit.value:
             return f"{limit} is less than the time of prompts alone on a worker ({least * 1000:,.4g} ms)"
-    if limit.metric in ("itl", "tpot"):
+    # ITL counts every gap after the warm-up, also those of requests that do not count.
+    if limit.metric == "tpot" or (limit.metric == "itl" and sizes.are_all):
         gaps = np.maximum(sizes.answers - 1, 0)
         counts = gaps if limit.metric == "itl" else np.minimum(gaps, 1)
         least = _least(limit, sizes.prompts, counts, attainment, lambda context: _token_s(decoding, context))
