@@ -288,7 +288,7 @@ def _signed(margin: float) -> str:
     return f"{'-' * (margin < 0)}{percent(abs(margin))}"
 
 
-COVERED = "The intervals are for this workload, repeated. They do not cover other traffic, such as tomorrow's."
+COVERED = "The intervals are for this workload, repeated. They say nothing about other traffic, such as tomorrow's."
 
 
 def doubt(sureness: Sequence[Sureness]) -> str:
