@@ -20,11 +20,11 @@ def _parts(config: PlanConfig, timing: TimingConfig, varied: set[str]) -> Iterat
     if varied.isdisjoint(SPLIT):
         yield "split prefill and decode (--vary prefill_workers=1..3)"
     if timing.timing_name == "roofline" and "timed_as" not in varied:
-        yield f"engines but {timing.timed_as} (--vary timed_as=vllm,sglang,trtllm)"
+        yield f"engines other than {timing.timed_as} (--vary timed_as=vllm,sglang,trtllm)"
     one_size = len(config.tensor_parallel_size) == 1 and not has_one_size(config, timing)
     if one_size and "tensor_parallel_size" not in varied:
-        yield f"tensor parallel sizes but {config.tensor_parallel_size[0]}"
+        yield f"tensor parallel sizes other than {config.tensor_parallel_size[0]}"
     if len(config.max_num_batched_tokens) == 1 and "max_num_batched_tokens" not in varied:
-        yield f"chunks but {config.max_num_batched_tokens[0]:,} tokens"
+        yield f"chunks other than {config.max_num_batched_tokens[0]:,} tokens"
     if timing.gpu is not None and not config.price and "gpu" not in varied:
-        yield f"GPUs but {timing.gpu} (--price)"
+        yield f"GPUs other than {timing.gpu} (--price)"

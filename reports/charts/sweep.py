@@ -17,7 +17,7 @@ from reports.points import Found, Point
 Number = Callable[[Point], float | None]
 LOADS = ("rate_scale", "rate", "concurrency")
 """Settings of the load; for these, more is better."""
-FLAT = 0.02
+FLAT = 0.05
 """Figures within this share of the highest are alike."""
 
 
