@@ -219,9 +219,9 @@ class _Planner:
             return None
         held = Held(1.0)
         while (wanted := next_load(held.holds_to, held.misses_at)) is not None:
-            load = reached(settings, planned * wanted)
+            load = reached(settings, planned * wanted, round)
             times = round(load / reached(settings, planned), 4)
-            if times == held.misses_at:
+            if times in (held.holds_to, held.misses_at):  # nothing between two whole numbers in flight
                 break
             [point] = self._simulations.points([self._found.arm(best, load)])
             if point.state == "met":
