@@ -2,8 +2,8 @@
 
 Of many equal arms, one always looks best. An arm is worse than the lowest only if their difference is larger than any
 two of the arms would show by chance, in 95 of 100 experiments on equal arms: the critical value is that of the largest
-studentized difference of all pairs (Tukey's range, without equal variances or independence: the correlation of the
-arms' means comes from the block bootstrap, as in Westfall and Young, Resampling-Based Multiple Testing, 1993). Arms that
+studentized difference of all pairs (Tukey's range, but with a standard error for each pair, and with the correlations of
+the block bootstrap; as in Westfall and Young, Resampling-Based Multiple Testing, 1993). Arms that
 are worse leave, and the rest are compared again, as in the model confidence set (Hansen, Lunde and Nason, Econometrica
 79, 2011). The arms that are truly lowest are all among those left in at least 95 of 100 experiments.
 """
@@ -20,7 +20,10 @@ from reports.records import Floats
 from reports.statistics import POWER, Blocks, PairedDifference, resamples, standard_error, student_t
 from reports.summary import Difference
 
-DRAWS = 20_000
+DRAWS = 4000
+BATCHES = 20
+"""Draws are made in batches, because those of many arms at once would not fit into memory."""
+Matrix = npt.NDArray[np.float64]
 TINY = 1e-12
 """A variance that is this small, compared with those of the two arms, is that of equal arms."""
 
@@ -84,26 +87,35 @@ def critical_value(arms: Sequence[Parts]) -> float:
     freedom = len(arms[0].sums) - 1
     if len(arms) == 2:
         return student_t(freedom)
-    covariance = np.cov([arm.resampled() for arm in arms])
     rng = np.random.default_rng(0)
-    drawn = rng.multivariate_normal(np.zeros(len(arms)), covariance, DRAWS, method="svd").T
-    largest = np.zeros(DRAWS)
-    for place in range(1, len(arms)):
-        errors = _errors(covariance, place)
-        is_equal = errors == 0
-        gaps = np.abs(drawn[:place] - drawn[place]) / np.where(is_equal, 1, errors)[:, None]
-        largest = np.maximum(largest, np.where(is_equal[:, None], 0, gaps).max(axis=0))
-    scale = np.sqrt(rng.chisquare(freedom, DRAWS) / freedom)
-    return max(float(np.quantile(largest / scale, 0.95)), student_t(freedom))
+    factor = _factor(np.cov([arm.resampled() for arm in arms]))
+    largest = [_largest_gaps(rng, factor, freedom + 1) for _ in range(BATCHES)]
+    return max(float(np.quantile(np.concatenate(largest), 0.95)), student_t(freedom))
 
 
-def _errors(covariance: npt.NDArray[np.float64], place: int) -> Floats:
-    """Return the standard error of an arm's difference to each arm before it, 0 if they are equal."""
-    own = np.diag(covariance)
-    both = own[:place] + own[place]
-    variance = both - 2 * covariance[place, :place]
-    errors: Floats = np.sqrt(np.where(variance > TINY * both, variance, 0))
-    return errors
+def _factor(covariance: Matrix) -> Matrix:
+    """Return a matrix F with F F' = covariance, which equal arms may make singular."""
+    values, vectors = np.linalg.eigh(covariance)
+    factor: Matrix = vectors * np.sqrt(np.maximum(values, 0.0))
+    return factor
+
+
+def _largest_gaps(rng: np.random.Generator, factor: Matrix, blocks: int) -> Floats:
+    """Draw experiments on arms with equal means, and return the largest studentized difference in each.
+
+    Each pair has its own standard error, estimated from as many blocks as in the real experiment.
+    """
+    values = factor @ rng.standard_normal((DRAWS // BATCHES, len(factor), blocks))
+    means = values.mean(axis=2)
+    values -= means[:, :, None]
+    covariance = values @ values.transpose(0, 2, 1) / (blocks - 1) / blocks
+    own = np.diagonal(covariance, axis1=1, axis2=2)
+    both = own[:, :, None] + own[:, None, :]
+    variance = both - 2 * covariance
+    is_equal = variance <= TINY * both
+    gaps = np.abs(means[:, :, None] - means[:, None, :]) / np.sqrt(np.where(is_equal, 1, variance))
+    largest: Floats = np.where(is_equal, 0, gaps).max(axis=(1, 2))
+    return largest
 
 
 def _difference(first: Parts, other: Parts, quantile: float, base: float | None) -> PairedDifference:

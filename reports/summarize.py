@@ -44,6 +44,18 @@ BEYOND = re.compile(r"maximum context length is \d+ tokens")
 Figures = TypeVar("Figures", bound=msgspec.Struct)
 
 
+def summary_of(manifest: dict[str, Any], runs: list[Record]) -> Summary:
+    """Summarize the runs of a results folder, with what its manifest says of them."""
+    return summarize(
+        runs,
+        [slo.parse(text) for text in manifest["limits"]],
+        manifest.get("bound_s"),
+        manifest.get("best_hit_shares"),
+        smallest=manifest.get("smallest_difference", SMALLEST),
+        elsewhere=manifest.get("elsewhere"),
+    )
+
+
 def summarize(
     runs: list[Record],
     limits: list[Condition] | None = None,

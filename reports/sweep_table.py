@@ -348,7 +348,8 @@ def _searched(rows: list[Found], limited: list[Figure]) -> dict[str, Any]:
     named = dict.fromkeys(axis for row in rows for axis in row.changes)  # in the order of the question
     axes = sorted(named, key=lambda axis: axis != "router_mode")
     fleet = _fleet(list(_points(rows).values()), has_limits=True)
-    columns = [*fleet, *limited, *_without(AT_FOUND, limited)]
+    gpus: list[Figure] = [("GPUs", lambda point: f"{point.gpus}")] if _counts_gpus(rows) else []
+    columns = [*gpus, *fleet, *limited, *_without(AT_FOUND, limited)]
     return {
         "title": f"{sense.capitalize()} {name} that meets the limits",
         "columns": [*axes, f"{sense} {name}", "not at", "for", *(head for head, _ in columns)],
@@ -365,6 +366,13 @@ def _searched(rows: list[Found], limited: list[Figure]) -> dict[str, Any]:
         ],
         "verdict": _verdict(rows, name, sense),
     }
+
+
+def _counts_gpus(rows: Sequence[Found]) -> bool:
+    """Return whether the fewest workers were searched for and those of some lines have more GPUs than others'."""
+    known = [(row.point.gpus, row.met) for row in rows if row.point is not None and row.met]
+    is_of_workers = any(row.sense == "lowest" and row.find.endswith(("workers", "replicas")) for row in rows)
+    return is_of_workers and any(gpus * known[0][1] != known[0][0] * met for gpus, met in known)
 
 
 def _digits(value: float) -> str:
@@ -386,7 +394,12 @@ def _value(row: Found) -> str:
 
 def _verdict(rows: list[Found], name: str, sense: str) -> str:
     """Say which combination meets the limits furthest, and what stops it there."""
-    known = sorted((row for row in rows if row.met is not None), key=lambda row: row.met or 0.0)
+    counts_gpus = _counts_gpus(rows)
+
+    def rank(row: Found) -> float:
+        return row.point.gpus if counts_gpus and row.point is not None else row.met or 0.0
+
+    known = sorted((row for row in rows if row.met is not None), key=rank)
     if not known:
         nearest = [f"{row.arm} at {name} {_digits(row.missed_at)}: {_why(row)}" for row in rows if row.missed_at]
         if not all(row.is_over for row in rows):
@@ -396,23 +409,33 @@ def _verdict(rows: list[Found], name: str, sense: str) -> str:
         return f"{lead}. " + "; ".join(nearest[:MOST]) + "." * bool(nearest)
     least, best = (known[0], known[-1]) if sense != "lowest" else (known[-1], known[0])
     how = "from {} {} on" if sense == "lowest" else "up to {} {}"
-    alike = [row.arm for row in known if row.met == best.met]
+    what = "fewest GPUs" if counts_gpus else sense
+    equal = [row for row in known if rank(row) == rank(best)]
+    alike = [row.arm for row in equal if row.met == best.met]
     who = f"All {len(rows)} meet" if len(alike) == len(rows) > 1 else f"{' and '.join(alike)} meet"
-    text = f"{who}{'s' * (len(alike) == 1)} the limits {how.format(name, _value(best))}"
-    text += f", the {sense} of {len(rows)}." if len(alike) < len(rows) and all(row.is_over for row in rows) else "."
+    text = f"{who}{'s' * (len(alike) == 1)} the limits {how.format(name, _value(best))}{_gpus(best) * counts_gpus}"
+    text += f", the {what} of {len(rows)}." if len(alike) < len(rows) and all(row.is_over for row in rows) else "."
+    text += "".join(f" {row.arm} needs as many, from {_value(row)} on." for row in equal if row.met != best.met)
     if best.interval and best.interval[0] == best.interval[1]:
         text += " All repeats give the same value."
     elif best.interval:
         text += " The brackets show the 95% interval over the repeats."
     if best.missed is not None:
         text += f" At {_digits(best.missed_at or 0.0)}: {_why(best)}."
-    if least.met != best.met and best.met and least.met:
-        text += f" {least.arm} meets them {how.format('', _value(least)).replace('  ', ' ')}"
+    if rank(least) != rank(best) and best.met and least.met:
+        text += (
+            f" {least.arm} meets them {how.format('', _value(least)).replace('  ', ' ')}{_gpus(least) * counts_gpus}"
+        )
         text += f" ({best.met / least.met - 1:+.0%} between the two)." if sense != "lowest" else "."
-    sized = [Sized(row.changes, _capacity(row.point), row.met, _value(row)) for row in known if row.point and row.met]
-    if near := enough(sized, f"{sense} {name}", is_lower_better=sense == "lowest"):
+    sized = [Sized(row.changes, _capacity(row.point), rank(row), _value(row)) for row in known if row.point and row.met]
+    if near := enough(sized, what if counts_gpus else f"{sense} {name}", is_lower_better=sense == "lowest"):
         text += f" {near}"
     return text + _impossible([row.missed for row in rows if row.met is None and isinstance(row.missed, Impossible)])
+
+
+def _gpus(row: Found) -> str:
+    """Say how many GPUs the workers that were found have."""
+    return f" ({row.point.gpus} GPU{'s' * (row.point.gpus != 1)})" if row.point is not None else ""
 
 
 def _why(row: Found) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from reports.cells import milliseconds, number, saving, share
 from reports.conditions import METRICS
 from reports.foreign import markdown_cell
+from reports.gate import Result
 from reports.grid import Grid
 from reports.headline import elsewhere, head, margin, notes, step_times, understood
 from reports.like import table as like
@@ -48,7 +49,7 @@ def key_rows(summary: Summary) -> list[tuple[str, list[str]]]:
     wanted = [
         *KEY,
         *(label for label, *_ in FAILURES),
-        *(f"{LABELS[name]} mean vs {summary.baseline}" for name in ("ttft_sched", "tpot")),
+        *(f"{LABELS[name]} mean vs {summary.baseline}" for name in PAIRED),
         *(label for label, *_ in TIERED),
         SAVED,
     ]
@@ -142,12 +143,12 @@ def like_grid(runs: list[Record], tool: str) -> Grid:
     return Grid(f"As {tool} would report it (ms)", ["metric", *STATISTICS, "formula"], lines)
 
 
-def markdown(summary: Summary, manifest: dict[str, Any], failures: list[str]) -> str:
+def markdown(summary: Summary, manifest: dict[str, Any], gates: Sequence[Result]) -> str:
     """Summarize a comparison for a pull request."""
     lines = [f"### {markdown_cell(manifest['title'])}", ""]
     lines += [f"**Not valid**: {markdown_cell(note)}" for note in notes(summary)]
     lines += ["", markdown_cell(summary.verdict), ""]
-    lines += [f"**Failed**: {markdown_cell(failure)}" for failure in failures] + [""] * bool(failures)
+    lines += [f"- **{gate.state.capitalize()}**: {markdown_cell(gate.text)}" for gate in gates] + [""] * bool(gates)
     figures = comparison(summary)
     lines += replace(figures, rows=[row for row in figures.rows if "p50" not in row[0]]).markdown()
     for grid in grids(summary):
@@ -334,10 +335,12 @@ KEY = (
     "TTFT mean (ms)",
     "TTFT p99 (ms)",
     "TPOT mean (ms)",
+    "E2E mean (ms)",
     "requests/s",
     "goodput (/s of arrivals)",
     "cache hit share",
     "best possible hit share",
+    "imbalance (max/mean)",
 )
 """Lines that a terminal shows unless asked for all."""
 FAILURES: tuple[Line, ...] = (

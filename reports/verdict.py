@@ -186,8 +186,9 @@ def _named(arms: Sequence[str], *, summary_count: int = 0) -> str:
     """Join the names of arms, or count them if they are many."""
     if summary_count > MOST:
         return f"The {summary_count} arms"
-    more = [f"{len(arms) - MOST:,} more"] * (len(arms) > MOST)
-    return listed([*arms[:MOST], *more])
+    if len(arms) <= MOST + 1:
+        return listed(arms)
+    return listed([*arms[:MOST], f"{len(arms) - MOST:,} more"])
 
 
 def _ways(summary: Summary) -> str | None:

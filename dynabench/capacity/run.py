@@ -1,6 +1,5 @@
 """Carry out a plan: bound layouts, try them on all cores, rank them; then examine more load, and the certainty."""
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,15 +15,15 @@ from dynabench.capacity.commands import deploy_commands
 from dynabench.capacity.findings import Findings
 from dynabench.capacity.floors import Floor, floor_of
 from dynabench.capacity.headroom import next_load
+from dynabench.capacity.points import Points
 from dynabench.capacity.search import Question, Search
 from dynabench.capacity.settings import PlanConfig
-from dynabench.capacity.simulations import Simulations
 from dynabench.capacity.unsearched import unsearched
 from dynabench.deployment.engines import beyond_context
 from dynabench.deployment.file import as_plain
 from dynabench.experiment.manifest import manifest_of
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.experiment.source import source_of
+from dynabench.experiment.source import Source, source_of
 from dynabench.experiment.store import PointStore, identity_of
 from dynabench.interrupt import Interrupt, InterruptError, noted
 from dynabench.plan import Arm, Settings
@@ -65,20 +64,23 @@ def run_plan(
         UserError: a limit cannot be judged, or the folder has something else.
         ValueError: a setting is not understood.
     """
-    check(config, experiment, settings, source_of(files, experiment))
+    source = source_of(files, experiment)
+    check(config, experiment, settings, source)
     experiment = replace(experiment, router_mode=experiment.router_mode or MODES)
     identity = identity_of(files, experiment, settings, config.identity)
     out = experiment.out or Path("results") / f"plan-{identity.key}"
     store = PointStore(out, identity, "plan")
     with Interrupt() as interrupt:
         display = Display("bounding layouts", "layouts", interrupt, console)
-        planner = _Planner(files, config, experiment, settings, store, out, interrupt, display)
+        points = Points(store, source, config, experiment, interrupt)
+        planner = _Planner(files, config, experiment, settings, source, points, out, display)
         try:
             with display:
                 planner.search()
                 planner.look_around()
         except InterruptError:
             planner.is_complete = False
+        store.check_unchanged(identity_of(files, experiment, settings, config.identity))
         answer = planner.answer()
         plan_report.save(out, answer)
         show(out, answer)
@@ -95,16 +97,14 @@ class _Planner:
         config: PlanConfig,
         experiment: ExperimentConfig,
         settings: Settings,
-        store: PointStore,
+        source: Source,
+        points: Points,
         out: Path,
-        interrupt: Interrupt,
         display: Display,
     ) -> None:
         self._files, self._config, self._experiment, self._settings = files, config, experiment, settings
-        self._out, self._display = out, display
-        self._source = source_of(files, experiment)
+        self._source, self._points, self._out, self._display = source, points, out, display
         self._started = time.perf_counter()
-        self._simulations = Simulations(config, experiment, self._source, store, interrupt)
         self._searches: dict[float, Search] = {}
         self._modes: list[Alternative] = []
         self._caching: list[Alternative] = []
@@ -145,7 +145,7 @@ class _Planner:
         """Try another router mode where the first came nearest to the limits and there is a choice of workers."""
         found = self._found
         near = [question for question in found.nearest() if self._routes(question)][:NEAREST]
-        points = self._simulations.points([found.arm(question, found.load, router_mode=mode) for question in near])
+        points = self._points.ask([found.arm(question, found.load, router_mode=mode) for question in near])
         return dict(zip(near, points, strict=True))
 
     def _finish(self, load: float, search: Search) -> None:
@@ -159,15 +159,15 @@ class _Planner:
         self._display.what, self._display.unit = f"bounding layouts{at}", "layouts"
         limits, attainment = self._experiment.limits, self._config.attainment
         calls = [(floor_of, (settings, self._source, limits, attainment)) for settings in wanted]
-        return [floor for _, floor in sorted(self._simulations.parallel(calls))]
+        return self._points.carry_out(calls)
 
     def _drive(self, search: Search, load: float) -> None:
         """Simulate what a search asks for until it is finished."""
         best = search.best
         self._display.what, self._display.unit = "none found so far", "simulations"
         while (question := search.next()) is not None:
-            if not self._simulations.is_known(self._found.arm(question, load)):
-                self._simulations.carry_out([self._found.arm(one, load) for one in search.ahead(self._at_once)])
+            if not self._points.is_known(self._found.arm(question, load)):
+                self._points.simulate([self._found.arm(one, load) for one in search.ahead(self._points.at_once)])
             point = self._point(question, load)
             with noted():  # a search that has learnt half of it would be wrong
                 search.learn(question, point.state, point.outcomes)
@@ -176,11 +176,7 @@ class _Planner:
                 assert best is not None
                 self._display.say(f"{self._found.named(best, load)} meets the limits")
             known = "none" if best is None else self._found.named(best, load)
-            self._display.what = f"best so far {known}, {self._simulations.num_carried_out} simulated"
-
-    @property
-    def _at_once(self) -> int:
-        return self._experiment.jobs or len(os.sched_getaffinity(0))
+            self._display.what = f"best so far {known}, {self._points.num_simulated} simulated"
 
     def _point(self, question: Question, load: float) -> AnyPoint:
         """Return the result of a question, and keep it.
@@ -188,7 +184,7 @@ class _Planner:
         Raises:
             InterruptError: the user interrupted it.
         """
-        [point] = self._simulations.points([self._found.arm(question, load)])
+        [point] = self._points.ask([self._found.arm(question, load)])
         self._found.keep(question, load, point)
         return point
 
@@ -205,7 +201,7 @@ class _Planner:
                 self._search_at(load)
         best = self._found.best  # of the cheapest, the one that handles more load
         modes, caching = self._modes_of(best), self._caching_of(best)
-        self._simulations.points([self._arm(*one) for one in (*modes, *caching)])  # all at once, on all cores
+        self._points.ask([self._arm(*one) for one in (*modes, *caching)])  # all at once, on all cores
         self._modes, self._caching = self._alternatives(modes), self._alternatives(caching)
         self._held = self._held_by(best)
         self._sureness = self._sure(best)
@@ -223,7 +219,7 @@ class _Planner:
             times = round(load / reached(settings, planned), 4)
             if times in (held.holds_to, held.misses_at):  # nothing between two whole numbers in flight
                 break
-            [point] = self._simulations.points([self._found.arm(best, load)])
+            [point] = self._points.ask([self._found.arm(best, load)])
             if point.state == "met":
                 held = structs.replace(held, holds_to=times)
             else:
@@ -231,7 +227,7 @@ class _Planner:
         return held
 
     def _sure(self, question: Question) -> list[Sureness]:
-        return self._simulations.sure(self._found.arm(question, self._found.load))
+        return self._points.sure(self._found.arm(question, self._found.load))
 
     def _told_safer(self, best: Question) -> str:
         """Look for the cheapest layout that certainly meets the limits, among a few; say what was found."""
@@ -267,7 +263,7 @@ class _Planner:
         return self._found.arm(question, self._found.load, **changes)
 
     def _alternatives(self, wanted: list[Variant]) -> list[Alternative]:
-        points = self._simulations.points([self._arm(*one) for one in wanted])
+        points = self._points.ask([self._arm(*one) for one in wanted])
         return [
             Alternative(
                 name=name,
@@ -325,7 +321,7 @@ class _Planner:
             sureness=self._sureness,
             held=self._held,
             commands=self._commands(chosen[0]) if chosen else [],
-            simulated=self._simulations.count,
+            simulated=self._points.num_asked,
             wall_s=time.perf_counter() - self._started,
             head=manifest["head"],
             command=manifest["command"],

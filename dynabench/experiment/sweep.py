@@ -4,7 +4,7 @@ Each simulated point is saved in its own file as soon as it is done, so that an 
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from dynabench.deployment.engines import SIZES, check_fits, engines_of, refuse_i
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.axes import SENT, change, kinds_of, path_of, setting_of
 from dynabench.experiment.head import head_of
+from dynabench.experiment.limits import check_values
 from dynabench.experiment.manifest import manifest_of, subtitle_of
 from dynabench.experiment.no_effect import no_effect
 from dynabench.experiment.parallel import in_parallel
@@ -29,7 +30,7 @@ from dynabench.terminal import Terminal
 from dynabench.virtual.run import run as simulate
 from foundation.errors import UserError
 from foundation.settings import short
-from reports import fleet_figures, tiers
+from reports import fleet_figures, gate, tiers
 from reports.conditions import Condition
 from reports.outcomes import Outcome, of_requests, state_of
 from reports.points import AnyPoint, Found, Impossible, Point, Quantiles, Sweep
@@ -43,7 +44,13 @@ ALONE = 4
 
 
 def run_sweep(
-    files: tuple[Path, ...], config: SweepConfig, experiment: ExperimentConfig, settings: Settings, *, console: Terminal
+    files: tuple[Path, ...],
+    config: SweepConfig,
+    experiment: ExperimentConfig,
+    settings: Settings,
+    *,
+    console: Terminal,
+    gates: Sequence[Condition] = (),
 ) -> tuple[Path, dict[str, Any], Sweep]:
     """Carry out a sweep and write its folder; return the folder, the manifest, and the table.
 
@@ -51,7 +58,7 @@ def run_sweep(
 
     Raises:
         UserError: the folder contains something else, or a search has no limits.
-        ValueError: an axis is not understood.
+        ValueError: an axis is not understood, or a gate could not be judged.
     """
     from reports import sweep_report
 
@@ -62,6 +69,7 @@ def run_sweep(
         )
     modes = replace(experiment, noise_floor=False)
     arms, left_out = comparison_of(modes, settings)
+    gate.refuse_idle(gates, num_arms=len(arms), has_limits=bool(limits), finds=config.find is not None)
     if setting_of(config.find or "").rpartition(".")[2] not in SIZES:
         refuse_idle_settings([arm.settings.deployment for arm in arms])
     searched = {name: getattr(config, name) for name in ("find", "low", "high", "precision", "attainment")}
@@ -72,6 +80,8 @@ def run_sweep(
         console.say(f"left out: {reason}")
     source = source_of(files, experiment)
     workload = source(arms[0].settings.shape)
+    if config.find is not None:
+        check_values(limits, workload, arms[0].settings.load)
     with Interrupt() as interrupt:
         work = _Work(source, experiment, config, store, limits, interrupt)
         if config.find is None:
@@ -84,6 +94,7 @@ def run_sweep(
             if config.find is None
             else found
         )
+        store.check_unchanged(identity_of(files, experiment, settings, searched))
         manifest = manifest_of("virtual", files, workload, experiment, settings, arms, [])
         manifest |= {"sweep": asdict(config), "identity": identity.key}
         if varied := _varied(arms):
@@ -212,6 +223,8 @@ def point_of(arm: Arm, source: Source, runs: list[Record], limits: list[Conditio
         gpu_s=tiers.gpu_seconds(spent),
         spent=spent,
         fleet=fleet_figures.figures(runs, limits, fleet_figures.windows(runs)) or UNSET,
+        requests=figures.requests,
+        failed=figures.failed,
     )
 
 
@@ -286,10 +299,11 @@ class _Search:
     def learn(self, value: float, point: AnyPoint) -> None:
         """Record a point that the search asked for."""
         if self.repeat is None:
-            is_met = point.state == "met"
+            missed = frozenset(outcome.limit for outcome in point.outcomes if outcome.state != "met")
+            self.bracket.learn(value, is_met=point.state == "met", missed=missed)
         else:
             is_met = isinstance(point, Point) and bool(point.repeats) and point.repeats[self.repeat]
-        self.bracket.learn(value, is_met=is_met)
+            self.bracket.learn(value, is_met=is_met)
 
     def at(self, work: _Work, name: str, value: float | None) -> AnyPoint | None:
         """Return the known point at a value."""
