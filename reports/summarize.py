@@ -230,7 +230,9 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
     if not limits:
         return arm
     goodput = _goodput(repeats, limits)
-    outcomes = [of_run(limit, arm.metric(METRICS[limit.metric])) for limit in limits if limit.statistic is not None]
+    outcomes = [
+        of_run(limit, arm.metric(METRICS[limit.metric]), repeats) for limit in limits if limit.statistic is not None
+    ]
     return structs.replace(arm, goodput=goodput, outcomes=outcomes)
 
 

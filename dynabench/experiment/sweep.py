@@ -164,16 +164,31 @@ def simulate_point(
     Raises:
         InterruptError: the user interrupted it.
     """
-    workload, deployment = source(arm.settings.shape), arm.settings.deployment
+    runs = simulate_runs(arm, source, seed, repeats, flag)
+    return runs if isinstance(runs, Impossible) else point_of(arm, source, runs, limits, attainment)
+
+
+def simulate_runs(arm: Arm, source: Source, seed: int, repeats: int, flag: Flag) -> list[Record] | Impossible:
+    """Simulate every repeat of a combination of settings, or say why it is impossible.
+
+    Raises:
+        InterruptError: the user interrupted it.
+    """
+    workload = source(arm.settings.shape)
     try:
-        for engine in set(engines_of(deployment)):
+        for engine in set(engines_of(arm.settings.deployment)):
             check_fits(workload, engine, fail_on_too_long=arm.settings.load.fail_on_too_long)
     except (ValueError, WorkloadError) as error:
         return Impossible(arm.name, arm.plain_changes, str(error))
-    runs = [
+    return [
         simulated_whole(plan, workload, flag, on_progress=flag.progress.of(len(workload), run=number, runs=repeats))
         for number, plan in enumerate(plans([arm], repeats, seed))
     ]
+
+
+def point_of(arm: Arm, source: Source, runs: list[Record], limits: list[Condition], attainment: float) -> Point:
+    """Return the figures of a combination of settings over all its repeats."""
+    workload, deployment, repeats = source(arm.settings.shape), arm.settings.deployment, len(runs)
     figures, outcomes = _judged(runs, limits, attainment)
     alone = [_judged([run], limits, attainment)[1] for run in runs] if repeats > 1 else []
     states = [state_of(each) for each in alone]
