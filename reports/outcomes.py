@@ -10,6 +10,8 @@ from reports.metrics import LEAST_SAMPLES, Goodput, Statistics
 from reports.statistics import half_interval
 
 State = Literal["met", "missed", "unknown"]
+SHARES: dict[str | None, float] = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
+"""The share of the requests, or gaps, that a limit on each statistic holds for."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -118,6 +120,11 @@ def binding(outcomes: Iterable[Outcome]) -> Outcome | None:
         ),
     )
     return ranked[0] if ranked else None
+
+
+def subject(limit: str) -> str:
+    """Return what a limit is on, without its values; per-request limits that count together have several metrics."""
+    return " and ".join(part.partition(" <=")[0] for part in limit.split(" and "))
 
 
 def told(outcomes: Iterable[Outcome]) -> str:

@@ -71,7 +71,10 @@ class Point(msgspec.Struct, frozen=True, tag="point", tag_field="kind"):
     spent: list[Spent] = []
     """What each repeat used, for comparison with others that did the same work."""
     fleet: FleetFigures | UnsetType = UNSET
-    """What its workers used; older folders do not have it."""
+    """What its workers used; like the next two, older folders do not have it."""
+    requests: int | None = None
+    failed: int | None = None
+    """Requests that failed."""
 
     @property
     def is_stable(self) -> bool:

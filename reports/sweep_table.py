@@ -17,7 +17,7 @@ from reports.cells import milliseconds, number, share
 from reports.fleet_figures import hours
 from reports.foreign import csv_cell
 from reports.grid import Column, Grid
-from reports.outcomes import Outcome, binding, percent, told
+from reports.outcomes import Outcome, binding, percent, subject, told
 from reports.points import AnyPoint, Found, Impossible, Point, Sweep
 from reports.slo import parse
 from reports.split import LABELS as PARTS
@@ -160,7 +160,7 @@ def _margin(row: AnyPoint) -> str:
     doubt = "~" * nearest.is_open
     if nearest.state == "met":
         return f"met by {percent(nearest.margin or 0.0)}{doubt}"
-    name = nearest.limit.partition(" <=")[0]
+    name = subject(nearest.limit)
     if nearest.state == "unknown":
         return f"unknown: {name}"
     return f"missed: {name}" if nearest.margin is None else f"missed by {percent(-nearest.margin)}{doubt}: {name}"

@@ -13,23 +13,7 @@ from mocker.offload.config import GIB, OffloadConfig, whole_pages
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from serving.engines.vllm_tiers import beside
-from serving.router import RouterConfig
-
-ELSEWHERE = {
-    "random": "NVIDIA Dynamo --router-mode random, SGLang's router --policy random",
-    "round-robin": "NVIDIA Dynamo --router-mode round-robin, SGLang's router --policy round_robin, vLLM production-stack "
-    "--routing-logic roundrobin",
-    "p2c": "NVIDIA Dynamo --router-mode power-of-two, SGLang's router --policy power_of_two",
-    "least-loaded": "NVIDIA Dynamo --router-mode least-loaded",
-    "kv": "NVIDIA Dynamo --router-mode kv",
-    "dynamo-kv": "NVIDIA Dynamo --router-mode kv",
-    "dynamo-kv-p8": "NVIDIA Dynamo --router-mode kv",
-    "sgl-cache-aware": "SGLang's router --policy cache_aware",
-    "aibrix-prefix": "AIBrix routing strategy prefix-cache",
-    "llmd-weighted": "llm-d with scorers for prefix 2, KV usage 1, queue 1",
-}
-"""Names of modes in other routers (Dynamo 1.4.2, sglang-router 0.3.2); modes that are not listed exist only in
-dynabench."""
+from serving.router.elsewhere import elsewhere
 
 VLLM = {"num_gpu_blocks": "num_gpu_blocks_override", "dp_size": "data_parallel_size"}
 """Engine settings that have another name in vLLM."""
@@ -153,25 +137,7 @@ def _note(pool: Pool) -> str:
 def _where(deployment: Deployment, mode: str) -> str:
     """Return a mode's name elsewhere, with the settings that it has there."""
     base, _, added = mode.partition("+")
-    if base not in ELSEWHERE:
+    found = elsewhere(base, deployment.router)
+    if found is None:
         return "dynabench only"
-    words = [ELSEWHERE[base], *_dynamo_flags(base, deployment.router)]
-    return " ".join(words) + (f"; +{added} exists only in dynabench" if added else "")
-
-
-def _dynamo_flags(base: str, config: RouterConfig) -> Iterator[str]:
-    """Yield the settings of Dynamo's KV router that differ from their defaults."""
-    if base not in ("kv", "dynamo-kv", "dynamo-kv-p8"):
-        return
-    is_new = base != "kv"
-    scale = {"kv": config.kv_overlap_score_weight, "dynamo-kv": config.prefill_load_scale}.get(base, 8.0)
-    for flag, value, default in (
-        ("--router-prefill-load-scale", scale, 1.0),
-        ("--router-kv-overlap-score-credit", config.overlap_score_credit if is_new else 1.0, 1.0),
-        ("--router-kv-overlap-score-credit-decay", config.overlap_score_credit_decay if is_new else 0.0, 0.0),
-        ("--router-temperature", config.router_temperature, 0.0),
-    ):
-        if value != default:
-            yield f"{flag} {value:g}"
-    if not config.use_kv_events:
-        yield "--no-router-kv-events"
+    return f"{found}; +{added} exists only in dynabench" if added else found

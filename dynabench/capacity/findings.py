@@ -282,7 +282,8 @@ class Findings:
             cost = min(layouts[one.layout].cost(one.workers) for one in met)
             equal = [one for one in met if layouts[one.layout].cost(one.workers) <= cost * (1 + 1e-9)]
             least, said = max(equal, key=lambda one: self._merit(one, self.load)), self._cost_told(cost)
-            return f"the cheapest that met the limits is {self.named(least, self.load)}{said}"
+            fewer = ", and fewer were not tried" * (layouts[least.layout].low < least.workers)
+            return f"the cheapest that met the limits is {self.named(least, self.load)}{said}{fewer}"
         possible = [layouts[place] for place in places if not layouts[place].impossible]
         if not possible:
             return "none can meet the limits"

@@ -1,18 +1,20 @@
 """Carry out a plan: bound layouts, try them on all cores, rank them; then examine more load, and the certainty."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
+from msgspec import structs
 
 from dynabench.capacity.candidates import has_one_size
 from dynabench.capacity.checks import check
 from dynabench.capacity.commands import deploy_commands
 from dynabench.capacity.findings import Findings
 from dynabench.capacity.floors import Floor, floor_of
+from dynabench.capacity.headroom import next_load
 from dynabench.capacity.points import Points
 from dynabench.capacity.search import Question, Search
 from dynabench.capacity.settings import PlanConfig
@@ -29,7 +31,7 @@ from dynabench.progress import Display
 from dynabench.terminal import Terminal
 from foundation.files import replace_text
 from reports import capacity, plan_report
-from reports.capacity import SCHEMA, Alternative, Answer, AtLoad, Sureness
+from reports.capacity import SCHEMA, Alternative, Answer, AtLoad, Held, Sureness
 from reports.metrics import Goodput
 from reports.outcomes import of_requests
 from reports.points import AnyPoint, Point
@@ -43,9 +45,17 @@ SAFER = 4
 
 
 def run_plan(
-    files: tuple[Path, ...], config: PlanConfig, experiment: ExperimentConfig, settings: Settings, *, console: Terminal
+    files: tuple[Path, ...],
+    config: PlanConfig,
+    experiment: ExperimentConfig,
+    settings: Settings,
+    *,
+    console: Terminal,
+    show: Callable[[Path, Answer], None],
 ) -> tuple[Path, Answer]:
     """Search for the cheapest layout that meets the limits; resume a folder that has the same plan.
+
+    The answer is saved and shown before the report is drawn, so that nothing which goes wrong there loses it.
 
     Raises:
         UserError: a limit cannot be judged, or the folder has something else.
@@ -55,7 +65,7 @@ def run_plan(
     check(config, experiment, settings, source)
     experiment = replace(experiment, router_mode=experiment.router_mode or MODES)
     identity = identity_of(files, experiment, settings, config.identity)
-    out = experiment.out or Path("results") / f"plan-{identity}"
+    out = experiment.out or Path("results") / f"plan-{identity.key}"
     store = PointStore(out, identity, "plan")
     with Interrupt() as interrupt:
         display = Display("bounding layouts", "layouts", interrupt, console)
@@ -67,8 +77,11 @@ def run_plan(
                 planner.look_around()
         except InterruptError:
             planner.is_complete = False
+        store.check_unchanged(identity_of(files, experiment, settings, config.identity))
         answer = planner.answer()
-        plan_report.write(out, answer, planner.points())
+        plan_report.save(out, answer)
+        show(out, answer)
+        plan_report.write(out, answer, planner.points(), experiment.limits)
         return out, answer
 
 
@@ -94,6 +107,7 @@ class _Planner:
         self._caching: list[Alternative] = []
         self._sureness: list[Sureness] = []
         self._safer = ""
+        self._held: Held | None = None
         self._found = Findings(config, experiment, settings, mode=experiment.router_mode[0])
         self.is_complete = True
 
@@ -183,11 +197,25 @@ class _Planner:
             if load not in self._searches:
                 self._search_at(load)
         best = self._found.best  # of the cheapest, the one that handles more load
+        self._held = self._held_by(best)
         self._sureness = self._sure(best)
-        if any(sure.is_doubtful for sure in self._sureness):
+        if any(sure.is_doubtful for sure in self._sureness) and all(sure.has_interval for sure in self._sureness):
             self._safer = self._told_safer(best)
         self._modes = self._compared_modes(best)
         self._caching = self._compared_caching(best)
+
+    def _held_by(self, best: Question) -> Held | None:
+        """Find the highest load at which a layout meets the limits; None if its load cannot be raised."""
+        if not self._source(self._settings.shape).duration_s:
+            return None
+        held = Held(1.0)
+        while (times := next_load(held.holds_to, held.misses_at)) is not None:
+            [point] = self._points.ask([self._found.arm(best, round(self._found.load * times, 4))])
+            if point.state == "met":
+                held = structs.replace(held, holds_to=times)
+            else:
+                held = structs.replace(held, misses_at=times, outcomes=list(point.outcomes))
+        return held
 
     def _sure(self, best: Question) -> list[Sureness]:
         arm = self._found.arm(best, self._found.load)
@@ -271,7 +299,8 @@ class _Planner:
             "virtual", self._files, workload, self._experiment, self._settings, chosen, []
         )  # the best arm describes the deployment
         layouts = self._found.ranked()
-        verdict = self._found.verdict(is_complete=self.is_complete) + capacity.doubt(self._sureness)
+        verdict = self._found.verdict(is_complete=self.is_complete)
+        verdict += f" {self._held}" * (self._held is not None) + capacity.doubt(self._sureness)
         return Answer(
             schema=SCHEMA,
             title=manifest["title"].partition(":")[0],
@@ -284,6 +313,7 @@ class _Planner:
             modes=self._modes,
             caching=self._caching,
             sureness=self._sureness,
+            held=self._held,
             commands=self._commands(chosen[0]) if chosen else [],
             simulated=self._points.num_asked,
             wall_s=time.perf_counter() - self._started,

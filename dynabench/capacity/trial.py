@@ -11,7 +11,7 @@ from dynabench.interrupt import Flag
 from dynabench.plan import Arm, Plan
 from reports.conditions import METRICS, Condition
 from reports.metrics import TokenGaps, per_request
-from reports.outcomes import Outcome
+from reports.outcomes import SHARES, Outcome
 from reports.points import AnyPoint, Cut
 from reports.records import Record
 from workloads import Workload, WorkloadError
@@ -102,6 +102,3 @@ def certain_misses(part: Record, whole: Workload, limits: Sequence[Condition], a
         if is_missed:
             found.append(Outcome(str(limit), "missed", reason=f"in the busiest part of the workload alone, {said}"))
     return found
-
-
-SHARES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}

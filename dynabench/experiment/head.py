@@ -7,7 +7,6 @@ from dynabench.experiment.model_error import model_error
 from dynabench.experiment.step_times import step_times
 from mocker.models.description import approximations, doubt, summary
 from mocker.timing.config import TimingConfig
-from reports.outcomes import percent
 from serving.runtime.config import masked
 from workloads import Workload
 
@@ -153,10 +152,8 @@ def _error(timing: TimingConfig) -> str:
         return "step times are generic: compare arms, but do not read the times as those of a GPU"
     if timing.timing_name != "roofline":
         return "not known; dynabench validate measures it"
+    if timing.speedup_ratio != 1 or timing.decode_speedup_ratio != 1:
+        return "not known, because the step times are divided; compare arms only"
     known = model_error(timing)
-    if known is None:
-        return "not known for this kind of model on this GPU"
-    return (
-        f"mean TPOT off by {percent(known.tpot)}, mean TTFT by {percent(known.ttft)} on average "
-        f"({known.points} published points of {known})"
-    )
+    assert known is not None
+    return known.told

@@ -4,7 +4,7 @@ Each simulated point is saved in its own file as soon as it is done, so that an 
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from dynabench.terminal import Terminal
 from dynabench.virtual.run import run as simulate
 from foundation.errors import UserError
 from foundation.settings import short
-from reports import fleet_figures, tiers
+from reports import fleet_figures, gate, tiers
 from reports.conditions import Condition
 from reports.outcomes import Outcome, of_requests, state_of
 from reports.points import AnyPoint, Found, Impossible, Point, Quantiles, Sweep
@@ -44,7 +44,13 @@ ALONE = 4
 
 
 def run_sweep(
-    files: tuple[Path, ...], config: SweepConfig, experiment: ExperimentConfig, settings: Settings, *, console: Terminal
+    files: tuple[Path, ...],
+    config: SweepConfig,
+    experiment: ExperimentConfig,
+    settings: Settings,
+    *,
+    console: Terminal,
+    gates: Sequence[Condition] = (),
 ) -> tuple[Path, dict[str, Any], Sweep]:
     """Carry out a sweep and write its folder; return the folder, the manifest, and the table.
 
@@ -52,7 +58,7 @@ def run_sweep(
 
     Raises:
         UserError: the folder contains something else, or a search has no limits.
-        ValueError: an axis is not understood.
+        ValueError: an axis is not understood, or a gate could not be judged.
     """
     from reports import sweep_report
 
@@ -63,11 +69,12 @@ def run_sweep(
         )
     modes = replace(experiment, noise_floor=False)
     arms, left_out = comparison_of(modes, settings)
+    gate.refuse_idle(gates, num_arms=len(arms), has_limits=bool(limits), finds=config.find is not None)
     if setting_of(config.find or "").rpartition(".")[2] not in SIZES:
         refuse_idle_settings([arm.settings.deployment for arm in arms])
-    search = (config.find, config.low, config.high, config.precision)
-    identity = identity_of(files, experiment, settings, config.attainment, search)
-    out = experiment.out or Path("results") / f"sweep-{identity}"
+    searched = {name: getattr(config, name) for name in ("find", "low", "high", "precision", "attainment")}
+    identity = identity_of(files, experiment, settings, searched)
+    out = experiment.out or Path("results") / f"sweep-{identity.key}"
     store = PointStore(out, identity, "sweep")
     for reason in left_out:
         console.say(f"left out: {reason}")
@@ -87,8 +94,9 @@ def run_sweep(
             if config.find is None
             else found
         )
+        store.check_unchanged(identity_of(files, experiment, settings, searched))
         manifest = manifest_of("virtual", files, workload, experiment, settings, arms, [])
-        manifest |= {"sweep": asdict(config), "identity": identity}
+        manifest |= {"sweep": asdict(config), "identity": identity.key}
         if varied := _varied(arms):
             manifest["title"] = f"{workload.name}: {varied}"
         if tried := [_at(arm, row.find, value) for arm, row in zip(arms, found, strict=False) for value in row.tried]:
@@ -200,6 +208,8 @@ def simulate_point(
         gpu_s=tiers.gpu_seconds(spent),
         spent=spent,
         fleet=fleet_figures.figures(runs, limits, fleet_figures.windows(runs)) or UNSET,
+        requests=figures.requests,
+        failed=figures.failed,
     )
 
 

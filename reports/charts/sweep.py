@@ -9,11 +9,10 @@ from matplotlib.axes import Axes
 from foundation.settings import short
 from reports.charts import drawing
 from reports.charts.drawing import HALF, LIMIT, LINE, QUIET, WIDE, Canvas, Chart, Panel, duration, mark
-from reports.conditions import METRICS
+from reports.conditions import METRICS, Condition
 from reports.key import Entry, Key, key_of
 from reports.metrics import LABELS
 from reports.points import Found, Point
-from reports.slo import parse
 
 Number = Callable[[Point], float | None]
 LOADS = ("rate_scale", "rate", "concurrency")
@@ -64,7 +63,7 @@ class Swept:
     key: Key
     axis: str | None
     """The setting along a line: the number with the most values; None if no number is varied."""
-    limits: list[str]
+    limits: Sequence[Condition]
 
     @property
     def points(self) -> list[Point]:
@@ -88,7 +87,7 @@ class Swept:
         return float(point.gpus if self.has_gpus else point.changes[self.axis or ""])
 
 
-def swept(points: Sequence[Point], limits: Sequence[str]) -> Swept:
+def swept(points: Sequence[Point], limits: Sequence[Condition]) -> Swept:
     """Put points in lines, in their order: along the number with the most values, one line for each combination of the rest."""
     values: dict[str, set[Any]] = {}
     for point in points:
@@ -109,7 +108,7 @@ def swept(points: Sequence[Point], limits: Sequence[str]) -> Swept:
     return _along_axis(lines, axis, limits)
 
 
-def of_search(rows: Sequence[Found], points: Sequence[Point], limits: Sequence[str]) -> Swept:
+def of_search(rows: Sequence[Found], points: Sequence[Point], limits: Sequence[Condition]) -> Swept:
     """Put what a search tried in lines along the setting searched for, one for each combination, in their order."""
     find = rows[0].find
     lines = {
@@ -121,8 +120,8 @@ def of_search(rows: Sequence[Found], points: Sequence[Point], limits: Sequence[s
     return _along_axis(lines, find, limits)
 
 
-def _along_axis(lines: dict[str, list[Point]], axis: str | None, limits: Sequence[str]) -> Swept:
-    found = Swept(lines, key_of(list(lines)), axis, list(limits))
+def _along_axis(lines: dict[str, list[Point]], axis: str | None, limits: Sequence[Condition]) -> Swept:
+    found = Swept(lines, key_of(list(lines)), axis, limits)
     if axis is not None:
         for line in lines.values():
             line.sort(key=found.at)
@@ -316,10 +315,10 @@ def _is_good(point: Point, *, has_limits: bool) -> bool:
 def _limited(sweep: Swept) -> list[Shown]:
     """Return the limited metrics, and the usual figures if there are few of those."""
     found: list[Shown] = []
-    for text in sweep.limits:
-        limit = parse(text)
+    for limit in sweep.limits:
         if limit.statistic is not None:
-            found.append(Shown(f"{LABELS[METRICS[limit.metric]]} {limit.statistic}", _outcome(text), limit.value))
+            title = f"{LABELS[METRICS[limit.metric]]} {limit.statistic}"
+            found.append(Shown(title, _outcome(str(limit)), limit.value))
     if shares := [one for point in sweep.points for one in point.outcomes if one.is_share]:
         wanted = [one.value / (1 + one.margin) for one in shares if one.value and one.margin is not None]
         found.append(Shown("requests within their limits", _share, max(wanted, default=None), is_share=True))
@@ -419,7 +418,7 @@ def by_row(sweep: Swept) -> Chart | None:
                 _, y = canvas.place(axes, axes.get_xlim()[0], row)
                 canvas.text(0, y + 4, entry.name, colour=entry.colour, arm=entry.place)
         panels.append(panel)
-    limits = f" Dashed: limits ({', '.join(sweep.limits)})." if sweep.limits else ""
+    limits = f" Dashed: limits ({', '.join(map(str, sweep.limits))})." if sweep.limits else ""
     title = "Which meet the limits?" if sweep.limits else "How long do requests take?"
     return Chart(canvas.figure, title, _reading(sweep) + limits, panels, is_wide=True)
 

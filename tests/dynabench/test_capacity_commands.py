@@ -8,11 +8,12 @@ import shlex
 
 import pytest
 
-from dynabench.capacity.commands import ELSEWHERE, deploy_commands, vllm_command
+from dynabench.capacity.commands import deploy_commands, vllm_command
 from dynabench.deployment.description import Deployment, Pool
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.router import ROUTER_MODES, RouterConfig
+from serving.router.elsewhere import ELSEWHERE
 
 DYNAMO = {"random", "round-robin", "power-of-two", "least-loaded", "kv", "direct", "device-aware-weighted"}
 """Choices of `--router-mode` in `python -m dynamo.frontend` 1.4.2."""
@@ -26,8 +27,17 @@ DYNAMO_FLAGS = {
 }
 SGLANG = {"random", "round_robin", "cache_aware", "power_of_two", "manual"}
 """Choices of `--policy` in sglang-router 0.3.2."""
-PRODUCTION_STACK = {"roundrobin", "session", "kvaware", "prefixaware", "disaggregated_prefill", "priority"}
-"""Choices of `--routing-logic` in vLLM's production-stack."""
+PRODUCTION_STACK = {
+    "roundrobin",
+    "session",
+    "kvaware",
+    "loadaware",
+    "prefixaware",
+    "disaggregated_prefill",
+    "disaggregated_prefill_orchestrated",
+    "priority",
+}
+"""Choices of `--routing-logic` in vLLM's production-stack 0.1.13."""
 
 
 def pool(role="aggregated", timing=None, **engine):

@@ -11,7 +11,9 @@ from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import Settings
 from mocker.timing.config import TimingConfig
-from reports.capacity import Alternative, Ranked, modes_told, sizes_told
+from reports.capacity import Alternative, Answer, Ranked, grids, modes_told, sizes_told
+from reports.charts import drawing, plan
+from reports.key import key_of
 from reports.outcomes import Outcome
 from tests.reports.test_sweep_report import point
 
@@ -45,7 +47,7 @@ def test_of_layouts_that_cost_the_same_the_one_that_holds_for_more_load_is_chose
 
 def test_the_best_of_another_kind_is_the_one_that_holds_for_more_load(findings):
     findings.finished = [1.0, 1.5, 2.0]
-    assert findings._best_among([0, 1]) == ("the cheapest that met the limits is 8 GPUs (workers 2, TP 4, chunk 2048)")
+    assert findings._best_among([0, 1]).startswith("the cheapest that met the limits is 8 GPUs (workers 2, TP 4, ")
     assert list(findings.other_kinds()) == []
 
 
@@ -121,3 +123,26 @@ def test_a_plan_names_the_smallest_tiers_that_cost_no_more():
         "64 (4 GPUs) with gpu h100."
     )
     assert sizes_told(layouts[:1]) == ""
+
+
+def test_a_number_of_workers_below_which_others_were_not_tried_is_an_upper_bound(findings):
+    findings.search.learn(Question(0, 4), "met")
+    findings.search.layouts[0].states.pop(2)
+    bounds = {layout.name: layout.is_upper_bound for layout in findings.ranked()}
+    assert bounds == {"TP 8, chunk 2048": False, "TP 4, chunk 2048": True}
+    assert findings._best_among([0]).endswith(", and fewer were not tried")
+
+
+def test_an_upper_bound_is_shown_as_one_wherever_its_gpus_are():
+    met = [Outcome("ttft.p99 <= 1000 ms", "met", 0.5, 0.5)]
+    layouts = [
+        Ranked("a", {}, gpus=8, workers=2, cost=20, outcomes=met),
+        Ranked("b", {}, gpus=16, workers=4, cost=40, outcomes=met, is_upper_bound=True),
+    ]
+    answer = Answer("", "t", "s", True, "v", ["ttft.p99 <= 1000 ms"], layouts, [], [], [], [], [], 0, 1.0)
+    [grid] = grids(answer)
+    assert [cells[:3] for _, cells in grid.rows] == [["8", "2", "20"], ["<= 16", "<= 4", "<= 40"]]
+    assert "<= 16: fewer than 16 may be enough" in grid.note
+    with drawing.styled():
+        chart = plan.layouts(answer, key_of(["a", "b"]))
+    assert {"8", "at most 16"} <= {text.get_text() for text in chart.figure.texts}
