@@ -13,6 +13,8 @@ from serving.router.tiers import PerTier
 class Kv(Policy):
     """NVIDIA Dynamo's KV router of August 2025."""
 
+    herds: ClassVar[bool] = True
+
     description: ClassVar[str] = (
         "Prefill work still to do there plus decode blocks active there: weight (Q + miss) / B + A + R - a."
     )
@@ -49,6 +51,8 @@ class KvTiered(Kv):
 
 class DynamoKv(Policy):
     """NVIDIA Dynamo's KV router of 2026 (lib/kv-router selector/default.rs)."""
+
+    herds: ClassVar[bool] = True
 
     description: ClassVar[str] = (
         "NVIDIA Dynamo 2026: P max(0, Q / B + R - c k m) + A + R - a, k = 1 / (1 + decay (Q - min Q) / B / R); "
@@ -89,6 +93,8 @@ class DynamoKvP8(DynamoKv):
 
 class DynamoLmetric(Policy):
     """NVIDIA Dynamo's `router_selection_policy=lmetric`."""
+
+    herds: ClassVar[bool] = True
 
     description: ClassVar[str] = "NVIDIA Dynamo's lmetric: (Q / B + R - m) (A + R - a + 1)."
 

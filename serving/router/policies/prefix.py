@@ -12,6 +12,8 @@ from serving.router.tiers import PerTier
 class Lmetric(Policy):
     """LMetric (arXiv 2603.15202)."""
 
+    herds: ClassVar[bool] = True
+
     description: ClassVar[str] = "LMetric: prefill tokens to compute there times requests there: (Q + miss) (n + 1)."
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
@@ -24,6 +26,8 @@ class Lmetric(Policy):
 
 class LmetricNew(Policy):
     """SGLang's port of LMetric, without the queue."""
+
+    herds: ClassVar[bool] = True
 
     description: ClassVar[str] = "SGLang's lmetric: this request's uncached tokens times requests there: miss (n + 1)."
 
@@ -38,6 +42,8 @@ class LmetricNew(Policy):
 class Llumnix(Policy):
     """Llumnix, cache-aware metric (2026)."""
 
+    herds: ClassVar[bool] = True
+
     description: ClassVar[str] = "Llumnix: fewest prefill tokens to compute there, then fewest requests: (Q + miss, n)."
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
@@ -51,6 +57,8 @@ class Llumnix(Policy):
 class PrefixLongest(Policy):
     """Overlap alone."""
 
+    herds: ClassVar[bool] = True
+
     description: ClassVar[str] = "Longest cached prefix, then fewest requests: the known-bad baseline, (-m, n)."
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
@@ -63,6 +71,8 @@ class PrefixLongest(Policy):
 
 class SglCacheAware(Policy):
     """SGLang's model gateway, cache_aware.rs."""
+
+    herds: ClassVar[bool] = True
 
     description: ClassVar[str] = (
         "SGLang: n if max n - min n > 64 and max n > 1.5 min n; else longest prefix if it covers > 30%; else n."
@@ -102,6 +112,8 @@ class AibrixPrefix(Policy):
 class ProdstackLoadaware(Policy):
     """vLLM production-stack's loadaware (PR 1035), beta = 1."""
 
+    herds: ClassVar[bool] = True
+
     description: ClassVar[str] = (
         "vLLM production-stack: highest m B / L - (n - mean n) / max(1, mean n); costs are its negation."
     )
@@ -124,6 +136,8 @@ class LlmdWeighted(Policy):
     tier_weights = PerTier(0.8, 1.0, 1.0)
     needs_state: ClassVar[bool] = True
 
+    herds: ClassVar[bool] = True
+
     description: ClassVar[str] = "llm-d: highest 2 m / R + (1 - u) + (max q - q) / (max q - min q); costs its negation."
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
@@ -138,6 +152,8 @@ class LlmdWeighted(Policy):
 
 class Eldr(Policy):
     """ELDR (arXiv 2607.00466), tau = 0.1."""
+
+    herds: ClassVar[bool] = True
 
     description: ClassVar[str] = "ELDR: fewest requests among workers with m / R >= max m / R - 0.1."
 
