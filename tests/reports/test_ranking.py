@@ -110,7 +110,7 @@ def test_arms_that_tie_in_everything_have_no_winner():
     assert summary.ranking.winner is None
     assert sorted(summary.ranking.ties) == ["a", "b", "c"]
     assert " all tie in mean TTFT: they differ by at most " in summary.verdict
-    assert "They also tie in mean time per output token: every request took the same time in each." in summary.verdict
+    assert " also tie in mean time per output token: every request took the same time in each." in summary.verdict
 
 
 def test_equal_arms_of_many_are_said_to_be_equal():
