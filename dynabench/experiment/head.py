@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.model_error import model_error
 from dynabench.experiment.step_times import step_times
+from dynabench.experiment.vllm_defaults import other_defaults
 from mocker.models.description import approximations, doubt, summary
 from mocker.timing.config import TimingConfig
 from serving.runtime.config import masked
@@ -34,6 +35,7 @@ def head_of(workload: Workload, deployments: Sequence[Deployment], url: str | No
             approximations(pool.timing.shape) for pool in decoders if pool.timing.timing_name == "roofline"
         ),
         "Context": _each(_longer_context(pool) for pool in decoders if pool.timing.timing_name == "roofline"),
+        "Not vLLM's defaults": _each(other_defaults(pool) for pool in decoders if pool.engine == "mocker"),
         "Model error": _each(_error(pool.timing) for pool in decoders if pool.engine == "mocker"),
     }
     if said["KV tiers"] and said["Model error"]:

@@ -30,12 +30,14 @@ from dynabench.terminal import Terminal
 from dynabench.virtual.run import run as simulate
 from foundation.errors import UserError
 from foundation.settings import short
-from reports import fleet_figures, gate, tiers
+from reports import fleet_figures, gate, sufficiency, tiers
+from reports.best_point import series
 from reports.conditions import Condition
 from reports.outcomes import Outcome, of_requests, state_of
-from reports.points import AnyPoint, Found, Impossible, Point, Quantiles, Sweep
+from reports.points import AnyPoint, Found, Impossible, Point, Quantiles, Series, Sweep
 from reports.records import Record
-from reports.summarize import summarize
+from reports.statistics import blocks_of
+from reports.summarize import by_request, summarize
 from reports.summary import ArmSummary
 from workloads import Workload, WorkloadError
 
@@ -223,9 +225,19 @@ def point_of(arm: Arm, source: Source, runs: list[Record], limits: list[Conditio
         gpu_s=tiers.gpu_seconds(spent),
         spent=spent,
         fleet=fleet_figures.figures(runs, limits, fleet_figures.windows(runs)) or UNSET,
+        series=_series(runs),
+        too_little=sufficiency.remarks([run.measured for run in runs]),
         requests=figures.requests,
         failed=figures.failed,
     )
+
+
+def _series(runs: list[Record]) -> Series:
+    """Return the values of a point by parts of the workload."""
+    measured = [run.measured for run in runs]
+    table = by_request(measured, max(int(run.requests.request.max(initial=-1)) for run in runs) + 1)
+    blocks = blocks_of(table["intended_s"], table["e2e_sched"])
+    return series(table, int(blocks.max(initial=0)) + 1)
 
 
 def simulated_whole(
