@@ -21,7 +21,7 @@ def heading(manifest: dict[str, Any]) -> list[str]:
         step_times(manifest).strip(),
         *(
             f"{name}: {said[name]}."
-            for name in ("Context", "KV tiers", "Cut trace", "Model error", "No effect")
+            for name in ("Context", "Not vLLM's defaults", "KV tiers", "Cut trace", "Model error", "No effect")
             if name in said
         ),
     ]

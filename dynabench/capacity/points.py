@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dynabench.capacity.settings import PlanConfig
+from dynabench.capacity.sureness import sureness_of
 from dynabench.capacity.trial import attempt
 from dynabench.experiment.parallel import Call, in_parallel
 from dynabench.experiment.settings import ExperimentConfig
@@ -12,6 +13,7 @@ from dynabench.experiment.source import Source
 from dynabench.experiment.store import PointStore
 from dynabench.interrupt import Interrupt, InterruptError
 from dynabench.plan import Arm
+from reports.capacity import Sureness
 from reports.points import AnyPoint
 
 
@@ -29,6 +31,8 @@ class Points:
         self._simulated: set[str] = set()
         ask = experiment
         self._rest = (source, ask.seed, ask.repeats, ask.limits, config.attainment, interrupt.flag)
+        self._planned = config.multiples[0]
+        self._sure: dict[str, list[Sureness]] = {}
 
     @property
     def at_once(self) -> int:
@@ -69,9 +73,22 @@ class Points:
             InterruptError: the user interrupted it; what was saved counts.
         """
         todo = [arm for arm in arms if not self.is_known(arm)]
-        for place, point in self._each([(attempt, (arm, *self._rest)) for arm in todo]):
+        calls = [(attempt, (arm, *self._rest, arm.changes.get("load", 1.0) == self._planned)) for arm in todo]
+        for place, (point, sure) in self._each(calls):
             self._store.keep(todo[place], point)
-            self._simulated.add(str(todo[place].changes))
+            self._simulated.add(key := str(todo[place].changes))
+            self._sure[key] = sure
+
+    def sure(self, arm: Arm) -> list[Sureness]:
+        """Return how certain it is that the limits are met, which is not saved with the points.
+
+        Raises:
+            InterruptError: the user interrupted it.
+        """
+        if not (found := self._sure.get(str(arm.changes))):
+            source, seed, _, limits, attainment, _ = self._rest
+            [found] = self.carry_out([(sureness_of, (arm, source, seed, limits, attainment))])
+        return list(found)
 
     def carry_out(self, calls: Sequence[Call]) -> list[Any]:
         """Carry out any calls on all cores; return their results in order.

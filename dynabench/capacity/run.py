@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from msgspec import structs
 
-from dynabench.capacity.candidates import has_one_size
+from dynabench.capacity.candidates import has_one_size, reached
 from dynabench.capacity.checks import check
 from dynabench.capacity.commands import deploy_commands
 from dynabench.capacity.findings import Findings
@@ -18,7 +18,7 @@ from dynabench.capacity.headroom import next_load
 from dynabench.capacity.points import Points
 from dynabench.capacity.search import Question, Search
 from dynabench.capacity.settings import PlanConfig
-from dynabench.capacity.sureness import sureness_of
+from dynabench.capacity.unsearched import unsearched
 from dynabench.deployment.engines import beyond_context
 from dynabench.deployment.file import as_plain
 from dynabench.experiment.manifest import manifest_of
@@ -42,6 +42,9 @@ NEAREST = 8
 """The layouts and numbers of workers that are tried with each other mode if the first meets the limits with none."""
 SAFER = 4
 """The most layouts to try for one that certainly meets the limits, if the best does not."""
+
+Variant = tuple[str, Question, dict[str, Any]]
+"""The best layout with a setting changed: what it is called, its workers, and the change."""
 
 
 def run_plan(
@@ -197,32 +200,34 @@ class _Planner:
             if load not in self._searches:
                 self._search_at(load)
         best = self._found.best  # of the cheapest, the one that handles more load
+        modes, caching = self._modes_of(best), self._caching_of(best)
+        self._points.ask([self._arm(*one) for one in (*modes, *caching)])  # all at once, on all cores
+        self._modes, self._caching = self._alternatives(modes), self._alternatives(caching)
         self._held = self._held_by(best)
         self._sureness = self._sure(best)
         if any(sure.is_doubtful for sure in self._sureness) and all(sure.has_interval for sure in self._sureness):
             self._safer = self._told_safer(best)
-        self._modes = self._compared_modes(best)
-        self._caching = self._compared_caching(best)
 
     def _held_by(self, best: Question) -> Held | None:
         """Find the highest load at which a layout meets the limits; None if its load cannot be raised."""
-        if not self._source(self._settings.shape).duration_s:
+        settings, planned = self._settings, self._found.load
+        if not (settings.load.is_closed or self._source(settings.shape).duration_s):
             return None
         held = Held(1.0)
-        while (times := next_load(held.holds_to, held.misses_at)) is not None:
-            [point] = self._points.ask([self._found.arm(best, round(self._found.load * times, 4))])
+        while (wanted := next_load(held.holds_to, held.misses_at)) is not None:
+            load = reached(settings, planned * wanted, round)
+            times = round(load / reached(settings, planned), 4)
+            if times in (held.holds_to, held.misses_at):  # nothing between two whole numbers in flight
+                break
+            [point] = self._points.ask([self._found.arm(best, load)])
             if point.state == "met":
                 held = structs.replace(held, holds_to=times)
             else:
                 held = structs.replace(held, misses_at=times, outcomes=list(point.outcomes))
         return held
 
-    def _sure(self, best: Question) -> list[Sureness]:
-        arm = self._found.arm(best, self._found.load)
-        experiment = self._experiment
-        call = (sureness_of, (arm, self._source, experiment.seed, experiment.limits, self._config.attainment))
-        [found] = self._points.carry_out([call])
-        return list(found)
+    def _sure(self, question: Question) -> list[Sureness]:
+        return self._points.sure(self._found.arm(question, self._found.load))
 
     def _told_safer(self, best: Question) -> str:
         """Look for the cheapest layout that certainly meets the limits, among a few; say what was found."""
@@ -233,31 +238,32 @@ class _Planner:
                 return self._found.told_safer(question, len(wanted))
         return self._found.told_safer(None, len(wanted)) if wanted else ""
 
-    def _compared_modes(self, best: Question) -> list[Alternative]:
-        """Try the router modes with these workers and with one fewer, which a better mode may save."""
+    def _modes_of(self, best: Question) -> list[Variant]:
+        """Return the router modes with these workers and with one fewer, which a better mode may save."""
         modes = self._experiment.router_mode
-        if len(modes) == 1 or not self._routes(best):
-            return []
-        layout = self._found.search.layouts[best.layout]
-        counts = [best.workers] + [best.workers - 1] * (best.workers > max(layout.floor, 1))
-        wanted = [(mode, Question(best.layout, count)) for count in counts for mode in modes]
-        return self._alternatives([(mode, question, {"router_mode": mode}) for mode, question in wanted])
+        counts = (best.workers, best.workers - 1)
+        tried = [
+            Question(best.layout, count) for count in counts if count >= self._found.search.layouts[best.layout].floor
+        ]
+        routing = [question for question in tried if self._routes(question)] if len(modes) > 1 else []
+        return [(mode, question, {"router_mode": mode}) for question in routing for mode in modes]
 
     def _routes(self, best: Question) -> bool:
         """Return whether there is a choice of workers for a prompt, or for an answer."""
         return max(best.workers, self._found.prefill_workers(best.layout) or 0) > 1
 
-    def _compared_caching(self, best: Question) -> list[Alternative]:
-        """Try it without prefix caching, if prompts are known to share anything."""
+    def _caching_of(self, best: Question) -> list[Variant]:
+        """Return it with and without prefix caching, if prompts are known to share anything."""
         point = self._found.known(best)
         if not isinstance(point, Point) or not point.cache.hit_share:
             return []
-        flags = (("with", True), ("without", False))
-        return self._alternatives([(name, best, {"enable_prefix_caching": flag}) for name, flag in flags])
+        return [("with", best, {}), ("without", best, {"enable_prefix_caching": False})]
 
-    def _alternatives(self, wanted: list[tuple[str, Question, dict[str, Any]]]) -> list[Alternative]:
-        load = self._found.load
-        points = self._points.ask([self._found.arm(question, load, **changes) for _, question, changes in wanted])
+    def _arm(self, _name: str, question: Question, changes: dict[str, Any]) -> Arm:
+        return self._found.arm(question, self._found.load, **changes)
+
+    def _alternatives(self, wanted: list[Variant]) -> list[Alternative]:
+        points = self._points.ask([self._arm(*one) for one in wanted])
         return [
             Alternative(
                 name=name,
@@ -359,6 +365,8 @@ class _Planner:
             )
         yield from self._found.other_kinds()
         (pool,) = self._settings.deployment.pools
+        if left := unsearched(self._config, self._experiment, pool.timing):
+            yield left
         if has_one_size(self._config, pool.timing) and len(self._config.tensor_parallel_size) > 1:
             yield (
                 "Step times are assumed to be for tensor parallel size 1; if they are not, set the size with "

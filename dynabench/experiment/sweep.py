@@ -30,12 +30,14 @@ from dynabench.terminal import Terminal
 from dynabench.virtual.run import run as simulate
 from foundation.errors import UserError
 from foundation.settings import short
-from reports import fleet_figures, gate, tiers
+from reports import fleet_figures, gate, sufficiency, tiers
+from reports.best_point import series
 from reports.conditions import Condition
 from reports.outcomes import Outcome, of_requests, state_of
-from reports.points import AnyPoint, Found, Impossible, Point, Quantiles, Sweep
+from reports.points import AnyPoint, Found, Impossible, Point, Quantiles, Series, Sweep
 from reports.records import Record
-from reports.summarize import summarize
+from reports.statistics import blocks_of
+from reports.summarize import by_request, summarize
 from reports.summary import ArmSummary
 from workloads import Workload, WorkloadError
 
@@ -162,16 +164,31 @@ def simulate_point(
     Raises:
         InterruptError: the user interrupted it.
     """
-    workload, deployment = source(arm.settings.shape), arm.settings.deployment
+    runs = simulate_runs(arm, source, seed, repeats, flag)
+    return runs if isinstance(runs, Impossible) else point_of(arm, source, runs, limits, attainment)
+
+
+def simulate_runs(arm: Arm, source: Source, seed: int, repeats: int, flag: Flag) -> list[Record] | Impossible:
+    """Simulate every repeat of a combination of settings, or say why it is impossible.
+
+    Raises:
+        InterruptError: the user interrupted it.
+    """
+    workload = source(arm.settings.shape)
     try:
-        for engine in set(engines_of(deployment)):
+        for engine in set(engines_of(arm.settings.deployment)):
             check_fits(workload, engine, fail_on_too_long=arm.settings.load.fail_on_too_long)
     except (ValueError, WorkloadError) as error:
         return Impossible(arm.name, arm.plain_changes, str(error))
-    runs = [
+    return [
         simulated_whole(plan, workload, flag, on_progress=flag.progress.of(len(workload), run=number, runs=repeats))
         for number, plan in enumerate(plans([arm], repeats, seed))
     ]
+
+
+def point_of(arm: Arm, source: Source, runs: list[Record], limits: list[Condition], attainment: float) -> Point:
+    """Return the figures of a combination of settings over all its repeats."""
+    workload, deployment, repeats = source(arm.settings.shape), arm.settings.deployment, len(runs)
     figures, outcomes = _judged(runs, limits, attainment)
     alone = [_judged([run], limits, attainment)[1] for run in runs] if repeats > 1 else []
     states = [state_of(each) for each in alone]
@@ -208,9 +225,19 @@ def simulate_point(
         gpu_s=tiers.gpu_seconds(spent),
         spent=spent,
         fleet=fleet_figures.figures(runs, limits, fleet_figures.windows(runs)) or UNSET,
+        series=_series(runs),
+        too_little=sufficiency.remarks([run.measured for run in runs]),
         requests=figures.requests,
         failed=figures.failed,
     )
+
+
+def _series(runs: list[Record]) -> Series:
+    """Return the values of a point by parts of the workload."""
+    measured = [run.measured for run in runs]
+    table = by_request(measured, max(int(run.requests.request.max(initial=-1)) for run in runs) + 1)
+    blocks = blocks_of(table["intended_s"], table["e2e_sched"])
+    return series(table, int(blocks.max(initial=0)) + 1)
 
 
 def simulated_whole(

@@ -15,10 +15,10 @@ from serving.router.tiers import BeyondGpu
 SIZE = 4
 
 
-def book(num_requests=0, prefill=0, blocks=0, decoding=0, context=0):
+def book(num_requests=0, prefill=0, blocks=0, decoding=0, context=0, prompts=0):
     made = RankBooks()
     made.num_requests, made.prefill_tokens, made.decode_blocks = num_requests, prefill, blocks
-    made.num_decoding, made.context_tokens = decoding, context
+    made.num_decoding, made.context_tokens, made.prompt_tokens = decoding, context, prompts
     return made
 
 
@@ -26,8 +26,8 @@ def book(num_requests=0, prefill=0, blocks=0, decoding=0, context=0):
 PROMPT = Prompt(18, PromptBlocks.of(("a", "b", "c", "d")), session="s")
 # Worker 0 has 3 blocks and much to do, worker 1 one block, worker 2 nothing and nothing to do.
 BOOKS = [
-    book(num_requests=4, prefill=8, blocks=20, decoding=3, context=60),
-    book(num_requests=2, prefill=4, blocks=6, decoding=1, context=10),
+    book(num_requests=4, prefill=8, blocks=20, decoding=3, context=60, prompts=75),
+    book(num_requests=2, prefill=4, blocks=6, decoding=1, context=10, prompts=16),
     book(),
 ]
 OVERLAPS = [3, 1, 0]
@@ -75,8 +75,8 @@ def costs(mode, *, prompt=PROMPT, books=BOOKS, overlaps=OVERLAPS, states=None, b
             "marginal",
             COSTS | {"interference": 0.5, "expected_osl": 10},
             [
-                0.036 + 0.5 * 0.001 * 6 * 3 + 10 * (0.0001 * 68 + 0.002 * 4),
-                0.031 + 0.5 * 0.001 * 14 * 1 + 10 * (0.0001 * 14 + 0.002 * 2),
+                0.036 + 0.5 * 0.001 * 6 * 3 + 10 * (0.0001 * 75 + 0.002 * 4),
+                0.031 + 0.5 * 0.001 * 14 * 1 + 10 * (0.0001 * 16 + 0.002 * 2),
                 0.028,
             ],
         ),
@@ -85,8 +85,8 @@ def costs(mode, *, prompt=PROMPT, books=BOOKS, overlaps=OVERLAPS, states=None, b
             "marginal-all",
             COSTS | {"interference": 0.5, "expected_osl": 10},
             [
-                0.036 + 0.5 * 0.001 * 6 * 3 + 10 * (0.0001 * 68 + 0.002 * 4) + 5 * 4 * (0.0001 * 18 + 0.002),
-                0.031 + 0.5 * 0.001 * 14 * 1 + 10 * (0.0001 * 14 + 0.002 * 2) + 5 * 2 * (0.0001 * 18 + 0.002),
+                0.036 + 0.5 * 0.001 * 6 * 3 + 10 * (0.0001 * 75 + 0.002 * 4) + 5 * 4 * (0.0001 * 18 + 0.002),
+                0.031 + 0.5 * 0.001 * 14 * 1 + 10 * (0.0001 * 16 + 0.002 * 2) + 5 * 2 * (0.0001 * 18 + 0.002),
                 0.028,
             ],
         ),

@@ -16,6 +16,8 @@ from serving.router.tiers import PerTier
 class Kv(Policy):
     """NVIDIA Dynamo's KV router of August 2025."""
 
+    herds: ClassVar[bool] = True
+
     description: ClassVar[str] = (
         "Prefill work still to do there plus decode blocks active there: weight (Q + miss) / B + A + R - a."
     )
@@ -54,6 +56,8 @@ class KvTiered(Kv):
 @mypyc_attr(allow_interpreted_subclasses=True)
 class DynamoKv(Policy):
     """NVIDIA Dynamo's KV router of 2026 (lib/kv-router selector/default.rs)."""
+
+    herds: ClassVar[bool] = True
 
     description: ClassVar[str] = (
         "NVIDIA Dynamo 2026: P max(0, Q / B + R - c k m) + A + R - a, k = 1 / (1 + decay (Q - min Q) / B / R); "
@@ -96,6 +100,8 @@ class DynamoKvP8(DynamoKv):
 @mypyc_attr(allow_interpreted_subclasses=True)
 class DynamoLmetric(Policy):
     """NVIDIA Dynamo's `router_selection_policy=lmetric`."""
+
+    herds: ClassVar[bool] = True
 
     description: ClassVar[str] = "NVIDIA Dynamo's lmetric: (Q / B + R - m) (A + R - a + 1)."
 

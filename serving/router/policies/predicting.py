@@ -52,6 +52,8 @@ class Predicting(Policy):
 class Jspt(Predicting):
     """Join the shortest predicted TTFT."""
 
+    herds: ClassVar[bool] = True
+
     description: ClassVar[str] = "Shortest predicted TTFT: F + Tp (Q + miss) + s (T0 + Td d + Tk C)."
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
@@ -63,8 +65,11 @@ class Jspt(Predicting):
 class Marginal(Predicting):
     """The least increase of everyone's latency: our own rule (docs/routing-study.md)."""
 
+    shares_in_flight: ClassVar[bool] = True
+
     description: ClassVar[str] = (
-        "Least added latency for all: predicted TTFT + alpha Tp miss d + E[out] (Tk (C + Q) + Td n); our own rule."
+        "Least added latency for all: predicted TTFT + alpha Tp miss d + E[out] (Tk K + Td n); our own rule. m counts "
+        "blocks of requests in flight, never the last token."
     )
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
@@ -74,7 +79,7 @@ class Marginal(Predicting):
         return [
             ttft
             + delay * miss * book.num_decoding
-            + out * (self._context * (book.context_tokens + book.prefill_tokens) + self._sequence * book.num_requests)
+            + out * (self._context * book.prompt_tokens + self._sequence * book.num_requests)
             for ttft, miss, book in zip(ttfts, missing, candidates.books, strict=True)
         ]
 
@@ -104,6 +109,8 @@ class MarginalAll(Marginal):
 class DualMap(Predicting):
     """DualMap (arXiv 2602.06502)."""
 
+    herds: ClassVar[bool] = True
+
     description: ClassVar[str] = (
         "Two workers by hashes of the first blocks; the one with more cached, unless its predicted TTFT > SLO: then the sooner."
     )
@@ -128,6 +135,8 @@ class PrebleE2(Predicting):
     """Preble's exploitation and exploration (ICLR '25), its load kept per request instead of per tree node."""
 
     needs_state: ClassVar[bool] = True
+
+    herds: ClassVar[bool] = True
 
     description: ClassVar[str] = (
         "Preble: if more is cached than not, least loaded of those that have it (not if > 1.5 x the idlest); "

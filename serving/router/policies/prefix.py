@@ -15,6 +15,8 @@ from serving.router.tiers import PerTier
 class Lmetric(Policy):
     """LMetric (arXiv 2603.15202)."""
 
+    herds: ClassVar[bool] = True
+
     description: ClassVar[str] = "LMetric: prefill tokens to compute there times requests there: (Q + miss) (n + 1)."
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
@@ -28,6 +30,8 @@ class Lmetric(Policy):
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LmetricNew(Policy):
     """SGLang's port of LMetric, without the queue."""
+
+    herds: ClassVar[bool] = True
 
     description: ClassVar[str] = "SGLang's lmetric: this request's uncached tokens times requests there: miss (n + 1)."
 
@@ -43,6 +47,8 @@ class LmetricNew(Policy):
 class Llumnix(Policy):
     """Llumnix, cache-aware metric (2026)."""
 
+    herds: ClassVar[bool] = True
+
     description: ClassVar[str] = "Llumnix: fewest prefill tokens to compute there, then fewest requests: (Q + miss, n)."
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
@@ -57,6 +63,8 @@ class Llumnix(Policy):
 class PrefixLongest(Policy):
     """Overlap alone."""
 
+    herds: ClassVar[bool] = True
+
     description: ClassVar[str] = "Longest cached prefix, then fewest requests: the known-bad baseline, (-m, n)."
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
@@ -70,6 +78,8 @@ class PrefixLongest(Policy):
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SglCacheAware(Policy):
     """SGLang's model gateway, cache_aware.rs."""
+
+    herds: ClassVar[bool] = True
 
     description: ClassVar[str] = (
         "SGLang: n if max n - min n > 64 and max n > 1.5 min n; else longest prefix if it covers > 30%; else n."
@@ -111,6 +121,8 @@ class AibrixPrefix(Policy):
 class ProdstackLoadaware(Policy):
     """vLLM production-stack's loadaware (PR 1035), beta = 1."""
 
+    herds: ClassVar[bool] = True
+
     description: ClassVar[str] = (
         "vLLM production-stack: highest m B / L - (n - mean n) / max(1, mean n); costs are its negation."
     )
@@ -134,6 +146,8 @@ class LlmdWeighted(Policy):
     tier_weights = PerTier(0.8, 1.0, 1.0)
     needs_state: ClassVar[bool] = True
 
+    herds: ClassVar[bool] = True
+
     description: ClassVar[str] = "llm-d: highest 2 m / R + (1 - u) + (max q - q) / (max q - min q); costs its negation."
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
@@ -149,6 +163,8 @@ class LlmdWeighted(Policy):
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Eldr(Policy):
     """ELDR (arXiv 2607.00466), tau = 0.1."""
+
+    herds: ClassVar[bool] = True
 
     description: ClassVar[str] = "ELDR: fewest requests among workers with m / R >= max m / R - 0.1."
 
