@@ -30,7 +30,7 @@ from dynabench.virtual.run import run as simulate
 from foundation.errors import UserError
 from foundation.settings import short
 from reports import fleet_figures, gate, tiers
-from reports.conditions import Condition
+from reports.conditions import METRICS, Condition
 from reports.outcomes import Outcome, of_requests, state_of
 from reports.points import AnyPoint, Found, Impossible, Point, Quantiles, Sweep
 from reports.records import Record
@@ -206,6 +206,9 @@ def simulate_point(
         fleet=fleet_figures.figures(runs, limits, fleet_figures.windows(runs)) or UNSET,
         requests=figures.requests,
         failed=figures.failed,
+        with_failures={
+            name: Quantiles.with_failures(figures.metric(name)) for name in METRICS.values() if figures.failed
+        },
     )
 
 
