@@ -1,49 +1,101 @@
-"""The routing study: every router mode on real traces and synthetic mixes at several loads, in virtual time.
+"""The routing study: router modes on traces, real agent sessions and synthetic mixes, in virtual time.
 
-    python benchmarks/routing_study.py [--traces ../shared/traces] [--out FOLDER] [--modes kv lmetric ...] [--seeds 1]
+    python benchmarks/routing_study.py --traces ../shared/traces --sessions kv-cache-tester/traces --out routing-study
+    python benchmarks/routing_page.py routing-study/study.json docs/routing-study.md
 
-For each workload it first searches for the highest rate at which any of a few strong modes keeps the queue from growing
-and 90% of the requests within the limits. The loads are shares of that rate. It prints the tables of
-docs/routing-study.md and writes every figure to FOLDER/study.json, in some minutes on two cores.
+Modes are picked on some cells, and the picks are tried on others: other sessions, another hour, other step times. For
+each workload it first searches for the highest rate at which a strong mode keeps up. The loads are shares of it.
+`--sessions` is a folder of sessions as kv-cache-tester records them (github.com/callanjfox/kv-cache-tester, traces/).
+It writes every figure to study.json as it goes, and a study that was cut short goes on from there.
 """
 
 import argparse
 import json
 import math
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
-from functools import lru_cache
+from dataclasses import asdict, dataclass, replace
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.experiment.bounds import Prompts, hit_shares, lower_bound, tiers_of
 from dynabench.plan import Plan, Settings
 from dynabench.virtual.run import run as simulate
 from mocker import EngineConfig
 from mocker.timing.choose import resolve
+from mocker.timing.config import TimingConfig
 from reports import insight, metrics, slo
+from reports.records import Record
 from reports.stability import stability
-from serving.router import ROUTER_MODES
-from workloads import Workload, formats
+from serving.engines.mock_costs import step_costs_of
+from serving.router import ROUTER_MODES, RouterConfig, StepCosts
+from workloads import Request, Workload, formats
+from workloads.merge import merge
+from workloads.request import select
 from workloads.shape import ShapeConfig, shape
 from workloads.synthesize import SynthConfig, synthesize
 
 WORKERS = 8
-ENGINE = EngineConfig(num_gpu_blocks=8192)
 LIMITS = [slo.parse("ttft <= 2s"), slo.parse("tpot <= 60ms")]
-LOADS = (0.5, 0.8, 1.0)
-STRONG = ("lmetric", "llmd-weighted", "marginal")
+STRONG = "lmetric"
+LOWEST, HIGHEST = 1 / 64, 64.0
+"""At the lowest scale of arrivals, requests are alone; beyond the highest, sessions all start at once."""
+LONGEST = 120_000
+"""Sessions with longer prompts are left out, because the models' context ends soon after."""
+CALLS, PAUSE_S = 20, 30.0
+"""Sessions are cut to so many calls, and pauses to so long, so that they meet within a short simulation."""
+
+MODES = (
+    "round-robin", "kv", "dynamo-kv-p8", "dynamo-lmetric", "sgl-cache-aware", "lmetric", "lmetric-new", "aibrix-prefix",
+    "prodstack-loadaware", "llmd-weighted", "llumnix", "preble-e2", "marginal", "marginal-all",
+)  # fmt: skip
+
+ENGINES = {
+    "bundled": (EngineConfig(num_gpu_blocks=8192), TimingConfig()),
+    "70B on 4 H100": (
+        EngineConfig(block_size=64),
+        TimingConfig(timing="roofline", model="llama-3.1-70b", gpu="h100", tensor_parallel_size=4),
+    ),
+    "8B on H100": (EngineConfig(block_size=64), TimingConfig(timing="roofline", model="llama-3.1-8b", gpu="h100")),
+}
 
 MIXES = {
-    "chat": SynthConfig(requests=4000, rate=10, turns=8, isl=400, osl=250, think_time_s=12, prefix_groups=16, prefix_blocks=2),
-    "agents": SynthConfig(requests=4000, rate=2, turns=30, isl=900, osl=120, think_time_s=4, prefix_groups=6, prefix_blocks=16, max_isl=65536),
-    "documents": SynthConfig(requests=4000, rate=8, isl=300, osl=120, prefix_groups=200, prefix_blocks=24),
-    "no reuse": SynthConfig(requests=4000, rate=8, isl=4000, osl=200, prefix_blocks=0, spread=1.0),
-    "long outputs": SynthConfig(requests=3000, rate=8, isl=1200, osl=1200, prefix_groups=8, prefix_blocks=4, spread=0.8),
+    "chat": SynthConfig(rate=10, turns=8, isl=400, osl=250, think_time_s=12, prefix_groups=16, prefix_blocks=2),
+    # The shape of kv-cache-tester's sessions: prompts that begin with 15 k tokens and grow by 1,400 a call.
+    "agents": SynthConfig(rate=1, turns=60, isl=1400, osl=430, spread=1.0, think_time_s=12, prefix_groups=40, prefix_blocks=30),
+    "documents": SynthConfig(rate=8, isl=300, osl=120, prefix_groups=200, prefix_blocks=24),
+    "no reuse": SynthConfig(rate=8, isl=4000, osl=200, prefix_blocks=0, spread=1.0),
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload on an engine; part 1 has other requests of the same kind than part 0."""
+
+    workload: str
+    part: int
+    engine: str
+    loads: tuple[float, ...]
+
+    @property
+    def name(self) -> str:
+        """What the page calls it."""
+        return f"{self.workload}{', other part' if self.part else ''}, {self.engine}"
+
+
+UNSEEN = ("conversation", "sessions", "sessions and chat")
+CASES = [
+    *(Case(name, 0, "bundled", (0.7, 1.0)) for name in ("conversation", "synthetic", "sessions")),
+    *(Case(name, 0, "bundled", (0.85,)) for name in (*MIXES, "sessions and chat")),
+    *(Case(name, 1, engine, (0.85,)) for engine in ("bundled", "8B on H100") for name in UNSEEN),
+]
+"""Modes are picked on part 0, and tried on part 1."""
+
+COSTS_OF = ("sessions", "conversation")
+"""Workloads on which the price of wrong costs is measured, with the second engine."""
 
 
 @dataclass(frozen=True)
@@ -51,155 +103,237 @@ class Job:
     """One simulation."""
 
     workload: str
+    part: int
+    engine: str
     scale: float
     mode: str
-    seed: int
-    traces: str
+    costs: str = ""
+    """How the router's step costs differ from the engine's."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where traces are, and how many requests of them to take."""
+
+    traces: Path
+    sessions: Path | None
+    requests: int
 
 
 @lru_cache(maxsize=4)
-def workload(name: str, scale: float, seed: int, traces: str) -> Workload:
-    """Make or read a workload, its arrivals scaled."""
-    if name in MIXES:
-        config = MIXES[name]
-        made = Workload(name, config.block_size, synthesize(SynthConfig(**(asdict(config) | {"seed": seed}))))
-        return shape(made, ShapeConfig(rate_scale=scale))
-    spread = name == "conversation"
-    trace = formats.read(Path(traces) / f"mooncake_{name}.jsonl.gz")
-    start = min(seed * 1200.0, trace.duration_s / 2)
-    return shape(trace, ShapeConfig(rate_scale=scale, spread_ticks=spread, max_requests=4000, start_s=start), seed=seed)
+def workload(name: str, part: int, sources: Sources) -> Workload:
+    """Make or read a workload."""
+    count = sources.requests
+    match name:
+        case "sessions":
+            return _sessions(part, sources)
+        case "sessions and chat":
+            chat = workload("chat", part, sources)
+            return merge([workload("sessions", part, sources), shape(chat, ShapeConfig(max_requests=count // 2))])
+        case "burst" | "equal prompts":
+            return _burst() if name == "burst" else _equal()
+        case _ if name in MIXES:
+            config = replace(MIXES[name], requests=count, seed=part)
+            return Workload(name, config.block_size, synthesize(config))
+    trace = formats.read(sources.traces / f"mooncake_{name}.jsonl.gz")
+    is_coarse = name == "conversation"
+    return shape(trace, ShapeConfig(spread_ticks=is_coarse, max_requests=count, start_s=part * 1500.0), seed=part)
 
 
-def measure(job: Job) -> dict[str, Any]:
+def _sessions(part: int, sources: Sources) -> Workload:
+    """Read every second session that fits, from the first or the second."""
+    assert sources.sessions is not None
+    read = _fitting(sources.sessions)
+    names = list(dict.fromkeys(request.session for request in read))[part::2]
+    taken, kept = dict.fromkeys(names, 0), []
+    for number, request in enumerate(read):
+        if taken.get(request.session, CALLS) < CALLS:
+            taken[request.session] += 1
+            kept.append(number)
+    kept = kept[: sources.requests]
+    requests = [
+        msgspec.structs.replace(request, delay_s=min(request.delay_s, PAUSE_S))
+        for request in select(read.requests, kept)
+    ]
+    made = Workload("sessions", read.block_size, requests)
+    return shape(made, ShapeConfig(arrival="poisson", rate=0.5), seed=part)
+
+
+@cache
+def _fitting(folder: Path) -> Workload:
+    """Read the sessions whose prompts stay within the context."""
+    files = [file for file in sorted(folder.glob("*.json")) if _is_short(file)]
+    return formats.read(files, format="weka")
+
+
+def _is_short(file: Path) -> bool:
+    calls = json.loads(file.read_text())["requests"]
+    lengths = [call["in"] for entry in calls for call in (entry.get("requests") or [entry])]
+    return len(lengths) > 3 and max(lengths) <= LONGEST
+
+
+def _burst() -> Workload:
+    """Return 500 prompts at once, 5 s after one with which they share 16,384 tokens."""
+    shared = tuple(range(32))
+    others = [Request(5.0, 16484, 100, (*shared, 100 + number)) for number in range(500)]
+    return Workload("burst", 512, [Request(0.0, 16384, 10, shared), *others])
+
+
+def _equal() -> Workload:
+    """Return 500 equal prompts, 100 in a second."""
+    return Workload("equal prompts", 512, [Request(n / 100, 2048, 100, tuple(range(4))) for n in range(500)])
+
+
+def measure(job: Job, sources: Sources) -> dict[str, Any]:
     """Simulate and return the figures."""
-    load = workload(job.workload, job.scale, job.seed, job.traces)
-    deployment = Deployment(pools=(Pool(replicas=WORKERS, mocker=ENGINE),), router_mode=job.mode)
-    run = simulate(Plan.alone(Settings(deployment), seed=job.seed), load)
-    values = metrics.per_request(run.requests)
-    good = metrics.goodput(run, slo.good(run, LIMITS))
-    return asdict(job) | {
-        "ttft_ms": float(np.mean(values["ttft"])) * 1000,
-        "ttft_p90_ms": float(np.percentile(values["ttft"], 90)) * 1000,
+    load = shape(workload(job.workload, job.part, sources), ShapeConfig(rate_scale=job.scale))
+    engine, timing = ENGINES[job.engine]
+    pool = Pool(replicas=WORKERS, mocker=engine, timing=timing)
+    deployment = Deployment(pools=(pool,), router_mode=job.mode, router=router_of(job))
+    run = simulate(Plan.alone(Settings(deployment), seed=job.part), load)
+    good = slo.good(run, LIMITS)
+    return (
+        asdict(job)
+        | _figures(run, good, np.ones(len(good), bool))
+        | {
+            "hit_share": metrics.cache(run).hit_share,
+            "imbalance": insight.imbalance(run).work_max_over_mean,
+            "most_requests": float(np.bincount(run.requests.worker.compressed()).max() / len(good) * WORKERS),
+            "is_stable": stability(run).is_stable,
+            "classes": {name: _figures(run, good, mask) for name, mask in classes(load).items() if mask.any()},
+        }
+    )
+
+
+def _figures(run: Record, good: np.ndarray, mask: np.ndarray) -> dict[str, float]:
+    values = {name: each[mask] for name, each in metrics.per_request(run.requests).items()}
+    return {
+        "requests": int(mask.sum()),
+        "ttft_ms": float(np.nanmean(values["ttft"])) * 1000,
+        "ttft_p99_ms": float(np.nanpercentile(values["ttft"], 99)) * 1000,
         "tpot_ms": float(np.nanmean(values["tpot"])) * 1000,
-        "e2e_ms": float(np.mean(values["e2e"])) * 1000,
-        "attainment": good.attainment,
-        "hit_share": metrics.cache(run).hit_share,
-        "imbalance": insight.imbalance(run).work_max_over_mean,
-        "is_stable": stability(run).is_stable,
+        "e2e_ms": float(np.nanmean(values["e2e"])) * 1000,
+        "e2e_p99_ms": float(np.nanpercentile(values["e2e"], 99)) * 1000,
+        "good": float(good[mask].mean()),
     }
 
 
-def knee(name: str, traces: str, pool: ProcessPoolExecutor, seed: int) -> float:
-    """Search for the highest scale of the arrivals at which a strong mode keeps up, to 5%."""
-    low, high = 0.0, math.inf
-    scale = 1.0
-    while high / max(low, 1e-9) > 1.05:
-        rows = list(pool.map(measure, [Job(name, scale, mode, seed, traces) for mode in STRONG]))
-        if any(row["is_stable"] and row["attainment"] >= 0.9 for row in rows):
-            low = scale
-        else:
-            high = scale
-        scale = scale * 2 if high == math.inf else math.sqrt(low * high) if low else high / 2
-        scale = float(f"{scale:.3g}")
-    return low
+def classes(load: Workload) -> dict[str, np.ndarray]:
+    """Divide the requests by what a router treats differently: length, reuse, and source if there are two."""
+    lengths = np.array([request.input_length for request in load])
+    is_long = lengths > np.median(lengths)
+    seen: set[int] = set()
+    reuses = []
+    for request in load:
+        ids = request.hash_ids
+        reuses.append(bool(ids) and ids[(len(ids) - 1) // 2] in seen)  # ids are chained: half of the prompt was seen
+        seen.update(ids)
+    is_reusing = np.array(reuses)
+    found = {"short": ~is_long, "long": is_long, "new": ~is_reusing, "half or more seen before": is_reusing}
+    if " and " in load.name or " + " in load.name:
+        is_agent = np.array([request.session.startswith("0:") for request in load])
+        found |= {"agents": is_agent, "chats": ~is_agent}
+    return found
+
+
+FACTORS = {
+    "all x 2": (2, 2, 2, 2), "all x 0.5": (0.5, 0.5, 0.5, 0.5),
+    "prefill x 2": (1, 2, 1, 1),
+    "prefill x 0.5": (1, 0.5, 1, 1), "decode x 3": (1, 1, 3, 3), "decode x 0.33": (1, 1, 1 / 3, 1 / 3),
+}  # fmt: skip
+OF_OTHERS = {"of the bundled times": "bundled", "of 70B on 4 H100": "70B on 4 H100"}
+
+
+def router_of(job: Job) -> RouterConfig:
+    """Return the router's settings: the costs of the engine's steps, unless they are to be wrong."""
+    if not job.costs:
+        return RouterConfig()
+    source = OF_OTHERS.get(job.costs, job.engine)
+    *costs, budget = step_costs_of(resolve(*ENGINES[source]))
+    factors = FACTORS.get(job.costs, (1, 1, 1, 1))
+    wrong = StepCosts(*(cost * by for cost, by in zip(costs, factors, strict=True)), budget)
+    return RouterConfig().with_costs(wrong)
+
+
+class Study:
+    """The figures so far, in a file."""
+
+    def __init__(self, file: Path, sources: Sources, jobs: int) -> None:
+        self._file = file
+        self._sources = sources
+        self._pool = ProcessPoolExecutor(jobs) if jobs > 1 else None
+        self.data: dict[str, Any] = {"knees": {}, "cells": [], "bursts": [], "costs": []}
+        if file.exists():
+            self.data = json.loads(file.read_text())
+        self.data["requests"] = sources.requests
+
+    def measure(self, part: str, jobs: list[Job], **more: Any) -> None:
+        """Add what is missing of some simulations."""
+        there = {tuple(row[name] for name in asdict(jobs[0])) for row in self.data[part]}
+        missing = [job for job in jobs if tuple(asdict(job).values()) not in there]
+        self.data[part] += [row | more for row in self._map(missing)]
+        self._file.write_text(json.dumps(self.data, indent=1))
+
+    def _map(self, jobs: list[Job]) -> list[dict[str, Any]]:
+        return list((self._pool.map if self._pool else map)(measure, jobs, [self._sources] * len(jobs)))
+
+    def knee(self, case: Case) -> float:
+        """Search for the highest scale of the arrivals at which a strong mode keeps up, to 15%."""
+        if case.name in self.data["knees"]:
+            return self.data["knees"][case.name]
+        low, high, scale = LOWEST, math.inf, 1.0
+        alone = self._strong(case, LOWEST)
+        while high / low > 1.15 and scale < HIGHEST:
+            row = self._strong(case, scale)
+            if row["is_stable"] and row["good"] >= 0.9 * alone["good"]:
+                low = scale
+            else:
+                high = scale
+            scale = scale * 2 if high == math.inf else math.sqrt(low * high)
+            scale = float(f"{scale:.3g}")
+        self.data["knees"][case.name] = low
+        return low
+
+    def _strong(self, case: Case, scale: float) -> dict[str, Any]:
+        return self._map([Job(case.workload, case.part, case.engine, scale, STRONG)])[0]
 
 
 def main() -> None:
-    """Read the command line, simulate, print."""
+    """Read the command line and simulate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path, default=Path("../shared/traces"))
+    parser.add_argument("--sessions", type=Path, help="without it, cells with real sessions are left out")
     parser.add_argument("--out", type=Path, default=Path("routing-study"))
-    parser.add_argument(
-        "--modes",
-        nargs="+",
-        default=[mode for mode in ROUTER_MODES if mode != "session" and not mode.startswith("oracle-ro")],
-    )
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument(
-        "--first-seed", type=int, default=0, help="of the mixes; the traces' part that is taken moves with it"
-    )
-    parser.add_argument("--jobs", type=int, default=0)
-    parser.add_argument("--workloads", nargs="+", default=["conversation", "synthetic", *MIXES])
+    parser.add_argument("--modes", nargs="+", default=list(MODES))
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
-    traces = str(options.traces)
-    names = [
-        name for name in options.workloads if name in MIXES or (options.traces / f"mooncake_{name}.jsonl.gz").exists()
-    ]
-    for name in set(options.workloads) - set(names):
-        print(f"{name}: the trace is not in {options.traces} and is left out")
     options.out.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
-    pool = ProcessPoolExecutor(options.jobs or None)
-    for name in names:
-        top = knee(name, traces, pool, options.first_seed)
-        jobs = [
-            Job(name, float(f"{top * load:.3g}"), mode, seed, traces)
-            for load in LOADS
-            for mode in options.modes
-            for seed in range(options.first_seed, options.first_seed + options.seeds)
-        ]
-        found = list(pool.map(measure, jobs))
-        rows += found
-        _print(name, top, found, options)
-        (options.out / "study.json").write_text(json.dumps(rows, indent=1))
-    _print_ranks(rows, options.modes)
+    study = Study(options.out / "study.json", Sources(options.traces, options.sessions, options.requests), options.jobs)
+    bursts(study, options.modes)
+    cases = [case for case in CASES if options.sessions is not None or not case.workload.startswith("sessions")]
+    for case in cases:
+        top = study.knee(case)
+        for load in case.loads:
+            scale = float(f"{top * load:.3g}")
+            made = [Job(case.workload, case.part, case.engine, scale, mode) for mode in options.modes]
+            study.measure("cells", made, case=case.name, load=load)
+        print(f"{case.name}: {top:g} times its rate", flush=True)
+        if case.part and case.workload in COSTS_OF and case.engine != "bundled":
+            names = ("", *FACTORS, *OF_OTHERS)
+            made = [
+                Job(case.workload, case.part, case.engine, scale, mode, costs)
+                for mode in ("marginal-all", "marginal")
+                for costs in names
+            ]
+            study.measure("costs", made, case=case.name)
 
 
-def _print(name: str, top: float, rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
-    """Print a workload's table: per load mean TTFT, mean E2E and attainment."""
-    scales = sorted({row["scale"] for row in rows})
-    print(f"\n### {name}\n")
-    for scale, load in zip(scales, LOADS, strict=True):
-        made = workload(name, scale, options.first_seed, str(options.traces))
-        engine = resolve(ENGINE)
-        prompts = Prompts(made, engine.config.block_size)
-        bound = lower_bound(prompts, engine, WORKERS)
-        (hits,) = hit_shares(prompts, tiers_of([engine] * WORKERS)).values()
-        rate = (len(made) - 1) / made.duration_s
-        print(
-            f"{load:.0%} load: {rate:.1f} requests/s. No router can get a mean TTFT below {bound * 1000:.0f} ms, or more than "
-            f"{hits:.0%} hits."
-        )
-    print()
-    print("| mode | " + " | ".join(f"{load:.0%}: TTFT / E2E ms, good" for load in LOADS) + " | hits | max/mean |")
-    print("|---|" + "---|" * (len(LOADS) + 2))
-    for mode in options.modes:
-        cells = []
-        for scale in scales:
-            mine = [row for row in rows if row["mode"] == mode and row["scale"] == scale]
-            mean = {key: float(np.mean([row[key] for row in mine])) for key in ("ttft_ms", "e2e_ms", "attainment")}
-            grew = "" if all(row["is_stable"] for row in mine) else " (grew)"
-            cells.append(f"{mean['ttft_ms']:,.0f} / {mean['e2e_ms']:,.0f}, {mean['attainment']:.0%}{grew}")
-        last = [row for row in rows if row["mode"] == mode and row["scale"] == scales[-1]]
-        hits, uneven = (float(np.mean([row[key] for row in last])) for key in ("hit_share", "imbalance"))
-        print(f"| {mode} | " + " | ".join(cells) + f" | {hits:.1%} | {uneven:.2f} |", flush=True)
-
-
-def _print_ranks(rows: list[dict[str, Any]], modes: list[str]) -> None:
-    """Print how far each mode is from the best over all cases: geometric mean and worst of E2E and TTFT."""
-    best: dict[tuple[str, float], dict[str, float]] = {}
-    for row in rows:
-        key = (row["workload"], row["scale"])
-        known = best.setdefault(key, {"ttft_ms": math.inf, "e2e_ms": math.inf, "attainment": 0.0})
-        known["ttft_ms"] = min(known["ttft_ms"], row["ttft_ms"])
-        known["e2e_ms"] = min(known["e2e_ms"], row["e2e_ms"])
-        known["attainment"] = max(known["attainment"], row["attainment"])
-    print("\n### All together: how far from the best mode of each workload and load\n")
-    print("| mode | E2E, geometric mean | worst | TTFT, geometric mean | worst | attainment lost, mean | worst |")
-    print("|---|---|---|---|---|---|---|")
-    lines = []
-    for mode in modes:
-        mine = [row for row in rows if row["mode"] == mode]
-        ratios = {
-            name: np.array([row[name] / best[row["workload"], row["scale"]][name] for row in mine])
-            for name in ("e2e_ms", "ttft_ms")
-        }
-        lost = np.array([best[row["workload"], row["scale"]]["attainment"] - row["attainment"] for row in mine])
-        e2e, ttft = (float(np.exp(np.log(ratios[name]).mean())) for name in ("e2e_ms", "ttft_ms"))
-        line = f"| {mode} | {e2e:.3f} | {ratios['e2e_ms'].max():.2f} | {ttft:.3f} | {ratios['ttft_ms'].max():.2f} | {lost.mean():.1%} | {lost.max():.0%} |"
-        lines.append((e2e, line))
-    for _, line in sorted(lines):
-        print(line)
+def bursts(study: Study, modes: list[str]) -> None:
+    """Send the bursts, to each mode that herds also with a bound."""
+    named = [*modes, *(f"{mode}+bound(1.25)" for mode in modes if ROUTER_MODES[mode].herds)]
+    for name in ("burst", "equal prompts"):
+        study.measure("bursts", [Job(name, 0, "bundled", 1.0, mode) for mode in named])
 
 
 if __name__ == "__main__":

@@ -74,6 +74,11 @@ class Identity:
         """A short name for it."""
         return hashlib.sha256(json.dumps(self.facts, sort_keys=True).encode()).hexdigest()[:16]
 
+    @property
+    def of_files(self) -> "Identity":
+        """The part of it that files determine."""
+        return Identity({name: text for name, text in self.facts.items() if name.startswith(FILE)})
+
     def difference(self, earlier: "Identity | None") -> str:
         """Say in a line in what it differs from an earlier one."""
         if earlier is None:

@@ -126,7 +126,7 @@ class Held(msgspec.Struct, frozen=True):
         if self.misses_at is None or nearest is None:
             return f"It holds to {self.holds_to:g}x of this traffic or more."
         near = "It is close to a cliff: it" if self.is_near_cliff else "It"
-        return f"{near} holds to {self.holds_to:g}x of this traffic, and misses {subject(nearest.limit)} at {self.misses_at:g}x."
+        return f"{near} holds to {self.holds_to:.3g}x of this traffic, and misses {subject(nearest.limit)} at {self.misses_at:.3g}x."
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -182,6 +182,7 @@ def grids(answer: Answer, *, most: int = 8) -> Iterator[Grid]:
         yield Grid("What more load takes", columns, lines)
     for title, rows in (("Router modes", answer.modes), ("Prefix caching", answer.caching)):
         if rows:
+            title = f"{title}, with {answer.layouts[0].name}"
             lines = [
                 (
                     f"{row.name}, {row.workers} worker{'s' * (row.workers != 1)}",
@@ -287,7 +288,7 @@ def _signed(margin: float) -> str:
     return f"{'-' * (margin < 0)}{percent(abs(margin))}"
 
 
-COVERED = "The intervals are for this workload, repeated. They do not cover other traffic, such as tomorrow's."
+COVERED = "The intervals are for this workload, repeated. They say nothing about other traffic, such as tomorrow's."
 
 
 def doubt(sureness: Sequence[Sureness]) -> str:

@@ -30,7 +30,7 @@ from reports.metrics import LABELS
 from reports.pools import KvOverTime, LinkUse, PoolUse, TierUse
 from reports.records import COLUMNS, MAX_S, Floats, Record, from_table, to_table
 from reports.slo import parse
-from reports.summarize import summarize
+from reports.summarize import summary_of
 from reports.summary import SMALLEST, Summary
 
 if TYPE_CHECKING:
@@ -182,6 +182,8 @@ class Head(msgspec.Struct):
     """By arm: the highest possible hit share with its GPU memory, and with each further tier."""
     smallest_difference: Annotated[float, Meta(ge=0, le=1)] = SMALLEST
     """The relative difference below which two arms are equal in practice."""
+    elsewhere: dict[str, str | None] = {}
+    """What other routers call the router mode of each arm, if arms differ by it."""
     step_times: str | None = None
     """The source of simulated step times; older folders do not have it."""
     fidelity: Fidelity | None = None
@@ -302,7 +304,7 @@ def combine(folders: list[Path]) -> tuple[Manifest, list[Record]]:
     """
     sources = [(folder, *read(folder)) for folder in folders]
     names = [run.arm for _, _, runs in sources for run in runs if run.repeat == 0]
-    runs = []
+    runs, elsewhere = [], dict[str, str | None]()
     for folder, experiment, its_runs in sources:
         first = sources[0][1]["workload"]
         if (experiment["workload"]["name"], experiment["workload"]["requests"]) != (first["name"], first["requests"]):
@@ -311,9 +313,10 @@ def combine(folders: list[Path]) -> tuple[Manifest, list[Record]]:
                 f"{sources[0][0]} {first['name']} ({first['requests']}): requests cannot be paired"
             )
         for run in its_runs:
-            if names.count(run.arm) > 1:
-                run = replace(run, arm=printable(f"{folder.name}/{run.arm}"))
-            runs.append(run)
+            name = printable(f"{folder.name}/{run.arm}") if names.count(run.arm) > 1 else run.arm
+            if run.arm in experiment.get("elsewhere", {}):
+                elsewhere[name] = experiment["elsewhere"][run.arm]
+            runs.append(replace(run, arm=name))
     manifest = sources[0][1] | {
         "schema": SCHEMA,
         "title": sources[0][1]["workload"]["name"]
@@ -322,6 +325,7 @@ def combine(folders: list[Path]) -> tuple[Manifest, list[Record]]:
         "step_times": _step_times({str(folder): experiment for folder, experiment, _ in sources}),
         "command": f"dynabench compare {' '.join(str(folder) for folder in folders)}",
         "runs": facts_of(runs),
+        "elsewhere": elsewhere,
         "left_out": [reason for _, experiment, _ in sources for reason in experiment.get("left_out", [])],
         "sources": {str(folder): experiment for folder, experiment, _ in sources},
     }
@@ -381,18 +385,6 @@ def _write_runs(folder: Path, experiment: Manifest, runs: list[Record]) -> None:
     (folder / "experiment.json").write_text(json.dumps(experiment, indent=2) + "\n")
     parquet.write_table(to_table(runs), folder / "requests.parquet")
     np.savez_compressed(folder / "gaps.npz", **{str(place): run.gaps for place, run in enumerate(runs)})  # type: ignore[arg-type]
-
-
-def summary_of(experiment: Manifest, runs: list[Record]) -> Summary:
-    """Summarize the runs of an experiment, with what its manifest says of them."""
-    return summarize(
-        runs,
-        [parse(text) for text in experiment["limits"]],
-        experiment.get("bound_s"),
-        experiment.get("best_hit_shares"),
-        smallest=experiment.get("smallest_difference", SMALLEST),
-        elsewhere=experiment.get("elsewhere"),
-    )
 
 
 def _write_report(folder: Path, experiment: Manifest, runs: list[Record], *, with_charts: bool = True) -> Summary:

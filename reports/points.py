@@ -35,6 +35,17 @@ class Quantiles(msgspec.Struct, frozen=True):
         return cls(figures.mean, *map(figures.with_failures, ("p50", "p90", "p99")))
 
 
+class Series(msgspec.Struct, frozen=True):
+    """The values of a point by 40 equal shares of the workload's requests, for comparison with other points (s)."""
+
+    requests: int
+    num_blocks: int
+    """How many blocks of these requests count as independent."""
+    sums: dict[str, list[float]]
+    """By metric."""
+    counts: dict[str, list[float]]
+
+
 class Point(msgspec.Struct, frozen=True, tag="point", tag_field="kind"):
     """The results of one combination of settings, all repeats together."""
 
@@ -82,6 +93,9 @@ class Point(msgspec.Struct, frozen=True, tag="point", tag_field="kind"):
     """Requests that failed."""
     with_failures: dict[str, Quantiles] = {}
     """Latencies with failures counted as infinite, by name; only if requests failed."""
+    series: Series | UnsetType = UNSET
+    too_little: list[str] = []
+    """What its runs are too short for."""
 
     @property
     def is_stable(self) -> bool:
@@ -183,3 +197,5 @@ class Sweep(msgspec.Struct, frozen=True):
     """Where TTFT goes at each point; only if some workers only prefill."""
     tiers: Grid | None = None
     """What KV tiers contributed at each point; only if there are any."""
+    best: dict[str, list[str]] = {}
+    """The points that tie as best (within the limits, if any are), by the settings other than the router mode, as JSON."""

@@ -6,6 +6,7 @@ A/A pairs they excluded zero in 20 to 30% of the cases instead of 5%). A block h
 of a request. There may be few such blocks, so the bootstrap's intervals are widened by Student's t.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -192,10 +193,13 @@ def student_t(freedom: int, share: float = 0.975) -> float:
     return z + math.fsum(term / freedom ** (power + 1) for power, term in enumerate(terms))
 
 
+@functools.cache
 def resamples(number: int, seed: int) -> npt.NDArray[np.float64]:
     """Return how often each block is drawn in each resample, shape (resamples, blocks)."""
     rng = np.random.default_rng(seed)
-    return rng.multinomial(number, np.full(number, 1 / number), RESAMPLES).astype(float)
+    drawn = rng.multinomial(number, np.full(number, 1 / number), RESAMPLES).astype(float)
+    drawn.flags.writeable = False  # it is shared
+    return drawn
 
 
 def _quantiles(values: Floats, place: Blocks, weights: Floats, share: float) -> Floats:

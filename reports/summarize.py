@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, structs
 
-from reports import fleet_figures, insight, metrics, slo, tiers
+from reports import fleet_figures, insight, metrics, slo, sufficiency, tiers
 from reports.conditions import METRICS, Condition
 from reports.differences import Table, differences, noise_floor
 from reports.metrics import Goodput, Intervals
@@ -44,6 +44,18 @@ BEYOND = re.compile(r"maximum context length is \d+ tokens")
 Figures = TypeVar("Figures", bound=msgspec.Struct)
 
 
+def summary_of(manifest: dict[str, Any], runs: list[Record]) -> Summary:
+    """Summarize the runs of a results folder, with what its manifest says of them."""
+    return summarize(
+        runs,
+        [slo.parse(text) for text in manifest["limits"]],
+        manifest.get("bound_s"),
+        manifest.get("best_hit_shares"),
+        smallest=manifest.get("smallest_difference", SMALLEST),
+        elsewhere=manifest.get("elsewhere"),
+    )
+
+
 def summarize(
     runs: list[Record],
     limits: list[Condition] | None = None,
@@ -69,7 +81,7 @@ def summarize(
     for run in runs:
         arms.setdefault(run.arm, []).append(run.measured)
     size = max(int(run.requests.request.max(initial=-1)) for run in runs) + 1
-    tables = {arm: _by_request(repeats, size) for arm, repeats in arms.items()}
+    tables = {arm: by_request(repeats, size) for arm, repeats in arms.items()}
     first = next(iter(arms))
     blocks = blocks_of(tables[first]["intended_s"], tables[first]["e2e_sched"])
     figures = {
@@ -194,7 +206,7 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
         repeats=len(repeats),
         is_complete=all(run.is_complete for run in repeats),
         notes=sorted({note for run in repeats for note in run.notes}),
-        remarks=insight.remarks(repeats),
+        remarks=[*insight.remarks(repeats), *sufficiency.remarks(repeats)],
         stability=max(settled, key=lambda one: (not one.is_stable, one.end - one.start)),
         preemptions=_preemptions(repeats),
         **latencies,
@@ -218,7 +230,9 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
     if not limits:
         return arm
     goodput = _goodput(repeats, limits)
-    outcomes = [of_run(limit, arm.metric(METRICS[limit.metric])) for limit in limits if limit.statistic is not None]
+    outcomes = [
+        of_run(limit, arm.metric(METRICS[limit.metric]), repeats) for limit in limits if limit.statistic is not None
+    ]
     return structs.replace(arm, goodput=goodput, outcomes=outcomes)
 
 
@@ -285,7 +299,7 @@ def _out_of_limits(repeats: list[Record], limits: list[Condition], size: int) ->
     return averages
 
 
-def _by_request(repeats: list[Record], size: int) -> Table:
+def by_request(repeats: list[Record], size: int) -> Table:
     """Average each request's metrics over the repeats, indexed by request number; NaN where one is missing."""
     result = {}
     for name in (*PAIRED, "intended_s"):

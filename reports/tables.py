@@ -49,7 +49,7 @@ def key_rows(summary: Summary) -> list[tuple[str, list[str]]]:
     wanted = [
         *KEY,
         *(label for label, *_ in FAILURES),
-        *(f"{LABELS[name]} mean vs {summary.baseline}" for name in ("ttft_sched", "tpot")),
+        *(f"{LABELS[name]} mean vs {summary.baseline}" for name in PAIRED),
         *(label for label, *_ in TIERED),
         SAVED,
     ]
@@ -335,10 +335,12 @@ KEY = (
     "TTFT mean (ms)",
     "TTFT p99 (ms)",
     "TPOT mean (ms)",
+    "E2E mean (ms)",
     "requests/s",
     "goodput (/s of arrivals)",
     "cache hit share",
     "best possible hit share",
+    "imbalance (max/mean)",
 )
 """Lines that a terminal shows unless asked for all."""
 FAILURES: tuple[Line, ...] = (

@@ -123,8 +123,8 @@ def _of_limits(summary: Summary, step: Step) -> str:
         return f"{_named(step.ties)} keep equally many requests within {within}: {text}."
     if len(step.ties) > 1:
         return f"{_named(step.ties)} tie for the most requests within {within}: {text}; fewer: {others}."
-    most = "most" if len(share) > 2 else "more"
-    return f"{step.best} keeps the {most} requests within {within}: {text}; fewer: {others}."
+    most = "the most" if len(share) > 2 else "more"
+    return f"{step.best} keeps {most} requests within {within}: {text}; fewer: {others}."
 
 
 def _within(summary: Summary, arm: str) -> float:
@@ -153,7 +153,7 @@ def _cost(ranking: Ranking) -> list[str]:
         ]
     if step.ties == kept:
         return [f"{_named(kept)} also {'has' if len(kept) == 1 else 'have'} the lowest {label} of {count} arms."]
-    return []
+    return [f"{_named(kept)} also {'ties' if len(kept) == 1 else 'tie'} for the lowest {label} of {count} arms."]
 
 
 def _above(pair: Difference) -> str:
@@ -161,16 +161,13 @@ def _above(pair: Difference) -> str:
 
 
 def _elsewhere(summary: Summary) -> list[str]:
-    """Say what other routers call the best mode, or the best of the modes that they have."""
+    """If the best mode exists only in dynabench, name the best of the modes that other routers have."""
     ranking = summary.ranking or None
-    if ranking is None or not ranking.elsewhere:
+    if ranking is None or not ranking.elsewhere or ranking.elsewhere.keys() & set(ranking.ties):
         return []
     named = "; ".join(f"{arm} is {where}" for arm, where in list(ranking.elsewhere.items())[:MOST])
-    if ranking.elsewhere.keys() & set(ranking.ties):
-        return [f"In other routers, {named}."]
-    best = _named(ranking.ties)
     cost = _cost_of(ranking, next(iter(ranking.elsewhere)))
-    only = f"{best} exist{'s' * (len(ranking.ties) == 1)} only in dynabench."
+    only = f"{_named(ranking.ties)} exist{'s' * (len(ranking.ties) == 1)} only in dynabench."
     return [f"{only} The best mode here that other routers have{cost}: {named}."]
 
 
@@ -186,8 +183,9 @@ def _named(arms: Sequence[str], *, summary_count: int = 0) -> str:
     """Join the names of arms, or count them if they are many."""
     if summary_count > MOST:
         return f"The {summary_count} arms"
-    more = [f"{len(arms) - MOST:,} more"] * (len(arms) > MOST)
-    return listed([*arms[:MOST], *more])
+    if len(arms) <= MOST + 1:
+        return listed(arms)
+    return listed([*arms[:MOST], f"{len(arms) - MOST:,} more"])
 
 
 def _ways(summary: Summary) -> str | None:

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,6 +86,12 @@ def heavier(settings: Settings, load: float) -> Settings:
             more = math.ceil(round(count * load, 6))
             return replace(settings, load=replace(settings.load, **{name: more}))
     return replace(settings, shape=_faster(settings.shape, load))
+
+
+def reached(settings: Settings, load: float, to_whole: Callable[[float], int] = math.ceil) -> float:
+    """Return the multiple of the load that this multiple comes to: a closed loop keeps whole numbers in flight."""
+    counts = [count for name in CLOSED if (count := getattr(settings.load, name)) is not None]
+    return round(max((to_whole(round(count * load, 6)) / count for count in counts), default=load), 4)
 
 
 def load_told(settings: Settings, load: float) -> str:

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
+from dynabench.capacity.launch import Launch, sglang_command, trtllm_command
 from dynabench.deployment.description import Deployment, Pool
 from foundation.settings import changed
 from mocker import EngineConfig
@@ -27,9 +28,11 @@ DISK_FOLDER = "KV_FOLDER"
 
 
 def deploy_commands(deployment: Deployment, file: str) -> list[str]:
-    """Return the commands that start a deployment: our own, those of each pool on vLLM, and the router settings."""
+    """Return the commands that start a deployment: our own, those of each pool's engine, and the router settings."""
     lines = [f"dynabench serve -f {shlex.quote(file)}  # the same deployment with simulated workers, on this host"]
-    lines += [f"{shlex.join(vllm_command(pool))}  # {_note(pool)}" for pool in deployment.pools]
+    for pool in deployment.pools:
+        words, left_out = engine_command(pool)
+        lines.append(f"{shlex.join(words)}  # {', '.join([_note(pool), *left_out])}")
     for role in dict.fromkeys(pool.role for pool in deployment.pools):
         if sum(pool.replicas * pool.mocker.dp_size for pool in deployment.pools if pool.role == role) == 1:
             continue  # nothing to choose from
@@ -38,6 +41,18 @@ def deploy_commands(deployment: Deployment, file: str) -> list[str]:
             f"router{'' if role == 'aggregated' else f' for {role} workers'}: {mode} ({_where(deployment, mode)})"
         )
     return lines
+
+
+def engine_command(pool: Pool) -> Launch:
+    """Return the command line of the engine whose step times a pool has, vLLM's if they are not of one."""
+    quantization = "fp8" if _is_quantized_on_loading(pool.timing) else None
+    match pool.timing.timed_as if pool.timing.timing_name == "roofline" else "vllm":
+        case "sglang":
+            return sglang_command(pool, quantization)
+        case "trtllm":
+            return trtllm_command(pool, quantization)
+        case _:
+            return Launch(vllm_command(pool), [])
 
 
 def vllm_command(pool: Pool) -> list[str]:
@@ -127,7 +142,7 @@ def _note(pool: Pool) -> str:
     timing, count = pool.timing, pool.gpus_per_worker
     parts = [f"start {pool.replicas}"] + [pool.role] * (pool.role != "aggregated")
     parts.append(f"{count} {timing.gpu or 'GPU'} each")
-    if pool.mocker.kv_disk_size:
+    if pool.mocker.kv_disk_size and timing.timed_as == "vllm":
         parts.append(f"{DISK_FOLDER} on a disk with {pool.mocker.kv_disk_size:g} GiB free: vLLM does not limit it")
     if timing.quantization not in (None, _stored(timing)) and not _is_quantized_on_loading(timing):
         parts.append(f"use a checkpoint with {timing.quantization} weights")

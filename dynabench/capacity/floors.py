@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dynabench.capacity.refused import missed_by_refusals
 from dynabench.capacity.work import Work, prices_of
 from dynabench.deployment.engines import answered, check_fits, engines_of, max_model_len_of
 from dynabench.deployment.prefill import prefill_s
@@ -55,6 +56,9 @@ class Floor(NamedTuple):
 class Sizes(NamedTuple):
     """The requests that count, in order of arrival."""
 
+    are_all: bool
+    """Whether these are all requests."""
+
     arrivals_s: npt.NDArray[np.float64]
     prompts: Tokens
     answers: Tokens
@@ -88,6 +92,8 @@ def floor_of(settings: Settings, source: Source, limits: Sequence[Condition], at
     except (ValueError, WorkloadError) as error:
         return Floor(impossible=str(error))
     context = max_model_len_of(engines)
+    if (reason := missed_by_refusals(workload, context, limits, attainment)) is not None:
+        return Floor(impossible=reason)
     workload = answered(workload, context)
     if not len(workload):
         return Floor(impossible=f"every request is longer than the context of {context:,} tokens (max_model_len)")
@@ -136,7 +142,7 @@ def _sizes(workload: Workload, load: LoadConfig, engine: SimulatedEngine) -> Siz
         new = np.maximum(prompts - reuse_of(workload, config.block_size).endless_hits(), 1)
     is_open = not load.is_closed and not workload.has_dependencies
     counted = np.array([not is_open or load.is_measured(arrival_s) for arrival_s in arrivals_s], bool)
-    return Sizes(arrivals_s[counted], prompts[counted], answers[counted], new[counted])
+    return Sizes(bool(counted.all()), arrivals_s[counted], prompts[counted], answers[counted], new[counted])
 
 
 def _beyond(
@@ -152,7 +158,8 @@ def _beyond(
         least = _least(limit, sizes.new, np.ones_like(sizes.new), attainment, lambda new: _prompt_s(computing, new))
         if SAFETY * least > limit.value:
             return f"{limit} is less than the time of prompts alone on a worker ({least * 1000:,.4g} ms)"
-    if limit.metric in ("itl", "tpot"):
+    # ITL counts every gap after the warm-up, also those of requests that do not count.
+    if limit.metric == "tpot" or (limit.metric == "itl" and sizes.are_all):
         gaps = np.maximum(sizes.answers - 1, 0)
         counts = gaps if limit.metric == "itl" else np.minimum(gaps, 1)
         least = _least(limit, sizes.prompts, counts, attainment, lambda context: _token_s(decoding, context))

@@ -1,6 +1,5 @@
 """Carry out a plan: bound layouts, try them on all cores, rank them; then examine more load, and the certainty."""
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,22 +9,21 @@ from typing import Any
 import yaml
 from msgspec import structs
 
-from dynabench.capacity.candidates import has_one_size
+from dynabench.capacity.candidates import has_one_size, reached
 from dynabench.capacity.checks import check
 from dynabench.capacity.commands import deploy_commands
 from dynabench.capacity.findings import Findings
 from dynabench.capacity.floors import Floor, floor_of
 from dynabench.capacity.headroom import next_load
+from dynabench.capacity.points import Points
 from dynabench.capacity.search import Question, Search
 from dynabench.capacity.settings import PlanConfig
-from dynabench.capacity.sureness import sureness_of
-from dynabench.capacity.trial import attempt
+from dynabench.capacity.unsearched import unsearched
 from dynabench.deployment.engines import beyond_context
 from dynabench.deployment.file import as_plain
 from dynabench.experiment.manifest import manifest_of
-from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.experiment.source import source_of
+from dynabench.experiment.source import Source, source_of
 from dynabench.experiment.store import PointStore, identity_of
 from dynabench.interrupt import Interrupt, InterruptError, noted
 from dynabench.plan import Arm, Settings
@@ -45,6 +43,9 @@ NEAREST = 8
 SAFER = 4
 """The most layouts to try for one that certainly meets the limits, if the best does not."""
 
+Variant = tuple[str, Question, dict[str, Any]]
+"""The best layout with a setting changed: what it is called, its workers, and the change."""
+
 
 def run_plan(
     files: tuple[Path, ...],
@@ -63,20 +64,23 @@ def run_plan(
         UserError: a limit cannot be judged, or the folder has something else.
         ValueError: a setting is not understood.
     """
-    check(config, experiment, settings, source_of(files, experiment))
+    source = source_of(files, experiment)
+    check(config, experiment, settings, source)
     experiment = replace(experiment, router_mode=experiment.router_mode or MODES)
     identity = identity_of(files, experiment, settings, config.identity)
     out = experiment.out or Path("results") / f"plan-{identity.key}"
     store = PointStore(out, identity, "plan")
     with Interrupt() as interrupt:
         display = Display("bounding layouts", "layouts", interrupt, console)
-        planner = _Planner(files, config, experiment, settings, store, out, interrupt, display)
+        points = Points(store, source, config, experiment, interrupt)
+        planner = _Planner(files, config, experiment, settings, source, points, out, display)
         try:
             with display:
                 planner.search()
                 planner.look_around()
         except InterruptError:
             planner.is_complete = False
+        store.check_unchanged(identity_of(files, experiment, settings, config.identity))
         answer = planner.answer()
         plan_report.save(out, answer)
         show(out, answer)
@@ -93,18 +97,14 @@ class _Planner:
         config: PlanConfig,
         experiment: ExperimentConfig,
         settings: Settings,
-        store: PointStore,
+        source: Source,
+        points: Points,
         out: Path,
-        interrupt: Interrupt,
         display: Display,
     ) -> None:
         self._files, self._config, self._experiment, self._settings = files, config, experiment, settings
-        self._store, self._out, self._interrupt, self._display = store, out, interrupt, display
-        self._source = source_of(files, experiment)
+        self._source, self._points, self._out, self._display = source, points, out, display
         self._started = time.perf_counter()
-        self._simulated: set[str] = set()
-        self._asked: set[str] = set()
-        """What was simulated, and what the answer rests on; more cores simulate more in advance, but it rests on the same."""
         self._searches: dict[float, Search] = {}
         self._modes: list[Alternative] = []
         self._caching: list[Alternative] = []
@@ -145,7 +145,7 @@ class _Planner:
         """Try another router mode where the first came nearest to the limits and there is a choice of workers."""
         found = self._found
         near = [question for question in found.nearest() if self._routes(question)][:NEAREST]
-        points = self._points([found.arm(question, found.load, router_mode=mode) for question in near])
+        points = self._points.ask([found.arm(question, found.load, router_mode=mode) for question in near])
         return dict(zip(near, points, strict=True))
 
     def _finish(self, load: float, search: Search) -> None:
@@ -159,15 +159,15 @@ class _Planner:
         self._display.what, self._display.unit = f"bounding layouts{at}", "layouts"
         limits, attainment = self._experiment.limits, self._config.attainment
         calls = [(floor_of, (settings, self._source, limits, attainment)) for settings in wanted]
-        return [floor for _, floor in sorted(self._parallel(calls))]
+        return self._points.carry_out(calls)
 
     def _drive(self, search: Search, load: float) -> None:
         """Simulate what a search asks for until it is finished."""
         best = search.best
         self._display.what, self._display.unit = "none found so far", "simulations"
         while (question := search.next()) is not None:
-            if self._store.known(self._found.arm(question, load)) is None:
-                self._simulate([self._found.arm(one, load) for one in search.ahead(self._at_once)])
+            if not self._points.is_known(self._found.arm(question, load)):
+                self._points.simulate([self._found.arm(one, load) for one in search.ahead(self._points.at_once)])
             point = self._point(question, load)
             with noted():  # a search that has learnt half of it would be wrong
                 search.learn(question, point.state, point.outcomes)
@@ -176,11 +176,7 @@ class _Planner:
                 assert best is not None
                 self._display.say(f"{self._found.named(best, load)} meets the limits")
             known = "none" if best is None else self._found.named(best, load)
-            self._display.what = f"best so far {known}, {len(self._simulated)} simulated"
-
-    @property
-    def _at_once(self) -> int:
-        return self._experiment.jobs or len(os.sched_getaffinity(0))
+            self._display.what = f"best so far {known}, {self._points.num_simulated} simulated"
 
     def _point(self, question: Question, load: float) -> AnyPoint:
         """Return the result of a question, and keep it.
@@ -188,54 +184,9 @@ class _Planner:
         Raises:
             InterruptError: the user interrupted it.
         """
-        [point] = self._points([self._found.arm(question, load)])
+        [point] = self._points.ask([self._found.arm(question, load)])
         self._found.keep(question, load, point)
         return point
-
-    def _points(self, arms: Sequence[Arm]) -> list[AnyPoint]:
-        """Return the results of some arms, simulating those that are not known.
-
-        Raises:
-            InterruptError: the user interrupted it.
-        """
-        self._simulate(arms)
-        found = [self._store.known(arm) for arm in arms]
-        if any(point is None for point in found):
-            raise InterruptError
-        self._asked |= {str(arm.changes) for arm in arms}
-        return [point for point in found if point is not None]
-
-    def _simulate(self, arms: Sequence[Arm]) -> None:
-        """Simulate those of some arms that are not known, and save the results.
-
-        Raises:
-            InterruptError: the user interrupted it.
-        """
-        todo = [arm for arm in arms if self._store.known(arm) is None]
-        ask, settings = self._experiment, self._config
-        rest = (self._source, ask.seed, ask.repeats, ask.limits, settings.attainment, self._interrupt.flag)
-        for place, point in self._each([(attempt, (arm, *rest)) for arm in todo]):
-            self._store.keep(todo[place], point)
-            self._simulated.add(str(todo[place].changes))
-
-    def _parallel(self, calls: list[Any]) -> list[tuple[int, Any]]:
-        """Carry out calls on all cores.
-
-        Raises:
-            InterruptError: the user interrupted it.
-        """
-        return list(self._each(calls))
-
-    def _each(self, calls: list[Any]) -> Iterator[tuple[int, Any]]:
-        """Carry out calls on all cores, and yield each result as soon as it is known.
-
-        Raises:
-            InterruptError: the user interrupted it; what was yielded counts.
-        """
-        if calls:
-            yield from in_parallel(calls, self._experiment.jobs, interrupt=self._interrupt)
-        if self._interrupt.is_asked:
-            raise InterruptError
 
     def look_around(self) -> None:
         """Find out what more load needs, whether the router mode or the cache matters, and how certain the answer is.
@@ -249,32 +200,34 @@ class _Planner:
             if load not in self._searches:
                 self._search_at(load)
         best = self._found.best  # of the cheapest, the one that handles more load
+        modes, caching = self._modes_of(best), self._caching_of(best)
+        self._points.ask([self._arm(*one) for one in (*modes, *caching)])  # all at once, on all cores
+        self._modes, self._caching = self._alternatives(modes), self._alternatives(caching)
         self._held = self._held_by(best)
         self._sureness = self._sure(best)
         if any(sure.is_doubtful for sure in self._sureness) and all(sure.has_interval for sure in self._sureness):
             self._safer = self._told_safer(best)
-        self._modes = self._compared_modes(best)
-        self._caching = self._compared_caching(best)
 
     def _held_by(self, best: Question) -> Held | None:
         """Find the highest load at which a layout meets the limits; None if its load cannot be raised."""
-        if not self._source(self._settings.shape).duration_s:
+        settings, planned = self._settings, self._found.load
+        if not (settings.load.is_closed or self._source(settings.shape).duration_s):
             return None
         held = Held(1.0)
-        while (times := next_load(held.holds_to, held.misses_at)) is not None:
-            [point] = self._points([self._found.arm(best, round(self._found.load * times, 4))])
+        while (wanted := next_load(held.holds_to, held.misses_at)) is not None:
+            load = reached(settings, planned * wanted, round)
+            times = round(load / reached(settings, planned), 4)
+            if times in (held.holds_to, held.misses_at):  # nothing between two whole numbers in flight
+                break
+            [point] = self._points.ask([self._found.arm(best, load)])
             if point.state == "met":
                 held = structs.replace(held, holds_to=times)
             else:
                 held = structs.replace(held, misses_at=times, outcomes=list(point.outcomes))
         return held
 
-    def _sure(self, best: Question) -> list[Sureness]:
-        arm = self._found.arm(best, self._found.load)
-        experiment = self._experiment
-        call = (sureness_of, (arm, self._source, experiment.seed, experiment.limits, self._config.attainment))
-        [(_, found)] = self._parallel([call])
-        return list(found)
+    def _sure(self, question: Question) -> list[Sureness]:
+        return self._points.sure(self._found.arm(question, self._found.load))
 
     def _told_safer(self, best: Question) -> str:
         """Look for the cheapest layout that certainly meets the limits, among a few; say what was found."""
@@ -285,31 +238,32 @@ class _Planner:
                 return self._found.told_safer(question, len(wanted))
         return self._found.told_safer(None, len(wanted)) if wanted else ""
 
-    def _compared_modes(self, best: Question) -> list[Alternative]:
-        """Try the router modes with these workers and with one fewer, which a better mode may save."""
+    def _modes_of(self, best: Question) -> list[Variant]:
+        """Return the router modes with these workers and with one fewer, which a better mode may save."""
         modes = self._experiment.router_mode
-        if len(modes) == 1 or not self._routes(best):
-            return []
-        layout = self._found.search.layouts[best.layout]
-        counts = [best.workers] + [best.workers - 1] * (best.workers > max(layout.floor, 1))
-        wanted = [(mode, Question(best.layout, count)) for count in counts for mode in modes]
-        return self._alternatives([(mode, question, {"router_mode": mode}) for mode, question in wanted])
+        counts = (best.workers, best.workers - 1)
+        tried = [
+            Question(best.layout, count) for count in counts if count >= self._found.search.layouts[best.layout].floor
+        ]
+        routing = [question for question in tried if self._routes(question)] if len(modes) > 1 else []
+        return [(mode, question, {"router_mode": mode}) for question in routing for mode in modes]
 
     def _routes(self, best: Question) -> bool:
         """Return whether there is a choice of workers for a prompt, or for an answer."""
         return max(best.workers, self._found.prefill_workers(best.layout) or 0) > 1
 
-    def _compared_caching(self, best: Question) -> list[Alternative]:
-        """Try it without prefix caching, if prompts are known to share anything."""
+    def _caching_of(self, best: Question) -> list[Variant]:
+        """Return it with and without prefix caching, if prompts are known to share anything."""
         point = self._found.known(best)
         if not isinstance(point, Point) or not point.cache.hit_share:
             return []
-        flags = (("with", True), ("without", False))
-        return self._alternatives([(name, best, {"enable_prefix_caching": flag}) for name, flag in flags])
+        return [("with", best, {}), ("without", best, {"enable_prefix_caching": False})]
 
-    def _alternatives(self, wanted: list[tuple[str, Question, dict[str, Any]]]) -> list[Alternative]:
-        load = self._found.load
-        points = self._points([self._found.arm(question, load, **changes) for _, question, changes in wanted])
+    def _arm(self, _name: str, question: Question, changes: dict[str, Any]) -> Arm:
+        return self._found.arm(question, self._found.load, **changes)
+
+    def _alternatives(self, wanted: list[Variant]) -> list[Alternative]:
+        points = self._points.ask([self._arm(*one) for one in wanted])
         return [
             Alternative(
                 name=name,
@@ -367,7 +321,7 @@ class _Planner:
             sureness=self._sureness,
             held=self._held,
             commands=self._commands(chosen[0]) if chosen else [],
-            simulated=len(self._simulated & self._asked),
+            simulated=self._points.num_asked,
             wall_s=time.perf_counter() - self._started,
             head=manifest["head"],
             command=manifest["command"],
@@ -411,6 +365,8 @@ class _Planner:
             )
         yield from self._found.other_kinds()
         (pool,) = self._settings.deployment.pools
+        if left := unsearched(self._config, self._experiment, pool.timing):
+            yield left
         if has_one_size(self._config, pool.timing) and len(self._config.tensor_parallel_size) > 1:
             yield (
                 "Step times are assumed to be for tensor parallel size 1; if they are not, set the size with "

@@ -22,7 +22,11 @@ FEW = "too few requests"
 
 def sureness_of(arm: Arm, source: Source, seed: int, limits: Sequence[Condition], attainment: float) -> list[Sureness]:
     """Return the certainty that each limit is met: the workload is only a sample, and a simulation is only a model."""
-    record = simulate(Plan(arm, seed=seed), source(arm.settings.shape))
+    return sureness_in(simulate(Plan(arm, seed=seed), source(arm.settings.shape)), arm, limits, attainment)
+
+
+def sureness_in(record: Record, arm: Arm, limits: Sequence[Condition], attainment: float) -> list[Sureness]:
+    """Return the same from a run that was simulated."""
     figures = summarize([record], list(limits), with_intervals=False).arms[arm.name]
     known, has_failed = per_request(record.requests), ~record.requests.succeeded
     blocks = blocks_of(record.requests.intended_s, known["e2e_sched"])

@@ -14,6 +14,11 @@ REASON = (
     "mode in our study if the times of steps are known, as they are in a simulation."
 )
 
+HERDS = (
+    "A mode that herds sends most of a burst of prompts behind one cached prefix to the worker that has it, and the "
+    "others idle: it counts no work for a cached prompt, or too little. Add +bound(1.25) where bursts occur."
+)
+
 
 def modes() -> None:
     """List the router modes, and what can be added to them."""
@@ -22,7 +27,8 @@ def modes() -> None:
     console.print(f"Try first: dynabench simulate TRACE {flags}", soft_wrap=True)
     console.say(f"{REASON}\n")
     for name, kind in ROUTER_MODES.items():
-        console.entry(name, kind.description)
+        console.entry(name, f"{kind.description} Herds." if kind.herds else kind.description)
+    console.say(f"\n{HERDS}")
     console.print("\nThe lowest cost wins. For the prompt and for each worker, the formulas use:")
     for name, text in SYMBOLS.items():
         console.entry(name, text)

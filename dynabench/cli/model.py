@@ -13,6 +13,8 @@ from mocker import EngineConfig
 from mocker.models.description import approximations, doubt, facts, summary
 from mocker.timing.choose import resolve
 from mocker.timing.config import KvCacheDtype, Quantization, TimingConfig
+from serving.engines.mock_costs import step_costs_of
+from serving.router import StepCosts
 
 GIB = 2**30
 
@@ -32,7 +34,8 @@ def model(
 
     Args:
         name: A bundled model's Hugging Face id, or a folder or file with a config.json.
-        gpu: Also print how many tokens of KV fit on this GPU, and how far off simulated times are there (`dynabench hardware` lists them).
+        gpu: Also print how many tokens of KV fit on this GPU, how far off simulated times are there, and what its steps
+            cost, as flags of a router (`dynabench hardware` lists GPUs).
         tensor_parallel_size: GPUs that share each layer.
         quantization: Type of the weights (default: the model's).
         kv_cache_dtype: Type of the KV cache (auto: what the model asks for, else bfloat16).
@@ -52,9 +55,11 @@ def model(
         found = facts(shape, timing.kv_dtype)
     room, too_large = _room(timing)
     error = known.told if (known := model_error(timing)) else None
+    costs = _step_costs(timing, too_large)
     notes = list(filter(None, [doubt(name, shape), approximations(shape), too_large]))
     if json_output:
-        print(json.dumps(found | {"room": room, "model_error": error, "notes": notes}, indent=2))
+        more = {"room": room, "model_error": error, "step_costs": costs and costs.settings, "notes": notes}
+        print(json.dumps(found | more, indent=2))
         return
     console = Terminal()
     console.say(f"{printable(name)}: {summary(shape, timing.kv_dtype)}")
@@ -62,8 +67,22 @@ def model(
         console.say(f"  {label:14} {text}")
     if error:
         console.say(f"  {'model error':14} {error}")
+    if costs is not None:
+        console.say("Costs of its steps, for a router that predicts times (marginal-all and others):")
+        console.print(f"  {costs.flags}", soft_wrap=True)
     for note in notes:
         console.say(f"Note: {note}.")
+
+
+def _step_costs(timing: TimingConfig, refusal: str) -> StepCosts | None:
+    """Return what steps cost on a GPU; None without one, or if the model does not fit."""
+    if timing.gpu is None:
+        return None
+    try:
+        return step_costs_of(resolve(EngineConfig(), timing))
+    except ValueError:
+        assert refusal  # `_room` says why
+        return None
 
 
 def _room(timing: TimingConfig) -> tuple[dict[str, Any] | None, str]:

@@ -27,7 +27,7 @@ from reports.conditions import Condition
 from reports.gate import POINTS, RUNS, Result, of_summary, of_sweep
 from reports.key import key_of, with_short_names
 from reports.points import Sweep
-from reports.summarize import summarize
+from reports.summarize import summary_of
 from reports.summary import Summary
 
 
@@ -88,7 +88,7 @@ def compare(
         gates = gate.gates(RUNS)
     console = Terminal(stderr=markdown or output.json)
     manifest, runs = folder.combine(results)
-    summary = summarize(runs) if out is None else folder.write(out, manifest, runs)
+    summary = summary_of(manifest, runs) if out is None else folder.write(out, manifest, runs)
     found = of_summary(summary, gates, manifest["left_out"])
     show(manifest, summary, found, console, output, markdown=markdown)
     if out is not None:

@@ -96,7 +96,13 @@ def _layouts(deployments: Sequence[Deployment]) -> str:
         return " or ".join(layouts)
     workers = [deployment.num_workers for deployment in deployments]
     gpus = [_simulated_gpus(deployment) for deployment in deployments]
-    return f"{min(workers)} to {max(workers)} workers" + f", {min(gpus)} to {max(gpus)} GPUs" * any(gpus)
+    return _range(workers, "worker") + f", {_range(gpus, 'GPU')}" * any(gpus)
+
+
+def _range(counts: Sequence[int], noun: str) -> str:
+    """Name the lowest and the highest of some counts, or the only one."""
+    low, high = min(counts), max(counts)
+    return f"{low} to {high} {noun}s" if low < high else f"{high} {noun}{'s' * (high != 1)}"
 
 
 def _layout(deployment: Deployment) -> str:

@@ -38,7 +38,8 @@ class PointStore:
         Raises:
             UserError: it contains something else, or cannot be written.
         """
-        self._points, mark = out / "points", out / f"{kind}.id"
+        self._out, self._kind, self._made = out, kind, identity.of_files
+        self._points, self._mark = out / "points", (mark := out / f"{kind}.id")
         try:
             if out.exists() and not mark.exists():
                 raise UserError(
@@ -78,6 +79,19 @@ class PointStore:
                 "and run the "
                 "same command again"
             ) from error
+
+    def check_unchanged(self, now: Identity) -> None:
+        """Refuse points during whose simulation a file changed, now and later: nobody knows which file they are of.
+
+        Raises:
+            UserError: a file has changed.
+        """
+        if now.of_files != self._made:
+            self._mark.unlink(missing_ok=True)
+            raise UserError(
+                f"{now.of_files.difference(self._made)} while the {self._kind} ran, so its points may be of either version; "
+                f"remove {self._out} and run the same command again"
+            )
 
     def all(self) -> list[AnyPoint]:
         """Return every point in the folder."""

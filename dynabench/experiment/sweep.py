@@ -15,6 +15,7 @@ from dynabench.deployment.engines import SIZES, check_fits, engines_of, refuse_i
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.axes import SENT, change, kinds_of, path_of, setting_of
 from dynabench.experiment.head import head_of
+from dynabench.experiment.limits import check_values
 from dynabench.experiment.manifest import manifest_of, subtitle_of
 from dynabench.experiment.no_effect import no_effect
 from dynabench.experiment.parallel import in_parallel
@@ -29,12 +30,14 @@ from dynabench.terminal import Terminal
 from dynabench.virtual.run import run as simulate
 from foundation.errors import UserError
 from foundation.settings import short
-from reports import fleet_figures, gate, tiers
+from reports import fleet_figures, gate, sufficiency, tiers
+from reports.best_point import series
 from reports.conditions import METRICS, Condition
 from reports.outcomes import Outcome, of_requests, state_of
-from reports.points import AnyPoint, Found, Impossible, Point, Quantiles, Sweep
+from reports.points import AnyPoint, Found, Impossible, Point, Quantiles, Series, Sweep
 from reports.records import Record
-from reports.summarize import summarize
+from reports.statistics import blocks_of
+from reports.summarize import by_request, summarize
 from reports.summary import ArmSummary
 from workloads import Workload, WorkloadError
 
@@ -79,6 +82,8 @@ def run_sweep(
         console.say(f"left out: {reason}")
     source = source_of(files, experiment)
     workload = source(arms[0].settings.shape)
+    if config.find is not None:
+        check_values(limits, workload, arms[0].settings.load)
     with Interrupt() as interrupt:
         work = _Work(source, experiment, config, store, limits, interrupt)
         if config.find is None:
@@ -91,6 +96,7 @@ def run_sweep(
             if config.find is None
             else found
         )
+        store.check_unchanged(identity_of(files, experiment, settings, searched))
         manifest = manifest_of("virtual", files, workload, experiment, settings, arms, [])
         manifest |= {"sweep": asdict(config), "identity": identity.key}
         if varied := _varied(arms):
@@ -158,16 +164,31 @@ def simulate_point(
     Raises:
         InterruptError: the user interrupted it.
     """
-    workload, deployment = source(arm.settings.shape), arm.settings.deployment
+    runs = simulate_runs(arm, source, seed, repeats, flag)
+    return runs if isinstance(runs, Impossible) else point_of(arm, source, runs, limits, attainment)
+
+
+def simulate_runs(arm: Arm, source: Source, seed: int, repeats: int, flag: Flag) -> list[Record] | Impossible:
+    """Simulate every repeat of a combination of settings, or say why it is impossible.
+
+    Raises:
+        InterruptError: the user interrupted it.
+    """
+    workload = source(arm.settings.shape)
     try:
-        for engine in set(engines_of(deployment)):
+        for engine in set(engines_of(arm.settings.deployment)):
             check_fits(workload, engine, fail_on_too_long=arm.settings.load.fail_on_too_long)
     except (ValueError, WorkloadError) as error:
         return Impossible(arm.name, arm.plain_changes, str(error))
-    runs = [
+    return [
         simulated_whole(plan, workload, flag, on_progress=flag.progress.of(len(workload), run=number, runs=repeats))
         for number, plan in enumerate(plans([arm], repeats, seed))
     ]
+
+
+def point_of(arm: Arm, source: Source, runs: list[Record], limits: list[Condition], attainment: float) -> Point:
+    """Return the figures of a combination of settings over all its repeats."""
+    workload, deployment, repeats = source(arm.settings.shape), arm.settings.deployment, len(runs)
     figures, outcomes = _judged(runs, limits, attainment)
     alone = [_judged([run], limits, attainment)[1] for run in runs] if repeats > 1 else []
     states = [state_of(each) for each in alone]
@@ -204,12 +225,22 @@ def simulate_point(
         gpu_s=tiers.gpu_seconds(spent),
         spent=spent,
         fleet=fleet_figures.figures(runs, limits, fleet_figures.windows(runs)) or UNSET,
+        series=_series(runs),
+        too_little=sufficiency.remarks([run.measured for run in runs]),
         requests=figures.requests,
         failed=figures.failed,
         with_failures={
             name: Quantiles.with_failures(figures.metric(name)) for name in METRICS.values() if figures.failed
         },
     )
+
+
+def _series(runs: list[Record]) -> Series:
+    """Return the values of a point by parts of the workload."""
+    measured = [run.measured for run in runs]
+    table = by_request(measured, max(int(run.requests.request.max(initial=-1)) for run in runs) + 1)
+    blocks = blocks_of(table["intended_s"], table["e2e_sched"])
+    return series(table, int(blocks.max(initial=0)) + 1)
 
 
 def simulated_whole(
@@ -283,10 +314,11 @@ class _Search:
     def learn(self, value: float, point: AnyPoint) -> None:
         """Record a point that the search asked for."""
         if self.repeat is None:
-            is_met = point.state == "met"
+            missed = frozenset(outcome.limit for outcome in point.outcomes if outcome.state != "met")
+            self.bracket.learn(value, is_met=point.state == "met", missed=missed)
         else:
             is_met = isinstance(point, Point) and bool(point.repeats) and point.repeats[self.repeat]
-        self.bracket.learn(value, is_met=is_met)
+            self.bracket.learn(value, is_met=is_met)
 
     def at(self, work: _Work, name: str, value: float | None) -> AnyPoint | None:
         """Return the known point at a value."""

@@ -29,8 +29,12 @@ from dynabench.live.stack import LocalStack
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.files import new_file
+from mocker import EngineConfig
 from mocker.timing.calibrated import StepCosts
+from mocker.timing.choose import resolve
+from mocker.timing.config import TimingConfig
 from mocker.timing.files import SCHEMA
+from serving.engines.mock_costs import step_costs_of
 from serving.worker.config import ModelRunConfig, WorkerConfig
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
@@ -275,7 +279,15 @@ def described(found: dict[str, Any], out: Path) -> list[str]:
         "before, "
         f"{overhead['answer_ms']} ms after; simultaneous requests reach the engine {overhead['spacing_ms']} ms apart",
         f"use it: dynabench simulate --timing-file {out} {flags}",
+        f"for a router that predicts times (marginal-all and others): {router_flags(found, out)}",
     ]
+
+
+def router_flags(found: dict[str, Any], out: Path) -> str:
+    """Return the costs of the engine's steps as flags of a router."""
+    names = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "num_gpu_blocks")
+    engine = EngineConfig(**{name: found["engine"][name] for name in names if found["engine"].get(name)})
+    return step_costs_of(resolve(engine, TimingConfig(timing_file=str(out)))).flags
 
 
 def _log_paths(base: Path) -> list[Path]:

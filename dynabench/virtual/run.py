@@ -26,8 +26,9 @@ from mocker.timing.kv_size import KvSize, kv_size_of
 from mocker.timing.model import chunk
 from reports.metrics import spread
 from reports.records import Floats, Record, Requests
+from serving.engines.mock_costs import step_costs_of
 from serving.model.card import Role
-from serving.router import Mode, Router, RouterConfig
+from serving.router import Mode, Router, RouterConfig, StepCosts
 from workloads import Workload
 from workloads.pacing import LoadConfig
 from workloads.request import select
@@ -231,11 +232,10 @@ def _disaggregation(plan: Plan, engines: Sequence[SimulatedEngine]) -> Disaggreg
 
 def with_step_costs(router: RouterConfig, engines: Sequence[SimulatedEngine]) -> RouterConfig:
     """Set the step costs for the predicting modes that the user has not set: the mean over the workers."""
-    rows = {engine: _step_costs(engine) for engine in set(engines)}
-    means = {name: _mean([rows[engine][name] for engine in engines]) for name in rows[engines[0]]}
-    means["step_budget_tokens"] = round(means["step_budget_tokens"])
-    missing = {name: max(value, 0) for name, value in means.items() if getattr(router, name) is None}
-    return replace(router, **missing)  # type: ignore[arg-type]
+    rows = {engine: step_costs_of(engine) for engine in set(engines)}
+    means = [_mean(column) for column in zip(*(rows[engine] for engine in engines), strict=True)]
+    base, prefill, sequence, context, budget = means
+    return router.with_costs(StepCosts(base, prefill, sequence, context, round(budget)))
 
 
 def with_load_costs(router: RouterConfig, engines: Sequence[SimulatedEngine], ports: Sequence[float]) -> RouterConfig:
@@ -262,19 +262,6 @@ def _load_costs(host: HostMemory, block_size: int, port: float) -> dict[str, flo
         name, bandwidth = ("shared", min(tier.bandwidth, port)) if tier.name == "store" else ("disk", tier.bandwidth)
         found[f"{name}_load_us_per_token"] = token_us / bandwidth + found["host_load_us_per_token"]
     return found
-
-
-def _step_costs(engine: SimulatedEngine) -> dict[str, float]:
-    timing, budget, capacity = engine.timing, engine.config.max_num_batched_tokens, engine.kv_capacity_tokens
-    decode = timing.decode(1, 1).first
-    base = timing.mixed(chunk(1), 0, 0)
-    return {
-        "step_base_ms": (base + decode) * 1e3,
-        "step_prefill_us": (timing.mixed(chunk(budget), 0, 0) - base) / max(budget - 1, 1) * 1e6,
-        "step_decode_us": (timing.decode(2, 2).first - decode) * 1e6,
-        "step_context_ns": (timing.decode(1, capacity // 2).first - decode) / max(capacity // 2, 1) * 1e9,
-        "step_budget_tokens": budget,
-    }
 
 
 def mean_overhead(deployment: Deployment) -> Overhead:

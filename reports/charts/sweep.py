@@ -17,6 +17,8 @@ from reports.points import Found, Point
 Number = Callable[[Point], float | None]
 LOADS = ("rate_scale", "rate", "concurrency")
 """Settings of the load; for these, more is better."""
+FLAT = 0.05
+"""Figures within this share of the highest are alike."""
 
 
 class Shown(NamedTuple):
@@ -204,7 +206,7 @@ def by_axis(sweep: Swept) -> Chart | None:
     """The limited metrics along the axis, with their limits and the first, or last, point that meets them all."""
     if sweep.axis is None or len({sweep.at(point) for point in sweep.points}) < 2:
         return None
-    shown = [figure for figure in _limited(sweep) if _varies(sweep.points, figure.of)]
+    shown = [figure for figure in _limited(sweep) if _varies(sweep.points, figure)]
     if not shown:
         return None
     across = min(len(shown), 3)
@@ -354,8 +356,15 @@ def _answer(sweep: Swept, name: str) -> Point | None:
     return good[-1] if _sense(sweep) == "highest" else good[0]
 
 
-def _varies(points: Sequence[Point], of: Number) -> bool:
-    return len({value for point in points if (value := of(point)) is not None}) > 1
+def _varies(points: Sequence[Point], figure: Shown) -> bool:
+    """Return whether a figure has something to show: any difference beside a limit, else more than a trace of one."""
+    values = [value for point in points if (value := figure.of(point)) is not None]
+    return len(set(values)) > 1 if figure.limit else not _is_flat(values)
+
+
+def _is_flat(values: Sequence[float]) -> bool:
+    """Return whether values differ so little that a chart would only magnify a constant."""
+    return not values or max(values) - min(values) <= FLAT * abs(max(values))
 
 
 def along(sweep: Swept, axes: Axes, canvas_width: float) -> None:
@@ -393,7 +402,7 @@ def by_row(sweep: Swept) -> Chart | None:
     points = sweep.points
     if sweep.axis is not None or len(points) < 2:
         return None
-    shown = [figure for figure in _limited(sweep) if _varies(points, figure.of)][:3]
+    shown = [figure for figure in _limited(sweep) if _varies(points, figure)][:3]
     if not shown:
         return None
     key = key_of([point.name for point in points])
@@ -492,9 +501,7 @@ def _scatter(
     ]
     known = [(name, spots) for name, spots in known if spots]
     every = [spot for _, spots in known for spot in spots]
-    if len({(a, b) for a, b, _ in every}) < 2 or any(
-        len({round(value, 9) for value in side}) < 2 for side in ([a for a, _, _ in every], [b for _, b, _ in every])
-    ):
+    if any(_is_flat(side) for side in ([a for a, _, _ in every], [b for _, b, _ in every])):
         return None
     names, left = drawing.widest(sweep.key[name].name for name, _ in known) + 18, 58
     height = max(240, LINE * len(known))

@@ -16,6 +16,7 @@ from mocker.timing.config import TimingConfig, divide
 from serving.engines.kv_exchange import KvExchange
 from serving.engines.kv_shelf import layout_of
 from serving.engines.mock_answers import LETTERS
+from serving.engines.mock_costs import step_costs_of
 from serving.engines.mock_handover import Handover, hand_over
 from serving.engines.mock_rank import MockEngine
 from serving.engines.mock_tiers import LiveTiers, chunk_format, with_store
@@ -78,6 +79,7 @@ class Mocker:
             or (None if worker.model_path else min(self._simulated.longest_sequence, BYTES_CONTEXT)),
             num_ranks=config.dp_size,
             has_kv_events=worker.kv_events and config.enable_prefix_caching,
+            step_costs=step_costs_of(simulated),
         )
         self._role = worker.role
         self._transfer = transfer

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from serving.model.files import BYTES_CONTEXT
 from serving.role import Role as Role
-from serving.router import check_registered_mode
+from serving.router import StepCosts, check_registered_mode
 from serving.runtime.address import EndpointAddress
 
 MAX_RANKS = 1024
@@ -64,6 +64,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: list[int] = []
     num_ranks: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1
     has_kv_events: bool = False
+    step_costs: StepCosts | None = None
+    """What the engine's steps cost, for router modes that predict times; None if it does not know."""
     router_mode: str | None = None
     """Overrides the frontend's router mode for this model."""
     user_data: dict[str, Any] | None = None

@@ -16,12 +16,15 @@ class RankBooks:
         "num_decoding",
         "num_requests",
         "prefill_tokens",
+        "prompt_tokens",
     )
 
     def __init__(self) -> None:
         self.num_requests = 0
         self.prefill_tokens = 0
         """Prompt tokens sent there and not computed yet."""
+        self.prompt_tokens = 0
+        """Prompt tokens of the requests in flight there, cached or not."""
         self.decode_blocks = 0
         """Distinct prompt blocks of the requests in flight there."""
         self.num_decoding = 0
@@ -91,4 +94,5 @@ class RankBooks:
             self.decode_blocks,
         )
         copy.num_decoding, copy.context_tokens = self.num_decoding, self.context_tokens
+        copy.prompt_tokens = self.prompt_tokens
         return copy

@@ -19,6 +19,11 @@ class Prompt(NamedTuple):
         """Return whether tokens are left after its full blocks."""
         return self.num_tokens > self.blocks.num_blocks * block_size
 
+    def savable_blocks(self, block_size: int) -> PromptBlocks:
+        """Return the blocks that a cache can save: an engine always computes the last token, and so its block."""
+        ids, num_blocks, per_id = self.blocks
+        return PromptBlocks(ids, min(num_blocks, max(self.num_tokens - 1, 0) // block_size), per_id)
+
 
 class RankState(NamedTuple):
     """What a rank itself reports, as opposed to what the router remembers."""
@@ -38,7 +43,8 @@ class Candidates:
     In the formulas of the policies, per rank: L prompt tokens, B block size, R = ceil(L / B), m matched blocks (blocks
     beyond the GPU have the weight of their tier), miss = L - m B, Q prefill tokens sent there and not computed yet, A
     blocks of requests in flight, a those of them that this prompt shares, n requests in flight, d requests decoding, q
-    requests waiting, u KV usage, C context tokens of the decoding requests.
+    requests waiting, u KV usage, C context tokens of the decoding requests, K prompt tokens of all in flight. For modes
+    that share in flight, m counts the blocks that requests in flight share too, and never the prompt's last token.
     """
 
     __slots__ = (

@@ -1,6 +1,6 @@
 """Every dial of a router."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from foundation.settings import Count, NotNegative, Share, check
@@ -15,6 +15,22 @@ class StepCosts(NamedTuple):
     decode_sequence_s: float
     context_token_s: float
     budget_tokens: int
+
+    @property
+    def settings(self) -> dict[str, float | int]:
+        """These costs as settings of a router."""
+        return {
+            "step_base_ms": self.base_s * 1e3,
+            "step_prefill_us": self.prefill_token_s * 1e6,
+            "step_decode_us": self.decode_sequence_s * 1e6,
+            "step_context_ns": self.context_token_s * 1e9,
+            "step_budget_tokens": self.budget_tokens,
+        }
+
+    @property
+    def flags(self) -> str:
+        """These costs as flags."""
+        return " ".join(f"--{name.replace('_', '-')} {value:.4g}" for name, value in self.settings.items())
 
 
 DYNAMO_COSTS = StepCosts(0.0222, 1.86e-5, 0.0, 3.9e-8, 8192)
@@ -81,7 +97,7 @@ class RouterConfig:
     uncertain)."""
 
     step_base_ms: NotNegative | None = None
-    """Predicting modes: duration of an empty step (ms; default: that of the simulated engine)."""
+    """Predicting modes: duration of an empty step (ms; default: what the workers report, as simulated engines do)."""
 
     step_prefill_us: NotNegative | None = None
     """Predicting modes: time for each prompt token computed (us; same default)."""
@@ -119,6 +135,11 @@ class RouterConfig:
             self.step_budget_tokens,
         )
         return StepCosts(*(own if own is not None else usual for own, usual in zip(given, DYNAMO_COSTS, strict=True)))  # type: ignore[arg-type]
+
+    def with_costs(self, costs: StepCosts) -> "RouterConfig":
+        """Set the costs of steps that are not given."""
+        missing = {name: value for name, value in costs.settings.items() if getattr(self, name) is None}
+        return replace(self, **missing)  # type: ignore[arg-type]
 
     @property
     def hit_weights(self) -> PerTier:

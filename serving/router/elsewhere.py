@@ -26,6 +26,7 @@ ELSEWHERE = {
         "KubeAI strategy: LeastLoad",
     ),
     "session": (
+        "SGLang's router --policy manual",
         "vLLM production-stack --routing-logic session --session-key HEADER",
         "AIBrix routing-strategy: session-affinity",
     ),

@@ -15,17 +15,19 @@ A decode rank receives most prompts already computed. A prompt is local if the r
 
 import random
 from collections.abc import Hashable, Sequence
+from itertools import compress
 from typing import Literal, NamedTuple
 
 from serving.router.blocks import PromptBlocks
 from serving.router.books import RankBooks
+from serving.router.caches import Caches, more
 from serving.router.candidates import NO_STATE, Candidates, Prompt, RankState
 from serving.router.capacity import Capacity
 from serving.router.config import RouterConfig
 from serving.router.index import Index, PredictedIndex, PrefixIndex
 from serving.router.policies.modes import Mode
-from serving.router.policies.policy import Policy, choose
-from serving.router.tiers import NOTHING, BeyondGpu, Tiers
+from serving.router.policies.policy import Policy, choose, within_bound
+from serving.router.tiers import BeyondGpu
 
 
 class Decision(NamedTuple):
@@ -102,40 +104,38 @@ class Router:
         # Besides the policy, conditional disaggregation asks for the load of a stage's ranks.
         self._has_load = self.policy.needs_load or stage != "aggregated"
         self.wants_events = self._has_overlap and (config.use_kv_events or parsed.is_oracle)
-        self.index: Index | None = None
-        self._tiers: Tiers | None = None
-        if self.wants_events:
-            exact = self.index = PrefixIndex(closed_events=closed_events)
-            self._tiers = exact.tiers
-        elif self._has_overlap:
-            self.index = PredictedIndex(config.router_ttl_s)
-        self._hoped = PredictedIndex(parsed.predict) if parsed.predict and self.wants_events else None
-        self._predicted: PredictedIndex | None = None  # of ranks that report no events, if others do
-        self._silent: set[int] = set()
+        self._caches: Caches | None = None
+        if self._has_overlap:
+            ttl_s = config.router_ttl_s
+            index = PrefixIndex(closed_events=closed_events) if self.wants_events else PredictedIndex(ttl_s)
+            self._caches = Caches(index, ttl_s=ttl_s, predict_s=parsed.predict)
         self._busy_threshold = config.busy_threshold
         self._busy: set[int] = set()
         self._max_queue_depth = config.max_queue_depth
         self._capacities: dict[int, Capacity] = {}  # of ranks that report what they run, if there is a limit
-        self._ttl_s = config.router_ttl_s
         self._temperature = config.router_temperature if parsed.temp is None else parsed.temp
         self._tolerance = parsed.eps / 100
         self._block_size = block_size
         self._rng = rng
         self._books: dict[int, RankBooks] = {}
-        self._polled: dict[int, RankBooks] = {}
+        self._polled: dict[int, tuple[RankBooks, RankState]] = {}  # with stale(MS): the books and reports at that time
         self._polled_s = float("-inf")
         self._states: dict[int, RankState] = {}
         self._slots: list[int] = []
         self._booked: dict[Hashable, tuple[int, Prompt, int]] = {}
         self._held: dict[Hashable, tuple[float, Prompt]] = {}  # held since, in order
 
+    @property
+    def index(self) -> Index | None:
+        """Which rank has which prefix, if it matters to the mode."""
+        return None if self._caches is None else self._caches.index
+
     def add_rank(self, slot: int, *, has_events: bool = True) -> None:
         """Route to a rank from now on, in a free slot. The cache of a rank without events is predicted."""
         self._books[slot] = RankBooks()
         self._slots = sorted(self._books)
-        if self.wants_events and not has_events:
-            self._silent.add(slot)
-            self._predicted = self._predicted or PredictedIndex(self._ttl_s)
+        if self._caches is not None and not has_events:
+            self._caches.add_silent(slot)
 
     def remove_rank(self, slot: int) -> None:
         """Forget a rank, its cache and its bookings."""
@@ -145,13 +145,8 @@ class Router:
         self._booked = {id: booking for id, booking in self._booked.items() if booking[0] != slot}
         self._busy.discard(slot)
         self._capacities.pop(slot, None)
-        if slot in self._silent and self._predicted is not None:
-            self._silent.discard(slot)
-            self._predicted.drop(slot)
-        elif self.index is not None:
-            self.index.drop(slot)
-        if self._hoped is not None:
-            self._hoped.drop(slot)
+        if self._caches is not None:
+            self._caches.drop(slot)
         self._polled.pop(slot, None)
         self._states.pop(slot, None)
 
@@ -295,30 +290,27 @@ class Router:
         is_remote = self.stage == "decode"
         candidates = self._candidates(self._slots, prompt, now, is_remote=is_remote)
         costs, place = self._score(candidates)
-        if self._books[self._slots[place]].prefill_tokens >= self._mode.late:
+        if self._books[candidates.slots[place]].prefill_tokens >= self._mode.late:
             return None
         return self._take(request_id, candidates, costs, place, now, is_remote=is_remote)
 
     def _candidates(self, slots: list[int], prompt: Prompt, now: float, *, is_remote: bool = False) -> Candidates:
         """Gather what the policy may ask for; if a prompt is computed elsewhere, none of it counts as cached."""
-        books = self._books
+        books, reported = self._books, self._states
         if self._mode.stale:
             if now - self._polled_s >= self._mode.stale / 1000:
                 self._polled_s = now
-                self._polled = {slot: book.snapshot() for slot, book in self._books.items()}
-            books = self._polled | {slot: books[slot] for slot in books if slot not in self._polled}
+                self._polled = {
+                    slot: (book.snapshot(), reported.get(slot, NO_STATE)) for slot, book in self._books.items()
+                }
+            books = books | {slot: book for slot, (book, _) in self._polled.items()}
+            reported = reported | {slot: state for slot, (_, state) in self._polled.items()}
+        if self._mode.bound:
+            slots = list(compress(slots, within_bound([books[slot].num_requests for slot in slots], self._mode.bound)))
         overlaps, beyond = [0] * len(slots), None
-        if self._has_overlap and self.index is not None and not is_remote:
-            found = self.index.overlaps(prompt.blocks, now)
-            if self._predicted is not None:
-                found |= self._predicted.overlaps(prompt.blocks, now)
-            if self._hoped is not None:
-                for slot, blocks in self._hoped.overlaps(prompt.blocks, now).items():
-                    found[slot] = max(blocks, found.get(slot, 0))
-            overlaps = [found.get(slot, 0) for slot in slots]
-            if self._tiers is not None and not self._tiers.is_empty:
-                beyond = self._beyond_gpu(self._tiers, prompt, found, slots)
-        states = [self._states.get(slot, NO_STATE) for slot in slots] if self._states else None
+        if self._caches is not None and not is_remote:
+            overlaps, beyond = self._overlaps(self._caches, prompt, books, slots, now)
+        states = [reported.get(slot, NO_STATE) for slot in slots] if reported else None
         return Candidates(
             slots,
             [books[slot] for slot in slots],
@@ -331,12 +323,16 @@ class Router:
             weights=self.policy.tier_weights,
         )
 
-    def _beyond_gpu(
-        self, tiers: Tiers, prompt: Prompt, on_gpu: dict[int, int], slots: list[int]
-    ) -> list[BeyondGpu] | None:
-        """Return the blocks that each of the ranks can fetch, None if none can fetch any."""
-        runs = tiers.runs(prompt.blocks, on_gpu, slots)
-        return [runs.get(slot, NOTHING) for slot in slots] if runs else None
+    def _overlaps(
+        self, caches: Caches, prompt: Prompt, books: dict[int, RankBooks], slots: list[int], now: float
+    ) -> tuple[list[int], list[BeyondGpu] | None]:
+        """Return the blocks of a prompt that each rank has on its GPU, and those that it can fetch after them."""
+        if not self.policy.shares_in_flight:
+            found = caches.on_gpu(blocks := prompt.blocks, now)
+        else:
+            found = caches.on_gpu(blocks := prompt.savable_blocks(self._block_size), now)
+            found = more(found, {slot: books[slot].num_active_blocks(blocks) for slot in slots})
+        return [found.get(slot, 0) for slot in slots], caches.beyond_gpu(blocks, found, slots)
 
     def _score(self, candidates: Candidates) -> tuple[Sequence[float], int]:
         """Return the cost of each candidate, and the index of the chosen one."""
@@ -364,12 +360,8 @@ class Router:
             self.on_first_token(request_id)  # it only decodes here, and counts as decoding from the start
         else:
             self.book(request_id, slot, prompt, decision.prefill_tokens)
-        if self._has_overlap:
-            index = self._predicted if slot in self._silent else self.index
-            if index is not None:
-                index.routed(slot, prompt.blocks, now)
-            if self._hoped is not None:
-                self._hoped.routed(slot, prompt.blocks, now)
+        if self._caches is not None:
+            self._caches.routed(slot, prompt.blocks, now)
         return decision
 
     def _decision(self, candidates: Candidates, costs: Sequence[float], place: int) -> Decision:
@@ -391,6 +383,7 @@ class Router:
             prompt = self._as_held(request_id, prompt)
         if self._has_load:
             books.add(prompt.blocks, has_tail=prompt.has_tail(self._block_size), prefill_tokens=prefill_tokens)
+            books.prompt_tokens += prompt.num_tokens
         else:
             books.num_requests += 1
         self._booked[request_id] = (slot, prompt, prefill_tokens)
@@ -430,6 +423,7 @@ class Router:
             books = self._books[slot]
             books.num_decoding -= 1
             books.context_tokens -= prompt.num_tokens
+            books.prompt_tokens -= prompt.num_tokens
             books.remove(prompt.blocks, has_tail=prompt.has_tail(self._block_size))
         else:
             self._books[slot].num_requests -= 1

@@ -101,7 +101,7 @@ class RouterService:
             runtime,
             target,
             mode=self._config.router_mode,
-            config=self._router,
+            config=self._router if card.step_costs is None else self._router.with_costs(card.step_costs),
             block_size=card.kv_cache_block_size,
             seed=self._config.seed,
             traits=partial(traits_of, self._cards),

@@ -8,6 +8,7 @@ import msgspec
 
 from serving.model.card import Bootstrap, ModelType
 from serving.model.files import ModelFiles
+from serving.router import StepCosts
 from serving.runtime.server import Stream
 from serving.worker.kv_events import KvEventPublisher
 
@@ -39,6 +40,8 @@ class EngineTraits:
     num_ranks: int = 1
     """Data-parallel ranks; each is routed to separately."""
     has_kv_events: bool = False
+    step_costs: StepCosts | None = None
+    """What its steps cost, for router modes that predict times; None if it does not know."""
     bootstrap: Bootstrap | None = None
     """For a prefill worker that may be called together with a decode worker."""
 

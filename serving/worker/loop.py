@@ -84,6 +84,7 @@ async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engi
         files=files,
         role=worker.role,
         bootstrap=traits.bootstrap,
+        step_costs=traits.step_costs,
     )
     await runtime.serve(address, engine.service)
     report_ready(f"{runtime.instance_id:x}")

@@ -10,7 +10,7 @@ from serving.model.card import Bootstrap, ModelCard, ModelType, Role
 from serving.model.errors import ModelError
 from serving.model.files import BYTES_CONTEXT, ModelFiles, files_address, model_name
 from serving.model.watch import present_cards
-from serving.router import check_registered_mode
+from serving.router import StepCosts, check_registered_mode
 from serving.runtime.distributed import DistributedRuntime, Endpoint
 from serving.runtime.server import GeneratorService
 
@@ -31,6 +31,7 @@ async def register_llm(
     files: ModelFiles | None = None,
     role: Role = "aggregated",
     bootstrap: Bootstrap | None = None,
+    step_costs: StepCosts | None = None,
 ) -> ModelCard:
     """Announce on the network which model an endpoint serves; frontends then offer it.
 
@@ -49,6 +50,7 @@ async def register_llm(
         files: the model's files, if they have been read.
         role: which part of a request the engine does. Prefill workers and decode workers need different endpoints.
         bootstrap: how a decode worker meets this prefill worker, if both may be called at once.
+        step_costs: what the engine's steps cost, for router modes that predict times.
 
     Raises:
         ModelError: the model's files cannot be found, or the endpoint already serves another model or role.
@@ -74,6 +76,7 @@ async def register_llm(
         instance_id=runtime.instance_id,
         role=role,
         bootstrap=bootstrap,
+        step_costs=step_costs,
         model_path=model_path,
         context_length=_context(context_length, files),
         kv_cache_block_size=kv_cache_block_size or 16,

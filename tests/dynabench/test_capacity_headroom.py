@@ -2,9 +2,12 @@
 
 import pytest
 
+from dynabench.capacity.candidates import heavier, reached
 from dynabench.capacity.headroom import MOST, PRECISION, next_load
+from dynabench.plan import Settings
 from reports.capacity import Held
 from reports.outcomes import Outcome
+from workloads.pacing import LoadConfig
 
 MISSED = [Outcome("ttft.p99 <= 2000 ms", "missed", 2.5, -0.25), Outcome("itl.p99 <= 60 ms", "met", 0.05, 0.1)]
 
@@ -29,3 +32,11 @@ def test_the_load_to_which_it_holds_is_said_with_what_it_misses_beyond():
     assert Held(1.06, 1.1, MISSED).is_near_cliff
     assert str(Held(1.06, 1.1, MISSED)).startswith("It is close to a cliff: it holds to 1.06x of this traffic, ")
     assert not Held(1.1, 1.14, MISSED).is_near_cliff
+
+
+@pytest.mark.parametrize(("load", "rounded", "up"), [(1.88, 1.875, 2.0), (1.06, 1.0, 1.125), (1.5, 1.5, 1.5)])
+def test_a_closed_loop_has_whole_numbers_in_flight(load, rounded, up):
+    closed = Settings(load=LoadConfig(concurrency=8))
+    assert (reached(closed, load, round), reached(closed, load)) == (rounded, up)
+    assert heavier(closed, rounded).load.concurrency == 8 * rounded
+    assert reached(Settings(), load, round) == load

@@ -233,6 +233,16 @@ def test_only_simulated_workers_are_said_to_have_gpus():
     assert head_of(workload, [Deployment(pools=(Pool(replicas=2),))])["Layout"] == "2 workers, TP 1 (2 GPUs)"
     many = [Deployment(pools=(Pool(engine="llamacpp", replicas=count, worker=model),)) for count in range(1, 6)]
     assert head_of(workload, many)["Layout"] == "1 to 5 workers"
+    parts = [(count, 5 - count) for count in range(1, 5)]
+    equal = [
+        Deployment(
+            pools=tuple(
+                Pool(name=role, role=role, replicas=n) for role, n in zip(("prefill", "decode"), both, strict=True)
+            )
+        )
+        for both in parts
+    ]
+    assert head_of(workload, equal)["Layout"] == "5 workers, 5 GPUs"
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,13 @@ def test_modes_says_which_to_try_first_and_explains_its_symbols():
     assert [line for line in lines if line.startswith("Q ")] == [f"{'Q':20} {SYMBOLS['Q']}"]
 
 
+def test_modes_names_those_that_herd_and_the_way_out():
+    text = dynabench("modes").stdout
+    herding = {line.split()[0] for line in text.splitlines() if line.endswith(" Herds.")}
+    assert herding == {name for name, kind in ROUTER_MODES.items() if kind.herds}
+    assert "Add +bound(1.25) where bursts occur." in text
+
+
 @pytest.mark.parametrize("columns", [40, 80, 120])
 @pytest.mark.parametrize("command", [("modes",), ("planners",), ("hardware",), ("workload", "formats")])
 def test_lists_are_wrapped_between_words_on_a_terminal(command, columns):

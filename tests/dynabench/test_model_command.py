@@ -26,6 +26,21 @@ def test_a_model_is_described_in_a_line_and_in_figures():
     assert "tokens on each engine" in done.stdout
 
 
+def test_the_costs_of_steps_on_a_gpu_are_printed_as_flags_of_a_router(tmp_path):
+    flags = ("--gpu", "h100", "--tensor-parallel-size", "4")
+    printed = dynabench("model", "llama-3.1-70b", *flags).stdout
+    ready = next(line for line in printed.splitlines() if "--step-base-ms" in line).split()
+    assert ready[::2] == [
+        f"--step-{name}" for name in ("base-ms", "prefill-us", "decode-us", "context-ns", "budget-tokens")
+    ]
+    costs = json.loads(dynabench("model", "llama-3.1-70b", *flags, "--json").stdout)["step_costs"]
+    assert [float(value) for value in ready[1::2]] == pytest.approx(list(costs.values()), rel=1e-3)
+    # 131 GiB of weights at 4 times 3,350 GB/s take 10 ms; a prompt token is 2 FLOP for each
+    assert 10 < costs["step_base_ms"] < 50
+    assert costs["step_prefill_us"] > 70e9 * 2 / (4 * 989e12) * 1e6
+    assert "--step-base-ms" not in dynabench("model", "llama-3.1-70b").stdout
+
+
 def test_the_figures_are_json_for_programs():
     done = dynabench("model", NEMOTRON, "--json", "--gpu", "h100", "--tensor-parallel-size", 2)
     found = json.loads(done.stdout)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pty
+import random
 import re
 import shutil
 import signal
@@ -212,6 +213,88 @@ def test_settings_of_one_role_are_varied_where_it_is_apart(tmp_path):
             assert apart[gpu]["cost"] == price + 3.0 * apart[gpu]["workers"]
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_plan_does_not_depend_on_the_number_of_cores(tmp_path, seed):
+    shape = ("--max-requests", "120", "--arrival", "poisson", "--rate", "20", "--seed", seed)
+    flags = (*MODEL[:4], *shape, "--vary", "max_num_batched_tokens=512,2048", "--tensor-parallel-size", "1")
+    answers = []
+    for jobs in (1, 2, 5):
+        done, answer = planned(tmp_path / f"{jobs}", *flags, *LIMITS, "--loads", "1,1.25,2", "--jobs", jobs)
+        assert done.returncode == 0, done.stderr
+        for name in ("wall_s", "command", "commands", "settings"):  # the last three name the folder and the jobs
+            del answer[name]
+        answers.append(answer)
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_a_closed_loop_keeps_more_in_flight_for_more_load(tmp_path):
+    flags = (*MODEL[:4], "--max-requests", "150", "--tensor-parallel-size", "1", "--max-num-batched-tokens", "2048")
+    done, answer = planned(
+        tmp_path / "out", *flags, "--concurrency", "16", "--slo", "tpot.p90 <= 14ms", "--loads", "1,2,4"
+    )
+    assert done.returncode == 0, done.stderr
+    assert [at["label"] for at in answer["loads"]] == [
+        "1x (concurrency 16)",
+        "2x (concurrency 32)",
+        "4x (concurrency 64)",
+    ]
+    gpus = [at["gpus"] for at in answer["loads"]]
+    assert gpus[0] < gpus[1] < gpus[2]
+    assert "2x (concurrency 32)" in done.stdout
+
+
+def shared_documents(file):
+    """Write a trace in which each prompt has one of two documents of 16,384 tokens, which each worker computes once."""
+    rng, now, rows = random.Random(5), 0.0, []
+    for number in range(260):
+        now += rng.expovariate(10)
+        first = 32 * rng.randrange(2)
+        ids = [*range(first, first + 32), 1000 + number]
+        rows.append({"timestamp": int(now * 1000), "input_length": 16484, "output_length": 100, "hash_ids": ids})
+    file.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return file
+
+
+def test_skipped_numbers_of_workers_are_tried_where_more_workers_miss_other_limits(tmp_path):
+    trace = shared_documents(tmp_path / "documents.jsonl")
+    flags = ("--model", "meta-llama/Llama-3.1-8B", "--gpu", "h100", "--tensor-parallel-size", "1", "--max-gpus", "16")
+    done, answer = planned(
+        tmp_path / "out", trace, *flags, "--max-num-batched-tokens", "8192", "--router-mode", "round-robin", "--loads",
+        "1", "--slo", "ttft.p95 <= 200ms", "--slo", "tpot.p90 <= 9ms",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert answer["verdict"].startswith("5 GPUs (workers 5, ")
+
+
+def test_other_router_modes_are_tried_before_a_plan_gives_up(tmp_path):
+    trace = tmp_path / "even.csv"
+    trace.write_text("\n".join(["arrival,input,output", *(f"{n / 30},2000,100" for n in range(200))]) + "\n")
+    flags = (trace, "--columns", COLUMNS, "--model", "meta-llama/Llama-3.1-8B", "--gpu", "h100", "--max-gpus", "4")
+    rest = ("--tensor-parallel-size", "1", "--max-num-batched-tokens", "2048", "--loads", "1,2", "--slo")
+    modes = ("--router-mode", "random", "--router-mode", "round-robin")
+    done, answer = planned(tmp_path / "met", *flags, *modes, *rest, "tpot.p90 <= 10.5ms")
+    assert done.returncode == 0, done.stderr
+    assert answer["verdict"].startswith("4 GPUs (workers 4, ")
+    assert "with router mode random; this plan is for round-robin." in answer["notes"][0]
+    assert yaml.safe_load((tmp_path / "met" / "deployment.yaml").read_text())["router_mode"] == "round-robin"
+    done, answer = planned(tmp_path / "none", *flags, *modes, *rest, "tpot.p90 <= 9ms")
+    assert done.returncode == 1
+    assert "(--max-gpus) meets the limits with router mode random. " in answer["verdict"]
+    assert "nearest with round-robin." in answer["verdict"]
+
+
+def test_limits_that_no_answer_has_a_value_for_are_refused_at_once(tmp_path):
+    trace = tmp_path / "one.csv"
+    trace.write_text("\n".join(["arrival,input,output", *(f"{n / 20},500,1" for n in range(100))]) + "\n")
+    for command in (("plan", "--loads", "1"), ("sweep", "--find", "workers", "--router-mode", "kv")):
+        done = dynabench(
+            *command, trace, "--columns", COLUMNS, *MODEL[:4], "--slo", "tpot.p90 <= 14ms", "--out", tmp_path / "x"
+        )
+        assert done.returncode == 2
+        assert "slo 'tpot.p90 <= 14 ms' has no values: every answer of one.csv has one token" in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+
+
 def test_what_cannot_be_is_listed_and_what_cannot_be_met_is_said(tmp_path):
     done, answer = planned(
         tmp_path / "out", "--model", "meta-llama/Llama-3.1-70B", "--gpu", "h100", "--max-requests", "50",
@@ -230,7 +313,7 @@ def test_what_cannot_be_is_listed_and_what_cannot_be_met_is_said(tmp_path):
     )  # fmt: skip
     assert few.returncode == 1
     assert answer["verdict"].startswith(
-        "No layout of up to 2 GPUs (--max-gpus) meets the limits. The nearest is 2 GPUs (workers 2"
+        "No layout of up to 2 GPUs (--max-gpus) meets the limits with router mode kv. The nearest is 2 GPUs (workers 2"
     )
     assert "tpot.p90 <= 7 ms missed by " in answer["verdict"]
 

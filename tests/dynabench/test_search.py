@@ -132,6 +132,25 @@ def test_values_that_there_cannot_be_are_the_end(most, edge):
     assert len(tried) == len(set(tried)) <= 2 * math.ceil(math.log2(most + 1)) + 1
 
 
+def missing(value, least, most):
+    """Return what is missed where small values miss one limit and large ones another."""
+    return frozenset(["itl"] * (value < least) + ["ttft"] * (value > most))
+
+
+@given(st.integers(1, 64), st.integers(1, 64), st.sampled_from(["lowest", None]))
+def test_values_between_two_that_miss_different_limits_are_tried(least, most, sense):
+    bracket, tried = whole(sense), []
+    while (value := bracket.next()) is not None:
+        missed = missing(value, least, most)
+        bracket.learn(value, is_met=not missed, missed=missed)
+        tried.append(value)
+    assert len(set(tried)) == len(tried) <= 15
+    if least > most:
+        assert bracket.met is None
+    elif least > 1 and most < 64:
+        assert (bracket.met, bracket.missed, bracket.sense) == (least, least - 1, "lowest")
+
+
 def test_points_of_another_trace_under_the_same_name_are_not_taken_up(tmp_path):
     trace, out = tmp_path / "t.jsonl", tmp_path / "out"
     row = {"timestamp": 0, "input_length": 600, "output_length": 4, "hash_ids": [1, 2]}

@@ -83,6 +83,17 @@ def test_a_file_of_step_times_that_was_edited_is_read_again(tmp_path):
     assert refused(swept(tmp_path, *flags), difference="times.csv has changed")
 
 
+def test_points_during_whose_simulation_a_file_changed_are_of_no_use(tmp_path):
+    edit = "open(__file__, 'a').write('# other')"
+    (tmp_path / "mine.py").write_text(MODE.format(f"def edited(n):\n    {edit}\n    return n\n", "edited(n)"))
+    flags = ("--router-mode", "mine.py")
+    done = swept(tmp_path, *flags)
+    assert done.returncode == 2, done.stderr
+    assert "mine.py has changed while the sweep ran" in done.stderr
+    (tmp_path / "mine.py").write_text(MODE.format("", "float(n)"))
+    assert "out exists and is not a sweep" in swept(tmp_path, *flags).stderr
+
+
 @pytest.mark.parametrize(
     ("flags", "difference"),
     [

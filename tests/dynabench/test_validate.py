@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dynabench.deployment.overhead import Overhead, OverheadConfig, overhead_of
-from dynabench.fidelity.calibrate import Probe, Sent, noise, overheads, probes, spacing
+from dynabench.fidelity.calibrate import Probe, Sent, noise, overheads, probes, router_flags, spacing
 from dynabench.fidelity.fitting import fit_steps, predicted
 from dynabench.fidelity.past_runs import read_requests
 from dynabench.fidelity.step_log import FIRST_COLUMNS, STEP_COLUMNS, StepLog, read_step_log
@@ -212,6 +212,16 @@ def test_a_simulated_engine_takes_the_calibrated_ones_settings(tmp_path):
     found = calibrated(EngineConfig())
     assert (found.block_size, found.num_gpu_blocks, found.max_num_seqs) == (16, 500, 8)
     assert calibrated(EngineConfig(num_gpu_blocks=99)).num_gpu_blocks == 99
+
+
+def test_a_calibration_is_printed_as_flags_of_a_router(tmp_path):
+    path = Path(write_calibration(tmp_path))
+    found = json.loads(path.read_text())
+    base = (COSTS.mixed + COSTS.fixed + COSTS.prompt + 2 * COSTS.sequence) * 1e3
+    flags = router_flags(found, path).split()
+    assert flags[0] == "--step-base-ms"
+    assert float(flags[1]) == pytest.approx(base, rel=0.05)
+    assert flags[-2] == "--step-budget-tokens"
 
 
 def test_overheads_come_from_the_flags_then_from_the_measurements(tmp_path):

@@ -5,11 +5,14 @@ from collections.abc import Hashable, Sequence
 from hashlib import blake2b
 from typing import ClassVar
 
+from mypy_extensions import mypyc_attr
+
 from serving.router.candidates import Candidates
 from serving.router.policies.load import power_of_two
-from serving.router.policies.policy import Policy
+from serving.router.policies.policy import Policy, within_bound
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Session(Policy):
     """Session affinity by rendezvous hashing."""
 
@@ -27,6 +30,7 @@ class Session(Policy):
         return rendezvous(session, candidates.slots)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Chwbl(Policy):
     """Consistent hashing with bounded loads, after KubeAI and SGLang's prefix_hash."""
 
@@ -38,9 +42,8 @@ class Chwbl(Policy):
     def costs(self, candidates: Candidates) -> Sequence[float]:
         """Cost is the score of each rank for the prefix, infinity where it is full."""
         scores = rendezvous(candidates.key(self._config.prefix_key_tokens), candidates.slots)
-        requests = candidates.num_requests
-        limit = math.ceil(1.25 * (sum(requests) + 1) / len(requests))
-        return [score if n < limit else math.inf for score, n in zip(scores, requests, strict=True)]
+        is_within = within_bound(candidates.num_requests, 1.25)
+        return [score if fits else math.inf for score, fits in zip(scores, is_within, strict=True)]
 
 
 def rendezvous(key: Hashable, slots: list[int]) -> list[float]:

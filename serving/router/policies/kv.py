@@ -4,14 +4,19 @@ import random
 from collections.abc import Sequence
 from typing import ClassVar
 
+from mypy_extensions import mypyc_attr
+
 from serving.router.candidates import Candidates
 from serving.router.config import RouterConfig
 from serving.router.policies.policy import Policy
 from serving.router.tiers import PerTier
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Kv(Policy):
     """NVIDIA Dynamo's KV router of August 2025."""
+
+    herds: ClassVar[bool] = True
 
     description: ClassVar[str] = (
         "Prefill work still to do there plus decode blocks active there: weight (Q + miss) / B + A + R - a."
@@ -32,6 +37,7 @@ class Kv(Policy):
         ]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class KvTiered(Kv):
     """The same, with weights derived from times."""
 
@@ -47,8 +53,11 @@ class KvTiered(Kv):
         )
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class DynamoKv(Policy):
     """NVIDIA Dynamo's KV router of 2026 (lib/kv-router selector/default.rs)."""
+
+    herds: ClassVar[bool] = True
 
     description: ClassVar[str] = (
         "NVIDIA Dynamo 2026: P max(0, Q / B + R - c k m) + A + R - a, k = 1 / (1 + decay (Q - min Q) / B / R); "
@@ -77,6 +86,7 @@ class DynamoKv(Policy):
         return costs
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class DynamoKvP8(DynamoKv):
     """The same with P = 8."""
 
@@ -87,8 +97,11 @@ class DynamoKvP8(DynamoKv):
         self._scale = 8.0
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class DynamoLmetric(Policy):
     """NVIDIA Dynamo's `router_selection_policy=lmetric`."""
+
+    herds: ClassVar[bool] = True
 
     description: ClassVar[str] = "NVIDIA Dynamo's lmetric: (Q / B + R - m) (A + R - a + 1)."
 

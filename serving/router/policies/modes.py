@@ -49,7 +49,7 @@ SYMBOLS = {
     "Q": "prefill tokens sent there and not computed yet",
     "A, a": "blocks of the requests in flight there; the blocks among them that this prompt shares",
     "n, d": "requests in flight there; the requests among them that decode",
-    "C": "context tokens of the decoding requests",
+    "C, K": "context tokens of the decoding requests; prompt tokens of all requests in flight",
     "q, u": "requests waiting; KV usage (both as the worker reports them)",
     "F": "time to load what is beyond the GPU",
     "W": "workers",
@@ -65,8 +65,9 @@ SYMBOLS = {
 ADDITIONS = {
     "temp": "temp(T): draw from a softmax of the costs at temperature T",
     "eps": "eps(X): any worker within X % of the range of costs counts as best",
+    "bound": "bound(X): leave out workers with X (at least 1) or more times the mean of requests in flight, rounded up",
     "predict": "predict(S): in addition to KV events, assume for S seconds that a routed prompt is cached",
-    "stale": "stale(MS): see the workers' load as it was when last polled, every MS milliseconds",
+    "stale": "stale(MS): see the workers' load and reports as they were when last polled, every MS milliseconds",
     "late": "late(H): hold a request at the router while H or more prefill tokens wait at its worker (virtual time)",
     "wspt": "wspt(A): with late, the held request with the smallest uncached tokens - A x waited ms goes first",
 }
@@ -83,6 +84,7 @@ class Mode:
     base: str
     temp: float | None = None
     eps: float = 0.0
+    bound: float = 0.0
     predict: float = 0.0
     stale: float = 0.0
     late: float = 0.0
@@ -107,6 +109,10 @@ class Mode:
             values[match[1]] = float(match[2])
         if "wspt" in values and "late" not in values:
             raise ValueError(f"router_mode {name!r}: wspt orders requests that late(H) holds; add late")
+        if values.get("bound", 1) < 1:
+            raise ValueError(
+                f"router_mode {name!r}: bound({values['bound']:g}) leaves out every worker; expected 1 or more"
+            )
         return cls(name, base, **values)
 
     def policy(self, config: RouterConfig, rng: random.Random) -> Policy:

@@ -29,6 +29,11 @@ class Policy:
     """The weight in m of a block beyond the GPU; one on it counts as 1."""
     needs_state: ClassVar[bool] = False
     """Whether it reads the ranks' load reports."""
+    shares_in_flight: ClassVar[bool] = False
+    """Whether m counts what engines share: also the blocks of requests in flight, computed or not, but never a prompt's
+    last token."""
+    herds: ClassVar[bool] = False
+    """Whether most of a burst behind one cached prefix goes to the few ranks that have it (`+bound(1.25)` spreads it)."""
     needs_truth: ClassVar[bool] = False
     """Whether the driver calls `on_truth` before each decision: only a simulation can."""
     needs_rollout: ClassVar[bool] = False
@@ -47,6 +52,12 @@ class Policy:
 
     def on_truth(self, work: list[list[TrueWork]], output_length: int) -> None:
         """Record what each rank's requests really need, and how long the answer to this request will be."""
+
+
+def within_bound(requests: Sequence[int], bound: float) -> list[bool]:
+    """Return which ranks have fewer requests than `bound` (at least 1) times the mean, this one included."""
+    limit = math.ceil(bound * (sum(requests) + 1) / len(requests))
+    return [n < limit for n in requests]
 
 
 def choose(costs: Sequence[float], temperature: float, rng: random.Random, tolerance: float = 0.0) -> int:

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import ClassVar
 
+from mypy_extensions import mypyc_attr
+
 from serving.router.candidates import Candidates
 from serving.router.config import RouterConfig
 from serving.router.policies.affinity import rendezvous
@@ -15,6 +17,7 @@ WINDOW_S = 180.0
 """preble-e2 prices the load of the last three minutes."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Predicting(Policy):
     """A mode that knows the cost of steps, and of fetching KV from beyond the GPU.
 
@@ -45,8 +48,11 @@ class Predicting(Policy):
         return result
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Jspt(Predicting):
     """Join the shortest predicted TTFT."""
+
+    herds: ClassVar[bool] = True
 
     description: ClassVar[str] = "Shortest predicted TTFT: F + Tp (Q + miss) + s (T0 + Td d + Tk C)."
 
@@ -55,11 +61,15 @@ class Jspt(Predicting):
         return self.ttfts(candidates)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Marginal(Predicting):
     """The least increase of everyone's latency: our own rule (docs/routing-study.md)."""
 
+    shares_in_flight: ClassVar[bool] = True
+
     description: ClassVar[str] = (
-        "Least added latency for all: predicted TTFT + alpha Tp miss d + E[out] (Tk (C + Q) + Td n); our own rule."
+        "Least added latency for all: predicted TTFT + alpha Tp miss d + E[out] (Tk K + Td n); our own rule. m counts "
+        "blocks of requests in flight, never the last token."
     )
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
@@ -69,11 +79,12 @@ class Marginal(Predicting):
         return [
             ttft
             + delay * miss * book.num_decoding
-            + out * (self._context * (book.context_tokens + book.prefill_tokens) + self._sequence * book.num_requests)
+            + out * (self._context * book.prompt_tokens + self._sequence * book.num_requests)
             for ttft, miss, book in zip(ttfts, missing, candidates.books, strict=True)
         ]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class MarginalAll(Marginal):
     """Marginal, plus the cost of the answer's tokens to the requests there (docs/routing-study.md)."""
 
@@ -94,8 +105,11 @@ class MarginalAll(Marginal):
         ]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class DualMap(Predicting):
     """DualMap (arXiv 2602.06502)."""
+
+    herds: ClassVar[bool] = True
 
     description: ClassVar[str] = (
         "Two workers by hashes of the first blocks; the one with more cached, unless its predicted TTFT > SLO: then the sooner."
@@ -116,10 +130,13 @@ class DualMap(Predicting):
         return costs
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PrebleE2(Predicting):
     """Preble's exploitation and exploration (ICLR '25), its load kept per request instead of per tree node."""
 
     needs_state: ClassVar[bool] = True
+
+    herds: ClassVar[bool] = True
 
     description: ClassVar[str] = (
         "Preble: if more is cached than not, least loaded of those that have it (not if > 1.5 x the idlest); "

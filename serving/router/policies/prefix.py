@@ -4,13 +4,18 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
+from mypy_extensions import mypyc_attr
+
 from serving.router.candidates import Candidates
 from serving.router.policies.policy import Policy
 from serving.router.tiers import PerTier
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Lmetric(Policy):
     """LMetric (arXiv 2603.15202)."""
+
+    herds: ClassVar[bool] = True
 
     description: ClassVar[str] = "LMetric: prefill tokens to compute there times requests there: (Q + miss) (n + 1)."
 
@@ -22,8 +27,11 @@ class Lmetric(Policy):
         ]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LmetricNew(Policy):
     """SGLang's port of LMetric, without the queue."""
+
+    herds: ClassVar[bool] = True
 
     description: ClassVar[str] = "SGLang's lmetric: this request's uncached tokens times requests there: miss (n + 1)."
 
@@ -35,8 +43,11 @@ class LmetricNew(Policy):
         ]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Llumnix(Policy):
     """Llumnix, cache-aware metric (2026)."""
+
+    herds: ClassVar[bool] = True
 
     description: ClassVar[str] = "Llumnix: fewest prefill tokens to compute there, then fewest requests: (Q + miss, n)."
 
@@ -48,8 +59,11 @@ class Llumnix(Policy):
         ]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PrefixLongest(Policy):
     """Overlap alone."""
+
+    herds: ClassVar[bool] = True
 
     description: ClassVar[str] = "Longest cached prefix, then fewest requests: the known-bad baseline, (-m, n)."
 
@@ -61,8 +75,11 @@ class PrefixLongest(Policy):
         ]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SglCacheAware(Policy):
     """SGLang's model gateway, cache_aware.rs."""
+
+    herds: ClassVar[bool] = True
 
     description: ClassVar[str] = (
         "SGLang: n if max n - min n > 64 and max n > 1.5 min n; else longest prefix if it covers > 30%; else n."
@@ -78,6 +95,7 @@ class SglCacheAware(Policy):
         return [-overlap for overlap in candidates.overlap_blocks]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class AibrixPrefix(Policy):
     """AIBrix, prefix_cache.go: X = 8, f = 1 (the code's values, not the README's)."""
 
@@ -99,8 +117,11 @@ class AibrixPrefix(Policy):
         return matches if min(matches) < math.inf else requests
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ProdstackLoadaware(Policy):
     """vLLM production-stack's loadaware (PR 1035), beta = 1."""
+
+    herds: ClassVar[bool] = True
 
     description: ClassVar[str] = (
         "vLLM production-stack: highest m B / L - (n - mean n) / max(1, mean n); costs are its negation."
@@ -117,12 +138,15 @@ class ProdstackLoadaware(Policy):
         ]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LlmdWeighted(Policy):
     """llm-d's scorers with its sample weights: prefix 2, KV usage 1, queue 1."""
 
     # It knows the GPU and host memory (`cpu`); blocks of other tiers count in full.
     tier_weights = PerTier(0.8, 1.0, 1.0)
     needs_state: ClassVar[bool] = True
+
+    herds: ClassVar[bool] = True
 
     description: ClassVar[str] = "llm-d: highest 2 m / R + (1 - u) + (max q - q) / (max q - min q); costs its negation."
 
@@ -136,8 +160,11 @@ class LlmdWeighted(Policy):
         ]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Eldr(Policy):
     """ELDR (arXiv 2607.00466), tau = 0.1."""
+
+    herds: ClassVar[bool] = True
 
     description: ClassVar[str] = "ELDR: fewest requests among workers with m / R >= max m / R - 0.1."
 

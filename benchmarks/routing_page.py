@@ -1,0 +1,202 @@
+"""Write the tables of docs/routing-study.md, and its picks, from what routing_study.py measured.
+
+    python benchmarks/routing_page.py routing-study/study.json docs/routing-study.md
+
+Each table replaces what is between its markers, `<!-- table: NAME -->` and `<!-- end -->`. The prose stays.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serving.router import ROUTER_MODES
+from serving.router.policies.predicting import Predicting
+
+Row = dict[str, Any]
+LATENCIES = ("e2e_ms", "ttft_ms", "ttft_p99_ms")
+MARGIN = 0.03
+"""A pick holds where no other mode of its kind is further ahead than this."""
+
+
+def distances(rows: list[Row], of: Callable[[Row], Row | None] = lambda row: row) -> dict[str, dict[str, list[float]]]:
+    """Return for each mode how far it is from the best of each cell: ratios of latencies, and the good share lost."""
+    cells: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        if (figures := of(row)) is not None:
+            cells.setdefault(f"{row['case']} {row['load']}", {})[row["mode"]] = figures
+    found: dict[str, dict[str, list[float]]] = {}
+    for by_mode in cells.values():
+        best = {name: min(figures[name] for figures in by_mode.values()) for name in LATENCIES}
+        most = max(figures["good"] for figures in by_mode.values())
+        for mode, figures in by_mode.items():
+            mine = found.setdefault(mode, {name: [] for name in (*LATENCIES, "good")})
+            for name in LATENCIES:
+                mine[name].append(figures[name] / best[name])
+            mine["good"].append(most - figures["good"])
+    return found
+
+
+def mean(ratios: Iterable[float]) -> float:
+    """Return the geometric mean of ratios."""
+    return float(np.exp(np.log(list(ratios)).mean()))
+
+
+def behind(ratio: float) -> str:
+    """Print a ratio as the share by which it is behind."""
+    return f"{ratio - 1:.1%}" if ratio < 2 else f"{ratio:,.1f} x"
+
+
+def needs_costs(mode: str) -> bool:
+    """Return whether a mode needs the times of the engines' steps."""
+    return issubclass(ROUTER_MODES[mode], Predicting)
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table in Markdown."""
+    head = list(head)
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def picks(study: Row) -> str:
+    """Pick on part 0, and try on part 1."""
+    parts = [[row for row in study["cells"] if row["part"] == part] for part in (0, 1)]
+    wants: list[tuple[str, str, Callable[[str], bool]]] = [
+        ("the times of steps", "e2e_ms", lambda _: True),
+        ("nothing, and all of E2E matters", "e2e_ms", lambda mode: not needs_costs(mode)),
+        ("nothing, and only TTFT matters", "ttft_ms", lambda mode: not needs_costs(mode)),
+    ]
+    lines = []
+    for known, metric, is_eligible in wants:
+        seen, unseen = (
+            {mode: mean(each[metric]) for mode, each in distances(part).items() if is_eligible(mode)} for part in parts
+        )
+        pick = min(seen, key=seen.__getitem__)
+        ahead = min(unseen, key=unseen.__getitem__)
+        holds = unseen[pick] / unseen[ahead] - 1 <= MARGIN
+        verdict = "holds" if holds else f"does not hold: `{ahead}` is {unseen[pick] / unseen[ahead] - 1:.1%} ahead"
+        name = metric.removesuffix("_ms").upper()
+        lines.append([known, f"`{pick}`", f"{name} {behind(seen[pick])}", f"{name} {behind(unseen[pick])}", verdict])
+    head = (
+        "what you know of the engines",
+        "mode",
+        "behind the best where it was picked",
+        "on unseen cells",
+        "the pick",
+    )
+    return table(head, lines)
+
+
+def ranks(study: Row, part: int) -> str:
+    """Show how far each mode is from the best of each cell."""
+    found = distances([row for row in study["cells"] if row["part"] == part])
+    lines = []
+    for mode in sorted(found, key=lambda mode: mean(found[mode]["e2e_ms"])):
+        each = found[mode]
+        cells = [text for name in LATENCIES for text in (behind(mean(each[name])), behind(max(each[name])))]
+        lines.append([f"`{mode}`", *cells, f"{np.mean(each['good']):.1%}", f"{max(each['good']):.0%}"])
+    head = ["mode", "E2E", "worst", "TTFT", "worst", "TTFT p99", "worst", "good lost", "worst"]
+    return table(head, lines)
+
+
+def losers(study: Row) -> str:
+    """Show who pays: how far each class of requests is from what the best mode for it gives it, in mean TTFT."""
+    names = list(dict.fromkeys(name for row in study["cells"] for name in row["classes"]))
+    by_class = {name: distances(study["cells"], lambda row, name=name: row["classes"].get(name)) for name in names}
+    lines = []
+    for mode in distances(study["cells"]):
+        means = {name: mean(found[mode]["ttft_ms"]) for name, found in by_class.items() if mode in found}
+        most = max(means, key=means.__getitem__)
+        worst = max(by_class[most][mode]["ttft_ms"])
+        lines.append([f"`{mode}`", *(behind(means[name]) for name in names), f"{most}: {behind(worst)}"])
+    return table(["mode", *names, "who pays most, in the worst cell"], lines)
+
+
+def bursts(study: Row) -> str:
+    """Show where a burst goes."""
+    lines = []
+    for mode in dict.fromkeys(row["mode"] for row in study["bursts"]):
+        cells = []
+        for name in ("burst", "equal prompts"):
+            row = next(row for row in study["bursts"] if (row["workload"], row["mode"]) == (name, mode))
+            cells += [
+                f"{row['most_requests']:.2f}",
+                f"{row['ttft_ms']:,.0f} / {row['ttft_p99_ms']:,.0f}",
+                f"{row['e2e_ms']:,.0f}",
+            ]
+        lines.append([f"`{mode}`", *cells])
+    each = ("most / mean", "TTFT mean / p99 (ms)", "E2E (ms)")
+    return table(["mode", *(f"burst: {each[0]}", *each[1:]), *(f"equal prompts: {each[0]}", *each[1:])], lines)
+
+
+def wrong_costs(study: Row) -> str:
+    """Show what wrong costs of steps cost, against right ones."""
+    lines = []
+    rows = study["costs"]
+    for costs in dict.fromkeys(row["costs"] for row in rows if row["costs"]):
+        cells = []
+        for case in dict.fromkeys(row["case"] for row in rows):
+            for mode in ("marginal-all", "marginal"):
+                mine = {row["costs"]: row for row in rows if (row["case"], row["mode"]) == (case, mode)}
+                changes = [mine[costs][name] / mine[""][name] - 1 for name in ("ttft_ms", "e2e_ms")]
+                cells.append(" / ".join(f"{change:+.1%}" for change in changes))
+        lines.append([costs, *cells])
+    head = [
+        f"`{mode}`, {case}"
+        for case in dict.fromkeys(row["case"] for row in rows)
+        for mode in ("marginal-all", "marginal")
+    ]
+    return table(["costs", *head], lines)
+
+
+def cells(study: Row) -> str:
+    """Show every figure."""
+    parts = []
+    for case in dict.fromkeys(row["case"] for row in study["cells"]):
+        rows = [row for row in study["cells"] if row["case"] == case]
+        loads = sorted({row["load"] for row in rows})
+        lines = []
+        for mode in dict.fromkeys(row["mode"] for row in rows):
+            mine = sorted((row for row in rows if row["mode"] == mode), key=lambda row: row["load"])
+            figures = [
+                f"{row['ttft_ms']:,.0f} / {row['ttft_p99_ms']:,.0f} / {row['e2e_ms']:,.0f}, {row['good']:.0%}"
+                f"{'' if row['is_stable'] else ' (grew)'}"
+                for row in mine
+            ]
+            lines.append([f"`{mode}`", *figures, f"{mine[-1]['hit_share']:.1%}", f"{mine[-1]['imbalance']:.2f}"])
+        head = [f"{load:.0%}: TTFT mean / p99 / E2E ms, good" for load in loads]
+        parts.append(f"### {case[0].upper()}{case[1:]}\n\n" + table(["mode", *head, "hits", "max/mean"], lines))
+    return "\n\n".join(parts)
+
+
+TABLES: dict[str, Callable[[Row], str]] = {
+    "picks": picks,
+    "picked on": lambda study: ranks(study, 0),
+    "unseen": lambda study: ranks(study, 1),
+    "who pays": losers,
+    "bursts": bursts,
+    "wrong costs": wrong_costs,
+    "cells": cells,
+}
+
+
+def fill(page: str, study: Row) -> str:
+    """Return the page with the tables of this study."""
+    for name, write in TABLES.items():
+        pattern = rf"(<!-- table: {name} -->\n).*?(<!-- end -->)"
+        page, count = re.subn(
+            pattern, lambda match, write=write: f"{match[1]}\n{write(study)}\n\n{match[2]}", page, flags=re.DOTALL
+        )
+        if count != 1:
+            sys.exit(f"the page has {count} places for the table {name!r}; expected one")
+    return page
+
+
+if __name__ == "__main__":
+    measured, target = Path(sys.argv[1]), Path(sys.argv[2])
+    target.write_text(fill(target.read_text(), json.loads(measured.read_text())))
