@@ -33,7 +33,7 @@ from foundation.errors import UserError
 from foundation.settings import short
 from reports import fleet_figures, gate, sufficiency, tiers
 from reports.best_point import series
-from reports.conditions import Condition
+from reports.conditions import METRICS, Condition
 from reports.outcomes import Outcome, of_requests, state_of
 from reports.points import AnyPoint, Found, Impossible, Point, Quantiles, Series, Sweep
 from reports.records import Record
@@ -230,6 +230,9 @@ def point_of(arm: Arm, source: Source, runs: list[Record], limits: list[Conditio
         too_little=sufficiency.remarks([run.measured for run in runs]),
         requests=figures.requests,
         failed=figures.failed,
+        with_failures={
+            name: Quantiles.with_failures(figures.metric(name)) for name in METRICS.values() if figures.failed
+        },
     )
 
 
