@@ -1,9 +1,10 @@
-"""Check the intervals: A/A pairs without a difference, and a planted difference that must be found.
+"""Check the intervals: A/A pairs without a difference, many equal arms, and a planted difference that must be found.
 
-    python benchmarks/noise.py [--pairs 100] [--difference 0.03]
+    python benchmarks/noise.py [--pairs 100] [--sets 100] [--difference 0.03]
 
 A/A: each seed's workload is simulated twice with different seeds of the router. The 95% intervals of the paired
-difference should exclude zero in about 5 of 100. Planted: the engines are 3% faster. A pilot A/A pair determines how
+difference should exclude zero in about 5 of 100. Many: eight such runs are ranked; all should tie in about 95 of 100,
+where comparing each with the best, one by one, would leave some out in about half. Planted: the engines are 3% faster. A pilot A/A pair determines how
 many requests find 3% with a probability of 80%; experiments of that size follow.
 """
 
@@ -19,12 +20,15 @@ from dynabench.plan import Plan, Settings
 from dynabench.virtual.run import run as simulate
 from mocker import EngineConfig
 from reports import metrics
+from reports.differences import judged
+from reports.simultaneous import lowest, parts_of
 from reports.statistics import PairedDifference, blocks_of, paired_difference
 from workloads import Workload
 from workloads.synthesize import SynthConfig, synthesize
 
 NAMES = ("ttft_sched", "tpot", "e2e_sched")
 WORKERS = 4
+ARMS = 8
 
 
 class Case(NamedTuple):
@@ -82,6 +86,26 @@ def false_alarms(pool: ProcessPoolExecutor, case: Case, pairs: int) -> None:
     print(f"  {case.mode:14} {case.rate:4g}/s {case.requests:5} requests: " + "   ".join(cells), flush=True)
 
 
+def many(pool: ProcessPoolExecutor, case: Case, sets: int) -> None:
+    """Count sets of equal arms in which some do not tie with the lowest, together and one by one."""
+    sides = [Side(case, number, 1000 * number + arm) for number in range(sets) for arm in range(ARMS)]
+    runs = list(pool.map(run, sides, chunksize=ARMS))
+    cells = []
+    for name in NAMES:
+        together = alone = 0
+        for first in range(0, len(runs), ARMS):
+            arms = {str(place): one for place, one in enumerate(runs[first : first + ARMS])}
+            blocks = blocks_of(arms["0"]["intended_s"], arms["0"]["e2e_sched"])
+            parts = parts_of({arm: one[name] for arm, one in arms.items()}, blocks)
+            ties, _ = lowest(parts, lambda pair: judged(pair, None, smallest=0.0))
+            best = arms[ties[0]][name]
+            pairs = [paired_difference(best, one[name], blocks) for one in arms.values()]
+            together += len(ties) < ARMS
+            alone += any(pair is not None and pair.low > 0 for pair in pairs)
+        cells.append(f"{name} {together:3} (one by one {alone:3})")
+    print(f"  {case.mode:14} {case.rate:4g}/s {case.requests:5} requests: " + "   ".join(cells), flush=True)
+
+
 def planted(pool: ProcessPoolExecutor, case: Case, difference: float, tries: int) -> None:
     """Determine a sample size with a pilot, then count how often a planted difference is found with it."""
     pilot = list(pool.map(run, [Side(case, 10_000, 1), Side(case, 10_000, 2)]))
@@ -107,6 +131,7 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=100)
+    parser.add_argument("--sets", type=int, default=100)
     parser.add_argument("--difference", type=float, default=0.03)
     parser.add_argument("--tries", type=int, default=40)
     options = parser.parse_args()
@@ -120,6 +145,9 @@ def main() -> None:
         print(f"A/A: 95% intervals that exclude zero, of {options.pairs} (2 to 8 of 100 are as they should be)")
         for case in cases if options.pairs else []:
             false_alarms(pool, case, options.pairs)
+        print(f"Equal arms: sets of {ARMS} in which some do not tie, of {options.sets} (about 5 of 100 should be)")
+        for case in cases if options.sets else []:
+            many(pool, case, options.sets)
         print(f"Planted: {options.difference:.0%} shorter (about 90% of the tries should find it)")
         for case in cases[1:3]:
             planted(pool, case, options.difference, options.tries)

@@ -48,6 +48,11 @@ def own_class(name: str, kind: type[T]) -> type[T]:
     return next(iter(leaves.values()))
 
 
+def file_of(name: str) -> str:
+    """Return the file that a name refers to."""
+    return _parts(name)[0]
+
+
 def _parts(name: str) -> tuple[str, str]:
     path, colon, wanted = name.rpartition(":")
     return (path, wanted) if colon and path.endswith(".py") else (name, "")

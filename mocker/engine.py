@@ -399,7 +399,7 @@ class Engine:
             if sequence.first_token_s < 0:
                 sequence.first_token_s = step.end
             elif sequence.waited_since_s >= 0:
-                self.log.add_gap(step.end - sequence.waited_since_s)
+                self.log.add_gap(sequence.waited_since_s, step.end)
                 sequence.waited_since_s = -1.0
         if scheduler.pool.events or self._has_host_events:
             self._publish()
@@ -452,7 +452,7 @@ class Engine:
         """Account for the iterations that have ended, and return the number of rows in the step log."""
         self.advance(now)
         self._logged = None
-        return len(self.log.rows) // 5
+        return len(self.log.starts_s)
 
     @property
     def has_events(self) -> bool:
@@ -485,7 +485,7 @@ class Engine:
                 if sequence.first_token_s < 0:
                     sequence.first_token_s = closed_s
                 else:  # it continues an answer that another engine started
-                    self.log.add_gap(closed_s - sequence.waited_since_s)
+                    self.log.add_gap(sequence.waited_since_s, closed_s)
                 sequence.waited_since_s = closed_s
         if batch.preempted or batch.starved:
             self._mark_waiting((*batch.preempted, *batch.starved))
@@ -545,14 +545,14 @@ class Engine:
         for sequence in batch.delayed:
             if sequence.state != OVER:
                 num_tokens -= 1
-                self.log.add_gap(step.end - sequence.waited_since_s)
+                self.log.add_gap(sequence.waited_since_s, step.end)
                 sequence.waited_since_s = -1.0
         if not num_tokens:
             return
         if step.ramp is self._logged and self.log.rows[-1] == num_tokens:
             self.log.rows[-2] += num_iterations  # the same batch continues
         else:
-            self.log.rows.extend(step.row(num_iterations, num_tokens))
+            self.log.add(step, num_iterations, num_tokens)
             self._logged = step.ramp
 
     def _explain_stall(self) -> None:

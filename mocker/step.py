@@ -96,7 +96,15 @@ class StepLog:
 
     def __init__(self) -> None:
         self.rows = array("d")
+        self.starts_s = array("d")
+        """When the first gap of each row began."""
 
-    def add_gap(self, gap_s: float) -> None:
+    def add(self, step: Step, num_iterations: int, num_tokens: int) -> None:
+        """Log the first iterations of a step, each with a token for `num_tokens` sequences."""
+        self.rows.extend(step.row(num_iterations, num_tokens))
+        self.starts_s.append(step.start)
+
+    def add_gap(self, since_s: float, until_s: float) -> None:
         """Log one gap that spans preemption or starvation."""
-        self.rows.extend((gap_s, 0.0, 0.0, 1, 1))
+        self.rows.extend((until_s - since_s, 0.0, 0.0, 1, 1))
+        self.starts_s.append(since_s)

@@ -9,10 +9,12 @@ import msgspec
 from reports.cells import milliseconds
 from reports.grid import Grid
 from reports.key import Key, key_of
-from reports.outcomes import Outcome, State, binding, percent
+from reports.outcomes import Outcome, State, binding, percent, subject
 from reports.tier_sizes import NEAR, Sized, enough, is_size
 
 SCHEMA = "dynabench.plan/1"
+NEAR_CLIFF = 0.1
+"""A layout that holds to less than this much more load is close to a cliff."""
 
 
 class Ranked(msgspec.Struct, frozen=True):
@@ -37,6 +39,8 @@ class Ranked(msgspec.Struct, frozen=True):
     """Prefill workers, in addition to `workers`; None if every worker handles whole requests."""
     fewer: list[Outcome] = []
     """The result with one worker fewer; empty if that was not tried."""
+    is_upper_bound: bool = False
+    """Whether fewer workers may meet the limits, too, because others are cheaper and the search ended."""
 
     @property
     def state(self) -> State:
@@ -45,7 +49,7 @@ class Ranked(msgspec.Struct, frozen=True):
 
 
 class AtLoad(msgspec.Struct, frozen=True):
-    """What a multiple of the workload's rate needs."""
+    """What a multiple of the load needs."""
 
     load: float
     layout: str
@@ -54,6 +58,8 @@ class AtLoad(msgspec.Struct, frozen=True):
     outcomes: list[Outcome]
     prefill_workers: int | None = None
     cost: float | None = None
+    label: str = ""
+    """The load in words, in a closed loop with what is kept in flight; empty in older folders."""
 
 
 class Alternative(msgspec.Struct, frozen=True):
@@ -75,6 +81,7 @@ class Sureness(msgspec.Struct, frozen=True):
     low: float | None
     """95% block-bootstrap interval of the limited metric (s, or a share); None if there is none; the text says why."""
     high: float | None
+    """Infinite if failed requests are among the slowest; JSON has null for it, too."""
     model_error: float | None
     """Known mean absolute error of the mean of such times for such a model and GPU, as a share; None if unknown."""
     of: str = ""
@@ -91,7 +98,35 @@ class Sureness(msgspec.Struct, frozen=True):
     @property
     def is_doubtful(self) -> bool:
         """Whether the limit may in fact be missed."""
-        return self.is_open or self.is_within_error
+        return self.is_open or self.is_within_error or not self.has_interval
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether it is known how far other such samples may differ."""
+        return self.low is not None
+
+
+class Held(msgspec.Struct, frozen=True):
+    """How much load the best layout takes, in multiples of the load that was planned for."""
+
+    holds_to: float
+    """The highest load tried that met the limits."""
+    misses_at: float | None = None
+    """The lowest load tried that missed one; None if all met them."""
+    outcomes: list[Outcome] = []
+    """The result at that load."""
+
+    @property
+    def is_near_cliff(self) -> bool:
+        """Whether a little more load misses a limit."""
+        return self.misses_at is not None and self.holds_to < 1 + NEAR_CLIFF
+
+    def __str__(self) -> str:
+        nearest = binding(self.outcomes)
+        if self.misses_at is None or nearest is None:
+            return f"It holds to {self.holds_to:g}x of this traffic or more."
+        near = "It is close to a cliff: it" if self.is_near_cliff else "It"
+        return f"{near} holds to {self.holds_to:.3g}x of this traffic, and misses {subject(nearest.limit)} at {self.misses_at:.3g}x."
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -112,6 +147,8 @@ class Answer(msgspec.Struct, frozen=True):
     commands: list[str]
     simulated: int
     wall_s: float
+    held: Held | None = None
+    """The load that the best layout takes; None if that was not tried."""
     notes: list[str] = []
     """Other things a reader should know."""
     head: dict[str, str] = {}
@@ -138,11 +175,14 @@ def grids(answer: Answer, *, most: int = 8) -> Iterator[Grid]:
         yield _ranking(answer, tried[:most], left=len(tried[most:]), bounded=[x for x in possible if not x.outcomes])
     if len(answer.loads) > 1:
         has_price = any(at.cost is not None and at.cost != at.gpus for at in answer.loads)
-        lines = [(f"{at.load:g}x", _load_cells(at, answer.limits, has_price=has_price)) for at in answer.loads]
+        lines = [
+            (at.label or f"{at.load:g}x", _load_cells(at, answer.limits, has_price=has_price)) for at in answer.loads
+        ]
         columns = ["layout", "GPUs", "workers", *(["cost"] if has_price else []), *answer.limits]
         yield Grid("What more load takes", columns, lines)
     for title, rows in (("Router modes", answer.modes), ("Prefix caching", answer.caching)):
         if rows:
+            title = f"{title}, with {answer.layouts[0].name}"
             lines = [
                 (
                     f"{row.name}, {row.workers} worker{'s' * (row.workers != 1)}",
@@ -177,6 +217,8 @@ def _ranking(answer: Answer, shown: list[Ranked], *, left: int, bounded: list[Ra
     notes = []
     if unmet := [layout.at_least for layout in shown if layout.gpus is None]:
         notes.append(f"{unmet[0]}+: needs at least {unmet[0]} GPUs; its figures are those of the most workers tried.")
+    if bound := next((layout.gpus for layout in shown if layout.is_upper_bound), None):
+        notes.append(f"<= {bound}: fewer than {bound} may be enough; they were not tried, because others are cheaper.")
     if any(layout.prefill_workers is not None for layout in shown):
         notes.append("2+3: 2 workers prefill and 3 decode.")
     if left:
@@ -186,8 +228,9 @@ def _ranking(answer: Answer, shown: list[Ranked], *, left: int, bounded: list[Ra
 
 
 def _cells(layout: Ranked, limits: list[str], *, has_price: bool) -> list[str]:
-    gpus = f"{layout.gpus}" if layout.gpus is not None else f"{layout.at_least}+"
-    workers = _workers(layout.workers, layout.prefill_workers)
+    most = "<= " * layout.is_upper_bound
+    gpus = f"{most}{layout.gpus}" if layout.gpus is not None else f"{layout.at_least}+"
+    workers = most + _workers(layout.workers, layout.prefill_workers)
     if layout.workers is None and layout.tried is not None:
         workers = f"{_workers(layout.tried, layout.prefill_workers)} tried"
     cost = [_cost(layout)] if has_price else []
@@ -211,7 +254,7 @@ def _bounds(layouts: list[Ranked]) -> Iterator[str]:
 
 def _cost(layout: Ranked) -> str:
     if layout.cost is not None:
-        return f"{layout.cost:,.4g}"
+        return f"{'<= ' * layout.is_upper_bound}{layout.cost:,.4g}"
     return "-" if layout.least_cost is None else f"{layout.least_cost:,.4g}+"
 
 
@@ -233,7 +276,7 @@ def _fewer(layout: Ranked) -> str:
 
 def _metric(limit: str) -> str:
     """Return the metric that a limit is on, without its value."""
-    return limit.partition(" <=")[0].removeprefix("a ").removesuffix(" that does not grow")
+    return subject(limit).removeprefix("a ").removesuffix(" that does not grow")
 
 
 def _headroom(outcomes: list[Outcome], limit: str) -> str:
@@ -245,6 +288,9 @@ def _signed(margin: float) -> str:
     return f"{'-' * (margin < 0)}{percent(abs(margin))}"
 
 
+COVERED = "The intervals are for this workload, repeated. They say nothing about other traffic, such as tomorrow's."
+
+
 def doubt(sureness: Sequence[Sureness]) -> str:
     """Say which limits may not be met; return nothing if all surely are."""
     reasons = []
@@ -253,6 +299,8 @@ def doubt(sureness: Sequence[Sureness]) -> str:
         reasons.append(f"the 95% interval includes the limit of {limits}; a longer workload would settle it")
     if near := [sure.limit for sure in sureness if sure.is_within_error]:
         reasons.append(f"the margin to {' and to '.join(near)} is smaller than the model's error")
+    if unknown := [sure.limit for sure in sureness if not sure.has_interval]:
+        reasons.append(f"there is no interval for {' and for '.join(unknown)}")
     return f" This is not certain: {'. And '.join(reasons)}." if reasons else ""
 
 

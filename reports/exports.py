@@ -13,9 +13,8 @@ from reports.folder import Manifest, Sent, as_said
 from reports.foreign import csv_cell
 from reports.metrics import Statistics
 from reports.records import Record, to_table
-from reports.slo import parse
-from reports.summarize import summarize
-from reports.summary import SMALLEST, ArmSummary, Summary
+from reports.summarize import summary_of
+from reports.summary import ArmSummary, Summary
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,13 +26,7 @@ def export(manifest: Manifest, runs: list[Record], to: str) -> bytes:
     """Return a results folder's figures in one of the forms of `export`: csv, parquet, json or llm-d."""
     if to in ("csv", "parquet"):
         return as_csv(requests(runs)) if to == "csv" else as_parquet(requests(runs))
-    summary = summarize(
-        runs,
-        [parse(text) for text in manifest["limits"]],
-        manifest.get("bound_s"),
-        manifest.get("best_hit_shares"),
-        smallest=manifest.get("smallest_difference", SMALLEST),
-    )
+    summary = summary_of(manifest, runs)
     whole = {"experiment": manifest, "summary": summary.as_json()}
     return json.dumps(whole if to == "json" else llmd(manifest, runs, summary), indent=2).encode() + b"\n"
 

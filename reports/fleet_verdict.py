@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from reports.fleet_figures import ENOUGH, FleetFigures, hours
-from reports.slo import parse
 from reports.summary import NOISE_FLOOR, Summary
 
 
@@ -19,7 +18,7 @@ class Kept(NamedTuple):
 
 def fleet_verdict(summary: Summary) -> str:
     """Say which arm meets the limits with the fewest GPU-hours, and what the others would cost; nothing without limits."""
-    is_each = any(parse(limit).statistic is None for limit in summary.limits)
+    is_each = any(limit.statistic is None for limit in summary.conditions)
     arms = {}
     for arm, its in summary.arms.items():
         share = its.goodput.attainment if its.goodput else None

@@ -30,7 +30,7 @@ from reports.metrics import LABELS
 from reports.pools import KvOverTime, LinkUse, PoolUse, TierUse
 from reports.records import COLUMNS, MAX_S, Floats, Record, from_table, to_table
 from reports.slo import parse
-from reports.summarize import summarize
+from reports.summarize import summary_of
 from reports.summary import SMALLEST, Summary
 
 if TYPE_CHECKING:
@@ -182,6 +182,8 @@ class Head(msgspec.Struct):
     """By arm: the highest possible hit share with its GPU memory, and with each further tier."""
     smallest_difference: Annotated[float, Meta(ge=0, le=1)] = SMALLEST
     """The relative difference below which two arms are equal in practice."""
+    elsewhere: dict[str, str | None] = {}
+    """What other routers call the router mode of each arm, if arms differ by it."""
     step_times: str | None = None
     """The source of simulated step times; older folders do not have it."""
     fidelity: Fidelity | None = None
@@ -302,7 +304,7 @@ def combine(folders: list[Path]) -> tuple[Manifest, list[Record]]:
     """
     sources = [(folder, *read(folder)) for folder in folders]
     names = [run.arm for _, _, runs in sources for run in runs if run.repeat == 0]
-    runs = []
+    runs, elsewhere = [], dict[str, str | None]()
     for folder, experiment, its_runs in sources:
         first = sources[0][1]["workload"]
         if (experiment["workload"]["name"], experiment["workload"]["requests"]) != (first["name"], first["requests"]):
@@ -311,9 +313,10 @@ def combine(folders: list[Path]) -> tuple[Manifest, list[Record]]:
                 f"{sources[0][0]} {first['name']} ({first['requests']}): requests cannot be paired"
             )
         for run in its_runs:
-            if names.count(run.arm) > 1:
-                run = replace(run, arm=printable(f"{folder.name}/{run.arm}"))
-            runs.append(run)
+            name = printable(f"{folder.name}/{run.arm}") if names.count(run.arm) > 1 else run.arm
+            if run.arm in experiment.get("elsewhere", {}):
+                elsewhere[name] = experiment["elsewhere"][run.arm]
+            runs.append(replace(run, arm=name))
     manifest = sources[0][1] | {
         "schema": SCHEMA,
         "title": sources[0][1]["workload"]["name"]
@@ -322,6 +325,7 @@ def combine(folders: list[Path]) -> tuple[Manifest, list[Record]]:
         "step_times": _step_times({str(folder): experiment for folder, experiment, _ in sources}),
         "command": f"dynabench compare {' '.join(str(folder) for folder in folders)}",
         "runs": facts_of(runs),
+        "elsewhere": elsewhere,
         "left_out": [reason for _, experiment, _ in sources for reason in experiment.get("left_out", [])],
         "sources": {str(folder): experiment for folder, experiment, _ in sources},
     }
@@ -384,13 +388,7 @@ def _write_runs(folder: Path, experiment: Manifest, runs: list[Record]) -> None:
 
 
 def _write_report(folder: Path, experiment: Manifest, runs: list[Record], *, with_charts: bool = True) -> Summary:
-    summary = summarize(
-        runs,
-        [parse(text) for text in experiment["limits"]],
-        experiment.get("bound_s"),
-        experiment.get("best_hit_shares"),
-        smallest=experiment.get("smallest_difference", SMALLEST),
-    )
+    summary = summary_of(experiment, runs)
     replace_text(folder / "summary.json", json.dumps(summary.as_json(), indent=2) + "\n")
     shown = {run.arm: run.measured for run in reversed(runs)}
     shown = {arm: shown[arm] for arm in summary.arms}
@@ -398,7 +396,6 @@ def _write_report(folder: Path, experiment: Manifest, runs: list[Record], *, wit
     fidelity = msgspec.convert(experiment.get("fidelity"), Fidelity | None)
     validated = {} if fidelity is None else fidelity.arms
     verdict = [fidelity_table.lead(arm, found) for arm, found in validated.items()] or [
-        headline.answer(summary),
         headline.alone(summary),
         summary.verdict,
     ]
@@ -426,7 +423,12 @@ def _write_report(folder: Path, experiment: Manifest, runs: list[Record], *, wit
         every=[part for grid in tables.sections(summary) for part in tables.for_page(grid)],
         changes=fleet_table.changes(shown) if summary.has_fleet else [],
         noted=fleet_table.notes(shown) if summary.has_fleet else [],
-        grids=[part for grid in use_tables.grids(summary) for part in tables.for_page(grid)],
+        grids=[
+            part
+            for grid in (*use_tables.grids(summary), tables.elsewhere_grid(experiment))
+            if grid
+            for part in tables.for_page(grid)
+        ],
         labels=LABELS | tiers.LABELS | fleet_figures.LABELS,
         command=experiment["command"],
         settings=json.dumps(experiment, indent=2),

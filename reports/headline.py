@@ -7,7 +7,6 @@ from typing import Any
 from foundation.text import listed
 from reports.cells import milliseconds, number, share
 from reports.outcomes import Outcome, binding, percent, told
-from reports.slo import parse
 from reports.summary import Summary
 
 
@@ -22,7 +21,7 @@ def heading(manifest: dict[str, Any]) -> list[str]:
         step_times(manifest).strip(),
         *(
             f"{name}: {said[name]}."
-            for name in ("Context", "KV tiers", "Cut trace", "Model error", "No effect")
+            for name in ("Context", "Not vLLM's defaults", "KV tiers", "Cut trace", "Model error", "No effect")
             if name in said
         ),
     ]
@@ -44,6 +43,16 @@ def head(manifest: Mapping[str, Any]) -> dict[str, str]:
             found.setdefault(name, []).append(text)
     said = {name: " or ".join(dict.fromkeys(filter(None, texts))) for name, texts in found.items()}
     return {name: text for name, text in said.items() if text}
+
+
+ONLY_HERE = "only in dynabench"
+
+
+def elsewhere(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return where each of the compared router modes exists, by its name; nothing if arms do not differ by it."""
+    changes = manifest.get("arms", {})
+    named = manifest.get("elsewhere", {}).items()
+    return {changes.get(arm, {}).get("router_mode", arm): where or ONLY_HERE for arm, where in named}
 
 
 def step_times(manifest: dict[str, Any]) -> str:
@@ -117,7 +126,7 @@ def alone(summary: Summary) -> str:
 
 def limits(summary: Summary) -> list[str]:
     """Say of each arm which limits it meets, and by how much."""
-    each = [limit for limit in summary.limits if parse(limit).statistic is None]
+    each = [str(limit) for limit in summary.conditions if limit.statistic is None]
     lines = []
     for arm, figures in summary.arms.items():
         parts = [told(figures.outcomes)] if figures.outcomes else []

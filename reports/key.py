@@ -95,9 +95,9 @@ def _short(arms: Sequence[str]) -> list[str]:
     found = whole
     for ways in (
         (),
-        (_without_shared,),
-        (_without_shared, _without_settings),
-        (_without_shared, _without_settings, _without_beginning),
+        (without_shared,),
+        (without_shared, _without_settings),
+        (without_shared, _without_settings, _without_beginning),
     ):
         names = bare
         for way in ways:
@@ -112,7 +112,7 @@ def _short(arms: Sequence[str]) -> list[str]:
     return _cut(found)
 
 
-def _without_shared(names: list[str]) -> list[str]:
+def without_shared(names: list[str]) -> list[str]:
     """Leave out the parts that all names share."""
     parts = [re.split(r", |/", name) for name in names]
     shared = set.intersection(*map(set, parts)) if len(set(names)) > 1 else set()

@@ -1,15 +1,21 @@
 """Whether limits are met, and by how much."""
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
+import numpy as np
 
-from reports.conditions import Condition
-from reports.metrics import LEAST_SAMPLES, Goodput, Statistics
-from reports.statistics import half_interval
+from reports.conditions import METRICS, Condition
+from reports.metrics import LEAST_SAMPLES, Goodput, Statistics, TokenGaps, per_request
+from reports.records import Record
+from reports.statistics import TAIL, half_interval
 
 State = Literal["met", "missed", "unknown"]
+SHARES: dict[str | None, float] = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
+"""The share of the requests, or gaps, that a limit on each statistic holds for."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -74,13 +80,52 @@ def percent(share: float) -> str:
     return f"{share * 100:.3g}%" if share < 1 else f"{share:.0%}"
 
 
-def of_run(limit: Condition, statistics: Statistics) -> Outcome:
-    """Return whether a statistic of a run is within its limit, with and without failed requests."""
+@dataclass(frozen=True, slots=True)
+class Exceeding:
+    """How many values exceed a limit; those of failed requests do."""
+
+    number: int
+    total: int
+
+    @classmethod
+    def of(cls, limit: Condition, runs: Sequence[Record]) -> "Exceeding":
+        """Count them in all repeats."""
+        if limit.metric == "itl":
+            gaps = TokenGaps(np.concatenate([run.gaps for run in runs]))
+            return cls(gaps.count - round(float(gaps.counts_below(np.array([limit.value]))[0])), gaps.count)
+        values = np.concatenate([per_request(run.requests)[METRICS[limit.metric]] for run in runs])
+        failed = sum(int((~run.requests.succeeded).sum()) for run in runs)
+        return cls(int((values > limit.value).sum()) + failed, int((~np.isnan(values)).sum()) + failed)
+
+    def is_certain(self, share: float) -> bool:
+        """Return whether fewer than one in 40 samples have so many, if this share of all is within the limit (exact)."""
+        numbers = range(self.number)
+        return 1 - math.fsum(math.exp(_log_binomial(number, self.total, 1 - share)) for number in numbers) < TAIL
+
+
+def _log_binomial(number: int, total: int, chance: float) -> float:
+    """Return the logarithm of the chance of exactly this many of a total."""
+    ways = math.lgamma(total + 1) - math.lgamma(number + 1) - math.lgamma(total - number + 1)
+    return ways + number * math.log(chance) + (total - number) * math.log(1 - chance)
+
+
+def of_run(limit: Condition, statistics: Statistics, runs: Sequence[Record] = ()) -> Outcome:
+    """Return whether a statistic of a run is within its limit, with and without failed requests.
+
+    Args:
+        limit: a limit on a run.
+        statistics: the limited metric.
+        runs: the runs; where there are too few values for a percentile, so many may exceed the limit that it is missed.
+    """
     assert limit.statistic is not None
     value, adjusted = statistics.at(limit.statistic), statistics.with_failures(limit.statistic)
     if not statistics.count:
         return Outcome(str(limit), "missed", reason="no request has this metric")
     if value is None:
+        if runs and (over := Exceeding.of(limit, runs)).is_certain(SHARES[limit.statistic]):
+            unit = "gaps" if limit.metric == "itl" else "requests"
+            reason = f"{over.number:,} of {over.total:,} {unit} exceed it, too many for a {limit.statistic} within it"
+            return Outcome(str(limit), "missed", reason=reason)
         least = LEAST_SAMPLES[int(limit.statistic.removeprefix("p"))]
         return Outcome(
             str(limit), "unknown", reason=f"{statistics.count:,} samples; a {limit.statistic} needs {least:,}"
@@ -118,6 +163,11 @@ def binding(outcomes: Iterable[Outcome]) -> Outcome | None:
         ),
     )
     return ranked[0] if ranked else None
+
+
+def subject(limit: str) -> str:
+    """Return what a limit is on, without its values; per-request limits that count together have several metrics."""
+    return " and ".join(part.partition(" <=")[0] for part in limit.split(" and "))
 
 
 def told(outcomes: Iterable[Outcome]) -> str:

@@ -1,6 +1,9 @@
 """The report of a plan."""
 
 import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -8,31 +11,37 @@ from msgspec import structs
 
 from foundation.files import replace_text
 from reports import capacity, page
-from reports.capacity import Answer
+from reports.capacity import Answer, Sureness
 from reports.cells import milliseconds
 from reports.charts import drawing, plan
 from reports.charts import sweep as charts
 from reports.charts.sweep import Swept
+from reports.conditions import Condition
 from reports.grid import Grid
 from reports.outcomes import percent
 from reports.points import Point
 
 
-def write(folder: Path, answer: Answer, points: dict[str, list[Point]]) -> None:
-    """Write plan.json, and the report, into the plan's folder.
+def save(folder: Path, answer: Answer) -> None:
+    """Write plan.json into the plan's folder."""
+    replace_text(folder / "plan.json", msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n")
+
+
+def write(folder: Path, answer: Answer, points: Mapping[str, Sequence[Point]], limits: Sequence[Condition]) -> None:
+    """Write the report of a plan into its folder.
 
     Args:
         folder: an existing folder.
         answer: the plan's result.
         points: what was tried for each layout, by its name.
+        limits: the limits of the plan.
     """
-    replace_text(folder / "plan.json", msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n")
     key = capacity.key(answer)
     lines = {
         name: [structs.replace(one, changes={"workers": one.workers}) for one in points.get(name, [])] for name in key
     }
     with drawing.styled():
-        by_workers = charts.charts(Swept(lines, key, "workers", answer.limits), [])
+        by_workers = charts.charts(Swept(lines, key, "workers", limits), [])
         drawn = drawing.draw(plan.charts(answer, key) | by_workers, folder / "charts")
     text = page.render(
         "plan.html.jinja",
@@ -62,8 +71,8 @@ def _sureness_grid(answer: Answer) -> Grid | None:
     lines = []
     for sure in answer.sureness:
         known = by_limit.get(sure.limit)
-        shown = "{:.2%}".format if sure.is_share else milliseconds
-        interval = "n/a" if sure.low is None or sure.high is None else f"{shown(sure.low)} to {shown(sure.high)}"
+        shown = partial(_shown, sure)
+        interval = "none: not certain" if sure.low is None else f"{shown(sure.low)} to {shown(sure.high)}"
         lines.append(
             (
                 sure.limit,
@@ -81,6 +90,14 @@ def _sureness_grid(answer: Answer) -> Grid | None:
         "How sure is it?",
         ["found (ms)", "margin", "95% interval (ms)", "model error"],
         lines,
-        "If an interval includes its limit, the result is uncertain. The model error is that of means, not of percentiles.",
+        f"If an interval includes its limit, the result is uncertain. {capacity.COVERED} The model error is that of "
+        "means, not of percentiles.",
         "limit",
     )
+
+
+def _shown(sure: Sureness, value: float | None) -> str:
+    """Format a limited value, or an end of its interval."""
+    if value is None or math.isinf(value):
+        return "infinite"
+    return f"{value:.2%}" if sure.is_share else milliseconds(value)

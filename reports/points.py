@@ -30,6 +30,17 @@ class Quantiles(msgspec.Struct, frozen=True):
         return cls(figures.mean, figures.p50, figures.p90, figures.p99)
 
 
+class Series(msgspec.Struct, frozen=True):
+    """The values of a point by 40 equal shares of the workload's requests, for comparison with other points (s)."""
+
+    requests: int
+    num_blocks: int
+    """How many blocks of these requests count as independent."""
+    sums: dict[str, list[float]]
+    """By metric."""
+    counts: dict[str, list[float]]
+
+
 class Point(msgspec.Struct, frozen=True, tag="point", tag_field="kind"):
     """The results of one combination of settings, all repeats together."""
 
@@ -71,7 +82,13 @@ class Point(msgspec.Struct, frozen=True, tag="point", tag_field="kind"):
     spent: list[Spent] = []
     """What each repeat used, for comparison with others that did the same work."""
     fleet: FleetFigures | UnsetType = UNSET
-    """What its workers used; older folders do not have it."""
+    """What its workers used; like the next four, older folders do not have it."""
+    requests: int | None = None
+    failed: int | None = None
+    """Requests that failed."""
+    series: Series | UnsetType = UNSET
+    too_little: list[str] = []
+    """What its runs are too short for."""
 
     @property
     def is_stable(self) -> bool:
@@ -173,3 +190,5 @@ class Sweep(msgspec.Struct, frozen=True):
     """Where TTFT goes at each point; only if some workers only prefill."""
     tiers: Grid | None = None
     """What KV tiers contributed at each point; only if there are any."""
+    best: dict[str, list[str]] = {}
+    """The points that tie as best (within the limits, if any are), by the settings other than the router mode, as JSON."""

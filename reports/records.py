@@ -270,6 +270,8 @@ class Record:
     """How full the KV of each pool was over time, if that is known."""
     fleet: FleetUse | None = None
     """How the number of workers changed, if that is known."""
+    gap_starts_s: Floats | None = None
+    """When the first gap of each row of `gaps` began (s), if that is known; results folders do not have it."""
 
     @property
     def measured(self) -> "Record":

@@ -62,7 +62,7 @@ def preset(name: str) -> list[Condition]:
 def _limit(metric: str, statistic: str | None, limit_s: float) -> Condition:
     """Return a limit with the text that reports show for it."""
     name = metric if statistic is None else f"{metric}.{statistic}"
-    return Condition(f"{name} <= {limit_s * 1000:g} ms", metric, statistic, "<=", limit_s, "s")
+    return Condition(f"{name} <= {limit_s * 1000:.12g} ms", metric, statistic, "<=", limit_s, "s")
 
 
 def good(run: Record, limits: list[Condition]) -> npt.NDArray[np.bool_]:

@@ -29,19 +29,41 @@ def stability(run: Record) -> Stability:
     must clearly grow by more than half. Clearly means a t value over 4, because windows are few and neighbours correlate.
     Means over a growing queue measure the run's length; a trace that gets busier is not such a queue.
     """
-    start = run.requests.intended_s
-    if len(start) < 10 * WINDOWS or float(np.ptp(start)) <= 0:
+    edges = _windows(run.requests)
+    if edges is None:
         return Stability(True, 0.0, 0.0)
-    edges = np.linspace(float(start.min()), float(start.max()), WINDOWS + 1)
-    number = waiting(run.requests, edges)[SETTLING:]
-    arrivals = np.histogram(start, edges)[0][SETTLING:].astype(float)
+    grows, first, last = _growth(run.requests, edges, waiting(run.requests, edges))
+    return Stability(not grows, first, last)
+
+
+def is_ramping(run: Record) -> tuple[float, float] | None:
+    """Return how many requests were in flight at first and at last, if they became more by the same rule; else None."""
+    edges = _windows(run.requests)
+    if edges is None or not stability(run).is_stable:
+        return None
+    grows, first, last = _growth(run.requests, edges, in_system(run.requests, edges))
+    return (first, last) if grows else None
+
+
+def _windows(requests: Requests) -> Floats | None:
+    """Return the edges of equal windows of the time in which requests arrive (s); None for too few, or all at once."""
+    start = requests.intended_s
+    if len(start) < 10 * WINDOWS or float(np.ptp(start)) <= 0:
+        return None
+    return np.linspace(float(start.min()), float(start.max()), WINDOWS + 1)
+
+
+def _growth(requests: Requests, edges: Floats, number: Floats) -> tuple[bool, float, float]:
+    """Return whether a number of requests grows, and faster than the arrivals; and the ends of its fitted line."""
+    number = number[SETTLING:]
+    arrivals = np.histogram(requests.intended_s, edges)[0][SETTLING:].astype(float)
     smooth = np.convolve(np.pad(arrivals, 1, mode="edge"), np.full(3, 1 / 3), mode="valid")
     first, last, is_sure = _trend(number)
     grows = is_sure and last > 1.5 * max(first, 1.0) and last - first > 4
     if grows and (smooth > 0).all():
         early, late, is_sure = _trend(number / smooth)
         grows = is_sure and late > 1.5 * max(early, 1e-9)
-    return Stability(not grows, first, last)
+    return grows, first, last
 
 
 def _trend(values: Floats) -> tuple[float, float, bool]:
@@ -66,6 +88,11 @@ def waiting(requests: Requests, edges: Floats) -> Floats:
     )
     is_apart = ~(requests.prefill_end_s.mask | requests.decode_start_s.mask)
     return number + _between(requests.prefill_end_s.data[is_apart], requests.decode_start_s.data[is_apart], edges)
+
+
+def lifetimes(requests: Requests) -> Floats:
+    """Return how long each request was in the system (s)."""
+    return _ends(requests) - requests.intended_s
 
 
 def _ends(requests: Requests) -> Floats:

@@ -6,6 +6,7 @@ A/A pairs they excluded zero in 20 to 30% of the cases instead of 5%). A block h
 of a request. There may be few such blocks, so the bootstrap's intervals are widened by Student's t.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +15,16 @@ from statistics import NormalDist, stdev
 import numpy as np
 import numpy.typing as npt
 
+from reports.metrics import TokenGaps
 from reports.records import Floats
 
 RESAMPLES = 1000
 GRID = 512
+GAPS_GRID = 64
 LIFETIMES_PER_BLOCK = 10
 MIN_BLOCKS, MAX_BLOCKS = 5, 40
+TAIL = 0.025
+"""The chance that a value is beyond one end of a 95% interval."""
 POWER = 0.9
 """The chance that a recommended sample finds a difference of the intended size."""
 
@@ -98,7 +103,7 @@ def paired_difference(
     used, place = np.unique(blocks[both], return_inverse=True)
     if len(before) < 2 or len(used) < 2:
         return None
-    weights = _resamples(len(used), seed)
+    weights = resamples(len(used), seed)
     if share is None:
         base, value = float(before.mean()), float((after - before).mean())
         sums = np.bincount(place, weights=after - before)
@@ -108,19 +113,49 @@ def paired_difference(
         value = float(np.quantile(after, share)) - base
         resampled = _quantiles(after, place, weights, share) - _quantiles(before, place, weights, share)
     low, high = _interval(value, resampled, len(used))
-    detectable = (student_t(len(used) - 1) + NormalDist().inv_cdf(POWER)) * _error(resampled, len(used))
+    detectable = (student_t(len(used) - 1) + NormalDist().inv_cdf(POWER)) * standard_error(resampled, len(used))
     scale = 1 / base if base else 0.0
     return PairedDifference(value, low, high, value * scale, len(before), len(used), detectable * abs(scale), base)
 
 
 def quantile_interval(values: Floats, blocks: Blocks, share: float, *, seed: int = 0) -> tuple[float, float] | None:
-    """Return the 95% interval of a quantile of times, or None if there are fewer than two blocks."""
+    """Return the 95% interval of a quantile of times, or None if there are fewer than two blocks.
+
+    A request that failed has an infinite time. The upper end is infinite if more than one in 40 resamples are.
+    """
     known = ~np.isnan(values)
     used, place = np.unique(blocks[known], return_inverse=True)
+    value = _quantile(values[known], share) if len(used) > 1 else math.inf
+    if not math.isfinite(value):
+        return None
+    resampled = _quantiles(values[known], place, resamples(len(used), seed), share)
+    is_finite = np.isfinite(resampled)
+    low, high = _of_times(_interval(value, resampled[is_finite], len(used)))
+    return low, high if is_finite.mean() >= 1 - TAIL else math.inf
+
+
+def gaps_interval(rows: Floats, blocks: Blocks, share: float | None, *, seed: int = 0) -> tuple[float, float] | None:
+    """Return the 95% interval of a quantile of the times between tokens, or of their mean (None).
+
+    Args:
+        rows: the times, as in `Record`.
+        blocks: each row's block.
+        share: the quantile (0..1).
+        seed: the seed of the resampling.
+    """
+    used = np.unique(blocks[rows[:, 3] * rows[:, 4] > 0])
     if len(used) < 2:
         return None
-    value = float(np.quantile(values[known], share))
-    return _of_times(_interval(value, _quantiles(values[known], place, _resamples(len(used), seed), share), len(used)))
+    whole, groups = TokenGaps(rows), [TokenGaps(rows[blocks == block]) for block in used]
+    weights, sizes = resamples(len(used), seed), np.array([group.count for group in groups], float)
+    if share is None:
+        sums = np.array([group.mean() for group in groups]) * sizes
+        return _of_times(_interval(whole.mean(), (weights @ sums) / (weights @ sizes), len(used)))
+    own = [float(group.quantiles([share])[0]) for group in groups]
+    grid = np.linspace(min(own), max(own), GAPS_GRID)
+    counts = np.array([group.counts_below(grid) for group in groups])
+    value = float(whole.quantiles([share])[0])
+    return _of_times(_interval(value, _picked(grid, counts, sizes, weights, share), len(used)))
 
 
 def mean_interval(values: Floats, blocks: Blocks, *, seed: int = 0) -> tuple[float, float] | None:
@@ -129,7 +164,7 @@ def mean_interval(values: Floats, blocks: Blocks, *, seed: int = 0) -> tuple[flo
     used, place = np.unique(blocks[known], return_inverse=True)
     if len(used) < 2:
         return None
-    weights = _resamples(len(used), seed)
+    weights = resamples(len(used), seed)
     resampled = (weights @ np.bincount(place, weights=values[known])) / (weights @ np.bincount(place))
     return _of_times(_interval(float(values[known].mean()), resampled, len(used)))
 
@@ -158,10 +193,13 @@ def student_t(freedom: int, share: float = 0.975) -> float:
     return z + math.fsum(term / freedom ** (power + 1) for power, term in enumerate(terms))
 
 
-def _resamples(number: int, seed: int) -> npt.NDArray[np.float64]:
+@functools.cache
+def resamples(number: int, seed: int) -> npt.NDArray[np.float64]:
     """Return how often each block is drawn in each resample, shape (resamples, blocks)."""
     rng = np.random.default_rng(seed)
-    return rng.multinomial(number, np.full(number, 1 / number), RESAMPLES).astype(float)
+    drawn = rng.multinomial(number, np.full(number, 1 / number), RESAMPLES).astype(float)
+    drawn.flags.writeable = False  # it is shared
+    return drawn
 
 
 def _quantiles(values: Floats, place: Blocks, weights: Floats, share: float) -> Floats:
@@ -175,10 +213,30 @@ def _quantiles(values: Floats, place: Blocks, weights: Floats, share: float) -> 
     between = np.unique(values[(values >= min(own)) & (values <= max(own))])
     grid = between[np.unique(np.linspace(0, len(between) - 1, GRID).astype(int))]
     counts = np.array([np.searchsorted(group, grid, side="right") for group in groups], float)
-    sizes = np.array([len(group) for group in groups], float)
+    return _picked(grid, counts, np.array([len(group) for group in groups], float), weights, share)
+
+
+def _picked(grid: Floats, counts: Floats, sizes: Floats, weights: Floats, share: float) -> Floats:
+    """Return each resample's quantile: the first value of the grid up to which enough of the blocks' values are.
+
+    Args:
+        grid: values in order; the last is no less than any block's own quantile.
+        counts: how many of each block's values are at most each of these, shape (blocks, values).
+        sizes: the number of each block's values.
+        weights: how often each block is drawn, shape (resamples, blocks).
+        share: the quantile (0..1).
+    """
     reached = weights @ counts >= (share * (weights @ sizes))[:, None] - 1e-9
+    reached[:, -1] = True
     picked: Floats = grid[reached.argmax(axis=1)]
     return picked
+
+
+def _quantile(values: Floats, share: float) -> float:
+    """Return a quantile, linear between two values; if any is infinite, the upper of the two."""
+    if np.isfinite(values).all():
+        return float(np.quantile(values, share))
+    return float(np.sort(values)[math.ceil((len(values) - 1) * share)])
 
 
 def _interval(value: float, resampled: Floats, number: int) -> tuple[float, float]:
@@ -186,7 +244,7 @@ def _interval(value: float, resampled: Floats, number: int) -> tuple[float, floa
 
     With few blocks, the bootstrap's own percentiles are too close together: there are few ways to draw five blocks.
     """
-    half = student_t(number - 1) * _error(resampled, number)
+    half = student_t(number - 1) * standard_error(resampled, number)
     return value - half, value + half
 
 
@@ -199,6 +257,6 @@ def _of_times(interval: tuple[float, float]) -> tuple[float, float]:
     return max(low, 0.0), high
 
 
-def _error(resampled: Floats, number: int) -> float:
+def standard_error(resampled: Floats, number: int) -> float:
     """Return the standard error, corrected because drawing with replacement makes the spread of the resamples too small."""
     return float(resampled.std()) * math.sqrt(number / (number - 1))

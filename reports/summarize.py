@@ -2,18 +2,19 @@
 
 import re
 from collections import Counter
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec import UNSET, structs
 
-from reports import fleet_figures, insight, metrics, slo, tiers
+from reports import fleet_figures, insight, metrics, slo, sufficiency, tiers
 from reports.conditions import METRICS, Condition
+from reports.differences import Table, differences, noise_floor
 from reports.metrics import Goodput, Intervals
 from reports.outcomes import of_run
 from reports.pools import averaged
+from reports.ranking import OUT_OF_LIMITS, rank
 from reports.records import Floats, Record, Texts
 from reports.split import split
 from reports.stability import stability
@@ -26,16 +27,12 @@ from reports.statistics import (
     quantile_interval,
 )
 from reports.summary import (
-    NOISE_FLOOR,
     PAIRED,
     SCHEMA,
-    SHARES,
     SMALLEST,
     ArmSummary,
     Bound,
-    Difference,
     Summary,
-    Verdict,
 )
 from reports.tier_sizes import bases
 from reports.tiers import Hits, Saving
@@ -44,8 +41,19 @@ from reports.verdict import verdict
 BEYOND = re.compile(r"maximum context length is \d+ tokens")
 """What servers write, vLLM's too, to refuse a request that is longer than the context."""
 
-Table = dict[str, Floats]
 Figures = TypeVar("Figures", bound=msgspec.Struct)
+
+
+def summary_of(manifest: dict[str, Any], runs: list[Record]) -> Summary:
+    """Summarize the runs of a results folder, with what its manifest says of them."""
+    return summarize(
+        runs,
+        [slo.parse(text) for text in manifest["limits"]],
+        manifest.get("bound_s"),
+        manifest.get("best_hit_shares"),
+        smallest=manifest.get("smallest_difference", SMALLEST),
+        elsewhere=manifest.get("elsewhere"),
+    )
 
 
 def summarize(
@@ -56,6 +64,7 @@ def summarize(
     *,
     smallest: float = SMALLEST,
     with_intervals: bool = True,
+    elsewhere: dict[str, str | None] | None = None,
 ) -> Summary:
     """Summarize the runs of an experiment; repeats of an arm are pooled, and differences are averaged per request first.
 
@@ -66,12 +75,13 @@ def summarize(
         best_hit_shares: the same for hit shares, by arm and memory.
         smallest: the relative difference below which two arms are equal in practice.
         with_intervals: compute intervals for each arm's own figures, which takes a while.
+        elsewhere: what other routers call the mode of each arm, if arms differ by it.
     """
     arms: dict[str, list[Record]] = {}
     for run in runs:
         arms.setdefault(run.arm, []).append(run.measured)
     size = max(int(run.requests.request.max(initial=-1)) for run in runs) + 1
-    tables = {arm: _by_request(repeats, size) for arm, repeats in arms.items()}
+    tables = {arm: by_request(repeats, size) for arm, repeats in arms.items()}
     first = next(iter(arms))
     blocks = blocks_of(tables[first]["intended_s"], tables[first]["e2e_sched"])
     figures = {
@@ -79,7 +89,7 @@ def summarize(
         for arm, repeats in arms.items()
     }
     figures = _with_fleet(_with_tiers(figures, runs, tables, blocks), runs, limits or [])
-    floor = _noise_floor(first, tables, blocks)
+    floor = noise_floor(first, tables, blocks)
     is_stable = {arm: value.stability.is_stable for arm, value in figures.items()}
     summary = Summary(
         schema=SCHEMA,
@@ -88,7 +98,7 @@ def summarize(
         baseline=first,
         arms=figures,
         differences={
-            arm: _differences(
+            arm: differences(
                 tables[first], table, blocks, floor, smallest=smallest, is_stable=is_stable[first] and is_stable[arm]
             )
             for arm, table in tables.items()
@@ -108,6 +118,11 @@ def summarize(
         summary = structs.replace(summary, formulas=summary.formulas | tiers.FORMULAS)
     if summary.has_fleet:
         summary = structs.replace(summary, formulas=summary.formulas | fleet_figures.FORMULAS)
+    if each := [limit for limit in limits or [] if limit.statistic is None]:
+        for arm, repeats in arms.items():
+            tables[arm][OUT_OF_LIMITS] = _out_of_limits(repeats, each, size)
+    ranking = rank(summary, tables, blocks, smallest=smallest, elsewhere=elsewhere)
+    summary = structs.replace(summary, ranking=ranking or UNSET)
     return structs.replace(summary, verdict=verdict(summary))
 
 
@@ -121,64 +136,6 @@ def _bound(arms: dict[str, ArmSummary], bound_s: float | None, best: dict[str, d
         if (found := actual[arm]) is not None and (most := max(shares.values()))
     }
     return Bound(bound_s, insight.covered(means, bound_s), best or UNSET, reached or UNSET)
-
-
-def _differences(
-    baseline: Table,
-    other: Table,
-    blocks: Blocks,
-    floor: dict[str, dict[str, float | None]],
-    *,
-    smallest: float,
-    is_stable: bool,
-) -> dict[str, dict[str, Difference | None]]:
-    return {
-        name: {
-            statistic: _judged(
-                paired_difference(baseline[name], other[name], blocks, share=share),
-                floor.get(name, {}).get(statistic),
-                smallest=smallest,
-                is_stable=is_stable,
-            )
-            for statistic, share in SHARES.items()
-        }
-        for name in PAIRED
-    }
-
-
-def _judged(
-    difference: PairedDifference | None, floor_s: float | None, *, smallest: float, is_stable: bool
-) -> Difference | None:
-    if difference is None:
-        return None
-    is_noise = difference.is_noise or (floor_s is not None and abs(difference.mean) <= floor_s)
-    most = max(map(abs, difference.shares())) if is_noise else abs(difference.relative)
-    word: Verdict = "better" if difference.mean < 0 else "worse"
-    if not is_stable:
-        word = "unstable"
-    elif difference.is_exact or most < smallest:
-        word = "equal"
-    elif is_noise:
-        word = "inconclusive"
-    return Difference(**asdict(difference), verdict=word)
-
-
-def _noise_floor(first: str, tables: dict[str, Table], blocks: Blocks) -> dict[str, dict[str, float | None]]:
-    """Return how much the first arm differs from its own repeat, per metric and statistic (s)."""
-    again = tables.get(first + NOISE_FLOOR)
-    if again is None:
-        return {}
-    pairs = {
-        name: {
-            statistic: paired_difference(tables[first][name], again[name], blocks, share=share)
-            for statistic, share in SHARES.items()
-        }
-        for name in PAIRED
-    }
-    return {
-        name: {statistic: None if pair is None else abs(pair.mean) for statistic, pair in statistics.items()}
-        for name, statistics in pairs.items()
-    }
 
 
 def _with_tiers(
@@ -249,7 +206,7 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
         repeats=len(repeats),
         is_complete=all(run.is_complete for run in repeats),
         notes=sorted({note for run in repeats for note in run.notes}),
-        remarks=insight.remarks(repeats),
+        remarks=[*insight.remarks(repeats), *sufficiency.remarks(repeats)],
         stability=max(settled, key=lambda one: (not one.is_stable, one.end - one.start)),
         preemptions=_preemptions(repeats),
         **latencies,
@@ -273,7 +230,9 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
     if not limits:
         return arm
     goodput = _goodput(repeats, limits)
-    outcomes = [of_run(limit, arm.metric(METRICS[limit.metric])) for limit in limits if limit.statistic is not None]
+    outcomes = [
+        of_run(limit, arm.metric(METRICS[limit.metric]), repeats) for limit in limits if limit.statistic is not None
+    ]
     return structs.replace(arm, goodput=goodput, outcomes=outcomes)
 
 
@@ -331,7 +290,16 @@ def _kind(text: str) -> str:
     return text[: refusal.end()] if refusal else text
 
 
-def _by_request(repeats: list[Record], size: int) -> Table:
+def _out_of_limits(repeats: list[Record], limits: list[Condition], size: int) -> Floats:
+    """Return whether each request was out of the limits, averaged over the repeats."""
+    table = np.full((len(repeats), size), np.nan)
+    for place, run in enumerate(repeats):
+        table[place, run.requests.request] = ~slo.good(run, limits)
+    averages: Floats = table.mean(axis=0)
+    return averages
+
+
+def by_request(repeats: list[Record], size: int) -> Table:
     """Average each request's metrics over the repeats, indexed by request number; NaN where one is missing."""
     result = {}
     for name in (*PAIRED, "intended_s"):

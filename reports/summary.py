@@ -6,11 +6,13 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from reports.conditions import Condition
 from reports.fleet_figures import FleetFigures
 from reports.insight import Imbalance, Waterfall
 from reports.metrics import Cache, Goodput, Statistics, Throughput
 from reports.outcomes import Outcome
 from reports.pools import LinkUse, PoolUse, TierUse
+from reports.slo import parse
 from reports.split import Split
 from reports.stability import Stability
 from reports.statistics import PairedDifference
@@ -116,6 +118,37 @@ class Bound(msgspec.Struct, frozen=True):
     """The share of the highest possible hit share, with all its memory, that each arm reached."""
 
 
+class Step(msgspec.Struct, frozen=True):
+    """Which arms are best in one metric, among those that are still compared."""
+
+    metric: str
+    """One of `PAIRED`, or `out_of_limits`: the share of the requests that are not within the limits on each request."""
+    best: str
+    """The arm with the lowest mean."""
+    ties: list[str]
+    """The arms that tie with it, itself first, then by their means: the difference may be noise, or is too small to matter."""
+    differences: dict[str, Difference]
+    """Every other arm minus the best, by mean; the 95% intervals hold for all arms together."""
+
+
+class Ranking(msgspec.Struct, frozen=True):
+    """Which arm is best: within the limits first, then by each metric among the arms that tie in the one before."""
+
+    compared: list[str]
+    set_aside: dict[str, str]
+    """Arms that cannot be best, and why: they failed more requests, could not keep up, or missed a limit."""
+    steps: list[Step]
+    """In order of the metrics; the last has one arm left, or is the last metric."""
+    winner: str | None
+    """The best arm; None if several tie in every metric."""
+    ties: list[str]
+    """The winner, or the arms that no metric separates."""
+    tpot: Step | None = None
+    """The time per output token of all arms that are compared, whatever the first metric says."""
+    elsewhere: dict[str, str] = {}
+    """The best arms whose router mode exists in other routers, and its name and flags there."""
+
+
 class Summary(msgspec.Struct, frozen=True):
     """What summary.json holds."""
 
@@ -134,6 +167,13 @@ class Summary(msgspec.Struct, frozen=True):
     formulas: dict[str, str]
     is_complete: bool
     is_stable: bool
+    ranking: Ranking | UnsetType = UNSET
+    """Which arm is best; only if there are several."""
+
+    @property
+    def conditions(self) -> list[Condition]:
+        """The limits."""
+        return list(map(parse, self.limits))
 
     @property
     def shows_ttst(self) -> bool:

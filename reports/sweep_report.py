@@ -20,6 +20,7 @@ from reports.grid import Grid
 from reports.key import Entry, Key
 from reports.metrics import FORMULAS, LABELS, TTST_FORMULA
 from reports.points import AnyPoint, Found, Point, Sweep
+from reports.slo import parse
 
 Manifest = dict[str, Any]
 
@@ -55,6 +56,9 @@ def _write(
     is_complete: bool,
 ) -> Sweep:
     summary = sweep_table.lay_out(rows, manifest, is_complete=is_complete)
+    whole = {"experiment": manifest, "summary": msgspec.to_builtins(summary)}
+    replace_text(out / "sweep.json", json.dumps(whole, indent=2) + "\n")
+    replace_text(out / "table.csv", sweep_table.as_csv(rows))
     sweep = _swept(rows, points, summary.limits)
     found = [row for row in rows if isinstance(row, Found)]
     with drawing.styled():
@@ -81,18 +85,16 @@ def _write(
         command=manifest["command"],
         settings=json.dumps(manifest, indent=2),
     )
-    whole = {"experiment": manifest, "summary": msgspec.to_builtins(summary)}
-    replace_text(out / "sweep.json", json.dumps(whole, indent=2) + "\n")
     replace_text(out / "report.html", text)
-    replace_text(out / "table.csv", sweep_table.as_csv(rows))
     return summary
 
 
 def _swept(rows: list[AnyPoint] | list[Found], points: list[AnyPoint], limits: list[str]) -> Swept:
     """Put what was tried in lines."""
+    read = list(map(parse, limits))
     if found := [row for row in rows if isinstance(row, Found)]:
-        return charts.of_search(found, [one for one in points if isinstance(one, Point)], limits)
-    return charts.swept([row for row in rows if isinstance(row, Point)], limits)
+        return charts.of_search(found, [one for one in points if isinstance(one, Point)], read)
+    return charts.swept([row for row in rows if isinstance(row, Point)], read)
 
 
 def key_of_rows(summary: Sweep) -> tuple[Key, list[Entry | None]]:

@@ -2,8 +2,6 @@
 
 import csv
 import io
-import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, cast
@@ -13,26 +11,21 @@ from rich.table import Table
 
 from foundation.settings import short
 from reports import grid, tier_table
+from reports.best_point import best_of, by_rest
 from reports.cells import milliseconds, number, share
 from reports.fleet_figures import hours
 from reports.foreign import csv_cell
 from reports.grid import Column, Grid
-from reports.outcomes import Outcome, binding, percent, told
+from reports.outcomes import Outcome, binding, percent, subject
 from reports.points import AnyPoint, Found, Impossible, Point, Sweep
 from reports.slo import parse
 from reports.split import LABELS as PARTS
-from reports.tier_sizes import Sized, enough
-from reports.tier_table import saved_along
-from reports.tiers import overlap
+from reports.sweep_verdict import digits, grid_verdict, is_by_gpus, search_verdict, value_shown
 from reports.use_tables import split_note
 
 SCHEMA = "dynabench.sweep/2"
 
 INTERRUPTED = "The sweep was interrupted; run the same command again to resume it."
-
-MOST = 4
-"""The most combinations that are named one by one."""
-
 Rows = list[AnyPoint] | list[Found]
 Figure = tuple[str, Callable[[Point], str]]
 """A column of the table: its head, and what it shows of a point."""
@@ -160,7 +153,7 @@ def _margin(row: AnyPoint) -> str:
     doubt = "~" * nearest.is_open
     if nearest.state == "met":
         return f"met by {percent(nearest.margin or 0.0)}{doubt}"
-    name = nearest.limit.partition(" <=")[0]
+    name = subject(nearest.limit)
     if nearest.state == "unknown":
         return f"unknown: {name}"
     return f"missed: {name}" if nearest.margin is None else f"missed by {percent(-nearest.margin)}{doubt}: {name}"
@@ -177,9 +170,6 @@ def _gridded(points: list[AnyPoint], limited: list[Figure], manifest: dict[str, 
         if manifest["limits"]
         else [*WITHOUT_LIMITS, *fleet, *rest]
     )
-    verdict = _answer(possible, len(points)) if manifest["limits"] and possible else ""
-    verdict += _best(possible, axes) + _remarks(possible) if possible else ""
-    verdict += _impossible([point for point in points if isinstance(point, Impossible)])
     return {
         "title": "Every combination",
         "columns": [*axes, *(head for head, _ in columns)],
@@ -187,8 +177,22 @@ def _gridded(points: list[AnyPoint], limited: list[Figure], manifest: dict[str, 
         "rows": [
             [*(short(point.changes.get(axis, "-")) for axis in axes), *(_cells(point, columns))] for point in points
         ],
-        "verdict": verdict.strip(),
+        "verdict": grid_verdict(
+            possible,
+            [point for point in points if isinstance(point, Impossible)],
+            axes,
+            has_limits=bool(manifest["limits"]),
+            elsewhere=manifest.get("elsewhere", {}),
+        ),
+        "best": _best(possible),
     }
+
+
+def _best(points: list[Point]) -> dict[str, list[str]]:
+    """Return the best points by the settings other than the router mode."""
+    met = [point for point in points if point.outcomes and point.state == "met"]
+    groups = {rest: best_of(group).points for rest, group in by_rest(met or points).items()}
+    return {rest: [point.name for point in group] for rest, group in groups.items() if group}
 
 
 def _fleet(points: Sequence[Point], *, has_limits: bool) -> list[Figure]:
@@ -196,18 +200,6 @@ def _fleet(points: Sequence[Point], *, has_limits: bool) -> list[Figure]:
     if not any(point.fleet and point.fleet.is_shown for point in points):
         return []
     return [figure for figure in FLEET if has_limits or figure[0] in ("GPU-hours", "mean workers")]
-
-
-def _impossible(points: list[Impossible]) -> str:
-    """Say which points are impossible, grouped by reason."""
-    names: dict[str, list[str]] = {}
-    for point in points:
-        names.setdefault(point.reason, []).append(point.name)
-    text = ""
-    for reason, those in names.items():
-        more = f" and {len(those) - MOST:,} more" * (len(those) > MOST)
-        text += f" {'; '.join(those[:MOST])}{more} {'is' if len(those) == 1 else 'are'} impossible: {reason}."
-    return text
 
 
 def _cells(row: AnyPoint | None, columns: Sequence[Figure]) -> list[str]:
@@ -246,101 +238,6 @@ def _split(rows: Rows) -> Grid | None:
     return Grid("Where does TTFT go? (means in ms)", [head for head, _ in SPLIT], lines, note)
 
 
-def _answer(points: list[Point], count: int) -> str:
-    """Say which combination meets the limits with the fewest GPUs, or which of those tried comes closest."""
-    met = [point for point in points if point.state == "met"]
-    if met:
-        took = {point.name: point.fleet.gpu_h for point in met if point.fleet}
-        if len(took) == len(met) and _fleet(points, has_limits=True):
-            best = min(took, key=took.__getitem__)
-            return f"{len(met)} of {count} combinations meet every limit; {best} needs the fewest GPU-hours ({hours(took[best])}). "
-        fewest = min(met, key=lambda point: point.gpus)
-        return f"{len(met)} of {count} combinations meet every limit; {fewest.name} needs the fewest GPUs ({fewest.gpus}). "
-    nearest = max(points, key=_headroom)
-    missed = binding(nearest.outcomes)
-    return f"No combination is known to meet every limit; {nearest.name} comes closest: {missed.limit if missed else ''} {missed}. "
-
-
-def _headroom(point: Point) -> float:
-    nearest = binding(point.outcomes)
-    return float("-inf") if nearest is None or nearest.margin is None else nearest.margin
-
-
-def _best(points: list[Point], axes: list[str]) -> str:
-    """Say how often each mode was best or, if there is only one, which point was best."""
-    text = _grew(points)
-    if near := enough(_sized(points), "lowest mean TTFT", is_lower_better=True):
-        return f"{text}{_lowest_ttft(points)} {near}"
-    if "router_mode" in axes and len(axes) > 1:
-        best = [_lowest(group, lambda point: point.e2e_sched.mean) for group in _by_rest(points).values()]
-        wins = Counter(str(point.changes["router_mode"]) for point in best if point is not None)
-        if wins:
-            first, *others = [f"{mode} in {count}" for mode, count in wins.most_common()]
-            said = ", ".join([f"{first} of {wins.total()}", *others])
-            text += f" Lowest mean E2E latency: {said}."
-        return text
-    return text + _lowest_ttft(points)
-
-
-def _grew(points: list[Point]) -> str:
-    """Say in how many combinations a queue grew."""
-    num_grew = sum(not point.is_stable for point in points)
-    if len(points) == 1:
-        return "The queue grew." if num_grew else "The queue did not grow."
-    if not num_grew:
-        return f"No queue grew in any of the {len(points)} combinations."
-    return f"The queue grew in {num_grew} of {len(points)} combinations."
-
-
-def _lowest_ttft(points: list[Point]) -> str:
-    lowest = _lowest(points, lambda point: point.ttft_sched.mean)
-    if lowest is None:
-        return ""
-    return f" Lowest mean TTFT: {lowest.name} ({milliseconds(lowest.ttft_sched.mean)} ms)."
-
-
-def _sized(points: list[Point]) -> list[Sized]:
-    """Return the mean TTFT of stable points, by the capacity of their tiers."""
-    return [
-        Sized(point.changes, _capacity(point), mean, f"{milliseconds(mean)} ms")
-        for point in points
-        if point.is_stable and (mean := point.ttft_sched.mean) is not None
-    ]
-
-
-def _capacity(point: Point) -> float:
-    return sum(use.capacity_bytes for use in point.tiers)
-
-
-def _remarks(points: Sequence[Point]) -> str:
-    """Say why GPU-seconds fell by little, and which repeats are equal."""
-    repeated = [point for point in points if len(point.spent) > 1]
-    equal = [point.name for point in repeated if all(one == point.spent[0] for one in point.spent)]
-    savings = saved_along(points)
-    text = overlap((savings[point.name], point.gpu_s) for point in points)
-    if len(equal) == len(repeated) > 0:
-        text += " The runs are deterministic: all repeats are equal, so there are no intervals."
-    elif equal:
-        more = f" and {len(equal) - MOST:,} more" * (len(equal) > MOST)
-        text += f" The repeats of {'; '.join(equal[:MOST])}{more} are equal (deterministic), so there is no interval."
-    return f" {text.strip()}" if text else ""
-
-
-def _lowest(points: list[Point], of: Callable[[Point], float | None]) -> Point | None:
-    """Return the stable point with the lowest value of a figure; None if no stable one has it."""
-    known = {place: value for place, point in enumerate(points) if point.is_stable and (value := of(point)) is not None}
-    return points[min(known, key=known.__getitem__)] if known else None
-
-
-def _by_rest(points: list[Point]) -> dict[str, list[Point]]:
-    """Group points that differ in their router mode only."""
-    groups: dict[str, list[Point]] = {}
-    for point in points:
-        rest = {name: value for name, value in point.changes.items() if name != "router_mode"}
-        groups.setdefault(json.dumps(rest, sort_keys=True), []).append(point)
-    return groups
-
-
 def _searched(rows: list[Found], limited: list[Figure]) -> dict[str, Any]:
     """Return the table of a search."""
     name = rows[0].find if rows else ""
@@ -348,7 +245,8 @@ def _searched(rows: list[Found], limited: list[Figure]) -> dict[str, Any]:
     named = dict.fromkeys(axis for row in rows for axis in row.changes)  # in the order of the question
     axes = sorted(named, key=lambda axis: axis != "router_mode")
     fleet = _fleet(list(_points(rows).values()), has_limits=True)
-    columns = [*fleet, *limited, *_without(AT_FOUND, limited)]
+    gpus: list[Figure] = [("GPUs", lambda point: f"{point.gpus}")] if is_by_gpus(rows) else []
+    columns = [*gpus, *fleet, *limited, *_without(AT_FOUND, limited)]
     return {
         "title": f"{sense.capitalize()} {name} that meets the limits",
         "columns": [*axes, f"{sense} {name}", "not at", "for", *(head for head, _ in columns)],
@@ -356,69 +254,15 @@ def _searched(rows: list[Found], limited: list[Figure]) -> dict[str, Any]:
         "rows": [
             [
                 *(short(row.changes.get(axis, "-")) for axis in axes),
-                _value(row),
-                "-" if row.missed_at is None else _digits(row.missed_at),
+                value_shown(row),
+                "-" if row.missed_at is None else digits(row.missed_at),
                 "-" if row.missed is None else _margin(row.missed),
                 *_cells(row.point, columns),
             ]
             for row in rows
         ],
-        "verdict": _verdict(rows, name, sense),
+        "verdict": search_verdict(rows, name, sense),
     }
-
-
-def _digits(value: float) -> str:
-    """Format a value that was tried; it has no more digits than the search's precision."""
-    return f"{value:,.0f}" if value == int(value) else f"{value:g}"
-
-
-def _value(row: Found) -> str:
-    """Format what a search found, or how far it got."""
-    if row.met is None:
-        return "none" if row.is_over else "not known"
-    if not row.is_at_end or (row.sense == "lowest" and row.met == 1):
-        low, high = row.interval or (row.met, row.met)
-        return _digits(row.met) if low == high else f"{_digits(row.met)} [{_digits(low)}, {_digits(high)}]"
-    if row.sense is None:
-        return "any"
-    return f"at {'least' if row.sense == 'highest' else 'most'} {_digits(row.met)}"
-
-
-def _verdict(rows: list[Found], name: str, sense: str) -> str:
-    """Say which combination meets the limits furthest, and what stops it there."""
-    known = sorted((row for row in rows if row.met is not None), key=lambda row: row.met or 0.0)
-    if not known:
-        nearest = [f"{row.arm} at {name} {_digits(row.missed_at)}: {_why(row)}" for row in rows if row.missed_at]
-        if not all(row.is_over for row in rows):
-            return "Nothing that was tried meets the limits." * bool(nearest)
-        states = {row.missed.state for row in rows if row.missed}
-        lead = "Nothing meets the limits" if states != {"unknown"} else "It is not known whether the limits are met"
-        return f"{lead}. " + "; ".join(nearest[:MOST]) + "." * bool(nearest)
-    least, best = (known[0], known[-1]) if sense != "lowest" else (known[-1], known[0])
-    how = "from {} {} on" if sense == "lowest" else "up to {} {}"
-    alike = [row.arm for row in known if row.met == best.met]
-    who = f"All {len(rows)} meet" if len(alike) == len(rows) > 1 else f"{' and '.join(alike)} meet"
-    text = f"{who}{'s' * (len(alike) == 1)} the limits {how.format(name, _value(best))}"
-    text += f", the {sense} of {len(rows)}." if len(alike) < len(rows) and all(row.is_over for row in rows) else "."
-    if best.interval and best.interval[0] == best.interval[1]:
-        text += " All repeats give the same value."
-    elif best.interval:
-        text += " The brackets show the 95% interval over the repeats."
-    if best.missed is not None:
-        text += f" At {_digits(best.missed_at or 0.0)}: {_why(best)}."
-    if least.met != best.met and best.met and least.met:
-        text += f" {least.arm} meets them {how.format('', _value(least)).replace('  ', ' ')}"
-        text += f" ({best.met / least.met - 1:+.0%} between the two)." if sense != "lowest" else "."
-    sized = [Sized(row.changes, _capacity(row.point), row.met, _value(row)) for row in known if row.point and row.met]
-    if near := enough(sized, f"{sense} {name}", is_lower_better=sense == "lowest"):
-        text += f" {near}"
-    return text + _impossible([row.missed for row in rows if row.met is None and isinstance(row.missed, Impossible)])
-
-
-def _why(row: Found) -> str:
-    """Say which limits are missed at the nearest value that misses any."""
-    assert row.missed is not None
-    return told(outcome for outcome in row.missed.outcomes if outcome.state != "met")
 
 
 def as_csv(rows: Rows) -> str:

@@ -9,17 +9,18 @@ from typing import Any
 from reports.cells import milliseconds, number, saving, share
 from reports.conditions import METRICS
 from reports.foreign import markdown_cell
+from reports.gate import Result
 from reports.grid import Grid
-from reports.headline import head, margin, notes, step_times, understood
+from reports.headline import elsewhere, head, margin, notes, step_times, understood
 from reports.like import table as like
 from reports.metrics import LABELS, LEAST_SAMPLES
 from reports.records import Record
-from reports.slo import parse
 from reports.summary import PAIRED, ArmSummary, Difference, Summary
 from reports.tier_table import tiers_note
 from reports.tiers import SOURCES
 from reports.use_tables import grids
 
+ELSEWHERE = "Router modes in other routers"
 STATISTICS = ("mean", "p50", "p90", "p99")
 TIMES = ("ttft_sched", "ttst", "itl", "tpot", "e2e_sched")
 Line = tuple[str, Callable[[ArmSummary], Any], Callable[[Any], str]]
@@ -41,14 +42,14 @@ def too_few(figures: Iterable[tuple[str, Sequence[str]]]) -> str:
 
 def key_rows(summary: Summary) -> list[tuple[str, list[str]]]:
     """Return the lines of most interest, the limited metrics first."""
-    limited = [limit for limit in map(parse, summary.limits) if limit.statistic is not None]
+    limited = [limit for limit in summary.conditions if limit.statistic is not None]
     lines = [_line(METRICS[limit.metric], limit.statistic or "") for limit in limited]
     first = dict(_cells(lines, list(summary.arms.values())))
     every = dict(rows(summary))
     wanted = [
         *KEY,
         *(label for label, *_ in FAILURES),
-        *(f"{LABELS[name]} mean vs {summary.baseline}" for name in ("ttft_sched", "tpot")),
+        *(f"{LABELS[name]} mean vs {summary.baseline}" for name in PAIRED),
         *(label for label, *_ in TIERED),
         SAVED,
     ]
@@ -142,12 +143,12 @@ def like_grid(runs: list[Record], tool: str) -> Grid:
     return Grid(f"As {tool} would report it (ms)", ["metric", *STATISTICS, "formula"], lines)
 
 
-def markdown(summary: Summary, manifest: dict[str, Any], failures: list[str]) -> str:
+def markdown(summary: Summary, manifest: dict[str, Any], gates: Sequence[Result]) -> str:
     """Summarize a comparison for a pull request."""
     lines = [f"### {markdown_cell(manifest['title'])}", ""]
     lines += [f"**Not valid**: {markdown_cell(note)}" for note in notes(summary)]
     lines += ["", markdown_cell(summary.verdict), ""]
-    lines += [f"**Failed**: {markdown_cell(failure)}" for failure in failures] + [""] * bool(failures)
+    lines += [f"- **{gate.state.capitalize()}**: {markdown_cell(gate.text)}" for gate in gates] + [""] * bool(gates)
     figures = comparison(summary)
     lines += replace(figures, rows=[row for row in figures.rows if "p50" not in row[0]]).markdown()
     for grid in grids(summary):
@@ -165,7 +166,7 @@ def limit_grid(summary: Summary) -> Grid | None:
     for figures in summary.arms.values():
         for outcome in figures.outcomes or ():
             lines.setdefault(outcome.limit, []).append(margin(outcome))
-    each = [limit for limit in summary.limits if parse(limit).statistic is None]
+    each = [str(limit) for limit in summary.conditions if limit.statistic is None]
     if each:
         reached = [figures.goodput.attainment if figures.goodput else None for figures in summary.arms.values()]
         lines[f"requests within {' and '.join(each)}"] = [share(one) for one in reached]
@@ -201,6 +202,12 @@ def _verdict(pair: Difference | None) -> str:
         return pair.verdict
     low, high = pair.shares()
     return f"{pair.verdict} {pair.relative:+.1%} [{low * 100:+.1f}, {high * 100:+.1f}]"
+
+
+def elsewhere_grid(manifest: dict[str, Any]) -> Grid | None:
+    """Lay out what other routers call the router modes; None if arms do not differ by it."""
+    named = elsewhere(manifest)
+    return Grid(ELSEWHERE, ["name and flags"], [(mode, [where]) for mode, where in named.items()]) if named else None
 
 
 def figures(summary: Summary) -> Grid:
@@ -328,10 +335,12 @@ KEY = (
     "TTFT mean (ms)",
     "TTFT p99 (ms)",
     "TPOT mean (ms)",
+    "E2E mean (ms)",
     "requests/s",
     "goodput (/s of arrivals)",
     "cache hit share",
     "best possible hit share",
+    "imbalance (max/mean)",
 )
 """Lines that a terminal shows unless asked for all."""
 FAILURES: tuple[Line, ...] = (

@@ -1,20 +1,32 @@
 """What a comparison found, in a few sentences."""
 
-from reports import insight
+from collections.abc import Sequence
+
+from foundation.text import listed
+from reports import headline, insight
 from reports.fleet_verdict import fleet_verdict
-from reports.summary import NOISE_FLOOR, WAYS, Difference, Summary
+from reports.ranking import OUT_OF_LIMITS
+from reports.slo import parse
+from reports.summary import WAYS, Difference, Ranking, Step, Summary
 from reports.tiers import overlap
+
+LABELS = {
+    "ttft_sched": "mean TTFT",
+    "tpot": "mean time per output token",
+    "e2e_sched": "mean E2E latency",
+}
+MOST = 4
+"""The most arms that are named one by one."""
 
 
 def verdict(summary: Summary) -> str:
-    """Say in a few sentences which arm won, by how much, and whether that is more than noise."""
+    """Say in a few sentences which arm is best, by how much, and whether that is more than noise."""
     parts = [] if summary.is_valid else ["This run is not valid (see the notes): do not trust its figures."]
+    parts.append(headline.answer(summary))
     parts.append(fleet_verdict(summary))  # first if the number of workers changes: that is what they are compared for
     if not summary.differences:
         parts.append(f"Only {summary.baseline} was run; to compare it, add another --router-mode or a --vary.")
-    parts += filter(
-        None, [_winner(summary, "ttft_sched", "mean TTFT"), _winner(summary, "tpot", "mean time per output token")]
-    )
+    parts += [*_failures(summary), *_best(summary), *_elsewhere(summary)]
     parts += [
         f"{arm} could not keep up: {max(figures.stability.start, 0):.0f} requests waited at the start and "
         f"{figures.stability.end:.0f} at the end. Its averages measure the length of the run, so they are not compared."
@@ -33,21 +45,147 @@ def verdict(summary: Summary) -> str:
     return " ".join(filter(None, parts)) or "No request succeeded."
 
 
-def _winner(summary: Summary, name: str, label: str) -> str | None:
-    """Compare the best arm with the baseline, or the baseline with the second best; None if there is only one."""
-    baseline = summary.baseline
-    means = {
-        arm: mean
-        for arm, figures in summary.arms.items()
-        if (mean := figures.metric(name).mean) is not None and figures.stability.is_stable and not is_repeated(arm)
-    }
-    if baseline not in means or len(means) < 2:
-        return None
-    best = min(means, key=means.__getitem__)
-    if best != baseline:
-        return _sentence(label, best, baseline, summary.difference(best, name, "mean"), sign=1)
-    rival = min((arm for arm in means if arm != baseline), key=means.__getitem__)
-    return _sentence(label, baseline, rival, summary.difference(rival, name, "mean"), sign=-1)
+def _failures(summary: Summary) -> list[str]:
+    """Say which arms failed more requests than others, and what the times of the rest cover."""
+    ranking = summary.ranking or None
+    if ranking is None:
+        return []
+    said = [
+        f"{why} in {arm}, so it is not compared: its times cover only what it answered."
+        for arm, why in ranking.set_aside.items()
+        if why.endswith("failed")
+    ]
+    failed = {arm: summary.arms[arm].failed for arm in ranking.compared if summary.arms[arm].failed}
+    if failed and len(ranking.compared) > 1:
+        each = ", ".join(f"{count:,} in {arm}" for arm, count in list(failed.items())[:MOST])
+        said.append(f"Times are compared over the requests that every compared arm answered (failed: {each}).")
+    return said
+
+
+def _best(summary: Summary) -> list[str]:
+    """Say which arm is best in each metric, among those that tie in the metric before it."""
+    ranking = summary.ranking or None
+    if ranking is None or len(ranking.compared) < 2:
+        return []
+    if not ranking.steps:
+        first, second = ranking.compared[:2]
+        return [f"{first} and {second} have too few requests in common to compare their times."]
+    said, last = list[str](), ranking.steps[-1]
+    for place, step in enumerate(ranking.steps):
+        before = ranking.steps[place - 1] if place else None
+        if step is last and step.metric == "e2e_sched" and len(step.ties) == len(step.differences) + 1:
+            break  # nothing new: they tie in its parts, and in the whole
+        said.append(_of_limits(summary, step) if step.metric == OUT_OF_LIMITS else _in_metric(step, before, ranking))
+    return [*said, *_cost(ranking)]
+
+
+def _in_metric(step: Step, before: Step | None, ranking: Ranking) -> str:
+    """Say which arm is lowest in a metric, or which tie."""
+    label, count = LABELS[step.metric], len(step.differences) + 1
+    if count == 2:
+        ((other, difference),) = step.differences.items()
+        return _sentence(label, step.best, other, difference, lead="Of these, " * (len(ranking.compared) > 2))
+    of = f" of {count} arms" if before is None else ""
+    lead = "" if before is None else "Of these, "
+    left = [arm for arm in step.differences if arm not in step.ties]
+    if len(step.ties) == 1:
+        other = min(left, key=lambda arm: step.differences[arm].mean)
+        pair = step.differences[other]
+        return (
+            f"{lead}{step.best} has the lowest {label}{of}, by {_amount(pair)} against the next, {other} (95% interval "
+            f"{_interval(pair)}, paired by request, for all {count} arms together), which is more than noise."
+        )
+    apart = [step.differences[arm] for arm in step.ties[1:]]
+    widest = max(apart, key=lambda pair: pair.mean)
+    if all(pair.is_exact for pair in apart):
+        how = "every request took the same time in each"
+    elif all(pair.verdict == "equal" for pair in apart):
+        how = f"they differ by at most {_amount(widest)}, too little to matter"
+    else:
+        how = f"they differ by at most {_amount(widest)}, no more than noise"
+    if not left:
+        who = "They also" if before else f"{_named(step.ties, summary_count=count)} all"
+        return f"{who} tie in {label}: {how}."
+    other = min(left, key=lambda arm: step.differences[arm].mean)
+    rest = f"the next, {other}, is {step.differences[other].relative:.1%} above {step.best}"
+    return f"{lead}{_named(step.ties)} tie for the lowest {label}{of}: {how}; {rest}."
+
+
+def _of_limits(summary: Summary, step: Step) -> str:
+    """Say which arms keep the most requests within the limits on each request."""
+    within = " and ".join(limit for limit in summary.limits if parse(limit).statistic is None)
+    share = {arm: _within(summary, arm) for arm in (step.best, *step.differences)}
+    rest = {arm: part for arm, part in share.items() if arm not in step.ties}
+    shown = [f"{share[arm]:.1%}" for arm in (step.ties[0], step.ties[-1])]
+    text = " to ".join(dict.fromkeys(shown))
+    others = listed([f"{arm} ({part:.1%})" for arm, part in list(rest.items())[:MOST]])
+    if not rest:
+        return f"{_named(step.ties)} keep equally many requests within {within}: {text}."
+    if len(step.ties) > 1:
+        return f"{_named(step.ties)} tie for the most requests within {within}: {text}; fewer: {others}."
+    most = "the most" if len(share) > 2 else "more"
+    return f"{step.best} keeps {most} requests within {within}: {text}; fewer: {others}."
+
+
+def _within(summary: Summary, arm: str) -> float:
+    goodput = summary.arms[arm].goodput
+    return (goodput.attainment or 0.0) if goodput else 0.0
+
+
+def _cost(ranking: Ranking) -> list[str]:
+    """Say how the best arms compare with all others in time per output token, unless a step has said it."""
+    step = ranking.tpot
+    if step is None or any(
+        one.metric == "tpot" and one.differences.keys() == step.differences.keys() for one in ranking.steps
+    ):
+        return []
+    if ranking.steps[0].metric == OUT_OF_LIMITS and len(ranking.steps) == 1:
+        return []
+    count, label = len(step.differences) + 1, LABELS["tpot"]
+    if count == 2:
+        ((other, difference),) = step.differences.items()
+        return [_sentence(label, step.best, other, difference)]
+    kept = [arm for arm in ranking.ties if arm in step.ties]
+    if not kept:
+        arm = min(ranking.ties, key=lambda arm: step.differences[arm].mean)
+        return [
+            f"{step.best} has the lowest {label} of {count} arms: {arm} takes {_above(step.differences[arm])} more."
+        ]
+    if step.ties == kept:
+        return [f"{_named(kept)} also {'has' if len(kept) == 1 else 'have'} the lowest {label} of {count} arms."]
+    return [f"{_named(kept)} also {'ties' if len(kept) == 1 else 'tie'} for the lowest {label} of {count} arms."]
+
+
+def _above(pair: Difference) -> str:
+    return f"{_milliseconds(pair.mean)} ms ({pair.relative:.1%})"
+
+
+def _elsewhere(summary: Summary) -> list[str]:
+    """If the best mode exists only in dynabench, name the best of the modes that other routers have."""
+    ranking = summary.ranking or None
+    if ranking is None or not ranking.elsewhere or ranking.elsewhere.keys() & set(ranking.ties):
+        return []
+    named = "; ".join(f"{arm} is {where}" for arm, where in list(ranking.elsewhere.items())[:MOST])
+    cost = _cost_of(ranking, next(iter(ranking.elsewhere)))
+    only = f"{_named(ranking.ties)} exist{'s' * (len(ranking.ties) == 1)} only in dynabench."
+    return [f"{only} The best mode here that other routers have{cost}: {named}."]
+
+
+def _cost_of(ranking: Ranking, arm: str) -> str:
+    """Say by how much an arm is behind in the metric that left it out."""
+    step = next((step for step in ranking.steps if arm in step.differences and arm not in step.ties), None)
+    if step is None or step.metric == OUT_OF_LIMITS:
+        return ""
+    return f" has a {LABELS[step.metric]} {_above(step.differences[arm])} higher"
+
+
+def _named(arms: Sequence[str], *, summary_count: int = 0) -> str:
+    """Join the names of arms, or count them if they are many."""
+    if summary_count > MOST:
+        return f"The {summary_count} arms"
+    if len(arms) <= MOST + 1:
+        return listed(arms)
+    return listed([*arms[:MOST], f"{len(arms) - MOST:,} more"])
 
 
 def _ways(summary: Summary) -> str | None:
@@ -63,33 +201,33 @@ def _ways(summary: Summary) -> str | None:
     return f"Answers ended differently: {'; '.join(f'{way} in {arm}' for arm, way in ways.items())}."
 
 
-def is_repeated(arm: str) -> bool:
-    """Return whether an arm is only there for the noise floor."""
-    return arm.endswith(NOISE_FLOOR)
-
-
-def _sentence(label: str, winner: str, loser: str, difference: Difference | None, *, sign: int) -> str:
-    if difference is None:
-        return f"{winner} and {loser} have too few requests in common to compare {label}."
-    mean = difference.mean
-    low, high = sorted((abs(difference.low), abs(difference.high)))
-    base = mean / difference.relative if difference.relative else 0.0
-    share = abs(mean) / (base if sign > 0 else base + mean) if base else 0.0
-    amount = f"{_milliseconds(abs(mean))} ms ({share:.1%})"
+def _sentence(label: str, best: str, other: str, difference: Difference, *, lead: str = "") -> str:
+    """Compare two arms."""
+    amount = _amount(difference)
     if difference.is_exact:
-        return f"{winner} and {loser} have exactly the same {label}: every request took the same time in both."
+        return f"{best} and {other} have exactly the same {label}: every request took the same time in both."
     if difference.verdict == "equal":
-        return f"{winner} and {loser} have practically the same {label}: they differ by {amount}."
+        return f"{best} and {other} have practically the same {label}: they differ by {amount}."
     if difference.verdict == "inconclusive":
         why = "the 95% interval includes zero" if difference.is_noise else "two runs of the same arm differ by as much"
         return (
-            f"{winner} and {loser} do not differ in {label} by more than noise ({amount}; {why}; "
+            f"{best} and {other} do not differ in {label} by more than noise ({amount}; {why}; "
             f"a difference of {difference.detectable:.1%} would have been found)."
         )
     return (
-        f"{winner} has the lower {label}, by {amount} against {loser} "
-        f"(95% interval {_milliseconds(low)} to {_milliseconds(high)} ms, paired by request), which is more than noise."
+        f"{lead}{best} has the lower {label}, by {amount} against {other} "
+        f"(95% interval {_interval(difference)}, paired by request), which is more than noise."
     )
+
+
+def _amount(pair: Difference) -> str:
+    """Format how far below the other arm the best one is, in ms and relative to the other."""
+    base = pair.base + pair.mean
+    return f"{_milliseconds(pair.mean)} ms ({pair.mean / base if base else 0.0:.1%})"
+
+
+def _interval(pair: Difference) -> str:
+    return f"{_milliseconds(max(pair.low, 0.0))} to {_milliseconds(pair.high)} ms"
 
 
 def _milliseconds(seconds: float) -> str:

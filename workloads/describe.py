@@ -97,18 +97,24 @@ def advice(workload: Workload) -> list[str]:
     """Suggest replacements for unrealistic arrivals: ticks of a coarse clock, or all at once."""
     times = [request.arrival_s for request in workload if not request.after]
     ticks = np.unique(times)
-    if len(times) < 2:
-        return []
-    if len(ticks) == 1:
-        return [
-            f"all {len(times):,} requests that wait for no other arrive at once; set arrival times with --arrival, "
-            "or send them with --concurrency or --session-concurrency"
-        ]
+    if len(ticks) < 2:
+        return at_once(workload)
     if len(times) < COARSE * len(ticks):
         return []
     return [
         f"the clock is coarse: {len(times):,} requests in {len(ticks):,} ticks, about {np.median(np.diff(ticks)):g} s "
         "apart, so a replay sends bursts; --spread-ticks spreads them out"
+    ]
+
+
+def at_once(workload: Workload) -> list[str]:
+    """Say that all requests come in one burst, as those of files without arrival times do."""
+    times = [request.arrival_s for request in workload if not request.after]
+    if len(times) < 2 or len(set(times)) > 1:
+        return []
+    return [
+        f"all {len(times):,} requests that wait for no other arrive at once; set arrival times with --arrival, "
+        "or send them with --concurrency or --session-concurrency"
     ]
 
 

@@ -108,6 +108,8 @@ def shape(workload: Workload, config: ShapeConfig, *, seed: int = 0) -> Workload
     if config.max_requests is not None:
         requests = select(requests, range(min(config.max_requests, len(requests))))
         notes.append(f"cut to {config.max_requests} requests")
+    if workload.has_dependencies and not any(request.after for request in requests):
+        notes.append("no turn is left that waits for an answer; --thin keeps whole sessions")
     if config.cap_isl is not None:
         requests = [_cap(request, config.cap_isl, workload.block_size) for request in requests]
         notes.append(f"prompts cut to {config.cap_isl} tokens")

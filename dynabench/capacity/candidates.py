@@ -1,7 +1,8 @@
 """The layouts that a plan chooses from: every combination of the free settings, with any number of workers."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,11 +57,11 @@ class Candidate:
         return next((pool for pool in self.settings.deployment.pools if pool.role == "prefill"), None)
 
     def arm(self, workers: int, *, load: float = 1.0, changes: Mapping[str, Any] | None = None) -> Arm:
-        """Return it with this many workers, at a multiple of the workload's rate, optionally with other settings."""
+        """Return it with this many workers, at a multiple of the load, optionally with other settings."""
         more = {self.number: workers, **(changes or {})}
         settings = change(self.settings, more)
         if load != 1:
-            settings = replace(settings, shape=faster(settings.shape, load))
+            settings = heavier(settings, load)
         said = {**self.changes, **more} | ({"load": load} if load != 1 else {})
         return Arm(layout_name(said), settings, said)
 
@@ -69,12 +70,37 @@ COUNTED = ("workers", "replicas", "decode_workers", "pools.*.replicas", "pools.d
 """Names of the settings that are searched for."""
 
 
+CLOSED = ("concurrency", "session_concurrency")
+"""The settings of a closed loop, whose load does not depend on the rate."""
+
+
 def named(changes: Mapping[str, Any]) -> str:
     """Name a layout; a disaggregated one says so first."""
     return "split: " * (not SPLIT.isdisjoint(changes)) + layout_name(changes)
 
 
-def faster(shape: ShapeConfig, load: float) -> ShapeConfig:
+def heavier(settings: Settings, load: float) -> Settings:
+    """Return settings with a multiple of the load: of the rate or, in a closed loop, of what is kept in flight."""
+    for name in CLOSED:
+        if (count := getattr(settings.load, name)) is not None:
+            more = math.ceil(round(count * load, 6))
+            return replace(settings, load=replace(settings.load, **{name: more}))
+    return replace(settings, shape=_faster(settings.shape, load))
+
+
+def reached(settings: Settings, load: float, to_whole: Callable[[float], int] = math.ceil) -> float:
+    """Return the multiple of the load that this multiple comes to: a closed loop keeps whole numbers in flight."""
+    counts = [count for name in CLOSED if (count := getattr(settings.load, name)) is not None]
+    return round(max((to_whole(round(count * load, 6)) / count for count in counts), default=load), 4)
+
+
+def load_told(settings: Settings, load: float) -> str:
+    """Name a multiple of the load, in a closed loop with what is kept in flight."""
+    kept = [(name, count) for name in CLOSED if (count := getattr(heavier(settings, load).load, name)) is not None]
+    return f"{load:g}x" + "".join(f" ({name.replace('_', ' ')} {count:,})" for name, count in kept)
+
+
+def _faster(shape: ShapeConfig, load: float) -> ShapeConfig:
     """Return a shape in which requests arrive at a multiple of its rate."""
     if shape.rate is not None:
         return replace(shape, rate=shape.rate * load)

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
+from dynabench.capacity.launch import Launch, sglang_command, trtllm_command
 from dynabench.deployment.description import Deployment, Pool
 from foundation.settings import changed
 from mocker import EngineConfig
@@ -13,23 +14,7 @@ from mocker.offload.config import GIB, OffloadConfig, whole_pages
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from serving.engines.vllm_tiers import beside
-from serving.router import RouterConfig
-
-ELSEWHERE = {
-    "random": "NVIDIA Dynamo --router-mode random, SGLang's router --policy random",
-    "round-robin": "NVIDIA Dynamo --router-mode round-robin, SGLang's router --policy round_robin, vLLM production-stack "
-    "--routing-logic roundrobin",
-    "p2c": "NVIDIA Dynamo --router-mode power-of-two, SGLang's router --policy power_of_two",
-    "least-loaded": "NVIDIA Dynamo --router-mode least-loaded",
-    "kv": "NVIDIA Dynamo --router-mode kv",
-    "dynamo-kv": "NVIDIA Dynamo --router-mode kv",
-    "dynamo-kv-p8": "NVIDIA Dynamo --router-mode kv",
-    "sgl-cache-aware": "SGLang's router --policy cache_aware",
-    "aibrix-prefix": "AIBrix routing strategy prefix-cache",
-    "llmd-weighted": "llm-d with scorers for prefix 2, KV usage 1, queue 1",
-}
-"""Names of modes in other routers (Dynamo 1.4.2, sglang-router 0.3.2); modes that are not listed exist only in
-dynabench."""
+from serving.router.elsewhere import elsewhere
 
 VLLM = {"num_gpu_blocks": "num_gpu_blocks_override", "dp_size": "data_parallel_size"}
 """Engine settings that have another name in vLLM."""
@@ -43,9 +28,11 @@ DISK_FOLDER = "KV_FOLDER"
 
 
 def deploy_commands(deployment: Deployment, file: str) -> list[str]:
-    """Return the commands that start a deployment: our own, those of each pool on vLLM, and the router settings."""
+    """Return the commands that start a deployment: our own, those of each pool's engine, and the router settings."""
     lines = [f"dynabench serve -f {shlex.quote(file)}  # the same deployment with simulated workers, on this host"]
-    lines += [f"{shlex.join(vllm_command(pool))}  # {_note(pool)}" for pool in deployment.pools]
+    for pool in deployment.pools:
+        words, left_out = engine_command(pool)
+        lines.append(f"{shlex.join(words)}  # {', '.join([_note(pool), *left_out])}")
     for role in dict.fromkeys(pool.role for pool in deployment.pools):
         if sum(pool.replicas * pool.mocker.dp_size for pool in deployment.pools if pool.role == role) == 1:
             continue  # nothing to choose from
@@ -54,6 +41,18 @@ def deploy_commands(deployment: Deployment, file: str) -> list[str]:
             f"router{'' if role == 'aggregated' else f' for {role} workers'}: {mode} ({_where(deployment, mode)})"
         )
     return lines
+
+
+def engine_command(pool: Pool) -> Launch:
+    """Return the command line of the engine whose step times a pool has, vLLM's if they are not of one."""
+    quantization = "fp8" if _is_quantized_on_loading(pool.timing) else None
+    match pool.timing.timed_as if pool.timing.timing_name == "roofline" else "vllm":
+        case "sglang":
+            return sglang_command(pool, quantization)
+        case "trtllm":
+            return trtllm_command(pool, quantization)
+        case _:
+            return Launch(vllm_command(pool), [])
 
 
 def vllm_command(pool: Pool) -> list[str]:
@@ -143,7 +142,7 @@ def _note(pool: Pool) -> str:
     timing, count = pool.timing, pool.gpus_per_worker
     parts = [f"start {pool.replicas}"] + [pool.role] * (pool.role != "aggregated")
     parts.append(f"{count} {timing.gpu or 'GPU'} each")
-    if pool.mocker.kv_disk_size:
+    if pool.mocker.kv_disk_size and timing.timed_as == "vllm":
         parts.append(f"{DISK_FOLDER} on a disk with {pool.mocker.kv_disk_size:g} GiB free: vLLM does not limit it")
     if timing.quantization not in (None, _stored(timing)) and not _is_quantized_on_loading(timing):
         parts.append(f"use a checkpoint with {timing.quantization} weights")
@@ -153,25 +152,7 @@ def _note(pool: Pool) -> str:
 def _where(deployment: Deployment, mode: str) -> str:
     """Return a mode's name elsewhere, with the settings that it has there."""
     base, _, added = mode.partition("+")
-    if base not in ELSEWHERE:
+    found = elsewhere(base, deployment.router)
+    if found is None:
         return "dynabench only"
-    words = [ELSEWHERE[base], *_dynamo_flags(base, deployment.router)]
-    return " ".join(words) + (f"; +{added} exists only in dynabench" if added else "")
-
-
-def _dynamo_flags(base: str, config: RouterConfig) -> Iterator[str]:
-    """Yield the settings of Dynamo's KV router that differ from their defaults."""
-    if base not in ("kv", "dynamo-kv", "dynamo-kv-p8"):
-        return
-    is_new = base != "kv"
-    scale = {"kv": config.kv_overlap_score_weight, "dynamo-kv": config.prefill_load_scale}.get(base, 8.0)
-    for flag, value, default in (
-        ("--router-prefill-load-scale", scale, 1.0),
-        ("--router-kv-overlap-score-credit", config.overlap_score_credit if is_new else 1.0, 1.0),
-        ("--router-kv-overlap-score-credit-decay", config.overlap_score_credit_decay if is_new else 0.0, 0.0),
-        ("--router-temperature", config.router_temperature, 0.0),
-    ):
-        if value != default:
-            yield f"{flag} {value:g}"
-    if not config.use_kv_events:
-        yield "--no-router-kv-events"
+    return f"{found}; +{added} exists only in dynabench" if added else found

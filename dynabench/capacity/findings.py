@@ -1,14 +1,13 @@
 """The findings of a plan: which layouts meet the limits, with how many workers, and why fewer are not enough."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dynabench.capacity.candidates import Candidate, candidates_of, named
+from dynabench.capacity.candidates import Candidate, candidates_of, load_told, named
 from dynabench.capacity.floors import Floor
 from dynabench.capacity.search import Layout, Question, Search
 from dynabench.capacity.settings import PlanConfig
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.experiment.store import PointStore
 from dynabench.plan import Arm, Settings
 from reports.capacity import Ranked
 from reports.outcomes import Outcome, binding, told
@@ -18,11 +17,25 @@ from reports.points import AnyPoint, Point
 class Findings:
     """The layouts of a plan, the search among them, and the points that were simulated."""
 
-    def __init__(self, config: PlanConfig, experiment: ExperimentConfig, settings: Settings, store: PointStore) -> None:
-        self.config = config
-        self.store = store
-        self.candidates, self._impossible = candidates_of(config, experiment, settings, experiment.router_mode[0])
+    def __init__(
+        self, config: PlanConfig, experiment: ExperimentConfig, settings: Settings, *, mode: str, without: str = ""
+    ) -> None:
+        """Start with nothing known.
+
+        Args:
+            config: what to search for.
+            experiment: the axes.
+            settings: everything else.
+            mode: the router mode to search with.
+            without: the router mode with which no layout was found.
+        """
+        self.config, self._settings = config, settings
+        self.mode, self.without = mode, without
+        self.also_missed: dict[str, int] = {}
+        """Other router modes that met the limits nowhere, with the number of layouts tried: those nearest to the limits."""
+        self.candidates, self._impossible = candidates_of(config, experiment, settings, mode)
         self.search = Search([], max_gpus=config.max_gpus)
+        self._points: dict[tuple[Question, float], AnyPoint] = {}
         self.finished: list[float] = []
         """The multiples of the rate whose search is finished."""
 
@@ -31,12 +44,12 @@ class Findings:
         """The multiple of the workload's rate to plan for."""
         return self.config.multiples[0]
 
-    def new_search(self, floors: Mapping[int, Floor]) -> Search:
-        """Return a search among layouts with known lower bounds; those without a bound are left out."""
-        left_out = Floor(impossible="missed the limits at the first load")
-        layouts = [
-            self._layout(candidate, floors.get(place, left_out)) for place, candidate in enumerate(self.candidates)
-        ]
+    def new_search(self, floors: Sequence[Floor], load: float) -> Search:
+        """Return a search among all layouts with known lower bounds; what the first search found raises them."""
+        layouts = [self._layout(candidate, floor) for candidate, floor in zip(self.candidates, floors, strict=True)]
+        if load > self.load and self.load in self.finished:
+            for layout, first in zip(layouts, self.search.layouts, strict=True):
+                layout.floor = max(layout.floor, first.low_at(load / self.load))
         return Search(layouts, max_gpus=self.config.max_gpus)
 
     def _layout(self, candidate: Candidate, floor: Floor) -> Layout:
@@ -61,12 +74,20 @@ class Findings:
         """Name a layout with this many workers, and the load unless it is the one to plan for."""
         gpus = self.search.layouts[question.layout].gpus(question.workers)
         candidate = self.candidates[question.layout]
-        at = f" at {load:g}x the load" if load != self.load else ""
+        at = f" at {self.load_told(load, question)} the load" if load != self.load else ""
         return f"{gpus} GPU{'s' * (gpus != 1)} ({named({candidate.number: question.workers, **candidate.said})}){at}"
 
+    def load_told(self, load: float, question: Question | None = None) -> str:
+        """Name a multiple of the load, which may depend on the layout."""
+        return load_told(self._settings if question is None else self.candidates[question.layout].settings, load)
+
+    def keep(self, question: Question, load: float, point: AnyPoint) -> None:
+        """Keep the simulated point of a question that was asked; others that the folder has do not count."""
+        self._points[question, load] = point
+
     def known(self, question: Question, load: float | None = None) -> AnyPoint | None:
-        """Return the simulated point of a question."""
-        return self.store.known(self.arm(question, self.load if load is None else load))
+        """Return the simulated point of a question that was asked."""
+        return self._points.get((question, self.load if load is None else load))
 
     def prefill_workers(self, place: int) -> int | None:
         """Return the prefill workers of a layout; None if every worker handles whole requests."""
@@ -138,6 +159,7 @@ class Findings:
             tried=tried,
             prefill_workers=self.prefill_workers(place),
             fewer=[] if met is None else self._fewer(Question(place, met)),
+            is_upper_bound=met is not None and layout.low < met,
         )
 
     def _fewer(self, question: Question) -> list[Outcome]:
@@ -206,6 +228,11 @@ class Findings:
         cost, does = ("costs", "does") if len(others) == 1 else ("cost", "do")
         return f" It meets the limits at {held:g}x the load; {layout.name}{more}, which {cost} as much, {does} not."
 
+    def nearest(self) -> list[Question]:
+        """Return what was tried, nearest to the limits first."""
+        tried = [Question(place, n) for place, layout in enumerate(self.search.layouts) for n in layout.states]
+        return sorted(tried, key=lambda one: -self._margin(one, self.load))
+
     def _unfinished(self) -> str:
         """Say what an interrupt left undone."""
         if self.load not in self.finished:
@@ -255,7 +282,8 @@ class Findings:
             cost = min(layouts[one.layout].cost(one.workers) for one in met)
             equal = [one for one in met if layouts[one.layout].cost(one.workers) <= cost * (1 + 1e-9)]
             least, said = max(equal, key=lambda one: self._merit(one, self.load)), self._cost_told(cost)
-            return f"the cheapest that met the limits is {self.named(least, self.load)}{said}"
+            fewer = ", and fewer were not tried" * (layouts[least.layout].low < least.workers)
+            return f"the cheapest that met the limits is {self.named(least, self.load)}{said}{fewer}"
         possible = [layouts[place] for place in places if not layouts[place].impossible]
         if not possible:
             return "none can meet the limits"
@@ -273,13 +301,19 @@ class Findings:
                 "Interrupted before any layout was found to meet the limits; run the same command again to resume it."
             )
         layouts, most = self.search.layouts, self.config.max_gpus
-        tried = [Question(place, workers) for place, layout in enumerate(layouts) for workers in layout.states]
-        if tried:
-            nearest = max(tried, key=lambda one: self._margin(one, self.load))
-            point = self.known(nearest)
+        if tried := self.nearest():
+            point = self.known(tried[0])
             assert point is not None
-            came = f"{self.named(nearest, self.load)}: {told(missed(point.outcomes))}"
-            return f"No layout of up to {most} GPU{'s' * (most != 1)} (--max-gpus) meets the limits. The nearest is {came}."
+            came = f"{self.named(tried[0], self.load)}: {told(missed(point.outcomes))}"
+            others = "".join(
+                f" Nor do the {count} nearest with {mode}." if count > 1 else f" Nor does the nearest with {mode}."
+                for mode, count in self.also_missed.items()
+                if count
+            )
+            return (
+                f"No layout of up to {most} GPU{'s' * (most != 1)} (--max-gpus) meets the limits with router mode {self.mode}. "
+                f"The nearest is {came}.{others}"
+            )
         if least := min(
             (layout for layout in layouts if not layout.impossible), key=lambda one: one.gpus(one.low), default=None
         ):

@@ -1,32 +1,43 @@
 """Lower bounds of a layout's workers, and limits that no number of workers meets, from the trace and the step times.
 
-Nothing is simulated. A prompt that is alone on a worker takes as long as its chunks. A token of an answer that is alone
-takes as long as a decode step of one sequence. And all workers together must do the whole work in the time of the
-trace.
+Nothing is simulated. Each limit says how many values must be within it; the rest may be as late as they like:
+
+    a prompt alone          takes as long as its chunks without what others may have cached
+    a token alone           takes as long as a decode step of one sequence with its context
+    all workers together    must compute the prompts that must be in time, and the answers that must have ended, in the
+                            time of the trace and what the limit allows after it
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from dynabench.capacity.refused import missed_by_refusals
+from dynabench.capacity.work import Work, prices_of
 from dynabench.deployment.engines import answered, check_fits, engines_of, max_model_len_of
 from dynabench.deployment.prefill import prefill_s
-from dynabench.experiment.bounds import token_s
 from dynabench.experiment.source import Source
 from dynabench.plan import Settings
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import chunk
 from reports.conditions import Condition
 from workloads import Workload, WorkloadError
+from workloads.pacing import LoadConfig
 from workloads.reuse import reuse_of
 
-SHARES = {None: 0.0, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
+Tokens = npt.NDArray[np.int64]
+
+SHARES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
 SAMPLE = 256
-"""The number of requests whose prompts are timed."""
+"""The number of values whose mean bounds that of all from below."""
 SAFETY = 0.9
-"""The share of the estimated work that counts as certain: a sample is not the whole, and a mean is not a
-distribution."""
+"""The share of the least work that counts as certain: steps of some sizes stand for all, and a prompt that overtakes
+another may find what that one would have left."""
+MANY = 4096
+"""More workers than any plan needs."""
 
 
 class Floor(NamedTuple):
@@ -42,7 +53,36 @@ class Floor(NamedTuple):
     """The number of workers that it probably needs."""
 
 
-def floor_of(settings: Settings, source: Source, limits: Sequence[Condition]) -> Floor:
+class Sizes(NamedTuple):
+    """The requests that count, in order of arrival."""
+
+    are_all: bool
+    """Whether these are all requests."""
+
+    arrivals_s: npt.NDArray[np.float64]
+    prompts: Tokens
+    answers: Tokens
+    new: Tokens
+    """Tokens of each prompt that no earlier prompt has."""
+
+    @property
+    def duration_s(self) -> float:
+        """Time from the first arrival to the last."""
+        return float(np.ptp(self.arrivals_s)) if len(self.arrivals_s) else 0.0
+
+
+class Due(NamedTuple):
+    """What must be computed in time."""
+
+    allowed_s: float
+    """How long after the last arrival."""
+    num_late: int
+    """Requests that may be later."""
+    is_answer: bool
+    """Whether answers must have ended, and not only begun."""
+
+
+def floor_of(settings: Settings, source: Source, limits: Sequence[Condition], attainment: float = 1.0) -> Floor:
     """Return the minimum that a layout needs for a workload of its shape."""
     workload, deployment = source(settings.shape), settings.deployment
     try:
@@ -52,102 +92,182 @@ def floor_of(settings: Settings, source: Source, limits: Sequence[Condition]) ->
     except (ValueError, WorkloadError) as error:
         return Floor(impossible=str(error))
     context = max_model_len_of(engines)
+    if (reason := missed_by_refusals(workload, context, limits, attainment)) is not None:
+        return Floor(impossible=reason)
     workload = answered(workload, context)
     if not len(workload):
         return Floor(impossible=f"every request is longer than the context of {context:,} tokens (max_model_len)")
-    if settings.load.is_closed or not workload.duration_s:
-        return Floor()
     prefilling = [engine for engine in engines if engine.config.kv_role != "kv_consumer"]
-    decoding = [engine for engine in engines if engine.config.kv_role != "kv_producer"]
-    alone = _alone(workload, prefilling[0])
-    step_s = decoding[0].timing.decode(1, int(alone.context)).first
+    decoding = next(engine for engine in engines if engine.config.kv_role != "kv_producer")
+    disaggregation = deployment.disaggregation
+    is_apart = prefilling[0] is not decoding
+    is_bypassed = disaggregation.conditional_disagg != "never" or disaggregation.prefill_fallback
+    computing = {*prefilling, decoding} if is_bypassed else set(prefilling)
+    sizes = _sizes(workload, settings.load, prefilling[0])
+    if not len(sizes.new):  # none is measured
+        return Floor()
     for limit in limits:
-        if (reason := _beyond(limit, alone.times, step_s)) is not None:
+        if reason := _beyond(limit, sizes, attainment, computing=computing, decoding=decoding):
             return Floor(impossible=reason)
-    prompts_s, answers_s = _work(workload, prefilling[0], decoding[0])
-    available_s = workload.duration_s + _longest_s(limits, workload)
-    expected = 1
-    if prefilling[0] is decoding[0]:
-        expected = max((_diluting(limit, workload, decoding[0], alone, step_s) for limit in limits), default=1)
-    else:
-        busy = SAFETY * prompts_s / available_s / prefilling[0].config.dp_size
-        if busy > len(prefilling):
-            return Floor(impossible=f"its prompts alone keep {busy:.3g} prefill workers busy")
-        prompts_s = 0.0
-    rank = max(
-        (_chunk_s(prefilling[0]) / limit.value for limit in limits if limit.metric in ("itl", "tpot")), default=0
-    )
-    num_ranks = decoding[0].config.dp_size
-    needed = max(int(np.ceil(SAFETY * (prompts_s + answers_s) / available_s / num_ranks)), 1)
-    expected = -(-expected // num_ranks)
-    return Floor(needed, max(rank - 1, 0.0), expected=expected)
+    if settings.load.is_closed or workload.has_dependencies:  # arrivals wait for answers
+        return Floor()
+    dues = [due for limit in limits for due in _dues(limit, len(sizes.new), attainment)]
+    if is_apart and not is_bypassed and (reason := _prefill_beyond(dues, sizes, prefilling)):
+        return Floor(impossible=reason)
+    needed, expected = _workers(dues, sizes, decoding, is_apart=is_apart)
+    if not is_apart:
+        expected = max([expected, *(_diluting(limit, sizes, decoding) for limit in limits)])
+    steps = [_chunk_s(prefilling[0]) / limit.value for limit in limits if limit.metric in ("itl", "tpot")]
+    return Floor(needed, max([*steps, 1]) - 1, expected=max(-(-expected // decoding.config.dp_size), needed))
 
 
-def _longest_s(limits: Sequence[Condition], workload: Workload) -> float:
-    """Return how long the limits allow a request to take: work may continue this long after the last arrival (s)."""
-    whole = max((limit.value for limit in limits if limit.metric in ("ttft", "e2e")), default=0.0)
-    token = max((limit.value for limit in limits if limit.metric in ("itl", "tpot")), default=0.0)
-    return whole + token * max(request.output_length for request in workload)
+def must(limit: Condition, count: int, attainment: float) -> int:
+    """Return how many of this many values must be within a limit; of a mean, none need be.
+
+    A percentile between two values is within a limit only if the smaller one is.
+    """
+    if limit.statistic == "mean":
+        return 0
+    if limit.statistic is None:
+        return math.ceil(attainment * count - 1e-9)
+    return math.floor((count - 1) * SHARES[limit.statistic] + 1e-9) + 1
 
 
-class Alone(NamedTuple):
-    """Requests on an empty worker."""
-
-    times: "np.ndarray[tuple[int], np.dtype[np.float64]]"
-    """Time to the first token of a sample of the requests, spread evenly over their lengths (s)."""
-    context: float
-    """Mean number of prompt tokens."""
-
-
-def _alone(workload: Workload, engine: SimulatedEngine) -> Alone:
-    hits = reuse_of(workload, engine.config.block_size).endless_hits()
-    prompts = sorted(
-        (request.input_length, min(int(hit), request.input_length - 1))
-        for request, hit in zip(workload, hits, strict=True)
-    )
-    places = np.unique(np.linspace(0, len(prompts) - 1, SAMPLE).astype(int))
-    times = [prefill_s(engine, *prompts[place]) for place in places]
-    return Alone(np.array(times), float(np.mean([length for length, _ in prompts])))
+def _sizes(workload: Workload, load: LoadConfig, engine: SimulatedEngine) -> Sizes:
+    prompts = np.array([request.input_length for request in workload], np.int64)
+    answers = np.array([request.output_length for request in workload], np.int64)
+    arrivals_s = np.array([request.arrival_s for request in workload])
+    config, new = engine.config, prompts
+    if config.enable_prefix_caching and workload.knows_prefixes:
+        new = np.maximum(prompts - reuse_of(workload, config.block_size).endless_hits(), 1)
+    is_open = not load.is_closed and not workload.has_dependencies
+    counted = np.array([not is_open or load.is_measured(arrival_s) for arrival_s in arrivals_s], bool)
+    return Sizes(bool(counted.all()), arrivals_s[counted], prompts[counted], answers[counted], new[counted])
 
 
-def _beyond(limit: Condition, times: "np.ndarray[tuple[int], np.dtype[np.float64]]", step_s: float) -> str | None:
+def _beyond(
+    limit: Condition,
+    sizes: Sizes,
+    attainment: float,
+    *,
+    computing: Iterable[SimulatedEngine],
+    decoding: SimulatedEngine,
+) -> str | None:
     """Say why no number of workers meets a limit, if none does."""
-    if limit.metric in ("itl", "tpot") and step_s > limit.value:
-        return f"{limit} is less than the time of a decode step with a single sequence ({step_s * 1000:.3g} ms)"
-    if limit.metric not in ("ttft", "e2e"):
-        return None
-    least = float(times.mean() if limit.statistic == "mean" else np.quantile(times, SHARES[limit.statistic]))
-    if SAFETY * least > limit.value:
-        return f"{limit} is less than the time of prompts alone on a worker ({least * 1000:,.4g} ms)"
+    if limit.metric in ("ttft", "e2e"):
+        least = _least(limit, sizes.new, np.ones_like(sizes.new), attainment, lambda new: _prompt_s(computing, new))
+        if SAFETY * least > limit.value:
+            return f"{limit} is less than the time of prompts alone on a worker ({least * 1000:,.4g} ms)"
+    # ITL counts every gap after the warm-up, also those of requests that do not count.
+    if limit.metric == "tpot" or (limit.metric == "itl" and sizes.are_all):
+        gaps = np.maximum(sizes.answers - 1, 0)
+        counts = gaps if limit.metric == "itl" else np.minimum(gaps, 1)
+        least = _least(limit, sizes.prompts, counts, attainment, lambda context: _token_s(decoding, context))
+        if least > limit.value * (1 + 1e-6):
+            return f"{limit} is less than the time of a decode step with a single sequence ({least * 1000:.3g} ms)"
     return None
 
 
-def _diluting(limit: Condition, workload: Workload, engine: SimulatedEngine, alone: Alone, step_s: float) -> int:
-    """Return how many workers make gaps with a prompt in them rare enough, if such gaps exceed a limit.
+def _least(
+    limit: Condition, sizes: Tokens, counts: Tokens, attainment: float, seconds: Callable[[int], float]
+) -> float:
+    """Return the least that a limited statistic can be, if each size has so many values that grow with it (s)."""
+    order = np.argsort(sizes, kind="stable")
+    ends, total = np.cumsum(counts[order]), int(counts.sum())
+    if not total:
+        return 0.0
 
-    On a worker with 1/n of the requests, the share of tokens that wait for a prompt is the number of steps with prompts
+    def at(place: int) -> float:
+        return seconds(int(sizes[order[np.searchsorted(ends, place, side="right")]]))
+
+    if limit.statistic == "mean":
+        return float(np.mean([at(part * total // SAMPLE) for part in range(SAMPLE)]))
+    without = len(sizes) - total if limit.statistic is None else 0  # a request without a value is within the limit
+    place = must(limit, total + without, attainment) - without - 1
+    return at(place) if place >= 0 else 0.0
+
+
+def _prompt_s(engines: Iterable[SimulatedEngine], num_tokens: int) -> float:
+    """Return the least time of a prompt of which so many tokens are computed (s)."""
+    return min(prefill_s(engine, num_tokens, 0) * min(engine.noise, default=1.0) for engine in engines)
+
+
+def _token_s(engine: SimulatedEngine, context: int) -> float:
+    """Return the least time of a token of a sequence with at least this context (s)."""
+    alone = min(engine.timing.decode(1, context).first, engine.timing.mixed(chunk(1), 1, context))
+    return alone * min(engine.noise, default=1.0)
+
+
+def _dues(limit: Condition, count: int, attainment: float) -> Iterator[Due]:
+    """Yield what a limit requires to be computed: of a mean, that few requests take many times as long."""
+    if limit.metric not in ("ttft", "e2e"):
+        return
+    is_answer = limit.metric == "e2e"
+    if limit.statistic != "mean":
+        yield Due(limit.value, count - must(limit, count, attainment), is_answer)
+        return
+    for times in (2, 10, 100):
+        yield Due(times * limit.value, count // times, is_answer)
+
+
+def _prefill_beyond(dues: Iterable[Due], sizes: Sizes, engines: Sequence[SimulatedEngine]) -> str | None:
+    """Say that the prefill workers of a layout are too few, if they are."""
+    prices, new = prices_of(engines[0], 1), np.sort(sizes.new)
+    for due in dues:
+        least_s = SAFETY * prices.least_s(Work(int(new[: len(new) - due.num_late].sum()), 0, 0))
+        busy = least_s / (sizes.duration_s + due.allowed_s) / engines[0].config.dp_size
+        if busy > len(engines):
+            return f"its prompts alone keep {busy:.3g} prefill workers busy"
+    return None
+
+
+def _workers(dues: Iterable[Due], sizes: Sizes, engine: SimulatedEngine, *, is_apart: bool) -> tuple[int, int]:
+    """Return how many workers all the work needs that must be done in time, and how many ranks if nothing is late.
+
+    In vLLM's order, a request that has begun is running or goes before those that have not. So where first tokens are in
+    time, all answers have ended but those of the sequences that run at the end.
+    """
+    gaps = np.maximum(sizes.answers - 1, 0)
+    prompts = np.cumsum(np.sort(np.zeros_like(sizes.new) if is_apart else sizes.new))
+    answers, kv = _without_most(gaps), _without_most(gaps * sizes.new + gaps * (gaps - 1) // 2)
+    prices = prices_of(engine, int((sizes.new + sizes.answers).max()))
+    config, count = engine.config, len(gaps)
+    is_in_order = not is_apart and config.scheduling_policy == "fcfs" and engine.host is None
+
+    def least_s(due: Due, workers: int) -> float:
+        running = workers * config.dp_size * (config.max_num_active_seqs or config.max_num_seqs)
+        left = due.num_late + (0 if due.is_answer else running if is_in_order else count)
+        left = min(left, count)
+        return SAFETY * prices.least_s(Work(prompts[count - due.num_late - 1], answers[left], kv[left]))
+
+    needed = 1
+    for due in dues:
+        rank_s = config.dp_size * (sizes.duration_s + due.allowed_s)
+        while needed < MANY and least_s(due, needed) > needed * rank_s:
+            needed += 1
+    whole_s = SAFETY * prices.least_s(Work(prompts[-1], answers[0], kv[0]))
+    return needed, math.ceil(whole_s / sizes.duration_s) if sizes.duration_s else 1
+
+
+def _without_most(values: Tokens) -> Tokens:
+    """Return the sum of some values without the largest one, without the two largest, and so on, beginning with all."""
+    return np.concatenate([np.cumsum(np.sort(values))[::-1], [0]])
+
+
+def _diluting(limit: Condition, sizes: Sizes, engine: SimulatedEngine) -> int:
+    """Return how many ranks make gaps with a prompt in them rare enough, if such gaps exceed a limit.
+
+    On a rank with 1/n of the requests, the share of tokens that wait for a prompt is the number of steps with prompts
     per second times the length of a step.
     """
-    if limit.metric != "itl" or limit.statistic in (None, "mean", "max"):
+    if limit.metric != "itl" or limit.statistic in (None, "mean", "max") or not sizes.duration_s:
         return 1
-    size = min(engine.config.max_num_batched_tokens, max(int(alone.context), 1))
+    mean = float(sizes.prompts.mean())
+    size = min(engine.config.max_num_batched_tokens, max(int(mean), 1))
     if engine.timing.mixed(chunk(size), 0, 0) <= limit.value:
         return 1
-    steps_per_s = len(workload) / workload.duration_s * alone.context / size
-    return int(steps_per_s * step_s / (1 - SHARES[limit.statistic])) + 1
-
-
-def _work(workload: Workload, prefilling: SimulatedEngine, decoding: SimulatedEngine) -> tuple[float, float]:
-    """Return the least time that one worker needs for all prompts, and for all answers (s)."""
-    hits = reuse_of(workload, prefilling.config.block_size).endless_hits()
-    missing = sum(max(request.input_length - int(hit), 1) for request, hit in zip(workload, hits, strict=True))
-    answers = sum(request.output_length - 1 for request in workload)
-    context = float(np.mean([request.input_length + request.output_length / 2 for request in workload]))
-    own = context - float(np.mean(hits))  # of a sequence; shared blocks are stored once
-    most = min(decoding.config.max_num_seqs, max(int(decoding.num_usable_tokens / own), 1))
-    sizes = {min(1 << power, most) for power in range(most.bit_length() + 1)}
-    step = min(decoding.timing.decode(size, int(size * context)).first / size for size in sizes)
-    return missing * token_s(prefilling.timing, prefilling.config.max_num_batched_tokens), answers * step
+    steps_per_s = len(sizes.prompts) / sizes.duration_s * mean / size
+    return int(steps_per_s * engine.timing.decode(1, int(mean)).first / (1 - SHARES[limit.statistic])) + 1
 
 
 def _chunk_s(engine: SimulatedEngine) -> float:

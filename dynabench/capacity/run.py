@@ -1,139 +1,91 @@
 """Carry out a plan: bound layouts, try them on all cores, rank them; then examine more load, and the certainty."""
 
-import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
+from msgspec import structs
 
-from dynabench.capacity.candidates import has_one_size
+from dynabench.capacity.candidates import has_one_size, reached
+from dynabench.capacity.checks import check
 from dynabench.capacity.commands import deploy_commands
 from dynabench.capacity.findings import Findings
-from dynabench.capacity.floors import floor_of
+from dynabench.capacity.floors import Floor, floor_of
+from dynabench.capacity.headroom import next_load
+from dynabench.capacity.points import Points
 from dynabench.capacity.search import Question, Search
 from dynabench.capacity.settings import PlanConfig
-from dynabench.capacity.sureness import sureness_of
-from dynabench.capacity.trial import attempt
+from dynabench.capacity.unsearched import unsearched
 from dynabench.deployment.engines import beyond_context
 from dynabench.deployment.file import as_plain
-from dynabench.experiment.axes import setting_of
 from dynabench.experiment.manifest import manifest_of
-from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.experiment.source import source_of
+from dynabench.experiment.source import Source, source_of
 from dynabench.experiment.store import PointStore, identity_of
 from dynabench.interrupt import Interrupt, InterruptError, noted
 from dynabench.plan import Arm, Settings
 from dynabench.progress import Display
 from dynabench.terminal import Terminal
-from foundation.errors import UserError
 from foundation.files import replace_text
-from mocker.timing.catalog import find_gpu
-from mocker.timing.config import TimingConfig
 from reports import capacity, plan_report
-from reports.capacity import SCHEMA, Alternative, Answer, AtLoad, Sureness
-from reports.conditions import Condition
-from reports.metrics import LEAST_SAMPLES, Goodput
+from reports.capacity import SCHEMA, Alternative, Answer, AtLoad, Held, Sureness
+from reports.metrics import Goodput
 from reports.outcomes import of_requests
 from reports.points import AnyPoint, Point
 
 MODES = ("kv", "round-robin", "least-loaded")
 """Router modes that are compared if none is given; the search itself uses the first."""
+NEAREST = 8
+"""The layouts and numbers of workers that are tried with each other mode if the first meets the limits with none."""
 SAFER = 4
 """The most layouts to try for one that certainly meets the limits, if the best does not."""
 
+Variant = tuple[str, Question, dict[str, Any]]
+"""The best layout with a setting changed: what it is called, its workers, and the change."""
+
 
 def run_plan(
-    files: tuple[Path, ...], config: PlanConfig, experiment: ExperimentConfig, settings: Settings, *, console: Terminal
+    files: tuple[Path, ...],
+    config: PlanConfig,
+    experiment: ExperimentConfig,
+    settings: Settings,
+    *,
+    console: Terminal,
+    show: Callable[[Path, Answer], None],
 ) -> tuple[Path, Answer]:
     """Search for the cheapest layout that meets the limits; resume a folder that has the same plan.
 
+    The answer is saved and shown before the report is drawn, so that nothing which goes wrong there loses it.
+
     Raises:
-        UserError: there are no limits, or the folder has something else.
+        UserError: a limit cannot be judged, or the folder has something else.
         ValueError: a setting is not understood.
     """
-    if not experiment.limits:
-        raise UserError("a plan needs limits: use --slo, such as --slo 'ttft.p99 <= 2s', or --slo-preset")
-    (pool,) = settings.deployment.pools
-    if pool.timing.is_generic and not config.price:
-        raise UserError(
-            "a plan needs the step times of your engine: use --model and --gpu (`dynabench hardware` lists them), --price with "
-            "several GPUs, or --timing-file"
-        )
-    _check_gpus(config, experiment, pool.timing)
-    _check_sizes(config, pool.timing)
-    _check_counts(experiment.limits, len(source_of(files, experiment)(settings.shape)))
+    source = source_of(files, experiment)
+    check(config, experiment, settings, source)
     experiment = replace(experiment, router_mode=experiment.router_mode or MODES)
     identity = identity_of(files, experiment, settings, config.identity)
-    out = experiment.out or Path("results") / f"plan-{identity}"
+    out = experiment.out or Path("results") / f"plan-{identity.key}"
     store = PointStore(out, identity, "plan")
     with Interrupt() as interrupt:
         display = Display("bounding layouts", "layouts", interrupt, console)
-        planner = _Planner(files, config, experiment, settings, store, out, interrupt, display)
+        points = Points(store, source, config, experiment, interrupt)
+        planner = _Planner(files, config, experiment, settings, source, points, out, display)
         try:
             with display:
                 planner.search()
                 planner.look_around()
         except InterruptError:
             planner.is_complete = False
+        store.check_unchanged(identity_of(files, experiment, settings, config.identity))
         answer = planner.answer()
-        plan_report.write(out, answer, planner.points())
+        plan_report.save(out, answer)
+        show(out, answer)
+        plan_report.write(out, answer, planner.points(), experiment.limits)
         return out, answer
-
-
-def _check_gpus(config: PlanConfig, experiment: ExperimentConfig, timing: TimingConfig) -> None:
-    """Refuse unknown GPUs, and sizes that no layout can have, before the workload is read.
-
-    Raises:
-        UserError: no GPU was measured with any of the sizes.
-        ValueError: a GPU is not known.
-    """
-    if timing.timing_name != "roofline":
-        return
-    gpus = [find_gpu(name) for name in (config.prices or [timing.gpu]) if name is not None]
-    varied = {setting_of(text) for text in experiment.vary}
-    if not gpus or "gpu" in varied:
-        return
-    possible = {1}.union(*(gpu.all_reduce for gpu in gpus))
-    if "tensor_parallel_size" not in varied and not possible.intersection(config.tensor_parallel_size):
-        sizes, names = (
-            " or ".join(map(str, part)) for part in (config.tensor_parallel_size, [gpu.name for gpu in gpus])
-        )
-        raise UserError(f"tensor_parallel_size {sizes} was not measured on {names}; expected one of {sorted(possible)}")
-
-
-def _check_sizes(config: PlanConfig, timing: TimingConfig) -> None:
-    """Refuse several sizes if there are step times for only one.
-
-    Raises:
-        UserError: there are several sizes.
-    """
-    sizes = config.tensor_parallel_size
-    if has_one_size(config, timing) and len(sizes) > 1 and sizes != PlanConfig().tensor_parallel_size:
-        raise UserError(
-            f"tensor_parallel_size {' and '.join(map(str, sizes))} are given; expected only the one used to measure "
-            "the step times; "
-            "run one plan for each"
-        )
-
-
-def _check_counts(limits: Sequence[Condition], num_requests: int) -> None:
-    """Refuse percentiles of too few requests: no layout could be shown to meet them.
-
-    Raises:
-        UserError: a limit is on such a percentile.
-    """
-    for limit in limits:
-        statistic = limit.statistic or ""
-        least = LEAST_SAMPLES[int(statistic[1:])] if statistic.startswith("p") else 1
-        if limit.metric != "itl" and num_requests < least:
-            raise UserError(
-                f"slo '{limit}' cannot be judged from {num_requests:,} requests; a {limit.statistic} needs {least:,}: use more of "
-                "the workload, or limit a lower percentile"
-            )
 
 
 class _Planner:
@@ -145,121 +97,96 @@ class _Planner:
         config: PlanConfig,
         experiment: ExperimentConfig,
         settings: Settings,
-        store: PointStore,
+        source: Source,
+        points: Points,
         out: Path,
-        interrupt: Interrupt,
         display: Display,
     ) -> None:
         self._files, self._config, self._experiment, self._settings = files, config, experiment, settings
-        self._store, self._out, self._interrupt, self._display = store, out, interrupt, display
-        self._source = source_of(files, experiment)
+        self._source, self._points, self._out, self._display = source, points, out, display
         self._started = time.perf_counter()
-        self._num_simulated = 0
         self._searches: dict[float, Search] = {}
         self._modes: list[Alternative] = []
         self._caching: list[Alternative] = []
         self._sureness: list[Sureness] = []
         self._safer = ""
-        self._found = Findings(config, experiment, settings, store)
+        self._held: Held | None = None
+        self._found = Findings(config, experiment, settings, mode=experiment.router_mode[0])
         self.is_complete = True
 
     def search(self) -> None:
-        """Find the cheapest layout.
+        """Find the cheapest layout, with the first router mode that any layout meets the limits with.
 
         Raises:
             InterruptError: the user interrupted it.
         """
-        self._found.search = self._begin(self._found.load)
-        self._drive(self._found.search, self._found.load)
-        self._finish(self._found.load, self._found.search)
+        floors = self._floors(self._found.load)
+        self._search_first(floors, {})
+        for mode in self._experiment.router_mode[1:] if self._found.best is None else ():
+            first = self._found
+            known = self._nearest_with(mode)
+            if any(point.state == "met" for point in known.values()):
+                self._found = Findings(self._config, self._experiment, self._settings, mode=mode, without=first.mode)
+                self._search_first(floors, known)
+                return
+            first.also_missed[mode] = len(known)
+
+    def _search_first(self, floors: Sequence[Floor], known: Mapping[Question, AnyPoint]) -> None:
+        """Search at the load to plan for, from what is known of the router mode."""
+        found = self._found
+        found.search = found.new_search(floors, found.load)
+        for question, point in known.items():
+            found.keep(question, found.load, point)
+            found.search.learn(question, point.state, point.outcomes)
+        self._drive(found.search, found.load)
+        self._finish(found.load, found.search)
+
+    def _nearest_with(self, mode: str) -> dict[Question, AnyPoint]:
+        """Try another router mode where the first came nearest to the limits and there is a choice of workers."""
+        found = self._found
+        near = [question for question in found.nearest() if self._routes(question)][:NEAREST]
+        points = self._points.ask([found.arm(question, found.load, router_mode=mode) for question in near])
+        return dict(zip(near, points, strict=True))
 
     def _finish(self, load: float, search: Search) -> None:
         self._searches[load] = search
         self._found.finished.append(load)
 
-    def _begin(self, load: float) -> Search:
-        """Return a search among all layouts or, at later loads, among those that met the limits at the first."""
-        found, at = self._found, "" if load == self._found.load else f" at {load:g}x the load"
-        places = [
-            place for place in range(len(found.candidates)) if not at or found.search.layouts[place].met is not None
-        ]
-        wanted = [found.candidates[place].arm(1, load=load).settings for place in places]
+    def _floors(self, load: float) -> list[Floor]:
+        """Return what each layout needs at least."""
+        wanted = [candidate.arm(1, load=load).settings for candidate in self._found.candidates]
+        at = "" if load == self._found.load else f" at {self._found.load_told(load)} the load"
         self._display.what, self._display.unit = f"bounding layouts{at}", "layouts"
-        floors = dict(
-            self._parallel([(floor_of, (settings, self._source, self._experiment.limits)) for settings in wanted])
-        )
-        return found.new_search({place: floors[number] for number, place in enumerate(places)})
+        limits, attainment = self._experiment.limits, self._config.attainment
+        calls = [(floor_of, (settings, self._source, limits, attainment)) for settings in wanted]
+        return self._points.carry_out(calls)
 
     def _drive(self, search: Search, load: float) -> None:
         """Simulate what a search asks for until it is finished."""
         best = search.best
         self._display.what, self._display.unit = "none found so far", "simulations"
-        while questions := search.questions(self._at_once):
-            arms = [self._found.arm(question, load) for question in questions]
-            points = self._points(arms)
+        while (question := search.next()) is not None:
+            if not self._points.is_known(self._found.arm(question, load)):
+                self._points.simulate([self._found.arm(one, load) for one in search.ahead(self._points.at_once)])
+            point = self._point(question, load)
             with noted():  # a search that has learnt half of it would be wrong
-                for question, point in zip(questions, points, strict=True):
-                    search.learn(question, point.state)
+                search.learn(question, point.state, point.outcomes)
             if search.best != best:
                 best = search.best
                 assert best is not None
                 self._display.say(f"{self._found.named(best, load)} meets the limits")
             known = "none" if best is None else self._found.named(best, load)
-            self._display.what = f"best so far {known}, {self._num_simulated} simulated"
+            self._display.what = f"best so far {known}, {self._points.num_simulated} simulated"
 
-    @property
-    def _at_once(self) -> int:
-        return self._experiment.jobs or len(os.sched_getaffinity(0))
-
-    def _points(self, arms: Sequence[Arm]) -> list[AnyPoint]:
-        """Return the results of some arms, simulating those that are not known.
+    def _point(self, question: Question, load: float) -> AnyPoint:
+        """Return the result of a question, and keep it.
 
         Raises:
             InterruptError: the user interrupted it.
         """
-        todo = [arm for arm in arms if self._store.known(arm) is None]
-        experiment = self._experiment
-        calls = [
-            (
-                attempt,
-                (
-                    arm,
-                    self._source,
-                    experiment.seed,
-                    experiment.repeats,
-                    experiment.limits,
-                    self._config.attainment,
-                    self._interrupt.flag,
-                ),
-            )
-            for arm in todo
-        ]
-        for place, point in self._each(calls):
-            self._store.keep(todo[place], point)
-            self._num_simulated += 1
-        found = [self._store.known(arm) for arm in arms]
-        if any(point is None for point in found):
-            raise InterruptError
-        return [point for point in found if point is not None]
-
-    def _parallel(self, calls: list[Any]) -> list[tuple[int, Any]]:
-        """Carry out calls on all cores.
-
-        Raises:
-            InterruptError: the user interrupted it.
-        """
-        return list(self._each(calls))
-
-    def _each(self, calls: list[Any]) -> Iterator[tuple[int, Any]]:
-        """Carry out calls on all cores, and yield each result as soon as it is known.
-
-        Raises:
-            InterruptError: the user interrupted it; what was yielded counts.
-        """
-        if calls:
-            yield from in_parallel(calls, self._experiment.jobs, interrupt=self._interrupt)
-        if self._interrupt.is_asked:
-            raise InterruptError
+        [point] = self._points.ask([self._found.arm(question, load)])
+        self._found.keep(question, load, point)
+        return point
 
     def look_around(self) -> None:
         """Find out what more load needs, whether the router mode or the cache matters, and how certain the answer is.
@@ -273,53 +200,70 @@ class _Planner:
             if load not in self._searches:
                 self._search_at(load)
         best = self._found.best  # of the cheapest, the one that handles more load
+        modes, caching = self._modes_of(best), self._caching_of(best)
+        self._points.ask([self._arm(*one) for one in (*modes, *caching)])  # all at once, on all cores
+        self._modes, self._caching = self._alternatives(modes), self._alternatives(caching)
+        self._held = self._held_by(best)
         self._sureness = self._sure(best)
-        if any(sure.is_doubtful for sure in self._sureness):
+        if any(sure.is_doubtful for sure in self._sureness) and all(sure.has_interval for sure in self._sureness):
             self._safer = self._told_safer(best)
-        self._modes = self._compared_modes(best)
-        self._caching = self._compared_caching(best)
 
-    def _sure(self, best: Question) -> list[Sureness]:
-        arm = self._found.arm(best, self._found.load)
-        experiment = self._experiment
-        call = (sureness_of, (arm, self._source, experiment.seed, experiment.limits, self._config.attainment))
-        [(_, found)] = self._parallel([call])
-        return list(found)
+    def _held_by(self, best: Question) -> Held | None:
+        """Find the highest load at which a layout meets the limits; None if its load cannot be raised."""
+        settings, planned = self._settings, self._found.load
+        if not (settings.load.is_closed or self._source(settings.shape).duration_s):
+            return None
+        held = Held(1.0)
+        while (wanted := next_load(held.holds_to, held.misses_at)) is not None:
+            load = reached(settings, planned * wanted, round)
+            times = round(load / reached(settings, planned), 4)
+            if times in (held.holds_to, held.misses_at):  # nothing between two whole numbers in flight
+                break
+            [point] = self._points.ask([self._found.arm(best, load)])
+            if point.state == "met":
+                held = structs.replace(held, holds_to=times)
+            else:
+                held = structs.replace(held, misses_at=times, outcomes=list(point.outcomes))
+        return held
+
+    def _sure(self, question: Question) -> list[Sureness]:
+        return self._points.sure(self._found.arm(question, self._found.load))
 
     def _told_safer(self, best: Question) -> str:
         """Look for the cheapest layout that certainly meets the limits, among a few; say what was found."""
         wanted = self._found.safer(best)[:SAFER]
         for question in wanted:
-            [point] = self._points([self._found.arm(question, self._found.load)])
+            point = self._point(question, self._found.load)
             if point.state == "met" and not any(sure.is_doubtful for sure in self._sure(question)):
                 return self._found.told_safer(question, len(wanted))
         return self._found.told_safer(None, len(wanted)) if wanted else ""
 
-    def _compared_modes(self, best: Question) -> list[Alternative]:
-        """Try the router modes with these workers and with one fewer, which a better mode may save."""
+    def _modes_of(self, best: Question) -> list[Variant]:
+        """Return the router modes with these workers and with one fewer, which a better mode may save."""
         modes = self._experiment.router_mode
-        if len(modes) == 1 or not self._routes(best):
-            return []
-        layout = self._found.search.layouts[best.layout]
-        counts = [best.workers] + [best.workers - 1] * (best.workers > max(layout.floor, 1))
-        wanted = [(mode, Question(best.layout, count)) for count in counts for mode in modes]
-        return self._alternatives([(mode, question, {"router_mode": mode}) for mode, question in wanted])
+        counts = (best.workers, best.workers - 1)
+        tried = [
+            Question(best.layout, count) for count in counts if count >= self._found.search.layouts[best.layout].floor
+        ]
+        routing = [question for question in tried if self._routes(question)] if len(modes) > 1 else []
+        return [(mode, question, {"router_mode": mode}) for question in routing for mode in modes]
 
     def _routes(self, best: Question) -> bool:
         """Return whether there is a choice of workers for a prompt, or for an answer."""
         return max(best.workers, self._found.prefill_workers(best.layout) or 0) > 1
 
-    def _compared_caching(self, best: Question) -> list[Alternative]:
-        """Try it without prefix caching, if prompts are known to share anything."""
+    def _caching_of(self, best: Question) -> list[Variant]:
+        """Return it with and without prefix caching, if prompts are known to share anything."""
         point = self._found.known(best)
         if not isinstance(point, Point) or not point.cache.hit_share:
             return []
-        flags = (("with", True), ("without", False))
-        return self._alternatives([(name, best, {"enable_prefix_caching": flag}) for name, flag in flags])
+        return [("with", best, {}), ("without", best, {"enable_prefix_caching": False})]
 
-    def _alternatives(self, wanted: list[tuple[str, Question, dict[str, Any]]]) -> list[Alternative]:
-        load = self._found.load
-        points = self._points([self._found.arm(question, load, **changes) for _, question, changes in wanted])
+    def _arm(self, _name: str, question: Question, changes: dict[str, Any]) -> Arm:
+        return self._found.arm(question, self._found.load, **changes)
+
+    def _alternatives(self, wanted: list[Variant]) -> list[Alternative]:
+        points = self._points.ask([self._arm(*one) for one in wanted])
         return [
             Alternative(
                 name=name,
@@ -333,26 +277,24 @@ class _Planner:
         ]
 
     def _search_at(self, load: float) -> None:
-        """Find what a multiple of the rate needs, among the layouts that met the limits at the first."""
-        search = self._begin(load)
-        if load > self._found.load:
-            for layout, known in zip(search.layouts, self._found.search.layouts, strict=True):
-                layout.floor = max(layout.floor, known.low)
+        """Find what another multiple of the load needs."""
+        search = self._found.new_search(self._floors(load), load)
         self._drive(search, load)
         self._finish(load, search)
 
     def _at_load(self, load: float) -> AtLoad:
-        """Return what a multiple of the rate was found to need."""
+        """Return what a multiple of the load was found to need."""
         search = self._searches[load]
         found = self._found.best_of(search, load)
+        label = self._found.load_told(load, found)
         if found is None:
-            return AtLoad(load, "-", None, None, [])
+            return AtLoad(load, "-", None, None, [], label=label)
         point = self._found.known(found, load)
         assert point is not None
         layout = search.layouts[found.layout]
         prefill = self._found.prefill_workers(found.layout)
         gpus, cost = layout.gpus(found.workers), layout.cost(found.workers)
-        return AtLoad(load, layout.name, gpus, found.workers, list(point.outcomes), prefill, cost)
+        return AtLoad(load, layout.name, gpus, found.workers, list(point.outcomes), prefill, cost, label)
 
     def answer(self) -> Answer:
         """Return what is known."""
@@ -363,7 +305,8 @@ class _Planner:
             "virtual", self._files, workload, self._experiment, self._settings, chosen, []
         )  # the best arm describes the deployment
         layouts = self._found.ranked()
-        verdict = self._found.verdict(is_complete=self.is_complete) + capacity.doubt(self._sureness)
+        verdict = self._found.verdict(is_complete=self.is_complete)
+        verdict += f" {self._held}" * (self._held is not None) + capacity.doubt(self._sureness)
         return Answer(
             schema=SCHEMA,
             title=manifest["title"].partition(":")[0],
@@ -376,8 +319,9 @@ class _Planner:
             modes=self._modes,
             caching=self._caching,
             sureness=self._sureness,
+            held=self._held,
             commands=self._commands(chosen[0]) if chosen else [],
-            simulated=self._num_simulated,
+            simulated=self._points.num_asked,
             wall_s=time.perf_counter() - self._started,
             head=manifest["head"],
             command=manifest["command"],
@@ -402,6 +346,11 @@ class _Planner:
         if best and not self._routes(best) and len(self._experiment.router_mode) > 1:
             each = " of each kind" * (self._found.prefill_workers(best.layout) is not None)
             yield f"One worker{each}: there is nothing to route, so router modes are not compared."
+        if self._found.without:
+            yield (
+                f"No layout that was tried meets the limits with router mode {self._found.without}; "
+                f"this plan is for {self._found.mode}."
+            )
         if self._safer:
             yield self._safer
         if told := capacity.modes_told(self._modes):
@@ -416,6 +365,8 @@ class _Planner:
             )
         yield from self._found.other_kinds()
         (pool,) = self._settings.deployment.pools
+        if left := unsearched(self._config, self._experiment, pool.timing):
+            yield left
         if has_one_size(self._config, pool.timing) and len(self._config.tensor_parallel_size) > 1:
             yield (
                 "Step times are assumed to be for tensor parallel size 1; if they are not, set the size with "

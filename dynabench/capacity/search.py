@@ -1,21 +1,25 @@
 """Which layout meets the limits at the least cost. A core: it says what to simulate next and takes the results.
 
 A layout is a way to run the model; the number of workers is searched for. More workers of one layout are assumed to be
-better. Layouts are tried in the order of their lowest possible cost:
+better, unless they miss other limits than fewer do: then some number between the two may meet all of them. Layouts are
+tried in the order of their lowest possible cost:
 
     no layout is known to meet the limits    the workers of the most promising one are doubled until it does, or until
                                              that is far more than expected
+    more workers miss other limits           the numbers between are tried
     one is known                             each other layout must be cheaper: it is tried with as many workers as that
                                              allows, or not at all
     none can be cheaper                      those that cost the same are tried, to see which of them is best
 """
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from reports.outcomes import State
+from dynabench.experiment.search import skipped
+from reports.outcomes import Outcome, State
 
 RUNAWAY = 4
 """A layout is tried up to this multiple of its expected cost before others get a turn."""
@@ -46,6 +50,8 @@ class Layout:
     """Why it cannot meet the limits with any number of workers, or is impossible."""
     states: dict[int, State] = field(default_factory=dict)
     """The results by the number of workers."""
+    missed: dict[int, frozenset[str]] = field(default_factory=dict)
+    """The limits that each number of workers misses, if any."""
     fixed_price: float | None = None
     """Price of a GPU of the workers whose number is part of the layout, if it differs."""
     expected: int = 1
@@ -70,10 +76,23 @@ class Layout:
         return min((workers for workers, state in self.states.items() if state == "met"), default=None)
 
     @property
+    def between(self) -> int | None:
+        """A skipped number of workers that may meet the limits although fewer and more do not."""
+        return skipped(self.missed) if self.met is None else None
+
+    @property
     def low(self) -> int:
         """The fewest workers that could meet the limits."""
-        missed = [workers for workers, state in self.states.items() if state != "met"]
-        return max([self.floor, *(workers + 1 for workers in missed)])
+        end = self.met or self.between or math.inf
+        return max([self.floor, *(workers + 1 for workers in self.missed if workers < end)])
+
+    def low_at(self, times: float) -> int:
+        """Return the fewest workers that could meet the limits at this many times the load, if this one's search is over.
+
+        No fewer than at this load. One that missed the limits misses them, too, with as much load for each worker or more.
+        """
+        missed = max(self.missed, default=0) if self.met is None else 0
+        return max(self.low, math.floor(missed * times + 1e-9) + 1)
 
     def most(self, cost: float, *, is_below: bool) -> int:
         """Return the most workers that cost at most this, or less than this."""
@@ -108,18 +127,33 @@ class Search:
         best = self.best
         return math.inf if best is None else self.layouts[best.layout].cost(best.workers)
 
-    def learn(self, question: Question, state: State) -> None:
+    def learn(self, question: Question, state: State, outcomes: Iterable[Outcome] = ()) -> None:
         """Note the result of a simulation; an unknown result counts as not met."""
-        self.layouts[question.layout].states[question.workers] = state
+        layout = self.layouts[question.layout]
+        layout.states[question.workers] = state
+        if state != "met":
+            layout.missed[question.workers] = frozenset(one.limit for one in outcomes if one.state != "met")
 
-    def questions(self, count: int) -> list[Question]:
-        """Return up to this many questions to simulate next, each of another layout; none if the search is finished."""
+    def next(self) -> Question | None:
+        """Return the question to simulate next; None if the search is finished."""
         found = [
             (*self._turn(place, workers), Question(place, workers))
             for place in range(len(self.layouts))
             if (workers := self._next(place)) is not None
         ]
-        return [question for *_, question in sorted(found)[:count]] or self._ties()[:count]
+        return min(found)[-1] if found else next(iter(self._ties()), None)
+
+    def ahead(self, count: int) -> list[Question]:
+        """Return up to this many questions: the next, and those that follow if all of them miss the limits, as most do.
+
+        They may be simulated at once, as long as results are learnt in the order of `next`: what is found does not depend
+        on their number.
+        """
+        search, found = copy.deepcopy(self), list[Question]()
+        while len(found) < count and (question := search.next()) is not None:
+            found.append(question)
+            search.learn(question, "missed")
+        return found
 
     def _turn(self, place: int, workers: int) -> tuple[bool, float, float]:
         """Return a layout's place in the queue, smallest first; until one meets the limits, a started one continues."""
@@ -141,6 +175,8 @@ class Search:
             return None
         if layout.met is not None:
             return (low + min(most, layout.met - 1)) // 2 if low < layout.met else None
+        if layout.between is not None:
+            return min(layout.between, most)
         if cost < math.inf:
             return most
         return min(low if not layout.states else max(2 * (low - 1), low), most)

@@ -29,7 +29,8 @@ class PlanConfig:
     """Most GPUs that a layout may use."""
 
     loads: str = "1,1.25,1.5,2"
-    """Multiples of the workload's rate; the plan is for the first, and the others show what more load needs."""
+    """Multiples of the workload's rate or, in a closed loop, of what is in flight; the plan is for the first, and the others
+    show what more load needs."""
 
     attainment: Annotated[float, Meta(gt=0, le=1)] = 0.99
     """Share of the requests that must be within the per-request limits."""

@@ -11,19 +11,26 @@ from dynabench.virtual.run import run as simulate
 from reports.capacity import Sureness
 from reports.conditions import METRICS, Condition
 from reports.metrics import LEAST_SAMPLES, goodput, per_request
-from reports.outcomes import of_requests, of_run, percent
+from reports.outcomes import SHARES, of_requests, of_run, percent, plain
 from reports.records import Floats, Record
 from reports.slo import good
-from reports.statistics import Blocks, blocks_of, mean_interval, quantile_interval
+from reports.statistics import Blocks, blocks_of, gaps_interval, mean_interval, quantile_interval
 from reports.summarize import summarize
+
+FEW = "too few requests"
 
 
 def sureness_of(arm: Arm, source: Source, seed: int, limits: Sequence[Condition], attainment: float) -> list[Sureness]:
     """Return the certainty that each limit is met: the workload is only a sample, and a simulation is only a model."""
-    record = simulate(Plan(arm, seed=seed), source(arm.settings.shape))
+    return sureness_in(simulate(Plan(arm, seed=seed), source(arm.settings.shape)), arm, limits, attainment)
+
+
+def sureness_in(record: Record, arm: Arm, limits: Sequence[Condition], attainment: float) -> list[Sureness]:
+    """Return the same from a run that was simulated."""
     figures = summarize([record], list(limits), with_intervals=False).arms[arm.name]
-    values = per_request(record.requests)
-    blocks = blocks_of(record.requests.intended_s, values["e2e_sched"])
+    known, has_failed = per_request(record.requests), ~record.requests.succeeded
+    blocks = blocks_of(record.requests.intended_s, known["e2e_sched"])
+    values = {name: np.where(has_failed, np.inf, its) for name, its in known.items()}
     timing = next(pool for pool in arm.settings.deployment.pools if pool.role != "prefill").timing
     found = []
     for limit in limits:
@@ -32,7 +39,7 @@ def sureness_of(arm: Arm, source: Source, seed: int, limits: Sequence[Condition]
         outcome = of_run(limit, figures.metric(METRICS[limit.metric]))
         if outcome.value is None:
             continue
-        interval = _interval(limit, values, blocks)
+        interval = _gaps_interval(limit, record, blocks) if limit.metric == "itl" else _interval(limit, values, blocks)
         found.append(_sureness(limit, outcome.value, interval, model_error(timing)))
     return found + _sure_of_requests(record, blocks, limits, attainment)
 
@@ -53,7 +60,7 @@ def _sure_of_requests(record: Record, blocks: Blocks, limits: Sequence[Condition
                 None,
                 None,
                 None,
-                text=f"{text}; there is no interval (too few requests).",
+                text=f"{text}; not certain: no interval ({FEW}).",
                 is_share=True,
             )
         ]
@@ -68,19 +75,28 @@ def _sure_of_requests(record: Record, blocks: Blocks, limits: Sequence[Condition
 
 
 def _interval(limit: Condition, values: dict[str, Floats], blocks: Blocks) -> tuple[float, float] | str:
-    """Return the interval of the limited metric, or why there is none."""
-    of = values.get(METRICS[limit.metric])
-    if of is None:
-        return "gaps between tokens are not stored by request"
+    """Return the interval of the limited metric, or why there is none; a failed request takes forever."""
+    of = values[METRICS[limit.metric]]
     if limit.statistic == "max":
         return "a maximum comes from one request"
-    if limit.statistic == "mean":
-        return mean_interval(of, blocks) or "too few requests"
-    percentile = int((limit.statistic or "p50")[1:])
-    known = int((~np.isnan(of)).sum())
-    if known < LEAST_SAMPLES[percentile]:
+    if limit.statistic == "mean":  # of the requests that were answered, as in every table
+        return mean_interval(np.where(np.isinf(of), np.nan, of), blocks) or FEW
+    share = SHARES[limit.statistic]
+    if (known := int((~np.isnan(of)).sum())) < LEAST_SAMPLES[round(share * 100)]:
         return f"{known:,} requests are too few"
-    return quantile_interval(of, blocks, percentile / 100) or "too few requests"
+    return quantile_interval(of, blocks, share) or FEW
+
+
+def _gaps_interval(limit: Condition, record: Record, blocks: Blocks) -> tuple[float, float] | str:
+    """Return the interval of a limit on the gaps between tokens: each belongs to the block in which it begins."""
+    if limit.statistic == "max":
+        return "a maximum comes from one gap"
+    assert record.gap_starts_s is not None, "simulations know it"
+    arrivals = record.requests.intended_s
+    starts_s = np.array([arrivals[blocks == block].min() for block in range(int(blocks.max(initial=0)) + 1)])
+    of_gaps = np.searchsorted(starts_s, record.gap_starts_s, side="right") - 1
+    share = None if limit.statistic == "mean" else SHARES[limit.statistic]
+    return gaps_interval(record.gaps, of_gaps, share) or FEW
 
 
 def _sureness(
@@ -97,12 +113,14 @@ def _sureness(
         text += f"; for {known}, mean {metric} was {percent(error)} off"
         if limit.statistic != "mean":
             text += f", and the error of a {limit.statistic} is not known"
-    low, high = (None, None) if isinstance(interval, str) else interval
-    if low is not None and high is not None:
-        lies = "is within" if high <= limit.value else "is beyond" if low > limit.value else "includes"
-        text += f"; the sample's 95% interval, {low * 1000:,.4g} to {high * 1000:,.4g} ms, {lies} the limit"
+    if isinstance(interval, str):
+        text += f"; not certain: no interval ({interval})"
+        low, high, is_open = None, None, False
     else:
-        text += f"; there is no interval ({interval})"
+        low, high = interval
+        lies = "is within" if high <= limit.value else "is beyond" if low > limit.value else "includes"
+        to = f"{plain(high)} ms" if np.isfinite(high) else "infinite, because requests failed"
+        text += f"; the sample's 95% interval, {plain(low)} to {to}, {lies} the limit"
+        is_open = low <= limit.value < high
     text += "." if known is not None else "; the model's error is not known for this case."
-    is_open = low is not None and high is not None and low <= limit.value < high
     return Sureness(str(limit), value, low, high, error, str(known or ""), text, is_open, is_within_error)

@@ -5,14 +5,16 @@ from dataclasses import replace
 
 import numpy as np
 
+from dynabench.capacity.sureness import sureness_in
 from dynabench.experiment.source import Source
-from dynabench.experiment.sweep import simulate_point, simulated_whole
+from dynabench.experiment.sweep import point_of, simulate_runs, simulated_whole
 from dynabench.interrupt import Flag
 from dynabench.plan import Arm, Plan
+from reports.capacity import Sureness
 from reports.conditions import METRICS, Condition
 from reports.metrics import TokenGaps, per_request
-from reports.outcomes import Outcome
-from reports.points import AnyPoint, Cut
+from reports.outcomes import SHARES, Outcome
+from reports.points import AnyPoint, Cut, Impossible
 from reports.records import Record
 from workloads import Workload, WorkloadError
 from workloads.shape import ShapeConfig
@@ -25,23 +27,39 @@ DEFAULT = ShapeConfig()
 
 
 def attempt(
-    arm: Arm, source: Source, seed: int, repeats: int, limits: list[Condition], attainment: float, flag: Flag
-) -> AnyPoint:
-    """Simulate a combination of settings: the busiest part of the workload, and all of it unless that fails."""
+    arm: Arm,
+    source: Source,
+    seed: int,
+    repeats: int,
+    limits: list[Condition],
+    attainment: float,
+    flag: Flag,
+    is_sure_wanted: bool,
+) -> tuple[AnyPoint, list[Sureness]]:
+    """Simulate a combination of settings: the busiest part of the workload, and all of it unless that fails.
+
+    If wanted, also return how certain it is that the limits are met, as long as the runs are at hand.
+    """
     workload = source(arm.settings.shape)
     is_worth_it = len(workload) >= WORTH_CUTTING and not _shares_prefixes(workload, arm)
+    is_worth_it &= not arm.settings.load.is_closed  # a part would begin with a burst that is not in the whole
     part = busiest(source, arm.settings.shape) if is_worth_it else None
     if part is not None:
         cut = Arm(arm.name, replace(arm.settings, shape=part), arm.changes)
         try:
             record = simulated_whole(Plan(cut, seed=seed), source(part), flag)
         except ValueError:
-            record = None  # `simulate_point` says why
+            record = None  # `simulate_runs` says why
         if record is not None:
             missed = certain_misses(record, workload, limits, attainment)
             if missed:
-                return Cut(arm.name, arm.plain_changes, missed)
-    return simulate_point(arm, source, seed, repeats, limits, attainment, flag)
+                return Cut(arm.name, arm.plain_changes, missed), []
+    runs = simulate_runs(arm, source, seed, repeats, flag)
+    if isinstance(runs, Impossible):
+        return runs, []
+    point = point_of(arm, source, runs, limits, attainment)
+    is_needed = is_sure_wanted and point.state == "met"
+    return point, sureness_in(runs[0], arm, limits, attainment) if is_needed else []
 
 
 def _shares_prefixes(workload: Workload, arm: Arm) -> bool:
@@ -101,6 +119,3 @@ def certain_misses(part: Record, whole: Workload, limits: Sequence[Condition], a
         if is_missed:
             found.append(Outcome(str(limit), "missed", reason=f"in the busiest part of the workload alone, {said}"))
     return found
-
-
-SHARES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}

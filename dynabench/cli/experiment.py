@@ -5,6 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+from dynabench.cli.gates import (
+    Gate,
+    GateConfig,
+    SweepGate,
+    SweepGateConfig,
+    as_json,
+    checks_of,
+    finish,
+    wall_s_of,
+)
 from dynabench.cli.groups import (
     VARY,
     Client,
@@ -17,6 +27,7 @@ from dynabench.cli.groups import (
     KvTransfer,
     LivePool,
     Load,
+    Markdown,
     MeasuredFrontend,
     MeasuredRouter,
     Output,
@@ -55,6 +66,7 @@ from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
+from reports.gate import of_summary
 from serving.cli.command_line import flat
 from serving.life import DisaggregationConfig
 from serving.planner import PlannerConfig
@@ -71,7 +83,9 @@ def simulate(
     *,
     deployment: DeploymentFile = None,
     experiment: Experiment = ExperimentConfig(),  # noqa: B008 (frozen)
+    gate: Gate = GateConfig(),  # noqa: B008
     output: Output = OutputConfig(),  # noqa: B008
+    markdown: Markdown = False,
     shape: Shape = ShapeConfig(),  # noqa: B008
     load: Load = LoadConfig(),  # noqa: B008
     pool: Pool | None = None,
@@ -87,13 +101,15 @@ def simulate(
 ) -> int:
     """Compare router modes, or any other settings, in virtual time.
 
-    Exit code 1: the comparison is not valid; the report says why.
+    Exit code 1: --fail-if applies, or a run is not valid; the report says why.
 
     Args:
         workload: Files or a folder that form one workload (see `dynabench workload formats`); default: a small bundled one.
         deployment: YAML file that describes the deployment, instead of flags: pools, and their settings by name.
         experiment: What to compare.
+        gate: When to exit with 1.
         output: What to print.
+        markdown: Print a Markdown summary, for a pull request.
         shape: What to change about the workload.
         load: How the workload is sent.
         pool: How many workers there are, and whether some only prefill and some only decode.
@@ -123,7 +139,9 @@ def simulate(
             planner,
         )
     settings = Settings(deployed, shape, load)
-    return _compare("virtual", workload, _with_modes(experiment, deployment, deployed), settings, output)
+    return _compare(
+        "virtual", workload, _with_modes(experiment, deployment, deployed), settings, gate, output, markdown=markdown
+    )
 
 
 def run(
@@ -132,7 +150,9 @@ def run(
     *,
     deployment: DeploymentFile = None,
     experiment: Experiment = ExperimentConfig(),  # noqa: B008 (frozen)
+    gate: Gate = GateConfig(),  # noqa: B008
     output: Output = OutputConfig(),  # noqa: B008
+    markdown: Markdown = False,
     shape: Shape = ShapeConfig(),  # noqa: B008
     load: Load = LoadConfig(),  # noqa: B008
     client: Client = ClientConfig(),  # noqa: B008
@@ -149,13 +169,15 @@ def run(
 ) -> int:
     """Compare router modes, or any other settings, over real HTTP: a frontend, a router and workers on this host.
 
-    Exit code 1: the comparison is not valid, for example because too many requests failed; the report says why.
+    Exit code 1: --fail-if applies, or a run is not valid, for example because too many requests failed; the report says why.
 
     Args:
         workload: Files or a folder that form one workload (see `dynabench workload formats`); default: a small bundled one.
         deployment: YAML file that describes the deployment, instead of flags: pools, and their settings by name.
         experiment: What to compare.
+        gate: When to exit with 1.
         output: What to print.
+        markdown: Print a Markdown summary, for a pull request.
         shape: What to change about the workload.
         load: How the workload is sent.
         client: How requests are sent and measured.
@@ -219,7 +241,9 @@ def run(
             )
             refuse_without_roles(deployed)
     settings = Settings(deployed, shape, load, client)
-    return _compare("wall", workload, _with_modes(experiment, deployment, deployed), settings, output)
+    return _compare(
+        "wall", workload, _with_modes(experiment, deployment, deployed), settings, gate, output, markdown=markdown
+    )
 
 
 def sweep(
@@ -229,6 +253,7 @@ def sweep(
     deployment: DeploymentFile = None,
     config: Annotated[SweepConfig, flat("Sweep", 0)] = SweepConfig(),  # noqa: B008 (frozen)
     experiment: Experiment = ExperimentConfig(),  # noqa: B008
+    gate: SweepGate = SweepGateConfig(),  # noqa: B008
     output: Output = OutputConfig(),  # noqa: B008
     shape: Shape = ShapeConfig(),  # noqa: B008
     load: Load = LoadConfig(),  # noqa: B008
@@ -245,11 +270,14 @@ def sweep(
 ) -> int:
     """Try every combination of settings in virtual time, or find the highest rate that meets the limits.
 
+    Exit code 1: --fail-if applies to a point.
+
     Args:
         workload: Files or a folder that form one workload (see `dynabench workload formats`); default: a small bundled one.
         deployment: YAML file that describes the deployment, instead of flags: pools, and their settings by name.
         config: How to run the sweep or search.
         experiment: What to vary (--router-mode, --vary) and the limits (--slo, --slo-preset).
+        gate: When to exit with 1.
         output: What to print.
         shape: What to change about the workload.
         load: How the workload is sent.
@@ -264,7 +292,7 @@ def sweep(
         fleet: How the number of workers changes.
         planner: What decides how many workers each pool has.
     """
-    from dynabench.cli.results import print_sweep
+    from dynabench.cli.results import finish_sweep
     from dynabench.experiment.sweep import run_sweep
 
     console = output.terminal()
@@ -284,11 +312,10 @@ def sweep(
             planner,
         )
         experiment, settings = _with_modes(experiment, deployment, deployed), Settings(deployed, shape, load)
-        out, manifest, summary = run_sweep(workload, config, experiment, settings, console=console)
-    print_sweep(manifest, summary, console, is_whole=output.all_metrics)
-    console.print(f"report: {out / 'report.html'}", soft_wrap=True)
-    output.document(out, json.loads((out / "sweep.json").read_text()))
-    return 0 if summary.is_complete else 130
+        gates = gate.gates()
+        out, manifest, summary = run_sweep(workload, config, experiment, settings, console=console, gates=gates)
+    content = json.loads((out / "sweep.json").read_text())
+    return finish_sweep(manifest, summary, gates, gate, output, out, content, is_complete=summary.is_complete)
 
 
 def selftest(*, config: Annotated[SelftestConfig, flat("Self-test", 1)] = SelftestConfig()) -> int:  # noqa: B008
@@ -364,19 +391,27 @@ def _compare(
     files: tuple[Path, ...],
     experiment: ExperimentConfig,
     settings: Settings,
+    gate: GateConfig,
     output: OutputConfig,
+    *,
+    markdown: bool,
 ) -> int:
-    from dynabench.cli.results import print_like, print_summary
+    from dynabench.cli.results import print_like, show
     from dynabench.experiment.run import run_experiment
 
-    console = output.terminal()
+    if markdown and output.json:
+        raise UserError("--markdown and --json print the same result; use only one of them")
+    console = Terminal(stderr=markdown or output.json)
     with plain_errors():
-        out, manifest, summary = run_experiment(clock, files, experiment, settings, console=console)
-    print_summary(manifest, summary, console, is_whole=output.all_metrics)
+        gates = gate.gates()
+        out, manifest, summary = run_experiment(clock, files, experiment, settings, console=console, gates=gates)
+    found = of_summary(summary, gates, manifest["left_out"])
+    show(manifest, summary, found, console, output, markdown=markdown)
     if experiment.metrics_like is not None:
         print_like(out, experiment.metrics_like, console)
     console.print(f"report: {out / 'report.html'}", soft_wrap=True)
-    output.document(out, summary.as_json())
-    if not summary.is_complete:
-        return 130
-    return 0 if summary.is_valid else 1
+    output.document(out, summary.as_json() | as_json(found))
+    checks, wall_s = checks_of(summary), wall_s_of(manifest)
+    return finish(
+        gate, manifest["title"], checks, found, wall_s=wall_s, console=console, is_complete=summary.is_complete
+    )

@@ -59,6 +59,7 @@ class OutputConfig:
             print(json.dumps({"folder": None if folder is None else str(folder)} | content, indent=2))
 
 
+Markdown = Annotated[bool, Parameter(negative=())]
 Output = Annotated[OutputConfig, flat("Output", 1)]
 Experiment = Annotated[ExperimentConfig, flat("Experiment", 1)]
 Shape = Annotated[ShapeConfig, flat("Workload", 2)]

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from dynabench.cli.groups import plain_errors
+from dynabench.experiment.model_error import model_error
 from dynabench.terminal import Terminal
 from foundation.text import printable
 from mocker import EngineConfig
@@ -33,8 +34,8 @@ def model(
 
     Args:
         name: A bundled model's Hugging Face id, or a folder or file with a config.json.
-        gpu: Also print how many tokens of KV fit on this GPU, and what its steps cost, as flags of a router
-            (`dynabench hardware` lists GPUs).
+        gpu: Also print how many tokens of KV fit on this GPU, how far off simulated times are there, and what its steps
+            cost, as flags of a router (`dynabench hardware` lists GPUs).
         tensor_parallel_size: GPUs that share each layer.
         quantization: Type of the weights (default: the model's).
         kv_cache_dtype: Type of the KV cache (auto: what the model asks for, else bfloat16).
@@ -53,15 +54,19 @@ def model(
         shape = timing.shape
         found = facts(shape, timing.kv_dtype)
     room, too_large = _room(timing)
+    error = known.told if (known := model_error(timing)) else None
     costs = _step_costs(timing, too_large)
     notes = list(filter(None, [doubt(name, shape), approximations(shape), too_large]))
     if json_output:
-        print(json.dumps(found | {"room": room, "step_costs": costs and costs.settings, "notes": notes}, indent=2))
+        more = {"room": room, "model_error": error, "step_costs": costs and costs.settings, "notes": notes}
+        print(json.dumps(found | more, indent=2))
         return
     console = Terminal()
     console.say(f"{printable(name)}: {summary(shape, timing.kv_dtype)}")
     for label, text in _lines(found, room):
         console.say(f"  {label:14} {text}")
+    if error:
+        console.say(f"  {'model error':14} {error}")
     if costs is not None:
         console.say("Costs of its steps, for a router that predicts times (marginal-all and others):")
         console.print(f"  {costs.flags}", soft_wrap=True)

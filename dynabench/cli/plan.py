@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 from dynabench.capacity.settings import PlanConfig, PlannedEngineConfig, PlannedTimingConfig
+from dynabench.cli.gates import PlanGate, PlanGateConfig, as_json, check_of_plan, finish, told
 from dynabench.cli.groups import (
     WITHOUT_ROLE,
     Disaggregation,
@@ -29,8 +30,10 @@ from dynabench.deployment.transfer import TransferConfig
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import Settings
 from dynabench.terminal import Terminal
+from foundation.errors import UserError
 from reports import capacity
 from reports.capacity import Answer
+from reports.gate import of_plan
 from reports.headline import understood
 from serving.cli.command_line import flat
 from serving.life import DisaggregationConfig
@@ -50,6 +53,7 @@ def plan(
     shape: Shape = ShapeConfig(),  # noqa: B008
     load: Load = LoadConfig(),  # noqa: B008
     router: MeasuredRouter | None = None,
+    gate: PlanGate = PlanGateConfig(),  # noqa: B008
     engine: Annotated[PlannedEngineConfig, WITHOUT_ROLE, flat("Simulated engine", 6)] | None = None,
     timing: Annotated[PlannedTimingConfig, flat("Simulated engine", 6)] | None = None,
     overhead: Overheads | None = None,
@@ -63,7 +67,7 @@ def plan(
     Settings given as flags are fixed, and those in --vary are chosen; --vary prefill_workers=1..3 also tries separate prefill and
     decode workers.
 
-    Exit code 1: no layout meets the limits.
+    Exit code 1: no layout meets the limits, or --fail-if applies.
 
     Args:
         workload: Files or a folder that form one workload (see `dynabench workload formats`); default: a small bundled one.
@@ -72,6 +76,7 @@ def plan(
         shape: What to change about the workload.
         load: How the workload is sent.
         router: Settings of the router.
+        gate: When to exit with 1.
         engine: Settings of each engine's scheduler.
         timing: The model and its GPU.
         overhead: Delays between a client and the engines.
@@ -83,7 +88,17 @@ def plan(
     from dynabench.capacity.run import run_plan
 
     console = output.terminal()
+
+    def show(out: Path, answer: Answer) -> None:
+        found = of_plan(answer, gates)
+        _print(answer, console)
+        told(found, console)
+        output.document(out, msgspec.to_builtins(answer) | as_json(found))
+
     with plain_errors():
+        gates = gate.gates()
+        if any(each.metric == "cost" for each in gates) and not config.price:
+            raise UserError("--fail-if 'cost > ...' needs the price of a GPU; use --price, or limit gpus")
         deployed = Deployment(
             pools=(Pool(mocker=engine or PlannedEngineConfig(), timing=timing or PlannedTimingConfig()),),
             router=router or MeasuredRouterConfig(),
@@ -92,13 +107,14 @@ def plan(
             transfer=transfer or TransferConfig(),
             kv_store=kv_store or KvStoreConfig(),
         )
-        out, answer = run_plan(workload, config, experiment, Settings(deployed, shape, load), console=console)
-    _print(answer, console)
+        settings = Settings(deployed, shape, load)
+        out, answer = run_plan(workload, config, experiment, settings, console=console, show=show)
     console.print(f"report: {out / 'report.html'}", soft_wrap=True)
-    output.document(out, msgspec.to_builtins(answer))
-    if not answer.is_complete:
-        return 130
-    return 0 if answer.commands else 1
+    check = check_of_plan(answer)
+    return finish(
+        gate, answer.title, [check], of_plan(answer, gates), wall_s={check.arm: answer.wall_s}, console=console,
+        is_complete=answer.is_complete,
+    )  # fmt: skip
 
 
 def _print(answer: Answer, console: Terminal) -> None:
@@ -121,6 +137,8 @@ def _print(answer: Answer, console: Terminal) -> None:
         console.say(note)
     for sure in answer.sureness:
         console.say(sure.text)
+    if any(sure.has_interval for sure in answer.sureness):
+        console.say(capacity.COVERED)
     for line in answer.commands:
         console.print(line, soft_wrap=True)
     console.print(f"{answer.simulated} simulations, {answer.wall_s:.0f} s")

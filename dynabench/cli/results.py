@@ -1,21 +1,33 @@
 """Commands that read results: report, compare, export."""
 
-import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-from cyclopts import Parameter
 
-from dynabench.cli.groups import Output, OutputConfig, plain_errors
+from dynabench.cli.gates import (
+    CompareGate,
+    CompareGateConfig,
+    GateConfig,
+    as_json,
+    checks_of,
+    checks_of_sweep,
+    finish,
+    told,
+    wall_s_of,
+    wall_s_of_sweep,
+)
+from dynabench.cli.groups import Markdown, Output, OutputConfig, plain_errors
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.files import new_file
 from foundation.text import printable
-from reports import exports, folder, gate, headline, pictures, sweep_report, sweep_table, tables, use_tables
+from reports import exports, folder, headline, pictures, sweep_report, sweep_table, tables, use_tables
+from reports.conditions import Condition
+from reports.gate import POINTS, RUNS, Result, of_summary, of_sweep
 from reports.key import key_of, with_short_names
 from reports.points import Sweep
-from reports.summarize import summarize
+from reports.summarize import summary_of
 from reports.summary import Summary
 
 
@@ -47,9 +59,9 @@ def compare(
     /,
     *,
     out: Path | None = None,
-    fail_if: Annotated[tuple[str, ...], Parameter(negative=())] = (),
-    markdown: Annotated[bool, Parameter(negative=())] = False,
-    output: Output = OutputConfig(),  # noqa: B008 (frozen)
+    gate: CompareGate = CompareGateConfig(),  # noqa: B008 (frozen)
+    output: Output = OutputConfig(),  # noqa: B008
+    markdown: Markdown = False,
 ) -> int:
     """Compare earlier runs side by side, with the first as the baseline.
 
@@ -60,45 +72,80 @@ def compare(
     Args:
         results: Results folders, or folders of sweeps.
         out: Write a results folder for the comparison, with charts and report.
-        fail_if: Exit with 1 if an arm is worse than the baseline by more than this, such as 'ttft.p90 > +5%' or
-            'throughput < -3%', beyond noise; may be repeated.
-        markdown: Print a Markdown summary, for a pull request.
+        gate: When to exit with 1.
         output: What to print.
+        markdown: Print a Markdown summary, for a pull request.
     """
     if markdown and output.json:
         raise UserError("--markdown and --json print the same result; use only one of them")
-    with plain_errors():
-        gates = [gate.parse(text) for text in fail_if]
     if out is not None:
         folder.check_new(out)
-    console = output.terminal()
     if any(sweep_report.is_sweep(each) for each in results):
-        if gates or markdown:
-            raise UserError(f"{'--fail-if' if gates else '--markdown'} applies to runs, but {results[0]} is a sweep")
-        if others := [each for each in results if not sweep_report.is_sweep(each)]:
-            raise UserError(
-                f"{others[0]} is not a sweep, but another folder is; compare sweeps with sweeps and runs with runs"
-            )
-        manifest, sweep = sweep_report.combine(results, out)
-        print_sweep(manifest, sweep, console, is_whole=output.all_metrics)
-        if out is not None:
-            console.print(f"report: {out / 'report.html'}", soft_wrap=True)
-        output.document(out, {"summary": msgspec.to_builtins(sweep)})
-        return 0
+        if markdown:
+            raise UserError(f"--markdown applies to runs, but {results[0]} is a sweep")
+        return _compare_sweeps(results, out, gate, output)
+    with plain_errors():
+        gates = gate.gates(RUNS)
+    console = Terminal(stderr=markdown or output.json)
     manifest, runs = folder.combine(results)
-    summary = summarize(runs) if out is None else folder.write(out, manifest, runs)
-    found = gate.results(summary, gates)
-    failures = [result.text for result in found if result.has_failed]
+    summary = summary_of(manifest, runs) if out is None else folder.write(out, manifest, runs)
+    found = of_summary(summary, gates, manifest["left_out"])
+    show(manifest, summary, found, console, output, markdown=markdown)
+    if out is not None:
+        console.print(f"report: {out / 'report.html'}", soft_wrap=True)
+    output.document(out, summary.as_json() | as_json(found))
+    checks = checks_of(summary)
+    return finish(gate, manifest["title"], checks, found, wall_s=wall_s_of(manifest), console=console)
+
+
+def _compare_sweeps(results: list[Path], out: Path | None, gate: GateConfig, output: OutputConfig) -> int:
+    if others := [each for each in results if not sweep_report.is_sweep(each)]:
+        raise UserError(
+            f"{others[0]} is not a sweep, but another folder is; compare sweeps with sweeps and runs with runs"
+        )
+    with plain_errors():
+        gates = gate.gates(POINTS)
+    manifest, sweep = sweep_report.combine(results, out)
+    return finish_sweep(manifest, sweep, gates, gate, output, out, {"summary": msgspec.to_builtins(sweep)})
+
+
+def finish_sweep(
+    manifest: dict[str, Any],
+    sweep: Sweep,
+    gates: list[Condition],
+    config: GateConfig,
+    output: OutputConfig,
+    out: Path | None,
+    content: dict[str, Any],
+    *,
+    is_complete: bool = True,
+) -> int:
+    """Print a sweep and the results of its gates; return the exit code."""
+    console, found = output.terminal(), of_sweep(sweep, gates)
+    print_sweep(manifest, sweep, console, is_whole=output.all_metrics)
+    told(found, console)
+    if out is not None:
+        console.print(f"report: {out / 'report.html'}", soft_wrap=True)
+    output.document(out, content | as_json(found))
+    checks, wall_s = checks_of_sweep(sweep), wall_s_of_sweep(sweep)
+    return finish(config, manifest["title"], checks, found, wall_s=wall_s, console=console, is_complete=is_complete)
+
+
+def show(
+    manifest: dict[str, Any],
+    summary: Summary,
+    found: list[Result],
+    console: Terminal,
+    output: OutputConfig,
+    *,
+    markdown: bool,
+) -> None:
+    """Print a comparison, as Markdown if requested, and the results of its gates."""
     if markdown:
-        print(tables.markdown(summary, manifest, failures))
+        print(tables.markdown(summary, manifest, found))
     else:
         print_summary(manifest, summary, console, is_whole=output.all_metrics)
-        for result in found:
-            console.say(f"{result.word}: {result.text}")
-    if out is not None:
-        print(printable(f"report: {out / 'report.html'}"), file=sys.stderr if markdown or output.json else sys.stdout)
-    output.document(out, summary.as_json())
-    return 1 if failures or not summary.is_valid else 0
+    told(found, console)
 
 
 def export(results: Path, out: Path, /, *, to: Literal["csv", "parquet", "json", "llm-d", "png"] = "csv") -> None:
@@ -142,8 +189,17 @@ def print_summary(manifest: dict[str, Any], summary: Summary, console: Terminal,
             console.say(f"{entry.name}: {entry.arm}")
     for line in (summary.verdict, *headline.limits(summary), *headline.remarks(summary)):
         console.say(with_short_names(line, key))
+    print_elsewhere(manifest, console)
     if not is_whole:
         console.say("More metrics: --all-metrics, or the report.")
+
+
+def print_elsewhere(manifest: dict[str, Any], console: Terminal) -> None:
+    """Print what other routers call the compared router modes."""
+    if named := headline.elsewhere(manifest):
+        console.say(f"\n{tables.ELSEWHERE}:")
+    for mode, where in named.items():
+        console.entry(mode, where)
 
 
 def print_sweep(manifest: dict[str, Any], sweep: Sweep, console: Terminal, *, is_whole: bool) -> None:
@@ -160,6 +216,7 @@ def print_sweep(manifest: dict[str, Any], sweep: Sweep, console: Terminal, *, is
     if unknown := tables.too_few(zip(sweep.columns, zip(*sweep.rows, strict=True), strict=False)):
         console.say(unknown)
     console.say(sweep.verdict)
+    print_elsewhere(manifest, console)
 
 
 def print_like(out: Path, tool: str, console: Terminal) -> None:

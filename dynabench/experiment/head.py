@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.model_error import model_error
 from dynabench.experiment.step_times import step_times
+from dynabench.experiment.vllm_defaults import other_defaults
 from mocker.models.description import approximations, doubt, summary
 from mocker.timing.config import TimingConfig
-from reports.outcomes import percent
 from serving.runtime.config import masked
 from workloads import Workload
 
@@ -35,6 +35,7 @@ def head_of(workload: Workload, deployments: Sequence[Deployment], url: str | No
             approximations(pool.timing.shape) for pool in decoders if pool.timing.timing_name == "roofline"
         ),
         "Context": _each(_longer_context(pool) for pool in decoders if pool.timing.timing_name == "roofline"),
+        "Not vLLM's defaults": _each(other_defaults(pool) for pool in decoders if pool.engine == "mocker"),
         "Model error": _each(_error(pool.timing) for pool in decoders if pool.engine == "mocker"),
     }
     if said["KV tiers"] and said["Model error"]:
@@ -95,7 +96,13 @@ def _layouts(deployments: Sequence[Deployment]) -> str:
         return " or ".join(layouts)
     workers = [deployment.num_workers for deployment in deployments]
     gpus = [_simulated_gpus(deployment) for deployment in deployments]
-    return f"{min(workers)} to {max(workers)} workers" + f", {min(gpus)} to {max(gpus)} GPUs" * any(gpus)
+    return _range(workers, "worker") + f", {_range(gpus, 'GPU')}" * any(gpus)
+
+
+def _range(counts: Sequence[int], noun: str) -> str:
+    """Name the lowest and the highest of some counts, or the only one."""
+    low, high = min(counts), max(counts)
+    return f"{low} to {high} {noun}s" if low < high else f"{high} {noun}{'s' * (high != 1)}"
 
 
 def _layout(deployment: Deployment) -> str:
@@ -153,10 +160,8 @@ def _error(timing: TimingConfig) -> str:
         return "step times are generic: compare arms, but do not read the times as those of a GPU"
     if timing.timing_name != "roofline":
         return "not known; dynabench validate measures it"
+    if timing.speedup_ratio != 1 or timing.decode_speedup_ratio != 1:
+        return "not known, because the step times are divided; compare arms only"
     known = model_error(timing)
-    if known is None:
-        return "not known for this kind of model on this GPU"
-    return (
-        f"mean TPOT off by {percent(known.tpot)}, mean TTFT by {percent(known.ttft)} on average "
-        f"({known.points} published points of {known})"
-    )
+    assert known is not None
+    return known.told

@@ -23,11 +23,12 @@ from reports import folder
 from reports.records import Record
 from reports.summary import WAYS
 from serving.frontend.config import FrontendConfig
+from serving.router.elsewhere import elsewhere
 from serving.runtime.config import RuntimeConfig, masked
 from serving.worker.config import read_arguments
 from serving.worker.registry import ENGINES
 from workloads import Workload
-from workloads.describe import ends
+from workloads.describe import at_once, ends
 
 
 def manifest_of(
@@ -60,6 +61,7 @@ def manifest_of(
         },
         "experiment": asdict(experiment) | {"out": str(experiment.out) if experiment.out else None},
         "arms": {arm.name: arm.plain_changes for arm in arms},
+        "elsewhere": _elsewhere(settings, arms),
         "smallest_difference": experiment.smallest_difference,
         "limits": [str(limit) for limit in experiment.limits],
         "workers": {arm.name: arm.settings.deployment.num_workers for arm in arms},
@@ -74,6 +76,17 @@ def manifest_of(
         "versions": {name: metadata.version(name) for name in ("dynabench", "numpy", "simpy", "aiohttp", "fastapi")}
         | {"python": platform.python_version(), "cores": "compiled" if is_compiled() else "interpreted"},
         "runs": folder.facts_of(runs),
+    }
+
+
+def _elsewhere(settings: Settings, arms: Sequence[Arm]) -> dict[str, str | None]:
+    """Return what other routers call the router mode of each arm; nothing if arms do not differ by it."""
+    if settings.url or len({str(arm.changes.get("router_mode")) for arm in arms}) < 2:
+        return {}
+    return {
+        arm.name: elsewhere(str(arm.changes["router_mode"]), arm.settings.deployment.router)
+        for arm in arms
+        if not arm.is_repeated
     }
 
 
@@ -135,7 +148,8 @@ def subtitle_of(
 ) -> str:
     """Describe an experiment in a line."""
     how = "in virtual time" if clock == "virtual" else "over HTTP on the wall clock"
-    notes = f"; {'; '.join(workload.notes)}" if workload.notes else ""
+    loads = [arm.settings.load for arm in arms] or [settings.load]
+    notes = [*workload.notes, *([] if all(load.is_closed for load in loads) else at_once(workload))]
     what = _deployed([arm.settings.deployment for arm in arms] or [settings.deployment])
     if settings.url:
         what = masked(settings.url)
@@ -144,7 +158,7 @@ def subtitle_of(
     closed = next((f", {_counted(count, noun)} at a time" for count, noun in limits if count), "")
     return (
         f"{_counted(len(workload), 'request')} on {what}{closed}, {how}; {_ends(workload, arms)}; "
-        f"{_counted(experiment.repeats, 'run')} per arm, seed {experiment.seed}{notes}"
+        f"{_counted(experiment.repeats, 'run')} per arm, seed {experiment.seed}{''.join(f'; {note}' for note in notes)}"
     )
 
 

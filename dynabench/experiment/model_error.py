@@ -1,4 +1,4 @@
-"""The known error of simulated times, by engine, model and GPU: the figures of docs/fidelity.md."""
+"""The error of simulated times: of the nearest case that was measured, or the average; the figures of docs/fidelity.md."""
 
 from typing import NamedTuple
 
@@ -6,10 +6,14 @@ from mocker.models.catalog import find_model
 from mocker.models.shape import ModelShape
 from mocker.timing.catalog import find_gpu
 from mocker.timing.config import TimingConfig
+from reports.outcomes import percent
+
+WITHIN = 2.0
+"""Times as many parameters, or as few, all or active ones, as a case may have to be quoted for a model."""
 
 
-class ModelError(NamedTuple):
-    """Mean absolute error of mean TTFT and TPOT against published points, as shares."""
+class Case(NamedTuple):
+    """A model whose simulated times were compared with published ones: the mean absolute errors, as shares."""
 
     engine: str
     model: str
@@ -23,67 +27,138 @@ class ModelError(NamedTuple):
         return " ".join(filter(None, (self.model, self.weights, "on", self.engine, "and", self.gpu)))
 
 
-def model_error(timing: TimingConfig) -> ModelError | None:
-    """Return the known error of a model on a GPU, or of the most similar model there.
+class ModelError(NamedTuple):
+    """How far mean TPOT and TTFT are known to be off, as shares, and which points say so."""
 
-    Return None if step times have another source, or if no such model on that GPU was compared.
+    tpot: float
+    ttft: float
+    points: int
+    of: str
+    average: str = ""
+    """What it is an average of, if no case is near enough; the words before the figures."""
+    differs: str = ""
+    """In what the model differs from the nearest case."""
+
+    def __str__(self) -> str:
+        if self.average:
+            return f"{self.points:,} {self.of} (this model was not measured)"
+        return f"the nearest measured case, {self.of} ({self.differs})" if self.differs else self.of
+
+    @property
+    def told(self) -> str:
+        """Say how far off the means are, and for what that was measured."""
+        off = f"mean TPOT off by {percent(self.tpot)}, mean TTFT by {percent(self.ttft)}"
+        if self.average:
+            return f"not measured for this model; {self.average}: {off} ({self.points:,} {self.of})"
+        nearest = f"the nearest measured case, {self.of}; {self.differs}" if self.differs else self.of
+        return f"{off} on average ({self.points} published points of {nearest})"
+
+
+HELD_OUT = ModelError(0.038, 0.126, 82, "published points of dense models on vllm", average="held-out average")
+"""The half of these points that chose no constants."""
+OVERALL = ModelError(0.170, 0.633, 2127, "published points of all models and engines", average="overall average")
+
+
+def model_error(timing: TimingConfig) -> ModelError | None:
+    """Return the error of the nearest case of the same kind on the same engine and GPU, or else an average.
+
+    Return None if step times have another source.
     """
     if timing.timing_name != "roofline" or timing.gpu is None or timing.model is None:
         return None
     shape, gpu = timing.shape, find_gpu(timing.gpu).name
-    alike = [
-        known
-        for known in KNOWN
-        if known.engine == timing.timed_as
-        and known.gpu == gpu
-        and bool(find_model(known.model).num_experts) == bool(shape.num_experts)
+    near = [
+        case for case in KNOWN if (case.engine, case.gpu) == (timing.timed_as, gpu) and _distance(case, shape) <= WITHIN
     ]
-    weights = shape.weights
-    return max(
-        alike,
-        key=lambda known: (_is_same(find_model(known.model), shape), known.weights == weights, known.points),
-        default=None,
+    if not near:
+        return HELD_OUT if (timing.timed_as, kind_of(shape)) == ("vllm", "dense") else OVERALL
+    case = min(
+        near,
+        key=lambda case: (
+            not _is_same(case, shape),
+            case.weights != shape.weights,
+            case.model != timing.model,
+            _distance(case, shape),
+            -case.points,
+        ),
     )
+    return ModelError(case.tpot, case.ttft, case.points, str(case), differs=_differences(case, shape))
 
 
-def _is_same(one: ModelShape, other: ModelShape) -> bool:
-    """Return whether two models differ in their weights' types at most."""
-    return one.quantised("bfloat16").layers == other.quantised("bfloat16").layers
+def kind_of(shape: ModelShape) -> str:
+    """Say what its layers are made of, where that decides which kernels it spends its time in."""
+    mixers = [mixer for mixer, _ in shape.mixers]
+    attention = {
+        "hybrid": any(mixer.state_bytes for mixer in mixers),
+        "sparse": any(mixer.index is not None or mixer.compression > 1 for mixer in mixers),
+        "latent": any(mixer.latent_flops for mixer in mixers),
+        "windowed": any(mixer.window for mixer in mixers),
+    }
+    words = [word for word, has in attention.items() if has]
+    return " ".join([*words, "mixture" if shape.num_experts else "dense"])
+
+
+def _distance(case: Case, shape: ModelShape) -> float:
+    """Return how many times as large or small a model is as a case; infinite if it is of another kind."""
+    other = find_model(case.model)
+    if kind_of(other) != kind_of(shape):
+        return float("inf")
+    ratios = (
+        shape.num_parameters / other.num_parameters,
+        shape.num_active_parameters / other.num_active_parameters,
+    )
+    return max(max(ratio, 1 / ratio) for ratio in ratios)
+
+
+def _is_same(case: Case, shape: ModelShape) -> bool:
+    """Return whether a model differs from a case in its weights' types at most."""
+    return find_model(case.model).quantised("bfloat16").layers == shape.quantised("bfloat16").layers
+
+
+def _differences(case: Case, shape: ModelShape) -> str:
+    """Say in what a model differs from a case; nothing if in nothing."""
+    found = []
+    if not _is_same(case, shape):
+        own, other = (f"{one.num_parameters / 1e9:,.1f} B" for one in (shape, find_model(case.model)))
+        found.append(f"{own} parameters" if own == other else f"{own} parameters, not {other}")
+    if case.weights and case.weights != shape.weights:
+        found.append(f"{shape.weights} weights")
+    return f"this model has {', and '.join(found)}" if found else ""
 
 
 KNOWN = (
-    ModelError("vllm", "meta-llama/Llama-3.1-70B", "h100", "fp8", 0.026, 0.057, 45),
-    ModelError("vllm", "meta-llama/Llama-3.1-70B", "b200", "fp8", 0.031, 0.086, 60),
-    ModelError("vllm", "meta-llama/Llama-3.1-70B", "b200", "fp4", 0.045, 0.171, 60),
-    ModelError("sglang", "Qwen/Qwen3.5-397B-A17B", "b200", "bfloat16", 0.037, 0.721, 60),
-    ModelError("sglang", "Qwen/Qwen3.5-397B-A17B", "b200", "fp4", 0.215, 0.646, 12),
-    ModelError("sglang", "Qwen/Qwen3.5-397B-A17B", "b200", "fp8", 0.206, 0.713, 124),
-    ModelError("sglang", "Qwen/Qwen3.5-397B-A17B", "h200", "fp8", 0.264, 0.715, 30),
-    ModelError("sglang", "deepseek-ai/DeepSeek-R1", "b200", "fp4", 0.152, 0.764, 54),
-    ModelError("sglang", "deepseek-ai/DeepSeek-R1", "b200", "fp8", 0.296, 4.853, 67),
-    ModelError("sglang", "deepseek-ai/DeepSeek-R1", "h200", "fp8", 0.041, 0.422, 30),
-    ModelError("sglang", "deepseek-ai/DeepSeek-V3", "b200", "fp4", 0.100, 0.881, 36),
-    ModelError("sglang", "deepseek-ai/DeepSeek-V3", "b200", "fp8", 0.189, 2.442, 13),
-    ModelError("sglang", "deepseek-ai/DeepSeek-V3", "h200", "fp8", 0.041, 0.422, 15),
-    ModelError("sglang", "zhipuai/GLM-5", "b200", "fp4", 0.134, 0.567, 10),
-    ModelError("sglang", "zhipuai/GLM-5", "b200", "fp8", 0.094, 0.249, 36),
-    ModelError("sglang", "zhipuai/GLM-5", "h200", "fp8", 0.232, 0.618, 30),
-    ModelError("trtllm", "deepseek-ai/DeepSeek-R1", "b200", "fp4", 0.349, 0.598, 96),
-    ModelError("trtllm", "deepseek-ai/DeepSeek-R1", "b200", "fp8", 0.309, 2.301, 69),
-    ModelError("trtllm", "deepseek-ai/DeepSeek-R1", "h200", "fp8", 0.374, 0.671, 43),
-    ModelError("trtllm", "deepseek-ai/DeepSeek-V3", "h200", "fp8", 0.176, 0.548, 16),
-    ModelError("trtllm", "meta-llama/Llama-3.1-70B", "b200", "fp4", 0.060, 0.261, 72),
-    ModelError("trtllm", "meta-llama/Llama-3.1-70B", "b200", "fp8", 0.053, 0.227, 72),
-    ModelError("trtllm", "meta-llama/Llama-3.1-70B", "h200", "fp8", 0.196, 0.219, 72),
-    ModelError("trtllm", "meta-llama/Llama-3.1-8B-Instruct", "h100", "", 0.091, 0.525, 177),
-    ModelError("trtllm", "openai/gpt-oss-120b", "b200", "fp4", 0.138, 0.379, 105),
-    ModelError("trtllm", "openai/gpt-oss-120b", "h200", "fp4", 0.138, 0.449, 77),
-    ModelError("vllm", "MiniMaxAI/MiniMax-M2.5", "b200", "fp4", 0.127, 0.391, 104),
-    ModelError("vllm", "MiniMaxAI/MiniMax-M2.5", "b200", "fp8", 0.159, 0.221, 195),
-    ModelError("vllm", "Qwen/Qwen3-235B-A22B-FP8", "h200", "fp8", 0.383, 0.341, 38),
-    ModelError("vllm", "moonshotai/Kimi-K2.5", "b200", "fp4", 0.157, 0.794, 75),
-    ModelError("vllm", "moonshotai/Kimi-K2.5", "b200", "int4", 0.051, 0.081, 45),
-    ModelError("vllm", "moonshotai/Kimi-K2.5", "h200", "int4", 0.103, 0.144, 45),
-    ModelError("vllm", "openai/gpt-oss-120b", "h100", "fp4", 0.656, 0.331, 69),
-    ModelError("vllm", "openai/gpt-oss-120b", "h200", "fp4", 0.127, 0.306, 75),
+    Case("vllm", "meta-llama/Llama-3.1-70B", "h100", "fp8", 0.026, 0.057, 45),
+    Case("vllm", "meta-llama/Llama-3.1-70B", "b200", "fp8", 0.031, 0.086, 60),
+    Case("vllm", "meta-llama/Llama-3.1-70B", "b200", "fp4", 0.045, 0.171, 60),
+    Case("sglang", "Qwen/Qwen3.5-397B-A17B", "b200", "bfloat16", 0.037, 0.721, 60),
+    Case("sglang", "Qwen/Qwen3.5-397B-A17B", "b200", "fp4", 0.215, 0.646, 12),
+    Case("sglang", "Qwen/Qwen3.5-397B-A17B", "b200", "fp8", 0.206, 0.713, 124),
+    Case("sglang", "Qwen/Qwen3.5-397B-A17B", "h200", "fp8", 0.264, 0.715, 30),
+    Case("sglang", "deepseek-ai/DeepSeek-R1", "b200", "fp4", 0.152, 0.764, 54),
+    Case("sglang", "deepseek-ai/DeepSeek-R1", "b200", "fp8", 0.296, 4.853, 67),
+    Case("sglang", "deepseek-ai/DeepSeek-R1", "h200", "fp8", 0.041, 0.422, 30),
+    Case("sglang", "deepseek-ai/DeepSeek-V3", "b200", "fp4", 0.100, 0.881, 36),
+    Case("sglang", "deepseek-ai/DeepSeek-V3", "b200", "fp8", 0.189, 2.442, 13),
+    Case("sglang", "deepseek-ai/DeepSeek-V3", "h200", "fp8", 0.041, 0.422, 15),
+    Case("sglang", "zhipuai/GLM-5", "b200", "fp4", 0.134, 0.567, 10),
+    Case("sglang", "zhipuai/GLM-5", "b200", "fp8", 0.094, 0.249, 36),
+    Case("sglang", "zhipuai/GLM-5", "h200", "fp8", 0.232, 0.618, 30),
+    Case("trtllm", "deepseek-ai/DeepSeek-R1", "b200", "fp4", 0.349, 0.598, 96),
+    Case("trtllm", "deepseek-ai/DeepSeek-R1", "b200", "fp8", 0.309, 2.301, 69),
+    Case("trtllm", "deepseek-ai/DeepSeek-R1", "h200", "fp8", 0.374, 0.671, 43),
+    Case("trtllm", "deepseek-ai/DeepSeek-V3", "h200", "fp8", 0.176, 0.548, 16),
+    Case("trtllm", "meta-llama/Llama-3.1-70B", "b200", "fp4", 0.060, 0.261, 72),
+    Case("trtllm", "meta-llama/Llama-3.1-70B", "b200", "fp8", 0.053, 0.227, 72),
+    Case("trtllm", "meta-llama/Llama-3.1-70B", "h200", "fp8", 0.196, 0.219, 72),
+    Case("trtllm", "meta-llama/Llama-3.1-8B-Instruct", "h100", "", 0.091, 0.525, 177),
+    Case("trtllm", "openai/gpt-oss-120b", "b200", "fp4", 0.138, 0.379, 105),
+    Case("trtllm", "openai/gpt-oss-120b", "h200", "fp4", 0.138, 0.449, 77),
+    Case("vllm", "MiniMaxAI/MiniMax-M2.5", "b200", "fp4", 0.127, 0.391, 104),
+    Case("vllm", "MiniMaxAI/MiniMax-M2.5", "b200", "fp8", 0.159, 0.221, 195),
+    Case("vllm", "Qwen/Qwen3-235B-A22B-FP8", "h200", "fp8", 0.383, 0.341, 38),
+    Case("vllm", "moonshotai/Kimi-K2.5", "b200", "fp4", 0.157, 0.794, 75),
+    Case("vllm", "moonshotai/Kimi-K2.5", "b200", "int4", 0.051, 0.081, 45),
+    Case("vllm", "moonshotai/Kimi-K2.5", "h200", "int4", 0.103, 0.144, 45),
+    Case("vllm", "openai/gpt-oss-120b", "h100", "fp4", 0.656, 0.331, 69),
+    Case("vllm", "openai/gpt-oss-120b", "h200", "fp4", 0.127, 0.306, 75),
 )

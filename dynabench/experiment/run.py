@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import socket
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -24,7 +25,8 @@ from dynabench.progress import Display
 from dynabench.terminal import Terminal
 from dynabench.virtual.run import run as simulate
 from foundation.errors import UserError
-from reports import folder
+from reports import folder, gate
+from reports.conditions import Condition
 from reports.folder import Manifest
 from reports.key import key_of
 from reports.records import Record
@@ -40,12 +42,13 @@ def run_experiment(
     settings: Settings,
     *,
     console: Terminal,
+    gates: Sequence[Condition] = (),
 ) -> tuple[Path, Manifest, Summary]:
     """Run all arms and write the results folder; return it, the manifest, and the summary.
 
     Raises:
         WorkloadError: the workload cannot be used.
-        ValueError: an axis is not understood, or the deployment cannot run on this clock.
+        ValueError: an axis is not understood, the deployment cannot run on this clock, or a gate could not be judged.
         KeyboardInterrupt: the user interrupted before anything was measured, or twice.
     """
     if settings.url is not None:
@@ -53,6 +56,7 @@ def run_experiment(
         experiment = replace(experiment, router_mode=experiment.router_mode[:1])  # the endpoint does its own routing
     arms, left_out = comparison_of(experiment, settings)
     refuse_idle_settings([arm.settings.deployment for arm in arms])
+    gate.refuse_idle(gates, num_arms=sum(not arm.is_repeated for arm in arms), has_limits=bool(experiment.limits))
     out = results_folder(experiment, "simulate" if clock == "virtual" else "run")
     source = source_of(files, experiment)
     if clock == "virtual":

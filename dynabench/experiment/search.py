@@ -1,7 +1,8 @@
 """Search for the value of a setting at which the limits start or stop being met."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Literal
 
@@ -10,11 +11,27 @@ from reports.statistics import student_t
 Sense = Literal["highest", "lowest"]
 
 
+def skipped(missed: Mapping[int, frozenset[str]]) -> int | None:
+    """Return a whole number between two that miss the limits, which may meet them because the two miss different ones.
+
+    A limit that is missed on both sides is missed between them, too. Where it is not known what is missed, nothing is
+    expected between.
+
+    Args:
+        missed: the limits that each value tried misses.
+    """
+    for low, high in pairwise(sorted(missed)):
+        if high - low > 1 and missed[low] and missed[high] and not missed[low] & missed[high]:
+            return (low + high) // 2
+    return None
+
+
 class Bracket:
     """The values of a setting between which the limits stop being met, and the value to try next.
 
     The search doubles from the easy end until it finds the other side, then halves the ratio, or for whole numbers the
-    distance. If the easy end is unknown, it tries both ends first.
+    distance. If the easy end is unknown, it tries both ends first. Where none meets them, but neighbours among the whole
+    numbers that were tried miss different limits, it tries those between.
     """
 
     def __init__(self, low: float, high: float, *, precision: float, is_whole: bool, sense: Sense | None) -> None:
@@ -39,6 +56,8 @@ class Bracket:
         self._is_whole = is_whole
         self._is_over = False
         self._is_met_at_low: bool | None = None
+        self._misses: dict[int, frozenset[str]] = {}
+        self._skipped: int | None = None
 
     @property
     def is_over(self) -> bool:
@@ -54,6 +73,8 @@ class Bracket:
         """Return the value to try, or None if the search is over."""
         if self._is_over:
             return None
+        if self._skipped is not None:
+            return self._skipped
         if self.sense is None:
             return self.low if self._is_met_at_low is None else self.high
         if self.met is not None and self.missed is not None:
@@ -61,11 +82,21 @@ class Bracket:
         last = self.met if self.sense == "highest" else self.missed
         return self.low if last is None else min(self._rounded(last * 2), self.high)
 
-    def learn(self, value: float, *, is_met: bool) -> None:
-        """Record whether the value to try meets the limits."""
-        if self.sense is None:
+    def learn(self, value: float, *, is_met: bool, missed: frozenset[str] = frozenset()) -> None:
+        """Record whether the value to try meets the limits, and which of them it misses, if that is known."""
+        if not is_met:
+            self._misses[int(value)] = missed
+        if self._skipped is not None:
+            self._learn_skipped(int(value), is_met=is_met)
+        elif self.sense is None:
             self._learn_sense(value, is_met=is_met)
-            return
+        else:
+            self._learn_edge(value, is_met=is_met)
+        if self._is_over and self.met is None and self._is_whole and (found := skipped(self._misses)) is not None:
+            self._skipped, self._is_over = found, False
+
+    def _learn_edge(self, value: float, *, is_met: bool) -> None:
+        """Record the result on the way from the easy end, or between the two sides."""
         if is_met:
             self.met = value
         else:
@@ -75,6 +106,13 @@ class Bracket:
             self._is_over = self._is_narrow()
         else:
             self._is_over = value == (hard if is_met else easy)
+
+    def _learn_skipped(self, value: int, *, is_met: bool) -> None:
+        """Record the result of a number between two that miss different limits; from one that meets them, go down."""
+        self._skipped = None
+        self.met, self.missed = (value, max(n for n in self._misses if n < value)) if is_met else (None, value)
+        self.sense = "lowest" if is_met else self.sense
+        self._is_over = not is_met or self._is_narrow()
 
     def forbid(self, value: float) -> None:
         """Record that the value to try is impossible; the search stays below it."""

@@ -2,9 +2,8 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +14,45 @@ from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import Arm, Settings
 from foundation.errors import UserError
 from foundation.files import replace_text
-from reports.points import AnyPoint, Point
-from serving.router import ROUTER_MODES
+from foundation.identity import Identity, files_named
+from reports.points import AnyPoint
 from workloads.source import files_of
+
+IDENTIFYING = ("seed", "repeats", "trace_block_size", "format", "columns", "router_mode", "vary")
+"""The settings of an experiment that points depend on, besides the limits."""
+PACKAGES = ("dynabench", "serving", "mocker", "workloads", "reports", "foundation")
+"""The packages whose code makes points."""
 
 
 class PointStore:
     """The points in a results folder."""
 
-    def __init__(self, out: Path, identity: str, kind: str) -> None:
+    def __init__(self, out: Path, identity: Identity, kind: str) -> None:
         """Make the folder, or resume an existing one.
 
         Args:
             out: the folder.
-            identity: identifies everything that its points depend on, except the varied settings.
+            identity: everything that its points depend on, except the varied settings.
             kind: the kind of folder, such as `sweep`.
 
         Raises:
             UserError: it contains something else, or cannot be written.
         """
-        self._points, mark = out / "points", out / f"{kind}.id"
+        self._out, self._kind, self._made = out, kind, identity.of_files
+        self._points, self._mark = out / "points", (mark := out / f"{kind}.id")
         try:
             if out.exists() and not mark.exists():
                 raise UserError(
                     f"{out} exists and is not a {kind}; choose another results folder with --out, or remove it"
                 )
-            if mark.exists() and mark.read_text().strip() != identity:
+            if mark.exists() and (earlier := Identity.read(mark)) != identity:
                 raise UserError(
-                    f"{out} contains a {kind} with other settings; choose another results folder with --out, or "
-                    "remove it"
+                    f"{out} contains another {kind}: {identity.difference(earlier)}; choose another results folder with "
+                    "--out, or remove it"
                 )
             self._points.mkdir(parents=True, exist_ok=True)
             if not mark.exists():
-                replace_text(mark, identity + "\n")
+                identity.write(mark)
         except OSError as error:
             raise UserError(f"{out}: cannot be written ({error.strerror})") from error
 
@@ -75,6 +80,19 @@ class PointStore:
                 "same command again"
             ) from error
 
+    def check_unchanged(self, now: Identity) -> None:
+        """Refuse points during whose simulation a file changed, now and later: nobody knows which file they are of.
+
+        Raises:
+            UserError: a file has changed.
+        """
+        if now.of_files != self._made:
+            self._mark.unlink(missing_ok=True)
+            raise UserError(
+                f"{now.of_files.difference(self._made)} while the {self._kind} ran, so its points may be of either version; "
+                f"remove {self._out} and run the same command again"
+            )
+
     def all(self) -> list[AnyPoint]:
         """Return every point in the folder."""
         return [_read(file) for file in sorted(self._points.glob("*.json"))]
@@ -94,30 +112,18 @@ def _read(file: Path) -> AnyPoint:
     return point
 
 
-def identity_of(files: Sequence[Path], experiment: ExperimentConfig, settings: Settings, *more: Any) -> str:
-    """Identify everything that points depend on: the workload, the settings and other given values."""
+def identity_of(
+    files: Sequence[Path], experiment: ExperimentConfig, settings: Settings, more: Mapping[str, Any]
+) -> Identity:
+    """Identify everything that points depend on: the workload, the settings and files, and our code."""
+    given = {f"--{name.replace('_', '-')}": getattr(experiment, name) for name in IDENTIFYING}
     parts = {
-        "version": metadata.version("dynabench"),
-        "files": [_digest(file) for file in files_of(tuple(files))],
-        "experiment": [experiment.seed, experiment.repeats],
-        "reading": [experiment.trace_block_size, experiment.format, experiment.columns],
-        "limits": [str(limit) for limit in experiment.limits],
-        "varied": [list(experiment.router_mode), list(experiment.vary)],
-        "settings": [asdict(settings.shape), asdict(settings.load), as_plain(settings.deployment)],
-        "times": [
-            None if (file := pool.timing.timing_file) is None else _digest(Path(file))
-            for pool in settings.deployment.pools
-        ],
-        "modes": list(ROUTER_MODES),
-        "point": Point.__struct_fields__,
-        "more": more,
+        **given,
+        "limits": experiment.limits,
+        "shape": settings.shape,
+        "load": settings.load,
+        **as_plain(settings.deployment),
+        **more,
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _digest(file: Path) -> str | None:
-    """Return an identifier of a file's content."""
-    if not file.is_file():
-        return None
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+    varied = [part for text in experiment.vary for part in re.split("[=,]", text)]
+    return Identity.of(parts, files=[*files_of(tuple(files)), *files_named(varied)], packages=PACKAGES)

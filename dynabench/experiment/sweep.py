@@ -4,7 +4,7 @@ Each simulated point is saved in its own file as soon as it is done, so that an 
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from dynabench.deployment.engines import SIZES, check_fits, engines_of, refuse_i
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.axes import SENT, change, kinds_of, path_of, setting_of
 from dynabench.experiment.head import head_of
+from dynabench.experiment.limits import check_values
 from dynabench.experiment.manifest import manifest_of, subtitle_of
 from dynabench.experiment.no_effect import no_effect
 from dynabench.experiment.parallel import in_parallel
@@ -29,12 +30,14 @@ from dynabench.terminal import Terminal
 from dynabench.virtual.run import run as simulate
 from foundation.errors import UserError
 from foundation.settings import short
-from reports import fleet_figures, tiers
+from reports import fleet_figures, gate, sufficiency, tiers
+from reports.best_point import series
 from reports.conditions import Condition
 from reports.outcomes import Outcome, of_requests, state_of
-from reports.points import AnyPoint, Found, Impossible, Point, Quantiles, Sweep
+from reports.points import AnyPoint, Found, Impossible, Point, Quantiles, Series, Sweep
 from reports.records import Record
-from reports.summarize import summarize
+from reports.statistics import blocks_of
+from reports.summarize import by_request, summarize
 from reports.summary import ArmSummary
 from workloads import Workload, WorkloadError
 
@@ -43,7 +46,13 @@ ALONE = 4
 
 
 def run_sweep(
-    files: tuple[Path, ...], config: SweepConfig, experiment: ExperimentConfig, settings: Settings, *, console: Terminal
+    files: tuple[Path, ...],
+    config: SweepConfig,
+    experiment: ExperimentConfig,
+    settings: Settings,
+    *,
+    console: Terminal,
+    gates: Sequence[Condition] = (),
 ) -> tuple[Path, dict[str, Any], Sweep]:
     """Carry out a sweep and write its folder; return the folder, the manifest, and the table.
 
@@ -51,7 +60,7 @@ def run_sweep(
 
     Raises:
         UserError: the folder contains something else, or a search has no limits.
-        ValueError: an axis is not understood.
+        ValueError: an axis is not understood, or a gate could not be judged.
     """
     from reports import sweep_report
 
@@ -62,16 +71,19 @@ def run_sweep(
         )
     modes = replace(experiment, noise_floor=False)
     arms, left_out = comparison_of(modes, settings)
+    gate.refuse_idle(gates, num_arms=len(arms), has_limits=bool(limits), finds=config.find is not None)
     if setting_of(config.find or "").rpartition(".")[2] not in SIZES:
         refuse_idle_settings([arm.settings.deployment for arm in arms])
-    search = (config.find, config.low, config.high, config.precision)
-    identity = identity_of(files, experiment, settings, config.attainment, search)
-    out = experiment.out or Path("results") / f"sweep-{identity}"
+    searched = {name: getattr(config, name) for name in ("find", "low", "high", "precision", "attainment")}
+    identity = identity_of(files, experiment, settings, searched)
+    out = experiment.out or Path("results") / f"sweep-{identity.key}"
     store = PointStore(out, identity, "sweep")
     for reason in left_out:
         console.say(f"left out: {reason}")
     source = source_of(files, experiment)
     workload = source(arms[0].settings.shape)
+    if config.find is not None:
+        check_values(limits, workload, arms[0].settings.load)
     with Interrupt() as interrupt:
         work = _Work(source, experiment, config, store, limits, interrupt)
         if config.find is None:
@@ -84,8 +96,9 @@ def run_sweep(
             if config.find is None
             else found
         )
+        store.check_unchanged(identity_of(files, experiment, settings, searched))
         manifest = manifest_of("virtual", files, workload, experiment, settings, arms, [])
-        manifest |= {"sweep": asdict(config), "identity": identity}
+        manifest |= {"sweep": asdict(config), "identity": identity.key}
         if varied := _varied(arms):
             manifest["title"] = f"{workload.name}: {varied}"
         if tried := [_at(arm, row.find, value) for arm, row in zip(arms, found, strict=False) for value in row.tried]:
@@ -151,16 +164,31 @@ def simulate_point(
     Raises:
         InterruptError: the user interrupted it.
     """
-    workload, deployment = source(arm.settings.shape), arm.settings.deployment
+    runs = simulate_runs(arm, source, seed, repeats, flag)
+    return runs if isinstance(runs, Impossible) else point_of(arm, source, runs, limits, attainment)
+
+
+def simulate_runs(arm: Arm, source: Source, seed: int, repeats: int, flag: Flag) -> list[Record] | Impossible:
+    """Simulate every repeat of a combination of settings, or say why it is impossible.
+
+    Raises:
+        InterruptError: the user interrupted it.
+    """
+    workload = source(arm.settings.shape)
     try:
-        for engine in set(engines_of(deployment)):
+        for engine in set(engines_of(arm.settings.deployment)):
             check_fits(workload, engine, fail_on_too_long=arm.settings.load.fail_on_too_long)
     except (ValueError, WorkloadError) as error:
         return Impossible(arm.name, arm.plain_changes, str(error))
-    runs = [
+    return [
         simulated_whole(plan, workload, flag, on_progress=flag.progress.of(len(workload), run=number, runs=repeats))
         for number, plan in enumerate(plans([arm], repeats, seed))
     ]
+
+
+def point_of(arm: Arm, source: Source, runs: list[Record], limits: list[Condition], attainment: float) -> Point:
+    """Return the figures of a combination of settings over all its repeats."""
+    workload, deployment, repeats = source(arm.settings.shape), arm.settings.deployment, len(runs)
     figures, outcomes = _judged(runs, limits, attainment)
     alone = [_judged([run], limits, attainment)[1] for run in runs] if repeats > 1 else []
     states = [state_of(each) for each in alone]
@@ -197,7 +225,19 @@ def simulate_point(
         gpu_s=tiers.gpu_seconds(spent),
         spent=spent,
         fleet=fleet_figures.figures(runs, limits, fleet_figures.windows(runs)) or UNSET,
+        series=_series(runs),
+        too_little=sufficiency.remarks([run.measured for run in runs]),
+        requests=figures.requests,
+        failed=figures.failed,
     )
+
+
+def _series(runs: list[Record]) -> Series:
+    """Return the values of a point by parts of the workload."""
+    measured = [run.measured for run in runs]
+    table = by_request(measured, max(int(run.requests.request.max(initial=-1)) for run in runs) + 1)
+    blocks = blocks_of(table["intended_s"], table["e2e_sched"])
+    return series(table, int(blocks.max(initial=0)) + 1)
 
 
 def simulated_whole(
@@ -271,10 +311,11 @@ class _Search:
     def learn(self, value: float, point: AnyPoint) -> None:
         """Record a point that the search asked for."""
         if self.repeat is None:
-            is_met = point.state == "met"
+            missed = frozenset(outcome.limit for outcome in point.outcomes if outcome.state != "met")
+            self.bracket.learn(value, is_met=point.state == "met", missed=missed)
         else:
             is_met = isinstance(point, Point) and bool(point.repeats) and point.repeats[self.repeat]
-        self.bracket.learn(value, is_met=is_met)
+            self.bracket.learn(value, is_met=is_met)
 
     def at(self, work: _Work, name: str, value: float | None) -> AnyPoint | None:
         """Return the known point at a value."""

@@ -16,6 +16,9 @@ COMMAND = "python -m dynabench.reference docs/reference"
 
 NOTE = f"\n<!-- Written by {COMMAND}. Do not edit. -->\n"
 
+FAILS = "Exit code 1: "
+"""How the paragraph of a command begins that says when it exits with 1."""
+
 INDEX = """\
 # Reference
 
@@ -68,6 +71,12 @@ def _index(by_page: dict[str, list[Command]]) -> Iterator[str]:
     yield item("[Environment variables](environment.md).")
     yield "\n## Exit codes\n"
     yield from (item(f"**{code}**: {prose(text)}.") for code, text in EXIT_CODES.items())
+    yield "\nWhen it is 1:\n"
+    for command in (command for name in COMMANDS for command in by_page[name]):
+        for part in command.paragraphs:
+            if part.startswith(FAILS):
+                yield item(f"[{command.name}]({command.page}.md): {prose(part.removeprefix(FAILS))}")
+    yield "\nResults are written, and whole, before the exit code is returned. An interrupted command passes no gate."
     yield "\nAn error prints one line that says what is wrong. A traceback is a bug; its exit code is 1."
     yield "\n## On every command\n"
     yield paragraph(

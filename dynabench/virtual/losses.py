@@ -92,7 +92,7 @@ class Losses:
             log.admitted_s[number] = given.admitted_s
             log.cached_tokens[number] = given.cached_tokens
             if sequence.is_token_shipped and sequence.first_scheduled_s < 0:  # its last token came with its KV
-                gaps.add_gap(end - given.last_token_s)
+                gaps.add_gap(given.last_token_s, end)
 
     def life(self, number: int) -> Life:
         """Return the life of a request, which decides what happens next."""

@@ -84,6 +84,7 @@ def _carried_out(plan: Plan, workload: Workload, cluster: Cluster, planner: Simu
         is_complete = False
     wall_s = time.perf_counter() - started
     requests = _requests(cluster, workload, plan.settings.load)
+    gaps, gap_starts_s = _gaps(cluster)
     overhead = cluster.overhead
     facts: dict[str, float] = {}
     if _is_sync_free(plan.deployment):
@@ -105,7 +106,7 @@ def _carried_out(plan: Plan, workload: Workload, cluster: Cluster, planner: Simu
     return Record(
         plan.arm.name,
         requests,
-        _gaps(cluster),
+        gaps,
         wall_s,
         len(cluster.ranks),
         repeat=plan.repeat,
@@ -117,6 +118,7 @@ def _carried_out(plan: Plan, workload: Workload, cluster: Cluster, planner: Simu
         tiers=tier_use(cluster, requests),
         kv=kv_use(cluster),
         fleet=fleet,
+        gap_starts_s=gap_starts_s,
     )
 
 
@@ -231,8 +233,9 @@ def _disaggregation(plan: Plan, engines: Sequence[SimulatedEngine]) -> Disaggreg
 def with_step_costs(router: RouterConfig, engines: Sequence[SimulatedEngine]) -> RouterConfig:
     """Set the step costs for the predicting modes that the user has not set: the mean over the workers."""
     rows = {engine: step_costs_of(engine) for engine in set(engines)}
-    *costs, budget = (_mean(column) for column in zip(*(rows[engine] for engine in engines), strict=True))
-    return router.with_costs(StepCosts(*costs, round(budget)))
+    means = [_mean(column) for column in zip(*(rows[engine] for engine in engines), strict=True)]
+    base, prefill, sequence, context, budget = means
+    return router.with_costs(StepCosts(base, prefill, sequence, context, round(budget)))
 
 
 def with_load_costs(router: RouterConfig, engines: Sequence[SimulatedEngine], ports: Sequence[float]) -> RouterConfig:
@@ -326,10 +329,11 @@ def _endless_tokens(cluster: Cluster, workload: Workload) -> npt.NDArray[np.int6
     return found
 
 
-def _gaps(cluster: Cluster) -> Floats:
-    """Return the gaps between tokens after the warm-up, with each engine's noise."""
-    rows = [
-        spread(np.array(rank.engine.log.rows).reshape(-1, 5)[first:], engine.noise)
-        for rank, first, engine in zip(cluster.ranks, cluster.first_gap_rows, cluster.engines, strict=True)
-    ]
-    return np.concatenate(rows)
+def _gaps(cluster: Cluster) -> tuple[Floats, Floats]:
+    """Return the gaps between tokens after the warm-up, with each engine's noise, and when each row began (s)."""
+    rows, starts_s = [], []
+    for rank, first, engine in zip(cluster.ranks, cluster.first_gap_rows, cluster.engines, strict=True):
+        log = rank.engine.log
+        rows.append(spread(np.array(log.rows).reshape(-1, 5)[first:], engine.noise))
+        starts_s.append(np.repeat(np.array(log.starts_s)[first:], max(len(engine.noise), 1)))
+    return np.concatenate(rows), np.concatenate(starts_s)

@@ -48,7 +48,7 @@ def gate_width(gate: Gate, heads: int, value_dim: int) -> int:
 
 def has_own_kv(k: Keys) -> bool:
     """Return whether a layer keeps KV; the last ones may use that of earlier ones (Gemma)."""
-    return (k.layer or 0) < k.number("num_hidden_layers") - k.number("num_kv_shared_layers", 0)
+    return k.layer < k.number("num_hidden_layers") - k.number("num_kv_shared_layers", 0)
 
 
 def grouped_query(
@@ -114,7 +114,7 @@ def gated_if_said(k: Keys, kind: str) -> Mixer:
 
 def shared_across_layers(k: Keys, kind: str) -> Mixer:
     """Hunyuan's cross-layer attention: several consecutive layers use the first one's KV."""
-    is_first = (k.layer or 0) % k.number("cla_share_factor", 1) == 0
+    is_first = k.layer % k.number("cla_share_factor", 1) == 0
     return grouped_query(k, kind, has_kv=is_first or not k.flag("use_cla"))
 
 
@@ -208,7 +208,7 @@ SPARSE_ATTENTION = ("sparse_disable_index_value", "sparse_init_block", "sparse_l
 
 def in_block(k: Keys, kind: str) -> Mixer:
     """Layers that a search took parts from: each with its own number of heads that share KV (`block_configs`)."""
-    heads, block = k.number("num_attention_heads"), (k.listed("block_configs") or [])[k.layer or 0]["attention"]
+    heads, block = k.number("num_attention_heads"), (k.listed("block_configs") or [])[k.layer]["attention"]
     if block.get("window_length") is not None or block.get("sparsify") is not None:
         raise ValueError("block_configs has attention with a window, which is not known")
     together = whole(block.get("n_heads_in_group"))

@@ -53,7 +53,7 @@ def everywhere(k: Keys) -> bool:
 
 def after_dense(k: Keys) -> bool:
     """DeepSeek's rule: the first layers are dense, then every layer (or every few) is a mixture; or it is said of each."""
-    layer, first = k.layer or 0, k.number("first_k_dense_replace", 0)
+    layer, first = k.layer, k.number("first_k_dense_replace", 0)
     types = k.of_each_layer("mlp_layer_types")
     if types is not None:
         k.ignore("moe_layer_freq")
@@ -75,7 +75,7 @@ def after(count: int) -> IsSparse:
     def is_sparse(k: Keys) -> bool:
         if k.has("first_k_dense_replace") or k.has("mlp_layer_types") or k.has("moe_layer_freq"):
             return after_dense(k)
-        return (k.layer or 0) >= count
+        return k.layer >= count
 
     return is_sparse
 
@@ -83,7 +83,7 @@ def after(count: int) -> IsSparse:
 def every_few(k: Keys) -> bool:
     """Qwen's rule: every `decoder_sparse_step`th layer is a mixture, but those that are listed."""
     only, step = k.places("mlp_only_layers") or [], k.number("decoder_sparse_step", 1)
-    types, layer = k.of_each_layer("mlp_layer_types"), k.layer or 0
+    types, layer = k.of_each_layer("mlp_layer_types"), k.layer
     if types is not None:
         return _is_sparse_type(types[layer])
     return layer not in only and (layer + 1) % step == 0
@@ -91,7 +91,7 @@ def every_few(k: Keys) -> bool:
 
 def from_to(k: Keys) -> bool:
     """ERNIE's rule: every few layers from one to another; -1 is the last."""
-    layer, first, step = k.layer or 0, k.number("moe_layer_start_index", 0), k.number("moe_layer_interval", 1)
+    layer, first, step = k.layer, k.number("moe_layer_start_index", 0), k.number("moe_layer_interval", 1)
     last, count = k.number("moe_layer_end_index", -1, least=-1), k.number("num_hidden_layers")
     last = count if last == -1 else last
     return (layer + 1) % step == 0 and first <= layer <= last
@@ -99,12 +99,12 @@ def from_to(k: Keys) -> bool:
 
 def with_period(k: Keys) -> bool:
     """Jamba's rule: one layer of every few."""
-    return (k.layer or 0) % k.number("expert_layer_period", 2) == k.number("expert_layer_offset", 1, least=0)
+    return k.layer % k.number("expert_layer_period", 2) == k.number("expert_layer_offset", 1, least=0)
 
 
 def enumerated(k: Keys) -> bool:
     """Step's rule: the layers are listed, as numbers or in a text with commas."""
-    layer = k.layer or 0
+    layer = k.layer
     if k.has("mlp_layer_types") or k.has("first_k_dense_replace"):
         k.ignore("moe_layers_enum")
         return after_dense(k)
@@ -184,7 +184,7 @@ def experts(k: Keys, size: int, shared: int, *, is_gated: bool = True, has_gate:
 
 def llama_4(k: Keys, kind: str) -> FeedForward:
     """Every few layers are a mixture with one shared expert; the dense ones are larger."""
-    step, listed, layer = k.number("interleave_moe_layer_step", 1), k.places("moe_layers"), k.layer or 0
+    step, listed, layer = k.number("interleave_moe_layer_step", 1), k.places("moe_layers"), k.layer
     wide = k.number("intermediate_size_mlp")
     if layer in listed if listed is not None else (layer + 1) % step == 0:
         size = k.number("intermediate_size")
@@ -235,7 +235,7 @@ def lfm2(k: Keys, kind: str) -> FeedForward:
 def arctic(k: Keys, kind: str) -> FeedForward:
     """Arctic: a dense network as wide as the layer, in parallel to the experts of every few layers."""
     step, size = k.number("moe_layer_frequency", 1), k.number("intermediate_size")
-    if ((k.layer or 0) + 1) % step:
+    if (k.layer + 1) % step:
         return dense(k, size)
     k.ignore("use_residual")
     return experts(k, size, k.number("hidden_size") if k.flag("parallel_attn_mlp_res") else 0)
@@ -251,7 +251,7 @@ def grok(k: Keys, kind: str) -> FeedForward:
 
 def in_block(k: Keys, kind: str) -> FeedForward | None:
     """Layers that a search took parts from: a multiple of the layer's width, rounded up (`block_configs`), or nothing."""
-    hidden, block = k.number("hidden_size"), (k.listed("block_configs") or [])[k.layer or 0]["ffn"]
+    hidden, block = k.number("hidden_size"), (k.listed("block_configs") or [])[k.layer]["ffn"]
     k.ignore("intermediate_size")
     if kind == NOTHING or block.get("no_op"):
         return None

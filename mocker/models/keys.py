@@ -17,14 +17,18 @@ class Keys:
         self._given = dict(_flat(values))
         self._defaults = defaults
         self._read: set[str] = set()
-        self.layer: int | None = None
-        """The layer that is asked about; a list of numbers has one for each."""
+        self._layer: int | None = None
+
+    @property
+    def layer(self) -> int:
+        """The number of the layer that is asked about, of which lists have a value each; the whole model is asked as its first."""
+        return self._layer or 0
 
     def at(self, layer: int) -> "Keys":
         """Return the values of one layer."""
         found = Keys({}, self._defaults)
         own = self._of_layers().get(layer) or {}
-        found._given, found._read, found.layer = {**self._given, **own}, self._read, layer
+        found._given, found._read, found._layer = {**self._given, **own}, self._read, layer
         return found
 
     def number(self, name: str, default: int | None = None, *, least: int | None = None, most: int = MOST) -> int:
@@ -34,7 +38,7 @@ class Keys:
             ValueError: it is missing and there is no default, or it is no such number.
         """
         spelling, value = self._find(name)
-        if isinstance(value, list) and self.layer is not None:
+        if isinstance(value, list) and self._layer is not None:
             value = self._one_of(spelling, value)
         if value is None and default is None:
             raise ValueError(f"it lacks {name}")
@@ -174,7 +178,6 @@ class Keys:
         return found[0] if found else (name, None)
 
     def _one_of(self, name: str, values: list[Any]) -> Any:
-        assert self.layer is not None
         if self.layer >= len(values):
             raise ValueError(f"{name} has {len(values)} values; expected one for each layer")
         return values[self.layer]

@@ -89,7 +89,7 @@ def indexed_attention(*, gate: Gate = "none") -> MixerOf:
 
 def _has_index(k: Keys) -> bool:
     """Return whether a layer has an index of its own, or uses that of an earlier one."""
-    types, letters, layer = k.of_each_layer("indexer_types"), k.text("index_topk_pattern"), k.layer or 0
+    types, letters, layer = k.of_each_layer("indexer_types"), k.text("index_topk_pattern"), k.layer
     step, offset = k.number("index_topk_freq", 1), k.number("index_skip_topk_offset", 0) or 2
     if types is not None:
         if types[layer] not in ("full", "shared"):

@@ -218,7 +218,7 @@ def _layer(k: Keys, kind: str, architecture: Architecture, quantisation: Quantis
     if kind == HYBRID or (kind not in STATES and kind not in NO_MIXER):
         mixers += [architecture.attention(k, kind)] * architecture.num_attentions
     layer = Layer(tuple(mixers), architecture.feed_forward(k, kind))
-    return _with_weights(layer, functools.partial(_stored, quantisation, architecture.names, k.layer or 0))
+    return _with_weights(layer, functools.partial(_stored, quantisation, architecture.names, k.layer))
 
 
 def _read_unused(keys: Keys, kinds: Sequence[str], architecture: Architecture) -> None:

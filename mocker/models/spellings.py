@@ -107,6 +107,7 @@ SIZES = frozenset([spelling for spellings in SPELLINGS.values() for spelling in 
     "conv_L_cache",
     "decoder_sparse_step",
     "qk_rope_head_dim",
+    "total_ut_steps",
 }
 """Sizes, by all their names, and others whose words do not show it."""
 OF_SIZES = """
@@ -126,12 +127,15 @@ FLAGS = frozenset(
         "attn_output_gate",
         "enable_moe_block",
         "gating",
+        "is_encoder_decoder",
         "mhc",
         "mla_use_output_gate",
         "multi_query",
         "new_decoder_architecture",
+        "share_layers",
         "use_cla",
         "use_double_wide_mlp",
+        "use_mla",
         "use_full_rank_gate",
         "residual_moe",
         "use_attention_gate",

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from reports.conditions import METRICS, Condition
 from reports.key import Entry, Key
 from reports.records import Record
-from reports.slo import parse
 from reports.summary import ArmSummary, Summary
 
 Runs = dict[str, Record]
@@ -22,7 +21,7 @@ class Comparison:
     @property
     def limits(self) -> list[Condition]:
         """The limits of the experiment."""
-        return [parse(text) for text in self.summary.limits]
+        return self.summary.conditions
 
     def limits_of(self, metric: str) -> list[Condition]:
         """Return the limits on a metric, by its name in the summary."""

@@ -7,6 +7,7 @@ from reports.cells import milliseconds
 from reports.charts import drawing
 from reports.charts.drawing import HALF, LIMIT, QUIET, REST, WIDE, Canvas, Chart, Panel
 from reports.key import PALETTE, Key, key_of
+from reports.outcomes import subject
 
 if TYPE_CHECKING:
     from reports.capacity import Answer, Ranked
@@ -15,6 +16,8 @@ BEST = PALETTE[0][0]
 MOST = 16
 """Layouts that are drawn."""
 ROW = 24
+MOST_SHOWN = 200.0
+"""Intervals are drawn up to twice their limit (%): failed requests make them infinite."""
 
 
 def charts(answer: "Answer", key: Key) -> dict[str, Chart]:
@@ -39,7 +42,7 @@ def layouts(answer: "Answer", key: Key) -> Chart | None:
     canvas = Canvas(height + 54, is_wide=True)
     width = (WIDE - left - 30 - gap * len(limits)) / (len(limits) + 1)
     panels = []
-    for place, heading in enumerate(("GPUs", *(f"{limit.partition(' ')[0]}, share of its limit" for limit in limits))):
+    for place, heading in enumerate(("GPUs", *(f"{subject(limit)}, share of its limit" for limit in limits))):
         axes = canvas.axes(left + place * (width + gap), 24, width, height, heading=heading)
         drawing.categories(axes, "y", [""] * len(shown))
         panels.append(Panel(axes))
@@ -71,12 +74,19 @@ def _gpus(canvas: Canvas, panel: Panel, shown: "list[Ranked]", key: Key) -> None
     for row, (layout, count) in enumerate(zip(shown, counts, strict=True)):
         is_met = layout.gpus is not None
         panel.axes.barh(row, count, 0.62, color=_colour(layout, key) if is_met else REST)
-        word = f"{count}" if is_met else f"over {count - 1}"
+        word = _count(layout, count)
         panel.add(f"{layout.name}: {word} GPUs", None, [float(count)], [row])
     drawing.numbers(panel.axes, "x", 0, max(counts) * 1.22, most=4, whole=True)
     for row, (layout, count) in enumerate(zip(shown, counts, strict=True)):
         x, y = canvas.place(panel.axes, count, row)
-        canvas.text(x + 5, y + 4, f"{count}" if layout.gpus is not None else f"over {count - 1}", colour=QUIET)
+        canvas.text(x + 5, y + 4, _count(layout, count), colour=QUIET)
+
+
+def _count(layout: "Ranked", count: int) -> str:
+    """Write a number of GPUs, or the bound on it that is known."""
+    if layout.gpus is None:
+        return f"over {count - 1}"
+    return f"at most {count}" if layout.is_upper_bound else f"{count}"
 
 
 def _uses(panel: Panel, shown: "list[Ranked]", limit: str, key: Key) -> None:
@@ -136,7 +146,7 @@ def sureness(answer: "Answer") -> Chart | None:
     for row, (sure, limit) in enumerate(known):
         value = sure.value / limit * 100
         if sure.low is not None and sure.high is not None:
-            low, high = sure.low / limit * 100, sure.high / limit * 100
+            low, high = sure.low / limit * 100, min(sure.high / limit * 100, MOST_SHOWN)
             axes.plot([low, high], [row, row], color=BEST, linewidth=6, alpha=0.35)
             reach += [low, high]
         if sure.model_error is not None:

@@ -9,15 +9,16 @@ from matplotlib.axes import Axes
 from foundation.settings import short
 from reports.charts import drawing
 from reports.charts.drawing import HALF, LIMIT, LINE, QUIET, WIDE, Canvas, Chart, Panel, duration, mark
-from reports.conditions import METRICS
+from reports.conditions import METRICS, Condition
 from reports.key import Entry, Key, key_of
 from reports.metrics import LABELS
 from reports.points import Found, Point
-from reports.slo import parse
 
 Number = Callable[[Point], float | None]
 LOADS = ("rate_scale", "rate", "concurrency")
 """Settings of the load; for these, more is better."""
+FLAT = 0.05
+"""Figures within this share of the highest are alike."""
 
 
 class Shown(NamedTuple):
@@ -64,7 +65,7 @@ class Swept:
     key: Key
     axis: str | None
     """The setting along a line: the number with the most values; None if no number is varied."""
-    limits: list[str]
+    limits: Sequence[Condition]
 
     @property
     def points(self) -> list[Point]:
@@ -88,7 +89,7 @@ class Swept:
         return float(point.gpus if self.has_gpus else point.changes[self.axis or ""])
 
 
-def swept(points: Sequence[Point], limits: Sequence[str]) -> Swept:
+def swept(points: Sequence[Point], limits: Sequence[Condition]) -> Swept:
     """Put points in lines, in their order: along the number with the most values, one line for each combination of the rest."""
     values: dict[str, set[Any]] = {}
     for point in points:
@@ -109,7 +110,7 @@ def swept(points: Sequence[Point], limits: Sequence[str]) -> Swept:
     return _along_axis(lines, axis, limits)
 
 
-def of_search(rows: Sequence[Found], points: Sequence[Point], limits: Sequence[str]) -> Swept:
+def of_search(rows: Sequence[Found], points: Sequence[Point], limits: Sequence[Condition]) -> Swept:
     """Put what a search tried in lines along the setting searched for, one for each combination, in their order."""
     find = rows[0].find
     lines = {
@@ -121,8 +122,8 @@ def of_search(rows: Sequence[Found], points: Sequence[Point], limits: Sequence[s
     return _along_axis(lines, find, limits)
 
 
-def _along_axis(lines: dict[str, list[Point]], axis: str | None, limits: Sequence[str]) -> Swept:
-    found = Swept(lines, key_of(list(lines)), axis, list(limits))
+def _along_axis(lines: dict[str, list[Point]], axis: str | None, limits: Sequence[Condition]) -> Swept:
+    found = Swept(lines, key_of(list(lines)), axis, limits)
     if axis is not None:
         for line in lines.values():
             line.sort(key=found.at)
@@ -205,7 +206,7 @@ def by_axis(sweep: Swept) -> Chart | None:
     """The limited metrics along the axis, with their limits and the first, or last, point that meets them all."""
     if sweep.axis is None or len({sweep.at(point) for point in sweep.points}) < 2:
         return None
-    shown = [figure for figure in _limited(sweep) if _varies(sweep.points, figure.of)]
+    shown = [figure for figure in _limited(sweep) if _varies(sweep.points, figure)]
     if not shown:
         return None
     across = min(len(shown), 3)
@@ -316,10 +317,10 @@ def _is_good(point: Point, *, has_limits: bool) -> bool:
 def _limited(sweep: Swept) -> list[Shown]:
     """Return the limited metrics, and the usual figures if there are few of those."""
     found: list[Shown] = []
-    for text in sweep.limits:
-        limit = parse(text)
+    for limit in sweep.limits:
         if limit.statistic is not None:
-            found.append(Shown(f"{LABELS[METRICS[limit.metric]]} {limit.statistic}", _outcome(text), limit.value))
+            title = f"{LABELS[METRICS[limit.metric]]} {limit.statistic}"
+            found.append(Shown(title, _outcome(str(limit)), limit.value))
     if shares := [one for point in sweep.points for one in point.outcomes if one.is_share]:
         wanted = [one.value / (1 + one.margin) for one in shares if one.value and one.margin is not None]
         found.append(Shown("requests within their limits", _share, max(wanted, default=None), is_share=True))
@@ -355,8 +356,15 @@ def _answer(sweep: Swept, name: str) -> Point | None:
     return good[-1] if _sense(sweep) == "highest" else good[0]
 
 
-def _varies(points: Sequence[Point], of: Number) -> bool:
-    return len({value for point in points if (value := of(point)) is not None}) > 1
+def _varies(points: Sequence[Point], figure: Shown) -> bool:
+    """Return whether a figure has something to show: any difference beside a limit, else more than a trace of one."""
+    values = [value for point in points if (value := figure.of(point)) is not None]
+    return len(set(values)) > 1 if figure.limit else not _is_flat(values)
+
+
+def _is_flat(values: Sequence[float]) -> bool:
+    """Return whether values differ so little that a chart would only magnify a constant."""
+    return not values or max(values) - min(values) <= FLAT * abs(max(values))
 
 
 def along(sweep: Swept, axes: Axes, canvas_width: float) -> None:
@@ -394,7 +402,7 @@ def by_row(sweep: Swept) -> Chart | None:
     points = sweep.points
     if sweep.axis is not None or len(points) < 2:
         return None
-    shown = [figure for figure in _limited(sweep) if _varies(points, figure.of)][:3]
+    shown = [figure for figure in _limited(sweep) if _varies(points, figure)][:3]
     if not shown:
         return None
     key = key_of([point.name for point in points])
@@ -419,7 +427,7 @@ def by_row(sweep: Swept) -> Chart | None:
                 _, y = canvas.place(axes, axes.get_xlim()[0], row)
                 canvas.text(0, y + 4, entry.name, colour=entry.colour, arm=entry.place)
         panels.append(panel)
-    limits = f" Dashed: limits ({', '.join(sweep.limits)})." if sweep.limits else ""
+    limits = f" Dashed: limits ({', '.join(map(str, sweep.limits))})." if sweep.limits else ""
     title = "Which meet the limits?" if sweep.limits else "How long do requests take?"
     return Chart(canvas.figure, title, _reading(sweep) + limits, panels, is_wide=True)
 
@@ -493,9 +501,7 @@ def _scatter(
     ]
     known = [(name, spots) for name, spots in known if spots]
     every = [spot for _, spots in known for spot in spots]
-    if len({(a, b) for a, b, _ in every}) < 2 or any(
-        len({round(value, 9) for value in side}) < 2 for side in ([a for a, _, _ in every], [b for _, b, _ in every])
-    ):
+    if any(_is_flat(side) for side in ([a for a, _, _ in every], [b for _, b, _ in every])):
         return None
     names, left = drawing.widest(sweep.key[name].name for name, _ in known) + 18, 58
     height = max(240, LINE * len(known))

@@ -12,7 +12,7 @@ from foundation.exit_codes import INTERRUPTED
 from serving.cli.batch import run_batch
 from serving.cli.chat import ask_once, chat
 from serving.cli.chat_client import AskError, ChatClient
-from serving.cli.job import Job
+from serving.cli.job import Job, identity_of
 from serving.cli.ways import Batch, Echoed, Stdin
 from serving.frontend.models import Models
 from serving.frontend.server import listen, listen_at, serve_frontend
@@ -90,6 +90,7 @@ async def _ask(job: Job, models: Models, socket_path: Path, stopping: asyncio.Ev
                 return await run_batch(
                     client,
                     file,
+                    identity_of(job),
                     stopping,
                     model=model,
                     options=options,

@@ -1,6 +1,7 @@
 """`in=batch:FILE`: ask every prompt of a jsonl file, many at a time, and write the answers to output.jsonl next to it.
 
-An interrupted run continues where it stopped: prompts that output.jsonl already answers are not asked again.
+An interrupted run continues where it stopped: prompts that output.jsonl already answers are not asked again. Beside it,
+output.settings.json says which engine, model and settings the answers are from.
 """
 
 import asyncio
@@ -19,10 +20,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from foundation.exit_codes import INTERRUPTED
+from foundation.identity import Identity
 from serving.cli.chat_client import Answer, AskError, ChatClient
 from serving.runtime.stopping import until_stopped
 
 OUTPUT = "output.jsonl"
+SETTINGS = "output.settings.json"
 
 
 class BatchError(ValueError):
@@ -76,7 +79,7 @@ def read(path: Path) -> Prompts:
     return prompts
 
 
-def is_answered(path: Path) -> bool:
+def is_answered(path: Path, identity: Identity) -> bool:
     """Return whether an earlier run has answered everything, so that no engine is needed.
 
     Raises:
@@ -84,8 +87,8 @@ def is_answered(path: Path) -> bool:
     """
     prompts = read(path)
     with _output(path.with_name(OUTPUT)) as file:
-        if missing := _missing(prompts.texts, file):
-            return not missing
+        if _missing(prompts.texts, file, identity):
+            return False
     print(f"{path.with_name(OUTPUT)} already has every answer", file=sys.stderr)
     return True
 
@@ -93,6 +96,7 @@ def is_answered(path: Path) -> bool:
 async def run_batch(
     client: ChatClient,
     path: Path,
+    identity: Identity,
     stopping: asyncio.Event,
     *,
     model: str = "",
@@ -105,6 +109,7 @@ async def run_batch(
     Args:
         client: Asks the frontend.
         path: The prompts.
+        identity: What the answers depend on.
         stopping: Is set when the process is to end.
         model: The model to ask (default: the first one that is served).
         options: The options of each request.
@@ -118,7 +123,7 @@ async def run_batch(
     for problem in prompts.problems:
         print(problem, file=sys.stderr)
     with _output(path.with_name(OUTPUT)) as file:
-        missing = _missing(prompts.texts, file)
+        missing = _missing(prompts.texts, file, identity)
         if done := len(prompts.texts) - len(missing):
             print(f"{file.name} already has {done} of {len(prompts.texts)} answers", file=sys.stderr)
         started = time.perf_counter()
@@ -210,7 +215,7 @@ def _output(path: Path) -> Iterator[IO[str]]:
         yield file
 
 
-def _missing(texts: list[str], file: IO[str]) -> list[str]:
+def _missing(texts: list[str], file: IO[str], identity: Identity) -> list[str]:
     """Return the prompts that an earlier run did not answer, and cut off a line that it left half-written."""
     file.seek(0)
     content = file.read()
@@ -227,6 +232,7 @@ def _missing(texts: list[str], file: IO[str]) -> list[str]:
             ) from error
     if answered - asked:
         raise BatchError(f"{file.name} has answers to prompts that are not in the input; move the file away")
+    _check_same(Path(file.name), identity, has_answers=bool(answered))
     missing = []
     for text in texts:
         if answered[text]:
@@ -234,6 +240,21 @@ def _missing(texts: list[str], file: IO[str]) -> list[str]:
         else:
             missing.append(text)
     return missing
+
+
+def _check_same(path: Path, identity: Identity, *, has_answers: bool) -> None:
+    """Refuse answers that other settings gave; note the settings where there are no answers yet."""
+    noted = path.with_name(SETTINGS)
+    try:
+        if not has_answers:
+            identity.write(noted)
+        elif not noted.exists():
+            raise BatchError(f"{path} has answers, but no {SETTINGS} says what they are from; move the file away")
+        elif (earlier := Identity.read(noted)) != identity:
+            difference = identity.difference(earlier)
+            raise BatchError(f"{path} has answers that were made otherwise: {difference}; move the file away")
+    except OSError as error:
+        raise BatchError(f"{noted}: {error.strerror}") from error
 
 
 def _summary(totals: Totals, seconds: float) -> str:

@@ -25,7 +25,7 @@ from serving.cli.commands import (
     split_arguments,
 )
 from serving.cli.help import HELP_ALL, HELP_FLAGS
-from serving.cli.job import AskConfig, Job, check_job, make
+from serving.cli.job import AskConfig, Job, check_job, identity_of, make
 from serving.cli.ways import (
     Batch,
     Endpoint,
@@ -185,7 +185,7 @@ def launch(
     if dry_run:
         print(*(made.calls if made is not None else [f"out={answers}: no engine runs in this process"]), sep="\n")
         return
-    if isinstance(asks, Batch) and is_answered(asks.file):
+    if isinstance(asks, Batch) and is_answered(asks.file, identity_of(job)):
         return
     if isinstance(answers, ModelEngine):
         check_installed(answers.name)

@@ -1,13 +1,16 @@
 """A job for `dynamo-run`: check it as a whole, and make its engine."""
 
 import dataclasses
-from collections.abc import Sequence
+import importlib.metadata
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta
 
+from foundation.identity import Identity, files_named
 from foundation.settings import Count, changed, check
 from serving.cli.commands import engine_settings
 from serving.cli.ways import (
@@ -36,11 +39,14 @@ from serving.life import DisaggregationConfig
 from serving.life.lease import LeaseConfig
 from serving.model.card import Role
 from serving.router import RouterConfig
-from serving.runtime.config import RuntimeConfig
+from serving.runtime.config import RuntimeConfig, masked
 from serving.transfer.config import OF_TIERS, TransferRunConfig
 from serving.worker.config import ModelConfig, ModelRunConfig, WorkerConfig, flags_to_arguments
 from serving.worker.engine import Engine
-from serving.worker.registry import make_engine, refuse_role
+from serving.worker.registry import ENGINES, make_engine, refuse_role
+
+SECRET = re.compile(r"--[\w-]*(key|token|secret|password)")
+"""Flags of engines whose value is not written anywhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +152,44 @@ def _simulated(model_run: ModelRunConfig) -> tuple[EngineConfig, TimingConfig]:
     if model_run.extra_engine_args is not None:
         engine, timing = engine_settings(model_run.extra_engine_args, engine, timing)
     return engine, timing
+
+
+def identity_of(job: Job) -> Identity:
+    """Return what the answers to a batch depend on: the engine and its version, the model, and their settings."""
+    ours = isinstance(job.way_out, Mocked | Echoed)
+    own = [job.way_out.file] if isinstance(job.way_out, OwnFile) else []
+    settings = {
+        "out": masked(str(job.way_out)),
+        "version": _version(job.way_out),
+        **{f"--{name.replace('_', '-')}": value for name, value in _settings(job)},
+        "arguments": list(_without_secrets(job.arguments)),
+    }
+    named = own + [word.rpartition("=")[2] for word in job.arguments]
+    return Identity.of(settings, files=files_named(named), packages=("serving", "mocker") if ours else ())
+
+
+def _settings(job: Job) -> Iterator[tuple[str, object]]:
+    """Yield the settings that may change an answer."""
+    for part in (job.model, job.model_run):
+        yield from dataclasses.asdict(part).items()
+    yield from [(name, getattr(job.launcher, name)) for name in ("temperature", "max_tokens")]
+
+
+def _without_secrets(words: Sequence[str]) -> Iterator[str]:
+    """Yield an engine's arguments, without the passwords and keys."""
+    before = ""
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        is_secret = SECRET.fullmatch(flag if equals else before)
+        yield (f"{flag}=***" if equals else "***") if is_secret else word
+        before = word
+
+
+def _version(way_out: WayOut) -> str | None:
+    """Return the version of an engine's package; None if it is ours, or not known here."""
+    package = ENGINES[way_out.name].package if isinstance(way_out, ModelEngine) else ""
+    distributions = importlib.metadata.packages_distributions().get(package, []) if package else []
+    return importlib.metadata.version(distributions[0]) if distributions else None
 
 
 def check_job(job: Job) -> None:

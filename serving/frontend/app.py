@@ -129,7 +129,7 @@ class Frontend:
         _count_prompts(prepared, metrics)
         request_id = _request_id(request)
         try:
-            if "query_instance_id" in prepared.extension.annotations:
+            if "query_instance_id" in (prepared.extension.annotations or ()):
                 return nvext.instance_query(model, prepared.prompts[0], request_id)
             choices = start_choices(prepared, model, self._config, request_id)
         except ApiError as error:
@@ -164,6 +164,7 @@ class Guard:
         if scope["path"] in ("/health", "/live"):
             await self._app(scope, receive, send)
             return
+        scope["path"] = scope["path"].rstrip("/") or "/"
         method, headers = scope["method"], scope["headers"]
         error = self._admission.refusal(method, headers, num_open=frontend.num_open, is_draining=frontend.is_draining)
         if error is not None:

@@ -25,7 +25,7 @@ def annotations(prepared: Prepared, request_id: str) -> bytes:
         "token_ids": prepared.prompts[0].tokens.tolist(),
         "request_id": request_id,
     }
-    wanted = dict.fromkeys(name for name in prepared.extension.annotations if name in values)
+    wanted = dict.fromkeys(name for name in prepared.extension.annotations or () if name in values)
     return b"".join(annotation(name, values[name]) for name in wanted)
 
 

@@ -140,7 +140,7 @@ def is_quick(request: AnyRequest, model: TextModel) -> bool:
     if isinstance(request, ChatRequest) or (isinstance(request, TokenizeRequest) and request.messages is not None):
         if model.template is None and not _is_raw(request):
             return False
-        return sum(message.size for message in request.messages or ()) <= model.tokenizer.num_quick
+        return len(msgspec.json.encode((request.messages, request.tools))) <= model.tokenizer.num_quick
     if isinstance(request, TokenizeRequest):
         return len(request.prompt or "") <= model.tokenizer.num_quick
     assert isinstance(request, CompletionRequest)
@@ -189,7 +189,7 @@ def prepare(request: Request, model: TextModel) -> Prepared:
     has_own_limit = request.max_tokens is not None or isinstance(request, CompletionRequest)
     echoes = [each.text if isinstance(request, CompletionRequest) and request.echo else "" for each in encoded]
     _check_totals(request, encoded, sum(map(len, echoes)), has_own_limit=has_own_limit)
-    wants_formatted = request.nvext is not None and "formatted_prompt" in request.nvext.annotations
+    wants_formatted = request.nvext is not None and "formatted_prompt" in (request.nvext.annotations or ())
     return Prepared(
         options=request,
         is_chat=isinstance(request, ChatRequest),
@@ -213,7 +213,9 @@ def tokenize(request: TokenizeRequest, model: TextModel) -> Tokenized:
     special = not is_chat if request.add_special_tokens is None else request.add_special_tokens
     text = request.prompt or ""
     if request.messages is not None:
-        text = _render(request.messages, request.tools, model, add_generation_prompt=request.add_generation_prompt)
+        text = _render(
+            request.messages, request.tools, model, add_generation_prompt=request.add_generation_prompt is not False
+        )
     tokens = _encode(text, model, "messages" if is_chat else "prompt", special=special).tolist()
     return Tokenized(
         tokens=tokens, token_strs=list(map(model.tokenizer.text_of, tokens)) if request.return_token_strs else None
@@ -245,7 +247,12 @@ class _Encoded(NamedTuple):
 def _encode_chat(request: ChatRequest, model: TextModel) -> _Encoded:
     is_raw = _is_raw(request)
     tools = request.tools if request.tool_choice != "none" else None
-    text = _joined(request.messages) if is_raw else _render(request.messages, tools, model)
+    more = {
+        "documents": request.documents,
+        "add_generation_prompt": request.add_generation_prompt is not False,
+        "variables": request.template_variables,
+    }
+    text = _joined(request.messages) if is_raw else _render(request.messages, tools, model, **more)
     tokens = _encode(text, model, "messages", special=is_raw)
     return _Encoded(text, tokens, _limit(request, len(tokens), model, "messages"))
 
@@ -280,16 +287,14 @@ def _is_raw(request: ChatRequest | TokenizeRequest) -> bool:
 
 
 def _joined(messages: list[Message]) -> str:
-    return "".join(message.for_template()["content"] for message in messages)
+    return "".join(message.text for message in messages)
 
 
-def _render(
-    messages: list[Message], tools: list[dict[str, Any]] | None, model: TextModel, *, add_generation_prompt: bool = True
-) -> str:
+def _render(messages: list[Message], tools: list[dict[str, Any]] | None, model: TextModel, **more: Any) -> str:
     assert model.template is not None
     plain = [message.for_template() for message in messages]
     try:
-        return model.template.render(plain, tools, add_generation_prompt=add_generation_prompt)
+        return model.template.render(plain, tools, **more)
     except TemplateError as error:
         raise ApiError(400, str(error), param="messages") from error
 

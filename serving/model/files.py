@@ -25,6 +25,7 @@ FILE_NAMES = (
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates/tool_use.jinja",
 )
 CHUNK_BYTES = 256 * 1024
 RECEIVE_TIMEOUT_S = 30.0

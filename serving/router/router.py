@@ -118,7 +118,7 @@ class Router:
         self._block_size = block_size
         self._rng = rng
         self._books: dict[int, RankBooks] = {}
-        self._polled: dict[int, RankBooks] = {}
+        self._polled: dict[int, tuple[RankBooks, RankState]] = {}  # with stale(MS): the books and reports at that time
         self._polled_s = float("-inf")
         self._states: dict[int, RankState] = {}
         self._slots: list[int] = []
@@ -296,18 +296,21 @@ class Router:
 
     def _candidates(self, slots: list[int], prompt: Prompt, now: float, *, is_remote: bool = False) -> Candidates:
         """Gather what the policy may ask for; if a prompt is computed elsewhere, none of it counts as cached."""
-        books = self._books
+        books, reported = self._books, self._states
         if self._mode.stale:
             if now - self._polled_s >= self._mode.stale / 1000:
                 self._polled_s = now
-                self._polled = {slot: book.snapshot() for slot, book in self._books.items()}
-            books = self._polled | {slot: books[slot] for slot in books if slot not in self._polled}
+                self._polled = {
+                    slot: (book.snapshot(), reported.get(slot, NO_STATE)) for slot, book in self._books.items()
+                }
+            books = books | {slot: book for slot, (book, _) in self._polled.items()}
+            reported = reported | {slot: state for slot, (_, state) in self._polled.items()}
         if self._mode.bound:
             slots = list(compress(slots, within_bound([books[slot].num_requests for slot in slots], self._mode.bound)))
         overlaps, beyond = [0] * len(slots), None
         if self._caches is not None and not is_remote:
             overlaps, beyond = self._overlaps(self._caches, prompt, books, slots, now)
-        states = [self._states.get(slot, NO_STATE) for slot in slots] if self._states else None
+        states = [reported.get(slot, NO_STATE) for slot in slots] if reported else None
         return Candidates(
             slots,
             [books[slot] for slot in slots],

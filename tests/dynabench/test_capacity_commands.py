@@ -8,11 +8,12 @@ import shlex
 
 import pytest
 
-from dynabench.capacity.commands import ELSEWHERE, deploy_commands, vllm_command
+from dynabench.capacity.commands import deploy_commands, vllm_command
 from dynabench.deployment.description import Deployment, Pool
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.router import ROUTER_MODES, RouterConfig
+from serving.router.elsewhere import ELSEWHERE
 
 DYNAMO = {"random", "round-robin", "power-of-two", "least-loaded", "kv", "direct", "device-aware-weighted"}
 """Choices of `--router-mode` in `python -m dynamo.frontend` 1.4.2."""
@@ -26,8 +27,17 @@ DYNAMO_FLAGS = {
 }
 SGLANG = {"random", "round_robin", "cache_aware", "power_of_two", "manual"}
 """Choices of `--policy` in sglang-router 0.3.2."""
-PRODUCTION_STACK = {"roundrobin", "session", "kvaware", "prefixaware", "disaggregated_prefill", "priority"}
-"""Choices of `--routing-logic` in vLLM's production-stack."""
+PRODUCTION_STACK = {
+    "roundrobin",
+    "session",
+    "kvaware",
+    "loadaware",
+    "prefixaware",
+    "disaggregated_prefill",
+    "disaggregated_prefill_orchestrated",
+    "priority",
+}
+"""Choices of `--routing-logic` in vLLM's production-stack 0.1.13."""
 
 
 def pool(role="aggregated", timing=None, **engine):
@@ -205,3 +215,57 @@ def test_settings_of_the_router_go_with_it(mode, settings, said):
     line = deploy_commands(deployment, "x")[-1]
     assert line.endswith(f"{said})")
     assert {word for word in line.strip(")").split() if word.startswith(("--router", "--no-"))} <= DYNAMO_FLAGS
+
+
+SGLANG_SERVER = {
+    "--model-path", "--tp-size", "--ep-size", "--chunked-prefill-size", "--max-running-requests", "--page-size",
+    "--mem-fraction-static", "--context-length", "--max-total-tokens", "--quantization", "--kv-cache-dtype",
+    "--disable-radix-cache", "--disable-overlap-schedule", "--enable-priority-scheduling",
+    "--schedule-low-priority-values-first", "--disaggregation-mode", "--disaggregation-transfer-backend",
+}  # fmt: skip
+"""Flags of `python -m sglang.launch_server` 0.5.23, from the fields of its ServerArgs."""
+TRTLLM_SERVER = {
+    "--tp_size", "--ep_size", "--max_num_tokens", "--max_batch_size", "--max_seq_len", "--enable_chunked_prefill",
+    "--kv_cache_free_gpu_memory_fraction", "--extra_llm_api_options",
+}  # fmt: skip
+"""Options of `trtllm-serve` in TensorRT-LLM's repository at 4c05a748."""
+
+
+def launched(engine, **settings):
+    """Return the line that starts a pool timed as an engine, as words and the note after them."""
+    timing = {"timed_as": engine} | settings.pop("timing", {})
+    role = settings.pop("role", "aggregated")
+    other = [pool(its, timing=timing) for its in {"prefill": ["decode"], "decode": ["prefill"]}.get(role, [])]
+    line = deploy_commands(Deployment(pools=(pool(role, timing=timing, **settings), *other)), "x")[1]
+    return shlex.split(line, comments=True), line.partition("  # ")[2]
+
+
+def test_step_times_of_sglang_are_deployed_with_sglang():
+    words, note = launched("sglang", max_num_batched_tokens=2048)
+    assert words[:5] == ["python", "-m", "sglang.launch_server", "--model-path", "meta-llama/Llama-3.1-70B"]
+    assert " ".join(words[5:]) == (
+        "--tp-size 4 --chunked-prefill-size 2048 --max-running-requests 256 --page-size 64 --mem-fraction-static 0.9"
+    )
+    assert note == "start 2, 4 h100 each"
+
+
+def test_step_times_of_tensorrt_llm_are_deployed_with_tensorrt_llm():
+    words, note = launched("trtllm", max_num_batched_tokens=2048, enable_prefix_caching=False)
+    assert words[:2] == ["trtllm-serve", "meta-llama/Llama-3.1-70B"]
+    assert " ".join(words[2:8]) == "--tp_size 4 --max_num_tokens 2048 --max_batch_size 256"
+    assert 'OPTIONS.yaml has {"kv_cache_config": {"tokens_per_block": 64, "enable_block_reuse": false}}' in note
+    _, note = launched("trtllm", timing={"quantization": "fp8"})
+    assert "use a checkpoint with fp8 weights" in note
+
+
+@pytest.mark.parametrize(("engine", "flags"), [("sglang", SGLANG_SERVER), ("trtllm", TRTLLM_SERVER)])
+@pytest.mark.parametrize("role", ["aggregated", "prefill", "decode"])
+def test_every_flag_is_the_engines_own_and_what_has_none_is_named(engine, flags, role):
+    words, note = launched(
+        engine, role=role, num_gpu_blocks=5000, max_model_len=8192, enable_prefix_caching=False, async_scheduling=False,
+        scheduling_policy="priority", watermark=0.01,
+        timing={"kv_cache_dtype": "fp8", "quantization": "fp8"},
+    )  # fmt: skip
+    assert {word for word in words if word.startswith("--")} <= flags
+    assert "no flag for " in note
+    assert "watermark" in note.partition("no flag for ")[2]

@@ -9,10 +9,11 @@ from dynabench.capacity.search import Question
 from dynabench.capacity.settings import PlanConfig
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.experiment.store import PointStore
 from dynabench.plan import Settings
 from mocker.timing.config import TimingConfig
-from reports.capacity import Alternative, Ranked, modes_told, sizes_told
+from reports.capacity import Alternative, Answer, Ranked, grids, modes_told, sizes_told
+from reports.charts import drawing, plan
+from reports.key import key_of
 from reports.outcomes import Outcome
 from tests.reports.test_sweep_report import point
 
@@ -22,16 +23,15 @@ WIDE, NARROW = Question(0, 2), Question(1, 1)
 
 
 @pytest.fixture
-def findings(tmp_path):
+def findings():
     config = PlanConfig(tensor_parallel_size=(4, 8), max_num_batched_tokens=(2048,), loads="1,1.5,2")
-    store = PointStore(tmp_path / "out", "id", "plan")
-    found = Findings(config, ExperimentConfig(router_mode=("kv",)), SETTINGS, store)
-    found.search = found.new_search({0: Floor(), 1: Floor()})
+    found = Findings(config, ExperimentConfig(), SETTINGS, mode="kv")
+    found.search = found.new_search([Floor(), Floor()], 1)
     for question, load, margin in ((WIDE, 1, 0.1), (NARROW, 1, 0.3), (WIDE, 1.5, 0.05), (NARROW, 1.5, -0.2)):
         state = "met" if margin >= 0 else "missed"
         outcome = Outcome("ttft.p99 <= 1000 ms", state, 1 - margin, margin)
         arm = found.arm(question, load)
-        store.keep(arm, msgspec.structs.replace(point(arm.name, 0.1, **arm.changes), outcomes=[outcome]))
+        found.keep(question, load, msgspec.structs.replace(point(arm.name, 0.1, **arm.changes), outcomes=[outcome]))
         if load == 1:
             found.search.learn(question, state)
     return found
@@ -47,7 +47,7 @@ def test_of_layouts_that_cost_the_same_the_one_that_holds_for_more_load_is_chose
 
 def test_the_best_of_another_kind_is_the_one_that_holds_for_more_load(findings):
     findings.finished = [1.0, 1.5, 2.0]
-    assert findings._best_among([0, 1]) == ("the cheapest that met the limits is 8 GPUs (workers 2, TP 4, chunk 2048)")
+    assert findings._best_among([0, 1]).startswith("the cheapest that met the limits is 8 GPUs (workers 2, TP 4, ")
     assert list(findings.other_kinds()) == []
 
 
@@ -101,15 +101,14 @@ def test_the_best_router_mode_is_named(times, said):
     assert modes_told([Alternative(name, 2, 2, [], time, "met") for name, time in named]) == said
 
 
-def test_gpus_of_a_single_worker_are_not_put_down_to_the_work(tmp_path):
+def test_gpus_of_a_single_worker_are_not_put_down_to_the_work():
     config = PlanConfig(tensor_parallel_size=(4,), max_num_batched_tokens=(2048,), max_gpus=2)
-    store = PointStore(tmp_path / "out", "id", "plan")
-    found = Findings(config, ExperimentConfig(router_mode=("kv",)), SETTINGS, store)
+    found = Findings(config, ExperimentConfig(), SETTINGS, mode="kv")
     for floor, why in (
         (1, "needs at least 4, even with a single worker."),
         (2, "needs at least 8, because the requests keep"),
     ):
-        found.search = found.new_search({0: Floor(floor)})
+        found.search = found.new_search([Floor(floor)], 1)
         assert why in found.verdict(is_complete=True)
 
 
@@ -124,3 +123,26 @@ def test_a_plan_names_the_smallest_tiers_that_cost_no_more():
         "64 (4 GPUs) with gpu h100."
     )
     assert sizes_told(layouts[:1]) == ""
+
+
+def test_a_number_of_workers_below_which_others_were_not_tried_is_an_upper_bound(findings):
+    findings.search.learn(Question(0, 4), "met")
+    findings.search.layouts[0].states.pop(2)
+    bounds = {layout.name: layout.is_upper_bound for layout in findings.ranked()}
+    assert bounds == {"TP 8, chunk 2048": False, "TP 4, chunk 2048": True}
+    assert findings._best_among([0]).endswith(", and fewer were not tried")
+
+
+def test_an_upper_bound_is_shown_as_one_wherever_its_gpus_are():
+    met = [Outcome("ttft.p99 <= 1000 ms", "met", 0.5, 0.5)]
+    layouts = [
+        Ranked("a", {}, gpus=8, workers=2, cost=20, outcomes=met),
+        Ranked("b", {}, gpus=16, workers=4, cost=40, outcomes=met, is_upper_bound=True),
+    ]
+    answer = Answer("", "t", "s", True, "v", ["ttft.p99 <= 1000 ms"], layouts, [], [], [], [], [], 0, 1.0)
+    [grid] = grids(answer)
+    assert [cells[:3] for _, cells in grid.rows] == [["8", "2", "20"], ["<= 16", "<= 4", "<= 40"]]
+    assert "<= 16: fewer than 16 may be enough" in grid.note
+    with drawing.styled():
+        chart = plan.layouts(answer, key_of(["a", "b"]))
+    assert {"8", "at most 16"} <= {text.get_text() for text in chart.figure.texts}

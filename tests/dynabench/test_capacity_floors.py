@@ -1,16 +1,25 @@
 """What a layout needs at least, and what it may well need, before anything is simulated."""
 
+import math
+import random
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec import structs
 
 from dynabench.capacity.floors import floor_of
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.plan import Settings
+from dynabench.plan import Plan, Settings
+from dynabench.virtual.run import run
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from reports import slo
+from reports.conditions import METRICS
+from reports.summarize import summarize
 from tests.support.workloads import bursty
-from workloads import Workload
+from workloads import Request, Workload
+from workloads.pacing import LoadConfig
 from workloads.shape import shape
 
 
@@ -59,3 +68,86 @@ def test_work_may_end_as_late_as_the_limits_allow():
     source = denser(400, 500)
     assert floor(source, "e2e.p90 <= 1000s").workers == 1
     assert floor(source, "ttft.p90 <= 100ms").workers > 1
+
+
+MODELS = {
+    "8B": TimingConfig(model="meta-llama/Llama-3.1-8B", gpu="h100"),
+    "windows": TimingConfig(model="openai/gpt-oss-20b", gpu="h100"),
+    "polynomial": TimingConfig(),
+    "constant": TimingConfig(timing="constant"),
+}
+
+
+def drawn(seed):
+    """Make a workload of any kind: short or long prompts and answers, in bursts or not, some with a shared prefix."""
+    rng = random.Random(seed)
+    rate, longest = 10 ** rng.uniform(-0.5, 3), rng.choice([2, 20, 200, 1500])
+    typical, spread, groups = rng.uniform(3, 9), rng.choice([0.1, 1.0, 1.6]), rng.choice([0, 1, 3])
+    now, requests = 0.0, []
+    for number in range(rng.choice([40, 120, 400])):
+        now += rng.expovariate(rate)
+        length = min(int(rng.lognormvariate(typical, spread)) + 1, 30_000)
+        count = -(-length // 64)
+        shared = rng.randrange(count + 1) if groups else 0
+        group = rng.randrange(groups) if groups else 0
+        ids = [(group << 20) + place for place in range(shared)] + [
+            ((number + 9) << 24) + n for n in range(count - shared)
+        ]
+        requests.append(Request(now, length, rng.randint(1, longest), tuple(ids)))
+    return Workload("drawn", 64, requests)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 1 << 30),
+    st.sampled_from(sorted(MODELS)),
+    st.sampled_from([1, 2, 5]),
+    st.sampled_from([(512, 256), (8192, 32), (2048, 1024)]),
+    st.sampled_from(["aggregated", "apart", "ranks"]),
+    st.booleans(),
+    st.sampled_from([LoadConfig(), LoadConfig(concurrency=8), LoadConfig(warmup_s=0.5)]),
+)
+def test_what_the_simulator_meets_is_never_below_a_floor(seed, model, workers, sizes, kind, is_caching, load):
+    chunk, seqs = sizes
+    engine = EngineConfig(
+        max_num_batched_tokens=max(chunk, seqs), max_num_seqs=seqs, enable_prefix_caching=is_caching,
+        dp_size=2 if kind == "ranks" else 1,
+    )  # fmt: skip
+    roles = {"prefill": 1, "decode": workers} if kind == "apart" else {"aggregated": workers}
+    pools = tuple(
+        Pool(name=role, role=role, replicas=count, mocker=engine, timing=MODELS[model]) for role, count in roles.items()
+    )
+    whole = drawn(seed)
+    asked = Settings(Deployment(pools=pools), load=load)
+    [figures] = summarize([run(Plan.alone(asked), whole)], [], with_intervals=False).arms.values()
+    for metric, name in METRICS.items():
+        if metric.endswith("_sent"):
+            continue
+        known = figures.metric(name)
+        for statistic in ("mean", "p50", "p90", "p95", "p99", "max"):
+            value = known.at(statistic)
+            if value is None:
+                continue
+            limit = slo.parse(f"{metric}.{statistic} <= {math.ceil(value * 1e7 + 1) / 1e4:.4f}ms")
+            found = floor_of(asked, lambda config: whole, [limit])
+            assert found.workers <= workers, (seed, str(limit), found)
+            assert not found.impossible, (seed, found)
+
+
+@pytest.mark.parametrize("statistic", ["p50", "p90", "p99", "mean"])
+def test_a_percentile_of_gaps_is_bounded_by_the_sequences_that_are_best_off(statistic):
+    lengths = [100_000] * 60 + [200] * 240
+    requests = [
+        Request(2.0 * n, length, 200, tuple(range(n << 20, (n << 20) + -(-length // 512))))
+        for n, length in enumerate(lengths)
+    ]
+    source = lambda config: Workload("skew", 512, requests)  # noqa: E731
+    is_impossible = bool(floor(source, f"itl.{statistic} <= 7ms").impossible)
+    assert is_impossible is (statistic in ("p90", "p99", "mean"))
+
+
+def test_answers_may_be_as_late_as_they_like_where_only_first_tokens_are_limited():
+    requests = [Request(n / 100, 200, 4000, (n,)) for n in range(300)]
+    source = lambda config: Workload("long answers", 512, requests)  # noqa: E731
+    assert floor(source, "ttft.p99 <= 1s", chunk=2048, max_num_seqs=1024).workers == 1
+    assert floor(source, "e2e.p99 <= 60s", chunk=2048, max_num_seqs=1024).workers > 1

@@ -6,21 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynabench.capacity.search import Layout, Search
+from dynabench.capacity.search import Layout, Question, Search
+from reports.outcomes import Outcome
 
 
 def found(layouts, needed, *, max_gpus=64, at_once=1):
     """Search where layout i needs `needed[i]` workers; return the search and how many simulations it took."""
     search, count = Search(layouts, max_gpus=max_gpus), 0
-    while questions := search.questions(at_once):
-        assert len({question.layout for question in questions}) == len(questions) <= at_once
-        for question in questions:
-            layout = search.layouts[question.layout]
-            assert question.workers not in layout.states, "nothing is simulated twice"
-            assert layout.floor <= question.workers
-            assert layout.gpus(question.workers) <= max_gpus
-            search.learn(question, "met" if question.workers >= needed[question.layout] else "missed")
-            count += 1
+    while (question := search.next()) is not None:
+        ahead = search.ahead(at_once)
+        assert question == ahead[0]
+        assert len(set(ahead)) == len(ahead) <= at_once, "nothing is simulated twice"
+        layout = search.layouts[question.layout]
+        assert question.workers not in layout.states
+        assert layout.floor <= question.workers
+        assert layout.gpus(question.workers) <= max_gpus
+        search.learn(question, "met" if question.workers >= needed[question.layout] else "missed")
+        count += 1
     return search, count
 
 
@@ -89,7 +91,7 @@ def test_workers_of_another_price_count_at_it():
 
 def test_a_layout_of_which_little_is_hoped_comes_last_though_its_bound_is_low():
     doubtful, likely = Layout("doubtful", 1, expected=14), Layout("likely", 4)
-    assert [question.layout for question in Search([doubtful, likely], max_gpus=64).questions(1)] == [1]
+    assert [question.layout for question in Search([doubtful, likely], max_gpus=64).ahead(1)] == [1]
     search, count = found([doubtful, likely], [14, 2])
     assert (search.best.layout, search.best.workers) == (1, 2)
     assert count <= 4
@@ -100,3 +102,45 @@ def test_one_that_needs_far_more_than_was_hoped_gives_way():
     search, _ = found([runaway, other], [64, 1])
     assert (search.best.layout, search.best.workers) == (1, 1)
     assert max(runaway.states) < 16
+
+
+def missing(workers):
+    """Say what is missed where few workers miss TPOT and many miss TTFT, as where each computes a shared prefix once."""
+    named = (("tpot", workers < 5), ("ttft", workers > 7))
+    return [Outcome(limit, "missed") for limit, is_missed in named if is_missed]
+
+
+def test_numbers_that_were_skipped_are_tried_where_more_workers_miss_other_limits():
+    search, tried = Search([Layout("x", 1)], max_gpus=64), []
+    while (question := search.next()) is not None:
+        outcomes = missing(question.workers)
+        search.learn(question, "missed" if outcomes else "met", outcomes)
+        tried.append(question.workers)
+    assert (search.best, tried) == ((0, 5), [1, 2, 4, 8, 6, 5])
+
+
+@given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 4))
+def test_a_range_of_numbers_that_meet_the_limits_is_found_if_it_lies_between_two_that_were_tried(least, most, floor):
+    search = Search([Layout("x", 1, floor=floor)], max_gpus=64)
+    while (question := search.next()) is not None:
+        outcomes = [
+            Outcome(limit, "missed")
+            for limit, is_missed in (("tpot", question.workers < least), ("ttft", question.workers > most))
+            if is_missed
+        ]
+        search.learn(question, "missed" if outcomes else "met", outcomes)
+    if floor < least <= most:
+        assert search.best == (0, least)
+    elif least > most:
+        assert search.best is None
+    else:
+        assert search.best is None or search.best.workers <= most
+
+
+def test_more_load_needs_no_fewer_workers_and_one_that_missed_needs_as_many_for_each_unit_of_load():
+    met, missed = Layout("met", 1, floor=2), Layout("missed", 1)
+    for workers, state in ((2, "missed"), (3, "met")):
+        Search([met], max_gpus=64).learn(Question(0, workers), state)
+    Search([missed], max_gpus=64).learn(Question(0, 4), "missed")
+    assert [met.low_at(times) for times in (1, 2)] == [3, 3]
+    assert [missed.low_at(times) for times in (1, 1.25, 2)] == [5, 6, 9]

@@ -41,7 +41,7 @@ def shown(text):
 @pytest.mark.parametrize("command", MANY)
 def test_help_shows_the_two_dozen_options_that_people_use_by_question(command):
     text = dynabench(command, "--help", env=os.environ | {"COLUMNS": "80"}).stdout
-    assert 10 <= len(shown(text)) <= 28
+    assert 10 <= len(shown(text)) <= 30
     assert max(map(len, text.splitlines())) <= 80
     assert text.count("? ─") >= 4
     count = sum(len(settings) for settings in COMMANDS_BY_NAME[f"dynabench {command}"].groups.values())
@@ -233,6 +233,16 @@ def test_only_simulated_workers_are_said_to_have_gpus():
     assert head_of(workload, [Deployment(pools=(Pool(replicas=2),))])["Layout"] == "2 workers, TP 1 (2 GPUs)"
     many = [Deployment(pools=(Pool(engine="llamacpp", replicas=count, worker=model),)) for count in range(1, 6)]
     assert head_of(workload, many)["Layout"] == "1 to 5 workers"
+    parts = [(count, 5 - count) for count in range(1, 5)]
+    equal = [
+        Deployment(
+            pools=tuple(
+                Pool(name=role, role=role, replicas=n) for role, n in zip(("prefill", "decode"), both, strict=True)
+            )
+        )
+        for both in parts
+    ]
+    assert head_of(workload, equal)["Layout"] == "5 workers, 5 GPUs"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 
 from dynabench.cli.lists import FIRST
 from serving.router import ROUTER_MODES
+from serving.router.elsewhere import elsewhere
 from serving.router.policies.modes import SYMBOLS
 from tests.dynabench.test_terminal import in_terminal
 from tests.support.commands import dynabench
@@ -27,12 +28,24 @@ def test_the_page_has_the_legend_of_the_command():
     assert [name for name, text in SYMBOLS.items() if f"| {name.replace('[', '')} | {text} |" not in plain] == []
 
 
+def test_the_page_has_the_names_in_other_routers():
+    named = {name: where.split(", ") for name in ROUTER_MODES if (where := elsewhere(name))}
+    expected = [f"| `{name}` | {'<br>'.join(f'`{one}`' for one in its)} |" for name, its in named.items()]
+    shown = [line for line in PAGE.read_text().splitlines() if line in expected]
+    assert shown == expected, "docs/router-modes.md: the table in 'In other routers' is not:\n" + "\n".join(expected)
+
+
+def test_modes_names_what_other_routers_call_them():
+    lines = dynabench("modes").stdout.splitlines()
+    assert f"{'p2c':20} {elsewhere('p2c')}" in lines
+
+
 def test_modes_says_which_to_try_first_and_explains_its_symbols():
     lines = dynabench("modes").stdout.splitlines()
     assert lines[0].startswith("Try first: dynabench simulate TRACE --router-mode round-robin --router-mode kv ")
     assert set(FIRST) <= set(ROUTER_MODES)
-    names = [line.split()[0] for line in lines[2:] if line]
-    assert [name for name in names if name in ROUTER_MODES] == [*ROUTER_MODES]  # a line each in a pipe
+    described = lines[3 : lines.index("", 3)]
+    assert [line.split()[0] for line in described] == [*ROUTER_MODES]  # a line each in a pipe
     assert [line for line in lines if line.startswith("Q ")] == [f"{'Q':20} {SYMBOLS['Q']}"]
 
 

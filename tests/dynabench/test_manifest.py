@@ -94,6 +94,29 @@ def test_results_say_how_many_requests_there_were(count, said):
     assert ", 1 request at a time, " in subtitle
 
 
+@pytest.mark.parametrize(
+    ("load", "shape", "is_said"),
+    [
+        ({}, {}, True),
+        ({"max_concurrency": 2}, {}, True),
+        ({"session_concurrency": 2}, {}, False),
+        ({"concurrency": 2}, {}, False),
+        ({}, {"arrival": "poisson", "rate": 1.0}, False),
+    ],
+)
+def test_sessions_without_arrival_times_are_said_to_start_at_once(tmp_path, load, shape, is_said):
+    for name in ("a", "b"):
+        turn = {"t": 0.0, "in": 64, "out": 4, "hash_ids": [1], "type": "n"}
+        calls = [turn, turn | {"t": 5.0, "in": 128, "hash_ids": [1, 2]}]
+        (tmp_path / f"{name}.json").write_text(json.dumps({"id": name, "block_size": 64, "requests": calls}))
+    settings = Settings(shape=ShapeConfig(**shape), load=LoadConfig(**load))
+    experiment = ExperimentConfig(router_mode=("kv",))
+    workload, arms = load_workload((tmp_path,), None, settings.shape, 0), comparison_of(experiment, settings).arms
+    assert (len(workload), workload.has_dependencies) == (4, True)
+    said = "all 2 requests that wait for no other arrive at once; set arrival times with --arrival, or send them with"
+    assert (said in subtitle_of("virtual", workload, experiment, settings, arms)) is is_said
+
+
 LLAMA = TimingConfig(model="meta-llama/Llama-3.1-70B", gpu="h100", tensor_parallel_size=4, quantization="fp8")
 
 

@@ -132,6 +132,25 @@ def test_values_that_there_cannot_be_are_the_end(most, edge):
     assert len(tried) == len(set(tried)) <= 2 * math.ceil(math.log2(most + 1)) + 1
 
 
+def missing(value, least, most):
+    """Return what is missed where small values miss one limit and large ones another."""
+    return frozenset(["itl"] * (value < least) + ["ttft"] * (value > most))
+
+
+@given(st.integers(1, 64), st.integers(1, 64), st.sampled_from(["lowest", None]))
+def test_values_between_two_that_miss_different_limits_are_tried(least, most, sense):
+    bracket, tried = whole(sense), []
+    while (value := bracket.next()) is not None:
+        missed = missing(value, least, most)
+        bracket.learn(value, is_met=not missed, missed=missed)
+        tried.append(value)
+    assert len(set(tried)) == len(tried) <= 15
+    if least > most:
+        assert bracket.met is None
+    elif least > 1 and most < 64:
+        assert (bracket.met, bracket.missed, bracket.sense) == (least, least - 1, "lowest")
+
+
 def test_points_of_another_trace_under_the_same_name_are_not_taken_up(tmp_path):
     trace, out = tmp_path / "t.jsonl", tmp_path / "out"
     row = {"timestamp": 0, "input_length": 600, "output_length": 4, "hash_ids": [1, 2]}
@@ -148,4 +167,4 @@ def test_points_of_another_trace_under_the_same_name_are_not_taken_up(tmp_path):
     assert stamps == {name: next(out.rglob(name)).stat().st_mtime_ns for name in stamps}  # nothing was done again
     trace.write_text("\n".join(lines).replace('"output_length": 4', '"output_length": 5'))  # as many bytes
     again = dynabench(*command)
-    assert (again.returncode, "contains a sweep with other settings" in again.stderr) == (2, True)
+    assert (again.returncode, "contains another sweep: " in again.stderr) == (2, True)

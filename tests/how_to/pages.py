@@ -24,7 +24,7 @@ WIDTH = 110
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([\w./-]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 CHANGING = (
     (re.compile(r"\b\d{8}-\d{6}\b"), "20260101-120000"),
-    (re.compile(r"\bsweep-[0-9a-f]{16}\b"), "sweep-0123456789abcdef"),
+    (re.compile(r"\b(sweep|plan)-[0-9a-f]{16}\b"), r"\1-0123456789abcdef"),
     (re.compile(r"\b\d\d:\d\d:\d\d\.\d{3}\b"), "12:00:00.000"),
 )
 """What differs from run to run: names of results folders, times in logs."""

@@ -23,6 +23,7 @@ from tests.reports.test_sweep_report import point
 
 MODES = ["round-robin", "kv", "lmetric+eps(5)", "prodstack-loadaware"]
 LIMITS = ["ttft.p99 <= 2000 ms", "itl.p99 <= 60 ms"]
+READ = [slo.parse(limit) for limit in LIMITS]
 
 
 def overlaps(figure):
@@ -109,14 +110,14 @@ def _statistics(seconds):
 @pytest.mark.parametrize("values", [[1, 2, 4, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [1, 16, 1000]])
 def test_a_sweep(values):
     points = swept("workers", values)
-    check(sweep.charts(sweep.swept(points, LIMITS), []))
+    check(sweep.charts(sweep.swept(points, READ), []))
 
 
 def test_a_sweep_of_modes_alone():
     points = list(swept("workers", [4]))
     for one in points:
         del one.changes["workers"]
-    check(sweep.charts(sweep.swept(points, LIMITS), []))
+    check(sweep.charts(sweep.swept(points, READ), []))
 
 
 def test_a_search():
@@ -125,7 +126,7 @@ def test_a_search():
         Found(mode, {"router_mode": mode}, "rate_scale", "highest", 2.15, 2.21, False, points[0], points[1])
         for mode in MODES
     ]
-    check(sweep.charts(sweep.of_search(rows, points, LIMITS), rows))
+    check(sweep.charts(sweep.of_search(rows, points, READ), rows))
 
 
 def test_a_plan():

@@ -327,7 +327,7 @@ def test_a_sweep_over_planners_compares_gpu_hours(tmp_path):
 
 
 def test_a_sweep_draws_what_is_within_the_limits_against_gpu_hours():
-    chart = sweep_charts.cost(sweep_charts.swept(POINTS, ["ttft <= 2000 ms"]))
+    chart = sweep_charts.cost(sweep_charts.swept(POINTS, [slo.parse("ttft <= 2000 ms")]))
     (panel,) = chart.panels
     assert {series.label: (series.x, series.y) for series in panel.series} == {
         "planner static": ([4.0], [99.5]),

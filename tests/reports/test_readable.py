@@ -53,7 +53,7 @@ def test_a_comparison_is_readable(count, width):
     lines = lines_of(grid.tables(width), width)
     turned = count > 2
     check(lines, [label for label, _ in grid.rows] if turned else grid.columns, width)
-    assert len(lines) < 12 + 14 * count
+    assert len(lines) < 20 + 17 * count
     check(lines_of((table for each in use_tables.grids(summary) for table in each.tables(width)), width), [], width)
     check(lines_of(tables.comparison(summary).tables(width), width), [], width)
 

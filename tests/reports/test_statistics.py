@@ -4,14 +4,14 @@ from msgspec import UNSET
 
 from reports import gate, slo
 from reports.stability import in_system, stability, waiting
-from reports.statistics import blocks_of, mean_interval, paired_difference, quantile_interval, student_t
+from reports.statistics import blocks_of, gaps_interval, mean_interval, paired_difference, quantile_interval, student_t
 from reports.summarize import summarize
 from reports.summary import NOISE_FLOOR
 from tests.reports.runs import apart, run
 
 
 def failures(summary, gates):
-    return [result.text for result in gate.results(summary, gates) if result.has_failed]
+    return [result.text for result in gate.of_summary(summary, gates) if result.state == "failed"]
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,37 @@ def test_intervals_of_one_arm_hold_its_figures():
     low, high = mean_interval(values, blocks)
     assert low < values.mean() < high
     assert quantile_interval(values, np.zeros(2000, int), 0.9) is None
+
+
+def test_a_failure_is_an_infinite_time_in_an_interval():
+    values, blocks = np.random.default_rng(0).lognormal(0, 1, 2000), np.arange(2000) // 50
+    few, many = (np.where(np.arange(2000) % 200 < count, np.inf, values) for count in (2, 18))
+    low, high = quantile_interval(few, blocks, 0.9)
+    assert quantile_interval(values, blocks, 0.9)[0] < low < high < np.inf
+    assert quantile_interval(many, blocks, 0.9)[1] == np.inf, "9% fail in bursts, so that 10% do in some such samples"
+    assert quantile_interval(np.where(np.arange(2000) % 5 == 0, np.inf, values), blocks, 0.9) is None
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.99, None])
+def test_gaps_between_tokens_have_the_intervals_of_as_many_times(share):
+    """Rows of one gap each; 99 of 100 are short, and the long ones come in some blocks only."""
+    rng = np.random.default_rng(0)
+    values, blocks = rng.lognormal(-4, 0.3, 4000), np.arange(4000) // 100
+    values[blocks % 4 == 0] *= 1.5
+    rows = np.column_stack([values, np.zeros((4000, 2)), np.ones((4000, 2))])
+    found = gaps_interval(rows, blocks, share)
+    expected = mean_interval(values, blocks) if share is None else quantile_interval(values, blocks, share)
+    assert found == pytest.approx(expected, rel=0.02)
+    assert gaps_interval(rows, np.zeros(4000, int), share) is None
+
+
+def test_a_row_of_many_gaps_counts_as_many_times():
+    """Ten blocks, in each a ramp of 100 steps for two tokens from 10 to 20 ms, but in the last from 30 to 40 ms."""
+    rows = np.array([[0.03 if block == 9 else 0.01, 0.0001, 0.0, 100, 2] for block in range(10)])
+    low, high = gaps_interval(rows, np.arange(10), 0.5)
+    one_by_one = np.repeat([row[0] + row[1] * step for row in rows for step in range(100)], 2)
+    assert low < np.median(one_by_one) < high
+    assert (low, high) == pytest.approx(quantile_interval(one_by_one, np.repeat(np.arange(10), 200), 0.5), rel=0.05)
 
 
 def test_an_interval_of_a_time_does_not_begin_below_zero():
@@ -199,7 +230,11 @@ def test_gates_fail_beyond_noise_only():
     assert len(found) == 1
     assert found[0] == "ttft.mean > +5%: worse is at +10.0%, 95% interval +9.9 to +10.1%"
     assert failures(summary, [gate.parse("ttft.mean > +20%"), gate.parse("failed > 0")]) == []
-    assert failures(summary, [gate.parse("e2e.p90 > 1ms")])[0].startswith("e2e.p90 > 1ms: worse is at ")
+    assert [text.rpartition(" is at ")[0] for text in failures(summary, [gate.parse("e2e.p90 > 1ms")])] == [
+        "e2e.p90 > 1ms: base",
+        "e2e.p90 > 1ms: worse",
+        "e2e.p90 > 1ms: noisy",
+    ]
     for text, problem in (
         ("ttft > 5%", "needs a statistic"),
         ("throughput.p99 < 1", "has a single value"),

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from reports import folder, headline, slo
@@ -18,8 +19,11 @@ BEFORE = Path(__file__).parent / "version_2"
 def test_the_summary_has_the_keys_and_figures_it_had_before_it_had_a_type():
     manifest, runs = folder.read(BEFORE)
     made = summarize(runs, [], manifest["bound_s"]).as_json()
+    assert made.pop("ranking")["compared"] == ["round-robin", "kv"]  # it had none
     for arm in made["arms"].values():
         del arm["split"]  # it had none
+        assert "each of 4 workers had 3 requests" in arm["remarks"][0]  # it had none
+        arm["remarks"] = []
     for difference in (one for names in made["differences"]["kv"].values() for one in names.values() if one):
         del difference["base"]
     before = json.loads((BEFORE / "summary.json").read_text())
@@ -67,6 +71,32 @@ def test_each_limit_of_a_run_is_met_or_missed_by_so_much_or_not_known():
     assert state_of(found[1:]) == "unknown"
     assert binding(found) is found[0]
     assert binding(found[2:]) is found[2]
+
+
+@pytest.mark.parametrize(
+    ("late", "state"), [(0, "unknown"), (3, "unknown"), (7, "unknown"), (8, "missed"), (20, "missed")]
+)
+def test_a_limit_that_too_many_of_few_requests_exceed_is_missed_where_its_percentile_is_not_known(late, state):
+    """Of 300, 3 may exceed a p99; 8 or more do in 1.2% of such samples, 7 or more in 3.3%."""
+    limits = [slo.parse("ttft.p99 <= 300ms")]
+    [outcome] = summarize([run(ttft=[0.5] * late + [0.1] * (300 - late))], limits).arms["a"].outcomes
+    assert outcome.state == state
+    if state == "missed":
+        assert outcome.reason == f"{late} of 300 requests exceed it, too many for a p99 within it"
+
+
+def test_failed_requests_exceed_every_limit_of_few():
+    runs = [run(ttft=[0.1] * 150, error=["refused"] * 5 + [""] * 145) for _ in range(2)]
+    [outcome] = summarize(runs, [slo.parse("ttft.p99 <= 300ms")]).arms["a"].outcomes
+    assert outcome.reason == "10 of 300 requests exceed it, too many for a p99 within it"
+    many = [run(ttft=[0.1] * 9000, error=["refused"] * 8900 + [""] * 100)]
+    assert summarize(many, [slo.parse("ttft.p99 <= 300ms")]).arms["a"].outcomes[0].state == "missed"
+
+
+def test_gaps_that_exceed_a_limit_count_as_often_as_they_occur():
+    gaps = np.array([[0.01, 0, 0, 90, 2], [0.2, 0, 0, 10, 2]])
+    [outcome] = summarize([run(gaps=gaps)], [slo.parse("itl.p99 <= 60ms")]).arms["a"].outcomes
+    assert outcome.reason == "20 of 200 gaps exceed it, too many for a p99 within it"
 
 
 def test_a_share_of_requests_binds_only_where_more_of_what_may_be_over_is_used_up():
@@ -136,7 +166,8 @@ def test_what_is_attained_is_of_the_limits_of_each_request():
 
 
 def test_a_remark_on_all_arms_is_made_once():
-    known, unknown = run("a"), [run(name, facts={"without_gpu": 1.0}) for name in ("b", "c")]
+    many = {"ttft": [0.1] * 60, "last_token_s": np.arange(60) + 1.0, "done_s": np.arange(60) + 1.0}
+    known, unknown = run("a", **many), [run(name, facts={"without_gpu": 1.0}, **many) for name in ("b", "c")]
     (of_each,) = headline.remarks(summarize(unknown))
     assert of_each.startswith("each arm: its step times")
     assert [remark[:3] for remark in headline.remarks(summarize([known, *unknown]))] == ["b: ", "c: "]

@@ -9,10 +9,12 @@ from reports.charts.drawing import STYLE
 from reports.metrics import Throughput
 from reports.outcomes import Outcome
 from reports.points import Found
+from reports.slo import parse
 from tests.reports.test_sweep_report import point
 from tests.reports.test_tier_report import sized
 
 LIMIT = "ttft.p99 <= 2000 ms"
+LIMITS = [parse(LIMIT)]
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +30,7 @@ def tried(mode, workers, ttft_s):
 
 
 def drawn(points):
-    return sweep.charts(sweep.swept(points, [LIMIT]), [])
+    return sweep.charts(sweep.swept(points, LIMITS), [])
 
 
 def labels(axes):
@@ -46,15 +48,37 @@ def test_a_limit_is_drawn_and_the_fewest_workers_within_it_have_a_ring():
     assert chart.description.endswith("Ring: the lowest number of workers that meets all limits (kv: 3).")
 
 
-def test_figures_that_hardly_differ_have_whole_numbers_at_their_axes():
+def test_limits_of_each_request_are_one_share_with_its_limit():
+    def within(workers):
+        share = 1 - 0.1 / workers**3
+        outcome = Outcome("ttft <= 300 ms in 99%", "met" if share >= 0.99 else "missed", share, share / 0.99 - 1)
+        return structs.replace(tried("kv", workers, 1.0), outcomes=[structs.replace(outcome, is_share=True)])
+
+    points = [within(workers) for workers in (1, 2, 3)]
+    chart = sweep.charts(sweep.swept(points, [parse("ttft <= 300ms")]), [])["limits"]
+    assert "requests within their limits" in [text.get_text() for text in chart.figure.texts]
+    assert "limit 99%" in [text.get_text() for text in chart.figure.texts]
+    assert chart.description.endswith("(kv: 3).")
+
+
+def test_a_constant_is_not_put_under_a_magnifying_glass():
+    """Any number of workers puts out what comes in: 71.2 to 71.4 tokens/s."""
     points = [
-        structs.replace(tried("kv", workers, 6.0 / workers), throughput=Throughput(4.0, 1160.0 + workers / 10))
+        structs.replace(tried("kv", workers, 6.0 / workers), throughput=Throughput(4.0, 71.2 + workers / 20))
+        for workers in (1, 2, 3, 4)
+    ]
+    assert "throughput" not in drawn(points)
+
+
+def test_figures_that_differ_little_have_whole_numbers_at_their_axes():
+    points = [
+        structs.replace(tried("kv", workers, 6.0 / workers), throughput=Throughput(4.0, 1160.0 + workers * 25))
         for workers in (1, 2, 3, 4)
     ]
     axes = drawn(points)["throughput"].panels[0].axes
     assert axes.yaxis.get_offset_text().get_text() == ""
     assert not [label for label in labels(axes) if "e" in label or "+" in label]
-    assert all(1159 < float(label.get_text().replace(",", "")) < 1162 for label in axes.yaxis.get_ticklabels())
+    assert all(1150 < float(label.get_text().replace(",", "")) < 1290 for label in axes.yaxis.get_ticklabels())
 
 
 def test_what_all_points_have_alike_has_no_chart():
@@ -64,7 +88,7 @@ def test_what_all_points_have_alike_has_no_chart():
 
 def test_lines_have_the_order_of_the_table():
     points = [tried(mode, workers, 6.0 / workers) for mode in ("random", "kv") for workers in (2, 1)]
-    assert list(sweep.swept(points, [LIMIT]).lines) == ["random", "kv"]
+    assert list(sweep.swept(points, LIMITS).lines) == ["random", "kv"]
 
 
 def test_a_search_has_one_key_for_all_its_charts_in_the_order_of_its_table():
@@ -74,7 +98,7 @@ def test_a_search_has_one_key_for_all_its_charts_in_the_order_of_its_table():
         Found("session", {"router_mode": "session"}, "workers", "lowest", None, None, False, None, None),
         Found("kv", {"router_mode": "kv"}, "workers", "lowest", 3, 2, False, points[1], points[0]),
     ]
-    found = sweep.of_search(rows, points, [LIMIT])
+    found = sweep.of_search(rows, points, LIMITS)
     assert {arm: entry.place for arm, entry in found.key.items()} == {"random": 0, "session": 1, "kv": 2}
     charts = sweep.charts(found, rows)
     for name in ("found", "limits"):

@@ -77,6 +77,23 @@ def test_a_search_in_which_all_requests_come_at_once_has_a_table(tmp_path):
     assert found.rows == [["kv", "4", "8", "-", "n/a", "n/a", "n/a", "n/a", "n/a"]]
 
 
+def test_of_layouts_of_other_sizes_the_fewest_workers_are_counted_in_gpus(tmp_path):
+    def at(size, met):
+        best = structs.replace(point(f"TP {size}", 0.1), gpus=size * met, workers=met)
+        return found_at(f"TP {size}", "kv", "workers", met, met - 1, best, sense="lowest")
+
+    found = searched(tmp_path / "a", [at(4, 5), at(8, 3)])
+    assert found.verdict.startswith("TP 4 meets the limits from workers 5 on (20 GPUs), the fewest GPUs of 2.")
+    assert "TP 8 meets them from 3 on (24 GPUs)." in found.verdict
+    assert [row[found.columns.index("GPUs")] for row in found.rows] == ["20", "24"]
+    equal = searched(tmp_path / "b", [at(4, 6), at(8, 3), at(2, 20)])
+    assert (
+        "TP 4 meets the limits from workers 6 on (24 GPUs), the fewest GPUs of 3. TP 8 needs as many, from 3 on."
+        in (equal.verdict)
+    )
+    assert "GPUs" not in searched(tmp_path / "c", [at(4, 5), at(4, 3)]).columns
+
+
 def test_a_point_at_which_every_request_failed_is_not_the_best(tmp_path):
     points = [
         point("kv", None, router_mode="kv", workers=2), point("random", 0.2, router_mode="random", workers=2),

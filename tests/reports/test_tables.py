@@ -1,6 +1,7 @@
 """The tables: a line a figure, a cell an arm."""
 
 from reports import cells, headline, slo, tables, use_tables
+from reports.gate import Result
 from reports.pools import PoolUse, Use
 from reports.summarize import summarize
 from tests.reports.runs import apart, run
@@ -36,6 +37,23 @@ def test_what_no_arm_knows_has_no_line():
     assert "hits: best worker" not in found
 
 
+def test_a_comparison_shows_whole_answers_and_the_balance_by_default():
+    summary = summarize([run("a", ttft=[2.0] * 100), run("b", ttft=[1.0] * 100)])
+    for grid in (tables.comparison(summary, is_whole=False), tables.figures(summary)):
+        labels = [label for label, _ in grid.rows]
+        assert {"E2E mean (ms)", "E2E mean vs a"} <= set(labels)
+    known = summarize([run("a", worker=[0, 0]), run("b", worker=[0, 1])])
+    assert "imbalance (max/mean)" in dict(tables.key_rows(known))
+
+
+def test_router_modes_have_their_names_in_other_routers():
+    arms = {"kv, 2": {"router_mode": "kv"}, "kv, 4": {"router_mode": "kv"}, "own.py": {"router_mode": "own.py"}}
+    manifest = {"arms": arms, "elsewhere": {"kv, 2": "D --kv", "kv, 4": "D --kv", "own.py": None, "other": "S --other"}}
+    grid = tables.elsewhere_grid(manifest)
+    assert grid.rows == [("kv", ["D --kv"]), ("own.py", ["only in dynabench"]), ("other", ["S --other"])]
+    assert tables.elsewhere_grid({"arms": arms}) is None
+
+
 def test_failures_have_lines_only_where_there_are_any():
     assert "failed requests" not in lines(run())
     found = lines(run(ttft=[1.0] * 100, error=["no"] * 5 + [""] * 95))
@@ -51,9 +69,12 @@ def test_what_the_client_met_is_shown_where_it_sent_late():
     assert "client CPU (of a core)" not in lines(run(sent_s=[0.0, 1.0]))
 
 
+FAILED = Result("a", "ttft.p90 > 1ms", "failed", "ttft.p90 > 1ms: a is at 2 s")
+
+
 def test_a_markdown_summary_names_what_failed_and_what_is_not_valid():
     summary = summarize([run("a|b", notes=("late",))])
-    text = tables.markdown(summary, {"title": "t", "subtitle": "s"}, ["ttft.p90 > 1ms: a is at 2 s"])
+    text = tables.markdown(summary, {"title": "t", "subtitle": "s"}, [FAILED])
     assert "**Not valid**: a\\|b: late" in text
     assert "**Failed**: ttft.p90 > 1ms: a is at 2 s" in text
     assert "|  | a\\|b |" in text
@@ -160,9 +181,12 @@ def test_failures_are_an_alert_unless_a_note_tells_of_them():
 
 def test_many_arms_are_rows_on_a_page():
     summary = summarize([run(f"arm {number}") for number in range(9)])
-    (grid,) = tables.for_page(tables.figures(summary))
-    assert [label for label, _ in grid.rows] == [f"arm {number}" for number in range(9)]
-    assert len(grid.columns) <= tables.ACROSS
+    figures = tables.figures(summary)
+    parts = tables.for_page(figures)
+    assert [column for part in parts for column in part.columns] == [label for label, _ in figures.rows]
+    for part in parts:
+        assert [label for label, _ in part.rows] == [f"arm {number}" for number in range(9)]
+        assert len(part.columns) <= tables.ACROSS
     few = tables.figures(summarize([run()]))
     assert tables.for_page(few) == [few]
 

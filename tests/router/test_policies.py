@@ -2,10 +2,11 @@
 
 import math
 import random
+from pathlib import Path
 
 import pytest
 
-from serving.router import ROUTER_MODES, Mode, Prompt, PromptBlocks, RankState, Router, RouterConfig
+from serving.router import ROUTER_MODES, Mode, Prompt, PromptBlocks, RankState, Router, RouterConfig, policies
 from serving.router.books import RankBooks
 from serving.router.candidates import Candidates
 from serving.router.policies.policy import choose
@@ -242,6 +243,26 @@ def router(mode, workers=2, **settings):
     return core
 
 
+@pytest.mark.parametrize("kind", [*ROUTER_MODES.values()], ids=list(ROUTER_MODES))
+def test_a_mode_of_ones_own_may_derive_from_any_mode(kind, tmp_path):
+    # Compiled (DYNABENCH_COMPILE=1 .ci/installed tests/router), a class refuses this unless it is marked.
+    (tmp_path / "mine.py").write_text(
+        f"from {kind.__module__} import {kind.__name__}\n"
+        f"class Mine({kind.__name__}):\n"
+        "    def costs(self, candidates):\n"
+        "        return [float(-slot) for slot in candidates.slots]\n"
+    )
+    core = router(f"{tmp_path / 'mine.py'}:Mine", 3)
+    assert isinstance(core.policy, kind)
+    assert core.pick("r", Prompt(8, PromptBlocks.of(("x", "y"))), now=0.0).slot == 2
+
+
+@pytest.mark.parametrize("kind", [*ROUTER_MODES.values()], ids=list(ROUTER_MODES))
+def test_a_mode_is_marked_so_that_others_may_derive_from_it(kind):
+    source = Path(policies.__path__[0], f"{kind.__module__.rpartition('.')[2]}.py").read_text()
+    assert f"@mypyc_attr(allow_interpreted_subclasses=True)\nclass {kind.__name__}(" in source
+
+
 def test_stale_loads_are_those_of_the_last_poll():
     core = router("least-tokens+stale(1000)", 3)
     prompt = Prompt(8, PromptBlocks.of(("x", "y")))
@@ -249,6 +270,27 @@ def test_stale_loads_are_those_of_the_last_poll():
     loads = [core.load(worker).num_requests for worker in range(3)]
     after = core.pick("next", prompt, now=2.0).slot
     assert loads[after] == min(loads)
+
+
+def test_stale_reports_of_the_workers_are_those_of_the_last_poll():
+    core, prompt = router("llmd-weighted+stale(1000)", 2), Prompt(8, PromptBlocks.of(("x", "y")))
+
+    def report(waiting):
+        for worker, count in enumerate(waiting):
+            core.on_load(worker, 0.0, count)
+
+    report([9, 0])
+    assert core.pick("first", prompt, now=0.0).slot == 1
+    report([0, 9])
+    assert core.peek(prompt, now=0.9).slot == 1
+    assert core.pick("within", prompt, now=0.9).slot == 1
+    core.add_rank(2)
+    core.on_load(2, 0.0, 0)
+    assert (
+        core.peek(prompt, now=0.95).costs[2] == core.peek(prompt, now=0.95).costs[1]
+    )  # a new one's report is its first
+    core.remove_rank(2)
+    assert core.pick("after", prompt, now=1.0).slot == 0
 
 
 def test_a_predicted_prefix_counts_until_it_expires():

@@ -1,9 +1,11 @@
 """Whatever is sent, the answer is OpenAI's error body with the right status."""
 
 import contextlib
+import gzip
 import http.client
 import json
 import socket
+import zlib
 
 import httpx
 import pytest
@@ -117,7 +119,7 @@ def test_what_is_no_json_object_is_400(stack, body):
         (CHATS, {"response_format": {"type": "json_schema"}}, "response_format"),
         (CHATS, {"tool_choice": "required"}, "tool_choice"),
         (CHATS, {"chat_template": "{{ 1 }}"}, "chat_template"),
-        (CHATS, {"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+        (CHATS, {"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
     ],
 )
 def test_fields_out_of_their_range_are_400_and_named(stack, path, change, param):
@@ -148,8 +150,8 @@ def test_what_no_engine_here_can_do_is_refused_not_ignored(stack, field):
 
 @pytest.mark.parametrize(
     "field",
-    [{"modalities": ["text", "audio"]}, {"functions": [{}]}, {"reasoning_effort": "low"}, {"web_search_options": {}},
-     {"chat_template": "{{ 1 }}"}, {"chat_template_kwargs": {"a": 1}}, {"verbosity": "low"}, {"echo": True},
+    [{"modalities": ["text", "audio"]}, {"functions": [{}]}, {"web_search_options": {}},
+     {"chat_template": "{{ 1 }}"}, {"verbosity": "low"}, {"echo": True},
      {"continue_final_message": True}],
 )  # fmt: skip
 def test_the_same_for_what_only_chats_have(stack, field):
@@ -209,6 +211,85 @@ def test_null_is_the_same_as_absent_and_what_asks_for_nothing_is_taken(stack):
     }  # fmt: skip
     for path, body in ((COMPLETIONS, GOOD), (CHATS, CHAT)):
         assert httpx.post(stack.url + path, json=body | neutral).status_code == 200
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+NULLS = {"name": None, "tool_calls": None, "tool_call_id": None, "refusal": None, "function_call": None, "audio": None}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "a", **NULLS}],
+        [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b", **NULLS},
+            {"role": "user", "content": "c"},
+        ],
+        [
+            {"role": "developer", "content": [{"type": "text", "text": "a"}]},
+            {"role": "assistant", "content": [], "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "c1", "content": "d"},
+        ],
+    ],
+    ids=["nulls", "an answer as its SDK dumps it", "no content beside tool calls"],
+)
+def test_null_is_the_same_as_absent_in_messages(stack, messages):
+    answer = httpx.post(stack.url + CHATS, json=CHAT | {"messages": messages})
+    assert answer.status_code == 200, answer.text
+    bare = [{name: value for name, value in message.items() if value not in (None, [])} for message in messages]
+    tokens = [
+        httpx.post(stack.url + "/tokenize", json={"messages": these}).json()["tokens"] for these in (messages, bare)
+    ]
+    assert tokens[0] == tokens[1]
+
+
+def test_null_is_the_same_as_absent_in_extensions(stack):
+    extension = dict.fromkeys(("annotations", "extra_fields", "session_id"))
+    answer = httpx.post(stack.url + CHATS, json=CHAT | {"nvext": extension})
+    assert answer.status_code == 200, answer.text
+    assert httpx.post(stack.url + CHATS, json=CHAT | {"nvext": extension, "stream": True}).status_code == 200
+    flags = {"add_generation_prompt": None, "return_token_strs": None}
+    plain = httpx.post(stack.url + "/tokenize", json={"messages": CHAT["messages"]})
+    assert httpx.post(stack.url + "/tokenize", json={"messages": CHAT["messages"], **flags}).json() == plain.json()
+
+
+def test_a_user_message_without_content_is_400(stack):
+    for content in (None, []):
+        messages = [{"role": "user", "content": content}]
+        check(httpx.post(stack.url + CHATS, json=CHAT | {"messages": messages}), 400, "messages")
+
+
+@pytest.mark.parametrize(
+    ("coding", "encode"), [("gzip", gzip.compress), ("deflate", zlib.compress), ("GZIP", gzip.compress)]
+)
+def test_a_compressed_body_is_read(stack, coding, encode):
+    body = encode(json.dumps(GOOD | {"prompt": "x" * 9_000}).encode())
+    headers = {"content-type": "application/json", "content-encoding": coding}
+    answer = httpx.post(stack.url + COMPLETIONS, content=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["prompt_tokens"] == 9_000
+    for broken in (body[:-5], body + b"x", b"{}"):
+        check(httpx.post(stack.url + COMPLETIONS, content=broken, headers=headers), 400)
+
+
+def test_a_compressed_body_is_bounded_as_it_is_decoded(stack):
+    bomb = gzip.compress(b" " * (200 << 20))
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    check(httpx.post(stack.url + COMPLETIONS, content=bomb, headers=headers), 413)
+
+
+def test_other_encodings_are_415_and_say_which_are_read(stack):
+    headers = {"content-type": "application/json", "content-encoding": "zstd"}
+    answer = httpx.post(stack.url + COMPLETIONS, content=b"x", headers=headers)
+    check(answer, 415)
+    assert answer.headers["accept-encoding"] == "gzip, deflate"
+
+
+def test_a_slash_at_the_end_of_a_path_changes_nothing(stack):
+    for path in ("/v1/models", "/health", "/version"):
+        assert httpx.get(stack.url + path + "/").json().keys() == httpx.get(stack.url + path).json().keys()
+    assert httpx.post(stack.url + COMPLETIONS + "/", json=GOOD).status_code == 200
 
 
 @pytest.mark.parametrize("model", ["nobody", "../../etc/passwd", "a\0b", "x" * 9_000])

@@ -9,7 +9,16 @@ import subprocess
 
 import pytest
 
+from foundation.identity import Identity
 from serving.cli.batch import BatchError, is_answered, read
+from serving.cli.job import AskConfig, Job, identity_of
+from serving.cli.ways import Batch, Mocked, OwnFile, Server
+from serving.frontend.config import FrontendConfig
+from serving.life import DisaggregationConfig
+from serving.router import RouterConfig
+from serving.runtime.config import RuntimeConfig
+from serving.transfer.config import TransferRunConfig
+from serving.worker.config import ModelConfig, ModelRunConfig
 from tests.support.commands import DYNAMO_RUN, dynamo_run
 from tests.support.model import write_model
 from tests.support.waiting import PATIENCE_S, until
@@ -95,11 +104,74 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
 
 
 def test_what_is_all_answered_needs_no_engine(tmp_path):
+    source = """
+open("started", "a").write("x")
+async def generate(request):
+    yield {"choices": [{"index": 0, "delta": {"content": "yes"}, "finish_reason": "stop"}]}
+"""
+    (tmp_path / "e.py").write_text(source)
     write(tmp_path, "one")
-    assert run(tmp_path).returncode == 0
-    done = dynamo_run(f"in=batch:{tmp_path / 'prompts.jsonl'}", "out=vllm", "no/model")
+    command = ["in=batch:prompts.jsonl", "out=pystr:e.py"]
+    assert dynamo_run(*command, cwd=tmp_path).returncode == 0
+    done = dynamo_run(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "already has every answer" in done.stderr
+    assert (tmp_path / "started").read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    ("words", "difference"),
+    [
+        (["out=echo_core", "--model-path", "model"], "out was echo_full and is echo_core"),
+        (["out=echo_full", "--model-name", "other"], "--model-name was m and is other"),
+        (["out=echo_full", "--model-name", "m", "--temperature", "0"], "--temperature was 0.7 and is 0.0"),
+        (["out=echo_full", "--model-name", "m", "--max-tokens", "5"], "--max-tokens was none and is 5"),
+    ],
+)
+def test_answers_that_another_engine_or_other_settings_gave_are_not_taken(tmp_path, words, difference):
+    write_model(tmp_path / "model")
+    write(tmp_path, "one", "two")
+    assert run(tmp_path).returncode == 0
+    before = (tmp_path / "output.jsonl").read_bytes()
+    done = dynamo_run("in=batch:prompts.jsonl", *words, cwd=tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert difference in done.stderr
+    assert "move the file away" in done.stderr
+    assert (tmp_path / "output.jsonl").read_bytes() == before
+
+
+def job(tmp_path, out, *arguments, model=""):
+    return Job(
+        Batch(tmp_path / "prompts.jsonl"), out, ModelConfig(model_path=str(model)), AskConfig(), FrontendConfig(),
+        ModelRunConfig(), RouterConfig(), DisaggregationConfig(), TransferRunConfig(), RuntimeConfig(), arguments,
+    )  # fmt: skip
+
+
+def test_a_model_or_an_engine_of_ones_own_that_was_edited_gives_other_answers(tmp_path):
+    model, engine = write_model(tmp_path / "model"), tmp_path / "e.py"
+    engine.write_text("import near")
+    (tmp_path / "near.py").write_text("a = 1")
+    jobs = job(tmp_path, Mocked(), model=model), job(tmp_path, OwnFile("pystr", str(engine)))
+    before = [identity_of(one) for one in jobs]
+    (model / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "near.py").write_text("a = 2")
+    differences = [identity_of(one).difference(earlier) for one, earlier in zip(jobs, before, strict=True)]
+    assert differences == [f"{model} has changed", f"{tmp_path / 'near.py'} has changed"]
+
+
+def test_engine_arguments_count_and_their_secrets_are_not_written(tmp_path):
+    server = Server("http://me:hush@host:1/?key=hush")
+    words = ("--api-key", "hush", "--hf-token=hush", "--max-num-seqs", "8")
+    made = identity_of(job(tmp_path, server, *words))
+    assert "hush" not in "".join(made.facts.values())
+    assert identity_of(job(tmp_path, server, *words[:-1], "9")).difference(made).endswith("--max-num-seqs, 9")
+
+
+def test_answers_of_which_nothing_says_what_made_them_are_not_taken(tmp_path):
+    write(tmp_path, "one", "two")
+    (tmp_path / "output.jsonl").write_text('{"text": "one", "response": ""}\n')
+    with pytest.raises(BatchError, match=r"no output\.settings\.json says what they are from"):
+        is_answered(tmp_path / "prompts.jsonl", Identity({}))
 
 
 def test_an_output_of_something_else_is_not_touched(tmp_path):
@@ -107,7 +179,7 @@ def test_an_output_of_something_else_is_not_touched(tmp_path):
     for content in ('{"text": "other", "response": ""}\n', "not json\n", "[]\n"):
         (tmp_path / "output.jsonl").write_text(content)
         with pytest.raises(BatchError, match=r"output\.jsonl"):
-            is_answered(tmp_path / "prompts.jsonl")
+            is_answered(tmp_path / "prompts.jsonl", Identity({}))
         assert (tmp_path / "output.jsonl").read_text() == content
 
 
@@ -116,7 +188,7 @@ def test_two_runs_do_not_write_one_file(tmp_path):
     with (tmp_path / "output.jsonl").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(BatchError, match="another run"):
-            is_answered(tmp_path / "prompts.jsonl")
+            is_answered(tmp_path / "prompts.jsonl", Identity({}))
 
 
 def test_what_cannot_be_read_is_named(tmp_path):

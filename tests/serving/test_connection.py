@@ -464,13 +464,6 @@ def test_a_refusal_waits_for_the_answers_before_it(start):
     assert server.calls == ["/stream", "/1"]
 
 
-def test_an_upgrade_is_not_made_and_what_follows_it_not_read(start):
-    server = start()
-    data = server.ask(b"GET / HTTP/1.1\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n" + GET % 2)
-    assert data.startswith(b"HTTP/1.1 200")
-    assert server.calls == ["/"]
-
-
 def test_nothing_after_the_last_request_of_a_connection_is_served(start):
     server = start()
     data = server.ask(b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n" + GET % 2 * 100)
@@ -595,3 +588,46 @@ def test_every_route_is_within_the_limits(stack, path):
         with socket.create_connection(("127.0.0.1", int(stack.url.rpartition(":")[2])), PATIENCE_S) as client:
             client.sendall(b"GET " + path.encode() + extra)
             check_refusal(everything(client), status)
+
+
+# What else may be asked for
+
+
+OFFER = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAAB\r\n"
+
+
+@pytest.mark.parametrize("size", [1, 9, 1 << 20])
+@pytest.mark.parametrize(
+    "body",
+    [b"content-length: 3\r\n\r\nabc", b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"],
+    ids=["length", "chunks"],
+)
+def test_the_offer_of_another_protocol_is_ignored_and_the_body_read(start, body, size):
+    server = start()
+    data = b"".join(POST % number + OFFER + body for number in range(3)) + GET % 3
+    with server.open() as client:
+        for place in range(0, len(data), size):
+            client.sendall(data[place : place + size])
+        got = until_read(client, b"x-path: /3\r\n")
+    assert got.count(b"yes 3") == 3
+    assert server.calls == ["/0", "/1", "/2", "/3"]
+
+
+def test_the_limits_hold_for_a_head_with_an_offer(start):
+    server = start()
+    check_refusal(server.ask(POST % 0 + OFFER + b"x-a: %s\r\n\r\n" % (b"y" * 16384)), 431)
+    assert server.calls == []
+
+
+def test_a_client_of_http_1_0_gets_a_body_without_chunks(start):
+    server = start()
+    data = server.ask(b"GET /stream HTTP/1.0\r\n\r\n")
+    assert b"transfer-encoding" not in data
+    assert data.endswith(b"\r\n\r\nfirst yes 0")
+
+
+@pytest.mark.parametrize("coding", [b"gzip", b"gzip, chunked", b"identity"])
+def test_another_transfer_encoding_is_501(start, coding):
+    server = start()
+    assert "only chunked" in check_refusal(server.ask(POST % 0 + b"transfer-encoding: %s\r\n\r\n" % coding), 501)
+    assert server.calls == []

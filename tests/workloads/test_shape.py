@@ -52,6 +52,29 @@ def test_cutting_keeps_what_requests_wait_for():
 
 
 @pytest.mark.parametrize(
+    ("settings", "is_said"),
+    [
+        ({"max_requests": 3}, True),
+        ({"duration_s": 0.5}, True),
+        ({"start_s": 9.5}, True),
+        ({"max_requests": 4}, False),
+        ({"rate_scale": 2.0}, False),
+    ],
+)
+def test_a_cut_that_leaves_no_turn_that_waits_says_so(settings, is_said):
+    firsts = [Request(0.0, 8, 4, (n,), f"session {n}") for n in range(3)]
+    seconds = [Request(10.0, 8, 4, (n,), f"session {n}", (n,)) for n in range(3)]
+    notes = shape(Workload("w", 8, firsts + seconds), ShapeConfig(**settings)).notes
+    said = "no turn is left that waits for an answer; --thin keeps whole sessions"
+    assert (said in notes) is is_said, notes
+
+
+def test_first_turns_alone_are_nothing_that_a_cut_made():
+    alone = [Request(0.0, 8, 4, (n,), f"session {n}") for n in range(3)]
+    assert shape(Workload("w", 8, alone), ShapeConfig(max_requests=2)).notes == ("cut to 2 requests",)
+
+
+@pytest.mark.parametrize(
     ("settings", "problem"),
     [
         ({"rate": 2.0}, "choose a process with --arrival"),

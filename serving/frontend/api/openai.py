@@ -4,9 +4,10 @@ import re
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from serving.frontend.api.errors import ApiError
+from serving.model.template import RESERVED
 
 MAX_CHOICES = 128
 MAX_KV_BYTES = 1 << 18
@@ -44,11 +45,11 @@ class NvExt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     greed_sampling: bool | None = None
     use_raw_prompt: bool | None = None
     """Use the messages' text as the prompt, without the chat template."""
-    annotations: Annotated[list[Annotation], Meta(max_length=32)] = []
+    annotations: Annotated[list[Annotation], Meta(max_length=32)] | None = None
     """Those in `ANNOTATIONS`, `dp_rank:N`, and any `name:value`, which engines may read in Dynamo; none here does."""
     backend_instance_id: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
     """Send the request to this instance."""
-    extra_fields: Annotated[list[Annotation], Meta(max_length=32)] = []
+    extra_fields: Annotated[list[Annotation], Meta(max_length=32)] | None = None
     """Fields for the `nvext` of the answer: `worker_id`, `timing`, `routing`."""
     session_id: Annotated[str, Meta(max_length=256)] | None = None
     """Conversation that the request belongs to; the `session` router mode keeps it on one worker."""
@@ -58,7 +59,7 @@ class NvExt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     @property
     def dp_rank(self) -> int | None:
         """The data-parallel rank to send the request to; `parse` has checked its digits."""
-        ranks = (note.removeprefix(DP_RANK) for note in self.annotations if note.startswith(DP_RANK))
+        ranks = (note.removeprefix(DP_RANK) for note in self.annotations or () if note.startswith(DP_RANK))
         return next(map(int, ranks), None)
 
 
@@ -157,26 +158,30 @@ class Message(msgspec.Struct, omit_defaults=True):
     """A chat message."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Meta(min_length=1)] | UnsetType | None = UNSET
-    name: str | UnsetType = UNSET
-    tool_calls: list[dict[str, Any]] | UnsetType = UNSET
-    tool_call_id: str | UnsetType = UNSET
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    """The same, by its other name."""
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
 
     @property
-    def size(self) -> int:
-        """Characters of its content."""
+    def text(self) -> str:
+        """Its content as one text."""
         if isinstance(self.content, list):
-            return sum(len(part.text) for part in self.content)
-        return len(self.content or "")
+            return "".join(part.text for part in self.content)
+        return self.content or ""
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message as templates expect it, with its content as one text."""
-        content = self.content
-        if isinstance(content, list):
-            content = "".join(part.text for part in content)
-        fields = {"role": self.role, "content": "" if content is UNSET or content is None else content}
+        """Return the message as templates expect it."""
+        parts = self.content if isinstance(self.content, list) else []
+        content: Any = [{"type": "text", "text": part.text} for part in parts] or self.content or ""
+        fields: dict[str, Any] = {"role": self.role, "content": content}
+        if (reasoning := self.reasoning_content or self.reasoning) is not None:
+            fields |= {"reasoning_content": reasoning, "reasoning": reasoning}
         for name in ("name", "tool_calls", "tool_call_id"):
-            if (value := getattr(self, name)) is not UNSET:
+            if value := getattr(self, name):
                 fields[name] = value
         return fields
 
@@ -190,11 +195,25 @@ class ChatRequest(Request, kw_only=True):
     tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    documents: Annotated[list[dict[str, Any]], Meta(max_length=1024)] | None = None
+    reasoning_effort: Label | None = None
+    """For the template, where it is also `enable_thinking`: false for "none"."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the chat template."""
+    add_generation_prompt: bool | None = None
+    """Default: true."""
 
     @property
     def num_logprobs(self) -> int | None:
         """The number that `top_logprobs` gives."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """Further variables of the chat template."""
+        effort = self.reasoning_effort
+        given = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        return given | (self.chat_template_kwargs or {})
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -207,8 +226,9 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None
     add_special_tokens: bool | None = None
     """Default: true for a text; false for a conversation, as its template adds them."""
-    add_generation_prompt: bool = True
-    return_token_strs: bool = False
+    add_generation_prompt: bool | None = None
+    """Default: true."""
+    return_token_strs: bool | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -284,7 +304,7 @@ def _check(request: Request) -> None:
     if request.logit_bias and not all(map(DIGITS.fullmatch, request.logit_bias)):
         raise ApiError(400, "logit_bias maps token ids to numbers", param="logit_bias")
     if request.nvext is not None:
-        for note in request.nvext.annotations:
+        for note in request.nvext.annotations or ():
             if note.startswith(DP_RANK) and not DIGITS.fullmatch(note, len(DP_RANK)):
                 raise ApiError(400, f"{DP_RANK}N needs the number of a data-parallel rank, not {note!r}", param="nvext")
 
@@ -319,7 +339,10 @@ def _check_completion(request: CompletionRequest) -> None:
 
 def _check_chat(request: ChatRequest) -> None:
     for message in request.messages:
-        if message.role in ("user", "system") and (message.content is UNSET or message.content is None):
+        if message.role in ("user", "system") and message.content in (None, []):
             raise ApiError(400, f"a {message.role} message needs content", param="messages")
+    if reserved := RESERVED.intersection(request.chat_template_kwargs or {}):
+        problem = f"chat_template_kwargs must not have {min(reserved)}, which is a field of the request"
+        raise ApiError(400, problem, param="chat_template_kwargs")
     if request.top_logprobs and not request.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")

@@ -68,7 +68,7 @@ def check_fields(body: bytes | bytearray, request: Request) -> None:
         request.tool_choice == "required" or isinstance(request.tool_choice, dict)
     ):
         raise ApiError(400, "a required tool call is not supported", param="tool_choice")
-    for note in request.nvext.annotations if request.nvext is not None else ():
+    for note in (request.nvext.annotations or ()) if request.nvext is not None else ():
         if note not in ANNOTATIONS and ":" not in note:
             message = f"nvext.annotations: unknown annotation {note!r}; known: {', '.join(ANNOTATIONS)}, dp_rank:N"
             raise ApiError(400, message, param="nvext")

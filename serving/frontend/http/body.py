@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+import zlib
+from collections.abc import Iterator
 from types import TracebackType
 
 from starlette.requests import Request
@@ -12,6 +14,12 @@ FREE_BYTES = 64 * 1024
 """The start of each body that the budget does not count: small requests pass while large ones are rejected."""
 
 BODY_TIMEOUT_S = 60.0
+
+CODINGS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+"""The encodings of a body that are read, and zlib's number for each."""
+
+PIECE_BYTES = 1 << 20
+"""A body is decoded in pieces of this size, in a few milliseconds each; between them, others get a turn."""
 
 
 class BodyBudget:
@@ -91,7 +99,7 @@ async def read_body(request: Request, share: Share, max_bytes: int) -> bytearray
     """Return a request's body.
 
     Raises:
-        ApiError: it is not JSON, too large, too slow, or there is no room for it.
+        ApiError: it is not JSON, not encoded as it says, too large, too slow, or there is no room for it.
     """
     _check_content_type(request.headers.get("content-type", "application/json").lower())
     too_large = ApiError(413, f"the body is larger than {max_bytes >> 20} MiB")
@@ -99,17 +107,62 @@ async def read_body(request: Request, share: Share, max_bytes: int) -> bytearray
     if length > max_bytes:
         raise too_large
     share.expect(length)
-    body = bytearray()
+    body, decoder = bytearray(), _decoder(request.headers.get("content-encoding", "identity").lower())
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             async for chunk in request.stream():
-                if len(body) + len(chunk) > max_bytes:
-                    raise too_large
-                share.grow(len(body) + len(chunk))
-                body += chunk
+                for piece in (chunk,) if decoder is None else decoder.pieces(chunk):
+                    if len(body) + len(piece) > max_bytes:
+                        raise too_large
+                    share.grow(len(body) + len(piece))
+                    body += piece
+                    if decoder is not None:
+                        await asyncio.sleep(0)
     except TimeoutError as error:
         raise ApiError(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from error
+    if decoder is not None:
+        decoder.end()
     return body
+
+
+class _Decoder:
+    """Decodes a compressed body piece by piece: a few bytes may stand for gigabytes."""
+
+    def __init__(self, coding: str) -> None:
+        self._coding = coding
+        self._inflate = zlib.decompressobj(CODINGS[coding])
+
+    def pieces(self, chunk: bytes) -> Iterator[bytes]:
+        """Yield what a chunk stands for."""
+        while chunk:
+            try:
+                yield self._inflate.decompress(chunk, PIECE_BYTES)
+            except zlib.error as error:
+                raise self._broken() from error
+            if self._inflate.unused_data:
+                raise self._broken()
+            chunk = self._inflate.unconsumed_tail
+
+    def end(self) -> None:
+        """Check that nothing is missing.
+
+        Raises:
+            ApiError: the end is.
+        """
+        if not self._inflate.eof:
+            raise self._broken()
+
+    def _broken(self) -> ApiError:
+        return ApiError(400, f"the body is not {self._coding}, as its content-encoding says")
+
+
+def _decoder(coding: str) -> _Decoder | None:
+    if coding in ("identity", ""):
+        return None
+    if coding not in CODINGS:
+        message = f"content-encoding {coding[:100]} is not supported; expected gzip, deflate or none"
+        raise ApiError(415, message, headers={"accept-encoding": "gzip, deflate"})
+    return _Decoder(coding)
 
 
 def _check_content_type(content_type: str) -> None:

@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import httptools
 from uvicorn import Config
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -136,12 +137,12 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Check the head; an error raised here stops the parser, and `_feed` answers it."""
         self._num_expected = self._check_head()
+        if self.parser.should_upgrade():
+            return  # `_ignore_offer` sends the head through the parser once more
         super().on_headers_complete()
         self._phase = BODY
         self._num_fed = self._num_body = self._num_thrown = 0
         self.headers = []  # trailers come here, not into the request's headers
-        if self.parser.should_upgrade():
-            self.cycle.keep_alive = False  # another protocol may follow, which we do not support
 
     def on_body(self, body: bytes) -> None:
         """Pass on a piece of body, unless its request is already answered."""
@@ -154,6 +155,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Wait for the next request, if there may be one."""
+        if self.parser.should_upgrade():
+            return
         super().on_message_complete()
         self._phase = IDLE
         self._num_fed = self._num_body = self._num_thrown = self._num_expected = 0
@@ -214,7 +217,7 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, _until_closed(cycle, app) if cycle.scope["http_version"] == "1.0" else app)
 
     def _is_answering(self) -> bool:
         current = self._answering
@@ -254,14 +257,27 @@ class Connection(HttpToolsProtocol):
         self._num_fed += len(piece)
         try:
             self.parser.feed_data(piece)
-        except httptools.HttpParserUpgrade:
-            self._be_deaf()
+        except httptools.HttpParserUpgrade as offer:
+            self._ignore_offer(bytes(piece[offer.args[0] :]))
         except httptools.HttpParserError as error:
             cause = error.__context__
             self._refuse(cause if isinstance(cause, ApiError) else ApiError(400, f"this is not HTTP/1.1: {error}"))
         else:
             if self._num_fed > MAX_HEAD_BYTES and (excess := self._excess()) is not None:
                 self._refuse(excess)
+
+    def _ignore_offer(self, rest: bytes) -> None:
+        """Parse a request that offers another protocol as one that does not (RFC 9110, 7.8).
+
+        The parser takes what follows such a head for the other protocol: a new one gets the head without the offer.
+        """
+        version = self.parser.get_http_version().encode()
+        line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, version)
+        headers = [(name, value) for name, value in self.headers if name not in (b"upgrade", b"http2-settings")]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._num_fed = 0
+        self._feed(line + _lines(headers) + b"\r\n" + rest)
 
     def _check_head(self) -> int:
         """Return the body's length, 0 if it is not given.
@@ -357,6 +373,20 @@ async def sweep(connections: Iterable[Any], limits: Limits) -> None:
                 connection.check_time(now)
             except Exception:  # in one connection: the others keep their deadlines
                 log.exception("a connection could not be checked")
+
+
+def _until_closed(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """Answer with a body that ends with the connection: HTTP/1.0 knows no chunks."""
+    cycle.chunked_encoding = False
+
+    async def answer(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        async def send_counted(message: Any) -> None:
+            cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_counted)
+
+    return answer
 
 
 def _lines(headers: list[tuple[bytes, bytes]]) -> bytes:

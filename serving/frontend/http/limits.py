@@ -41,7 +41,7 @@ def check_head(url: bytes, headers: Iterable[tuple[bytes, bytes]]) -> int:
     """Check a request's head; return the length of its body, 0 if the head does not say.
 
     Raises:
-        ApiError: the head is over a limit.
+        ApiError: the head is over a limit, or the body comes in an unknown form.
     """
     if len(url) > MAX_URI_BYTES:
         raise _too_long_uri()
@@ -51,6 +51,8 @@ def check_head(url: bytes, headers: Iterable[tuple[bytes, bytes]]) -> int:
         num_bytes += len(name) + len(value)
         if name == b"content-length":
             length = int(value)
+        elif name == b"transfer-encoding" and value.lower() != b"chunked":
+            raise ApiError(501, f"transfer-encoding {value[:100].decode('latin-1')} is not supported, only chunked")
     if num_bytes > MAX_HEADER_BYTES or num_headers > MAX_HEADERS:
         raise _too_many_headers()
     return length

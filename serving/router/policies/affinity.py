@@ -5,11 +5,14 @@ from collections.abc import Hashable, Sequence
 from hashlib import blake2b
 from typing import ClassVar
 
+from mypy_extensions import mypyc_attr
+
 from serving.router.candidates import Candidates
 from serving.router.policies.load import power_of_two
 from serving.router.policies.policy import Policy, within_bound
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Session(Policy):
     """Session affinity by rendezvous hashing."""
 
@@ -27,6 +30,7 @@ class Session(Policy):
         return rendezvous(session, candidates.slots)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Chwbl(Policy):
     """Consistent hashing with bounded loads, after KubeAI and SGLang's prefix_hash."""
 

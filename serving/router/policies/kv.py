@@ -4,12 +4,15 @@ import random
 from collections.abc import Sequence
 from typing import ClassVar
 
+from mypy_extensions import mypyc_attr
+
 from serving.router.candidates import Candidates
 from serving.router.config import RouterConfig
 from serving.router.policies.policy import Policy
 from serving.router.tiers import PerTier
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Kv(Policy):
     """NVIDIA Dynamo's KV router of August 2025."""
 
@@ -34,6 +37,7 @@ class Kv(Policy):
         ]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class KvTiered(Kv):
     """The same, with weights derived from times."""
 
@@ -49,6 +53,7 @@ class KvTiered(Kv):
         )
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class DynamoKv(Policy):
     """NVIDIA Dynamo's KV router of 2026 (lib/kv-router selector/default.rs)."""
 
@@ -81,6 +86,7 @@ class DynamoKv(Policy):
         return costs
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class DynamoKvP8(DynamoKv):
     """The same with P = 8."""
 
@@ -91,6 +97,7 @@ class DynamoKvP8(DynamoKv):
         self._scale = 8.0
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class DynamoLmetric(Policy):
     """NVIDIA Dynamo's `router_selection_policy=lmetric`."""
 

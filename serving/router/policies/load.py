@@ -5,11 +5,14 @@ import random
 from collections.abc import Sequence
 from typing import ClassVar
 
+from mypy_extensions import mypyc_attr
+
 from serving.router.candidates import Candidates
 from serving.router.config import RouterConfig
 from serving.router.policies.policy import Policy
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Random(Policy):
     """Any rank."""
 
@@ -22,6 +25,7 @@ class Random(Policy):
         return [0.0] * len(candidates)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RoundRobin(Policy):
     """One rank after the other."""
 
@@ -44,6 +48,7 @@ class RoundRobin(Policy):
         self._turn += 1
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LeastLoaded(Policy):
     """Fewest requests."""
 
@@ -56,6 +61,7 @@ class LeastLoaded(Policy):
         return candidates.num_requests
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PowerOfTwo(Policy):
     """The better of two drawn at random."""
 
@@ -68,6 +74,7 @@ class PowerOfTwo(Policy):
         return power_of_two(candidates, self._rng)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LeastTokens(Policy):
     """Fewest tokens."""
 

@@ -67,7 +67,7 @@ ADDITIONS = {
     "eps": "eps(X): any worker within X % of the range of costs counts as best",
     "bound": "bound(X): leave out workers with X (at least 1) or more times the mean of requests in flight, rounded up",
     "predict": "predict(S): in addition to KV events, assume for S seconds that a routed prompt is cached",
-    "stale": "stale(MS): see the workers' load as it was when last polled, every MS milliseconds",
+    "stale": "stale(MS): see the workers' load and reports as they were when last polled, every MS milliseconds",
     "late": "late(H): hold a request at the router while H or more prefill tokens wait at its worker (virtual time)",
     "wspt": "wspt(A): with late, the held request with the smallest uncached tokens - A x waited ms goes first",
 }

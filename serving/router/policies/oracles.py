@@ -4,12 +4,15 @@ import random
 from collections.abc import Sequence
 from typing import ClassVar
 
+from mypy_extensions import mypyc_attr
+
 from serving.router.candidates import Candidates
 from serving.router.config import RouterConfig
 from serving.router.policies.policy import TrueWork
 from serving.router.policies.predicting import Marginal, Predicting
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class OracleCache(Marginal):
     """Marginal with an index that is never late and never guessed."""
 
@@ -18,6 +21,7 @@ class OracleCache(Marginal):
     )
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class OracleLoad(Predicting):
     """Marginal with the true work at each rank, clairvoyant about the lengths of answers."""
 
@@ -55,6 +59,7 @@ class OracleLoad(Predicting):
         return result
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class OracleRollout(Marginal):
     """Marginal for later requests; the driver tries each rank for this one and compares the outcomes."""
 

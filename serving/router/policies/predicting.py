@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import ClassVar
 
+from mypy_extensions import mypyc_attr
+
 from serving.router.candidates import Candidates
 from serving.router.config import RouterConfig
 from serving.router.policies.affinity import rendezvous
@@ -15,6 +17,7 @@ WINDOW_S = 180.0
 """preble-e2 prices the load of the last three minutes."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Predicting(Policy):
     """A mode that knows the cost of steps, and of fetching KV from beyond the GPU.
 
@@ -45,6 +48,7 @@ class Predicting(Policy):
         return result
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Jspt(Predicting):
     """Join the shortest predicted TTFT."""
 
@@ -57,6 +61,7 @@ class Jspt(Predicting):
         return self.ttfts(candidates)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Marginal(Predicting):
     """The least increase of everyone's latency: our own rule (docs/routing-study.md)."""
 
@@ -79,6 +84,7 @@ class Marginal(Predicting):
         ]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class MarginalAll(Marginal):
     """Marginal, plus the cost of the answer's tokens to the requests there (docs/routing-study.md)."""
 
@@ -99,6 +105,7 @@ class MarginalAll(Marginal):
         ]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class DualMap(Predicting):
     """DualMap (arXiv 2602.06502)."""
 
@@ -123,6 +130,7 @@ class DualMap(Predicting):
         return costs
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PrebleE2(Predicting):
     """Preble's exploitation and exploration (ICLR '25), its load kept per request instead of per tree node."""
 

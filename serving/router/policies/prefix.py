@@ -4,11 +4,14 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
+from mypy_extensions import mypyc_attr
+
 from serving.router.candidates import Candidates
 from serving.router.policies.policy import Policy
 from serving.router.tiers import PerTier
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Lmetric(Policy):
     """LMetric (arXiv 2603.15202)."""
 
@@ -24,6 +27,7 @@ class Lmetric(Policy):
         ]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LmetricNew(Policy):
     """SGLang's port of LMetric, without the queue."""
 
@@ -39,6 +43,7 @@ class LmetricNew(Policy):
         ]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Llumnix(Policy):
     """Llumnix, cache-aware metric (2026)."""
 
@@ -54,6 +59,7 @@ class Llumnix(Policy):
         ]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PrefixLongest(Policy):
     """Overlap alone."""
 
@@ -69,6 +75,7 @@ class PrefixLongest(Policy):
         ]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SglCacheAware(Policy):
     """SGLang's model gateway, cache_aware.rs."""
 
@@ -88,6 +95,7 @@ class SglCacheAware(Policy):
         return [-overlap for overlap in candidates.overlap_blocks]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class AibrixPrefix(Policy):
     """AIBrix, prefix_cache.go: X = 8, f = 1 (the code's values, not the README's)."""
 
@@ -109,6 +117,7 @@ class AibrixPrefix(Policy):
         return matches if min(matches) < math.inf else requests
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ProdstackLoadaware(Policy):
     """vLLM production-stack's loadaware (PR 1035), beta = 1."""
 
@@ -129,6 +138,7 @@ class ProdstackLoadaware(Policy):
         ]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LlmdWeighted(Policy):
     """llm-d's scorers with its sample weights: prefix 2, KV usage 1, queue 1."""
 
@@ -150,6 +160,7 @@ class LlmdWeighted(Policy):
         ]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Eldr(Policy):
     """ELDR (arXiv 2607.00466), tau = 0.1."""
 

@@ -39,6 +39,10 @@ OF_OTHERS = {
     "hc_mult": 4,
     "global_head_dim": 512,
     "some_new_num_heads": 7,
+    "use_mla": True,
+    "share_layers": True,
+    "is_encoder_decoder": True,
+    "total_ut_steps": 4,
 }
 HARMLESS = {
     "num_return_sequences": 1,

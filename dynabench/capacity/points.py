@@ -1,0 +1,106 @@
+"""The simulated points of a plan: those that the folder has, and new ones, simulated on all cores."""
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dynabench.capacity.settings import PlanConfig
+from dynabench.capacity.sureness import sureness_of
+from dynabench.capacity.trial import attempt
+from dynabench.experiment.parallel import Call, in_parallel
+from dynabench.experiment.settings import ExperimentConfig
+from dynabench.experiment.source import Source
+from dynabench.experiment.store import PointStore
+from dynabench.interrupt import Interrupt, InterruptError
+from dynabench.plan import Arm
+from reports.capacity import Sureness
+from reports.points import AnyPoint
+
+
+class Points:
+    """Simulates arms once, and counts those that were asked for.
+
+    What is simulated in advance depends on the number of cores; what is asked for does not.
+    """
+
+    def __init__(
+        self, store: PointStore, source: Source, config: PlanConfig, experiment: ExperimentConfig, interrupt: Interrupt
+    ) -> None:
+        self._store, self._experiment, self._interrupt = store, experiment, interrupt
+        self._asked: set[str] = set()
+        self._simulated: set[str] = set()
+        ask = experiment
+        self._rest = (source, ask.seed, ask.repeats, ask.limits, config.attainment, interrupt.flag)
+        self._planned = config.multiples[0]
+        self._sure: dict[str, list[Sureness]] = {}
+
+    @property
+    def at_once(self) -> int:
+        """How many simulations run at once."""
+        return self._experiment.jobs or len(os.sched_getaffinity(0))
+
+    @property
+    def num_simulated(self) -> int:
+        """How many points were simulated, in advance or not."""
+        return len(self._simulated)
+
+    @property
+    def num_asked(self) -> int:
+        """How many of these were asked for."""
+        return len(self._simulated & self._asked)
+
+    def is_known(self, arm: Arm) -> bool:
+        """Return whether an arm was simulated before."""
+        return self._store.known(arm) is not None
+
+    def ask(self, arms: Sequence[Arm]) -> list[AnyPoint]:
+        """Return the results of some arms, simulating those that are not known.
+
+        Raises:
+            InterruptError: the user interrupted it.
+        """
+        self.simulate(arms)
+        found = [self._store.known(arm) for arm in arms]
+        if any(point is None for point in found):
+            raise InterruptError
+        self._asked |= {str(arm.changes) for arm in arms}
+        return [point for point in found if point is not None]
+
+    def simulate(self, arms: Sequence[Arm]) -> None:
+        """Simulate those of some arms that are not known, and save the results.
+
+        Raises:
+            InterruptError: the user interrupted it; what was saved counts.
+        """
+        todo = [arm for arm in arms if not self.is_known(arm)]
+        calls = [(attempt, (arm, *self._rest, arm.changes.get("load", 1.0) == self._planned)) for arm in todo]
+        for place, (point, sure) in self._each(calls):
+            self._store.keep(todo[place], point)
+            self._simulated.add(key := str(todo[place].changes))
+            self._sure[key] = sure
+
+    def sure(self, arm: Arm) -> list[Sureness]:
+        """Return how certain it is that the limits are met, which is not saved with the points.
+
+        Raises:
+            InterruptError: the user interrupted it.
+        """
+        if not (found := self._sure.get(str(arm.changes))):
+            source, seed, _, limits, attainment, _ = self._rest
+            [found] = self.carry_out([(sureness_of, (arm, source, seed, limits, attainment))])
+        return list(found)
+
+    def carry_out(self, calls: Sequence[Call]) -> list[Any]:
+        """Carry out any calls on all cores; return their results in order.
+
+        Raises:
+            InterruptError: the user interrupted it.
+        """
+        return [result for _, result in sorted(self._each(calls), key=lambda each: each[0])]
+
+    def _each(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
+        """Yield each result as soon as it is known."""
+        if calls:
+            yield from in_parallel(calls, self._experiment.jobs, interrupt=self._interrupt)
+        if self._interrupt.is_asked:
+            raise InterruptError

@@ -1,0 +1,166 @@
+"""Gates of commands: the flags, and how their results are printed, written and turned into an exit code."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from dynabench.experiment.manifest import now
+from dynabench.terminal import Terminal
+from foundation.exit_codes import DONE, INTERRUPTED, NOT_GOOD
+from foundation.files import replace_text
+from foundation.settings import check
+from reports import junit
+from reports.capacity import Answer
+from reports.conditions import Condition
+from reports.gate import PLANS, POINTS, RUNS, Kind, Result, State, parse
+from reports.points import Found, Impossible, Point, Sweep
+from reports.summary import Summary
+from serving.cli.command_line import flat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateConfig:
+    """When to exit with 1."""
+
+    of: ClassVar[Kind] = RUNS
+
+    fail_if: tuple[str, ...] = ()
+    """Exit with 1 if an arm is beyond a limit, such as 'ttft.p99 > 2s', 'attainment < 95%' or 'failed > 0', or worse than
+    the first arm by more than this, such as 'ttft.p90 > +5%' or 'throughput < -3%', beyond noise; may be repeated."""
+
+    junit: Path | None = None
+    """Write the result of each --fail-if, and whether each arm is valid, to this file as JUnit XML."""
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be judged or written, before anything is run."""
+        check(self)
+        _ = self.gates()
+        if self.junit is not None:
+            _check_writable(self.junit)
+
+    def gates(self, of: Kind | None = None) -> list[Condition]:
+        """Return the conditions.
+
+        Raises:
+            ValueError: one is not understood.
+        """
+        return [parse(text, of or self.of) for text in self.fail_if]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepGateConfig(GateConfig):
+    """When a sweep exits with 1."""
+
+    of: ClassVar[Kind] = POINTS
+
+    fail_if: tuple[str, ...] = ()
+    """Exit with 1 if a point is beyond a limit, such as 'ttft.p99 > 2s' or 'failed > 0', worse than the first point by
+    more than this, such as 'ttft.p90 > +5%', or, with --find, if 'found < 2'; may be repeated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanGateConfig(GateConfig):
+    """When a plan exits with 1."""
+
+    of: ClassVar[Kind] = PLANS
+
+    fail_if: tuple[str, ...] = ()
+    """Exit with 1 if the layout that was found needs more than this, such as 'gpus > 16' or 'cost > 40'; may be repeated.
+    If no layout meets the limits, the exit code is 1 in any case."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareGateConfig(GateConfig):
+    """When a comparison of runs or of sweeps exits with 1."""
+
+    of: ClassVar[Kind] = replace(RUNS, single=(*RUNS.single, "found"))
+
+
+Gate = Annotated[GateConfig, flat("Gate", 1)]
+SweepGate = Annotated[SweepGateConfig, flat("Gate", 1)]
+CompareGate = Annotated[CompareGateConfig, flat("Gate", 1)]
+PlanGate = Annotated[PlanGateConfig, flat("Gate", 1)]
+
+
+def _check_writable(path: Path) -> None:
+    """Refuse a file that cannot be written, or that is something else.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"junit is {str(path)!r}; expected a file in a folder that exists")
+    if path.is_dir() or (path.is_file() and b"<testsuites" not in path.read_bytes()[:200]):
+        raise ValueError(f"junit is {str(path)!r}, which exists and is not JUnit XML; choose another file")
+
+
+def checks_of(summary: Summary) -> list[Result]:
+    """Return whether the runs of each arm are valid."""
+    found = []
+    for name, arm in summary.arms.items():
+        state: State = "failed" if arm.notes else "passed" if arm.is_complete else "undecided"
+        why = "; ".join(arm.notes) or ("valid" if arm.is_complete else "interrupted")
+        found.append(Result(name, "the run is valid", state, f"{name}: {why}"))
+    return found
+
+
+def checks_of_sweep(sweep: Sweep) -> list[Result]:
+    """Return which combinations could be simulated."""
+    found = []
+    for row in sweep.points:
+        name = row.arm if isinstance(row, Found) else row.name
+        state: State = "undecided" if isinstance(row, Impossible) else "passed"
+        why = f"impossible: {row.reason}" if isinstance(row, Impossible) else "simulated"
+        found.append(Result(name, "it can be simulated", state, f"{name}: {why}"))
+    return found
+
+
+def check_of_plan(answer: Answer) -> Result:
+    """Return whether a plan found a layout."""
+    return Result("", "a layout meets the limits", "passed" if answer.commands else "failed", answer.verdict)
+
+
+def wall_s_of(manifest: Mapping[str, Any]) -> dict[str, float]:
+    """Return how long the runs of each arm took."""
+    found: dict[str, float] = {}
+    for run in manifest.get("runs", ()):
+        found[run["arm"]] = found.get(run["arm"], 0.0) + run["wall_s"]
+    return found
+
+
+def wall_s_of_sweep(sweep: Sweep) -> dict[str, float]:
+    """Return how long the shown point of each row took."""
+    shown = [(row.arm, row.point) if isinstance(row, Found) else (row.name, row) for row in sweep.points]
+    return {name: point.wall_s for name, point in shown if isinstance(point, Point)}
+
+
+def finish(
+    config: GateConfig,
+    title: str,
+    checks: Sequence[Result],
+    results: Sequence[Result],
+    *,
+    wall_s: Mapping[str, float],
+    console: Terminal,
+    is_complete: bool = True,
+) -> int:
+    """Write the JUnit file, and return the exit code; what was found is already written."""
+    if config.junit is not None:
+        text = junit.document(title, [*checks, *results], created=now().isoformat(), wall_s=wall_s)
+        replace_text(config.junit, text)
+        console.print(f"junit: {config.junit}", soft_wrap=True)
+    if not is_complete:
+        return INTERRUPTED
+    return NOT_GOOD if any(result.state == "failed" for result in [*checks, *results]) else DONE
+
+
+def told(results: Sequence[Result], console: Terminal) -> None:
+    """Print the result of each gate."""
+    for result in results:
+        console.say(f"{result.state}: {result.text}", style={"failed": "red"}.get(result.state))
+
+
+def as_json(results: Sequence[Result]) -> dict[str, Any]:
+    """Return the results as part of a command's JSON; nothing without gates."""
+    return {"gates": [result._asdict() for result in results]} if results else {}

@@ -1,0 +1,33 @@
+"""How many values of a workload each limit is judged by, which is known before anything is simulated."""
+
+from collections.abc import Sequence
+
+from foundation.errors import UserError
+from reports.conditions import Condition
+from workloads import Workload
+from workloads.pacing import LoadConfig
+
+
+def num_values(metric: str, workload: Workload, load: LoadConfig) -> int:
+    """Return how many values of a metric a run has at most: those of the requests that count."""
+    is_open = not load.is_closed and not workload.has_dependencies  # otherwise arrivals depend on answers
+    counted = [request for request in workload if not is_open or load.is_measured(request.arrival_s)]
+    if metric == "itl":  # counts every gap after the warm-up, also those of requests that do not count
+        return sum(max(request.output_length - 1, 0) for request in workload)
+    return sum(request.output_length > 1 or metric in ("ttft", "e2e") for request in counted)
+
+
+def check_values(limits: Sequence[Condition], workload: Workload, load: LoadConfig) -> None:
+    """Refuse limits on a statistic that has no value: nothing could meet them.
+
+    Raises:
+        UserError: there is such a limit.
+    """
+    if not num_values("ttft", workload, load):
+        raise UserError(f"no request of {workload.name} arrives in the time that is measured (--warmup-s, --measure-s)")
+    for limit in limits:
+        if limit.statistic is not None and not num_values(limit.metric, workload, load):
+            raise UserError(
+                f"slo '{limit}' has no values: every answer of {workload.name} has one token; expected a limit on ttft "
+                "or e2e"
+            )

@@ -1,0 +1,49 @@
+"""Requests that no number of workers answers: what is known of them before anything is simulated."""
+
+import json
+
+import pytest
+
+from dynabench.capacity.refused import missed_by_refusals
+from dynabench.deployment.description import Deployment, Pool
+from dynabench.experiment.settings import ExperimentConfig
+from dynabench.experiment.source import source_of
+from dynabench.plan import Plan, Settings
+from dynabench.virtual.run import run
+from mocker import EngineConfig
+from mocker.timing.config import TimingConfig
+from reports import slo
+from reports.summarize import summarize
+from tests.support.commands import dynabench
+from workloads.shape import ShapeConfig
+
+SHAPE = ShapeConfig(max_requests=400)
+WORKLOAD = source_of((), ExperimentConfig())(SHAPE)
+LENGTHS = sorted((request.input_length for request in WORKLOAD), reverse=True)
+
+
+@pytest.mark.parametrize("statistic", ["p50", "p90", "p95", "p99"])
+@pytest.mark.parametrize("nearest", [-1, 0, 1])
+def test_a_limit_is_missed_by_refusals_alone_where_a_simulation_with_any_workers_misses_it(statistic, nearest):
+    """Contexts that refuse one request less, as many, and one more than a percentile allows."""
+    allowed = 400 - int(int(statistic[1:]) / 100 * 400)
+    context = LENGTHS[allowed + nearest]
+    limit = slo.parse(f"ttft.{statistic} <= 900s")
+    engine = EngineConfig(max_model_len=context, num_gpu_blocks=4000)
+    deployment = Deployment(pools=(Pool(replicas=8, mocker=engine, timing=TimingConfig()),))
+    record = run(Plan.alone(Settings(deployment, SHAPE)), WORKLOAD)
+    [outcome] = summarize([record], [limit]).arms[record.arm].outcomes
+    reason = missed_by_refusals(WORKLOAD, context, [limit], 0.99)
+    assert (reason is not None) is (outcome.state == "missed")
+
+
+def test_a_plan_says_at_once_that_too_many_requests_do_not_fit_and_what_to_do(tmp_path):
+    flags = ("--model", "Qwen/Qwen3-8B", "--gpu", "h100", "--max-model-len", "6000", "--max-requests", "400")
+    done = dynabench("plan", *flags, "--slo", "ttft.p90 <= 5s", "--out", tmp_path / "out")
+    answer = json.loads((tmp_path / "out" / "plan.json").read_text())
+    assert (done.returncode, answer["simulated"]) == (1, 0)
+    text = " ".join(done.stdout.split())
+    assert "requests do not fit the context of 6,000 tokens and fail with any number of GPUs" in text
+    assert "or cut prompts with --cap-isl" in text
+    each = dynabench("plan", *flags, "--slo", "ttft <= 5s", "--out", tmp_path / "each")
+    assert (each.returncode, "too many for ttft <= 5000 ms" in " ".join(each.stdout.split())) == (1, True)

@@ -1,0 +1,164 @@
+"""Gates of commands: one form, one place for exit codes, results that are whole before a gate decides."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+from dynabench.reference.pages import pages
+from tests.support.commands import dynabench
+from tests.support.waiting import PATIENCE_S, until
+
+FEW = ("--max-requests", "60", "--jobs", "1")
+MODEL = ("--model", "meta-llama/Llama-3.1-8B", "--gpu", "h100", "--tensor-parallel-size", "1", "--loads", "1")
+PLAN = (*FEW, *MODEL, "--max-num-batched-tokens", "2048", "--router-mode", "kv", "--slo", "ttft.mean <= 5s")
+
+
+def cases(path):
+    """Return what a JUnit file says of each test case: passed, failure or skipped."""
+    found = {}
+    for case in ElementTree.parse(path).iter("testcase"):
+        state = next((child.tag for child in case if child.tag != "system-out"), "passed")
+        found[case.get("classname"), case.get("name")] = state
+    return found
+
+
+def test_simulate_judges_every_arm_and_its_results_are_whole(tmp_path):
+    junit, out = tmp_path / "junit.xml", tmp_path / "out"
+    gates = ("--fail-if", "ttft.p50 > 1ms", "--fail-if", "failed > 0", "--fail-if", "e2e.mean > +900%")
+    done = dynabench("simulate", *FEW, *gates, "--junit", junit, "--out", out)
+    assert done.returncode == 1, done.stderr
+    assert "\nfailed: ttft.p50 > 1ms: round-robin is at " in done.stdout
+    assert "\npassed: failed > 0: kv is at 0\n" in done.stdout
+    assert "\npassed: e2e.mean > +900%: kv is at " in done.stdout
+    assert cases(junit) == {
+        ("round-robin", "the run is valid"): "passed",
+        ("kv", "the run is valid"): "passed",
+        ("round-robin", "ttft.p50 > 1ms"): "failure",
+        ("kv", "ttft.p50 > 1ms"): "failure",
+        ("round-robin", "failed > 0"): "passed",
+        ("kv", "failed > 0"): "passed",
+        ("kv", "e2e.mean > +900%"): "passed",
+    }
+    assert (out / "report.html").is_file()
+    assert json.loads((out / "summary.json").read_text())["is_complete"]
+    again = dynabench("compare", out, *gates, "--junit", junit)
+    assert (again.returncode, cases(junit)[("round-robin", "ttft.p50 > 1ms")]) == (1, "failure")
+    assert dynabench("compare", out, *gates[2:], "--junit", junit).returncode == 0
+
+
+def test_results_of_gates_are_part_of_the_json_and_of_the_markdown(tmp_path):
+    gates = ("--router-mode", "kv", "--fail-if", "ttft.mean > 1ms", "--fail-if", "failed > 1%")
+    done = dynabench("simulate", *FEW, *gates, "--json", "--out", tmp_path / "a")
+    assert [(one["arm"], one["check"], one["state"]) for one in json.loads(done.stdout)["gates"]] == [
+        ("kv", "ttft.mean > 1ms", "failed"),
+        ("kv", "failed > 1%", "passed"),
+    ]
+    done = dynabench("simulate", *FEW, *gates, "--markdown", "--out", tmp_path / "b")
+    assert done.returncode == 1
+    assert done.stdout.startswith("### chat.jsonl")
+    assert "\n- **Failed**: ttft.mean > 1ms: kv is at " in done.stdout
+    assert "\n- **Passed**: failed > 1%: kv is at 0%" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "problem"),
+    [
+        ("simulate", ("--fail-if", "speed > 1"), "'speed' is not a metric"),
+        ("run", ("--fail-if", "ttft > 1s"), "ttft needs a statistic"),
+        ("sweep", ("--fail-if", "ttft.p95 > 1s"), "p95 is not kept"),
+        ("sweep", ("--fail-if", "found < 2"), "is about what --find finds"),
+        ("plan", (*PLAN, "--fail-if", "ttft.p99 > 1s"), "'ttft' is not a metric; expected one of gpus, cost"),
+        ("plan", (*PLAN, "--fail-if", "cost > 9"), "needs the price of a GPU; use --price"),
+        ("simulate", ("--router-mode", "kv", "--fail-if", "ttft.p90 > +5%"), "there is only one"),
+        ("simulate", ("--fail-if", "attainment < 95%"), "needs limits; set them with --slo"),
+        ("simulate", ("--junit", "missing/junit.xml"), "expected a file in a folder that exists"),
+        ("simulate", ("--junit", "trace.csv"), "exists and is not JUnit XML"),
+    ],
+)
+def test_a_gate_that_could_not_be_judged_is_refused_before_the_run(command, flags, problem, tmp_path):
+    (tmp_path / "trace.csv").write_text("mine\n")
+    done = dynabench(command, *flags, "--out", tmp_path / "out", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert problem in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["trace.csv"]
+
+
+def test_an_arm_that_was_left_out_fails_the_gate_by_name(tmp_path):
+    flags = ("--model", "Qwen/Qwen3-8B", "--gpu", "h100", "--router-mode", "kv", "--vary", "tensor_parallel_size=3,1")
+    done = dynabench("simulate", *FEW, *flags, "--fail-if", "failed > 0", "--out", tmp_path / "out")
+    assert done.returncode == 1
+    assert "\nfailed: failed > 0: left out: tensor_parallel_size 3 (" in done.stdout
+
+
+def test_a_sweep_judges_every_point_and_two_sweeps_are_compared_point_by_point(tmp_path):
+    flags = (*FEW, "--router-mode", "kv", "--vary", "workers=1,4")
+    done = dynabench(
+        "sweep", *flags, "--fail-if", "failed > 0", "--fail-if", "imbalance > 1.01", "--junit", tmp_path / "x.xml",
+        "--out", tmp_path / "a",
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "\npassed: imbalance > 1.01: workers 1 is at 1\n" in done.stdout
+    assert "\nfailed: imbalance > 1.01: workers 4 is at " in done.stdout
+    assert (tmp_path / "a" / "sweep.json").is_file()
+    assert cases(tmp_path / "x.xml")["workers 4", "imbalance > 1.01"] == "failure"
+    assert dynabench("sweep", *flags, "--speedup-ratio", "0.5", "--out", tmp_path / "b").returncode == 0
+    done = dynabench("compare", tmp_path / "a", tmp_path / "b", "--fail-if", "ttft.mean > +5%")
+    assert done.returncode == 1, done.stderr
+    assert [line[:44] for line in done.stdout.splitlines() if line.startswith("failed")] == [
+        "failed: ttft.mean > +5%: b/workers 1 is at +",
+        "failed: ttft.mean > +5%: b/workers 4 is at +",
+    ]
+
+
+def test_the_capacity_that_a_search_finds_is_a_gate(tmp_path):
+    flags = (*FEW, "--router-mode", "kv", "--find", "workers", "--low", "1", "--high", "4", "--slo", "ttft.mean <= 9s")
+    done = dynabench("sweep", *flags, "--fail-if", "found > 0", "--out", tmp_path / "a")
+    assert done.returncode == 1, done.stderr
+    assert "\nfailed: found > 0: kv is at 1\n" in done.stdout
+
+
+def test_a_plan_is_judged_by_its_answer(tmp_path):
+    junit = tmp_path / "junit.xml"
+    done = dynabench("plan", *PLAN, "--fail-if", "gpus > 64", "--junit", junit, "--out", tmp_path / "a")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "\npassed: gpus > 64: TP 1, chunk 2048 is at " in done.stdout
+    assert list(cases(junit).values()) == ["passed", "passed"]
+    done = dynabench("plan", *PLAN, "--fail-if", "gpus > 0", "--out", tmp_path / "a")
+    assert done.returncode == 1
+    done = dynabench(
+        "plan", *PLAN, "--slo", "tpot.mean <= 1ms", "--fail-if", "gpus > 64", "--junit", junit, "--out", tmp_path / "b"
+    )
+    assert done.returncode == 1
+    assert "\nfailed: gpus > 64: the plan has no such value (no layout was found)\n" in done.stdout
+    assert list(cases(junit).values()) == ["failure", "failure"]
+
+
+def test_what_was_interrupted_does_not_pass_its_gate(tmp_path):
+    out, junit = tmp_path / "out", tmp_path / "junit.xml"
+    points = "rate_scale=" + ",".join(map(str, range(1, 401)))  # far more than are done before the signal
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "dynabench", "sweep", "--router-mode", "kv", "--jobs", "1", "--vary", points),
+            *("--fail-if", "failed > 0", "--junit", str(junit), "--out", str(out)),
+        ],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    until(lambda: list(out.glob("points/*.json")), process)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130, stderr
+    assert "\nfailed: failed > 0: not judged, because it was interrupted\n" in stdout
+    assert cases(junit)["chat.jsonl: rate scale 1 to 400", "failed > 0"] == "failure"
+    assert dynabench("compare", out, "--fail-if", "failed > 0").returncode == 1
+
+
+def test_the_reference_lists_when_each_command_exits_with_1():
+    page = " ".join(pages()["index.md"].split())
+    assert "**1**: Done, but the result is not good enough, for example because a gate failed" in page
+    for command in ("simulate", "run", "sweep", "plan", "compare", "validate"):
+        assert re.search(rf"- \[dynabench {command}\]\({command}\.md\): [^.]*`--fail-if` applies", page), command

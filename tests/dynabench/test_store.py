@@ -1,0 +1,133 @@
+"""Points of a sweep or a plan are taken up only if nothing that they depend on has changed."""
+
+import json
+
+import pytest
+
+from tests.support.commands import dynabench
+
+MODE = "from serving.router import Policy\n{}\nclass Mine(Policy):\n    def costs(self, c):\n        return [{} for i, n in enumerate(c.num_requests)]\n"
+CONFIG = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "num_hidden_layers": 8,
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 3072,
+    "vocab_size": 32000,
+    "max_position_embeddings": 40960,
+    "torch_dtype": "bfloat16",
+}
+OWN_PLANNER = """from serving.planner import Policy, Proposal
+class Mine(Policy):
+    default_interval_s = 10.0
+    def _propose_one(self, now, facts, state):
+        return Proposal({}, "as many")
+"""
+
+
+def swept(folder, *flags):
+    return dynabench(
+        "sweep",
+        "--max-requests",
+        "30",
+        "--router-mode",
+        "kv",
+        "--jobs",
+        "1",
+        "--out",
+        folder / "out",
+        *flags,
+        cwd=folder,
+    )
+
+
+def refused(done, *, difference):
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    return f"out contains another sweep: {difference}; choose another results folder with --out" in done.stderr
+
+
+@pytest.mark.parametrize("edited", ["mine.py", "near.py"])
+def test_a_router_mode_whose_file_was_edited_is_simulated_again(tmp_path, edited):
+    (tmp_path / "mine.py").write_text(MODE.format("import sys; sys.path.append('.'); import near", "float(n)"))
+    (tmp_path / "near.py").write_text("x = 1\n")
+    flags = ("--router-mode", "mine.py", "--vary", "workers=4")
+    assert swept(tmp_path, *flags).returncode == 0
+    assert "2 of 2 points are already simulated" in swept(tmp_path, *flags).stdout
+    with (tmp_path / edited).open("a") as file:
+        file.write("# other\n")
+    assert refused(swept(tmp_path, *flags), difference=f"{edited} has changed")
+
+
+def test_a_model_whose_config_was_edited_is_simulated_again(tmp_path):
+    config = tmp_path / "model" / "config.json"
+    config.parent.mkdir()
+    config.write_text(json.dumps(CONFIG))
+    flags = ("--model", "model", "--gpu", "h100")
+    assert swept(tmp_path, *flags).returncode == 0
+    config.write_text(json.dumps(CONFIG | {"num_hidden_layers": 40}))
+    assert refused(swept(tmp_path, *flags), difference="model has changed")
+
+
+def test_a_file_of_step_times_that_was_edited_is_read_again(tmp_path):
+    times = tmp_path / "times.csv"
+    rows = "prefill_tokens,num_decodes,kv_tokens,step_ms\n512,0,0,20\n4096,0,0,100\n0,1,512,8\n0,8,9000,{}\n"
+    times.write_text(rows.format(10))
+    flags = ("--vary", "timing_file=times.csv")
+    done = swept(tmp_path, *flags)
+    assert done.returncode == 0, done.stderr
+    times.write_text(rows.format(99))
+    assert refused(swept(tmp_path, *flags), difference="times.csv has changed")
+
+
+def test_points_during_whose_simulation_a_file_changed_are_of_no_use(tmp_path):
+    edit = "open(__file__, 'a').write('# other')"
+    (tmp_path / "mine.py").write_text(MODE.format(f"def edited(n):\n    {edit}\n    return n\n", "edited(n)"))
+    flags = ("--router-mode", "mine.py")
+    done = swept(tmp_path, *flags)
+    assert done.returncode == 2, done.stderr
+    assert "mine.py has changed while the sweep ran" in done.stderr
+    (tmp_path / "mine.py").write_text(MODE.format("", "float(n)"))
+    assert "out exists and is not a sweep" in swept(tmp_path, *flags).stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "difference"),
+    [
+        (("--seed", "7"), "--seed was 0 and is 7"),
+        (("--num-gpu-blocks", "900"), "pools.worker.num_gpu_blocks was none and is 900"),
+        (("--kv-overlap-score-weight", "2"), "router.kv_overlap_score_weight was 1.0 and is 2.0"),
+        (("--rate-scale", "2"), "shape.rate_scale was 1.0 and is 2.0"),
+    ],
+)
+def test_a_setting_that_differs_is_named_with_both_values(tmp_path, flags, difference):
+    assert swept(tmp_path).returncode == 0
+    assert refused(swept(tmp_path, *flags), difference=difference)
+
+
+def test_a_policy_of_the_planner_that_is_varied_counts_by_its_content(tmp_path):
+    (tmp_path / "policy.py").write_text(OWN_PLANNER.format(1))
+    flags = ("--vary", "planner=static,policy.py")
+    done = swept(tmp_path, *flags)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "policy.py").write_text(OWN_PLANNER.format(2))
+    assert refused(swept(tmp_path, *flags), difference="policy.py has changed")
+
+
+def test_a_plan_is_made_again_when_the_model_has_changed(tmp_path):
+    config = tmp_path / "model" / "config.json"
+    config.parent.mkdir()
+    config.write_text(json.dumps(CONFIG))
+    command = (
+        "plan", "--model", "model", "--gpu", "h100", "--max-requests", "60", "--slo", "ttft.mean <= 1s",
+        "--tensor-parallel-size", "1", "--max-num-batched-tokens", "2048", "--loads", "1", "--router-mode", "kv",
+        "--jobs", "1", "--out", "out",
+    )  # fmt: skip
+    first = dynabench(*command, cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    config.write_text(json.dumps(CONFIG | {"num_hidden_layers": 40}))
+    again = dynabench(*command, cwd=tmp_path)
+    assert (again.returncode, "out contains another plan: model has changed" in again.stderr) == (2, True)

@@ -1,0 +1,281 @@
+"""Which arm is best among many: limits, then the arms that tie, then the next metric."""
+
+import numpy as np
+import pytest
+from msgspec import UNSET, structs
+
+from reports import slo, sweep_report
+from reports.best_point import best_of, series
+from reports.differences import judged
+from reports.outcomes import Outcome
+from reports.simultaneous import critical_value, lowest, parts_of
+from reports.statistics import blocks_of, student_t
+from reports.summarize import summarize
+from tests.reports.runs import run
+from tests.reports.test_sweep_report import MANIFEST, point
+
+COUNT = 2000
+
+
+def noisy(seed=0, offset=0.0, base=None):
+    """Times of equal arms: the same requests, each with noise of its own that lasts for a lifetime."""
+    rng = np.random.default_rng(seed)
+    base = np.random.default_rng(99).lognormal(0, 0.5, COUNT) if base is None else base
+    return base + np.repeat(rng.normal(0, 0.1, COUNT // 10), 10) + rng.normal(0, 0.3, COUNT) + 2 + offset
+
+
+def arm(name, ttft, tpot=1.0, **changes):
+    """Requests with so long a TTFT, and ten tokens with so long between two."""
+    ttft = np.asarray(ttft, float)
+    last = np.arange(len(ttft)) + ttft + 9 * np.asarray(tpot, float)
+    return run(name, ttft=ttft, **{"last_token_s": last, "done_s": last} | changes)
+
+
+def judge(pair):
+    return judged(pair, None, smallest=1e-9)
+
+
+def test_equal_arms_all_tie_and_the_best_is_never_left_out_in_95_of_100_experiments():
+    """One by one against the best, some of eight equal arms would be left out in about half of the experiments."""
+    blocks = blocks_of(np.arange(float(COUNT)), np.full(COUNT, 10.0))
+    not_all = left_out = one_by_one = 0
+    for experiment in range(60):
+        base = np.random.default_rng(experiment).lognormal(0, 1, COUNT)
+        arms = {str(seed): noisy(1000 * experiment + seed, base=base) for seed in range(8)}
+        ties, found = lowest(parts_of(arms, blocks), judge)
+        not_all += len(ties) < 8
+        spread = critical_value(list(parts_of(arms, blocks).values()))
+        alone = student_t(len(set(blocks)) - 1) / spread
+        one_by_one += any(pair.mean > alone * (pair.high - pair.mean) for pair in found.values())
+        arms["0"] = arms["0"] - 0.005  # the truly best, by less than can be seen
+        arms["7"] = arms["7"] + 1
+        ties, _ = lowest(parts_of(arms, blocks), judge)
+        left_out += "0" not in ties
+        assert "7" not in ties
+    assert not_all <= 7  # 3 expected
+    assert left_out <= 7
+    assert one_by_one > 15
+
+
+def test_the_critical_value_of_two_arms_is_that_of_a_single_comparison():
+    blocks = np.arange(COUNT) // 100
+    parts = parts_of({str(seed): noisy(seed) for seed in range(8)}, blocks)
+    assert critical_value(list(parts.values())[:2]) == student_t(19)
+    assert student_t(19) * 1.5 < critical_value(list(parts.values())) < student_t(19) * 2
+
+
+def test_arms_that_are_equal_do_not_count_as_more_arms():
+    blocks = np.arange(COUNT) // 100
+    one, two = noisy(1), noisy(2)
+    parts = parts_of({"a": one, "b": two, "c": two.copy(), "d": one.copy()}, blocks)
+    assert critical_value(list(parts.values())) == pytest.approx(student_t(19), rel=0.05)
+
+
+def test_a_hundred_arms_are_ranked_as_few_are():
+    blocks = np.arange(COUNT) // 50
+    arms = {str(n): noisy(n, offset=0.0 if n < 3 else n / 10) for n in range(100)}
+    ties, found = lowest(parts_of(arms, blocks), judge)
+    assert sorted(ties) == ["0", "1", "2"]
+    assert len(found) == 99
+
+
+def test_among_many_arms_those_that_tie_are_named_and_the_next_metric_decides():
+    runs = [
+        arm("a", noisy(1), 1.1),
+        arm("b", noisy(2), 1.0),
+        arm("c", noisy(5), 1.05),
+        arm("slow", noisy(4) + 2, 1.0),
+    ]
+    summary = summarize(runs)
+    first, second = summary.ranking.steps
+    assert sorted(first.ties) == ["a", "b", "c"]
+    assert first.differences["slow"].verdict == "worse"
+    assert (second.metric, second.ties) == ("tpot", ["b"])
+    assert (summary.ranking.winner, summary.ranking.ties) == ("b", ["b"])
+    assert " tie for the lowest mean TTFT of 4 arms: they differ by at most " in summary.verdict
+    assert "; the next, slow, is " in summary.verdict
+    assert "Of these, b has the lowest mean time per output token, by " in summary.verdict
+    assert "the lower" not in summary.verdict
+
+
+def test_one_best_arm_of_many_has_the_lowest_time_and_what_it_costs_is_said():
+    summary = summarize([arm("a", noisy(1), 1.0), arm("b", noisy(2), 1.0), arm("c", noisy(3) - 1, 1.1)])
+    assert "c has the lowest mean TTFT of 3 arms, by " in summary.verdict
+    assert "has the lowest mean time per output token of 3 arms: c takes 100 ms (10.0%) more." in summary.verdict
+    assert summary.ranking.winner == "c"
+
+
+def test_arms_that_tie_in_everything_have_no_winner():
+    summary = summarize([arm(name, noisy(seed)) for seed, name in enumerate("abc")])
+    assert summary.ranking.winner is None
+    assert sorted(summary.ranking.ties) == ["a", "b", "c"]
+    assert " all tie in mean TTFT: they differ by at most " in summary.verdict
+    assert "They also tie in mean time per output token: every request took the same time in each." in summary.verdict
+
+
+def test_equal_arms_of_many_are_said_to_be_equal():
+    summary = summarize([arm(name, noisy(0)) for name in "abc"])
+    assert "a, b and c all tie in mean TTFT: every request took the same time in each." in summary.verdict
+
+
+def test_one_arm_has_no_ranking_and_neither_does_its_repeat():
+    assert not summarize([run("a")]).ranking
+    assert not summarize([run("a"), run("a (A/A)")]).ranking
+
+
+def test_an_arm_that_refused_most_requests_does_not_win_by_the_rest():
+    refused = ["refused" if n % 100 < 77 else "" for n in range(COUNT)]
+    summary = summarize([arm("a", noisy(1)), arm("b", noisy(2) - 1.5, error=refused)])
+    assert summary.ranking.set_aside == {"b": "1,540 of 2,000 requests failed"}
+    assert summary.ranking.winner == "a"
+    assert "1,540 of 2,000 requests failed in b, so it is not compared: its times cover only what it answered." in (
+        summary.verdict
+    )
+    assert "lower" not in summary.verdict
+
+
+def test_a_few_failures_are_counted_where_the_times_are_compared():
+    failed = ["no" if n in (5, 900) else "" for n in range(COUNT)]
+    summary = summarize([arm("a", noisy(1)), arm("b", noisy(2) - 1.5, error=failed)])
+    assert summary.ranking.winner == "b"
+    assert "Times are compared over the requests that every compared arm answered (failed: 2 in b)." in summary.verdict
+    assert summary.ranking.steps[0].differences["a"].count == COUNT - 2
+
+
+def test_two_failures_of_a_hundred_may_be_chance():
+    failed = ["no" if n in (5, 90) else "" for n in range(100)]
+    runs = [arm("a", [1.0] * 100), arm("b", [0.5] * 100, error=failed)]
+    assert not summarize(runs).ranking.set_aside
+
+
+def test_limits_come_first_and_an_arm_that_misses_one_is_not_compared():
+    limits = [slo.parse("tpot.mean <= 1050ms")]
+    summary = summarize([arm("a", noisy(1), 1.0), arm("b", noisy(2) - 1, 1.1), arm("c", noisy(3) + 1, 1.0)], limits)
+    assert summary.ranking.set_aside == {"b": "tpot.mean <= 1050 ms missed by 4.76%"}
+    assert summary.verdict.startswith("a and c meet every limit; b (tpot.mean <= 1050 ms missed by 4.76%) does not. ")
+    assert "a has the lower mean TTFT" in summary.verdict
+    assert summary.ranking.winner == "a"
+
+
+def test_limits_on_each_request_come_first_too():
+    limits = [slo.parse("tpot <= 1050ms")]
+    slow = np.where(np.arange(COUNT) % 4 == 0, 1.1, 1.0)
+    summary = summarize([arm("a", noisy(1)), arm("b", noisy(2) - 1, slow), arm("c", noisy(3) + 1)], limits)
+    assert summary.ranking.steps[0].metric == "out_of_limits"
+    assert summary.ranking.steps[0].differences["b"].mean == pytest.approx(0.25)
+    assert "a and c tie for the most requests within tpot <= 1050 ms: 100.0%; fewer: b (75.0%)." in summary.verdict
+    assert "Of these, a has the lower mean TTFT, by " in summary.verdict
+    assert summary.ranking.winner == "a"
+
+
+def test_two_arms_are_told_apart_by_the_limits_on_each_request():
+    limits = [slo.parse("tpot <= 1050ms")]
+    slow = np.where(np.arange(COUNT) % 4 == 0, 1.1, 1.0)
+    summary = summarize([arm("a", noisy(1)), arm("b", noisy(2) - 1, slow)], limits)
+    assert summary.verdict == "a keeps more requests within tpot <= 1050 ms: 100.0%; fewer: b (75.0%)."
+    assert summary.ranking.winner == "a"
+
+
+def test_an_arm_that_could_not_keep_up_is_not_the_best_of_three():
+    ttft = np.linspace(0.1, 300, COUNT)
+    growing = arm("growing", ttft, admitted_s=np.arange(COUNT) + ttft)
+    summary = summarize([growing, arm("a", noisy(1)), arm("b", noisy(2) - 1)])
+    assert summary.ranking.set_aside == {"growing": "could not keep up"}
+    assert "b has the lower mean TTFT, by " in summary.verdict
+    assert "growing could not keep up" in summary.verdict
+
+
+def as_series(times):
+    """A point's values by parts: TTFT as given, TPOT and E2E all equal."""
+    same = np.ones(len(times))
+    return series({"ttft_sched": np.asarray(times, float), "tpot": same, "e2e_sched": same}, 20)
+
+
+def points_of(*times, **others):
+    return [
+        structs.replace(point(name, float(np.mean(its))), series=as_series(its), **others)
+        for name, its in zip("abc", times, strict=False)
+    ]
+
+
+def test_points_of_a_sweep_tie_as_arms_do():
+    best = best_of(points_of(noisy(1), noisy(2), noisy(3) + 1))
+    assert sorted(one.name for one in best.points) == ["a", "b"]
+    assert [step.metric for step in best.steps] == ["ttft_sched", "tpot", "e2e_sched"]
+
+
+def test_points_of_different_workloads_or_older_sweeps_are_not_paired():
+    (a, b) = points_of(noisy(1), noisy(2)[:1900])
+    lowest_mean = min((a, b), key=lambda one: one.ttft_sched.mean).name
+    assert [one.name for one in best_of([a, b]).points] == [lowest_mean]
+    old = [structs.replace(one, series=UNSET) for one in points_of(noisy(1), noisy(2))]
+    assert len(best_of(old).points) == 1
+
+
+def test_the_verdict_of_a_sweep_names_ties_and_the_mode_to_deploy(tmp_path):
+    points = points_of(noisy(1) - 1, noisy(2) - 1, noisy(3))
+    points = [structs.replace(one, changes={"router_mode": one.name}) for one in points]
+    manifest = MANIFEST | {"elsewhere": {"a": None, "b": None, "c": "Dynamo --router-mode c"}}
+    found = sweep_report.write(tmp_path, manifest, points, points, is_complete=True)
+    assert " Lowest mean TTFT: " in found.verdict
+    assert " tie (" in found.verdict
+    assert found.verdict.endswith(
+        "exist only in dynabench; the best that other routers have: c is Dynamo --router-mode c."
+    )
+    assert {rest: sorted(names) for rest, names in found.best.items()} == {"{}": ["a", "b"]}
+
+
+def test_a_mode_that_ties_with_the_best_counts_as_best(tmp_path):
+    points = [
+        structs.replace(one, name=f"{one.name} {workers}", changes={"router_mode": one.name, "workers": workers})
+        for workers in (2, 4)
+        for one in points_of(noisy(1), noisy(2), noisy(3) + 1)
+    ]
+    found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=True)
+    assert "Lowest mean E2E latency: a in 2 of 2, b in 2, c in 2; ties count for each." in found.verdict
+
+
+def test_the_best_point_is_sought_among_those_that_meet_the_limits(tmp_path):
+    good, bad = (Outcome("ttft.p99 <= 1 s", state, 0.5, 0.5) for state in ("met", "missed"))
+    points = [
+        structs.replace(one, outcomes=[outcome])
+        for one, outcome in zip(points_of(noisy(1) - 1, noisy(2), noisy(3)), (bad, good, good), strict=True)
+    ]
+    manifest = MANIFEST | {"limits": ["ttft.p99 <= 1 s"]}
+    found = sweep_report.write(tmp_path, manifest, points, points, is_complete=True)
+    assert found.verdict.startswith("2 of 3 combinations meet every limit; b and c need the fewest GPUs (8). ")
+    assert "a" not in found.best["{}"]
+
+
+def test_settings_that_all_points_share_are_left_out_of_the_verdict(tmp_path):
+    points = [
+        point("kv, workers 2", 0.2, router_mode="kv", workers=2),
+        point("kv, workers 4", 0.1, router_mode="kv", workers=4),
+    ]
+    found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=True)
+    assert found.verdict.endswith("Lowest mean TTFT: workers 4 (100.0 ms).")
+
+
+def test_too_little_data_at_a_point_is_said(tmp_path):
+    points = [structs.replace(one, too_little=["too few requests"]) for one in points_of(noisy(1), noisy(2))]
+    found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=True)
+    assert found.verdict.endswith(" Too little data in 2 of 2 combinations, such as a: too few requests.")
+
+
+KNOWN = {"ours": None, "kv": "Dynamo --router-mode kv", "p2c": "SGLang --policy power_of_two"}
+
+
+def test_the_best_mode_that_other_routers_have_is_named_with_its_flags():
+    runs = [arm("kv", noisy(1)), arm("ours", noisy(2) - 1), arm("p2c", noisy(3) + 1)]
+    summary = summarize(runs, elsewhere=KNOWN)
+    assert summary.ranking.elsewhere == {"kv": "Dynamo --router-mode kv"}
+    said = "ours exists only in dynabench. The best mode here that other routers have has a mean TTFT "
+    assert said in summary.verdict
+    assert summary.verdict.endswith("higher: kv is Dynamo --router-mode kv.")
+
+
+def test_a_best_mode_that_other_routers_have_needs_no_other():
+    summary = summarize([arm("kv", noisy(1) - 1), arm("ours", noisy(2)), arm("p2c", noisy(3) + 1)], elsewhere=KNOWN)
+    assert summary.ranking.elsewhere == {"kv": "Dynamo --router-mode kv"}
+    assert "other routers" not in summary.verdict
+    assert summarize([arm("kv", noisy(1) - 1), arm("ours", noisy(2))]).ranking.elsewhere == {}

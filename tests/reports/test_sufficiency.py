@@ -1,0 +1,90 @@
+"""Too little data is said by name, and enough data is not."""
+
+import numpy as np
+
+from reports import headline
+from reports.sufficiency import remarks
+from reports.summarize import summarize
+from tests.reports.runs import GROWN, run
+
+
+def settled(count=600, workers=2, **changes):
+    """A request a second that takes a second, half of its prompt cached."""
+    arrivals = np.arange(count, dtype=float)
+    columns = {
+        "last_token_s": arrivals + 1,
+        "done_s": arrivals + 1,
+        "worker": np.arange(count) % workers,
+        "cached_tokens": [50] * count,
+    }
+    return run(ttft=[0.5] * count, **columns | {"num_workers": workers} | changes)
+
+
+def test_enough_data_is_not_remarked_on():
+    assert remarks([settled()]) == []
+    assert remarks([settled(workers=20)]) == []  # 30 for each
+
+
+def test_few_requests_per_worker_are_said_with_the_number_that_is_enough():
+    (said,) = remarks([settled(96, workers=8)])
+    assert said == (
+        "each of 8 workers had 12 requests on average, so single placements decide its figures: use at least 240 requests "
+        "(30 for each worker), with a longer trace or a larger --max-requests"
+    )
+    (one,) = remarks([settled(20, workers=1)])
+    assert one.startswith("its worker had 20 requests on average")
+
+
+def test_it_is_said_in_the_summary_and_once_for_all_arms():
+    summary = summarize([settled(96, workers=8), settled(96, workers=8, arm="b")])
+    assert summary.as_json()["arms"]["a"]["remarks"][0].startswith("each of 8 workers had 12 requests")
+    assert [said for said in headline.remarks(summary) if said.startswith("each arm: each of 8 workers")]
+
+
+def test_a_number_of_workers_that_changes_is_not_divided_by():
+    assert remarks([settled(96, workers=8, fleet=GROWN)]) == []
+
+
+def test_a_run_of_a_few_lifetimes_was_never_steady():
+    arrivals = np.arange(600) / 10
+    (said,) = remarks([settled(intended_s=arrivals, last_token_s=arrivals + 20, done_s=arrivals + 20)])
+    assert said == (
+        "requests arrived for 59.9 s, and one takes 20 s (p90), so the load was never steady: use a trace of at least 100 s "
+        "(5 times that)"
+    )
+
+
+def test_requests_that_all_come_at_once_are_a_burst_on_purpose():
+    assert remarks([settled(intended_s=np.zeros(600), done_s=np.full(600, 20.0))]) == []
+
+
+def test_caches_that_still_fill_at_the_end_are_cold():
+    (said,) = remarks([settled(cached_tokens=(np.arange(600) // 10).tolist())])
+    assert said == (
+        "its caches were still cold: the hit share was 9.5% in the first third of the requests, 29.5% in the second and "
+        "49.5% in the last, so a longer run has more hits: use a longer trace, or start measuring later (--warmup-s)"
+    )
+
+
+def test_caches_that_filled_early_or_whose_hits_vary_are_not_cold():
+    early = np.minimum(np.arange(600) // 4, 50)
+    assert remarks([settled(cached_tokens=early.tolist())]) == []
+    varied = np.random.default_rng(0).integers(0, 100, 600)
+    assert remarks([settled(cached_tokens=varied.tolist())]) == []
+    assert remarks([settled(cached_tokens=[None] * 600)]) == []
+
+
+def test_more_and_more_requests_in_flight_are_said_although_none_waits():
+    arrivals = np.arange(600.0)
+    done = arrivals + 1 + arrivals / 10
+    (said,) = remarks([settled(last_token_s=done, done_s=done)])
+    assert said.startswith("requests in flight kept growing, from 1")
+    assert "never became steady" in said
+
+
+def test_a_trace_that_gets_busier_is_steady():
+    arrivals = np.cumsum(np.linspace(1.5, 0.5, 600))
+    assert (
+        remarks([settled(intended_s=arrivals, admitted_s=arrivals, last_token_s=arrivals + 1, done_s=arrivals + 1)])
+        == []
+    )

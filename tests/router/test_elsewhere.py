@@ -1,0 +1,44 @@
+"""Where router modes exist outside dynabench."""
+
+import pytest
+
+from serving.router import ROUTER_MODES, RouterConfig
+from serving.router.elsewhere import ELSEWHERE, elsewhere
+
+
+def test_what_exists_elsewhere_is_a_mode_here():
+    assert set(ELSEWHERE) <= set(ROUTER_MODES)
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("p2c", "--router-mode power-of-two"),
+        ("least-loaded", "AIBrix routing-strategy: least-request"),
+        ("session", "--routing-logic session --session-key HEADER"),
+        ("chwbl", "KubeAI strategy: PrefixHash"),
+        ("prodstack-loadaware", "vLLM production-stack --routing-logic loadaware"),
+        ("preble-e2", "AIBrix routing-strategy: prefix-cache-preble"),
+        ("llumnix", "Llumnix --enable-cache-aware-scheduling"),
+        ("dynamo-kv-p8", "NVIDIA Dynamo --router-mode kv --router-prefill-load-scale 8"),
+        ("kv+stale(200)", "NVIDIA Dynamo --router-mode kv"),
+    ],
+)
+def test_a_mode_is_named_with_its_flags(mode, said):
+    assert said in elsewhere(mode)
+
+
+@pytest.mark.parametrize(
+    "mode", ["marginal-all", "dynamo-lmetric", "lmetric-new", "kv+late(8192)", "kv+eps(5)", "own.py:Mine", "own.py"]
+)
+def test_a_mode_that_no_other_router_has_in_a_release_has_no_name(mode):
+    assert elsewhere(mode) is None
+
+
+def test_settings_of_the_router_are_flags_of_dynamo_alone():
+    config = RouterConfig(kv_overlap_score_weight=4.0, use_kv_events=False)
+    assert elsewhere("kv", config) == (
+        "NVIDIA Dynamo --router-mode kv --router-prefill-load-scale 4 --no-router-kv-events"
+    )
+    assert "Dynamo --router-mode random," in elsewhere("random", config)
+    assert elsewhere("random", config) == elsewhere("random")
