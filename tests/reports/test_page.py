@@ -22,7 +22,7 @@ from dynabench.plan import Settings, plans
 from dynabench.virtual.run import run as simulate
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from reports import folder, plan_report, sweep_report
+from reports import folder, plan_report, slo, sweep_report
 from reports.capacity import Alternative, Answer, AtLoad, Ranked, Sureness
 from reports.fleet import FleetUse, Oracle
 from reports.metrics import Goodput
@@ -179,7 +179,7 @@ def plan(out):
     tried = [
         structs.replace(point("", 1.2 / n, outcomes=[MET, MISSED], workers=n), workers=n, gpus=4 * n) for n in (1, 2, 3)
     ]
-    plan_report.write(out, answer, {layouts[0].name: tried, layouts[1].name: tried[1:]})
+    plan_report.write(out, answer, {layouts[0].name: tried, layouts[1].name: tried[1:]}, [*map(slo.parse, LIMITS)])
 
 
 PAGES = {
