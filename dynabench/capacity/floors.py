@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dynabench.capacity.refused import missed_by_refusals
 from dynabench.capacity.work import Work, prices_of
 from dynabench.deployment.engines import answered, check_fits, engines_of, max_model_len_of
 from dynabench.deployment.prefill import prefill_s
+from dynabench.experiment.refused import missed_by_refusals
 from dynabench.experiment.source import Source
 from dynabench.plan import Settings
 from mocker.timing.choose import SimulatedEngine
@@ -95,7 +95,7 @@ def floor_of(settings: Settings, source: Source, limits: Sequence[Condition], at
     everything, workload = workload, answered(workload, context)
     if not len(workload):
         return Floor(impossible=f"every request is longer than the context of {context:,} tokens (max_model_len)")
-    if (reason := missed_by_refusals(everything, context, limits, attainment)) is not None:
+    if (reason := missed_by_refusals(everything, settings.load, context, limits, attainment)) is not None:
         return Floor(impossible=reason)
     prefilling = [engine for engine in engines if engine.config.kv_role != "kv_consumer"]
     decoding = next(engine for engine in engines if engine.config.kv_role != "kv_producer")
