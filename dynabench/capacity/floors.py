@@ -92,11 +92,11 @@ def floor_of(settings: Settings, source: Source, limits: Sequence[Condition], at
     except (ValueError, WorkloadError) as error:
         return Floor(impossible=str(error))
     context = max_model_len_of(engines)
-    if (reason := missed_by_refusals(workload, settings.load, context, limits, attainment)) is not None:
-        return Floor(impossible=reason)
-    workload = answered(workload, context)
+    everything, workload = workload, answered(workload, context)
     if not len(workload):
         return Floor(impossible=f"every request is longer than the context of {context:,} tokens (max_model_len)")
+    if (reason := missed_by_refusals(everything, settings.load, context, limits, attainment)) is not None:
+        return Floor(impossible=reason)
     prefilling = [engine for engine in engines if engine.config.kv_role != "kv_consumer"]
     decoding = next(engine for engine in engines if engine.config.kv_role != "kv_producer")
     disaggregation = deployment.disaggregation
