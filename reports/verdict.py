@@ -27,12 +27,7 @@ def verdict(summary: Summary) -> str:
     if not summary.differences:
         parts.append(f"Only {summary.baseline} was run; to compare it, add another --router-mode or a --vary.")
     parts += [*_failures(summary), *_best(summary), *_elsewhere(summary)]
-    parts += [
-        f"{arm} could not keep up: {max(figures.stability.start, 0):.0f} requests waited at the start and "
-        f"{figures.stability.end:.0f} at the end. Its averages measure the length of the run, so they are not compared."
-        for arm, figures in summary.arms.items()
-        if not figures.stability.is_stable
-    ]
+    parts.append(_grown(summary))
     parts.append(overlap((arm.saved or None, arm.gpu_s or None) for arm in summary.arms.values()))
     if summary.is_exact:
         parts.append(
@@ -187,6 +182,26 @@ def _named(arms: Sequence[str]) -> str:
     if len(arms) <= MOST + 1:
         return listed(arms)
     return listed([*arms[:MOST], f"{len(arms) - MOST:,} more"])
+
+
+def _grown(summary: Summary) -> str:
+    """Say where queues grew; an arm that is set aside for it may still have been ahead of the best over these requests."""
+    grown = {arm: its.stability for arm, its in summary.arms.items() if not its.stability.is_stable}
+    if not grown:
+        return ""
+    rows = [f"{arm} ({max(queue.start, 0):.0f} to {queue.end:.0f})" for arm, queue in grown.items()]
+    if len(grown) == 1:
+        ((arm, queue),) = grown.items()
+        text = f"{arm} could not keep up: {max(queue.start, 0):.0f} requests waited at the start and {queue.end:.0f} at the end. Its"
+    else:
+        text = f"{len(grown)} arms could not keep up, as more and more requests waited: {_named(rows)}. Their"
+    text += " averages measure the length of the run, so they are not compared."
+    means = {arm: its.ttft_sched.mean for arm, its in summary.arms.items() if its.ttft_sched.mean is not None}
+    best = min((mean for arm, mean in means.items() if arm not in grown), default=0.0)
+    if ahead := [f"{arm} ({_milliseconds(means[arm])} ms)" for arm in grown if means.get(arm, best) < best]:
+        what = f"lower mean TTFT than every arm that is compared: {_named(ahead)}"
+        text += f" Over these requests, {what}. Use a longer workload or less load before you rule {'it' if len(ahead) == 1 else 'them'} out."
+    return text
 
 
 def _ways(summary: Summary) -> str | None:
