@@ -125,28 +125,26 @@ def _best(points: list[Point], axes: list[str], elsewhere: Mapping[str, str | No
     """Say how often each mode was best or, if there is only one, which point was best; of those that meet the limits."""
     text = _grew(points)
     met = [point for point in points if point.outcomes and point.state == "met"]
-    kept = met or points
+    kept, within = met or points, " within the limits" * (0 < len(met) < len(points))
     if near := enough(_sized(points), "lowest mean TTFT", is_lower_better=True):
-        return f"{text}{_lowest_ttft(kept, elsewhere)} {near}"
+        return f"{text}{_lowest_ttft(kept, elsewhere, within)} {near}"
     if "router_mode" in axes and len(axes) > 1:
-        return text + _by_mode(kept, elsewhere)
-    return text + _lowest_ttft(kept, elsewhere)
+        return text + _by_mode(kept, elsewhere, within)
+    return text + _lowest_ttft(kept, elsewhere, within)
 
 
-def _by_mode(points: list[Point], elsewhere: Mapping[str, str | None]) -> str:
+def _by_mode(points: list[Point], elsewhere: Mapping[str, str | None], within: str) -> str:
     """Say at how many of the other settings each mode has the lowest mean E2E latency, or ties with the lowest."""
-    text = _wins(points)
+    text = _wins(points, within)
     names = {point.name for group in by_rest(points).values() for point in best_of(group, ("e2e_sched",)).points}
     known = [point for point in points if elsewhere.get(point.name)]
     if known and not any(elsewhere.get(name) for name in names):
-        text += (
-            f" The best exist only in dynabench; of the modes that other routers have:{_wins(known).partition(':')[2]}"
-        )
+        text += f" The best exist only in dynabench; of the modes that other routers have:{_wins(known, within).partition(':')[2]}"
         text += f" In other routers, {_elsewhere(known, elsewhere)}."
     return text
 
 
-def _wins(points: list[Point]) -> str:
+def _wins(points: list[Point], within: str) -> str:
     groups = [best_of(group, ("e2e_sched",)).points for group in by_rest(points).values()]
     groups = [group for group in groups if group]
     wins = Counter(str(point.changes["router_mode"]) for group in groups for point in group)
@@ -154,15 +152,15 @@ def _wins(points: list[Point]) -> str:
         return ""
     first, *others = [f"{mode} in {count}" for mode, count in wins.most_common()]
     ties = "; ties count for each" * any(len(group) > 1 for group in groups)
-    return f" Lowest mean E2E latency: {', '.join([f'{first} of {len(groups)}', *others])}{ties}."
+    return f" Lowest mean E2E latency{within}: {', '.join([f'{first} of {len(groups)}', *others])}{ties}."
 
 
-def _lowest_ttft(points: list[Point], elsewhere: Mapping[str, str | None]) -> str:
+def _lowest_ttft(points: list[Point], elsewhere: Mapping[str, str | None], within: str) -> str:
     """Name the point with the lowest mean TTFT or, if several tie, also the best of these by the next metric."""
     best = best_of(points)
     if not best.points:
         return ""
-    text = f" Lowest mean TTFT: {_shown(best, 0)}."
+    text = f" Lowest mean TTFT{within}: {_shown(best, 0)}."
     for place in range(1, len(best.steps)):
         if len(best.steps[place].names) < len(best.steps[place - 1].names):
             text += f" Of these, lowest {LABELS[best.steps[place].metric]}: {_shown(best, place)}."

@@ -256,6 +256,7 @@ def test_the_best_point_is_sought_among_those_that_meet_the_limits(tmp_path):
     manifest = MANIFEST | {"limits": ["ttft.p99 <= 1 s"]}
     found = sweep_report.write(tmp_path, manifest, points, points, is_complete=True)
     assert found.verdict.startswith("2 of 3 combinations meet every limit; b and c need the fewest GPUs (8). ")
+    assert " Lowest mean TTFT within the limits: " in found.verdict
     assert "a" not in found.best["{}"]
 
 
