@@ -180,8 +180,9 @@ def _burst() -> Workload:
 
 
 def _equal() -> Workload:
-    """Return 500 equal prompts, 100 in a second."""
-    return Workload("equal prompts", 512, [Request(n / 100, 2048, 100, tuple(range(4))) for n in range(500)])
+    """Return 500 equal prompts, 100 in a second, 5 s after the first."""
+    prompts = [Request(5.0 + number / 100, 2048, 100, tuple(range(4))) for number in range(500)]
+    return Workload("equal prompts", 512, [Request(0.0, 2048, 100, tuple(range(4))), *prompts])
 
 
 def measure(job: Job, sources: Sources) -> dict[str, Any]:

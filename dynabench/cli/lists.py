@@ -6,11 +6,11 @@ from serving.router import ROUTER_MODES
 from serving.router.elsewhere import elsewhere
 from serving.router.policies.modes import ADDITIONS, SYMBOLS
 
-FIRST = "round-robin", "kv", "lmetric-new", "marginal-all"
+FIRST = "round-robin", "kv", "lmetric", "marginal-all"
 """The modes to try first; docs/routing-study.md shows why."""
 
 REASON = (
-    "round-robin and kv are baselines. lmetric-new needs to know nothing about the engines. marginal-all was the best "
+    "round-robin and kv are baselines. lmetric needs to know nothing about the engines. marginal-all was the best "
     "mode in our study if the times of steps are known, as they are in a simulation."
 )
 

@@ -19,6 +19,7 @@ from dynabench.experiment.limits import check_values
 from dynabench.experiment.manifest import manifest_of, subtitle_of
 from dynabench.experiment.no_effect import no_effect
 from dynabench.experiment.parallel import in_parallel
+from dynabench.experiment.refused import check_refusals
 from dynabench.experiment.search import Bracket, Sense
 from dynabench.experiment.settings import ExperimentConfig, SweepConfig
 from dynabench.experiment.source import Source, source_of
@@ -286,6 +287,7 @@ def _search(work: _Work, arms: list[Arm], console: Terminal) -> tuple[bool, list
     if any(name in arm.changes for arm in arms):
         raise UserError(f"{name} is what --find searches for; it cannot also be varied")
     is_whole, sense = _kind_of(name, arms[0].settings)
+    check_refusals(name, arms, work.source, work.limits, config.attainment)
 
     def bracket(precision: float) -> Bracket:
         return Bracket(config.low, config.high, precision=precision, is_whole=is_whole, sense=sense)
