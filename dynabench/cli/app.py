@@ -44,7 +44,7 @@ COMMANDS = {
     "record": ("fidelity:record", "Record how an installed vLLM schedules a scenario, for dynabench verify."),
     "verify": ("fidelity:verify", "Replay recordings of a real vLLM scheduler through the mocker, step by step."),
     "selftest": (
-        "experiment:selftest",
+        "fidelity:selftest",
         "Run the load generator against a server of known delays and print every error.",
     ),
     "doctor": ("doctor:doctor", "Check what is installed and reachable on this host, and suggest what to do next."),

@@ -1,20 +1,11 @@
-"""Commands that run experiments: simulate, run, sweep and selftest."""
+"""Commands that run experiments: simulate, run and sweep."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from dynabench.cli.gates import (
-    Gate,
-    GateConfig,
-    SweepGate,
-    SweepGateConfig,
-    as_json,
-    checks_of,
-    finish,
-    wall_s_of,
-)
+from dynabench.cli.gates import Gate, GateConfig, SweepGate, SweepGateConfig
 from dynabench.cli.groups import (
     VARY,
     Client,
@@ -60,13 +51,11 @@ from dynabench.deployment.overhead import OverheadConfig
 from dynabench.deployment.transfer import TransferConfig
 from dynabench.experiment.axes import setting_of
 from dynabench.experiment.settings import ExperimentConfig, SweepConfig
-from dynabench.live.settings import SelftestConfig
 from dynabench.plan import ClientConfig, Settings
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from reports.gate import of_summary
 from serving.cli.command_line import flat
 from serving.life import DisaggregationConfig
 from serving.planner import PlannerConfig
@@ -318,19 +307,6 @@ def sweep(
     return finish_sweep(manifest, summary, gates, gate, output, out, content, is_complete=summary.is_complete)
 
 
-def selftest(*, config: Annotated[SelftestConfig, flat("Self-test", 1)] = SelftestConfig()) -> int:  # noqa: B008
-    """Run the load generator against a server with known delays and print the error of every metric.
-
-    Exit code 1: a metric is off, or a token was lost.
-
-    Args:
-        config: What the server does.
-    """
-    from dynabench.live.selftest import run_selftest
-
-    return run_selftest(config, Terminal())
-
-
 def _simulated(
     file: Path | None,
     experiment: ExperimentConfig,
@@ -396,7 +372,7 @@ def _compare(
     *,
     markdown: bool,
 ) -> int:
-    from dynabench.cli.results import print_like, show
+    from dynabench.cli.results import finish_runs
     from dynabench.experiment.run import run_experiment
 
     if markdown and output.json:
@@ -405,13 +381,7 @@ def _compare(
     with plain_errors():
         gates = gate.gates()
         out, manifest, summary = run_experiment(clock, files, experiment, settings, console=console, gates=gates)
-    found = of_summary(summary, gates, manifest["left_out"])
-    show(manifest, summary, found, console, output, markdown=markdown)
-    if experiment.metrics_like is not None:
-        print_like(out, experiment.metrics_like, console)
-    console.print(f"report: {out / 'report.html'}", soft_wrap=True)
-    output.document(out, summary.as_json() | as_json(found))
-    checks, wall_s = checks_of(summary), wall_s_of(manifest)
-    return finish(
-        gate, manifest["title"], checks, found, wall_s=wall_s, console=console, is_complete=summary.is_complete
-    )
+    return finish_runs(
+        manifest, summary, gates, gate, output, out, console,
+        markdown=markdown, metrics_like=experiment.metrics_like, is_complete=summary.is_complete,
+    )  # fmt: skip

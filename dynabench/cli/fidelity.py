@@ -1,4 +1,4 @@
-"""Commands that compare the simulator with real engines."""
+"""Commands that compare the simulator with real engines, and the load generator with known delays."""
 
 import json
 from pathlib import Path
@@ -22,6 +22,7 @@ from dynabench.deployment.description import Deployment
 from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig, running_pools, simulated_pools
 from dynabench.deployment.overhead import OverheadConfig
 from dynabench.fidelity.settings import CalibrateConfig, ValidateConfig, ValidateExperimentConfig, ValidatePoolConfig
+from dynabench.live.settings import SelftestConfig
 from dynabench.plan import ClientConfig, Settings
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
@@ -174,6 +175,19 @@ def _validate_steps(path: Path, timing: TimingConfig) -> int:
                 f"{simulated / real - 1:+10.1%}{errors[len(errors) // 2]:10.1%}"
             )
     return 0
+
+
+def selftest(*, config: Annotated[SelftestConfig, flat("Self-test", 1)] = SelftestConfig()) -> int:  # noqa: B008
+    """Run the load generator against a server with known delays and print the error of every metric.
+
+    Exit code 1: a metric is off, or a token was lost.
+
+    Args:
+        config: What the server does.
+    """
+    from dynabench.live.selftest import run_selftest
+
+    return run_selftest(config, Terminal())
 
 
 def record(*, scenario: Path, out: Path) -> None:

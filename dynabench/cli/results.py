@@ -24,7 +24,7 @@ from foundation.files import new_file
 from foundation.text import printable
 from reports import exports, folder, headline, pictures, sweep_report, sweep_table, tables, use_tables
 from reports.conditions import Condition
-from reports.gate import POINTS, RUNS, Result, of_summary, of_sweep
+from reports.gate import POINTS, RUNS, of_summary, of_sweep
 from reports.key import key_of, with_short_names
 from reports.points import Sweep
 from reports.summarize import summary_of
@@ -89,13 +89,36 @@ def compare(
     console = Terminal(stderr=markdown or output.json)
     manifest, runs = folder.combine(results)
     summary = summary_of(manifest, runs) if out is None else folder.write(out, manifest, runs)
+    return finish_runs(manifest, summary, gates, gate, output, out, console, markdown=markdown)
+
+
+def finish_runs(
+    manifest: dict[str, Any],
+    summary: Summary,
+    gates: list[Condition],
+    config: GateConfig,
+    output: OutputConfig,
+    out: Path | None,
+    console: Terminal,
+    *,
+    markdown: bool,
+    metrics_like: str | None = None,
+    is_complete: bool = True,
+) -> int:
+    """Print a comparison, as Markdown if requested, and the results of its gates; return the exit code."""
     found = of_summary(summary, gates, manifest["left_out"])
-    show(manifest, summary, found, console, output, markdown=markdown)
+    if markdown:
+        print(tables.markdown(summary, manifest, found))
+    else:
+        print_summary(manifest, summary, console, is_whole=output.all_metrics)
+    told(found, console)
+    if metrics_like is not None and out is not None:
+        print_like(out, metrics_like, console)
     if out is not None:
         console.print(f"report: {out / 'report.html'}", soft_wrap=True)
     output.document(out, summary.as_json() | as_json(found))
-    checks = checks_of(summary)
-    return finish(gate, manifest["title"], checks, found, wall_s=wall_s_of(manifest), console=console)
+    checks, wall_s = checks_of(summary), wall_s_of(manifest)
+    return finish(config, manifest["title"], checks, found, wall_s=wall_s, console=console, is_complete=is_complete)
 
 
 def _compare_sweeps(results: list[Path], out: Path | None, gate: GateConfig, output: OutputConfig) -> int:
@@ -129,23 +152,6 @@ def finish_sweep(
     output.document(out, content | as_json(found))
     checks, wall_s = checks_of_sweep(sweep), wall_s_of_sweep(sweep)
     return finish(config, manifest["title"], checks, found, wall_s=wall_s, console=console, is_complete=is_complete)
-
-
-def show(
-    manifest: dict[str, Any],
-    summary: Summary,
-    found: list[Result],
-    console: Terminal,
-    output: OutputConfig,
-    *,
-    markdown: bool,
-) -> None:
-    """Print a comparison, as Markdown if requested, and the results of its gates."""
-    if markdown:
-        print(tables.markdown(summary, manifest, found))
-    else:
-        print_summary(manifest, summary, console, is_whole=output.all_metrics)
-    told(found, console)
 
 
 def export(results: Path, out: Path, /, *, to: Literal["csv", "parquet", "json", "llm-d", "png"] = "csv") -> None:
