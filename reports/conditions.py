@@ -1,7 +1,7 @@
 """Conditions on figures, as flags state them: `metric[.statistic] (<=|<|>) [+-]number [unit]`.
 
     --slo 'ttft.p99 <= 2s'        a limit: what is good                 slo.parse
-    --fail-if 'ttft.p90 > +5%'    a gate between two arms               gate.parse
+    --fail-if 'ttft.p90 > +5%'    a gate                                gate.parse
     --fail-if 'tpot > 3%'         a threshold of the simulator's error  fidelity.parse
 
 Each of the three says which metrics, signs and units it takes.

@@ -44,7 +44,7 @@ class Kind:
 RUNS = Kind("'ttft.p99 > 2s', 'ttft.p90 > +5%', 'throughput < -3%' or 'failed > 0'", (*METRICS,), single=(*SINGLE,))
 POINTS = Kind(
     "'ttft.p99 > 2s', 'ttft.p90 > +5%', 'failed > 0' or, with --find, 'found < 2'",
-    ("ttft", "ttft_sent", "ttst", "tpot", "itl", "e2e"),
+    tuple(name for name in METRICS if name != "e2e_sent"),
     ("mean", "p50", "p90", "p99"),
     (*SINGLE, "found"),
 )
@@ -184,13 +184,16 @@ def _of_arm(arm: ArmSummary) -> Callable[[Condition], float | None]:
         if gate.metric not in METRICS:
             return _share_of(gate, SINGLE[gate.metric](arm), arm.requests)
         figures, statistic = arm.metric(METRICS[gate.metric]), gate.statistic or "mean"
-        known = figures.at(statistic)
-        if known is None or is_comparison(gate):
-            return known
-        adjusted = figures.with_failures(statistic)
-        return math.inf if adjusted is None else max(known, adjusted)
+        return _worst(gate, figures.at(statistic), figures.with_failures(statistic))
 
     return value
+
+
+def _worst(gate: Condition, known: float | None, with_failures: float | None) -> float | None:
+    """Return a latency for a gate: for a limit, with failures counted as infinite."""
+    if known is None or is_comparison(gate):
+        return known
+    return math.inf if with_failures is None else max(known, with_failures)
 
 
 def _pairs(rows: list[AnyPoint] | list[Found]) -> Iterator[tuple[_Side, _Side | None]]:
@@ -221,13 +224,12 @@ def _of_row(row: AnyPoint | Found) -> _Side:
 
 
 def _of_point(point: Point) -> Callable[[Condition], float | None]:
-    names = {"e2e": "e2e_sched", "ttft": "ttft_sched", "ttft_sent": "ttft"}
-
     def value(gate: Condition) -> float | None:
         if gate.metric in SINGLE:
             return _share_of(gate, SINGLE[gate.metric](point), point.requests)
-        found: float | None = getattr(getattr(point, names.get(gate.metric, gate.metric)), gate.statistic or "mean")
-        return found
+        name, statistic = METRICS[gate.metric], gate.statistic or "mean"
+        known = getattr(point, name)
+        return _worst(gate, *(getattr(each, statistic) for each in (known, point.with_failures.get(name, known))))
 
     return value
 

@@ -1,6 +1,7 @@
 """The text above the tables: what was run, what is wrong with it, and which limits are met."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +9,10 @@ from foundation.text import listed
 from reports.cells import milliseconds, number, share
 from reports.outcomes import Outcome, binding, percent, told
 from reports.summary import Summary
+
+NUMBER = re.compile(r"\d[\d.,]*")
+SAID = 2
+"""The most arms of which a remark is made with the numbers of each."""
 
 
 def heading(manifest: dict[str, Any]) -> list[str]:
@@ -79,15 +84,22 @@ def notes(summary: Summary) -> list[str]:
 
 
 def remarks(summary: Summary) -> list[str]:
-    """Return what a reader should know about valid arms; what is true of all of them is said once."""
-    found: dict[str, list[str]] = {}
+    """Return what a reader should know about valid arms; what differs in numbers only is said of the first arm."""
+    found: dict[str, dict[str, str]] = {}
     for arm, figures in summary.arms.items():
         for remark in figures.remarks:
-            found.setdefault(remark, []).append(arm)
-    is_of_all = {remark: 1 < len(summary.arms) == len(arms) for remark, arms in found.items()}
-    return [
-        f"{arm}: {remark}" for remark, arms in found.items() for arm in (["each arm"] if is_of_all[remark] else arms)
-    ]
+            found.setdefault(NUMBER.sub("#", remark), {}).setdefault(arm, remark)
+    return [line for remarks in found.values() for line in _of_arms(remarks, len(summary.arms))]
+
+
+def _of_arms(remarks: dict[str, str], num_arms: int) -> list[str]:
+    """Return the lines of remarks of one kind, by arm."""
+    arm, first = next(iter(remarks.items()))
+    if len(remarks) == num_arms > 1 and len(set(remarks.values())) == 1:
+        return [f"each arm: {first}"]
+    if len(remarks) > SAID:
+        return [f"{arm}, and {len(remarks) - 1} other arms with other numbers: {first}"]
+    return [f"{arm}: {remark}" for arm, remark in remarks.items()]
 
 
 def answer(summary: Summary) -> str:

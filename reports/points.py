@@ -29,6 +29,11 @@ class Quantiles(msgspec.Struct, frozen=True):
         """Select them from all statistics."""
         return cls(figures.mean, figures.p50, figures.p90, figures.p99)
 
+    @classmethod
+    def with_failures(cls, figures: Statistics) -> "Quantiles":
+        """Select them with each failure counted as infinite; None if that makes one infinite."""
+        return cls(figures.mean, *map(figures.with_failures, ("p50", "p90", "p99")))
+
 
 class Series(msgspec.Struct, frozen=True):
     """The values of a point by 40 equal shares of the workload's requests, for comparison with other points (s)."""
@@ -82,10 +87,12 @@ class Point(msgspec.Struct, frozen=True, tag="point", tag_field="kind"):
     spent: list[Spent] = []
     """What each repeat used, for comparison with others that did the same work."""
     fleet: FleetFigures | UnsetType = UNSET
-    """What its workers used; like the next four, older folders do not have it."""
+    """What its workers used; like what follows, older folders do not have it."""
     requests: int | None = None
     failed: int | None = None
     """Requests that failed."""
+    with_failures: dict[str, Quantiles] = {}
+    """Latencies with failures counted as infinite, by name; only if requests failed."""
     series: Series | UnsetType = UNSET
     too_little: list[str] = []
     """What its runs are too short for."""

@@ -1,6 +1,6 @@
 """What a comparison found, in a few sentences."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from foundation.text import listed
 from reports import headline, insight
@@ -27,12 +27,7 @@ def verdict(summary: Summary) -> str:
     if not summary.differences:
         parts.append(f"Only {summary.baseline} was run; to compare it, add another --router-mode or a --vary.")
     parts += [*_failures(summary), *_best(summary), *_elsewhere(summary)]
-    parts += [
-        f"{arm} could not keep up: {max(figures.stability.start, 0):.0f} requests waited at the start and "
-        f"{figures.stability.end:.0f} at the end. Its averages measure the length of the run, so they are not compared."
-        for arm, figures in summary.arms.items()
-        if not figures.stability.is_stable
-    ]
+    parts.append(_grown(summary))
     parts.append(overlap((arm.saved or None, arm.gpu_s or None) for arm in summary.arms.values()))
     if summary.is_exact:
         parts.append(
@@ -85,30 +80,29 @@ def _in_metric(step: Step, before: Step | None, ranking: Ranking) -> str:
     if count == 2:
         ((other, difference),) = step.differences.items()
         return _sentence(label, step.best, other, difference, lead="Of these, " * (len(ranking.compared) > 2))
-    of = f" of {count} arms" if before is None else ""
-    lead = "" if before is None else "Of these, "
     left = [arm for arm in step.differences if arm not in step.ties]
-    if len(step.ties) == 1:
-        other = min(left, key=lambda arm: step.differences[arm].mean)
-        pair = step.differences[other]
-        return (
-            f"{lead}{step.best} has the lowest {label}{of}, by {_amount(pair)} against the next, {other} (95% interval "
-            f"{_interval(pair)}, paired by request, for all {count} arms together), which is more than noise."
-        )
-    apart = [step.differences[arm] for arm in step.ties[1:]]
-    widest = max(apart, key=lambda pair: pair.mean)
-    if all(pair.is_exact for pair in apart):
-        how = "every request took the same time in each"
-    elif all(pair.verdict == "equal" for pair in apart):
-        how = f"they differ by at most {_amount(widest)}, too little to matter"
-    else:
-        how = f"they differ by at most {_amount(widest)}, no more than noise"
     if not left:
-        who = "They also" if before else f"{_named(step.ties, summary_count=count)} all"
-        return f"{who} tie in {label}: {how}."
-    other = min(left, key=lambda arm: step.differences[arm].mean)
-    rest = f"the next, {other}, is {step.differences[other].relative:.1%} above {step.best}"
-    return f"{lead}{_named(step.ties)} tie for the lowest {label}{of}: {how}; {rest}."
+        who = f"The {count} arms" if count > MOST + 1 else _named(step.ties)
+        return f"{who} {'also' if before else 'all'} tie in {label}: {_alike(step)}."
+    of, lead = (f" of {count} arms", "") if before is None else ("", "Of these, ")
+    next_ = min(left, key=lambda arm: step.differences[arm].mean)
+    pair = step.differences[next_]
+    if len(step.ties) > 1:
+        rest = f"the next, {next_}, is {pair.relative:.1%} above {step.best}"
+        return f"{lead}{_named(step.ties)} tie for the lowest {label}{of}: {_alike(step)}; {rest}."
+    return (
+        f"{lead}{step.best} has the lowest {label}{of}, by {_amount(pair)} against the next, {next_} (95% interval "
+        f"{_interval(pair)}, paired by request, for all {count} arms together), which is more than noise."
+    )
+
+
+def _alike(step: Step) -> str:
+    """Say how far apart the arms are that tie."""
+    apart = [step.differences[arm] for arm in step.ties[1:]]
+    if all(pair.is_exact for pair in apart):
+        return "every request took the same time in each"
+    why = "too little to matter" if all(pair.verdict == "equal" for pair in apart) else "no more than noise"
+    return f"they differ by at most {_amount(max(apart, key=lambda pair: pair.mean))}, {why}"
 
 
 def _of_limits(summary: Summary, step: Step) -> str:
@@ -116,15 +110,19 @@ def _of_limits(summary: Summary, step: Step) -> str:
     within = " and ".join(limit for limit in summary.limits if parse(limit).statistic is None)
     share = {arm: _within(summary, arm) for arm in (step.best, *step.differences)}
     rest = {arm: part for arm, part in share.items() if arm not in step.ties}
-    shown = [f"{share[arm]:.1%}" for arm in (step.ties[0], step.ties[-1])]
-    text = " to ".join(dict.fromkeys(shown))
-    others = listed([f"{arm} ({part:.1%})" for arm, part in list(rest.items())[:MOST]])
-    if not rest:
-        return f"{_named(step.ties)} keep equally many requests within {within}: {text}."
-    if len(step.ties) > 1:
-        return f"{_named(step.ties)} tie for the most requests within {within}: {text}; fewer: {others}."
+    shown = list(dict.fromkeys(f"{share[arm]:.1%}" for arm in step.ties))
+    fewer = f"; fewer: {_shares(rest)}" if rest else ""
+    if len(shown) == 1 and len(step.ties) > 1:
+        what = "tie for the most requests" if rest else "keep equally many requests"
+        return f"{_named(step.ties)} {what} within {within}: {shown[0]}{fewer}."
+    alike = {arm: share[arm] for arm in step.ties[1:]}
+    noise = f"; not fewer by more than noise: {_shares(alike)}" if alike else ""
     most = "the most" if len(share) > 2 else "more"
-    return f"{step.best} keeps {most} requests within {within}: {text}; fewer: {others}."
+    return f"{step.best} keeps {most} requests within {within}: {shown[0]}{noise}{fewer}."
+
+
+def _shares(share: Mapping[str, float]) -> str:
+    return listed([f"{arm} ({part:.1%})" for arm, part in list(share.items())[:MOST]])
 
 
 def _within(summary: Summary, arm: str) -> float:
@@ -179,13 +177,31 @@ def _cost_of(ranking: Ranking, arm: str) -> str:
     return f" has a {LABELS[step.metric]} {_above(step.differences[arm])} higher"
 
 
-def _named(arms: Sequence[str], *, summary_count: int = 0) -> str:
-    """Join the names of arms, or count them if they are many."""
-    if summary_count > MOST:
-        return f"The {summary_count} arms"
+def _named(arms: Sequence[str]) -> str:
+    """Join the names of arms, the first few if they are many."""
     if len(arms) <= MOST + 1:
         return listed(arms)
     return listed([*arms[:MOST], f"{len(arms) - MOST:,} more"])
+
+
+def _grown(summary: Summary) -> str:
+    """Say where queues grew; an arm that is set aside for it may still have been ahead of the best over these requests."""
+    grown = {arm: its.stability for arm, its in summary.arms.items() if not its.stability.is_stable}
+    if not grown:
+        return ""
+    rows = [f"{arm} ({max(queue.start, 0):.0f} to {queue.end:.0f})" for arm, queue in grown.items()]
+    if len(grown) == 1:
+        ((arm, queue),) = grown.items()
+        text = f"{arm} could not keep up: {max(queue.start, 0):.0f} requests waited at the start and {queue.end:.0f} at the end. Its"
+    else:
+        text = f"{len(grown)} arms could not keep up, as more and more requests waited: {_named(rows)}. Their"
+    text += " averages measure the length of the run, so they are not compared."
+    means = {arm: its.ttft_sched.mean for arm, its in summary.arms.items() if its.ttft_sched.mean is not None}
+    best = min((mean for arm, mean in means.items() if arm not in grown), default=0.0)
+    if ahead := [f"{arm} ({_milliseconds(means[arm])} ms)" for arm in grown if means.get(arm, best) < best]:
+        what = f"lower mean TTFT than every arm that is compared: {_named(ahead)}"
+        text += f" Over these requests, {what}. Use a longer workload or less load before you rule {'it' if len(ahead) == 1 else 'them'} out."
+    return text
 
 
 def _ways(summary: Summary) -> str | None:

@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dynabench.capacity.refused import missed_by_refusals
 from dynabench.capacity.work import Work, prices_of
 from dynabench.deployment.engines import answered, check_fits, engines_of, max_model_len_of
 from dynabench.deployment.prefill import prefill_s
+from dynabench.experiment.refused import missed_by_refusals
 from dynabench.experiment.source import Source
 from dynabench.plan import Settings
 from mocker.timing.choose import SimulatedEngine
@@ -92,7 +92,7 @@ def floor_of(settings: Settings, source: Source, limits: Sequence[Condition], at
     except (ValueError, WorkloadError) as error:
         return Floor(impossible=str(error))
     context = max_model_len_of(engines)
-    if (reason := missed_by_refusals(workload, context, limits, attainment)) is not None:
+    if (reason := missed_by_refusals(workload, settings.load, context, limits, attainment)) is not None:
         return Floor(impossible=reason)
     workload = answered(workload, context)
     if not len(workload):

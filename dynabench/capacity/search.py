@@ -4,8 +4,8 @@ A layout is a way to run the model; the number of workers is searched for. More 
 better, unless they miss other limits than fewer do: then some number between the two may meet all of them. Layouts are
 tried in the order of their lowest possible cost:
 
-    no layout is known to meet the limits    the workers of the most promising one are doubled until it does, or until
-                                             that is far more than expected
+    no layout is known to meet the limits    the workers of the most promising one are raised by half, later doubled, until
+                                             it does, or until that is far more than expected
     more workers miss other limits           the numbers between are tried
     one is known                             each other layout must be cheaper: it is tried with as many workers as that
                                              allows, or not at all
@@ -23,6 +23,10 @@ from reports.outcomes import Outcome, State
 
 RUNAWAY = 4
 """A layout is tried up to this multiple of its expected cost before others get a turn."""
+
+
+FEW = 8
+"""From this many workers on, they are doubled."""
 
 
 class Question(NamedTuple):
@@ -179,7 +183,7 @@ class Search:
             return min(layout.between, most)
         if cost < math.inf:
             return most
-        return min(low if not layout.states else max(2 * (low - 1), low), most)
+        return min(low if not layout.states else max(_more(low - 1), low), most)
 
     def _ties(self) -> list[Question]:
         """Return the untried ones that cost as much as the best."""
@@ -194,3 +198,11 @@ class Search:
             if is_same and is_possible and workers not in layout.states:
                 found.append((layout.rank, Question(place, workers)))
         return [question for _, question in sorted(found)]
+
+
+def _more(workers: int) -> int:
+    """Return how many workers to try after some that miss the limits: 1, 2, 3, 5, 8, 16, 32.
+
+    Small steps, because a few workers too many take longer to simulate than too few, which soon fail.
+    """
+    return -(-3 * workers // 2) if workers < FEW else 2 * workers

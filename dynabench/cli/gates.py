@@ -1,5 +1,6 @@
 """Gates of commands: the flags, and how their results are printed, written and turned into an exit code."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -89,8 +90,9 @@ def _check_writable(path: Path) -> None:
     Raises:
         ValueError: it is one.
     """
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"junit is {str(path)!r}; expected a file in a folder that exists")
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not (above.is_dir() and os.access(above, os.W_OK)):
+        raise ValueError(f"junit is {str(path)!r}; expected a file in a folder that can be written")
     if path.is_dir() or (path.is_file() and b"<testsuites" not in path.read_bytes()[:200]):
         raise ValueError(f"junit is {str(path)!r}, which exists and is not JUnit XML; choose another file")
 
@@ -148,6 +150,7 @@ def finish(
     """Write the JUnit file, and return the exit code; what was found is already written."""
     if config.junit is not None:
         text = junit.document(title, [*checks, *results], created=now().isoformat(), wall_s=wall_s)
+        config.junit.absolute().parent.mkdir(parents=True, exist_ok=True)
         replace_text(config.junit, text)
         console.print(f"junit: {config.junit}", soft_wrap=True)
     if not is_complete:

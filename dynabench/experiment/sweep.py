@@ -19,6 +19,7 @@ from dynabench.experiment.limits import check_values
 from dynabench.experiment.manifest import manifest_of, subtitle_of
 from dynabench.experiment.no_effect import no_effect
 from dynabench.experiment.parallel import in_parallel
+from dynabench.experiment.refused import check_refusals
 from dynabench.experiment.search import Bracket, Sense
 from dynabench.experiment.settings import ExperimentConfig, SweepConfig
 from dynabench.experiment.source import Source, source_of
@@ -32,7 +33,7 @@ from foundation.errors import UserError
 from foundation.settings import short
 from reports import fleet_figures, gate, sufficiency, tiers
 from reports.best_point import series
-from reports.conditions import Condition
+from reports.conditions import METRICS, Condition
 from reports.outcomes import Outcome, of_requests, state_of
 from reports.points import AnyPoint, Found, Impossible, Point, Quantiles, Series, Sweep
 from reports.records import Record
@@ -229,6 +230,9 @@ def point_of(arm: Arm, source: Source, runs: list[Record], limits: list[Conditio
         too_little=sufficiency.remarks([run.measured for run in runs]),
         requests=figures.requests,
         failed=figures.failed,
+        with_failures={
+            name: Quantiles.with_failures(figures.metric(name)) for name in METRICS.values() if figures.failed
+        },
     )
 
 
@@ -283,6 +287,7 @@ def _search(work: _Work, arms: list[Arm], console: Terminal) -> tuple[bool, list
     if any(name in arm.changes for arm in arms):
         raise UserError(f"{name} is what --find searches for; it cannot also be varied")
     is_whole, sense = _kind_of(name, arms[0].settings)
+    check_refusals(name, arms, work.source, work.limits, config.attainment)
 
     def bracket(precision: float) -> Bracket:
         return Bracket(config.low, config.high, precision=precision, is_whole=is_whole, sense=sense)

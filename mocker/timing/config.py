@@ -79,7 +79,7 @@ class TimingConfig:
         if self.pipeline_parallel_size > 1:
             raise ValueError(
                 f"pipeline_parallel_size is {self.pipeline_parallel_size}; expected 1: engines with several stages are not "
-                "simulated (docs/planning.md#pipeline-parallelism); use tensor_parallel_size"
+                "simulated; use tensor_parallel_size"
             )
         if self.timing == "constant" and self.constant_prefill_ms + self.constant_decode_ms == 0:
             raise ValueError("constant_prefill_ms and constant_decode_ms cannot both be 0")

@@ -97,7 +97,7 @@ def drawn(seed):
     return Workload("drawn", 64, requests)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 1 << 30),
     st.sampled_from(sorted(MODELS)),

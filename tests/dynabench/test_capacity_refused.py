@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from dynabench.capacity.refused import missed_by_refusals
 from dynabench.deployment.description import Deployment, Pool
+from dynabench.experiment.refused import missed_by_refusals
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import source_of
 from dynabench.plan import Plan, Settings
@@ -15,6 +15,7 @@ from mocker.timing.config import TimingConfig
 from reports import slo
 from reports.summarize import summarize
 from tests.support.commands import dynabench
+from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
 SHAPE = ShapeConfig(max_requests=400)
@@ -33,7 +34,7 @@ def test_a_limit_is_missed_by_refusals_alone_where_a_simulation_with_any_workers
     deployment = Deployment(pools=(Pool(replicas=8, mocker=engine, timing=TimingConfig()),))
     record = run(Plan.alone(Settings(deployment, SHAPE)), WORKLOAD)
     [outcome] = summarize([record], [limit]).arms[record.arm].outcomes
-    reason = missed_by_refusals(WORKLOAD, context, [limit], 0.99)
+    reason = missed_by_refusals(WORKLOAD, LoadConfig(), context, [limit], 0.99)
     assert (reason is not None) is (outcome.state == "missed")
 
 
@@ -47,3 +48,21 @@ def test_a_plan_says_at_once_that_too_many_requests_do_not_fit_and_what_to_do(tm
     assert "or cut prompts with --cap-isl" in text
     each = dynabench("plan", *flags, "--slo", "ttft <= 5s", "--out", tmp_path / "each")
     assert (each.returncode, "too many for ttft <= 5000 ms" in " ".join(each.stdout.split())) == (1, True)
+
+
+def test_a_search_for_workers_ends_before_it_begins_if_too_many_requests_do_not_fit(tmp_path):
+    flags = ("--max-model-len", "6000", "--max-requests", "400", "--slo", "ttft.p90 <= 5s", "--out", tmp_path / "out")
+    done = dynabench("sweep", "--find", "workers", "--high", "64", *flags)
+    assert done.returncode == 2
+    assert "requests do not fit the context of 6,000 tokens and fail with any number of GPUs" in done.stderr
+    assert not list((tmp_path / "out").glob("points/*"))
+
+
+def test_only_requests_that_count_are_refused_too_often():
+    """Those after five seconds do not count."""
+    longest = max(request.input_length for request in WORKLOAD if request.arrival_s <= 5)
+    limit = slo.parse("ttft.p99 <= 900s")
+    shorter = sum(request.input_length > longest for request in WORKLOAD)
+    assert shorter > 4
+    assert missed_by_refusals(WORKLOAD, LoadConfig(), longest + 1, [limit], 0.99) is not None
+    assert missed_by_refusals(WORKLOAD, LoadConfig(measure_s=5), longest + 1, [limit], 0.99) is None

@@ -3,9 +3,10 @@
 import pytest
 from msgspec import structs
 
-from dynabench.capacity.trial import busiest, certain_misses
+from dynabench.capacity.trial import WORTH_CUTTING, attempt, busiest, certain_misses
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.plan import Plan, Settings
+from dynabench.interrupt import Interrupt
+from dynabench.plan import Arm, Plan, Settings
 from dynabench.virtual.run import run
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
@@ -13,7 +14,8 @@ from reports import slo
 from reports.outcomes import state_of
 from reports.summarize import summarize
 from tests.support.workloads import bursty
-from workloads import Workload
+from workloads import Request, Workload
+from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig, shape
 
 
@@ -63,3 +65,17 @@ def test_times_that_begin_elsewhere_than_at_0_are_not_cut():
     whole = bursty(1500)
     later = [structs.replace(request, arrival_s=request.arrival_s + 1e9) for request in whole.requests]
     assert busiest(lambda config: shape(Workload("later", 16, later), config), ShapeConfig()) is None
+
+
+def test_a_closed_loop_is_not_judged_by_a_part_which_would_begin_with_a_burst_of_its_own():
+    lengths = [1000 if 2000 <= number < 2500 else 10 for number in range(WORTH_CUTTING)]
+    requests = [
+        Request(float(number), length, 100 + number * 7919 % 200, (number,)) for number, length in enumerate(lengths)
+    ]
+    whole = Workload("closed", 2048, requests, knows_prefixes=False)
+    pool = Pool(timing=TimingConfig(model="meta-llama/Llama-3.1-8B", gpu="h100"))
+    settings = Settings(Deployment(pools=(pool,)), load=LoadConfig(concurrency=250))
+    arm, limits = Arm("closed", settings, {}), [slo.parse("ttft.p95 <= 800ms")]
+    with Interrupt() as interrupt:
+        found = attempt(arm, lambda config: shape(whole, config), 0, 1, limits, 0.99, interrupt.flag)
+    assert found.state == "met"

@@ -3,10 +3,11 @@
 from xml.etree import ElementTree
 
 import pytest
+from msgspec import structs
 
 from reports import gate, junit, slo, sweep_table
 from reports.gate import PLANS, POINTS, Result, parse
-from reports.points import Impossible
+from reports.points import Impossible, Quantiles
 from reports.summarize import summarize
 from tests.reports.runs import run
 from tests.reports.test_sweep_report import MANIFEST, found_at, point
@@ -138,6 +139,17 @@ def test_every_point_of_a_sweep_is_judged_and_compared_with_the_first():
         of_sweep(rows[:1], "failed > 0", is_complete=False)[0][1]
         == "failed > 0: not judged, because it was interrupted"
     )
+
+
+def test_failed_requests_of_a_point_count_as_infinite_in_a_limit():
+    worst = Quantiles(0.1, 0.1, None, None)
+    known = structs.replace(point("a", 0.1), ttft_sched=Quantiles(0.1, 0.1, 0.1, None), requests=100, failed=20)
+    rows = [structs.replace(known, with_failures={"ttft_sched": worst})]
+    assert of_sweep(rows, "ttft.p90 > 1s", "ttft.p50 > 1s", "failed > 1%") == [
+        ("failed", "ttft.p90 > 1s: a is at infinity, because requests failed"),
+        ("passed", "ttft.p50 > 1s: a is at 0.1 s"),
+        ("failed", "failed > 1%: a is at 20%"),
+    ]
 
 
 def test_what_a_search_found_is_judged_by_its_value_and_its_point():

@@ -110,7 +110,7 @@ def test_arms_that_tie_in_everything_have_no_winner():
     assert summary.ranking.winner is None
     assert sorted(summary.ranking.ties) == ["a", "b", "c"]
     assert " all tie in mean TTFT: they differ by at most " in summary.verdict
-    assert "They also tie in mean time per output token: every request took the same time in each." in summary.verdict
+    assert " also tie in mean time per output token: every request took the same time in each." in summary.verdict
 
 
 def test_equal_arms_of_many_are_said_to_be_equal():
@@ -183,6 +183,18 @@ def test_an_arm_that_could_not_keep_up_is_not_the_best_of_three():
     assert summary.ranking.set_aside == {"growing": "could not keep up"}
     assert "b has the lower mean TTFT, by " in summary.verdict
     assert "growing could not keep up" in summary.verdict
+
+
+def test_arms_whose_queues_grew_are_named_together_and_with_what_they_were_ahead_in():
+    waits = {name: np.linspace(0.1, most, COUNT) for name, most in (("g", 30), ("h", 300))}
+    growing = [arm(name, ttft, admitted_s=np.arange(COUNT) + ttft) for name, ttft in waits.items()]
+    slower = [arm(name, noisy(seed) + 40) for seed, name in enumerate("ab")]
+    summary = summarize([*growing, *slower])
+    assert "2 arms could not keep up, as more and more requests waited: g (" in summary.verdict
+    assert (
+        "Over these requests, lower mean TTFT than every arm that is compared: g (15,050 ms). Use a" in summary.verdict
+    )
+    assert summary.verdict.count("h (") == 1, "it was not ahead"
 
 
 def as_series(times):

@@ -41,6 +41,15 @@ def test_it_is_said_in_the_summary_and_once_for_all_arms():
     assert [said for said in headline.remarks(summary) if said.startswith("each arm: each of 8 workers")]
 
 
+def test_what_differs_in_numbers_only_is_said_of_the_first_of_many_arms():
+    arms = [settled(96 - number, workers=8, arm=name) for number, name in enumerate("abcd")]
+    said = headline.remarks(summarize(arms))
+    assert [line for line in said if "of 8 workers" in line] == [
+        f"a, and 3 other arms with other numbers: {remarks(arms[:1])[0]}"
+    ]
+    assert len([line for line in headline.remarks(summarize(arms[:2])) if "of 8 workers" in line]) == 2
+
+
 def test_a_number_of_workers_that_changes_is_not_divided_by():
     assert remarks([settled(96, workers=8, fleet=GROWN)]) == []
 

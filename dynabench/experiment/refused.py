@@ -1,0 +1,64 @@
+"""Requests that no number of workers answers, because they are longer than the model's context."""
+
+import math
+from collections.abc import Sequence
+
+from dynabench.deployment.engines import engines_of, max_model_len_of, refusal_of
+from dynabench.experiment.source import Source
+from dynabench.plan import Arm
+from foundation.errors import UserError
+from reports.conditions import Condition
+from reports.outcomes import SHARES
+from workloads import Workload
+from workloads.pacing import LoadConfig
+
+LENGTHS = ("max_model_len", "cap_isl")
+"""Settings on which it depends which requests fit the context."""
+
+
+def check_refusals(
+    find: str, arms: Sequence[Arm], source: Source, limits: Sequence[Condition], attainment: float
+) -> None:
+    """Refuse a search whose every value misses a limit, because too many requests do not fit the context of any arm.
+
+    Raises:
+        UserError: it is one.
+    """
+    reasons = []
+    for arm in arms if find not in LENGTHS else ():
+        try:
+            context = max_model_len_of(engines_of(arm.settings.deployment))
+        except ValueError:  # the search says why the arm is impossible
+            continue
+        workload = source(arm.settings.shape)
+        reasons.append(missed_by_refusals(workload, arm.settings.load, context, limits, attainment))
+    if reasons and all(reasons):
+        raise UserError(str(reasons[0]))
+
+
+def missed_by_refusals(
+    workload: Workload, load: LoadConfig, context: int | None, limits: Sequence[Condition], attainment: float
+) -> str | None:
+    """Say which limit is missed because engines with this context (None: any length) refuse too many requests."""
+    has_window = load.warmup_s > 0 or load.measure_s is not None
+    if context is None or (has_window and (load.is_closed or workload.has_dependencies)):
+        return None  # arrivals depend on answers, and so does which requests count
+    counted = [request for request in workload if load.is_measured(request.arrival_s)]
+    count, refused = len(counted), sum(refusal_of(request, context) is not None for request in counted)
+    missed = next((limit for limit in limits if _misses(limit, count, refused, attainment)), None)
+    if missed is None:
+        return None
+    return (
+        f"{refused:,} of {count:,} requests do not fit the context of {context:,} tokens and fail with any number of "
+        f"GPUs, too many for {missed}: use a model with a longer context (or a larger --max-model-len, if you set it), "
+        "or cut prompts with --cap-isl"
+    )
+
+
+def _misses(limit: Condition, count: int, refused: int, attainment: float) -> bool:
+    """Return whether this many failed requests miss a limit; means and maxima are of those that were answered."""
+    if not refused or limit.metric == "itl" or limit.statistic in ("mean", "max"):
+        return False
+    if limit.statistic is None:
+        return 1 - refused / count < attainment
+    return math.ceil((count - 1) * SHARES[limit.statistic]) >= count - refused
