@@ -8,15 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.router import ROUTER_MODES, Mode, Prompt, PromptBlocks, Router, RouterConfig
+from serving.router import ROUTER_MODES, Mode, Prompt, PromptBlocks, Router, RouterConfig, StepCosts
+from serving.router.config import DYNAMO_COSTS
 
 OURS = ("marginal", "marginal-all")
 SIZE = 64
+H100 = (
+    StepCosts(0.01301, 22.92e-6, 8.803e-6, 40.5e-9, 8192),  # Llama 3.1 8B
+    StepCosts(0.03217, 64.86e-6, 44.55e-6, 25.31e-9, 8192),  # Llama 3.1 70B on four
+)
 
 
-def burst(mode, count, *, workers, blocks, tail=0, begun=0):
+def burst(mode, count, *, workers, blocks, tail=0, begun=0, costs=DYNAMO_COSTS):
     """Route equal prompts at once, of which the first `begun` have their first token; return the requests of each."""
-    router = Router(mode, RouterConfig(), block_size=SIZE, rng=random.Random(1))
+    router = Router(mode, RouterConfig().with_costs(costs), block_size=SIZE, rng=random.Random(1))
     for slot in range(workers):
         router.add_rank(slot)
     prompt = Prompt(blocks * SIZE + tail, PromptBlocks.of(tuple(f"block {number}" for number in range(blocks))))
@@ -45,12 +50,15 @@ def test_a_burst_behind_a_cached_prefix_is_spread(mode, workers, each, blocks, t
     assert max(sent.values()) <= 1.3 * each
 
 
-@pytest.mark.parametrize("mode", OURS)
+@pytest.mark.parametrize(("mode", "horizon"), [("marginal", 200), ("marginal-all", 75)])
 @settings(max_examples=12, deadline=None)
-@given(count=st.integers(1, 300), blocks=st.integers(1, 400))
-def test_a_cached_prefix_is_worth_a_dozen_requests_at_most(mode, count, blocks):
-    sent = burst(mode, count, workers=8, blocks=blocks)
-    assert max(sent.values()) <= 12 + min(sent[slot] for slot in range(8))
+@given(count=st.integers(1, 300), blocks=st.integers(1, 400), costs=st.sampled_from([DYNAMO_COSTS, *H100]))
+def test_a_cached_prefix_is_worth_the_requests_that_delay_as_long_as_its_prefill(mode, horizon, count, blocks, costs):
+    sent = burst(mode, count, workers=8, blocks=blocks, costs=costs)
+    tokens = blocks * SIZE
+    prefill_s = costs.prefill_token_s * tokens + costs.base_s * math.ceil(tokens / costs.budget_tokens)
+    each_s = horizon * (costs.context_token_s * tokens + costs.decode_sequence_s)
+    assert max(sent.values()) <= min(sent[slot] for slot in range(8)) + prefill_s / each_s + 2
 
 
 @pytest.mark.parametrize("mode", [mode for mode in ROUTER_MODES if not mode.startswith("oracle-")])
