@@ -106,6 +106,8 @@ def test_an_id_of_four_blocks_counts_as_four_ids_of_one(happenings, closed_event
         held = one.overlaps(PromptBlocks.of(blocks)).get(worker, 0)
         if start >= stop or (kind == "remove" and stop != held):
             continue  # events remove what is there, last block first
+        if closed_events and kind == "store" and start < held:
+            continue  # a second copy of a block could be left without those before it
         if kind == "store":
             before = blocks[start - 1] if start else None
             assert one.store(worker, blocks[start:stop], before) == four.store_blocks(worker, ids, start, stop, 4)
