@@ -108,19 +108,18 @@ def answer(summary: Summary) -> str:
     if not nearest:
         return ""
     met, unknown = ([arm for arm, one in nearest.items() if one.state == state] for state in ("met", "unknown"))
+    missed = [f"{arm} ({one.limit} {margin(one)})" for arm, one in nearest.items() if one.state == "missed"]
+    others = f"; {listed(missed)} do{'es' * (len(missed) == 1)} not" * bool(missed)
     if met:
-        missed = [f"{arm} ({one.limit} {margin(one)})" for arm, one in nearest.items() if one.state == "missed"]
-        text = f"{listed(met)} meet{'s' * (len(met) == 1)} every limit"
-        text += f"; {listed(missed)} do{'es' * (len(missed) == 1)} not" * bool(missed)
-    else:
-        best = max(nearest, key=lambda arm: (nearest[arm].state == "unknown", nearest[arm].margin or -math.inf))
-        text = f"{nearest[best].limit} {margin(nearest[best])}"
-        text = (
-            f"No arm is known to meet every limit; {best} comes closest: {text}"
-            if len(nearest) > 1
-            else f"{best}: {text}"
-        )
-    return f"{text}{f'; for {listed(unknown)} it is not known' if met and unknown else ''}."
+        text = f"{listed(met)} meet{'s' * (len(met) == 1)} every limit{others}"
+        return f"{text}{f'; for {listed(unknown)} it is not known' if unknown else ''}."
+    if len(nearest) > 1 and unknown:
+        who, why = listed(unknown) if missed else "any arm", nearest[unknown[0]]
+        meets = "meet" if len(unknown) > 1 and missed else "meets"
+        return f"It is not known whether {who} {meets} every limit ({why.limit}: {why.reason}){others}."
+    best = max(nearest, key=lambda arm: -math.inf if nearest[arm].margin is None else nearest[arm].margin or 0.0)
+    closest = f"No arm meets every limit; {best} comes closest" if len(nearest) > 1 else best
+    return f"{closest}: {nearest[best].limit} {margin(nearest[best])}."
 
 
 def alone(summary: Summary) -> str:
@@ -144,6 +143,8 @@ def limits(summary: Summary) -> list[str]:
         parts = [told(figures.outcomes)] if figures.outcomes else []
         if each and figures.goodput:
             parts.append(f"{share(figures.goodput.attainment)} of the requests within {' and '.join(each)}")
+        if figures.failed and parts:
+            parts.append("a failed request counts as infinite here, but not in the percentiles of the tables")
         lines += [f"{arm}: {'; '.join(parts)}"] * bool(parts)
     return lines
 

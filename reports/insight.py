@@ -164,8 +164,8 @@ def remarks(repeats: list[Record]) -> list[str]:
         found.append("its step times and number of KV blocks are not those of --model, because --gpu is not given")
     if any(run.facts.get("without_prefixes") for run in repeats):
         found.append(
-            "the workload does not say what prompts share, so each had a prefix of its own: hits are unknown, and no "
-            "verdict on caching or on prefix-aware modes is possible"
+            "the workload does not say what prompts share, so each had a prefix of its own, and hits are unknown: modes "
+            "differ only in how they balance the load, and what they would save by caching is not known"
         )
     if any(run.facts.get("refused") or run.facts.get("cut") for run in repeats):
         found.append(_too_long(repeats))

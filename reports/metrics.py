@@ -21,7 +21,7 @@ FORMULAS = {
     "e2e": "last token - sent",
     "lag": "sent - intended arrival: how late the client itself was, including its wait for a free slot",
     "throughput": "successful requests (their output tokens) / time from the first intended arrival to the last token",
-    "goodput": "requests within every limit / time from the first intended arrival to the last; failed requests do not count",
+    "goodput": "requests within every limit / the same time as of throughput; failed requests do not count",
     "attainment": "requests within every limit / requests attempted",
     "hit_share": "prompt tokens found in the serving worker's cache / all prompt tokens",
     "imbalance": "work (uncached prompt and output tokens) of the busiest worker / mean over workers",
@@ -228,7 +228,7 @@ class Goodput(msgspec.Struct, frozen=True):
     attempted: float
     attainment: float | None
     goodput_per_s: float | None
-    """Good requests per second of the arrival window."""
+    """Good requests per second of the whole run, as throughput."""
 
 
 def describe(values: Floats, *, num_failed: int = 0) -> Statistics:
@@ -264,7 +264,7 @@ def throughput(run: Record) -> Throughput:
     if not good.any():
         return Throughput()
     start, stop = requests.intended_s.min(), requests.intended_s.max()
-    whole = float(requests.last_token_s[good].max() - start)
+    whole = _whole_s(requests)
     inside = good & (requests.last_token_s <= stop).filled(False)
     window = float(stop - start)
     return Throughput(
@@ -273,6 +273,13 @@ def throughput(run: Record) -> Throughput:
         window_requests_per_s=float(inside.sum() / window) if window > 0 else None,
         window_output_tokens_per_s=float(requests.osl[inside].sum() / window) if window > 0 else None,
     )
+
+
+def _whole_s(requests: Requests) -> float:
+    """Return the time from the first intended arrival to the last token, or to the last arrival if none succeeded."""
+    good = requests.succeeded
+    end = requests.last_token_s[good].max() if good.any() else requests.intended_s.max()
+    return float(end - requests.intended_s.min())
 
 
 def cache(run: Record) -> Cache:
@@ -306,12 +313,12 @@ def preemptions(run: Record) -> int | None:
 
 
 def goodput(run: Record, is_good: npt.NDArray[np.bool_]) -> Goodput:
-    """Return the good requests per second of the arrival window, and their share of all requests attempted."""
-    window = float(np.ptp(run.requests.intended_s)) if len(is_good) else 0.0
+    """Return the good requests per second of the whole run, and their share of all requests attempted."""
+    whole = _whole_s(run.requests) if len(is_good) else 0.0
     number = int(is_good.sum())
     return Goodput(
         good=number,
         attempted=len(is_good),
         attainment=number / len(is_good) if len(is_good) else None,
-        goodput_per_s=number / window if window > 0 else None,
+        goodput_per_s=number / whole if whole > 0 else None,
     )

@@ -7,6 +7,7 @@ from functools import partial
 from reports.differences import Table, judged
 from reports.headline import margin
 from reports.outcomes import binding, state_of
+from reports.routers import by_router, each_best
 from reports.simultaneous import lowest, parts_of
 from reports.statistics import Blocks, PairedDifference
 from reports.summary import NOISE_FLOOR, PAIRED, ArmSummary, Difference, Ranking, Step, Summary
@@ -44,11 +45,6 @@ def rank(
     steps = ranked.steps(compared)
     ties = steps[-1].ties if steps else compared
     known = {arm: where for arm, where in (elsewhere or {}).items() if where and arm in compared}
-    if known and not known.keys() & set(ties):
-        narrowed = ranked.steps(list(known))
-        best = narrowed[-1].ties if narrowed else list(known)
-    else:
-        best = [arm for arm in ties if arm in known]
     return Ranking(
         compared=compared,
         set_aside=aside,
@@ -56,7 +52,7 @@ def rank(
         winner=ties[0] if len(ties) == 1 else None,
         ties=ties,
         tpot=ranked.step("tpot", _within(steps, compared)),
-        elsewhere={arm: known[arm] for arm in best},
+        elsewhere={arm: known[arm] for arm in ties if arm in known} or ranked.each_router(known),
     )
 
 
@@ -94,6 +90,15 @@ class _Ranked:
         judge = partial(self._judge, self.floor.get(metric, {}).get("mean"))
         ties, differences = lowest(parts, judge, base=1.0 if metric == OUT_OF_LIMITS else None)
         return Step(metric, ties[0], ties, differences)
+
+    def each_router(self, known: Mapping[str, str]) -> dict[str, str]:
+        """Return the best mode of each other router, with its name there; of several that tie, the lowest in the mean."""
+        best = {}
+        for router, modes in by_router(known).items():
+            steps = self.steps(list(modes))
+            arm = steps[-1].ties[0] if steps else next(iter(modes))
+            best[router] = arm, modes[arm]
+        return each_best(best)
 
     def _judge(self, floor_s: float | None, difference: PairedDifference) -> Difference:
         found = judged(difference, floor_s, smallest=self.smallest)

@@ -113,6 +113,7 @@ def paired_difference(
         value = float(np.quantile(after, share)) - base
         resampled = _quantiles(after, place, weights, share) - _quantiles(before, place, weights, share)
     low, high = _interval(value, resampled, len(used))
+    low = max(low, -base)  # no time is negative, so none is lower by more than the whole of the other
     detectable = (student_t(len(used) - 1) + NormalDist().inv_cdf(POWER)) * standard_error(resampled, len(used))
     scale = 1 / base if base else 0.0
     return PairedDifference(value, low, high, value * scale, len(before), len(used), detectable * abs(scale), base)

@@ -146,7 +146,7 @@ class Ranking(msgspec.Struct, frozen=True):
     tpot: Step | None = None
     """The time per output token of all arms that are compared, whatever the first metric says."""
     elsewhere: dict[str, str] = {}
-    """The best arms whose router mode exists in other routers, and its name and flags there."""
+    """Of the best arms, those whose mode other routers have, and its names and flags there; else each router's best."""
 
 
 class Summary(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from reports.fleet_figures import hours
 from reports.key import without_shared
 from reports.outcomes import binding, told
 from reports.points import Found, Impossible, Point
+from reports.routers import by_router, each_best
 from reports.tier_sizes import Sized, enough
 from reports.tier_table import saved_along
 from reports.tiers import overlap
@@ -111,6 +112,9 @@ def _answer(points: list[Point], count: int) -> str:
         return (
             f"{len(met)} of {count} combinations meet every limit; {_named([point.name for point in first])} {need}. "
         )
+    if all(point.state == "unknown" for point in points):
+        why = binding(points[0].outcomes)
+        return f"It is not known whether any combination meets every limit: {why.limit if why else ''} {why}. "
     nearest = max(points, key=_headroom)
     missed = binding(nearest.outcomes)
     return f"No combination is known to meet every limit; {nearest.name} comes closest: {missed.limit if missed else ''} {missed}. "
@@ -166,10 +170,22 @@ def _lowest_ttft(points: list[Point], elsewhere: Mapping[str, str | None], withi
             text += f" Of these, lowest {LABELS[best.steps[place].metric]}: {_shown(best, place)}."
     known = [point for point in points if elsewhere.get(point.name)]
     if known and not any(elsewhere.get(point.name) for point in best.points):
-        other = best_of(known).points
-        text += f" {_named([point.name for point in best.points])} exist{'s' * (len(best.points) == 1)} only in dynabench; the best that "
-        text += f"other routers have: {_elsewhere(other, elsewhere)}."
+        text += f" {_named([point.name for point in best.points])} exist{'s' * (len(best.points) == 1)} only in dynabench; the best mode "
+        text += f"here of each other router: {_each_router(known, elsewhere)}."
     return text
+
+
+def _each_router(points: Sequence[Point], elsewhere: Mapping[str, str | None]) -> str:
+    """Name the best point of each other router, with its mean TTFT and the name of its mode there."""
+    known = {point.name: where for point in points if (where := elsewhere.get(point.name))}
+    best = {}
+    for router, modes in by_router(known).items():
+        if found := best_of([point for point in points if point.name in modes]).points:
+            best[router] = found[0].name, modes[found[0].name]
+    means = {point.name: milliseconds(point.ttft_sched.mean) for point in points}
+    return "; ".join(
+        f"{name} is {where}, with a mean TTFT of {means[name]} ms" for name, where in each_best(best).items()
+    )
 
 
 def _shown(best: Best, place: int) -> str:

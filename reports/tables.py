@@ -170,7 +170,9 @@ def limit_grid(summary: Summary) -> Grid | None:
     if each:
         reached = [figures.goodput.attainment if figures.goodput else None for figures in summary.arms.values()]
         lines[f"requests within {' and '.join(each)}"] = [share(one) for one in reached]
-    return Grid("Limits, and the margin to each", list(summary.arms), list(lines.items())) if lines else None
+    failures = any(figures.failed for figures in summary.arms.values())
+    note = "A failed request counts as infinite here, but not in the percentiles of other tables." * failures
+    return Grid("Limits, and the margin to each", list(summary.arms), list(lines.items()), note) if lines else None
 
 
 def difference_grid(summary: Summary) -> Grid | None:
@@ -300,7 +302,7 @@ _thousandths = partial(number, digits=3)
 THROUGHPUT: tuple[Line, ...] = (
     ("requests/s", lambda arm: arm.throughput.requests_per_s, _hundredths),
     ("output tokens/s", lambda arm: arm.throughput.output_tokens_per_s, number),
-    ("goodput (/s of arrivals)", lambda arm: arm.goodput.goodput_per_s if arm.goodput else None, _hundredths),
+    ("goodput (requests/s)", lambda arm: arm.goodput.goodput_per_s if arm.goodput else None, _hundredths),
     ("attainment", lambda arm: arm.goodput.attainment if arm.goodput else None, share),
 )
 ROUTED: tuple[Line, ...] = (
@@ -337,7 +339,7 @@ KEY = (
     "TPOT mean (ms)",
     "E2E mean (ms)",
     "requests/s",
-    "goodput (/s of arrivals)",
+    "goodput (requests/s)",
     "cache hit share",
     "best possible hit share",
     "imbalance (max/mean)",

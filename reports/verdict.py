@@ -52,7 +52,7 @@ def _failures(summary: Summary) -> list[str]:
     ]
     failed = {arm: summary.arms[arm].failed for arm in ranking.compared if summary.arms[arm].failed}
     if failed and len(ranking.compared) > 1:
-        each = ", ".join(f"{count:,} in {arm}" for arm, count in list(failed.items())[:MOST])
+        each = _named([f"{count:,} in {arm}" for arm, count in failed.items()])
         said.append(f"Times are compared over the requests that every compared arm answered (failed: {each}).")
     return said
 
@@ -102,7 +102,7 @@ def _alike(step: Step) -> str:
     if all(pair.is_exact for pair in apart):
         return "every request took the same time in each"
     why = "too little to matter" if all(pair.verdict == "equal" for pair in apart) else "no more than noise"
-    return f"they differ by at most {_amount(max(apart, key=lambda pair: pair.mean))}, {why}"
+    return f"they differ by at most {_apart(max(apart, key=lambda pair: pair.mean), step.best)}, {why}"
 
 
 def _of_limits(summary: Summary, step: Step) -> str:
@@ -116,13 +116,14 @@ def _of_limits(summary: Summary, step: Step) -> str:
         what = "tie for the most requests" if rest else "keep equally many requests"
         return f"{_named(step.ties)} {what} within {within}: {shown[0]}{fewer}."
     alike = {arm: share[arm] for arm in step.ties[1:]}
-    noise = f"; not fewer by more than noise: {_shares(alike)}" if alike else ""
+    if alike:
+        return f"{step.best} ({shown[0]}) ties with {_shares(alike)} for the most requests within {within}{fewer}."
     most = "the most" if len(share) > 2 else "more"
-    return f"{step.best} keeps {most} requests within {within}: {shown[0]}{noise}{fewer}."
+    return f"{step.best} keeps {most} requests within {within}: {shown[0]}{fewer}."
 
 
 def _shares(share: Mapping[str, float]) -> str:
-    return listed([f"{arm} ({part:.1%})" for arm, part in list(share.items())[:MOST]])
+    return _named([f"{arm} ({part:.1%})" for arm, part in share.items()])
 
 
 def _within(summary: Summary, arm: str) -> float:
@@ -159,22 +160,24 @@ def _above(pair: Difference) -> str:
 
 
 def _elsewhere(summary: Summary) -> list[str]:
-    """If the best mode exists only in dynabench, name the best of the modes that other routers have."""
+    """If the best mode exists only in dynabench, name the best mode of each other router, with its distance."""
     ranking = summary.ranking or None
     if ranking is None or not ranking.elsewhere or ranking.elsewhere.keys() & set(ranking.ties):
         return []
-    named = "; ".join(f"{arm} is {where}" for arm, where in list(ranking.elsewhere.items())[:MOST])
-    cost = _cost_of(ranking, next(iter(ranking.elsewhere)))
-    only = f"{_named(ranking.ties)} exist{'s' * (len(ranking.ties) == 1)} only in dynabench."
-    return [f"{only} The best mode here that other routers have{cost}: {named}."]
+    only = f"{_named(ranking.ties)} exist{'s' * (len(ranking.ties) == 1)} only in dynabench"
+    each = "; ".join(f"{arm} is {where}{_cost_of(ranking, arm)}" for arm, where in ranking.elsewhere.items())
+    return [f"{only}; the best mode here of each other router: {each}."]
 
 
 def _cost_of(ranking: Ranking, arm: str) -> str:
     """Say by how much an arm is behind in the metric that left it out."""
     step = next((step for step in ranking.steps if arm in step.differences and arm not in step.ties), None)
-    if step is None or step.metric == OUT_OF_LIMITS:
+    if step is None:
         return ""
-    return f" has a {LABELS[step.metric]} {_above(step.differences[arm])} higher"
+    pair = step.differences[arm]
+    if step.metric == OUT_OF_LIMITS:
+        return f", with {pair.mean:.1%} more of the requests outside the limits than {step.best}"
+    return f", with a {LABELS[step.metric]} {_above(pair)} above that of {step.best}"
 
 
 def _named(arms: Sequence[str]) -> str:
@@ -219,7 +222,7 @@ def _ways(summary: Summary) -> str | None:
 
 def _sentence(label: str, best: str, other: str, difference: Difference, *, lead: str = "") -> str:
     """Compare two arms."""
-    amount = _amount(difference)
+    amount = _apart(difference, best)
     if difference.is_exact:
         return f"{best} and {other} have exactly the same {label}: every request took the same time in both."
     if difference.verdict == "equal":
@@ -231,7 +234,7 @@ def _sentence(label: str, best: str, other: str, difference: Difference, *, lead
             f"a difference of {difference.detectable:.1%} would have been found)."
         )
     return (
-        f"{lead}{best} has the lower {label}, by {amount} against {other} "
+        f"{lead}{best} has the lower {label}, by {_amount(difference)} against {other} "
         f"(95% interval {_interval(difference)}, paired by request), which is more than noise."
     )
 
@@ -240,6 +243,11 @@ def _amount(pair: Difference) -> str:
     """Format how far below the other arm the best one is, in ms and relative to the other."""
     base = pair.base + pair.mean
     return f"{_milliseconds(pair.mean)} ms ({pair.mean / base if base else 0.0:.1%})"
+
+
+def _apart(pair: Difference, best: str) -> str:
+    """Format how far another arm is from the best one, in ms and relative to the best."""
+    return f"{_milliseconds(pair.mean)} ms ({pair.relative:.1%} of {best}'s)"
 
 
 def _interval(pair: Difference) -> str:

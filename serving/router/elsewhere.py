@@ -39,9 +39,7 @@ ELSEWHERE = {
     "aibrix-prefix": ("AIBrix routing-strategy: prefix-cache",),
     "preble-e2": ("AIBrix routing-strategy: prefix-cache-preble",),
     "prodstack-loadaware": ("vLLM production-stack --routing-logic loadaware",),
-    "llmd-weighted": (
-        "llm-d precise-prefix-cache-scorer 2 + kv-cache-utilization-scorer 1 + queue-scorer 1 (weights)",
-    ),
+    "llmd-weighted": ("llm-d weights: precise-prefix-cache-scorer 2 + kv-cache-utilization-scorer 1 + queue-scorer 1",),
     "llumnix": ("Llumnix --enable-cache-aware-scheduling",),
 }
 """Names of modes in releases of other routers (Dynamo 1.4.2, sglang-router 0.3.2, production-stack 0.1.13, KubeAI, AIBrix,

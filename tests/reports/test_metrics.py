@@ -19,6 +19,12 @@ def test_each_metric_is_its_formula():
     assert metrics.cache(run()) == metrics.Cache(0.25, 0.25, 0.0)
 
 
+def test_goodput_is_per_second_of_the_whole_run_so_it_is_never_above_throughput():
+    at_once = run(ttft=[1.0] * 4, intended_s=[2.0, 2.0, 2.0, 2.5])
+    assert metrics.throughput(at_once).requests_per_s == pytest.approx(4 / 11)
+    assert metrics.goodput(at_once, np.array([True, True, True, False])).goodput_per_s == pytest.approx(3 / 11)
+
+
 def test_failures_are_not_averaged_but_count_as_infinite():
     failed = run(ttft=[1.0] * 400, error=np.array(["timeout"] * 8 + [""] * 392, dtype=object))
     figures = summarize([failed]).arms["a"]

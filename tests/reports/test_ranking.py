@@ -176,6 +176,17 @@ def test_two_arms_are_told_apart_by_the_limits_on_each_request():
     assert summary.ranking.winner == "a"
 
 
+def test_an_arm_with_fewer_requests_within_the_limits_by_no_more_than_noise_ties():
+    few = np.where(np.arange(COUNT) == 7, 1.1, 1.0)
+    summary = summarize([arm("a", noisy(1)), arm("b", noisy(2), few)], [slo.parse("tpot <= 1050ms")])
+    assert summary.verdict.startswith("a (100.0%) ties with b (100.0%) for the most") or summary.verdict.startswith(
+        "a and b keep equally many requests within tpot <= 1050 ms: 100.0%."
+    )
+    some = np.where(np.arange(COUNT) % 200 == 7, 1.1, 1.0)
+    summary = summarize([arm("a", noisy(1)), arm("b", noisy(2), some)], [slo.parse("tpot <= 1050ms")])
+    assert "a (100.0%) ties with b (99.5%) for the most requests within tpot <= 1050 ms." in summary.verdict
+
+
 def test_an_arm_that_could_not_keep_up_is_not_the_best_of_three():
     ttft = np.linspace(0.1, 300, COUNT)
     growing = arm("growing", ttft, admitted_s=np.arange(COUNT) + ttft)
@@ -231,8 +242,10 @@ def test_the_verdict_of_a_sweep_names_ties_and_the_mode_to_deploy(tmp_path):
     found = sweep_report.write(tmp_path, manifest, points, points, is_complete=True)
     assert " Lowest mean TTFT: " in found.verdict
     assert " tie (" in found.verdict
+    mean = f"{points[2].ttft_sched.mean * 1000:,.0f}"
     assert found.verdict.endswith(
-        "exist only in dynabench; the best that other routers have: c is Dynamo --router-mode c."
+        f"exist only in dynabench; the best mode here of each other router: c is Dynamo --router-mode c, "
+        f"with a mean TTFT of {mean} ms."
     )
     assert {rest: sorted(names) for rest, names in found.best.items()} == {"{}": ["a", "b"]}
 
@@ -281,10 +294,23 @@ KNOWN = {"ours": None, "kv": "Dynamo --router-mode kv", "p2c": "SGLang --policy 
 def test_the_best_mode_that_other_routers_have_is_named_with_its_flags():
     runs = [arm("kv", noisy(1)), arm("ours", noisy(2) - 1), arm("p2c", noisy(3) + 1)]
     summary = summarize(runs, elsewhere=KNOWN)
-    assert summary.ranking.elsewhere == {"kv": "Dynamo --router-mode kv"}
-    said = "ours exists only in dynabench. The best mode here that other routers have has a mean TTFT "
-    assert said in summary.verdict
-    assert summary.verdict.endswith("higher: kv is Dynamo --router-mode kv.")
+    assert summary.ranking.elsewhere == {name: where for name, where in KNOWN.items() if where}
+    by_p2c = summary.ranking.steps[0].differences["p2c"]
+    apart = summary.ranking.steps[0].differences["kv"]
+    assert summary.verdict.endswith(
+        "ours exists only in dynabench; the best mode here of each other router: kv is Dynamo --router-mode kv, with a "
+        f"mean TTFT {apart.mean * 1000:,.0f} ms ({apart.relative:.1%}) above that of ours; p2c is SGLang --policy "
+        f"power_of_two, with a mean TTFT {by_p2c.mean * 1000:,.0f} ms ({by_p2c.relative:.1%}) above that of ours."
+    )
+
+
+def test_who_can_deploy_one_router_only_gets_the_best_of_its_modes():
+    known = KNOWN | {"rr": "Dynamo --router-mode round-robin, SGLang --policy round_robin, KubeAI strategy: Turns"}
+    runs = [arm("kv", noisy(1)), arm("ours", noisy(2) - 1), arm("p2c", noisy(3) + 1), arm("rr", noisy(4) + 0.5)]
+    assert summarize(runs, elsewhere=known).ranking.elsewhere == {
+        "kv": "Dynamo --router-mode kv",
+        "rr": "SGLang --policy round_robin, KubeAI strategy: Turns",
+    }
 
 
 def test_a_best_mode_that_other_routers_have_needs_no_other():

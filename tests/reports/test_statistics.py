@@ -244,3 +244,10 @@ def test_gates_fail_beyond_noise_only():
     ):
         with pytest.raises(ValueError, match=problem):
             gate.parse(text)
+
+
+def test_no_time_is_lower_by_more_than_the_whole_of_the_other():
+    rare = np.where(np.arange(1000) % 250 == 0, 900.0, 0.1)
+    pair = paired_difference(rare, np.full(1000, 0.1), np.arange(1000) // 25)
+    assert pair is not None
+    assert pair.shares()[0] == -1 < pair.relative

@@ -38,7 +38,7 @@ def test_figures_that_need_limits_or_failures_are_left_out_without_them():
     assert not {"adjusted_p90"} & plain["ttft_sched"].keys()
     limited = summarize([run(ttft=[1.0] * 4, error=["no", "", "", ""])], [slo.parse("ttft <= 2s")])
     arm = limited.as_json()["arms"]["a"]
-    assert arm["goodput"] == {"good": 3.0, "attempted": 4.0, "attainment": 0.75, "goodput_per_s": 1.0}
+    assert arm["goodput"] == {"good": 3.0, "attempted": 4.0, "attainment": 0.75, "goodput_per_s": 3 / 13}
     assert arm["outcomes"] == []
     assert arm["ttft_sched"]["adjusted_p50"] == 1.0
     assert arm["errors"] == {"no": 1}

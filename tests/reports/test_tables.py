@@ -159,12 +159,31 @@ def limited(**ttft):
     return summarize([run(arm, ttft=its) for arm, its in ttft.items()], limits)
 
 
+def test_limits_say_that_they_count_failed_requests_as_infinite():
+    limits = [slo.parse("ttft.p50 <= 2s")]
+    summary = summarize([run("a", error=["no", ""]), run("b")], limits)
+    said = "; a failed request counts as infinite here, but not in the percentiles of the tables"
+    assert [line.endswith(said) for line in headline.limits(summary)] == [True, False]
+    assert tables.limit_grid(summary).note.startswith("A failed request counts as infinite here")
+    assert not tables.limit_grid(summarize([run()], limits)).note
+
+
+def test_an_arm_whose_percentile_is_not_known_does_not_come_closest():
+    limits, few = [slo.parse("ttft.p99 <= 2s")], "(ttft.p99 <= 2000 ms: 9 samples; a p99 needs 368)"
+    short = [run(arm, ttft=[1.0] * 9) for arm in "ab"]
+    assert headline.answer(summarize(short, limits)) == f"It is not known whether any arm meets every limit {few}."
+    assert headline.answer(summarize([*short, run("c", ttft=[9.0] * 9)], limits)) == (
+        f"It is not known whether a and b meet every limit {few}; c (ttft.p99 <= 2000 ms missed: 9 of 9 requests exceed "
+        "it, too many for a p99 within it) does not."
+    )
+
+
 def test_the_answer_names_who_meets_the_limits_or_comes_nearest():
     assert headline.answer(limited(a=[1.0, 1.0], b=[4.0, 4.0])) == (
         "a meets every limit; b (ttft.mean <= 2000 ms missed by 100%) does not."
     )
     assert headline.answer(limited(a=[3.0, 3.0], b=[4.0, 4.0])) == (
-        "No arm is known to meet every limit; a comes closest: ttft.mean <= 2000 ms missed by 50%."
+        "No arm meets every limit; a comes closest: ttft.mean <= 2000 ms missed by 50%."
     )
     assert headline.answer(limited(a=[3.0, 3.0])) == "a: ttft.mean <= 2000 ms missed by 50%."
     assert headline.answer(summarize([run()])) == ""
