@@ -54,6 +54,7 @@ from dynabench.experiment.axes import setting_of
 from dynabench.experiment.settings import ExperimentConfig, SweepConfig
 from dynabench.plan import ClientConfig, Settings
 from foundation.errors import UserError
+from foundation.exit_codes import INTERRUPTED
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.cli.command_line import flat
@@ -296,7 +297,8 @@ def sweep(
         gates = gate_config.gates()
         out, manifest, summary = run_sweep(workload, config, experiment, settings, console=console, gates=gates)
     content = json.loads((out / "sweep.json").read_text())
-    return finish_sweep(manifest, summary, gate_config, output, out, content)
+    code = finish_sweep(manifest, summary, gate_config, output, out, content)
+    return code if summary.is_complete else INTERRUPTED
 
 
 def _simulated(
@@ -369,4 +371,5 @@ def _compare(
         out, manifest, summary = run_experiment(
             clock, files, experiment, settings, console=output.terminal(), gates=gate_config.gates()
         )
-    return finish_runs(manifest, summary, gate_config, output, out, metrics_like=experiment.metrics_like)
+    code = finish_runs(manifest, summary, gate_config, output, out, metrics_like=experiment.metrics_like)
+    return code if summary.is_complete else INTERRUPTED

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from dynabench.experiment.manifest import now
 from dynabench.terminal import Terminal
-from foundation.exit_codes import DONE, INTERRUPTED, NOT_GOOD
+from foundation.exit_codes import DONE, NOT_GOOD
 from foundation.files import replace_text
 from foundation.settings import check
 from reports import junit
@@ -149,7 +149,6 @@ def finish(
     *,
     wall_s: Mapping[str, float],
     console: Terminal,
-    is_complete: bool = True,
 ) -> int:
     """Write the JUnit file, and return the exit code; what was found is already written."""
     if config.junit is not None:
@@ -157,8 +156,6 @@ def finish(
         config.junit.absolute().parent.mkdir(parents=True, exist_ok=True)
         replace_text(config.junit, text)
         console.print(f"junit: {config.junit}", soft_wrap=True)
-    if not is_complete:
-        return INTERRUPTED
     return NOT_GOOD if any(result.state == "failed" for result in [*checks, *results]) else DONE
 
 

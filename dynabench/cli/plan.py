@@ -31,6 +31,7 @@ from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import Settings
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
+from foundation.exit_codes import INTERRUPTED
 from reports import capacity
 from reports.capacity import Answer
 from reports.gate import of_plan
@@ -111,10 +112,9 @@ def plan(
         out, answer = run_plan(workload, config, experiment, settings, console=console, show=show)
     console.print(f"report: {out / 'report.html'}", soft_wrap=True)
     check = check_of_plan(answer)
-    return finish(
-        gate_config, answer.title, [check], of_plan(answer, gates), wall_s={check.arm: answer.wall_s}, console=console,
-        is_complete=answer.is_complete,
-    )  # fmt: skip
+    wall_s = {check.arm: answer.wall_s}
+    code = finish(gate_config, answer.title, [check], of_plan(answer, gates), wall_s=wall_s, console=console)
+    return code if answer.is_complete else INTERRUPTED
 
 
 def _print(answer: Answer, console: Terminal) -> None:

@@ -108,10 +108,7 @@ def finish_runs(
         console.print(f"report: {out / 'report.html'}", soft_wrap=True)
     output.document(out, summary.as_json() | as_json(found))
     checks, wall_s = checks_of(summary), wall_s_of(manifest)
-    is_complete = summary.is_complete
-    return finish(
-        gate_config, manifest["title"], checks, found, wall_s=wall_s, console=console, is_complete=is_complete
-    )
+    return finish(gate_config, manifest["title"], checks, found, wall_s=wall_s, console=console)
 
 
 def _compare_sweeps(results: list[Path], out: Path | None, gate_config: GateConfig, output: OutputConfig) -> int:
@@ -141,10 +138,7 @@ def finish_sweep(
         console.print(f"report: {out / 'report.html'}", soft_wrap=True)
     output.document(out, content | as_json(found))
     checks, wall_s = checks_of_sweep(sweep), wall_s_of_sweep(sweep)
-    is_complete = sweep.is_complete
-    return finish(
-        gate_config, manifest["title"], checks, found, wall_s=wall_s, console=console, is_complete=is_complete
-    )
+    return finish(gate_config, manifest["title"], checks, found, wall_s=wall_s, console=console)
 
 
 def export(results: Path, out: Path, /, *, to: Literal["csv", "parquet", "json", "llm-d", "png"] = "csv") -> None:
