@@ -1,6 +1,7 @@
 """Which points of a sweep are best: lowest in mean TTFT, then TPOT and E2E, each among the points that tie so far."""
 
 import json
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
@@ -11,8 +12,8 @@ from reports.differences import judged
 from reports.points import Point, Series
 from reports.records import Floats
 from reports.simultaneous import Parts, lowest
-from reports.statistics import MAX_BLOCKS, PairedDifference
-from reports.summary import PAIRED, SMALLEST, Difference
+from reports.statistics import MAX_BLOCKS, PairedDifference, standard_error, student_t
+from reports.summary import PAIRED, SHARES, SMALLEST, Difference
 
 
 class Lowest(NamedTuple):
@@ -43,7 +44,17 @@ def series(table: dict[str, Floats], num_blocks: int) -> Series:
         place = np.arange(len(known)) * MAX_BLOCKS // max(len(known), 1)
         sums[name] = np.bincount(place, np.where(known, table[name], 0), MAX_BLOCKS).tolist()
         counts[name] = np.bincount(place, known, MAX_BLOCKS).tolist()
-    return Series(len(table[PAIRED[0]]), num_blocks, sums, counts)
+    quantiles = {name: _quantiles(table[name], num_blocks) for name in PAIRED}
+    return Series(len(table[PAIRED[0]]), num_blocks, sums, counts, quantiles)
+
+
+def _quantiles(values: Floats, num_blocks: int) -> dict[str, list[float | None]]:
+    blocks = [part[~np.isnan(part)] for part in np.array_split(values, num_blocks)]
+    return {
+        statistic: [float(np.quantile(block, share)) if len(block) else None for block in blocks]
+        for statistic, share in SHARES.items()
+        if share is not None
+    }
 
 
 def best_of(points: Sequence[Point], metrics: Sequence[str] = PAIRED) -> Best:
@@ -57,6 +68,41 @@ def best_of(points: Sequence[Point], metrics: Sequence[str] = PAIRED) -> Best:
         left = [list(map(left.__getitem__, known))[place] for place in order]
         steps.append(Lowest(metric, [point.name for point in left], [_mean(point, metric) or 0.0 for point in left]))
     return Best(left if steps else [], steps)
+
+
+def interval_between(base: Point, other: Point, metric: str, statistic: str) -> tuple[float, float] | None:
+    """Return the 95% interval of a figure's difference to that of another point (s); None if they cannot be paired.
+
+    For percentiles, it is as wide as the differences between the blocks' own percentiles tell (batch quantiles).
+    """
+    first, second = base.series, other.series
+    if not (isinstance(first, Series) and isinstance(second, Series)) or first.requests != second.requests:
+        return None
+    at, value = (getattr(getattr(point, metric), statistic) for point in (base, other))
+    error = _error_between(first, second, metric, statistic)
+    if at is None or value is None or error is None:
+        return None
+    half = student_t(min(first.num_blocks, second.num_blocks) - 1) * error
+    return max(value - at - half, -at), value - at + half
+
+
+def _error_between(first: Series, second: Series, metric: str, statistic: str) -> float | None:
+    """Return the standard error of a difference."""
+    number = min(first.num_blocks, second.num_blocks)
+    if number < 2 or metric not in first.sums:
+        return None
+    if statistic == "mean":
+        one, other = (_parts(each, metric, number) for each in (first, second))
+        if not (one.counts.all() and other.counts.all()):
+            return None
+        return standard_error(other.resampled() - one.resampled(), number)
+    own = [each.quantiles.get(metric, {}).get(statistic, []) for each in (first, second)]
+    if any(len(each) < 2 or None in each for each in own):
+        return None
+    before, after = (np.array(each, float) for each in own)
+    if len(before) == len(after):
+        return float((after - before).std(ddof=1)) / math.sqrt(number)
+    return math.hypot(*(float(each.std(ddof=1)) / math.sqrt(len(each)) for each in (before, after)))
 
 
 def by_rest(points: Sequence[Point]) -> dict[str, list[Point]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from foundation.text import instead_of
+from reports.best_point import interval_between
 from reports.capacity import Answer
 from reports.conditions import METRICS, Condition, read
 from reports.outcomes import percent
@@ -154,6 +155,8 @@ class _Side(NamedTuple):
     value: Callable[[Condition], float | None]
     lacks: str = "too few requests?"
     """Why a value may be missing."""
+    point: Point | None = None
+    """Of a sweep."""
 
 
 def of_summary(summary: Summary, gates: Sequence[Condition], left_out: Sequence[str] = ()) -> list[Result]:
@@ -246,13 +249,24 @@ def _rows_compared(gate: Condition, rows: Sequence[tuple[dict[str, Any], _Side]]
     (first, bases), *others = sweeps.items()
     if not others:
         base, *sides = bases.values()
-        yield from (_compared(gate, side, base) for side in sides)
+        yield from (_compared(gate, side, base, _between(base, side, gate)) for side in sides)
     for name, its in others:
         for settings, side in its.items():
             before = bases.get(settings)
-            yield _compared(gate, side, before) if before else _failed(gate, side, f"has no counterpart in {first}")
+            yield (
+                _compared(gate, side, before, _between(before, side, gate))
+                if before
+                else _failed(gate, side, f"has no counterpart in {first}")
+            )
         missing = (base for settings, base in bases.items() if settings not in its)
         yield from (_failed(gate, base, f"has no counterpart in {name}") for base in missing)
+
+
+def _between(base: _Side, side: _Side, gate: Condition) -> tuple[float, float] | None:
+    """Return the interval of the difference between two points, if they keep what it takes."""
+    if base.point is None or side.point is None or gate.metric not in METRICS:
+        return None
+    return interval_between(base.point, side.point, METRICS[gate.metric], gate.statistic or "mean")
 
 
 def _of_row(row: AnyPoint | Found) -> _Side:
@@ -262,9 +276,9 @@ def _of_row(row: AnyPoint | Found) -> _Side:
         point, found = row.point, row.met
         value = _of_point(point) if point is not None else lambda _: None
         return _Side(
-            row.arm, lambda gate: found if gate.metric == "found" else value(gate), "no value meets the limits"
+            row.arm, lambda gate: found if gate.metric == "found" else value(gate), "no value meets the limits", point
         )
-    return _Side(row.name, _of_point(row) if isinstance(row, Point) else lambda _: None)
+    return _Side(row.name, _of_point(row), point=row) if isinstance(row, Point) else _Side(row.name, lambda _: None)
 
 
 def _of_point(point: Point) -> Callable[[Condition], float | None]:

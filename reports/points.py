@@ -44,6 +44,8 @@ class Series(msgspec.Struct, frozen=True):
     sums: dict[str, list[float]]
     """By metric."""
     counts: dict[str, list[float]]
+    quantiles: dict[str, dict[str, list[float | None]]] = {}
+    """By metric and percentile: that of each block; older points do not have it."""
 
 
 class Point(msgspec.Struct, frozen=True, tag="point", tag_field="kind"):

@@ -3,10 +3,12 @@
 import dataclasses
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from msgspec import structs
 
 from reports import gate, junit, slo, sweep_table
+from reports.best_point import series
 from reports.gate import PLANS, POINTS, Basis, Result, parse
 from reports.points import Impossible, Quantiles
 from reports.summarize import summarize
@@ -261,6 +263,24 @@ def test_what_a_sweep_left_out_fails_by_name():
     assert of_sweep([point("2", 0.2)], "ttft.mean > 1s", left_out=["TP 3 (no)"])[1:] == [
         ("failed", "ttft.mean > 1s: left out: TP 3 (no)")
     ]
+
+
+def sampled(sweep, times):
+    table = dict.fromkeys(("ttft_sched", "tpot", "e2e_sched"), times)
+    figures = Quantiles(float(times.mean()), *map(float, np.quantile(times, (0.5, 0.9, 0.99))))
+    return structs.replace(point(sweep, 0.1, sweep=sweep), ttft_sched=figures, series=series(table, 20))
+
+
+def test_noise_between_points_of_sweeps_fails_no_gate():
+    rng = np.random.default_rng(0)
+    common = rng.lognormal(0, 0.5, 1000)
+    base, noisy = (common * rng.lognormal(0, 0.5, 1000) for _ in range(2))
+    base *= noisy.mean() / base.mean() / 1.02
+    for gates in ("ttft.mean > +1%", "ttft.p90 > +1%"):
+        ((state, text),) = of_sweep([sampled("a", base), sampled("b", noisy)], gates)
+        assert (state, "95% interval" in text) == ("undecided", True), text
+    worse = of_sweep([sampled("a", base), sampled("b", base * 2)], "ttft.mean > +5%", "ttft.p90 > +5%")
+    assert [state for state, _ in worse] == ["failed", "failed"]
 
 
 SUITE = [
