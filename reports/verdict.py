@@ -247,7 +247,7 @@ def _amount(pair: Difference) -> str:
 
 def _apart(pair: Difference, best: str) -> str:
     """Format how far another arm is from the best one, in ms and relative to the best."""
-    return f"{_milliseconds(pair.mean)} ms ({pair.relative:.1%} of {best}'s)"
+    return f"{_milliseconds(pair.mean)} ms ({pair.relative:.1%} of {best})"
 
 
 def _interval(pair: Difference) -> str:
