@@ -72,6 +72,15 @@ def test_a_margin_within_the_error_of_the_model_is_no_certainty():
     assert f"the margin to {near.limit} is smaller than the model's error" in doubt([near, far])
 
 
+def test_a_plan_with_divided_step_times_does_not_quote_the_error_of_whole_ones():
+    timing = TimingConfig(model="Qwen/Qwen3-8B", gpu="h100", speedup_ratio=2.0)
+    divided = replace(SETTINGS, deployment=Deployment(pools=(Pool(timing=timing),)))
+    arm, limit = Arm("a", divided, {"router_mode": "round-robin"}), read("tpot.mean <= 20ms")
+    [sure] = sureness_of(arm, source_of((), ExperimentConfig()), 0, [limit], 0.99)
+    assert sure.model_error is None
+    assert sure.text.endswith("; the model's error is not known for this case.")
+
+
 def test_without_an_interval_nothing_is_certain():
     [sure] = sureness_of(
         Arm("a", SETTINGS, {"router_mode": "round-robin"}),
