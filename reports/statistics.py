@@ -218,9 +218,9 @@ def _quantiles(values: Floats, place: Blocks, weights: Floats, share: float) -> 
 def _gap_quantiles(groups: Sequence[TokenGaps], sizes: Floats, weights: Floats, share: float) -> Floats:
     """Return the quantile of each resample, on a grid that is narrowed until they spread over enough of it.
 
-        blocks' own quantiles   |: :                                                      |  one block stalled
-        resamples' quantiles    |::|
-                                |::|                                                         the next grid
+    blocks' own quantiles   |: :                                                      |  one block stalled
+    resamples' quantiles    |::|
+                            |::|                                                         the next grid
     """
     own = [float(group.quantiles([share])[0]) for group in groups]
     low, high = min(own), max(own)

@@ -65,9 +65,7 @@ def test_the_nearest_case_is_quoted_with_what_differs():
         "over 45 published points of the nearest measured case, meta-llama/Llama-3.1-70B fp8 on vllm and h100 "
         "(this model has bfloat16 weights)"
     )
-    assert quoted("Qwen/Qwen2.5-72B").endswith(
-        " (this model has 72.7 B parameters, not 70.6 B, and bfloat16 weights)"
-    )
+    assert quoted("Qwen/Qwen2.5-72B").endswith(" (this model has 72.7 B parameters, not 70.6 B, and bfloat16 weights)")
 
 
 @pytest.mark.parametrize("model", ["meta-llama/Llama-3.1-8B", "Qwen/Qwen3-0.6B", "Qwen/Qwen3-32B"])
