@@ -43,6 +43,7 @@ def attempt(
     workload = source(arm.settings.shape)
     is_worth_it = len(workload) >= WORTH_CUTTING and not _shares_prefixes(workload, arm)
     is_worth_it &= not arm.settings.load.is_closed  # a part would begin with a burst that is not in the whole
+    is_worth_it &= not arm.settings.load.has_window  # of a part, other requests count
     part = busiest(source, arm.settings.shape) if is_worth_it else None
     if part is not None:
         cut = Arm(arm.name, replace(arm.settings, shape=part), arm.changes)

@@ -142,7 +142,7 @@ def met_by(record):
             yield slo.parse(f"{metric}.{statistic} <= {above(value)}"), 1.0
             if metric != "itl" and statistic in ("p50", "p95", "max"):
                 limit = slo.parse(f"{metric} <= {above(value)}")
-                yield limit, goodput(record, slo.good(record, [limit])).attainment
+                yield limit, goodput(record.measured, slo.good(record.measured, [limit])).attainment
 
 
 def above(value_s):
