@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from dynabench.capacity.sureness import sureness_in
+from dynabench.experiment.points import point_of, simulate_runs, simulated_whole
 from dynabench.experiment.source import Source
-from dynabench.experiment.sweep import point_of, simulate_runs, simulated_whole
 from dynabench.interrupt import Flag
 from dynabench.plan import Arm, Plan
 from reports.capacity import Sureness
