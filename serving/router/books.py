@@ -45,9 +45,15 @@ class RankBooks:
             held += size - per_id
         return min(held, num_blocks)
 
-    def add(self, blocks: PromptBlocks, *, has_tail: bool, prefill_tokens: int) -> None:
+    def num_equal(self, blocks: PromptBlocks) -> int:
+        """Count the requests in flight that have all full blocks of a prompt."""
+        ids, num_blocks, per_id = blocks
+        return self._active.get(ids[-(-num_blocks // per_id) - 1], 0) if num_blocks else 0
+
+    def add(self, blocks: PromptBlocks, *, has_tail: bool, prompt_tokens: int, prefill_tokens: int) -> None:
         """Book a request; with a tail, the tokens after its full blocks use another block."""
         self.num_requests += 1
+        self.prompt_tokens += prompt_tokens
         self.prefill_tokens += prefill_tokens
         active = self._active
         ids, num_blocks, per_id = blocks
@@ -70,10 +76,11 @@ class RankBooks:
                 self._sizes[id] = rest
         self.decode_blocks += added
 
-    def remove(self, blocks: PromptBlocks, *, has_tail: bool) -> None:
-        """Release a request's blocks."""
+    def remove(self, blocks: PromptBlocks, *, has_tail: bool, prompt_tokens: int) -> None:
+        """Release a request's prompt and its blocks."""
         ids, num_blocks, per_id = blocks
         self.num_requests -= 1
+        self.prompt_tokens -= prompt_tokens
         active = self._active
         removed = int(has_tail)
         for id in ids[: -(-num_blocks // per_id)]:
