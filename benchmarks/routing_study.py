@@ -27,6 +27,7 @@ from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.store import PACKAGES
 from dynabench.plan import Plan, Settings
 from dynabench.virtual.run import run as simulate
+from foundation.files import replace_text
 from foundation.identity import Identity
 from mocker import EngineConfig
 from mocker.timing.choose import resolve
@@ -99,8 +100,7 @@ UNSEEN = ("conversation", "sessions", "sessions and chat")
 CASES = [
     *(Case(name, 0, "bundled", (0.7, 1.0)) for name in ("conversation", "synthetic", "sessions")),
     *(Case(name, 0, "bundled", (0.85,)) for name in (*MIXES, "sessions and chat")),
-    *(Case(name, 1, engine, (0.85,)) for engine in ("bundled", "8B on H100") for name in UNSEEN),
-    *(Case(name, 2, engine, (0.85,)) for engine in ENGINES for name in UNSEEN),
+    *(Case(name, part, engine, (0.85,)) for part in (1, 2) for engine in ("bundled", "8B on H100") for name in UNSEEN),
 ]
 
 COSTS_OF = ("sessions", "conversation")
@@ -302,7 +302,11 @@ class Study:
         there = {tuple(row[name] for name in asdict(jobs[0])) for row in self.data[part]}
         missing = [job for job in jobs if tuple(asdict(job).values()) not in there]
         self.data[part] += [row | more for row in self._map(missing)]
-        self._file.write_text(json.dumps(self.data, indent=1))
+        self.save()
+
+    def save(self) -> None:
+        """Write what there is to the file."""
+        replace_text(self._file, json.dumps(self.data, indent=1))
 
     def _map(self, jobs: list[Job]) -> list[dict[str, Any]]:
         return list((self._pool.map if self._pool else map)(measure, jobs, [self._sources] * len(jobs)))

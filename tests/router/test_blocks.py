@@ -45,8 +45,10 @@ def test_books_count_the_requests_in_flight_that_have_a_whole_prompt():
     six, eight = PromptBlocks(["a", "b"], 6, 4), PromptBlocks(["a", "b", "c"], 12, 4)
     for _ in range(2):
         books.add(six, has_tail=False, prompt_tokens=384, prefill_tokens=0)
-    assert (books.num_equal(six), books.num_equal(eight), books.prompt_tokens) == (2, 0, 768)
-    assert books.num_equal(PromptBlocks.of([])) == 0
+    assert (books.num_equal(six, 384), books.num_equal(six, 390), books.num_equal(eight, 384)) == (2, 0, 0)
+    assert (books.num_equal(PromptBlocks.of([]), 384), books.prompt_tokens) == (0, 768)
+    books.remove(six, has_tail=False, prompt_tokens=384)
+    assert books.num_equal(six, 384) == 1
 
 
 def test_books_know_no_block_of_another_prompt():

@@ -85,7 +85,7 @@ class Marginal(Predicting):
             ttft
             + delay * miss * book.num_decoding
             + out * (self._context * book.prompt_tokens + self._sequence * book.num_requests)
-            + equal * book.num_equal(prompt.blocks)
+            + equal * book.num_equal(prompt.blocks, prompt.num_tokens)
             for ttft, miss, book in zip(ttfts, missing, candidates.books, strict=True)
         ]
 
