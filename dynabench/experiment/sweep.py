@@ -72,7 +72,8 @@ def run_sweep(
         )
     modes = replace(experiment, noise_floor=False)
     arms, left_out = comparison_of(modes, settings)
-    gate.refuse_idle(gates, num_arms=len(arms), has_limits=bool(limits), finds=config.find is not None)
+    basis = gate.Basis(num_arms=len(arms), has_limits=bool(limits), finds=config.find is not None)
+    gate.refuse_idle(gates, basis)
     if setting_of(config.find or "").rpartition(".")[2] not in SIZES:
         refuse_idle_settings([arm.settings.deployment for arm in arms])
     searched = {name: getattr(config, name) for name in ("find", "low", "high", "precision", "attainment")}
@@ -99,7 +100,7 @@ def run_sweep(
         )
         store.check_unchanged(identity_of(files, experiment, settings, searched))
         manifest = manifest_of("virtual", files, workload, experiment, settings, arms, [])
-        manifest |= {"sweep": asdict(config), "identity": identity.key}
+        manifest |= {"sweep": asdict(config), "identity": identity.key, "left_out": left_out}
         if varied := _varied(arms):
             manifest["title"] = f"{workload.name}: {varied}"
         if tried := [_at(arm, row.find, value) for arm, row in zip(arms, found, strict=False) for value in row.tried]:
