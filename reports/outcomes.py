@@ -131,7 +131,9 @@ def of_run(limit: Condition, statistics: Statistics, runs: Sequence[Record] = ()
             str(limit), "unknown", reason=f"{statistics.count:,} samples; a {limit.statistic} needs {least:,}"
         )
     if adjusted is None:
-        return Outcome(str(limit), "missed", reason="too many requests failed")
+        is_any = limit.statistic in ("mean", "max")
+        reason = "requests failed, and each counts as infinite" if is_any else "too many requests failed"
+        return Outcome(str(limit), "missed", reason=reason)
     worst = max(value, adjusted)
     return Outcome(str(limit), "met" if worst <= limit.value else "missed", value=worst, margin=1 - worst / limit.value)
 

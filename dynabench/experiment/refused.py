@@ -56,9 +56,11 @@ def missed_by_refusals(
 
 
 def _misses(limit: Condition, count: int, refused: int, attainment: float) -> bool:
-    """Return whether this many failed requests miss a limit; means and maxima are of those that were answered."""
-    if not refused or limit.metric == "itl" or limit.statistic in ("mean", "max"):
+    """Return whether this many failed requests miss a limit: each counts as infinite, and has no gaps between tokens."""
+    if not refused or limit.metric == "itl":
         return False
+    if limit.statistic == "mean":
+        return True
     if limit.statistic is None:
         return 1 - refused / count < attainment
     return math.ceil((count - 1) * SHARES[limit.statistic]) >= count - refused
