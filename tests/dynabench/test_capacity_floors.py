@@ -221,3 +221,24 @@ def test_no_step_of_a_table_costs_less_than_what_is_certain_of_its_price_however
         EngineConfig(max_num_batched_tokens=4096, num_gpu_blocks=9000), TimingConfig(timing_file=str(path))
     )
     assert not priced_too_high(engine, 3000, seed, count=4000)
+
+
+def test_a_prompt_that_others_make_faster_is_not_impossible(tmp_path):
+    """A step with 3,000 tokens takes half as long as one with 2,048, so two prompts that arrive together are fast."""
+    path = tmp_path / "times.csv"
+    path.write_text(
+        "prefill_tokens,num_decodes,kv_tokens,step_ms\n2048,0,0,200\n3000,0,0,100\n4096,0,0,400\n0,1,512,8\n"
+    )
+    engine = EngineConfig(max_num_batched_tokens=4096, num_gpu_blocks=9000)
+    pool = Pool(mocker=engine, timing=TimingConfig(timing_file=str(path)))
+    asked, limit = Settings(Deployment(pools=(pool,))), slo.parse("ttft.p50 <= 150ms")
+    pairs = [(start, length) for start in range(40) for length in (2048, 952)]
+    requests = [
+        Request(float(start), length, 2, tuple(range(n << 8, (n << 8) + -(-length // 16))))
+        for n, (start, length) in enumerate(pairs)
+    ]
+    whole = Workload("pairs", 16, requests)
+    [figures] = summarize([run(Plan.alone(asked), whole)], [limit], with_intervals=False).arms.values()
+    assert figures.outcomes[0].state == "met"
+    found = floor_of(asked, lambda config: whole, [limit])
+    assert (found.workers, found.impossible) == (1, "")
