@@ -199,6 +199,8 @@ class Statistics(msgspec.Struct, frozen=True):
 
     def with_failures(self, statistic: str) -> float | None:
         """Return the same with each failure counted as infinite, None if that makes it infinite."""
+        if statistic in ("mean", "max"):
+            return self.at(statistic) if self.adjusted_p50 is UNSET else None
         value: float | UnsetType | None = getattr(self, f"adjusted_{statistic}", UNSET)
         return self.at(statistic) if isinstance(value, UnsetType) else value
 

@@ -134,7 +134,9 @@ def of_run(limit: Condition, statistics: Statistics, runs: Sequence[Record] = ()
             str(limit), "unknown", reason=f"{statistics.count:,} samples; a {limit.statistic} needs {least:,}"
         )
     if adjusted is None:
-        return Outcome(str(limit), "missed", reason="too many requests failed")
+        is_any = limit.statistic in ("mean", "max")
+        reason = "requests failed, and each counts as infinite" if is_any else "too many requests failed"
+        return Outcome(str(limit), "missed", reason=reason)
     worst = max(value, adjusted)
     return Outcome(str(limit), "met" if worst <= limit.value else "missed", value=worst, margin=1 - worst / limit.value)
 
@@ -154,10 +156,10 @@ def num_required(limit: Condition, count: int, attainment: float, *, are_infinit
     """Return how many of this many values must be within a limit for it to be met; of a mean, none need be.
 
     A percentile between two values is within a limit only if the smaller one is; if the others are infinite, as those
-    of failed requests are, only if both are.
+    of failed requests are, only if both are, and then a mean is only if all are.
     """
     if limit.statistic == "mean":
-        return 0
+        return count if are_infinite else 0
     if limit.statistic is None:
         return math.ceil(attainment * count - ROUNDING)
     place = (count - 1) * SHARES[limit.statistic]

@@ -32,7 +32,7 @@ class Quantiles(msgspec.Struct, frozen=True):
     @classmethod
     def with_failures(cls, figures: Statistics) -> "Quantiles":
         """Select them with each failure counted as infinite; None if that makes one infinite."""
-        return cls(figures.mean, *map(figures.with_failures, ("p50", "p90", "p99")))
+        return cls(*map(figures.with_failures, ("mean", "p50", "p90", "p99")))
 
 
 class Series(msgspec.Struct, frozen=True):

@@ -176,7 +176,17 @@ def _least(
 
 def _prompt_s(engines: Iterable[SimulatedEngine], num_tokens: int) -> float:
     """Return the least time of a prompt of which so many tokens are computed (s)."""
-    return min(prefill_s(engine, num_tokens, 0) * min(engine.noise, default=1.0) for engine in engines)
+    return min(_alone_s(engine, num_tokens) * min(engine.noise, default=1.0) for engine in engines)
+
+
+def _alone_s(engine: SimulatedEngine, num_tokens: int) -> float:
+    """Return the same without noise: the prompt's own chunks, unless larger steps, with other prompts, may take less."""
+    budget = engine.config.max_num_batched_tokens
+    sizes = [*sorted(round(knot) for knot in engine.timing.knots.tokens if 1 <= knot < budget), budget]
+    seconds = [engine.timing.mixed(chunk(size), 0, 0) for size in sizes]
+    if seconds != sorted(seconds):
+        return prices_of(engine, 1).least_s(Work(num_tokens, 0, 0))
+    return prefill_s(engine, num_tokens, 0)
 
 
 def _token_s(engine: SimulatedEngine, context: int) -> float:

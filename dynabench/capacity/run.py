@@ -64,10 +64,11 @@ def run_plan(
         UserError: a limit cannot be judged, or the folder has something else.
         ValueError: a setting is not understood.
     """
+    experiment = replace(experiment, router_mode=experiment.router_mode or MODES)
+    # Before the workload is read, so that one that changes meanwhile is noticed.
+    identity = identity_of(files, experiment, settings, config.identity)
     source = source_of(files, experiment)
     check(config, experiment, settings, source)
-    experiment = replace(experiment, router_mode=experiment.router_mode or MODES)
-    identity = identity_of(files, experiment, settings, config.identity)
     out = experiment.out or Path("results") / f"plan-{identity.key}"
     store = PointStore(out, identity, "plan")
     with Interrupt() as interrupt:

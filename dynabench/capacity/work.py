@@ -6,7 +6,7 @@ looks for the cheapest mix of steps, so the best prices give the best such bound
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,11 @@ Floats = npt.NDArray[np.float64]
 
 NUM_PRICES = 24
 """The number of prices that are tried of an answer token, and of a KV token."""
+RATIO = 1.5
+"""How much larger one size of a step is than the one before.
+
+A time that is constant up to a size between two such and proportional beyond is at most 1.11 times below its price there.
+"""
 
 
 class Work(NamedTuple):
@@ -66,20 +71,31 @@ def _steps(engine: SimulatedEngine, longest: int) -> Iterator[tuple[float, int, 
     """
     config, timing = engine.config, engine.timing
     most = min(config.max_num_seqs, config.max_num_active_seqs or config.max_num_seqs)
-    for num_decodes in (0, *_sizes(most)):
-        reach = min(num_decodes * longest, engine.num_usable_tokens)
-        for num_kv in sorted({round(share * reach) for share in (0.0, 0.02, 0.1, 0.3, 0.6, 1.0)}):
+    usable, knots = engine.num_usable_tokens, timing.knots
+    # The most KV grows with the number of decodes until the cache is full.
+    full = (usable // longest, -(-usable // longest))
+    for num_decodes in (0, *_sizes(most, full + knots.decodes)):
+        for num_kv in _kv_sizes(min(num_decodes * longest, usable), knots.kv):
             if num_decodes:
                 yield timing.decode(num_decodes, num_kv).first, 0, num_decodes, num_kv
-            for num_tokens in _sizes(config.max_num_batched_tokens - num_decodes):
-                for num_prompts in _sizes(min(num_tokens, max(most - num_decodes, 1)), ratio=4.0):
-                    prefill = Prefill(num_tokens, 0, num_tokens / 2, num_prompts)
-                    yield timing.mixed(prefill, num_decodes, num_kv), num_tokens, num_decodes, num_kv
+            among = (*knots.tokens, *(knot - num_decodes for knot in knots.tokens))
+            for num_tokens in _sizes(config.max_num_batched_tokens - num_decodes, among):
+                counts = _sizes(min(num_tokens, max(most - num_decodes, 1)), ratio=4.0)
+                prefills = [Prefill(num_tokens, 0, num_tokens / 2, count) for count in counts]
+                least_s = min(timing.mixed(prefill, num_decodes, num_kv) for prefill in prefills)
+                yield least_s, num_tokens, num_decodes, num_kv
 
 
-def _sizes(most: int, *, ratio: float = 2.0) -> list[int]:
-    """Return sizes from 1 up to this, each about `ratio` times as large as the one before."""
+def _kv_sizes(most: int, knots: Iterable[float]) -> list[int]:
+    """Return numbers of KV tokens up to this, from none."""
+    shares = (most * RATIO**-power for power in range(9))
+    return sorted({0, *(round(size) for size in (*shares, *knots) if size <= most)})
+
+
+def _sizes(most: int, knots: Iterable[float] = (), *, ratio: float = RATIO) -> list[int]:
+    """Return sizes from 1 up to this, each at most about `ratio` times as large as the one before, with the knots."""
     if most < 1:
         return []
     count = int(np.ceil(np.log(most) / np.log(ratio))) + 1
-    return sorted({round(size) for size in np.geomspace(1, most, count)})
+    between = {round(knot) for knot in knots if 1 <= knot <= most}
+    return sorted({round(size) for size in np.geomspace(1, most, count)} | between)

@@ -55,7 +55,7 @@ def missed_by_refusals(
 
 
 def _misses(limit: Condition, count: int, refused: int, attainment: float) -> bool:
-    """Return whether this many failed requests miss a limit; means and maxima are of those that were answered."""
-    if not refused or limit.metric == "itl" or limit.statistic in ("mean", "max"):
+    """Return whether this many failed requests miss a limit: each counts as infinite, and has no gaps between tokens."""
+    if not refused or limit.metric == "itl":
         return False
     return count - refused < num_required(limit, count, attainment, are_infinite=True)

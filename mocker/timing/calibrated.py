@@ -8,7 +8,7 @@ with T tokens and S sequences in the step; a step with prefill has its own `fixe
 
 from dataclasses import dataclass
 
-from mocker.timing.model import Prefill, Ramp
+from mocker.timing.model import Knots, Prefill, Ramp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,7 @@ class Calibrated:
 
     def __init__(self, costs: StepCosts) -> None:
         self._costs = costs
+        self.knots = Knots(tokens=tuple(knot for knot, _ in costs.tokens))
 
     def mixed(self, prefill: Prefill, num_decodes: int, num_kv_tokens: int) -> float:
         """Affine in everything but the number of tokens, where the slope changes at knots."""

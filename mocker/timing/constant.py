@@ -1,12 +1,13 @@
 """Constant step times."""
 
-from mocker.timing.model import Prefill, Ramp
+from mocker.timing.model import Knots, Prefill, Ramp
 
 
 class Constant:
     """A fixed time for prefill and one for decode, each only in steps that have such work."""
 
     lead_s = 0.0
+    knots = Knots()
 
     def __init__(self, prefill_s: float, decode_s: float) -> None:
         self._prefill_s = prefill_s

@@ -44,11 +44,21 @@ def chunk(num_tokens: int, num_context_tokens: int = 0) -> Prefill:
     return Prefill(num_tokens, num_context_tokens, num_tokens * (num_context_tokens + num_tokens / 2), 1)
 
 
+class Knots(NamedTuple):
+    """Sizes at which measured step times change their slope; between them, times are as smooth as those of a formula."""
+
+    tokens: tuple[float, ...] = ()
+    """Prompt tokens, or all tokens of a step."""
+    decodes: tuple[int, ...] = ()
+    kv: tuple[float, ...] = ()
+
+
 class TimingModel(Protocol):
     """Duration of steps from the content of the batch: the time from the end of one to the end of the next."""
 
     lead_s: float
     """From scheduling a step to its start on the GPU, if no earlier step hides that: in an engine that was idle."""
+    knots: Knots
 
     def mixed(self, prefill: Prefill, num_decodes: int, num_kv_tokens: int) -> float:
         """Return the time (s) of a step with prefill, in which `num_decodes` sequences read `num_kv_tokens` of context."""
@@ -67,6 +77,7 @@ class Faster:
         self._speedup = speedup
         self._decode_speedup = decode_speedup
         self.lead_s = model.lead_s / speedup
+        self.knots = model.knots
 
     def mixed(self, prefill: Prefill, num_decodes: int, num_kv_tokens: int) -> float:
         """The other's time, divided."""

@@ -1,12 +1,13 @@
 """The default step times of NVIDIA Dynamo's mocker."""
 
-from mocker.timing.model import Prefill, Ramp
+from mocker.timing.model import Knots, Prefill, Ramp
 
 
 class Polynomial:
     """NVIDIA Dynamo's default since February 2026 (lib/mocker perf_model.rs), so results compare."""
 
     lead_s = 0.0
+    knots = Knots()
 
     def __init__(self, capacity: int, speedup: float, decode_speedup: float) -> None:
         """Model an engine whose cache holds `capacity` tokens, including the null block's."""

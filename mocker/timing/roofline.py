@@ -19,11 +19,13 @@ from math import ceil
 from typing import NamedTuple
 
 from mocker.timing.kernels import Head, Part
-from mocker.timing.model import FOREVER, Prefill, Ramp
+from mocker.timing.model import FOREVER, Knots, Prefill, Ramp
 
 
 class Roofline:
     """Step times of one model on one kind of GPU."""
+
+    knots = Knots()
 
     def __init__(self, coefficients: "Coefficients") -> None:
         self._parts, self._attention = coefficients.parts, coefficients.attention

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from mocker.timing.model import Prefill, Ramp
+from mocker.timing.model import Knots, Prefill, Ramp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,11 @@ class Table:
 
     def __init__(self, table: StepTable) -> None:
         self._table = table
+        self.knots = Knots(
+            tokens=tuple(tokens for tokens, _ in table.prefill),
+            decodes=tuple(num_decodes for num_decodes, _ in table.decode),
+            kv=tuple(sorted({kv for _, curve in table.decode for kv, _ in curve})),
+        )
         self._base = min(curve[0][1] for _, curve in table.decode)
 
     def mixed(self, prefill: Prefill, num_decodes: int, num_kv_tokens: int) -> float:

@@ -3,17 +3,23 @@
 import math
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from dynabench.capacity.floors import floor_of
+from dynabench.capacity.floors import SAFETY, floor_of
+from dynabench.capacity.work import prices_of
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.plan import Plan, Settings
 from dynabench.virtual.run import run
 from mocker import EngineConfig
+from mocker.models.catalog import model_configs
+from mocker.timing.catalog import gpu_names
+from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
+from mocker.timing.model import Prefill
 from reports import slo
 from reports.conditions import METRICS
 from reports.metrics import goodput
@@ -166,3 +172,88 @@ def test_answers_may_be_as_late_as_they_like_where_only_first_tokens_are_limited
     source = lambda config: Workload("long answers", 512, requests)  # noqa: E731
     assert floor(source, "ttft.p99 <= 1s", chunk=2048, max_num_seqs=1024).workers == 1
     assert floor(source, "e2e.p99 <= 60s", chunk=2048, max_num_seqs=1024).workers > 1
+
+
+ENGINES = [(name, gpu, size) for gpu in sorted(gpu_names()) for name in sorted(model_configs()) for size in (1, 4)]
+
+
+def priced_too_high(engine, longest, seed, count=400):
+    """Return the steps, of many that an engine could form, that cost less than what is certain of their price."""
+    rng, prices, config = random.Random(seed), prices_of(engine, longest), engine.config
+    tops = np.array([prices.prompt, prices.answer, prices.kv]).T
+    found = []
+    for _ in range(count):
+        decodes = rng.choice([0, int(config.max_num_seqs ** rng.random())])
+        room = config.max_num_batched_tokens - decodes
+        tokens = 0 if decodes and rng.random() < 0.3 else int(room ** rng.random())
+        prompts = int(min(tokens, max(config.max_num_seqs - decodes, 1)) ** rng.random()) if tokens else 0
+        kv = int(min(decodes * longest, engine.num_usable_tokens) * rng.choice([1.0, rng.random(), rng.random() ** 3]))
+        each = tokens / max(prompts, 1)
+        seconds = (
+            engine.timing.mixed(Prefill(tokens, 0, tokens * each / 2, prompts), decodes, kv)
+            if tokens
+            else engine.timing.decode(decodes, kv).first
+        )
+        price = float((tops @ (tokens, decodes, kv)).max())
+        if seconds < SAFETY * price:
+            found.append((seconds / price, decodes, tokens, prompts, kv))
+    return found
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_no_step_of_a_bundled_model_costs_less_than_what_is_certain_of_its_price(number):
+    rng = random.Random(number)
+    for name, gpu, size in rng.sample(ENGINES, 6):
+        config = EngineConfig(max_num_batched_tokens=rng.choice([512, 2048, 8192]), max_num_seqs=256)
+        try:
+            engine = resolve(config, TimingConfig(model=name, gpu=gpu, tensor_parallel_size=size))
+        except ValueError:  # it does not fit, or was not measured
+            continue
+        longest = rng.choice([200, 3000, 30_000])
+        assert not priced_too_high(engine, longest, number), (name, gpu, size, config, longest)
+
+
+def test_no_step_costs_less_than_what_is_certain_of_its_price_where_the_cache_is_full():
+    timing = TimingConfig(model="meta-llama/Llama-3.1-70B", gpu="h100", tensor_parallel_size=4)
+    engine = resolve(EngineConfig(max_num_batched_tokens=8192, max_num_seqs=1024), timing)
+    prices, full = prices_of(engine, 3000), engine.num_usable_tokens
+    for decodes in range(150, 180):
+        kv = min(decodes * 3000, full)
+        price = float((prices.answer * decodes + prices.kv * kv).max())
+        assert engine.timing.decode(decodes, kv).first >= 0.97 * price
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_step_of_a_table_costs_less_than_what_is_certain_of_its_price_however_its_times_rise_and_fall(
+    tmp_path, seed
+):
+    rng = random.Random(seed)
+    rows = [f"{tokens},0,0,{rng.randint(20, 400)}" for tokens in (512, 2048, 3000, 4096)]
+    rows += [f"0,{count},{kv * count},{rng.randint(5, 60)}" for count in (1, 11, 90) for kv in (100, 700, 5000)]
+    path = tmp_path / "times.csv"
+    path.write_text("\n".join(["prefill_tokens,num_decodes,kv_tokens,step_ms", *rows, ""]))
+    engine = resolve(
+        EngineConfig(max_num_batched_tokens=4096, num_gpu_blocks=9000), TimingConfig(timing_file=str(path))
+    )
+    assert not priced_too_high(engine, 3000, seed, count=4000)
+
+
+def test_a_prompt_that_others_make_faster_is_not_impossible(tmp_path):
+    """A step with 3,000 tokens takes half as long as one with 2,048, so two prompts that arrive together are fast."""
+    path = tmp_path / "times.csv"
+    path.write_text(
+        "prefill_tokens,num_decodes,kv_tokens,step_ms\n2048,0,0,200\n3000,0,0,100\n4096,0,0,400\n0,1,512,8\n"
+    )
+    engine = EngineConfig(max_num_batched_tokens=4096, num_gpu_blocks=9000)
+    pool = Pool(mocker=engine, timing=TimingConfig(timing_file=str(path)))
+    asked, limit = Settings(Deployment(pools=(pool,))), slo.parse("ttft.p50 <= 150ms")
+    pairs = [(start, length) for start in range(40) for length in (2048, 952)]
+    requests = [
+        Request(float(start), length, 2, tuple(range(n << 8, (n << 8) + -(-length // 16))))
+        for n, (start, length) in enumerate(pairs)
+    ]
+    whole = Workload("pairs", 16, requests)
+    [figures] = summarize([run(Plan.alone(asked), whole)], [limit], with_intervals=False).arms.values()
+    assert figures.outcomes[0].state == "met"
+    found = floor_of(asked, lambda config: whole, [limit])
+    assert (found.workers, found.impossible) == (1, "")

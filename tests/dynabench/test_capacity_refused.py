@@ -26,13 +26,23 @@ WORKLOAD = source_of((), ExperimentConfig())(SHAPE)
 LENGTHS = sorted((request.input_length for request in WORKLOAD), reverse=True)
 
 
-@pytest.mark.parametrize("statistic", ["p50", "p90", "p95", "p99"])
+@pytest.mark.parametrize(
+    ("limited", "allowed"),
+    [
+        ("ttft.p50", 200),
+        ("ttft.p90", 40),
+        ("ttft.p95", 20),
+        ("ttft.p99", 4),
+        ("e2e.mean", 1),
+        ("e2e.max", 1),
+        ("itl.mean", 1),
+    ],
+)
 @pytest.mark.parametrize("nearest", [-1, 0, 1])
-def test_a_limit_is_missed_by_refusals_alone_where_a_simulation_with_any_workers_misses_it(statistic, nearest):
-    """Contexts that refuse one request less, as many, and one more than a percentile allows."""
-    allowed = 400 - int(int(statistic[1:]) / 100 * 400)
-    context = LENGTHS[allowed + nearest]
-    limit = slo.parse(f"ttft.{statistic} <= 900s")
+def test_a_limit_is_missed_by_refusals_alone_where_a_simulation_with_any_workers_misses_it(limited, allowed, nearest):
+    """Contexts that refuse about as many requests as a percentile allows, and as a mean and a maximum do not."""
+    context = LENGTHS[allowed + nearest] + (allowed == 1)
+    limit = slo.parse(f"{limited} <= 900s")
     engine = EngineConfig(max_model_len=context, num_gpu_blocks=4000)
     deployment = Deployment(pools=(Pool(replicas=8, mocker=engine, timing=TimingConfig()),))
     record = run(Plan.alone(Settings(deployment, SHAPE)), WORKLOAD)
@@ -63,6 +73,18 @@ def test_a_plan_says_at_once_that_too_many_requests_do_not_fit_and_what_to_do(tm
     assert "or cut prompts with --cap-isl" in text
     each = dynabench("plan", *flags, "--slo", "ttft <= 5s", "--out", tmp_path / "each")
     assert (each.returncode, "too many for ttft <= 5000 ms" in " ".join(each.stdout.split())) == (1, True)
+
+
+@pytest.mark.parametrize("limit", ["ttft.mean <= 2s", "e2e.max <= 100s"])
+def test_neither_a_plan_nor_a_comparison_meets_a_mean_or_maximum_of_the_few_requests_that_it_answered(tmp_path, limit):
+    flags = ("--model", "Qwen/Qwen3-8B", "--gpu", "h100", "--max-model-len", "3000", "--max-requests", "60")
+    plan = dynabench("plan", *flags, "--slo", limit, "--out", tmp_path / "plan")
+    assert (plan.returncode, "fail with any number of GPUs" in " ".join(plan.stdout.split())) == (1, True)
+    gate = limit.replace("<=", ">")
+    run = dynabench("simulate", *flags, "--slo", limit, "--fail-if", gate, "--out", tmp_path / "run")
+    assert (run.returncode, "is at infinity, because requests failed" in run.stdout + run.stderr) == (1, True)
+    [outcome] = next(iter(json.loads((tmp_path / "run" / "summary.json").read_text())["arms"].values()))["outcomes"]
+    assert (outcome["state"], outcome["reason"]) == ("missed", "requests failed, and each counts as infinite")
 
 
 def test_a_search_for_workers_ends_before_it_begins_if_too_many_requests_do_not_fit(tmp_path):

@@ -1,6 +1,8 @@
 """Points of a sweep or a plan are taken up only if nothing that they depend on has changed."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -20,6 +22,20 @@ CONFIG = {
     "max_position_embeddings": 40960,
     "torch_dtype": "bfloat16",
 }
+EDITED_WHILE_READ = """import runpy, sys
+opened = []
+def edit(event, args):
+    if event == "open" and str(args[0]) == "trace.jsonl":
+        opened.append(args)
+        if len(opened) == 2:
+            with open("trace.jsonl") as old:
+                rows = old.readlines()
+            with open("trace.jsonl", "w") as new:
+                new.writelines(rows[:-20])
+sys.addaudithook(edit)
+runpy.run_module("dynabench", run_name="__main__")
+"""
+"""Runs dynabench, and edits the workload before it is opened for the second time."""
 OWN_PLANNER = """from serving.planner import Policy, Proposal
 class Mine(Policy):
     default_interval_s = 10.0
@@ -131,3 +147,18 @@ def test_a_plan_is_made_again_when_the_model_has_changed(tmp_path):
     config.write_text(json.dumps(CONFIG | {"num_hidden_layers": 40}))
     again = dynabench(*command, cwd=tmp_path)
     assert (again.returncode, "out contains another plan: model has changed" in again.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["plan", "sweep"])
+def test_points_of_a_workload_that_changed_before_it_was_read_are_of_no_use(tmp_path, command):
+    rows = [{"timestamp": 100 * n, "input_length": 512, "output_length": 8, "hash_ids": [n]} for n in range(60)]
+    (tmp_path / "trace.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    flags = (
+        "trace.jsonl", "--model", "Qwen/Qwen3-8B", "--gpu", "h100", "--router-mode", "kv", "--jobs", "1", "--out", "out",
+    )  # fmt: skip
+    more = ("--slo", "ttft.mean <= 1s", "--tensor-parallel-size", "1", "--loads", "1") if command == "plan" else ()
+    done = subprocess.run(
+        [sys.executable, "-c", EDITED_WHILE_READ, command, *flags, *more], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2, done.stderr
+    assert f"trace.jsonl has changed while the {command} ran" in done.stderr

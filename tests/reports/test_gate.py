@@ -209,10 +209,11 @@ def test_every_point_of_a_sweep_is_judged_and_compared_with_the_first():
 
 
 def test_failed_requests_of_a_point_count_as_infinite_in_a_limit():
-    worst = Quantiles(0.1, 0.1, None, None)
+    worst = Quantiles(None, 0.1, None, None)
     known = structs.replace(point("a", 0.1), ttft_sched=Quantiles(0.1, 0.1, 0.1, None), requests=100, failed=20)
     rows = [structs.replace(known, with_failures={"ttft_sched": worst})]
-    assert of_sweep(rows, "ttft.p90 > 1s", "ttft.p50 > 1s", "failed > 1%") == [
+    assert of_sweep(rows, "ttft.mean > 1s", "ttft.p90 > 1s", "ttft.p50 > 1s", "failed > 1%") == [
+        ("failed", "ttft.mean > 1s: a is at infinity, because requests failed"),
         ("failed", "ttft.p90 > 1s: a is at infinity, because requests failed"),
         ("passed", "ttft.p50 > 1s: a is at 0.1 s"),
         ("failed", "failed > 1%: a is at 20%"),
