@@ -43,6 +43,7 @@ def attempt(
     workload = source(arm.settings.shape)
     is_worth_it = len(workload) >= WORTH_CUTTING and not _shares_prefixes(workload, arm)
     is_worth_it &= not arm.settings.load.is_closed  # a part would begin with a burst that is not in the whole
+    is_worth_it &= arm.settings.load.measure_s is None  # a part may be measured where the whole is not
     part = busiest(source, arm.settings.shape) if is_worth_it else None
     if part is not None:
         cut = Arm(arm.name, replace(arm.settings, shape=part), arm.changes)
@@ -94,8 +95,10 @@ def certain_misses(part: Record, whole: Workload, limits: Sequence[Condition], a
     """Return the limits that the whole workload misses, whatever its other requests do.
 
     A percentile is missed if more requests (or tokens) of the part exceed the limit than the whole may have; a mean if
-    the part alone adds up to more. In the part on its own, no request meets a queue left by earlier ones.
+    the part alone adds up to more. In the part on its own, no request meets a queue left by earlier ones. What it measures
+    after a warm-up, the whole measures, too, because it begins earlier.
     """
+    part = part.measured
     values, failed = per_request(part.requests), int((~part.requests.succeeded).sum())
     num_gaps = sum(request.output_length - 1 for request in whole)
     found = []

@@ -244,3 +244,10 @@ def test_gates_fail_beyond_noise_only():
     ):
         with pytest.raises(ValueError, match=problem):
             gate.parse(text)
+
+
+def test_no_fewer_than_0_requests_wait_at_first():
+    arrivals = np.arange(600.0)  # those of the second half wait, each longer than the one before
+    found = stability(lived(arrivals, 0.1 + np.maximum(arrivals - 300, 0) * 0.9))
+    assert (found.is_stable, found.start) == (False, 0.0)
+    assert found.end > 50
