@@ -151,8 +151,8 @@ def _note(pool: Pool) -> str:
 
 def _where(deployment: Deployment, mode: str) -> str:
     """Return a mode's name elsewhere, with the settings that it has there."""
+    if found := elsewhere(mode, deployment.router):
+        return found
     base, _, added = mode.partition("+")
-    found = elsewhere(base, deployment.router)
-    if found is None:
-        return "dynabench only"
-    return f"{found}; +{added} exists only in dynabench" if added else found
+    found = elsewhere(base, deployment.router) if added else None
+    return f"dynabench only; without +{added} {found}" if found else "dynabench only"
