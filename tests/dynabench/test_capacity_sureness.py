@@ -8,9 +8,9 @@ import pytest
 
 from dynabench.capacity.sureness import sureness_in, sureness_of
 from dynabench.deployment.description import Deployment, Pool
+from dynabench.experiment.points import point_of
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import source_of
-from dynabench.experiment.sweep import point_of
 from dynabench.plan import Arm, Plan, Settings
 from dynabench.virtual.run import run as simulate
 from mocker import EngineConfig
