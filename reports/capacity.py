@@ -119,7 +119,11 @@ class Held(msgspec.Struct, frozen=True):
     @property
     def is_near_cliff(self) -> bool:
         """Whether a little more load misses a limit."""
-        return self.misses_at is not None and self.holds_to < 1 + NEAR_CLIFF
+        return self.is_within(NEAR_CLIFF)
+
+    def is_within(self, error: float) -> bool:
+        """Whether the load at which it misses a limit is no further away than an error of the model, as a share."""
+        return self.misses_at is not None and self.holds_to < 1 + error
 
     def __str__(self) -> str:
         nearest = binding(self.outcomes)
@@ -291,8 +295,8 @@ def _signed(margin: float) -> str:
 COVERED = "The intervals are for this workload, repeated. They say nothing about other traffic, such as tomorrow's."
 
 
-def doubt(sureness: Sequence[Sureness]) -> str:
-    """Say which limits may not be met; return nothing if all surely are."""
+def doubt(sureness: Sequence[Sureness], held: Held | None = None) -> str:
+    """Say which limits may not be met, also at slightly more load; return nothing if all surely are."""
     reasons = []
     if unsure := [sure.limit for sure in sureness if sure.is_open]:
         limits = " and of ".join(unsure)
@@ -301,7 +305,16 @@ def doubt(sureness: Sequence[Sureness]) -> str:
         reasons.append(f"the margin to {' and to '.join(near)} is smaller than the model's error")
     if unknown := [sure.limit for sure in sureness if not sure.has_interval]:
         reasons.append(f"there is no interval for {' and for '.join(unknown)}")
+    if held is not None and held.is_within(error := largest_error(sureness)):
+        reasons.append(
+            f"a limit is missed beyond {held.holds_to:.3g}x of the load, which is nearer than the model's error of {percent(error)}"
+        )
     return f" This is not certain: {'. And '.join(reasons)}." if reasons else ""
+
+
+def largest_error(sureness: Sequence[Sureness]) -> float:
+    """Return the largest known error of the model for a limited metric, as a share; 0 if none is known."""
+    return max((sure.model_error or 0.0 for sure in sureness), default=0.0)
 
 
 def modes_told(modes: Sequence[Alternative]) -> str:

@@ -51,6 +51,13 @@ GAPS_LIMIT = 4 << 30
 WITHOUT_CHARTS = "There are no charts, because the run was interrupted: dynabench report FOLDER draws them."
 
 
+OTHER_KINDS = {
+    "plan": "for runs of its best layout, use dynabench simulate -f with its deployment.yaml",
+    "sweep": "for runs of a point, use dynabench simulate with its settings",
+}
+"""What other folders hold, by the name of their file, and how to get runs of it."""
+
+
 class ReportError(UserError):
     """A results folder that cannot be written or read."""
 
@@ -196,6 +203,7 @@ def read(folder: Path) -> tuple[Manifest, list[Record]]:
     Raises:
         ReportError: it is not a results folder.
     """
+    _refuse_other_kinds(folder)
     try:
         for name in ("experiment.json", "requests.parquet", "gaps.npz"):
             if not (folder / name).is_file():
@@ -228,6 +236,17 @@ def read(folder: Path) -> tuple[Manifest, list[Record]]:
             rows = rows.replace(admitted_s=np.ma.MaskedArray(rows.admitted_s, is_byte))
         runs.append(Record(requests=rows, gaps=its_gaps, **msgspec.structs.asdict(facts)))
     return experiment, runs
+
+
+def _refuse_other_kinds(folder: Path) -> None:
+    """Refuse the folder of something that keeps no runs.
+
+    Raises:
+        ReportError: it is such a folder.
+    """
+    for kind, way_out in OTHER_KINDS.items():
+        if (folder / f"{kind}.json").is_file() and not (folder / "experiment.json").exists():
+            raise ReportError(f"{folder} is the folder of a {kind}, not of runs; {way_out}")
 
 
 def _read_manifest(path: Path) -> Manifest:

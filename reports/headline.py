@@ -25,11 +25,7 @@ def heading(manifest: dict[str, Any]) -> list[str]:
         *understood(said),
         f"{layout}." * bool(layout),
         step_times(manifest).strip(),
-        *(
-            f"{name}: {said[name]}."
-            for name in ("Context", "Not vLLM's defaults", "KV tiers", "Cut trace", "Model error", "No effect")
-            if name in said
-        ),
+        *qualified(said),
     ]
 
 
@@ -38,6 +34,12 @@ def understood(said: Mapping[str, str]) -> list[str]:
     model = said.get("Model", "")
     names = ["Model"] * (": " in model) + ["Approximated"] * ("Approximated" in said)
     return [f"{name}: {said[name]}." for name in names]
+
+
+def qualified(said: Mapping[str, str]) -> list[str]:
+    """Say what a reader should know before the figures: what is unusual, and how far off they may be."""
+    names = ("Context", "Not vLLM's defaults", "KV tiers", "Cut trace", "Model error", "No effect")
+    return [f"{name}: {said[name]}." for name in names if name in said]
 
 
 def head(manifest: Mapping[str, Any]) -> dict[str, str]:

@@ -57,7 +57,7 @@ def _windows(requests: Requests) -> Floats | None:
 
 
 def _growth(requests: Requests, edges: Floats, number: Floats) -> tuple[bool, float, float]:
-    """Return whether a number of requests grows, and faster than the arrivals; and the ends of its fitted line."""
+    """Return whether a number of requests grows, and faster than the arrivals; and the ends of its fitted line, at least 0."""
     number = number[SETTLING:]
     arrivals = np.histogram(requests.intended_s, edges)[0][SETTLING:].astype(float)
     smooth = np.convolve(np.pad(arrivals, 1, mode="edge"), np.full(3, 1 / 3), mode="valid")
@@ -66,7 +66,7 @@ def _growth(requests: Requests, edges: Floats, number: Floats) -> tuple[bool, fl
     if grows and (smooth > 0).all():
         early, late, is_sure = _trend(number / smooth)
         grows = is_sure and late > 1.5 * max(early, 1e-9)
-    return grows, first, last
+    return grows, max(first, 0.0), max(last, 0.0)
 
 
 def _trend(values: Floats) -> tuple[float, float, bool]:

@@ -176,10 +176,10 @@ def _grown(summary: Summary) -> str:
     grown = {arm: its.stability for arm, its in summary.arms.items() if not its.stability.is_stable}
     if not grown:
         return ""
-    rows = [f"{arm} ({max(queue.start, 0):.0f} to {queue.end:.0f})" for arm, queue in grown.items()]
+    rows = [f"{arm} ({queue.start:.0f} to {queue.end:.0f})" for arm, queue in grown.items()]
     if len(grown) == 1:
         ((arm, queue),) = grown.items()
-        text = f"{arm} could not keep up: {max(queue.start, 0):.0f} requests waited at the start and {queue.end:.0f} at the end. Its"
+        text = f"{arm} could not keep up: {queue.start:.0f} requests waited at the start and {queue.end:.0f} at the end. Its"
     else:
         text = f"{len(grown)} arms could not keep up, as more and more requests waited: {named(rows)}. Their"
     text += " averages measure the length of the run, so they are not compared."

@@ -48,6 +48,26 @@ class LoadConfig:
         return self.concurrency is not None or self.session_concurrency is not None
 
     @property
+    def kept(self) -> str:
+        """What a closed loop keeps in flight; nothing for an open loop."""
+        for count, noun in ((self.concurrency, "request"), (self.session_concurrency, "session")):
+            if count is not None:
+                return f"{count:,} {noun}{'s' * (count != 1)}"
+        return ""
+
+    @property
+    def burst(self) -> str:
+        """How a closed loop begins, if that is in its figures."""
+        if self.warmup_s or max(self.concurrency or 0, self.session_concurrency or 0) < 2:
+            return ""
+        return f"The first {self.kept} start at once, and the figures include this burst; --warmup-s leaves it out."
+
+    def of(self, workload: Workload) -> str:
+        """Say how many requests are sent, and in what time or how many at a time."""
+        pace = f"requests, {self.kept} at a time" if self.is_closed else f"requests in {workload.duration_s:,.0f} s"
+        return f"{len(workload):,} {pace}"
+
+    @property
     def has_window(self) -> bool:
         """Whether only requests of some time count."""
         return self.warmup_s > 0 or self.measure_s is not None

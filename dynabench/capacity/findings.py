@@ -1,5 +1,6 @@
 """The findings of a plan: which layouts meet the limits, with how many workers, and why fewer are not enough."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -184,7 +185,7 @@ class Findings:
         text = f"{self.named(best, self.load)}: {told(point.outcomes)}."
         if self.config.price:
             text += f" It costs {self.search.layouts[best.layout].cost(best.workers):,.4g}."
-        text += self._why_not_less() + self._why_not_as_dear(best)
+        text += self._tied(best) + self._why_not_less() + self._why_not_as_dear(best)
         if not is_complete:
             text += f" Interrupted: {self._unfinished()}; run the same command again to resume it."
         return text
@@ -217,6 +218,20 @@ class Findings:
         assert point is not None
         cost = self._cost_told(self.search.layouts[question.layout].cost(question.workers))
         return f"The cheapest one tried that certainly meets the limits is {self.named(question, self.load)}{cost}: {told(point.outcomes)}."
+
+    def _tied(self, best: Question) -> str:
+        """Name what was as good as the best in everything that it was chosen by."""
+        holds, margin = self._merit(best, self.load)
+        others = [
+            one
+            for one in self._equal(self.search)
+            if one != best and self._holds_to(one) == holds and math.isclose(self._margin(one, self.load), margin)
+        ]
+        if not others:
+            return ""
+        more = f" and {len(others) - 1} more" * (len(others) > 1)
+        tie = "ties" if len(others) == 1 else "tie"
+        return f" {self.named(others[0], self.load)}{more} {tie} with it, in cost and in headroom."
 
     def _why_not_as_dear(self, best: Question) -> str:
         """Say if the best was chosen among equally cheap layouts because it handles more load."""
@@ -307,7 +322,9 @@ class Findings:
             assert point is not None
             came = f"{self.named(tried[0], self.load)}: {told(missed(point.outcomes))}"
             others = "".join(
-                f" Nor do the {count} nearest with {mode}." if count > 1 else f" Nor does the nearest with {mode}."
+                f" Nor do the {count} nearest layouts with {mode}."
+                if count > 1
+                else f" Nor does the nearest layout with {mode}."
                 for mode, count in self.also_missed.items()
                 if count
             )

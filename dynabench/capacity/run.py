@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from msgspec import structs
 
 from dynabench.capacity.candidates import has_one_size, reached
 from dynabench.capacity.checks import check
 from dynabench.capacity.commands import deploy_commands
 from dynabench.capacity.findings import Findings
 from dynabench.capacity.floors import Floor, floor_of
-from dynabench.capacity.headroom import next_load
+from dynabench.capacity.headroom import MOST, held_by
 from dynabench.capacity.points import Points
 from dynabench.capacity.search import Question, Search
 from dynabench.capacity.settings import PlanConfig
@@ -206,7 +205,7 @@ class _Planner:
         self._modes, self._caching = self._alternatives(modes), self._alternatives(caching)
         self._held = self._held_by(best)
         self._sureness = self._sure(best)
-        if any(sure.is_doubtful for sure in self._sureness) and all(sure.has_interval for sure in self._sureness):
+        if capacity.doubt(self._sureness, self._held) and all(sure.has_interval for sure in self._sureness):
             self._safer = self._told_safer(best)
 
     def _held_by(self, best: Question) -> Held | None:
@@ -214,18 +213,12 @@ class _Planner:
         settings, planned = self._settings, self._found.load
         if not (settings.load.is_closed or self._source(settings.shape).duration_s):
             return None
-        held = Held(1.0)
-        while (wanted := next_load(held.holds_to, held.misses_at)) is not None:
-            load = reached(settings, planned * wanted, round)
-            times = round(load / reached(settings, planned), 4)
-            if times in (held.holds_to, held.misses_at):  # nothing between two whole numbers in flight
-                break
+
+        def at(load: float) -> AnyPoint:
             [point] = self._points.ask([self._found.arm(best, load)])
-            if point.state == "met":
-                held = structs.replace(held, holds_to=times)
-            else:
-                held = structs.replace(held, misses_at=times, outcomes=list(point.outcomes))
-        return held
+            return point
+
+        return held_by(at, lambda times: reached(settings, planned * times, round), reached(settings, planned))
 
     def _sure(self, question: Question) -> list[Sureness]:
         return self._points.sure(self._found.arm(question, self._found.load))
@@ -235,9 +228,19 @@ class _Planner:
         wanted = self._found.safer(best)[:SAFER]
         for question in wanted:
             point = self._point(question, self._found.load)
-            if point.state == "met" and not any(sure.is_doubtful for sure in self._sure(question)):
+            if point.state == "met" and self._is_certain(question):
                 return self._found.told_safer(question, len(wanted))
         return self._found.told_safer(None, len(wanted)) if wanted else ""
+
+    def _is_certain(self, question: Question) -> bool:
+        """Return whether a layout certainly meets the limits, also at as much more load as the model may be off."""
+        sure = self._sure(question)
+        if any(one.is_doubtful for one in sure):
+            return False
+        error = capacity.largest_error(sure) if self._held is not None else 0.0
+        load = reached(self._settings, self._found.load * min(1 + error, MOST))
+        [point] = self._points.ask([self._found.arm(question, load)])
+        return point.state == "met"
 
     def _modes_of(self, best: Question) -> list[Variant]:
         """Return the router modes with these workers and with one fewer, which a better mode may save."""
@@ -307,11 +310,11 @@ class _Planner:
         )  # the best arm describes the deployment
         layouts = self._found.ranked()
         verdict = self._found.verdict(is_complete=self.is_complete)
-        verdict += f" {self._held}" * (self._held is not None) + capacity.doubt(self._sureness)
+        verdict += f" {self._held}" * (self._held is not None) + capacity.doubt(self._sureness, self._held)
         return Answer(
             schema=SCHEMA,
             title=manifest["title"].partition(":")[0],
-            subtitle=f"{len(workload):,} requests in {workload.duration_s:,.0f} s; {manifest['step_times'] or ''}",
+            subtitle=f"{self._settings.load.of(workload)}; {manifest['step_times'] or ''}",
             is_complete=self.is_complete,
             verdict=f"{verdict} {capacity.sizes_told(layouts)}".strip(),
             limits=self._limits(),
@@ -328,7 +331,9 @@ class _Planner:
             command=manifest["command"],
             settings=manifest,
             notes=[
-                *filter(None, [beyond_context(workload, self._settings.deployment.pools[0])]),
+                *filter(
+                    None, [beyond_context(workload, self._settings.deployment.pools[0]), self._settings.load.burst]
+                ),
                 *([] if best is None else self._notes(self._found.search.layouts[best.layout].gpus(best.workers))),
             ],
         )

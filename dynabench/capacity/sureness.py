@@ -1,8 +1,10 @@
 """The certainty that a limit is met: the sample's interval, and what is known about the model's error."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
 from dynabench.experiment.model_error import ModelError, model_error
 from dynabench.experiment.source import Source
@@ -18,6 +20,7 @@ from reports.statistics import Blocks, blocks_of, gaps_interval, mean_interval, 
 from reports.summarize import summarize
 
 FEW = "too few requests"
+UNKNOWN = "; the model's error is not known for this case."
 
 
 def sureness_of(arm: Arm, source: Source, seed: int, limits: Sequence[Condition], attainment: float) -> list[Sureness]:
@@ -33,6 +36,7 @@ def sureness_in(record: Record, arm: Arm, limits: Sequence[Condition], attainmen
     blocks = blocks_of(record.requests.intended_s, known["e2e_sched"])
     values = {name: np.where(has_failed, np.inf, its) for name, its in known.items()}
     timing = next(pool for pool in arm.settings.deployment.pools if pool.role != "prefill").timing
+    error = model_error(timing)
     found = []
     for limit in limits:
         if limit.statistic is None:
@@ -41,38 +45,56 @@ def sureness_in(record: Record, arm: Arm, limits: Sequence[Condition], attainmen
         if outcome.value is None:
             continue
         interval = _gaps_interval(limit, record, blocks) if limit.metric == "itl" else _interval(limit, values, blocks)
-        found.append(_sureness(limit, outcome.value, interval, model_error(timing)))
-    return found + _sure_of_requests(record, blocks, limits, attainment)
+        found.append(_sureness(limit, outcome.value, interval, error))
+    return found + _sure_of_requests(record, blocks, limits, attainment, error)
 
 
-def _sure_of_requests(record: Record, blocks: Blocks, limits: Sequence[Condition], attainment: float) -> list[Sureness]:
+def _sure_of_requests(
+    record: Record, blocks: Blocks, limits: Sequence[Condition], attainment: float, known: ModelError | None
+) -> list[Sureness]:
     """Return the certainty that enough requests are within the per-request limits; nothing if there are none."""
-    is_good = good(record, [limit for limit in limits if limit.statistic is None])
+    each = [limit for limit in limits if limit.statistic is None]
+    is_good = good(record, each)
     outcome = of_requests(list(limits), goodput(record, is_good), attainment)
     if outcome is None or outcome.value is None:
         return []
-    text = f"{outcome.limit} is {outcome}"
+    text, error, is_within_error = f"{outcome.limit} is {outcome}", None, False
+    if known is not None:
+        error = max(_error(limit, known)[0] for limit in each)
+        share = float(good(record, [_stricter(limit, known) for limit in each]).mean())
+        is_within_error = share < attainment <= outcome.value
+        text += f"; if every time were longer by the mean error for {known}, it would be {share:.2%}"
+    sure = Sureness(
+        outcome.limit,
+        outcome.value,
+        None,
+        None,
+        error,
+        str(known or ""),
+        is_within_error=is_within_error,
+        is_share=True,
+    )
+    end = "." if known is not None else UNKNOWN
     interval = mean_interval(is_good.astype(float), blocks)
     if interval is None:
-        return [
-            Sureness(
-                outcome.limit,
-                outcome.value,
-                None,
-                None,
-                None,
-                text=f"{text}; not certain: no interval ({FEW}).",
-                is_share=True,
-            )
-        ]
+        return [structs.replace(sure, text=f"{text}; not certain: no interval ({FEW}){end}")]
     low, high = interval[0], min(interval[1], 1.0)
     if outcome.value == 1:
         # If none exceeded its limits, resampling finds none either, but up to 3 in this many may (the rule of three).
         low = max(1 - 3 / len(is_good), 0.0)
     lies = "is within" if low >= attainment else "is beyond" if high < attainment else "includes"
-    text += f"; the sample's 95% interval, {low:.2%} to {high:.2%}, {lies} the limit."
-    is_open = low < attainment <= high
-    return [Sureness(outcome.limit, outcome.value, low, high, None, text=text, is_open=is_open, is_share=True)]
+    text += f"; the sample's 95% interval, {low:.2%} to {high:.2%}, {lies} the limit{end}"
+    return [structs.replace(sure, low=low, high=high, text=text, is_open=low < attainment <= high)]
+
+
+def _stricter(limit: Condition, known: ModelError) -> Condition:
+    """Return a limit that a time within it still meets if it is longer by the model's error."""
+    return replace(limit, number=limit.number / (1 + _error(limit, known)[0]))
+
+
+def _error(limit: Condition, known: ModelError) -> tuple[float, str]:
+    """Return the model's error for the limited metric, and the metric that it is the error of."""
+    return (known.ttft, "TTFT") if limit.metric in ("ttft", "ttst") else (known.tpot, "TPOT")
 
 
 def _interval(limit: Condition, values: dict[str, Floats], blocks: Blocks) -> tuple[float, float] | str:
@@ -95,7 +117,7 @@ def _gaps_interval(limit: Condition, record: Record, blocks: Blocks) -> tuple[fl
     assert record.gap_starts_s is not None, "simulations know it"
     arrivals = record.requests.intended_s
     starts_s = np.array([arrivals[blocks == block].min() for block in range(int(blocks.max(initial=0)) + 1)])
-    of_gaps = np.searchsorted(starts_s, record.gap_starts_s, side="right") - 1
+    of_gaps = np.searchsorted(starts_s[1:], record.gap_starts_s, side="right")  # earlier ones are in the first
     share = None if limit.statistic == "mean" else SHARES[limit.statistic]
     return gaps_interval(record.gaps, of_gaps, share) or FEW
 
@@ -108,7 +130,7 @@ def _sureness(
     text = f"{limit} is {'met' if margin >= 0 else 'missed'} by {percent(abs(margin))}"
     error, is_within_error = None, False
     if known is not None:
-        error, metric = (known.ttft, "TTFT") if limit.metric in ("ttft", "ttst") else (known.tpot, "TPOT")
+        error, metric = _error(limit, known)
         is_within_error = 0 <= margin < error
         text += ", within the model's error" * is_within_error
         text += f"; for {known}, mean {metric} was {percent(error)} off"
@@ -123,5 +145,5 @@ def _sureness(
         to = f"{plain(high)} ms" if np.isfinite(high) else "infinite, because requests failed"
         text += f"; the sample's 95% interval, {plain(low)} to {to}, {lies} the limit"
         is_open = low <= limit.value < high
-    text += "." if known is not None else "; the model's error is not known for this case."
+    text += "." if known is not None else UNKNOWN
     return Sureness(str(limit), value, low, high, error, str(known or ""), text, is_open, is_within_error)

@@ -35,7 +35,7 @@ from foundation.exit_codes import INTERRUPTED
 from reports import capacity
 from reports.capacity import Answer
 from reports.gate import of_plan
-from reports.headline import understood
+from reports.headline import qualified, understood
 from serving.cli.command_line import flat
 from serving.life import DisaggregationConfig
 from workloads.pacing import LoadConfig
@@ -118,7 +118,7 @@ def plan(
 
 
 def _print(answer: Answer, console: Terminal) -> None:
-    for line in (f"{answer.title}: {answer.subtitle}", *understood(answer.head)):
+    for line in (f"{answer.title}: {answer.subtitle}", *understood(answer.head), *qualified(answer.head)):
         console.say(line)
     # Row labels are folded, so there is room for full names.
     key = {name: replace(entry, name=name) for name, entry in capacity.key(answer).items()}

@@ -10,15 +10,18 @@ from mocker.models.description import approximations, doubt, summary
 from mocker.timing.config import TimingConfig
 from serving.runtime.config import masked
 from workloads import Workload
+from workloads.pacing import LoadConfig
 
 MOST = 3
 """Differences between arms are listed individually up to this number."""
 
 
-def head_of(workload: Workload, deployments: Sequence[Deployment], url: str | None = None) -> dict[str, str]:
+def head_of(
+    workload: Workload, deployments: Sequence[Deployment], loads: Sequence[LoadConfig], url: str | None = None
+) -> dict[str, str]:
     """Return labelled facts about the deployment and the workload; unknown ones are left out."""
     if url:
-        return {"Server": masked(url), "Workload": _workload(workload)}
+        return {"Server": masked(url), "Workload": _workload(workload, loads)}
     decoders = [_decoder(deployment) for deployment in deployments]
     said = {
         "Model": _each(_model(pool) for pool in decoders),
@@ -29,7 +32,7 @@ def head_of(workload: Workload, deployments: Sequence[Deployment], url: str | No
         ),
         "KV tiers": kv_tiers(deployments),
         "Engine": _each(pool.engine for pool in decoders if pool.engine != "mocker"),
-        "Workload": _workload(workload),
+        "Workload": _workload(workload, loads),
         "Step times": step_times(deployments),
         "Approximated": _each(
             approximations(pool.timing.shape) for pool in decoders if pool.timing.timing_name == "roofline"
@@ -86,8 +89,8 @@ def _each(texts: Iterable[str | None]) -> str:
     return " or ".join(found) if len(found) <= MOST else f"{found[0]} to {found[-1]} ({len(found)} values, by arm)"
 
 
-def _workload(workload: Workload) -> str:
-    return f"{workload.name}: {len(workload):,} requests in {workload.duration_s:,.0f} s"
+def _workload(workload: Workload, loads: Sequence[LoadConfig]) -> str:
+    return f"{workload.name}: {_each(load.of(workload) for load in loads)}"
 
 
 def _layouts(deployments: Sequence[Deployment]) -> str:

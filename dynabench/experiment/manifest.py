@@ -43,12 +43,13 @@ def manifest_of(
     """Return everything needed to run an experiment again and to understand it."""
     deployment = settings.deployment
     deployments = [arm.settings.deployment for arm in arms] or [deployment]
+    loads = [arm.settings.load for arm in arms] or [settings.load]
     return {
         "schema": folder.SCHEMA,
         "title": f"{workload.name}: {_versus([arm.name for arm in arms])}",
         "subtitle": subtitle_of(clock, workload, experiment, settings, arms),
         "step_times": None if settings.url else step_times(deployments),
-        "head": head_of(workload, deployments, settings.url) | no_effect(clock, workload, deployments),
+        "head": head_of(workload, deployments, loads, settings.url) | no_effect(clock, workload, deployments),
         "command": _command(),
         "clock": clock,
         "created": now().isoformat(timespec="seconds"),
@@ -153,9 +154,7 @@ def subtitle_of(
     what = _deployed([arm.settings.deployment for arm in arms] or [settings.deployment])
     if settings.url:
         what = masked(settings.url)
-    load = settings.load
-    limits = ((load.concurrency, "request"), (load.session_concurrency, "session"))
-    closed = next((f", {_counted(count, noun)} at a time" for count, noun in limits if count), "")
+    closed = f", {settings.load.kept} at a time" * settings.load.is_closed
     return (
         f"{_counted(len(workload), 'request')} on {what}{closed}, {how}; {_ends(workload, arms)}; "
         f"{_counted(experiment.repeats, 'run')} per arm, seed {experiment.seed}{''.join(f'; {note}' for note in notes)}"

@@ -96,8 +96,8 @@ def run_sweep(
             manifest["title"] = f"{workload.name}: {varied}"
         if tried := [_at(arm, row.find, value) for arm, row in zip(arms, found, strict=False) for value in row.tried]:
             manifest["subtitle"] = subtitle_of("virtual", workload, experiment, settings, tried)
-            deployments = [arm.settings.deployment for arm in tried]
-            manifest["head"] = head_of(workload, deployments) | no_effect("virtual", workload, deployments)
+            deployments, loads = [arm.settings.deployment for arm in tried], [arm.settings.load for arm in tried]
+            manifest["head"] = head_of(workload, deployments, loads) | no_effect("virtual", workload, deployments)
         return out, manifest, sweep_report.write(out, manifest, rows, work.store.all(), is_complete=is_complete)
 
 

@@ -146,3 +146,11 @@ def test_an_upper_bound_is_shown_as_one_wherever_its_gpus_are():
     with drawing.styled():
         chart = plan.layouts(answer, key_of(["a", "b"]))
     assert {"8", "at most 16"} <= {text.get_text() for text in chart.figure.texts}
+
+
+def test_what_ties_with_the_best_is_said(findings):
+    assert " with it, in cost and in headroom." not in findings.verdict(is_complete=True)
+    findings.keep(WIDE, 1, msgspec.structs.replace(findings.known(WIDE), outcomes=findings.known(NARROW).outcomes))
+    verdict = findings.verdict(is_complete=True)
+    assert verdict.startswith("8 GPUs (workers 2, TP 4, ")
+    assert " 8 GPUs (workers 1, TP 8, chunk 2048) ties with it, in cost and in headroom." in verdict

@@ -4,16 +4,18 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
-from dynabench.capacity.sureness import sureness_of
+from dynabench.capacity.sureness import sureness_in, sureness_of
 from dynabench.deployment.description import Deployment, Pool
+from dynabench.experiment.points import point_of
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import source_of
 from dynabench.plan import Arm, Plan, Settings
 from dynabench.virtual.run import run as simulate
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from reports.capacity import doubt
+from reports.capacity import Held, Sureness, doubt
 from reports.conditions import read
 from reports.metrics import goodput, per_request
 from reports.slo import good
@@ -39,7 +41,7 @@ def test_the_error_of_means_is_not_taken_for_one_of_percentiles_and_itl_has_an_i
     of_itl, of_mean, of_max = (
         sure.text for sure in sureness_of(arm, source_of((), ExperimentConfig()), 0, limits, 0.99)
     )
-    off = "for 82 published points of dense models on vllm (this model was not measured), mean TPOT was 3.8% off"
+    off = "for 82 published points of Llama 3.1 70B on vllm, h100 and b200 (only a hint: this model was not measured), mean TPOT was 3.8% off"
     assert f"{off}, and the error of a p99 is not known" in of_itl
     assert "; the sample's 95% interval, " in of_itl
     assert f"{off}; the sample's 95% interval, " in of_mean
@@ -72,7 +74,7 @@ def test_a_margin_within_the_error_of_the_model_is_no_certainty():
     far = sure(f"itl.mean <= {max(first.high, first.value * 1.1) * 1000:.3f}ms")
     assert (near.is_doubtful, far.is_doubtful) == (True, False), "mean TPOT is 3.8% off"
     assert (
-        " is met by 1.96%, within the model's error; for 82 published points of dense models on vllm (this model was not measured), "
+        " is met by 1.96%, within the model's error; for 82 published points of Llama 3.1 70B on vllm, h100 and b200 (only a hint: this model was not measured), "
         in near.text
     )
     assert f"the margin to {near.limit} is smaller than the model's error" in doubt([near, far])
@@ -132,3 +134,40 @@ def test_limits_of_each_request_are_as_sure_as_the_sample_is_large():
     some = sure(half, attainment=0.1)
     assert some.is_share and 0 < some.low < some.value < some.high < 1
     assert sure(half, attainment=(some.low + some.value) / 2).is_open
+
+
+@pytest.mark.parametrize(
+    "limit", ["ttft.p50 <= 1s", "ttft.mean <= 1s", "e2e.p50 <= 9s", "itl.mean <= 15ms", "ttft <= 1s"]
+)
+def test_only_what_is_measured_after_the_warm_up_counts(limit):
+    settings = replace(SETTINGS, shape=ShapeConfig(max_requests=400), load=LoadConfig(concurrency=100, warmup_s=20))
+    arm, limits = Arm("a", settings, {"router_mode": "round-robin"}), [read(limit)]
+    record = simulate(Plan(arm), source_of((), ExperimentConfig())(settings.shape))
+    assert 0 < len(record.measured.requests) < len(record.requests)
+    [whole] = sureness_in(record, arm, limits, 0.5)
+    [measured] = sureness_in(replace(record, requests=record.measured.requests), arm, limits, 0.5)
+    assert whole == measured
+    outcome = point_of(arm, source_of((), ExperimentConfig()), [record], limits, 0.5).outcomes[0]
+    assert (whole.limit, whole.value) == (outcome.limit, pytest.approx(outcome.value))
+
+
+def test_requests_that_are_within_their_limits_by_less_than_the_models_error_are_no_certainty():
+    arm = Arm("a", SETTINGS, {"router_mode": "round-robin"})
+
+    def sure(limit):
+        [found] = sureness_of(arm, source_of((), ExperimentConfig()), 0, [read(limit)], 0.5)
+        return found
+
+    median = sureness_of(arm, source_of((), ExperimentConfig()), 0, [read("ttft.p50 <= 9s")], 0.5)[0].value
+    near, far = (sure(f"ttft <= {median * times * 1000:.3f}ms") for times in (1.05, 3))
+    assert (near.model_error, near.is_within_error, far.is_within_error) == (0.126, True, False)
+    assert "; if every time were longer by the mean error for 82 published points of " in near.text
+    assert f"the margin to {near.limit} is smaller than the model's error" in doubt([near])
+
+
+def test_a_cliff_that_is_nearer_than_the_models_error_is_no_certainty():
+    sure = Sureness("ttft <= 300 ms in 99%", 1.0, 0.999, 1.0, 0.126, is_share=True)
+    assert doubt([sure], Held(1.09, 1.14)) == (
+        " This is not certain: a limit is missed beyond 1.09x of the load, which is nearer than the model's error of 12.6%."
+    )
+    assert doubt([sure], Held(1.13, 1.18)) == doubt([sure], Held(1.0)) == doubt([sure]) == ""

@@ -337,3 +337,11 @@ def test_ctrl_c_in_a_parallel_simulation_leaves_no_process(tmp_path):
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr, stderr
     assert "interrupted" in stdout
+
+
+@pytest.mark.parametrize("kind", ["plan", "sweep"])
+def test_the_folder_of_a_plan_or_a_sweep_is_refused_by_its_kind(tmp_path, kind):
+    (tmp_path / f"{kind}.json").write_text("{}")
+    done = dynabench("report", tmp_path)
+    assert done.returncode == 2
+    assert f"{tmp_path} is the folder of a {kind}, not of runs; for runs of " in done.stderr.replace("\n", " ")

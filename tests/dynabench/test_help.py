@@ -23,6 +23,7 @@ from serving.cli.help import MOST
 from serving.worker.config import WorkerConfig
 from tests.support.commands import dynabench, dynamo_run, run
 from workloads import Workload
+from workloads.pacing import LoadConfig
 
 MANY = ["simulate", "run", "sweep", "plan", "serve", "validate"]
 COMMANDS_BY_NAME = {command.name: command for command in all_commands()}
@@ -229,10 +230,13 @@ def test_only_simulated_workers_are_said_to_have_gpus():
     workload = Workload("none", 16, [])
     model = WorkerConfig(model_path="m.gguf")
     real = Deployment(pools=(Pool(engine="llamacpp", replicas=2, worker=model),))
-    assert head_of(workload, [real])["Layout"] == "2 workers, TP 1"
-    assert head_of(workload, [Deployment(pools=(Pool(replicas=2),))])["Layout"] == "2 workers, TP 1 (2 GPUs)"
+    assert head_of(workload, [real], [LoadConfig()])["Layout"] == "2 workers, TP 1"
+    assert (
+        head_of(workload, [Deployment(pools=(Pool(replicas=2),))], [LoadConfig()])["Layout"]
+        == "2 workers, TP 1 (2 GPUs)"
+    )
     many = [Deployment(pools=(Pool(engine="llamacpp", replicas=count, worker=model),)) for count in range(1, 6)]
-    assert head_of(workload, many)["Layout"] == "1 to 5 workers"
+    assert head_of(workload, many, [LoadConfig()])["Layout"] == "1 to 5 workers"
     parts = [(count, 5 - count) for count in range(1, 5)]
     equal = [
         Deployment(
@@ -242,7 +246,7 @@ def test_only_simulated_workers_are_said_to_have_gpus():
         )
         for both in parts
     ]
-    assert head_of(workload, equal)["Layout"] == "5 workers, 5 GPUs"
+    assert head_of(workload, equal, [LoadConfig()])["Layout"] == "5 workers, 5 GPUs"
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_the_fewest_gpus_are_named_with_what_binds_and_how_sure_it_is(small):
     assert [sure["limit"] for sure in answer["sureness"]] == ["ttft.p90 <= 400 ms", "tpot.p90 <= 14 ms"]
     assert answer["sureness"][0]["low"] < answer["sureness"][0]["value"] < answer["sureness"][0]["high"]
     assert (
-        "for 82 published points of dense models on vllm (this model was not measured), mean TPOT was 3.8% off, and the error "
+        "for 82 published points of Llama 3.1 70B on vllm, h100 and b200 (only a hint: this model was not measured), mean TPOT was 3.8% off, and the error "
         "of a p90 is not known" in answer["sureness"][1]["text"]
     )
     assert re.search(r"vllm serve Qwen/Qwen3-8B .*--max-num-batched-tokens (512|2048) .*# start \d+", text)
@@ -466,3 +466,22 @@ def terminal(flags):
         process.wait(PATIENCE_S)
         reader.join(PATIENCE_S)
         os.close(ours)
+
+
+def test_a_closed_loop_says_that_it_begins_with_a_burst_and_how_many_requests_it_keeps_in_flight(tmp_path):
+    flags = (*MODEL, "--max-num-batched-tokens", "2048", "--tensor-parallel-size", "1", "--loads", "1")
+    closed = (*flags, "--concurrency", "40", "--slo", "tpot.p90 <= 20ms")
+    done, answer = planned(tmp_path / "burst", *closed)
+    assert done.returncode == 0, done.stderr
+    burst = "The first 40 requests start at once, and the figures include this burst; --warmup-s leaves it out."
+    assert burst in answer["notes"] and burst in done.stdout.replace("\n", " ")
+    assert answer["subtitle"].startswith("300 requests, 40 requests at a time; ")
+    assert answer["head"]["Workload"].endswith(": 300 requests, 40 requests at a time")
+    _, answer = planned(tmp_path / "warm", *closed, "--warmup-s", "5")
+    assert burst not in answer["notes"]
+
+
+def test_the_error_of_the_model_and_settings_that_vllm_has_otherwise_are_printed(small):
+    _, text, answer = small
+    for name in ("Model error", "Not vLLM's defaults"):
+        assert f"{name}: {answer['head'][name]}." in " ".join(text.split())

@@ -269,3 +269,10 @@ def test_no_time_is_lower_by_more_than_the_whole_of_the_other():
     pair = paired_difference(rare, np.full(1000, 0.1), np.arange(1000) // 25)
     assert pair is not None
     assert pair.shares()[0] == -1 < pair.relative
+
+
+def test_no_fewer_than_0_requests_wait_at_first():
+    arrivals = np.arange(600.0)  # those of the second half wait, each longer than the one before
+    found = stability(lived(arrivals, 0.1 + np.maximum(arrivals - 300, 0) * 0.9))
+    assert (found.is_stable, found.start) == (False, 0.0)
+    assert found.end > 50
