@@ -61,7 +61,7 @@ def read(path: Path) -> Prompts:
         raise BatchError(f"in=batch:{path}: no such file; expected a JSON Lines file")
     prompts = Prompts()
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text().split("\n")  # JSON may hold the other ends of lines
     except (OSError, UnicodeDecodeError) as error:
         raise BatchError(f"in=batch:{path}: {error}") from error
     for number, line in enumerate(lines, 1):
@@ -223,7 +223,7 @@ def _missing(texts: list[str], file: IO[str], identity: Identity) -> list[str]:
     if whole != content:
         file.truncate(len(whole.encode()))
     asked, answered = Counter(texts), Counter[str]()
-    for number, line in enumerate(whole.splitlines(), 1):
+    for number, line in enumerate(whole.split("\n")[:-1], 1):
         try:
             answered[json.loads(line)["text"]] += 1
         except (ValueError, KeyError, TypeError) as error:
