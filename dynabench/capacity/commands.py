@@ -7,6 +7,7 @@ from typing import Any
 
 from dynabench.capacity.launch import Launch, sglang_command, trtllm_command
 from dynabench.deployment.description import Deployment, Pool
+from foundation.own_code import base_and_additions
 from foundation.settings import changed
 from mocker import EngineConfig
 from mocker.models.catalog import find_model
@@ -151,8 +152,8 @@ def _note(pool: Pool) -> str:
 
 def _where(deployment: Deployment, mode: str) -> str:
     """Return a mode's name elsewhere, with the settings that it has there."""
-    base, _, added = mode.partition("+")
+    base, added = base_and_additions(mode)
     found = elsewhere(base, deployment.router)
     if found is None:
         return "dynabench only"
-    return f"{found}; +{added} exists only in dynabench" if added else found
+    return f"{found}; +{'+'.join(added)} exists only in dynabench" if added else found

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from foundation.own_code import base_and_additions
 from serving.router.config import RouterConfig
 
 ELSEWHERE = {
@@ -56,7 +57,7 @@ def elsewhere(mode: str, config: RouterConfig | None = None) -> str | None:
 
     What is added to a mode exists only here, except `stale`: every router that polls sees old reports.
     """
-    base, *additions = mode.split("+")
+    base, additions = base_and_additions(mode)
     if base not in ELSEWHERE or any(not addition.startswith("stale(") for addition in additions):
         return None
     return " ".join([", ".join(ELSEWHERE[base]), *_dynamo_flags(base, config or RouterConfig())])
