@@ -2,7 +2,8 @@
 
     python benchmarks/routing_page.py routing-study/study.json docs/routing-study.md
 
-Each table replaces what is between its markers, `<!-- table: NAME -->` and `<!-- end -->`. The prose stays.
+Each table replaces what is between its markers, `<!-- table: NAME -->` and `<!-- end -->`, and each figure in the prose
+what is between `<!-- figure: NAME -->` and `<!-- end -->`. The rest of the prose stays.
 """
 
 import json
@@ -74,27 +75,26 @@ WANTS = (
 
 
 def picks(study: Row) -> str:
-    """Pick on part 0, and try on part 1."""
-    seen, unseen = (distances([row for row in study["cells"] if row["part"] == part]) for part in (0, 1))
+    """Pick on part 0, and try on the other parts."""
+    seen, *others = (distances([row for row in study["cells"] if row["part"] == part]) for part in (0, 1, 2))
     lines = []
     for known, metrics, has_costs in WANTS:
         eligible = [mode for mode in seen if has_costs or not needs_costs(mode)]
         pick = choose(seen, eligible, metrics)
-        scores = {mode: score(unseen[mode], metrics) for mode in eligible}
-        ahead = min(scores, key=scores.__getitem__)
-        lead = scores[pick] / scores[ahead] - 1
-        verdict = "holds" if lead <= MARGIN else f"does not hold: `{ahead}` is {lead:.1%} ahead there"
-        lines.append(
-            [
-                known,
-                f"`{pick}`" if lead <= MARGIN else f"none (`{pick}`)",
-                *map(text, (seen[pick], unseen[pick])),
-                verdict,
-            ]
-        )
-    return table(
-        ("you know of the engines", "mode", "behind where it was picked", "on unseen cells", "the pick"), lines
-    )
+        verdicts = [verdict(found, pick, eligible, metrics) for found in others]
+        cells = [f"{text(found[pick])}: {said}" for found, (_, said) in zip(others, verdicts, strict=True)]
+        holds = all(holds for holds, _ in verdicts)
+        lines.append([known, f"`{pick}`" if holds else f"none (`{pick}`)", text(seen[pick]), *cells])
+    return table(("you know of the engines", "mode", "where it was picked", "on unseen cells", "on fresh cells"), lines)
+
+
+def verdict(found: Distances, pick: str, eligible: list[str], metrics: Iterable[str]) -> tuple[bool, str]:
+    """Return whether a pick holds on some cells, and the eligible mode that is ahead of it there."""
+    scores = {mode: score(found[mode], metrics) for mode in eligible}
+    ahead = min(scores, key=scores.__getitem__)
+    lead = scores[pick] / scores[ahead] - 1
+    said = "holds" if lead <= MARGIN else "does not hold"
+    return lead <= MARGIN, f"{said}, `{ahead}` is {lead:.1%} ahead" if lead else f"{said}, best of its row"
 
 
 def choose(found: Distances, eligible: list[str], metrics: Iterable[str]) -> str:
@@ -178,6 +178,32 @@ def wrong_costs(study: Row) -> str:
     return table(["costs", *head], lines)
 
 
+def unspread(study: Row) -> str:
+    """Show what spreading bursts costs `marginal-all` where there are none, against itself without it."""
+    lines = []
+    for case, load, changes in spread_costs(study):
+        lines.append([f"{case}, {load:.0%}", *(f"{change:+.1%}" for change in changes)])
+    return table(["workload, load", "TTFT", "E2E"], lines)
+
+
+def spread_costs(study: Row) -> list[tuple[str, float, list[float]]]:
+    """Return the changes of TTFT and E2E by cell."""
+    by_cell: dict[tuple[str, float], dict[bool, Row]] = {}
+    for row in study["unspread"]:
+        by_cell.setdefault((row["case"], row["load"]), {})[row["mode"] == "marginal-all"] = row
+    return [
+        (*cell, [rows[True][name] / rows[False][name] - 1 for name in ("ttft_ms", "e2e_ms")])
+        for cell, rows in by_cell.items()
+    ]
+
+
+def worst_of_others(study: Row, name: str) -> str:
+    """Return the most that costs of another engine cost `marginal-all`."""
+    rows = [row for row in study["costs"] if row["mode"] == "marginal-all"]
+    right = {row["case"]: row[name] for row in rows if not row["costs"]}
+    return f"{max(row[name] / right[row['case']] - 1 for row in rows if row['costs'].startswith('of ')):.1%}"
+
+
 def cells(study: Row) -> str:
     """Show every figure."""
     parts = []
@@ -203,14 +229,33 @@ TABLES: dict[str, Callable[[Row], str]] = {
     "picked on": lambda study: ranks(study, 0),
     "unseen": lambda study: ranks(study, 1),
     "who pays": losers,
+    "fresh": lambda study: ranks(study, 2),
     "bursts": bursts,
+    "unspread": unspread,
     "wrong costs": wrong_costs,
     "cells": cells,
 }
 
+FIGURES: dict[str, Callable[[Row], str]] = {
+    "E2E with costs of others": lambda study: worst_of_others(study, "e2e_ms"),
+    "TTFT with costs of others": lambda study: worst_of_others(study, "ttft_ms"),
+    "worst E2E of spreading": lambda study: f"{max(changes[1] for *_, changes in spread_costs(study)):+.1%}",
+    "behind in E2E on fresh cells": lambda study: _behind_on_fresh(study, "lmetric"),
+}
+
+
+def _behind_on_fresh(study: Row, mode: str) -> str:
+    found = distances([row for row in study["cells"] if row["part"] == 2])
+    return behind(mean(found[mode]["e2e_ms"]))
+
 
 def fill(page: str, study: Row) -> str:
-    """Return the page with the tables of this study."""
+    """Return the page with the tables and figures of this study."""
+    for name, figure in FIGURES.items():
+        pattern = rf"(<!-- figure: {name} -->).*?(<!-- end -->)"
+        page, count = re.subn(pattern, lambda match, figure=figure: f"{match[1]}{figure(study)}{match[2]}", page)
+        if count != 1:
+            sys.exit(f"the page has {count} places for the figure {name!r}; expected one")
     for name, write in TABLES.items():
         pattern = rf"(<!-- table: {name} -->\n).*?(<!-- end -->)"
         page, count = re.subn(

@@ -3,15 +3,17 @@
     python benchmarks/routing_study.py --traces ../shared/traces --sessions kv-cache-tester/traces --out routing-study
     python benchmarks/routing_page.py routing-study/study.json docs/routing-study.md
 
-Modes are picked on some cells, and the picks are tried on others: other sessions, another hour, other step times. For
-each workload it first searches for the highest rate at which a strong mode keeps up. The loads are shares of it.
+Modes are picked on some cells, and the picks are tried on others: other sessions, another hour, other step times. The
+fresh cells among them had not been simulated when the rule of picking was settled. For each workload it first searches for the highest rate at which a strong mode keeps up. The loads are shares of it.
 `--sessions` is a folder of sessions as kv-cache-tester records them (github.com/callanjfox/kv-cache-tester, traces/).
-It writes every figure to study.json as it goes, and a study that was cut short goes on from there.
+It writes every figure to study.json as it goes, and a study that was cut short goes on from there, unless our code, the
+traces or the number of requests are others now.
 """
 
 import argparse
 import json
 import math
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
@@ -22,8 +24,11 @@ import msgspec
 import numpy as np
 
 from dynabench.deployment.description import Deployment, Pool
+from dynabench.experiment.store import PACKAGES
 from dynabench.plan import Plan, Settings
 from dynabench.virtual.run import run as simulate
+from foundation.files import replace_text
+from foundation.identity import Identity
 from mocker import EngineConfig
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
@@ -41,10 +46,11 @@ from workloads.synthesize import SynthConfig, synthesize
 WORKERS = 8
 LIMITS = [slo.parse("ttft <= 2s"), slo.parse("tpot <= 60ms")]
 STRONG = "lmetric"
+UNSPREAD = str(Path(__file__).with_name("unspread.py"))
 LOWEST, HIGHEST = 1 / 64, 64.0
 """At the lowest scale of arrivals, requests are alone; beyond the highest, sessions all start at once."""
 LONGEST = 120_000
-"""Sessions with longer prompts are left out, because the models' context ends soon after."""
+"""Longer prompts are left out, because the models' context ends soon after: fresh sessions are those that have some."""
 CALLS, PAUSE_S = 20, 30.0
 """Sessions are cut to so many calls, and pauses to so long, so that they meet within a short simulation."""
 
@@ -71,9 +77,13 @@ MIXES = {
 }  # fmt: skip
 
 
+PARTS = ("", ", other part", ", fresh")
+"""Modes are picked on part 0 and tried on part 1. Part 2 was simulated once, after the rule of picking was settled."""
+
+
 @dataclass(frozen=True)
 class Case:
-    """A workload on an engine; part 1 has other requests of the same kind than part 0."""
+    """A workload on an engine; each part has other requests of the same kind."""
 
     workload: str
     part: int
@@ -83,19 +93,19 @@ class Case:
     @property
     def name(self) -> str:
         """What the page calls it."""
-        return f"{self.workload}{', other part' if self.part else ''}, {self.engine}"
+        return f"{self.workload}{PARTS[self.part]}, {self.engine}"
 
 
 UNSEEN = ("conversation", "sessions", "sessions and chat")
 CASES = [
     *(Case(name, 0, "bundled", (0.7, 1.0)) for name in ("conversation", "synthetic", "sessions")),
     *(Case(name, 0, "bundled", (0.85,)) for name in (*MIXES, "sessions and chat")),
-    *(Case(name, 1, engine, (0.85,)) for engine in ("bundled", "8B on H100") for name in UNSEEN),
+    *(Case(name, part, engine, (0.85,)) for part in (1, 2) for engine in ("bundled", "8B on H100") for name in UNSEEN),
 ]
-"""Modes are picked on part 0, and tried on part 1."""
 
 COSTS_OF = ("sessions", "conversation")
-"""Workloads on which the price of wrong costs is measured, with the second engine."""
+"""Workloads on which the price of wrong costs is measured, on part 1 with `COSTS_ON`."""
+COSTS_ON = "8B on H100"
 
 
 @dataclass(frozen=True)
@@ -119,6 +129,13 @@ class Sources:
     sessions: Path | None
     requests: int
 
+    @property
+    def identity(self) -> Identity:
+        """What every figure depends on, besides its job."""
+        files = [Path(__file__), Path(UNSPREAD), *sorted(self.traces.glob("mooncake_*"))]
+        folders = [] if self.sessions is None else [self.sessions]
+        return Identity.of({"--requests": self.requests}, files=[*files, *folders], packages=PACKAGES)
+
 
 @lru_cache(maxsize=4)
 def workload(name: str, part: int, sources: Sources) -> Workload:
@@ -141,12 +158,14 @@ def workload(name: str, part: int, sources: Sources) -> Workload:
 
 
 def _sessions(part: int, sources: Sources) -> Workload:
-    """Read every second session that fits, from the first or the second."""
+    """Read every second session that fits, from the first or the second; or every second of the others, cut to fit."""
     assert sources.sessions is not None
-    read = _fitting(sources.sessions)
-    names = list(dict.fromkeys(request.session for request in read))[part::2]
+    read = _read(sources.sessions, fit=part < 2)
+    names = list(dict.fromkeys(request.session for request in read))[part % 2 :: 2]
     taken, kept = dict.fromkeys(names, 0), []
     for number, request in enumerate(read):
+        if request.input_length > LONGEST:
+            taken[request.session] = CALLS
         if taken.get(request.session, CALLS) < CALLS:
             taken[request.session] += 1
             kept.append(number)
@@ -160,16 +179,17 @@ def _sessions(part: int, sources: Sources) -> Workload:
 
 
 @cache
-def _fitting(folder: Path) -> Workload:
-    """Read the sessions whose prompts stay within the context."""
-    files = [file for file in sorted(folder.glob("*.json")) if _is_short(file)]
-    return formats.read(files, format="weka")
+def _read(folder: Path, *, fit: bool) -> Workload:
+    """Read the sessions whose prompts stay within the context, or the others."""
+    longest = {file: _longest(file) for file in sorted(folder.glob("*.json"))}
+    return formats.read([file for file, most in longest.items() if most and (most <= LONGEST) == fit], format="weka")
 
 
-def _is_short(file: Path) -> bool:
+def _longest(file: Path) -> int:
+    """Return the length of a session's longest prompt; 0 if it has few."""
     calls = json.loads(file.read_text())["requests"]
     lengths = [call["in"] for entry in calls for call in (entry.get("requests") or [entry])]
-    return len(lengths) > 3 and max(lengths) <= LONGEST
+    return max(lengths) if len(lengths) > 3 else 0
 
 
 def _burst() -> Workload:
@@ -260,20 +280,33 @@ class Study:
     """The figures so far, in a file."""
 
     def __init__(self, file: Path, sources: Sources, jobs: int) -> None:
+        """Go on with the figures of a file.
+
+        Raises:
+            SystemExit: they were made of something else.
+        """
         self._file = file
         self._sources = sources
         self._pool = ProcessPoolExecutor(jobs) if jobs > 1 else None
-        self.data: dict[str, Any] = {"knees": {}, "cells": [], "bursts": [], "costs": []}
+        self.data: dict[str, Any] = {"knees": {}, "cells": [], "bursts": [], "costs": [], "unspread": []}
+        self.data["identity"] = dict(sources.identity.facts)
         if file.exists():
-            self.data = json.loads(file.read_text())
-        self.data["requests"] = sources.requests
+            earlier = json.loads(file.read_text())
+            made = Identity(earlier.get("identity", {}))
+            if made != sources.identity:
+                sys.exit(f"{file}: {sources.identity.difference(made)}; remove it, or write to another --out")
+            self.data = earlier
 
     def measure(self, part: str, jobs: list[Job], **more: Any) -> None:
         """Add what is missing of some simulations."""
         there = {tuple(row[name] for name in asdict(jobs[0])) for row in self.data[part]}
         missing = [job for job in jobs if tuple(asdict(job).values()) not in there]
         self.data[part] += [row | more for row in self._map(missing)]
-        self._file.write_text(json.dumps(self.data, indent=1))
+        self.save()
+
+    def save(self) -> None:
+        """Write what there is to the file."""
+        replace_text(self._file, json.dumps(self.data, indent=1))
 
     def _map(self, jobs: list[Job]) -> list[dict[str, Any]]:
         return list((self._pool.map if self._pool else map)(measure, jobs, [self._sources] * len(jobs)))
@@ -319,8 +352,11 @@ def main() -> None:
             scale = float(f"{top * load:.3g}")
             made = [Job(case.workload, case.part, case.engine, scale, mode) for mode in options.modes]
             study.measure("cells", made, case=case.name, load=load)
+            if not case.part:
+                ours = [replace(job, mode=mode) for job in made[:1] for mode in ("marginal-all", UNSPREAD)]
+                study.measure("unspread", ours, case=case.name, load=load)
         print(f"{case.name}: {top:g} times its rate", flush=True)
-        if case.part and case.workload in COSTS_OF and case.engine != "bundled":
+        if case.part == 1 and case.workload in COSTS_OF and case.engine == COSTS_ON:
             names = ("", *FACTORS, *OF_OTHERS)
             made = [
                 Job(case.workload, case.part, case.engine, scale, mode, costs)

@@ -8,11 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from reports.differences import judged
+from reports.failures import Failures, are_too_many
 from reports.points import Point, Series
 from reports.records import Floats
 from reports.simultaneous import Parts, lowest
-from reports.statistics import MAX_BLOCKS, PairedDifference
-from reports.summary import PAIRED, SMALLEST, Difference
+from reports.statistics import MAX_BLOCKS
+from reports.summary import PAIRED, SMALLEST
 
 
 class Lowest(NamedTuple):
@@ -47,8 +48,8 @@ def series(table: dict[str, Floats], num_blocks: int) -> Series:
 
 
 def best_of(points: Sequence[Point], metrics: Sequence[str] = PAIRED) -> Best:
-    """Return the best of the stable points; without values to pair, the lowest in the first metric."""
-    left, steps = [point for point in points if point.is_stable], list[Lowest]()
+    """Return the best of the points that are compared; without values to pair, the lowest in the first metric."""
+    left, steps = compared(points), list[Lowest]()
     for metric in metrics:
         known = {place: value for place, point in enumerate(left) if (value := _mean(point, metric)) is not None}
         if not known or (len(left) == 1 and steps):
@@ -57,6 +58,17 @@ def best_of(points: Sequence[Point], metrics: Sequence[str] = PAIRED) -> Best:
         left = [list(map(left.__getitem__, known))[place] for place in order]
         steps.append(Lowest(metric, [point.name for point in left], [_mean(point, metric) or 0.0 for point in left]))
     return Best(left if steps else [], steps)
+
+
+def compared(points: Sequence[Point]) -> list[Point]:
+    """Return the points whose times can be compared: no queue grew, and none failed clearly more requests than another."""
+    is_failing = are_too_many(list(map(failures, points)))
+    return [point for point, fails in zip(points, is_failing, strict=True) if point.is_stable and not fails]
+
+
+def failures(point: Point) -> Failures:
+    """Return how many requests of a point failed; older folders do not have it."""
+    return Failures(point.failed or 0, point.requests or 0)
 
 
 def by_rest(points: Sequence[Point]) -> dict[str, list[Point]]:
@@ -83,7 +95,7 @@ def _ties(points: list[Point], metric: str) -> list[int]:
     parts = {str(place): _parts(one, metric, number) for place, one in enumerate(kept)}
     if number < 2 or not all(one.counts.all() for one in parts.values()):
         return [first]
-    ties, _ = lowest(parts, partial(_judge))
+    ties, _ = lowest(parts, partial(judged, floor_s=None, smallest=SMALLEST))
     return [int(place) for place in ties]
 
 
@@ -92,9 +104,3 @@ def _parts(one: Series, metric: str, number: int) -> Parts:
     place = np.arange(MAX_BLOCKS) * number // MAX_BLOCKS
     sums, counts = (np.bincount(place, values[metric], number) for values in (one.sums, one.counts))
     return Parts(sums.astype(float), counts.astype(float))
-
-
-def _judge(difference: PairedDifference) -> Difference:
-    found = judged(difference, None, smallest=SMALLEST)
-    assert found is not None
-    return found

@@ -22,31 +22,27 @@ def differences(
     """Compare an arm with the first, by metric and statistic."""
     return {
         name: {
-            statistic: judged(
-                paired_difference(baseline[name], other[name], blocks, share=share),
-                floor.get(name, {}).get(statistic),
-                smallest=smallest,
-                is_stable=is_stable,
-            )
+            statistic: None
+            if pair is None
+            else judged(pair, floor.get(name, {}).get(statistic), smallest=smallest, is_stable=is_stable)
             for statistic, share in SHARES.items()
+            for pair in [paired_difference(baseline[name], other[name], blocks, share=share)]
         }
         for name in PAIRED
     }
 
 
 def judged(
-    difference: PairedDifference | None, floor_s: float | None, *, smallest: float, is_stable: bool = True
-) -> Difference | None:
+    difference: PairedDifference, floor_s: float | None, *, smallest: float, is_stable: bool = True
+) -> Difference:
     """Add the verdict on a difference.
 
     Args:
-        difference: the difference; None if too few requests are paired.
+        difference: the difference.
         floor_s: how far two equal runs differ (s), if that was measured.
         smallest: the relative difference below which two arms are equal in practice.
         is_stable: whether both arms kept up.
     """
-    if difference is None:
-        return None
     is_noise = difference.is_noise or (floor_s is not None and abs(difference.mean) <= floor_s)
     most = max(map(abs, difference.shares())) if is_noise else abs(difference.relative)
     word: Verdict = "better" if difference.mean < 0 else "worse"

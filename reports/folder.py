@@ -300,8 +300,9 @@ def combine(folders: list[Path]) -> tuple[Manifest, list[Record]]:
     """Read several folders as the arms of one comparison, named by folder if a mode occurs twice.
 
     Raises:
-        ReportError: one is not a results folder, or their workloads differ.
+        ReportError: one is not a results folder, or is given twice, or their workloads differ.
     """
+    labels = labels_of(folders)
     sources = [(folder, *read(folder)) for folder in folders]
     names = [run.arm for _, _, runs in sources for run in runs if run.repeat == 0]
     runs, elsewhere = [], dict[str, str | None]()
@@ -313,7 +314,7 @@ def combine(folders: list[Path]) -> tuple[Manifest, list[Record]]:
                 f"{sources[0][0]} {first['name']} ({first['requests']}): requests cannot be paired"
             )
         for run in its_runs:
-            name = printable(f"{folder.name}/{run.arm}") if names.count(run.arm) > 1 else run.arm
+            name = printable(f"{labels[folder]}/{run.arm}") if names.count(run.arm) > 1 else run.arm
             if run.arm in experiment.get("elsewhere", {}):
                 elsewhere[name] = experiment["elsewhere"][run.arm]
             runs.append(replace(run, arm=name))
@@ -330,6 +331,18 @@ def combine(folders: list[Path]) -> tuple[Manifest, list[Record]]:
         "sources": {str(folder): experiment for folder, experiment, _ in sources},
     }
     return manifest, runs
+
+
+def labels_of(folders: Sequence[Path]) -> dict[Path, str]:
+    """Name folders to compare: by their last parts, or in full if two of these are the same.
+
+    Raises:
+        ReportError: one is given twice.
+    """
+    if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
+        raise ReportError(f"{twice} is given twice; expected different results folders")
+    last = [folder.name for folder in folders]
+    return {folder: str(folder) if last.count(folder.name) > 1 else folder.name for folder in folders}
 
 
 def _step_times(sources: dict[str, Manifest]) -> str | None:

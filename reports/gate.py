@@ -6,16 +6,25 @@ Limits apply to every arm, the baseline too, and comparisons to all others. What
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from foundation.text import instead_of
 from reports.capacity import Answer
 from reports.conditions import METRICS, Condition, read
 from reports.outcomes import percent
 from reports.points import AnyPoint, Found, Impossible, Point, Sweep
-from reports.summary import NOISE_FLOOR, ArmSummary, Difference, Summary
+from reports.summary import NOISE_FLOOR, ArmSummary, Summary
 
 State = Literal["passed", "failed", "undecided"]
+"""The state of a gate that is a comparison, by its value and the 95% interval of its difference, if there is one:
+
+    value over the limit    interval includes the limit and no difference    undecided: it may be noise
+                            else                                             failed
+    value within the limit  interval includes the limit                      undecided
+                            else                                             passed
+
+An interval also covers how far two equal runs differed, if that was measured. Only what failed fails the command.
+"""
 SHARES = ("attainment", "hit_share", "failed")
 """Metrics that can be limited in %: a sign makes it a change against the baseline, as % always is of the others."""
 WITH_LIMITS = ("attainment", "goodput")
@@ -39,6 +48,8 @@ class Kind:
     statistics: tuple[str, ...] = ("mean", "p50", "p90", "p95", "p99", "max")
     single: tuple[str, ...] = ()
     compares: bool = True
+    latencies_by: str = ""
+    """What limits latencies, if gates do not."""
 
 
 RUNS = Kind("'ttft.p99 > 2s', 'ttft.p90 > +5%', 'throughput < -3%' or 'failed > 0'", (*METRICS,), single=(*SINGLE,))
@@ -48,7 +59,12 @@ POINTS = Kind(
     ("mean", "p50", "p90", "p99"),
     (*SINGLE, "found"),
 )
-PLANS = Kind("'gpus > 16' or 'cost > 40'", single=("gpus", "cost"), compares=False)
+PLANS = Kind(
+    "'gpus > 16' or 'cost > 40'",
+    single=("gpus", "cost"),
+    compares=False,
+    latencies_by="a plan is only made of layouts within the limits on latencies; set them with --slo",
+)
 
 
 def parse(text: str, of: Kind = RUNS) -> Condition:
@@ -61,6 +77,8 @@ def parse(text: str, of: Kind = RUNS) -> Condition:
     if found is None or found.sign == "<=":
         raise ValueError(f"fail_if {text!r} is not understood; expected something like {of.example}")
     metric, known = found.metric, (*of.latencies, *of.single)
+    if metric in METRICS and of.latencies_by:
+        raise ValueError(f"fail_if {text!r}: {of.latencies_by}")
     if metric not in known:
         raise ValueError(f"fail_if {text!r}: {metric!r} is not a metric; {instead_of(metric, known)}")
     if problem := _problem(found, of):
@@ -88,21 +106,36 @@ def is_comparison(gate: Condition) -> bool:
     return gate.is_signed or (gate.unit == "%" and gate.metric not in SHARES)
 
 
-def refuse_idle(gates: Sequence[Condition], *, num_arms: int, has_limits: bool, finds: bool = False) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Basis:
+    """What there is for gates to judge."""
+
+    num_arms: int
+    has_limits: bool
+    finds: bool = False
+    left_out: Sequence[str] = ()
+    is_complete: bool = True
+
+    def lacks(self, gate: Condition) -> str:
+        """Say why a gate cannot be judged; nothing if it can."""
+        if is_comparison(gate) and self.num_arms < 2:
+            return "compares with the first, but there is only one; limit its value instead"
+        if gate.metric in WITH_LIMITS and not self.has_limits:
+            return "needs runs with limits; set them with --slo or --slo-preset"
+        if gate.metric == "found" and not self.finds:
+            return "is about what --find finds; use --find"
+        return ""
+
+
+def refuse_idle(gates: Sequence[Condition], basis: Basis) -> None:
     """Refuse gates that could not be judged, before anything is run.
 
     Raises:
         ValueError: there is one.
     """
     for gate in gates:
-        if is_comparison(gate) and num_arms < 2:
-            raise ValueError(
-                f"fail_if '{gate}' compares arms with the first, but there is only one; limit its value instead"
-            )
-        if gate.metric in WITH_LIMITS and not has_limits:
-            raise ValueError(f"fail_if '{gate}' needs limits; set them with --slo or --slo-preset")
-        if gate.metric == "found" and not finds:
-            raise ValueError(f"fail_if '{gate}' is about what --find finds; use --find")
+        if why := basis.lacks(gate):
+            raise ValueError(f"fail_if '{gate}' {why}")
 
 
 class Result(NamedTuple):
@@ -111,7 +144,6 @@ class Result(NamedTuple):
     arm: str
     check: str
     state: State
-    """Undecided: the 95% interval includes the limit, so that noise decides; the gate does not fail then."""
     text: str
 
 
@@ -124,59 +156,68 @@ class _Side(NamedTuple):
     """Why a value may be missing."""
 
 
-Differ = Callable[[str, Condition], Difference | None]
-
-
 def of_summary(summary: Summary, gates: Sequence[Condition], left_out: Sequence[str] = ()) -> list[Result]:
     """Judge the arms of a comparison; those that were left out fail."""
-    if not summary.is_complete:
-        return _interrupted(gates)
     sides = [_Side(name, _of_arm(arm)) for name, arm in summary.arms.items()]
     base = next(side for side in sides if side.name == summary.baseline)
+    others = [side for side in sides if side is not base and not side.name.endswith(NOISE_FLOOR)]
 
-    def difference(arm: str, gate: Condition) -> Difference | None:
-        return summary.difference(arm, METRICS.get(gate.metric, ""), gate.statistic or "")
+    def judge(gate: Condition) -> list[Result]:
+        if not is_comparison(gate):
+            return [_limited(gate, side) for side in sides]
+        return [_compared(gate, side, base, _interval(summary, side.name, gate)) for side in others]
 
-    found = []
-    for gate in gates:
-        others = [side for side in sides if side is not base and not side.name.endswith(NOISE_FLOOR)]
-        found += [_judged(gate, side, base, difference) for side in (others if is_comparison(gate) else sides)]
-        if is_comparison(gate) and not others:
-            found.append(_failed(gate, base, "is the only arm, so there is nothing to compare it with"))
-        found += [Result("", str(gate), "failed", f"{gate}: left out: {reason}") for reason in left_out]
-    return found
+    basis = Basis(
+        num_arms=1 + len(others), has_limits=bool(summary.limits), left_out=left_out, is_complete=summary.is_complete
+    )
+    return _all_judged(gates, basis, judge)
 
 
-def of_sweep(sweep: Sweep, gates: Sequence[Condition]) -> list[Result]:
-    """Judge each point of a sweep, or each result of a search.
+def of_sweep(sweep: Sweep, gates: Sequence[Condition], left_out: Sequence[str] = ()) -> list[Result]:
+    """Judge each point of a sweep, or each result of a search; those that were left out fail.
 
     They are compared with the first one or, if the table has several sweeps, with the same settings in the first.
     """
-    if not sweep.is_complete:
-        return _interrupted(gates)
-    return [
-        _failed(gate, side, "has no counterpart in the first sweep") if base is None else _judged(gate, side, base)
-        for gate in gates
-        for side, base in _pairs(sweep.points)
-        if side is not base or not is_comparison(gate)
-    ]
+    rows = [(row.changes, _of_row(row)) for row in sweep.points]
+
+    def judge(gate: Condition) -> list[Result]:
+        return list(_rows_compared(gate, rows)) if is_comparison(gate) else [_limited(gate, side) for _, side in rows]
+
+    basis = Basis(
+        num_arms=len(rows),
+        has_limits=bool(sweep.limits),
+        finds=any(isinstance(row, Found) for row in sweep.points),
+        left_out=left_out,
+        is_complete=sweep.is_complete,
+    )
+    return _all_judged(gates, basis, judge)
 
 
 def of_plan(answer: Answer, gates: Sequence[Condition]) -> list[Result]:
     """Judge the layout that a plan recommends."""
-    if not answer.is_complete:
-        return _interrupted(gates)
     best = next((at for at in answer.loads[:1] if at.gpus is not None), None)
     values = {} if best is None else {"gpus": best.gpus, "cost": best.cost}
     side = _Side(
         "the plan" if best is None else best.layout, lambda gate: values.get(gate.metric), "no layout was found"
     )
-    return [_judged(gate, side, side) for gate in gates]
+    basis = Basis(num_arms=1, has_limits=True, is_complete=answer.is_complete)
+    return _all_judged(gates, basis, lambda gate: [_limited(gate, side)])
 
 
-def _interrupted(gates: Sequence[Condition]) -> list[Result]:
-    """Let gates fail whose results are incomplete."""
-    return [Result("", str(gate), "failed", f"{gate}: not judged, because it was interrupted") for gate in gates]
+def _all_judged(gates: Sequence[Condition], basis: Basis, judge: Callable[[Condition], list[Result]]) -> list[Result]:
+    """Judge gates; each has at least one result, so that none passes because there was nothing to judge."""
+    if not basis.is_complete:
+        return [_not_judged(gate, "was interrupted") for gate in gates]
+    found = []
+    for gate in gates:
+        why = basis.lacks(gate)
+        found += [_not_judged(gate, why)] if why else judge(gate)
+        found += [Result("", str(gate), "failed", f"{gate}: left out: {reason}") for reason in basis.left_out]
+    return found
+
+
+def _not_judged(gate: Condition, why: str) -> Result:
+    return Result("", str(gate), "failed", f"{gate}: not judged, because it {why}")
 
 
 def _of_arm(arm: ArmSummary) -> Callable[[Condition], float | None]:
@@ -196,19 +237,22 @@ def _worst(gate: Condition, known: float | None, with_failures: float | None) ->
     return math.inf if with_failures is None else max(known, with_failures)
 
 
-def _pairs(rows: list[AnyPoint] | list[Found]) -> Iterator[tuple[_Side, _Side | None]]:
-    """Yield each row and the one that it is compared with."""
-    sides = [_of_row(row) for row in rows]
-    first: dict[str, _Side] = {}
-    for row, side in zip(rows, sides, strict=True):
-        sweep = row.changes.get("sweep")
-        if sweep is None:
-            yield side, sides[0]
-            continue
-        others = repr(sorted((name, value) for name, value in row.changes.items() if name != "sweep"))
-        if sweep == rows[0].changes["sweep"]:
-            first[others] = side
-        yield side, first.get(others)
+def _rows_compared(gate: Condition, rows: Sequence[tuple[dict[str, Any], _Side]]) -> Iterator[Result]:
+    """Compare each row with the first, or that of the same settings in the first sweep; each must have a counterpart."""
+    sweeps: dict[str | None, dict[str, _Side]] = {}
+    for changes, side in rows:
+        settings = repr(sorted((name, value) for name, value in changes.items() if name != "sweep"))
+        sweeps.setdefault(changes.get("sweep"), {})[settings] = side
+    (first, bases), *others = sweeps.items()
+    if not others:
+        base, *sides = bases.values()
+        yield from (_compared(gate, side, base) for side in sides)
+    for name, its in others:
+        for settings, side in its.items():
+            before = bases.get(settings)
+            yield _compared(gate, side, before) if before else _failed(gate, side, f"has no counterpart in {first}")
+        missing = (base for settings, base in bases.items() if settings not in its)
+        yield from (_failed(gate, base, f"has no counterpart in {name}") for base in missing)
 
 
 def _of_row(row: AnyPoint | Found) -> _Side:
@@ -245,16 +289,14 @@ def _failed(gate: Condition, side: _Side, why: str) -> Result:
     return Result(side.name, str(gate), "failed", f"{gate}: {side.name} {why}")
 
 
-def _judged(gate: Condition, side: _Side, base: _Side, difference: Differ = lambda *_: None) -> Result:
+def _limited(gate: Condition, side: _Side) -> Result:
+    """Judge a value."""
     value = side.value(gate)
     if value is None:
         return _failed(gate, side, f"has no such value ({side.lacks})")
-    if is_comparison(gate):
-        return _compared(gate, side, value, base, difference(side.name, gate))
     is_over = value > gate.value if gate.is_above else value < gate.value
-    return Result(
-        side.name, str(gate), "failed" if is_over else "passed", f"{gate}: {side.name} is at {_shown(gate, value)}"
-    )
+    text = f"{gate}: {side.name} is at {_shown(gate, value)}"
+    return Result(side.name, str(gate), "failed" if is_over else "passed", text)
 
 
 def _shown(gate: Condition, value: float) -> str:
@@ -263,9 +305,11 @@ def _shown(gate: Condition, value: float) -> str:
     return percent(value) if gate.unit == "%" else f"{value:.4g}{' s' if gate.unit else ''}"
 
 
-def _compared(gate: Condition, side: _Side, value: float, base: _Side, difference: Difference | None) -> Result:
-    """Judge a change against the baseline, which noise alone does not fail."""
-    at = base.value(gate)
+def _compared(gate: Condition, side: _Side, base: _Side, interval: tuple[float, float] | None = None) -> Result:
+    """Judge a change against the baseline; without an interval, nothing is known of noise."""
+    value, at = side.value(gate), base.value(gate)
+    if value is None:
+        return _failed(gate, side, f"has no such value ({side.lacks})")
     if at is None:
         return _failed(gate, side, f"cannot be compared: {base.name} has no such value ({base.lacks})")
     if gate.unit == "%" and not at:
@@ -276,13 +320,21 @@ def _compared(gate: Condition, side: _Side, value: float, base: _Side, differenc
     change = (value - at) * scale
     is_over = change > gate.number if gate.is_above else change < gate.number
     text = f"{gate}: {side.name} is at {form(change)}{unit}"
+    state: State = "failed" if is_over else "passed"
+    if interval is not None:
+        low, high = (end * scale for end in interval)
+        text += f", 95% interval {form(low)} to {form(high)}{unit}"
+        if low <= gate.number <= high and low < high and not (is_over and (low > 0 or high < 0)):
+            state = "undecided"
+            text += ", which may be noise" * is_over
+    return Result(side.name, str(gate), state, text)
+
+
+def _interval(summary: Summary, arm: str, gate: Condition) -> tuple[float, float] | None:
+    """Return the interval of a paired difference (s), widened to how far two equal runs differ, if that is known."""
+    metric, statistic = METRICS.get(gate.metric, ""), gate.statistic or ""
+    difference = summary.difference(arm, metric, statistic)
     if difference is None:
-        return Result(side.name, str(gate), "failed" if is_over else "passed", text)
-    low, high = difference.low * scale, difference.high * scale
-    is_noise = difference.verdict == "inconclusive"
-    noise = ", which may be noise" * (is_over and is_noise)
-    text += f", 95% interval {form(low)} to {form(high)}{unit}{noise}"
-    if is_over and not is_noise:
-        return Result(side.name, str(gate), "failed", text)
-    is_open = low <= gate.number <= high or is_over
-    return Result(side.name, str(gate), "undecided" if is_open else "passed", text)
+        return None
+    floor = summary.noise_floor.get(metric, {}).get(statistic) or 0.0
+    return min(difference.low, difference.mean - floor), max(difference.high, difference.mean + floor)

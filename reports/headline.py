@@ -2,17 +2,18 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foundation.text import listed
 from reports.cells import milliseconds, number, share
+from reports.naming import named
 from reports.outcomes import Outcome, binding, percent, told
 from reports.summary import Summary
 
 NUMBER = re.compile(r"\d[\d.,]*")
 SAID = 2
-"""The most arms of which a remark is made with the numbers of each."""
+"""The most versions of a remark, with other numbers, that are made."""
 
 
 def heading(manifest: dict[str, Any]) -> list[str]:
@@ -93,13 +94,20 @@ def remarks(summary: Summary) -> list[str]:
 
 
 def _of_arms(remarks: dict[str, str], num_arms: int) -> list[str]:
-    """Return the lines of remarks of one kind, by arm."""
-    arm, first = next(iter(remarks.items()))
-    if len(remarks) == num_arms > 1 and len(set(remarks.values())) == 1:
+    """Return the lines of remarks of one kind, by arm; arms with the same numbers share one."""
+    arms: dict[str, list[str]] = {}
+    for arm, remark in remarks.items():
+        arms.setdefault(remark, []).append(arm)
+    first, its = next(iter(arms.items()))
+    if len(its) == num_arms > 1:
         return [f"each arm: {first}"]
-    if len(remarks) > SAID:
-        return [f"{arm}, and {len(remarks) - 1} other arms with other numbers: {first}"]
-    return [f"{arm}: {remark}" for arm, remark in remarks.items()]
+    if len(arms) > SAID:
+        return [f"{_who(its)}, and {len(remarks) - len(its)} other arms with other numbers: {first}"]
+    return [f"{_who(its)}: {remark}" for remark, its in arms.items()]
+
+
+def _who(arms: Sequence[str]) -> str:
+    return f"{'each of ' * (len(arms) > 1)}{named(arms)}"
 
 
 def answer(summary: Summary) -> str:

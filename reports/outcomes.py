@@ -17,6 +17,9 @@ State = Literal["met", "missed", "unknown"]
 SHARES: dict[str | None, float] = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
 """The share of the requests, or gaps, that a limit on each statistic holds for."""
 
+ROUNDING = 1e-9
+"""How far a whole number may be off after a multiplication by a share."""
+
 
 class Outcome(msgspec.Struct, frozen=True):
     """The result for one limit."""
@@ -145,6 +148,20 @@ def of_requests(limits: Iterable[Condition], goodput: Goodput, attainment: float
     reached = goodput.attainment or 0.0
     state: State = "met" if reached >= attainment else "missed"
     return Outcome(text, state, value=reached, margin=reached / attainment - 1, is_share=True)
+
+
+def num_required(limit: Condition, count: int, attainment: float, *, are_infinite: bool = False) -> int:
+    """Return how many of this many values must be within a limit for it to be met; of a mean, none need be.
+
+    A percentile between two values is within a limit only if the smaller one is; if the others are infinite, as those
+    of failed requests are, only if both are.
+    """
+    if limit.statistic == "mean":
+        return 0
+    if limit.statistic is None:
+        return math.ceil(attainment * count - ROUNDING)
+    place = (count - 1) * SHARES[limit.statistic]
+    return 1 + (math.ceil(place - ROUNDING) if are_infinite else math.floor(place + ROUNDING))
 
 
 def state_of(outcomes: Iterable[Outcome]) -> State:

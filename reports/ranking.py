@@ -1,21 +1,19 @@
 """Which arm is best: within the limits first, then by mean TTFT, TPOT and E2E, each among the arms that tie so far."""
 
-import math
 from collections.abc import Mapping
 from functools import partial
 
 from reports.differences import Table, judged
+from reports.failures import Failures, are_too_many
 from reports.headline import margin
 from reports.outcomes import binding, state_of
 from reports.simultaneous import lowest, parts_of
-from reports.statistics import Blocks, PairedDifference
-from reports.summary import NOISE_FLOOR, PAIRED, ArmSummary, Difference, Ranking, Step, Summary
+from reports.statistics import Blocks
+from reports.summary import NOISE_FLOOR, PAIRED, ArmSummary, Ranking, Step, Summary
 
 OUT_OF_LIMITS = "out_of_limits"
 ORDER = (OUT_OF_LIMITS, *PAIRED)
 """The metrics by which arms are ranked."""
-MORE_FAILED = 0.01
-"""An arm whose share of failed requests is larger by more than this, and by more than chance, is not compared."""
 
 
 def rank(
@@ -91,24 +89,19 @@ class _Ranked:
         parts = parts_of(values, self.blocks) if len(values) > 1 else {}
         if not parts:
             return None
-        judge = partial(self._judge, self.floor.get(metric, {}).get("mean"))
+        judge = partial(judged, floor_s=self.floor.get(metric, {}).get("mean"), smallest=self.smallest)
         ties, differences = lowest(parts, judge, base=1.0 if metric == OUT_OF_LIMITS else None)
         return Step(metric, ties[0], ties, differences)
-
-    def _judge(self, floor_s: float | None, difference: PairedDifference) -> Difference:
-        found = judged(difference, floor_s, smallest=self.smallest)
-        assert found is not None
-        return found
 
 
 def _set_aside(arms: Mapping[str, ArmSummary]) -> dict[str, str]:
     """Say which arms cannot be best, and why."""
     found = {arm: "no request succeeded" for arm, its in arms.items() if its.ttft_sched.mean is None}
     found |= {arm: "could not keep up" for arm, its in arms.items() if not its.stability.is_stable}
-    fewest = min(arms.values(), key=lambda its: its.failed / max(its.requests, 1))
-    for arm, its in arms.items():
-        if arm not in found and _fails_more(its, fewest):
-            found[arm] = f"{its.failed:,} of {its.requests:,} requests failed"
+    failures = {arm: Failures(its.failed, its.requests) for arm, its in arms.items()}
+    for arm, are_more in zip(arms, are_too_many(list(failures.values())), strict=True):
+        if are_more:
+            found.setdefault(arm, f"{failures[arm]} requests failed")
     rest = {arm: its for arm, its in arms.items() if arm not in found and its.outcomes}
     if any(state_of(its.outcomes or ()) == "met" for its in rest.values()):
         for arm, its in rest.items():
@@ -116,10 +109,3 @@ def _set_aside(arms: Mapping[str, ArmSummary]) -> dict[str, str]:
             if nearest is not None and nearest.state != "met":
                 found[arm] = f"{nearest.limit} {margin(nearest)}"
     return found
-
-
-def _fails_more(one: ArmSummary, other: ArmSummary) -> bool:
-    """Return whether an arm failed a larger share of its requests, by more than chance (two standard errors)."""
-    more = one.failed / max(one.requests, 1) - other.failed / max(other.requests, 1)
-    error = math.sqrt(one.failed / max(one.requests, 1) ** 2 + other.failed / max(other.requests, 1) ** 2)
-    return more > MORE_FAILED and more > 2 * error

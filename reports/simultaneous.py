@@ -5,12 +5,14 @@ two of the arms would show by chance, in 95 of 100 experiments on equal arms: th
 studentized difference of all pairs (Tukey's range, but with a standard error for each pair, and with the correlations of
 the block bootstrap; as in Westfall and Young, Resampling-Based Multiple Testing, 1993). Arms that
 are worse leave, and the rest are compared again, as in the model confidence set (Hansen, Lunde and Nason, Econometrica
-79, 2011). The arms that are truly lowest are all among those left in at least 95 of 100 experiments.
+79, 2011). The arms that are truly lowest are all among those left in at least 95 of 100 experiments. Only the first
+comparison gives intervals that hold for all arms together, so these are kept; one of an arm that leaves later may
+include zero.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -64,6 +66,8 @@ def lowest(
 ) -> tuple[list[str], dict[str, Difference]]:
     """Return the arm with the lowest mean and those that tie with it, in order; and how every other arm differs from it.
 
+    The intervals hold for all arms together.
+
     Args:
         arms: the values of each, in the same blocks of requests.
         judge: the verdict on a difference.
@@ -74,8 +78,10 @@ def lowest(
     rough = _rough_value(len(ties), len(arms[best].sums) - 1)
     while len(ties) > 1:
         quantile = rough or critical_value([arms[arm] for arm in ties])
-        found |= {arm: judge(_difference(arms[best], arms[arm], quantile, base)) for arm in ties[1:]}
-        left = [arm for arm in ties if arm == best or found[arm].verdict != "worse"]
+        now = {arm: judge(_difference(arms[best], arms[arm], quantile, base)) for arm in ties[1:]}
+        left = [arm for arm in ties if arm == best or now[arm].verdict != "worse"]
+        is_of_all = len(ties) == len(arms)
+        found |= now if is_of_all else {arm: replace(found[arm], verdict="worse") for arm in {*ties} - {*left}}
         if len(left) == len(ties) and not rough:
             break
         ties, rough = left, None

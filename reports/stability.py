@@ -36,8 +36,11 @@ def stability(run: Record) -> Stability:
     return Stability(not grows, first, last)
 
 
-def is_ramping(run: Record) -> tuple[float, float] | None:
-    """Return how many requests were in flight at first and at last, if they became more by the same rule; else None."""
+def ramp(run: Record) -> tuple[float, float] | None:
+    """Return how many requests were in flight at first and at last, if they became more although no queue grew; else None.
+
+    Their number must grow, and faster than the arrivals, as `stability` requires of the requests that wait.
+    """
     edges = _windows(run.requests)
     if edges is None or not stability(run).is_stable:
         return None

@@ -21,6 +21,8 @@ from reports.records import Floats
 RESAMPLES = 1000
 GRID = 512
 GAPS_GRID = 64
+FINEST = 1e-6
+"""The share of a quantile to which a grid is narrowed at most."""
 LIFETIMES_PER_BLOCK = 10
 MIN_BLOCKS, MAX_BLOCKS = 5, 40
 TAIL = 0.025
@@ -151,11 +153,8 @@ def gaps_interval(rows: Floats, blocks: Blocks, share: float | None, *, seed: in
     if share is None:
         sums = np.array([group.mean() for group in groups]) * sizes
         return _of_times(_interval(whole.mean(), (weights @ sums) / (weights @ sizes), len(used)))
-    own = [float(group.quantiles([share])[0]) for group in groups]
-    grid = np.linspace(min(own), max(own), GAPS_GRID)
-    counts = np.array([group.counts_below(grid) for group in groups])
     value = float(whole.quantiles([share])[0])
-    return _of_times(_interval(value, _picked(grid, counts, sizes, weights, share), len(used)))
+    return _of_times(_interval(value, _gap_quantiles(groups, sizes, weights, share), len(used)))
 
 
 def mean_interval(values: Floats, blocks: Blocks, *, seed: int = 0) -> tuple[float, float] | None:
@@ -214,6 +213,24 @@ def _quantiles(values: Floats, place: Blocks, weights: Floats, share: float) -> 
     grid = between[np.unique(np.linspace(0, len(between) - 1, GRID).astype(int))]
     counts = np.array([np.searchsorted(group, grid, side="right") for group in groups], float)
     return _picked(grid, counts, np.array([len(group) for group in groups], float), weights, share)
+
+
+def _gap_quantiles(groups: Sequence[TokenGaps], sizes: Floats, weights: Floats, share: float) -> Floats:
+    """Return the quantile of each resample, on a grid that is narrowed until they spread over enough of it.
+
+    blocks' own quantiles   |: :                                                      |  one block stalled
+    resamples' quantiles    |::|
+                            |::|                                                         the next grid
+    """
+    own = [float(group.quantiles([share])[0]) for group in groups]
+    low, high = min(own), max(own)
+    while True:
+        grid, step = np.linspace(low, high, GAPS_GRID, retstep=True)
+        counts = np.array([group.counts_below(grid) for group in groups])
+        picked = _picked(grid, counts, sizes, weights, share)
+        if np.ptp(picked) > (high - low) / 8 or step <= FINEST * high:
+            return picked
+        low, high = max(low, float(picked.min() - step)), float(picked.max())
 
 
 def _picked(grid: Floats, counts: Floats, sizes: Floats, weights: Floats, share: float) -> Floats:

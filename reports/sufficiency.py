@@ -1,11 +1,9 @@
 """Is there enough data to judge by? Few requests per worker, cold caches, and a load that never settles are said by name."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from reports.records import Floats, Record
-from reports.stability import is_ramping, lifetimes
+from reports.stability import lifetimes, ramp
 
 FEW_PER_WORKER = 30
 """With fewer requests for each worker, single placements decide which mode looks better."""
@@ -20,9 +18,8 @@ SURE = 3
 """How many standard errors a rise must be to count."""
 
 
-def remarks(repeats: Sequence[Record]) -> list[str]:
-    """Say what an arm's runs are too short for, with the way out."""
-    run = repeats[0]
+def remarks(run: Record) -> list[str]:
+    """Say what a run is too short for, with the way out."""
     if not len(run.requests):
         return []
     return [*_few(run), *_short(run), *_cold(run)]
@@ -51,11 +48,11 @@ def _short(run: Record) -> list[str]:
             f"requests arrived for {span:.3g} s, and one takes {lifetime:.3g} s (p90), so the load was never steady: use a "
             f"trace of at least {LIFETIMES * lifetime:.3g} s ({LIFETIMES} times that)"
         ]
-    ramp = is_ramping(run)
-    if ramp is None:
+    ends = ramp(run)
+    if ends is None:
         return []
     return [
-        f"requests in flight kept growing, from {ramp[0]:.3g} to {ramp[1]:.3g}, although arrivals did not, so the load never "
+        f"requests in flight kept growing, from {ends[0]:.3g} to {ends[1]:.3g}, although arrivals did not, so the load never "
         "became steady: use a longer trace, or start measuring later (--warmup-s)"
     ]
 

@@ -206,7 +206,7 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
         repeats=len(repeats),
         is_complete=all(run.is_complete for run in repeats),
         notes=sorted({note for run in repeats for note in run.notes}),
-        remarks=[*insight.remarks(repeats), *sufficiency.remarks(repeats)],
+        remarks=[*insight.remarks(repeats), *sufficiency.remarks(repeats[0])],
         stability=max(settled, key=lambda one: (not one.is_stable, one.end - one.start)),
         preemptions=_preemptions(repeats),
         **latencies,

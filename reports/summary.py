@@ -128,7 +128,10 @@ class Step(msgspec.Struct, frozen=True):
     ties: list[str]
     """The arms that tie with it, itself first, then by their means: the difference may be noise, or is too small to matter."""
     differences: dict[str, Difference]
-    """Every other arm minus the best, by mean; the 95% intervals hold for all arms together."""
+    """Every other arm minus the best, by mean; the 95% intervals hold for all arms together.
+
+    That of an arm that is worse may include zero, if it left only after others had.
+    """
 
 
 class Ranking(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from reports.charts import sweep as charts
 from reports.charts import tiers as tier_charts
 from reports.charts.drawing import Drawn
 from reports.charts.sweep import Swept
-from reports.folder import ReportError, reason
+from reports.folder import ReportError, labels_of, reason
 from reports.grid import Grid
 from reports.key import Entry, Key
 from reports.metrics import FORMULAS, LABELS, TTST_FORMULA
@@ -142,15 +142,15 @@ def combine(folders: list[Path], out: Path | None) -> tuple[Manifest, Sweep]:
     If two sweeps have lines with the same changes, the sweep becomes one of the changes.
 
     Raises:
-        ReportError: a folder is not that of a sweep, or the sweeps differ in limits, workload or question.
+        ReportError: a folder is not that of a sweep, or is given twice, or the sweeps differ in limits, workload or question.
     """
-    kept = [_read(folder) for folder in folders]
+    labels, kept = labels_of(folders), [_read(folder) for folder in folders]
     for folder, one in zip(folders[1:], kept[1:], strict=True):
         _refuse_others(folders[0], kept[0].manifest, folder, one.manifest)
     changes = [json.dumps(row.changes, sort_keys=True) for one in kept for row in one.rows]
     if len(set(changes)) < len(changes):
         kept = [
-            one._replace(rows=_of(one.rows, folder.name), points=_of(one.points, folder.name))
+            one._replace(rows=_of(one.rows, labels[folder]), points=_of(one.points, labels[folder]))
             for folder, one in zip(folders, kept, strict=True)
         ]
     rows: Any = [row for one in kept for row in one.rows]
@@ -234,5 +234,6 @@ def _combined(sources: dict[str, _Kept]) -> Manifest:
         "command": f"dynabench compare {' '.join(sources)}",
         "experiment": first["experiment"] | {"router_mode": list(modes)},
         "sources": {folder: one.manifest for folder, one in sources.items()},
+        "left_out": [reason for one in sources.values() for reason in one.manifest.get("left_out", [])],
         "interrupted": [folder for folder, one in sources.items() if not one.is_complete],
     }

@@ -18,9 +18,10 @@ from reports.foreign import csv_cell
 from reports.grid import Column, Grid
 from reports.outcomes import Outcome, binding, percent, subject
 from reports.points import AnyPoint, Found, Impossible, Point, Sweep
+from reports.search_verdict import digits, is_by_gpus, search_verdict, value_shown
 from reports.slo import parse
 from reports.split import LABELS as PARTS
-from reports.sweep_verdict import digits, grid_verdict, is_by_gpus, search_verdict, value_shown
+from reports.sweep_verdict import grid_verdict
 from reports.use_tables import split_note
 
 SCHEMA = "dynabench.sweep/2"

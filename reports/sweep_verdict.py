@@ -1,24 +1,20 @@
-"""What a sweep or a search found, in a few sentences."""
+"""What a sweep found, in a few sentences."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import structs
 
-from foundation.text import listed
-from reports.best_point import Best, best_of, by_rest
+from reports.best_point import Best, best_of, by_rest, compared, failures
 from reports.cells import milliseconds
 from reports.fleet_figures import hours
 from reports.key import without_shared
-from reports.outcomes import binding, told
-from reports.points import Found, Impossible, Point
+from reports.naming import LABELS, named, only_here, parted, there
+from reports.outcomes import binding
+from reports.points import Impossible, Point
 from reports.tier_sizes import Sized, enough
 from reports.tier_table import saved_along
 from reports.tiers import overlap
-
-MOST = 4
-"""The most combinations that are named one by one."""
-LABELS = {"ttft_sched": "mean TTFT", "tpot": "mean TPOT", "e2e_sched": "mean E2E latency"}
 
 
 def grid_verdict(
@@ -34,67 +30,14 @@ def grid_verdict(
     elsewhere = {shorter[name]: where for name, where in elsewhere.items() if name in shorter}
     points = [structs.replace(point, name=shorter[point.name]) for point in points]
     text = _answer(points, count) if has_limits and points else ""
-    text += _best(points, axes, elsewhere) + _too_little(points) + _remarks(points) if points else ""
-    return (text + _impossible(impossible)).strip()
+    text += _best(points, axes, elsewhere) + too_little(points) + _remarks(points) if points else ""
+    return (text + which_are_impossible(impossible)).strip()
 
 
 def _short(names: list[str]) -> dict[str, str]:
     """Return names without the settings that all of them share."""
     short = without_shared(names)
     return dict(zip(names, short if len(set(short)) == len(names) else names, strict=True))
-
-
-def search_verdict(rows: list[Found], name: str, sense: str) -> str:
-    """Say which combination meets the limits furthest, and what stops it there."""
-    counts_gpus = is_by_gpus(rows)
-
-    def rank(row: Found) -> float:
-        return row.point.gpus if counts_gpus and row.point is not None else row.met or 0.0
-
-    known = sorted((row for row in rows if row.met is not None), key=rank)
-    if not known:
-        nearest = [f"{row.arm} at {name} {digits(row.missed_at)}: {_why(row)}" for row in rows if row.missed_at]
-        if not all(row.is_over for row in rows):
-            return "Nothing that was tried meets the limits." * bool(nearest)
-        states = {row.missed.state for row in rows if row.missed}
-        lead = "Nothing meets the limits" if states != {"unknown"} else "It is not known whether the limits are met"
-        return f"{lead}. " + "; ".join(nearest[:MOST]) + "." * bool(nearest)
-    least, best = (known[0], known[-1]) if sense != "lowest" else (known[-1], known[0])
-    how = "from {} {} on" if sense == "lowest" else "up to {} {}"
-    what = "fewest GPUs" if counts_gpus else sense
-    equal = [row for row in known if rank(row) == rank(best)]
-    alike = [row.arm for row in equal if row.met == best.met]
-    who = f"All {len(rows)} meet" if len(alike) == len(rows) > 1 else f"{' and '.join(alike)} meet"
-    text = f"{who}{'s' * (len(alike) == 1)} the limits {how.format(name, value_shown(best))}{_gpus(best) * counts_gpus}"
-    text += f", the {what} of {len(rows)}." if len(alike) < len(rows) and all(row.is_over for row in rows) else "."
-    text += "".join(f" {row.arm} needs as many, from {value_shown(row)} on." for row in equal if row.met != best.met)
-    if best.interval and best.interval[0] == best.interval[1]:
-        text += " All repeats give the same value."
-    elif best.interval:
-        text += " The brackets show the 95% interval over the repeats."
-    if best.missed is not None:
-        text += f" At {digits(best.missed_at or 0.0)}: {_why(best)}."
-    if rank(least) != rank(best) and best.met and least.met:
-        text += f" {least.arm} meets them {how.format('', value_shown(least)).replace('  ', ' ')}{_gpus(least) * counts_gpus}"
-        text += f" ({best.met / least.met - 1:+.0%} between the two)." if sense != "lowest" else "."
-    sized = [
-        Sized(row.changes, _capacity(row.point), rank(row), value_shown(row)) for row in known if row.point and row.met
-    ]
-    if near := enough(sized, what if counts_gpus else f"{sense} {name}", is_lower_better=sense == "lowest"):
-        text += f" {near}"
-    return text + _impossible([row.missed for row in rows if row.met is None and isinstance(row.missed, Impossible)])
-
-
-def is_by_gpus(rows: Sequence[Found]) -> bool:
-    """Return whether the fewest workers were searched for and those of some lines have more GPUs than others'."""
-    known = [(row.point.gpus, row.met) for row in rows if row.point is not None and row.met]
-    is_of_workers = any(row.sense == "lowest" and row.find.endswith(("workers", "replicas")) for row in rows)
-    return is_of_workers and any(gpus * known[0][1] != known[0][0] * met for gpus, met in known)
-
-
-def _gpus(row: Found) -> str:
-    """Say how many GPUs the workers that were found have."""
-    return f" ({row.point.gpus} GPU{'s' * (row.point.gpus != 1)})" if row.point is not None else ""
 
 
 def _answer(points: list[Point], count: int) -> str:
@@ -108,9 +51,7 @@ def _answer(points: list[Point], count: int) -> str:
         fewest = min(point.gpus for point in met)
         first = [point for point in met if point.gpus == fewest]
         need = f"need{'s' * (len(first) == 1)} the fewest GPUs ({fewest})"
-        return (
-            f"{len(met)} of {count} combinations meet every limit; {_named([point.name for point in first])} {need}. "
-        )
+        return f"{len(met)} of {count} combinations meet every limit; {named([point.name for point in first])} {need}. "
     nearest = max(points, key=_headroom)
     missed = binding(nearest.outcomes)
     return f"No combination is known to meet every limit; {nearest.name} comes closest: {missed.limit if missed else ''} {missed}. "
@@ -126,21 +67,35 @@ def _best(points: list[Point], axes: list[str], elsewhere: Mapping[str, str | No
     text = _grew(points)
     met = [point for point in points if point.outcomes and point.state == "met"]
     kept, within = met or points, " within the limits" * (0 < len(met) < len(points))
-    if near := enough(_sized(points), "lowest mean TTFT", is_lower_better=True):
-        return f"{text}{_lowest_ttft(kept, elsewhere, within)} {near}"
-    if "router_mode" in axes and len(axes) > 1:
-        return text + _by_mode(kept, elsewhere, within)
-    return text + _lowest_ttft(kept, elsewhere, within)
+    near = enough(_sized(points), "lowest mean TTFT", is_lower_better=True)
+    if "router_mode" in axes and len(axes) > 1 and not near:
+        return text + _failed(by_rest(kept).values()) + _by_mode(kept, elsewhere, within)
+    return text + _failed([kept]) + _lowest_ttft(kept, elsewhere, within) + f" {near}" * bool(near)
+
+
+def _failed(groups: Iterable[Sequence[Point]]) -> str:
+    """Say which points are not compared within their group, because clearly more of their requests failed."""
+    left_out = [
+        f"{point.name} ({failures(point)})"
+        for group in groups
+        for names in [{point.name for point in compared(group)}]
+        for point in group
+        if point.is_stable and point.name not in names
+    ]
+    if not left_out:
+        return ""
+    are = "it is" if len(left_out) == 1 else "they are"
+    return f" Clearly more requests failed in {named(left_out)}, so {are} not compared."
 
 
 def _by_mode(points: list[Point], elsewhere: Mapping[str, str | None], within: str) -> str:
     """Say at how many of the other settings each mode has the lowest mean E2E latency, or ties with the lowest."""
     text = _wins(points, within)
     names = {point.name for group in by_rest(points).values() for point in best_of(group, ("e2e_sched",)).points}
-    known = [point for point in points if elsewhere.get(point.name)]
+    known = [point for group in by_rest(points).values() for point in compared(group) if elsewhere.get(point.name)]
     if known and not any(elsewhere.get(name) for name in names):
         text += f" The best exist only in dynabench; of the modes that other routers have:{_wins(known, within).partition(':')[2]}"
-        text += f" In other routers, {_elsewhere(known, elsewhere)}."
+        text += f" In other routers, {there(_elsewhere(known, elsewhere))}."
     return text
 
 
@@ -164,11 +119,10 @@ def _lowest_ttft(points: list[Point], elsewhere: Mapping[str, str | None], withi
     for place in range(1, len(best.steps)):
         if len(best.steps[place].names) < len(best.steps[place - 1].names):
             text += f" Of these, lowest {LABELS[best.steps[place].metric]}: {_shown(best, place)}."
-    known = [point for point in points if elsewhere.get(point.name)]
+    known = [point for point in compared(points) if elsewhere.get(point.name)]
     if known and not any(elsewhere.get(point.name) for point in best.points):
-        other = best_of(known).points
-        text += f" {_named([point.name for point in best.points])} exist{'s' * (len(best.points) == 1)} only in dynabench; the best that "
-        text += f"other routers have: {_elsewhere(other, elsewhere)}."
+        others = _elsewhere(best_of(known).points, elsewhere)
+        text += f" {only_here([point.name for point in best.points], others)}"
     return text
 
 
@@ -178,29 +132,21 @@ def _shown(best: Best, place: int) -> str:
     values = [milliseconds(value) for value in (step.values[0], step.values[-1])]
     shown = " to ".join(dict.fromkeys(values))
     tie = " tie" * (len(step.names) > 1)
-    return f"{_named(step.names)}{tie} ({shown} ms)"
+    return f"{named(step.names)}{tie} ({shown} ms)"
 
 
-def _elsewhere(points: Sequence[Point], elsewhere: Mapping[str, str | None]) -> str:
-    """Say what other routers call the modes of points."""
-    found = {str(point.changes.get("router_mode", point.name)): elsewhere[point.name] for point in points}
-    return "; ".join(f"{mode} is {where}" for mode, where in list(found.items())[:MOST])
+def _elsewhere(points: Sequence[Point], elsewhere: Mapping[str, str | None]) -> dict[str, str]:
+    """Return what other routers call the modes of points."""
+    return {str(point.changes.get("router_mode", point.name)): elsewhere[point.name] or "" for point in points}
 
 
-def _named(names: Sequence[str]) -> str:
-    more = [f"{len(names) - MOST:,} more"] * (len(names) > MOST)
-    return listed([*names[:MOST], *more])
-
-
-def _too_little(points: list[Point]) -> str:
+def too_little(points: list[Point]) -> str:
     """Say where there was too little data, with the first reason."""
     short = [point for point in points if point.too_little]
     if not short:
         return ""
-    where = (
-        f"in {len(short)} of {len(points)} combinations, such as {short[0].name}" if len(points) > 1 else short[0].name
-    )
-    return f" Too little data {where}: {'; '.join(short[0].too_little)}."
+    where = f"{len(short)} of {len(points)} combinations, such as " * (len(points) > 1) + short[0].name
+    return f" Too little data in {where}: {'; '.join(short[0].too_little)}."
 
 
 def _grew(points: list[Point]) -> str:
@@ -214,15 +160,16 @@ def _grew(points: list[Point]) -> str:
 
 
 def _sized(points: list[Point]) -> list[Sized]:
-    """Return the mean TTFT of stable points, by the capacity of their tiers."""
+    """Return the mean TTFT of the points that are compared, by the capacity of their tiers."""
     return [
-        Sized(point.changes, _capacity(point), mean, f"{milliseconds(mean)} ms")
-        for point in points
-        if point.is_stable and (mean := point.ttft_sched.mean) is not None
+        Sized(point.changes, capacity(point), mean, f"{milliseconds(mean)} ms")
+        for point in compared(points)
+        if (mean := point.ttft_sched.mean) is not None
     ]
 
 
-def _capacity(point: Point) -> float:
+def capacity(point: Point) -> float:
+    """Return how much all tiers of a point hold."""
     return sum(use.capacity_bytes for use in point.tiers)
 
 
@@ -235,41 +182,16 @@ def _remarks(points: Sequence[Point]) -> str:
     if len(equal) == len(repeated) > 0:
         text += " The runs are deterministic: all repeats are equal, so there are no intervals."
     elif equal:
-        more = f" and {len(equal) - MOST:,} more" * (len(equal) > MOST)
-        text += f" The repeats of {'; '.join(equal[:MOST])}{more} are equal (deterministic), so there is no interval."
+        text += f" The repeats of {parted(equal)} are equal (deterministic), so there is no interval."
     return f" {text.strip()}" if text else ""
 
 
-def _impossible(points: list[Impossible]) -> str:
+def which_are_impossible(points: list[Impossible]) -> str:
     """Say which points are impossible, grouped by reason."""
     names: dict[str, list[str]] = {}
     for point in points:
         names.setdefault(point.reason, []).append(point.name)
     text = ""
     for reason, those in names.items():
-        more = f" and {len(those) - MOST:,} more" * (len(those) > MOST)
-        text += f" {'; '.join(those[:MOST])}{more} {'is' if len(those) == 1 else 'are'} impossible: {reason}."
+        text += f" {parted(those)} {'is' if len(those) == 1 else 'are'} impossible: {reason}."
     return text
-
-
-def _why(row: Found) -> str:
-    """Say which limits are missed at the nearest value that misses any."""
-    assert row.missed is not None
-    return told(outcome for outcome in row.missed.outcomes if outcome.state != "met")
-
-
-def value_shown(row: Found) -> str:
-    """Format what a search found, or how far it got."""
-    if row.met is None:
-        return "none" if row.is_over else "not known"
-    if not row.is_at_end or (row.sense == "lowest" and row.met == 1):
-        low, high = row.interval or (row.met, row.met)
-        return digits(row.met) if low == high else f"{digits(row.met)} [{digits(low)}, {digits(high)}]"
-    if row.sense is None:
-        return "any"
-    return f"at {'least' if row.sense == 'highest' else 'most'} {digits(row.met)}"
-
-
-def digits(value: float) -> str:
-    """Format a value that was tried; it has no more digits than the search's precision."""
-    return f"{value:,.0f}" if value == int(value) else f"{value:g}"

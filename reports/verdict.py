@@ -1,22 +1,15 @@
 """What a comparison found, in a few sentences."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from foundation.text import listed
 from reports import headline, insight
 from reports.fleet_verdict import fleet_verdict
+from reports.naming import LABELS, MOST, named, only_here
 from reports.ranking import OUT_OF_LIMITS
 from reports.slo import parse
 from reports.summary import WAYS, Difference, Ranking, Step, Summary
 from reports.tiers import overlap
-
-LABELS = {
-    "ttft_sched": "mean TTFT",
-    "tpot": "mean time per output token",
-    "e2e_sched": "mean E2E latency",
-}
-MOST = 4
-"""The most arms that are named one by one."""
 
 
 def verdict(summary: Summary) -> str:
@@ -63,8 +56,7 @@ def _best(summary: Summary) -> list[str]:
     if ranking is None or len(ranking.compared) < 2:
         return []
     if not ranking.steps:
-        first, second = ranking.compared[:2]
-        return [f"{first} and {second} have too few requests in common to compare their times."]
+        return ["The compared arms have too few requests in common to compare their times."]
     said, last = list[str](), ranking.steps[-1]
     for place, step in enumerate(ranking.steps):
         before = ranking.steps[place - 1] if place else None
@@ -82,17 +74,18 @@ def _in_metric(step: Step, before: Step | None, ranking: Ranking) -> str:
         return _sentence(label, step.best, other, difference, lead="Of these, " * (len(ranking.compared) > 2))
     left = [arm for arm in step.differences if arm not in step.ties]
     if not left:
-        who = f"The {count} arms" if count > MOST + 1 else _named(step.ties)
+        who = f"The {count} arms" if count > MOST + 1 else named(step.ties)
         return f"{who} {'also' if before else 'all'} tie in {label}: {_alike(step)}."
     of, lead = (f" of {count} arms", "") if before is None else ("", "Of these, ")
     next_ = min(left, key=lambda arm: step.differences[arm].mean)
     pair = step.differences[next_]
     if len(step.ties) > 1:
         rest = f"the next, {next_}, is {pair.relative:.1%} above {step.best}"
-        return f"{lead}{_named(step.ties)} tie for the lowest {label}{of}: {_alike(step)}; {rest}."
+        return f"{lead}{named(step.ties)} tie for the lowest {label}{of}: {_alike(step)}; {rest}."
+    later = " once the arms that are clearly worse are left out" * pair.is_noise
     return (
         f"{lead}{step.best} has the lowest {label}{of}, by {_amount(pair)} against the next, {next_} (95% interval "
-        f"{_interval(pair)}, paired by request, for all {count} arms together), which is more than noise."
+        f"{_interval(pair)}, paired by request, for all {count} arms together), which is more than noise{later}."
     )
 
 
@@ -114,7 +107,7 @@ def _of_limits(summary: Summary, step: Step) -> str:
     fewer = f"; fewer: {_shares(rest)}" if rest else ""
     if len(shown) == 1 and len(step.ties) > 1:
         what = "tie for the most requests" if rest else "keep equally many requests"
-        return f"{_named(step.ties)} {what} within {within}: {shown[0]}{fewer}."
+        return f"{named(step.ties)} {what} within {within}: {shown[0]}{fewer}."
     alike = {arm: share[arm] for arm in step.ties[1:]}
     noise = f"; not fewer by more than noise: {_shares(alike)}" if alike else ""
     most = "the most" if len(share) > 2 else "more"
@@ -131,7 +124,7 @@ def _within(summary: Summary, arm: str) -> float:
 
 
 def _cost(ranking: Ranking) -> list[str]:
-    """Say how the best arms compare with all others in time per output token, unless a step has said it."""
+    """Say how the best arms compare with all others in TPOT, unless a step has said it."""
     step = ranking.tpot
     if step is None or any(
         one.metric == "tpot" and one.differences.keys() == step.differences.keys() for one in ranking.steps
@@ -150,8 +143,8 @@ def _cost(ranking: Ranking) -> list[str]:
             f"{step.best} has the lowest {label} of {count} arms: {arm} takes {_above(step.differences[arm])} more."
         ]
     if step.ties == kept:
-        return [f"{_named(kept)} also {'has' if len(kept) == 1 else 'have'} the lowest {label} of {count} arms."]
-    return [f"{_named(kept)} also {'ties' if len(kept) == 1 else 'tie'} for the lowest {label} of {count} arms."]
+        return [f"{named(kept)} also {'has' if len(kept) == 1 else 'have'} the lowest {label} of {count} arms."]
+    return [f"{named(kept)} also {'ties' if len(kept) == 1 else 'tie'} for the lowest {label} of {count} arms."]
 
 
 def _above(pair: Difference) -> str:
@@ -163,10 +156,8 @@ def _elsewhere(summary: Summary) -> list[str]:
     ranking = summary.ranking or None
     if ranking is None or not ranking.elsewhere or ranking.elsewhere.keys() & set(ranking.ties):
         return []
-    named = "; ".join(f"{arm} is {where}" for arm, where in list(ranking.elsewhere.items())[:MOST])
-    cost = _cost_of(ranking, next(iter(ranking.elsewhere)))
-    only = f"{_named(ranking.ties)} exist{'s' * (len(ranking.ties) == 1)} only in dynabench."
-    return [f"{only} The best mode here that other routers have{cost}: {named}."]
+    others = {arm: where + _cost_of(ranking, arm) for arm, where in ranking.elsewhere.items()}
+    return [only_here(ranking.ties, others)]
 
 
 def _cost_of(ranking: Ranking, arm: str) -> str:
@@ -174,14 +165,7 @@ def _cost_of(ranking: Ranking, arm: str) -> str:
     step = next((step for step in ranking.steps if arm in step.differences and arm not in step.ties), None)
     if step is None or step.metric == OUT_OF_LIMITS:
         return ""
-    return f" has a {LABELS[step.metric]} {_above(step.differences[arm])} higher"
-
-
-def _named(arms: Sequence[str]) -> str:
-    """Join the names of arms, the first few if they are many."""
-    if len(arms) <= MOST + 1:
-        return listed(arms)
-    return listed([*arms[:MOST], f"{len(arms) - MOST:,} more"])
+    return f", with a {LABELS[step.metric]} {_above(step.differences[arm])} above that of {step.best}"
 
 
 def _grown(summary: Summary) -> str:
@@ -194,12 +178,12 @@ def _grown(summary: Summary) -> str:
         ((arm, queue),) = grown.items()
         text = f"{arm} could not keep up: {max(queue.start, 0):.0f} requests waited at the start and {queue.end:.0f} at the end. Its"
     else:
-        text = f"{len(grown)} arms could not keep up, as more and more requests waited: {_named(rows)}. Their"
+        text = f"{len(grown)} arms could not keep up, as more and more requests waited: {named(rows)}. Their"
     text += " averages measure the length of the run, so they are not compared."
     means = {arm: its.ttft_sched.mean for arm, its in summary.arms.items() if its.ttft_sched.mean is not None}
     best = min((mean for arm, mean in means.items() if arm not in grown), default=0.0)
     if ahead := [f"{arm} ({_milliseconds(means[arm])} ms)" for arm in grown if means.get(arm, best) < best]:
-        what = f"lower mean TTFT than every arm that is compared: {_named(ahead)}"
+        what = f"lower mean TTFT than every arm that is compared: {named(ahead)}"
         text += f" Over these requests, {what}. Use a longer workload or less load before you rule {'it' if len(ahead) == 1 else 'them'} out."
     return text
 
@@ -243,7 +227,7 @@ def _amount(pair: Difference) -> str:
 
 
 def _interval(pair: Difference) -> str:
-    return f"{_milliseconds(max(pair.low, 0.0))} to {_milliseconds(pair.high)} ms"
+    return f"{_milliseconds(pair.low)} to {_milliseconds(pair.high)} ms"
 
 
 def _milliseconds(seconds: float) -> str:

@@ -47,6 +47,20 @@ class LoadConfig:
         """Whether arrivals depend on answers, so that no request can be late."""
         return self.concurrency is not None or self.session_concurrency is not None
 
+    @property
+    def has_window(self) -> bool:
+        """Whether only requests of some time count."""
+        return self.warmup_s > 0 or self.measure_s is not None
+
+    def waits_for_answers(self, workload: Workload) -> bool:
+        """Return whether arrivals depend on answers, so that their times are not known in advance."""
+        return self.is_closed or workload.has_dependencies
+
+    def may_count(self, workload: Workload) -> list[bool]:
+        """Return of each request whether it may count, as far as is known in advance."""
+        is_unknown = self.waits_for_answers(workload)
+        return [is_unknown or self.is_measured(request.arrival_s) for request in workload]
+
     def is_measured(self, intended_s: float) -> bool:
         """Return whether a request counts."""
         return (

@@ -152,8 +152,8 @@ def _note(pool: Pool) -> str:
 
 def _where(deployment: Deployment, mode: str) -> str:
     """Return a mode's name elsewhere, with the settings that it has there."""
-    base, added = base_and_additions(mode)
-    found = elsewhere(base, deployment.router)
-    if found is None:
-        return "dynabench only"
-    return f"{found}; +{'+'.join(added)} exists only in dynabench" if added else found
+    if found := elsewhere(mode, deployment.router):
+        return found
+    base, additions = base_and_additions(mode)
+    found = elsewhere(base, deployment.router) if additions else None
+    return f"dynabench only; without +{'+'.join(additions)} {found}" if found else "dynabench only"

@@ -9,6 +9,7 @@ from dynabench.capacity.search import Layout, Question, Search
 from dynabench.capacity.settings import PlanConfig
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import Arm, Settings
+from foundation.text import listed
 from reports.capacity import Ranked
 from reports.outcomes import Outcome, binding, told
 from reports.points import AnyPoint, Point
@@ -325,12 +326,6 @@ class Findings:
                 f"{least.gpus(least.low)}, {why}."
             )
         return "No layout can meet the limits, for the reasons above."
-
-
-def listed(words: Sequence[str]) -> str:
-    """Join several names."""
-    *first, last = words
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def missed(outcomes: Sequence[Outcome]) -> list[Outcome]:

@@ -24,13 +24,13 @@ from dynabench.plan import Settings
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import chunk
 from reports.conditions import Condition
+from reports.outcomes import SHARES, num_required
 from workloads import Workload, WorkloadError
 from workloads.pacing import LoadConfig
 from workloads.reuse import reuse_of
 
 Tokens = npt.NDArray[np.int64]
 
-SHARES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
 SAMPLE = 256
 """The number of values whose mean bounds that of all from below."""
 SAFETY = 0.9
@@ -109,7 +109,7 @@ def floor_of(settings: Settings, source: Source, limits: Sequence[Condition], at
     for limit in limits:
         if reason := _beyond(limit, sizes, attainment, computing=computing, decoding=decoding):
             return Floor(impossible=reason)
-    if settings.load.is_closed or workload.has_dependencies:  # arrivals wait for answers
+    if settings.load.waits_for_answers(workload):
         return Floor()
     dues = [due for limit in limits for due in _dues(limit, len(sizes.new), attainment)]
     if is_apart and not is_bypassed and (reason := _prefill_beyond(dues, sizes, prefilling)):
@@ -121,18 +121,6 @@ def floor_of(settings: Settings, source: Source, limits: Sequence[Condition], at
     return Floor(needed, max([*steps, 1]) - 1, expected=max(-(-expected // decoding.config.dp_size), needed))
 
 
-def must(limit: Condition, count: int, attainment: float) -> int:
-    """Return how many of this many values must be within a limit; of a mean, none need be.
-
-    A percentile between two values is within a limit only if the smaller one is.
-    """
-    if limit.statistic == "mean":
-        return 0
-    if limit.statistic is None:
-        return math.ceil(attainment * count - 1e-9)
-    return math.floor((count - 1) * SHARES[limit.statistic] + 1e-9) + 1
-
-
 def _sizes(workload: Workload, load: LoadConfig, engine: SimulatedEngine) -> Sizes:
     prompts = np.array([request.input_length for request in workload], np.int64)
     answers = np.array([request.output_length for request in workload], np.int64)
@@ -140,8 +128,7 @@ def _sizes(workload: Workload, load: LoadConfig, engine: SimulatedEngine) -> Siz
     config, new = engine.config, prompts
     if config.enable_prefix_caching and workload.knows_prefixes:
         new = np.maximum(prompts - reuse_of(workload, config.block_size).endless_hits(), 1)
-    is_open = not load.is_closed and not workload.has_dependencies
-    counted = np.array([not is_open or load.is_measured(arrival_s) for arrival_s in arrivals_s], bool)
+    counted = np.array(load.may_count(workload), bool)
     return Sizes(bool(counted.all()), arrivals_s[counted], prompts[counted], answers[counted], new[counted])
 
 
@@ -183,7 +170,7 @@ def _least(
     if limit.statistic == "mean":
         return float(np.mean([at(part * total // SAMPLE) for part in range(SAMPLE)]))
     without = len(sizes) - total if limit.statistic is None else 0  # a request without a value is within the limit
-    place = must(limit, total + without, attainment) - without - 1
+    place = num_required(limit, total + without, attainment) - without - 1
     return at(place) if place >= 0 else 0.0
 
 
@@ -204,7 +191,7 @@ def _dues(limit: Condition, count: int, attainment: float) -> Iterator[Due]:
         return
     is_answer = limit.metric == "e2e"
     if limit.statistic != "mean":
-        yield Due(limit.value, count - must(limit, count, attainment), is_answer)
+        yield Due(limit.value, count - num_required(limit, count, attainment), is_answer)
         return
     for times in (2, 10, 100):
         yield Due(times * limit.value, count // times, is_answer)

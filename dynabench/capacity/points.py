@@ -10,7 +10,7 @@ from dynabench.capacity.trial import attempt
 from dynabench.experiment.parallel import Call, in_parallel
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import Source
-from dynabench.experiment.store import PointStore
+from dynabench.experiment.store import PointStore, key_of
 from dynabench.interrupt import Interrupt, InterruptError
 from dynabench.plan import Arm
 from reports.capacity import Sureness
@@ -63,7 +63,7 @@ class Points:
         found = [self._store.known(arm) for arm in arms]
         if any(point is None for point in found):
             raise InterruptError
-        self._asked |= {str(arm.changes) for arm in arms}
+        self._asked |= {key_of(arm) for arm in arms}
         return [point for point in found if point is not None]
 
     def simulate(self, arms: Sequence[Arm]) -> None:
@@ -76,7 +76,7 @@ class Points:
         calls = [(attempt, (arm, *self._rest, arm.changes.get("load", 1.0) == self._planned)) for arm in todo]
         for place, (point, sure) in self._each(calls):
             self._store.keep(todo[place], point)
-            self._simulated.add(key := str(todo[place].changes))
+            self._simulated.add(key := key_of(todo[place]))
             self._sure[key] = sure
 
     def sure(self, arm: Arm) -> list[Sureness]:
@@ -85,7 +85,7 @@ class Points:
         Raises:
             InterruptError: the user interrupted it.
         """
-        if not (found := self._sure.get(str(arm.changes))):
+        if not (found := self._sure.get(key_of(arm))):
             source, seed, _, limits, attainment, _ = self._rest
             [found] = self.carry_out([(sureness_of, (arm, source, seed, limits, attainment))])
         return list(found)

@@ -27,6 +27,7 @@ def sureness_of(arm: Arm, source: Source, seed: int, limits: Sequence[Condition]
 
 def sureness_in(record: Record, arm: Arm, limits: Sequence[Condition], attainment: float) -> list[Sureness]:
     """Return the same from a run that was simulated."""
+    record = record.measured
     figures = summarize([record], list(limits), with_intervals=False).arms[arm.name]
     known, has_failed = per_request(record.requests), ~record.requests.succeeded
     blocks = blocks_of(record.requests.intended_s, known["e2e_sched"])

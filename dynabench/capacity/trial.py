@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 
 from dynabench.capacity.sureness import sureness_in
+from dynabench.experiment.points import point_of, simulate_runs, simulated_whole
 from dynabench.experiment.source import Source
-from dynabench.experiment.sweep import point_of, simulate_runs, simulated_whole
 from dynabench.interrupt import Flag
 from dynabench.plan import Arm, Plan
 from reports.capacity import Sureness
 from reports.conditions import METRICS, Condition
 from reports.metrics import TokenGaps, per_request
-from reports.outcomes import SHARES, Outcome
+from reports.outcomes import Outcome, num_required
 from reports.points import AnyPoint, Cut, Impossible
 from reports.records import Record
 from workloads import Workload, WorkloadError
@@ -43,6 +43,7 @@ def attempt(
     workload = source(arm.settings.shape)
     is_worth_it = len(workload) >= WORTH_CUTTING and not _shares_prefixes(workload, arm)
     is_worth_it &= not arm.settings.load.is_closed  # a part would begin with a burst that is not in the whole
+    is_worth_it &= not arm.settings.load.has_window  # of a part, other requests count
     part = busiest(source, arm.settings.shape) if is_worth_it else None
     if part is not None:
         cut = Arm(arm.name, replace(arm.settings, shape=part), arm.changes)
@@ -112,10 +113,9 @@ def certain_misses(part: Record, whole: Workload, limits: Sequence[Condition], a
         if limit.statistic == "mean":
             is_missed, said = total > limit.value * count, "its sum is too high"
         else:
-            share = attainment if limit.statistic is None else SHARES[limit.statistic]
-            most = (1 - share) * count + 1
+            most = count - num_required(limit, count, attainment)
             unit = "gaps" if limit.metric == "itl" else "requests"
-            is_missed, said = beyond > most, f"{beyond:,} {unit} exceed it, and at most {most:,.0f} may"
+            is_missed, said = beyond > most, f"{beyond:,} {unit} exceed it, and at most {most:,} may"
         if is_missed:
             found.append(Outcome(str(limit), "missed", reason=f"in the busiest part of the workload alone, {said}"))
     return found

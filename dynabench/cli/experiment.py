@@ -18,7 +18,6 @@ from dynabench.cli.groups import (
     KvTransfer,
     LivePool,
     Load,
-    Markdown,
     MeasuredFrontend,
     MeasuredRouter,
     Output,
@@ -26,6 +25,8 @@ from dynabench.cli.groups import (
     Overheads,
     Planner,
     Pool,
+    RunsOutput,
+    RunsOutputConfig,
     Runtime,
     Shape,
     Timing,
@@ -52,8 +53,8 @@ from dynabench.deployment.transfer import TransferConfig
 from dynabench.experiment.axes import setting_of
 from dynabench.experiment.settings import ExperimentConfig, SweepConfig
 from dynabench.plan import ClientConfig, Settings
-from dynabench.terminal import Terminal
 from foundation.errors import UserError
+from foundation.exit_codes import INTERRUPTED
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.cli.command_line import flat
@@ -71,10 +72,9 @@ def simulate(
     /,
     *,
     deployment: DeploymentFile = None,
-    experiment: Experiment = ExperimentConfig(),  # noqa: B008 (frozen)
-    gate: Gate = GateConfig(),  # noqa: B008
-    output: Output = OutputConfig(),  # noqa: B008
-    markdown: Markdown = False,
+    gate_config: Gate = GateConfig(),  # noqa: B008 (frozen)
+    experiment: Experiment = ExperimentConfig(),  # noqa: B008
+    output: RunsOutput = RunsOutputConfig(),  # noqa: B008
     shape: Shape = ShapeConfig(),  # noqa: B008
     load: Load = LoadConfig(),  # noqa: B008
     pool: Pool | None = None,
@@ -95,10 +95,9 @@ def simulate(
     Args:
         workload: Files or a folder that form one workload (see `dynabench workload formats`); default: a small bundled one.
         deployment: YAML file that describes the deployment, instead of flags: pools, and their settings by name.
+        gate_config: When to exit with 1.
         experiment: What to compare.
-        gate: When to exit with 1.
         output: What to print.
-        markdown: Print a Markdown summary, for a pull request.
         shape: What to change about the workload.
         load: How the workload is sent.
         pool: How many workers there are, and whether some only prefill and some only decode.
@@ -128,9 +127,7 @@ def simulate(
             planner,
         )
     settings = Settings(deployed, shape, load)
-    return _compare(
-        "virtual", workload, _with_modes(experiment, deployment, deployed), settings, gate, output, markdown=markdown
-    )
+    return _compare("virtual", workload, _with_modes(experiment, deployment, deployed), settings, gate_config, output)
 
 
 def run(
@@ -138,10 +135,9 @@ def run(
     /,
     *,
     deployment: DeploymentFile = None,
-    experiment: Experiment = ExperimentConfig(),  # noqa: B008 (frozen)
-    gate: Gate = GateConfig(),  # noqa: B008
-    output: Output = OutputConfig(),  # noqa: B008
-    markdown: Markdown = False,
+    gate_config: Gate = GateConfig(),  # noqa: B008 (frozen)
+    experiment: Experiment = ExperimentConfig(),  # noqa: B008
+    output: RunsOutput = RunsOutputConfig(),  # noqa: B008
     shape: Shape = ShapeConfig(),  # noqa: B008
     load: Load = LoadConfig(),  # noqa: B008
     client: Client = ClientConfig(),  # noqa: B008
@@ -163,10 +159,9 @@ def run(
     Args:
         workload: Files or a folder that form one workload (see `dynabench workload formats`); default: a small bundled one.
         deployment: YAML file that describes the deployment, instead of flags: pools, and their settings by name.
+        gate_config: When to exit with 1.
         experiment: What to compare.
-        gate: When to exit with 1.
         output: What to print.
-        markdown: Print a Markdown summary, for a pull request.
         shape: What to change about the workload.
         load: How the workload is sent.
         client: How requests are sent and measured.
@@ -230,9 +225,7 @@ def run(
             )
             refuse_without_roles(deployed)
     settings = Settings(deployed, shape, load, client)
-    return _compare(
-        "wall", workload, _with_modes(experiment, deployment, deployed), settings, gate, output, markdown=markdown
-    )
+    return _compare("wall", workload, _with_modes(experiment, deployment, deployed), settings, gate_config, output)
 
 
 def sweep(
@@ -240,9 +233,9 @@ def sweep(
     /,
     *,
     deployment: DeploymentFile = None,
-    config: Annotated[SweepConfig, flat("Sweep", 0)] = SweepConfig(),  # noqa: B008 (frozen)
+    gate_config: SweepGate = SweepGateConfig(),  # noqa: B008 (frozen)
+    config: Annotated[SweepConfig, flat("Sweep", 0)] = SweepConfig(),  # noqa: B008
     experiment: Experiment = ExperimentConfig(),  # noqa: B008
-    gate: SweepGate = SweepGateConfig(),  # noqa: B008
     output: Output = OutputConfig(),  # noqa: B008
     shape: Shape = ShapeConfig(),  # noqa: B008
     load: Load = LoadConfig(),  # noqa: B008
@@ -264,9 +257,9 @@ def sweep(
     Args:
         workload: Files or a folder that form one workload (see `dynabench workload formats`); default: a small bundled one.
         deployment: YAML file that describes the deployment, instead of flags: pools, and their settings by name.
+        gate_config: When to exit with 1.
         config: How to run the sweep or search.
         experiment: What to vary (--router-mode, --vary) and the limits (--slo, --slo-preset).
-        gate: When to exit with 1.
         output: What to print.
         shape: What to change about the workload.
         load: How the workload is sent.
@@ -301,10 +294,11 @@ def sweep(
             planner,
         )
         experiment, settings = _with_modes(experiment, deployment, deployed), Settings(deployed, shape, load)
-        gates = gate.gates()
+        gates = gate_config.gates()
         out, manifest, summary = run_sweep(workload, config, experiment, settings, console=console, gates=gates)
     content = json.loads((out / "sweep.json").read_text())
-    return finish_sweep(manifest, summary, gates, gate, output, out, content, is_complete=summary.is_complete)
+    code = finish_sweep(manifest, summary, gate_config, output, out, content)
+    return code if summary.is_complete else INTERRUPTED
 
 
 def _simulated(
@@ -367,21 +361,15 @@ def _compare(
     files: tuple[Path, ...],
     experiment: ExperimentConfig,
     settings: Settings,
-    gate: GateConfig,
-    output: OutputConfig,
-    *,
-    markdown: bool,
+    gate_config: GateConfig,
+    output: RunsOutputConfig,
 ) -> int:
     from dynabench.cli.results import finish_runs
     from dynabench.experiment.run import run_experiment
 
-    if markdown and output.json:
-        raise UserError("--markdown and --json print the same result; use only one of them")
-    console = Terminal(stderr=markdown or output.json)
     with plain_errors():
-        gates = gate.gates()
-        out, manifest, summary = run_experiment(clock, files, experiment, settings, console=console, gates=gates)
-    return finish_runs(
-        manifest, summary, gates, gate, output, out, console,
-        markdown=markdown, metrics_like=experiment.metrics_like, is_complete=summary.is_complete,
-    )  # fmt: skip
+        out, manifest, summary = run_experiment(
+            clock, files, experiment, settings, console=output.terminal(), gates=gate_config.gates()
+        )
+    code = finish_runs(manifest, summary, gate_config, output, out, metrics_like=experiment.metrics_like)
+    return code if summary.is_complete else INTERRUPTED

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from dynabench.experiment.manifest import now
 from dynabench.terminal import Terminal
-from foundation.exit_codes import DONE, INTERRUPTED, NOT_GOOD
+from foundation.exit_codes import DONE, NOT_GOOD
 from foundation.files import replace_text
 from foundation.settings import check
 from reports import junit
@@ -31,14 +31,18 @@ class GateConfig:
     the first arm by more than this, such as 'ttft.p90 > +5%' or 'throughput < -3%', beyond noise; may be repeated."""
 
     junit: Path | None = None
-    """Write the result of each --fail-if, and whether each arm is valid, to this file as JUnit XML."""
+    """Write the result of each --fail-if, and whether each arm is valid, to this file as JUnit XML; an older one
+    is removed at the start."""
 
     def __post_init__(self) -> None:
-        """Refuse what could not be judged or written, before anything is run."""
+        """Remove an older JUnit file, and refuse what could not be judged or written, before anything is run."""
         check(self)
-        _ = self.gates()
         if self.junit is not None:
             _check_writable(self.junit)
+            # Whatever refuses or ends the command from here on, CI does not read the results of an earlier one. So that
+            # it holds for the other flags too, commands take this group before theirs.
+            self.junit.unlink(missing_ok=True)
+        _ = self.gates()
 
     def gates(self, of: Kind | None = None) -> list[Condition]:
         """Return the conditions.
@@ -93,7 +97,7 @@ def _check_writable(path: Path) -> None:
     above = next(folder for folder in path.absolute().parents if folder.exists())
     if not (above.is_dir() and os.access(above, os.W_OK)):
         raise ValueError(f"junit is {str(path)!r}; expected a file in a folder that can be written")
-    if path.is_dir() or (path.is_file() and b"<testsuites" not in path.read_bytes()[:200]):
+    if path.exists() and not (path.is_file() and b"<testsuites" in path.read_bytes()[:200]):
         raise ValueError(f"junit is {str(path)!r}, which exists and is not JUnit XML; choose another file")
 
 
@@ -145,7 +149,6 @@ def finish(
     *,
     wall_s: Mapping[str, float],
     console: Terminal,
-    is_complete: bool = True,
 ) -> int:
     """Write the JUnit file, and return the exit code; what was found is already written."""
     if config.junit is not None:
@@ -153,12 +156,10 @@ def finish(
         config.junit.absolute().parent.mkdir(parents=True, exist_ok=True)
         replace_text(config.junit, text)
         console.print(f"junit: {config.junit}", soft_wrap=True)
-    if not is_complete:
-        return INTERRUPTED
     return NOT_GOOD if any(result.state == "failed" for result in [*checks, *results]) else DONE
 
 
-def told(results: Sequence[Result], console: Terminal) -> None:
+def print_results(results: Sequence[Result], console: Terminal) -> None:
     """Print the result of each gate."""
     for result in results:
         console.say(f"{result.state}: {result.text}", style={"failed": "red"}.get(result.state))

@@ -59,8 +59,25 @@ class OutputConfig:
             print(json.dumps({"folder": None if folder is None else str(folder)} | content, indent=2))
 
 
-Markdown = Annotated[bool, Parameter(negative=())]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunsOutputConfig(OutputConfig):
+    """What a command on runs prints."""
+
+    markdown: Annotated[bool, Parameter(negative=())] = False
+    """Print a Markdown summary, for a pull request."""
+
+    def __post_init__(self) -> None:
+        """Refuse two forms at once."""
+        if self.markdown and self.json:
+            raise ValueError("--markdown and --json print the same result; use only one of them")
+
+    def terminal(self) -> Terminal:
+        """Return the stream for text."""
+        return Terminal(stderr=self.markdown or self.json)
+
+
 Output = Annotated[OutputConfig, flat("Output", 1)]
+RunsOutput = Annotated[RunsOutputConfig, flat("Output", 1)]
 Experiment = Annotated[ExperimentConfig, flat("Experiment", 1)]
 Shape = Annotated[ShapeConfig, flat("Workload", 2)]
 Load = Annotated[LoadConfig, flat("Load", 3)]

@@ -54,7 +54,7 @@ def model(
         shape = timing.shape
         found = facts(shape, timing.kv_dtype)
     room, too_large = _room(timing)
-    error = known.told if (known := model_error(timing)) else None
+    error = known.text if (known := model_error(timing)) else None
     costs = _step_costs(timing, too_large)
     notes = list(filter(None, [doubt(name, shape), approximations(shape), too_large]))
     if json_output:

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from dynabench.capacity.settings import PlanConfig, PlannedEngineConfig, PlannedTimingConfig
-from dynabench.cli.gates import PlanGate, PlanGateConfig, as_json, check_of_plan, finish, told
+from dynabench.cli.gates import PlanGate, PlanGateConfig, as_json, check_of_plan, finish, print_results
 from dynabench.cli.groups import (
     WITHOUT_ROLE,
     Disaggregation,
@@ -31,6 +31,7 @@ from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import Settings
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
+from foundation.exit_codes import INTERRUPTED
 from reports import capacity
 from reports.capacity import Answer
 from reports.gate import of_plan
@@ -48,12 +49,12 @@ def plan(
     workload: tuple[Path, ...] = (),
     /,
     *,
-    config: Annotated[PlanConfig, flat("Plan", 0)] = PlanConfig(),  # noqa: B008 (frozen)
+    gate_config: PlanGate = PlanGateConfig(),  # noqa: B008 (frozen)
+    config: Annotated[PlanConfig, flat("Plan", 0)] = PlanConfig(),  # noqa: B008
     experiment: Experiment = ExperimentConfig(),  # noqa: B008
     shape: Shape = ShapeConfig(),  # noqa: B008
     load: Load = LoadConfig(),  # noqa: B008
     router: MeasuredRouter | None = None,
-    gate: PlanGate = PlanGateConfig(),  # noqa: B008
     engine: Annotated[PlannedEngineConfig, WITHOUT_ROLE, flat("Simulated engine", 6)] | None = None,
     timing: Annotated[PlannedTimingConfig, flat("Simulated engine", 6)] | None = None,
     overhead: Overheads | None = None,
@@ -71,12 +72,12 @@ def plan(
 
     Args:
         workload: Files or a folder that form one workload (see `dynabench workload formats`); default: a small bundled one.
+        gate_config: When to exit with 1.
         config: What to search for.
         experiment: The limits (--slo, --slo-preset), and what to choose from (--vary, --router-mode).
         shape: What to change about the workload.
         load: How the workload is sent.
         router: Settings of the router.
-        gate: When to exit with 1.
         engine: Settings of each engine's scheduler.
         timing: The model and its GPU.
         overhead: Delays between a client and the engines.
@@ -92,13 +93,13 @@ def plan(
     def show(out: Path, answer: Answer) -> None:
         found = of_plan(answer, gates)
         _print(answer, console)
-        told(found, console)
+        print_results(found, console)
         output.document(out, msgspec.to_builtins(answer) | as_json(found))
 
     with plain_errors():
-        gates = gate.gates()
-        if any(each.metric == "cost" for each in gates) and not config.price:
-            raise UserError("--fail-if 'cost > ...' needs the price of a GPU; use --price, or limit gpus")
+        gates = gate_config.gates()
+        if (cost := next((gate for gate in gates if gate.metric == "cost"), None)) and not config.price:
+            raise UserError(f"fail_if '{cost}' needs the price of a GPU; use --price, or limit gpus")
         deployed = Deployment(
             pools=(Pool(mocker=engine or PlannedEngineConfig(), timing=timing or PlannedTimingConfig()),),
             router=router or MeasuredRouterConfig(),
@@ -111,10 +112,9 @@ def plan(
         out, answer = run_plan(workload, config, experiment, settings, console=console, show=show)
     console.print(f"report: {out / 'report.html'}", soft_wrap=True)
     check = check_of_plan(answer)
-    return finish(
-        gate, answer.title, [check], of_plan(answer, gates), wall_s={check.arm: answer.wall_s}, console=console,
-        is_complete=answer.is_complete,
-    )  # fmt: skip
+    wall_s = {check.arm: answer.wall_s}
+    code = finish(gate_config, answer.title, [check], of_plan(answer, gates), wall_s=wall_s, console=console)
+    return code if answer.is_complete else INTERRUPTED
 
 
 def _print(answer: Answer, console: Terminal) -> None:

@@ -13,17 +13,16 @@ from dynabench.cli.gates import (
     checks_of,
     checks_of_sweep,
     finish,
-    told,
+    print_results,
     wall_s_of,
     wall_s_of_sweep,
 )
-from dynabench.cli.groups import Markdown, Output, OutputConfig, plain_errors
+from dynabench.cli.groups import Output, OutputConfig, RunsOutput, RunsOutputConfig, plain_errors
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.files import new_file
 from foundation.text import printable
 from reports import exports, folder, headline, pictures, sweep_report, sweep_table, tables, use_tables
-from reports.conditions import Condition
 from reports.gate import POINTS, RUNS, of_summary, of_sweep
 from reports.key import key_of, with_short_names
 from reports.points import Sweep
@@ -59,9 +58,8 @@ def compare(
     /,
     *,
     out: Path | None = None,
-    gate: CompareGate = CompareGateConfig(),  # noqa: B008 (frozen)
-    output: Output = OutputConfig(),  # noqa: B008
-    markdown: Markdown = False,
+    gate_config: CompareGate = CompareGateConfig(),  # noqa: B008 (frozen)
+    output: RunsOutput = RunsOutputConfig(),  # noqa: B008
 ) -> int:
     """Compare earlier runs side by side, with the first as the baseline.
 
@@ -72,86 +70,75 @@ def compare(
     Args:
         results: Results folders, or folders of sweeps.
         out: Write a results folder for the comparison, with charts and report.
-        gate: When to exit with 1.
+        gate_config: When to exit with 1.
         output: What to print.
-        markdown: Print a Markdown summary, for a pull request.
     """
-    if markdown and output.json:
-        raise UserError("--markdown and --json print the same result; use only one of them")
     if out is not None:
         folder.check_new(out)
     if any(sweep_report.is_sweep(each) for each in results):
-        if markdown:
+        if output.markdown:
             raise UserError(f"--markdown applies to runs, but {results[0]} is a sweep")
-        return _compare_sweeps(results, out, gate, output)
+        return _compare_sweeps(results, out, gate_config, output)
     with plain_errors():
-        gates = gate.gates(RUNS)
-    console = Terminal(stderr=markdown or output.json)
+        gate_config.gates(RUNS)
     manifest, runs = folder.combine(results)
     summary = summary_of(manifest, runs) if out is None else folder.write(out, manifest, runs)
-    return finish_runs(manifest, summary, gates, gate, output, out, console, markdown=markdown)
+    return finish_runs(manifest, summary, gate_config, output, out)
 
 
 def finish_runs(
     manifest: dict[str, Any],
     summary: Summary,
-    gates: list[Condition],
-    config: GateConfig,
-    output: OutputConfig,
+    gate_config: GateConfig,
+    output: RunsOutputConfig,
     out: Path | None,
-    console: Terminal,
     *,
-    markdown: bool,
     metrics_like: str | None = None,
-    is_complete: bool = True,
 ) -> int:
     """Print a comparison, as Markdown if requested, and the results of its gates; return the exit code."""
-    found = of_summary(summary, gates, manifest["left_out"])
-    if markdown:
+    console, found = output.terminal(), of_summary(summary, gate_config.gates(RUNS), manifest["left_out"])
+    if output.markdown:
         print(tables.markdown(summary, manifest, found))
     else:
         print_summary(manifest, summary, console, is_whole=output.all_metrics)
-    told(found, console)
+    print_results(found, console)
     if metrics_like is not None and out is not None:
         print_like(out, metrics_like, console)
     if out is not None:
         console.print(f"report: {out / 'report.html'}", soft_wrap=True)
     output.document(out, summary.as_json() | as_json(found))
     checks, wall_s = checks_of(summary), wall_s_of(manifest)
-    return finish(config, manifest["title"], checks, found, wall_s=wall_s, console=console, is_complete=is_complete)
+    return finish(gate_config, manifest["title"], checks, found, wall_s=wall_s, console=console)
 
 
-def _compare_sweeps(results: list[Path], out: Path | None, gate: GateConfig, output: OutputConfig) -> int:
+def _compare_sweeps(results: list[Path], out: Path | None, gate_config: GateConfig, output: OutputConfig) -> int:
     if others := [each for each in results if not sweep_report.is_sweep(each)]:
         raise UserError(
             f"{others[0]} is not a sweep, but another folder is; compare sweeps with sweeps and runs with runs"
         )
     with plain_errors():
-        gates = gate.gates(POINTS)
+        gate_config.gates(POINTS)
     manifest, sweep = sweep_report.combine(results, out)
-    return finish_sweep(manifest, sweep, gates, gate, output, out, {"summary": msgspec.to_builtins(sweep)})
+    return finish_sweep(manifest, sweep, gate_config, output, out, {"summary": msgspec.to_builtins(sweep)})
 
 
 def finish_sweep(
     manifest: dict[str, Any],
     sweep: Sweep,
-    gates: list[Condition],
-    config: GateConfig,
+    gate_config: GateConfig,
     output: OutputConfig,
     out: Path | None,
     content: dict[str, Any],
-    *,
-    is_complete: bool = True,
 ) -> int:
     """Print a sweep and the results of its gates; return the exit code."""
-    console, found = output.terminal(), of_sweep(sweep, gates)
+    console, found = output.terminal(), of_sweep(sweep, gate_config.gates(POINTS), manifest.get("left_out", []))
     print_sweep(manifest, sweep, console, is_whole=output.all_metrics)
-    told(found, console)
+    print_results(found, console)
     if out is not None:
         console.print(f"report: {out / 'report.html'}", soft_wrap=True)
     output.document(out, content | as_json(found))
     checks, wall_s = checks_of_sweep(sweep), wall_s_of_sweep(sweep)
-    return finish(config, manifest["title"], checks, found, wall_s=wall_s, console=console, is_complete=is_complete)
+    return finish(gate_config, manifest["title"], checks, found, wall_s=wall_s, console=console)
 
 
 def export(results: Path, out: Path, /, *, to: Literal["csv", "parquet", "json", "llm-d", "png"] = "csv") -> None:

@@ -1,6 +1,7 @@
 """How many values of a workload each limit is judged by, which is known before anything is simulated."""
 
 from collections.abc import Sequence
+from itertools import compress
 
 from foundation.errors import UserError
 from reports.conditions import Condition
@@ -10,11 +11,12 @@ from workloads.pacing import LoadConfig
 
 def num_values(metric: str, workload: Workload, load: LoadConfig) -> int:
     """Return how many values of a metric a run has at most: those of the requests that count."""
-    is_open = not load.is_closed and not workload.has_dependencies  # otherwise arrivals depend on answers
-    counted = [request for request in workload if not is_open or load.is_measured(request.arrival_s)]
     if metric == "itl":  # counts every gap after the warm-up, also those of requests that do not count
         return sum(max(request.output_length - 1, 0) for request in workload)
-    return sum(request.output_length > 1 or metric in ("ttft", "e2e") for request in counted)
+    return sum(
+        request.output_length > 1 or metric in ("ttft", "e2e")
+        for request in compress(workload, load.may_count(workload))
+    )
 
 
 def check_values(limits: Sequence[Condition], workload: Workload, load: LoadConfig) -> None:

@@ -28,43 +28,48 @@ class Case(NamedTuple):
 
 
 class ModelError(NamedTuple):
-    """How far mean TPOT and TTFT are known to be off, as shares, and which points say so."""
+    """How far mean TPOT and TTFT are known to be off, as shares, and which published points say so."""
 
     tpot: float
     ttft: float
     points: int
     of: str
-    average: str = ""
-    """What it is an average of, if no case is near enough; the words before the figures."""
+    average_name: str = ""
+    """Which average it is, if no case is near enough."""
     differs: str = ""
     """In what the model differs from the nearest case."""
 
     def __str__(self) -> str:
-        if self.average:
-            return f"{self.points:,} {self.of} (this model was not measured)"
+        if self.average_name:
+            return f"{self._points} (this model was not measured)"
         return f"the nearest measured case, {self.of} ({self.differs})" if self.differs else self.of
 
     @property
-    def told(self) -> str:
-        """Say how far off the means are, and for what that was measured."""
+    def text(self) -> str:
+        """How far off the means are, and for what that was measured."""
         off = f"mean TPOT off by {percent(self.tpot)}, mean TTFT by {percent(self.ttft)}"
-        if self.average:
-            return f"not measured for this model; {self.average}: {off} ({self.points:,} {self.of})"
-        nearest = f"the nearest measured case, {self.of}; {self.differs}" if self.differs else self.of
-        return f"{off} on average ({self.points} published points of {nearest})"
+        if self.average_name:
+            return f"not measured for this model; {self.average_name}: {off} ({self._points})"
+        return f"{off} on average over {self.points} published points of {self}"
+
+    @property
+    def _points(self) -> str:
+        return f"{self.points:,} published points of {self.of}"
 
 
-HELD_OUT = ModelError(0.038, 0.126, 82, "published points of dense models on vllm", average="held-out average")
+HELD_OUT = ModelError(0.038, 0.126, 82, "dense models on vllm", average_name="held-out average")
 """The half of these points that chose no constants."""
-OVERALL = ModelError(0.170, 0.633, 2127, "published points of all models and engines", average="overall average")
+OVERALL = ModelError(0.170, 0.633, 2127, "all models and engines", average_name="overall average")
 
 
 def model_error(timing: TimingConfig) -> ModelError | None:
     """Return the error of the nearest case of the same kind on the same engine and GPU, or else an average.
 
-    Return None if step times have another source.
+    Return None if step times have another source, or are divided.
     """
     if timing.timing_name != "roofline" or timing.gpu is None or timing.model is None:
+        return None
+    if timing.speedup_ratio != 1 or timing.decode_speedup_ratio != 1:
         return None
     shape, gpu = timing.shape, find_gpu(timing.gpu).name
     near = [

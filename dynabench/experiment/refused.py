@@ -1,14 +1,14 @@
 """Requests that no number of workers answers, because they are longer than the model's context."""
 
-import math
 from collections.abc import Sequence
+from itertools import compress
 
 from dynabench.deployment.engines import engines_of, max_model_len_of, refusal_of
 from dynabench.experiment.source import Source
 from dynabench.plan import Arm
 from foundation.errors import UserError
 from reports.conditions import Condition
-from reports.outcomes import SHARES
+from reports.outcomes import num_required
 from workloads import Workload
 from workloads.pacing import LoadConfig
 
@@ -40,10 +40,9 @@ def missed_by_refusals(
     workload: Workload, load: LoadConfig, context: int | None, limits: Sequence[Condition], attainment: float
 ) -> str | None:
     """Say which limit is missed because engines with this context (None: any length) refuse too many requests."""
-    has_window = load.warmup_s > 0 or load.measure_s is not None
-    if context is None or (has_window and (load.is_closed or workload.has_dependencies)):
-        return None  # arrivals depend on answers, and so does which requests count
-    counted = [request for request in workload if load.is_measured(request.arrival_s)]
+    if context is None or (load.has_window and load.waits_for_answers(workload)):
+        return None  # which requests count depends on answers, too
+    counted = list(compress(workload, load.may_count(workload)))
     count, refused = len(counted), sum(refusal_of(request, context) is not None for request in counted)
     missed = next((limit for limit in limits if _misses(limit, count, refused, attainment)), None)
     if missed is None:
@@ -59,6 +58,4 @@ def _misses(limit: Condition, count: int, refused: int, attainment: float) -> bo
     """Return whether this many failed requests miss a limit; means and maxima are of those that were answered."""
     if not refused or limit.metric == "itl" or limit.statistic in ("mean", "max"):
         return False
-    if limit.statistic is None:
-        return 1 - refused / count < attainment
-    return math.ceil((count - 1) * SHARES[limit.statistic]) >= count - refused
+    return count - refused < num_required(limit, count, attainment, are_infinite=True)

@@ -56,7 +56,8 @@ def run_experiment(
         experiment = replace(experiment, router_mode=experiment.router_mode[:1])  # the endpoint does its own routing
     arms, left_out = comparison_of(experiment, settings)
     refuse_idle_settings([arm.settings.deployment for arm in arms])
-    gate.refuse_idle(gates, num_arms=sum(not arm.is_repeated for arm in arms), has_limits=bool(experiment.limits))
+    num_arms = sum(not arm.is_repeated for arm in arms)
+    gate.refuse_idle(gates, gate.Basis(num_arms=num_arms, has_limits=bool(experiment.limits)))
     out = results_folder(experiment, "simulate" if clock == "virtual" else "run")
     source = source_of(files, experiment)
     if clock == "virtual":

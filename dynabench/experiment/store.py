@@ -62,7 +62,7 @@ class PointStore:
         Raises:
             UserError: its file contains something else.
         """
-        file = self._file(arm.changes)
+        file = self._file(arm)
         return _read(file) if file.exists() else None
 
     def keep(self, arm: Arm, point: AnyPoint) -> None:
@@ -72,7 +72,7 @@ class PointStore:
             UserError: it cannot be written.
         """
         try:
-            replace_text(self._file(arm.changes), msgspec.json.encode(point).decode())
+            replace_text(self._file(arm), msgspec.json.encode(point).decode())
         except OSError as error:
             raise UserError(
                 f"{self._points}: cannot be written ({error.strerror}); the points so far are saved: free some space "
@@ -97,9 +97,14 @@ class PointStore:
         """Return every point in the folder."""
         return [_read(file) for file in sorted(self._points.glob("*.json"))]
 
-    def _file(self, changes: Mapping[str, Any]) -> Path:
-        key = json.dumps({name: str(value) for name, value in changes.items()}, sort_keys=True)
-        return self._points / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    def _file(self, arm: Arm) -> Path:
+        return self._points / f"{key_of(arm)}.json"
+
+
+def key_of(arm: Arm) -> str:
+    """Return what distinguishes the point of an arm from the others of a folder: its changes."""
+    changes = json.dumps({name: str(value) for name, value in arm.changes.items()}, sort_keys=True)
+    return hashlib.sha256(changes.encode()).hexdigest()[:16]
 
 
 def _read(file: Path) -> AnyPoint:

@@ -4,14 +4,12 @@ Each simulated point is saved in its own file as soon as it is done, so that an 
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from msgspec import UNSET
-
-from dynabench.deployment.engines import SIZES, check_fits, engines_of, refuse_idle_settings
+from dynabench.deployment.engines import SIZES, refuse_idle_settings
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.axes import SENT, change, kinds_of, path_of, setting_of
 from dynabench.experiment.head import head_of
@@ -19,28 +17,21 @@ from dynabench.experiment.limits import check_values
 from dynabench.experiment.manifest import manifest_of, subtitle_of
 from dynabench.experiment.no_effect import no_effect
 from dynabench.experiment.parallel import in_parallel
+from dynabench.experiment.points import simulate_point
 from dynabench.experiment.refused import check_refusals
 from dynabench.experiment.search import Bracket, Sense
 from dynabench.experiment.settings import ExperimentConfig, SweepConfig
 from dynabench.experiment.source import Source, source_of
 from dynabench.experiment.store import PointStore, identity_of
-from dynabench.interrupt import Flag, Interrupt, InterruptError
-from dynabench.plan import Arm, Plan, Settings, plans
+from dynabench.interrupt import Interrupt, InterruptError
+from dynabench.plan import Arm, Settings
 from dynabench.progress import Display
 from dynabench.terminal import Terminal
-from dynabench.virtual.run import run as simulate
 from foundation.errors import UserError
 from foundation.settings import short
-from reports import fleet_figures, gate, sufficiency, tiers
-from reports.best_point import series
-from reports.conditions import METRICS, Condition
-from reports.outcomes import Outcome, of_requests, state_of
-from reports.points import AnyPoint, Found, Impossible, Point, Quantiles, Series, Sweep
-from reports.records import Record
-from reports.statistics import blocks_of
-from reports.summarize import by_request, summarize
-from reports.summary import ArmSummary
-from workloads import Workload, WorkloadError
+from reports import gate
+from reports.conditions import Condition
+from reports.points import AnyPoint, Found, Point, Sweep
 
 ALONE = 4
 """How much coarser the search on a single repeat is, because it only has to show how much repeats differ."""
@@ -72,7 +63,8 @@ def run_sweep(
         )
     modes = replace(experiment, noise_floor=False)
     arms, left_out = comparison_of(modes, settings)
-    gate.refuse_idle(gates, num_arms=len(arms), has_limits=bool(limits), finds=config.find is not None)
+    basis = gate.Basis(num_arms=len(arms), has_limits=bool(limits), finds=config.find is not None)
+    gate.refuse_idle(gates, basis)
     if setting_of(config.find or "").rpartition(".")[2] not in SIZES:
         refuse_idle_settings([arm.settings.deployment for arm in arms])
     searched = {name: getattr(config, name) for name in ("find", "low", "high", "precision", "attainment")}
@@ -99,7 +91,7 @@ def run_sweep(
         )
         store.check_unchanged(identity_of(files, experiment, settings, searched))
         manifest = manifest_of("virtual", files, workload, experiment, settings, arms, [])
-        manifest |= {"sweep": asdict(config), "identity": identity.key}
+        manifest |= {"sweep": asdict(config), "identity": identity.key, "left_out": left_out}
         if varied := _varied(arms):
             manifest["title"] = f"{workload.name}: {varied}"
         if tried := [_at(arm, row.find, value) for arm, row in zip(arms, found, strict=False) for value in row.tried]:
@@ -149,125 +141,6 @@ class _Work:
         return simulate_point, (
             arm, self.source, experiment.seed, experiment.repeats, self.limits, self.config.attainment, self.interrupt.flag,
         )  # fmt: skip
-
-
-def simulate_point(
-    arm: Arm,
-    source: Source,
-    seed: int,
-    repeats: int,
-    limits: list[Condition],
-    attainment: float,
-    flag: Flag,
-) -> Point | Impossible:
-    """Simulate a combination of settings and return its figures over all repeats, or why it is impossible.
-
-    Raises:
-        InterruptError: the user interrupted it.
-    """
-    runs = simulate_runs(arm, source, seed, repeats, flag)
-    return runs if isinstance(runs, Impossible) else point_of(arm, source, runs, limits, attainment)
-
-
-def simulate_runs(arm: Arm, source: Source, seed: int, repeats: int, flag: Flag) -> list[Record] | Impossible:
-    """Simulate every repeat of a combination of settings, or say why it is impossible.
-
-    Raises:
-        InterruptError: the user interrupted it.
-    """
-    workload = source(arm.settings.shape)
-    try:
-        for engine in set(engines_of(arm.settings.deployment)):
-            check_fits(workload, engine, fail_on_too_long=arm.settings.load.fail_on_too_long)
-    except (ValueError, WorkloadError) as error:
-        return Impossible(arm.name, arm.plain_changes, str(error))
-    return [
-        simulated_whole(plan, workload, flag, on_progress=flag.progress.of(len(workload), run=number, runs=repeats))
-        for number, plan in enumerate(plans([arm], repeats, seed))
-    ]
-
-
-def point_of(arm: Arm, source: Source, runs: list[Record], limits: list[Condition], attainment: float) -> Point:
-    """Return the figures of a combination of settings over all its repeats."""
-    workload, deployment, repeats = source(arm.settings.shape), arm.settings.deployment, len(runs)
-    figures, outcomes = _judged(runs, limits, attainment)
-    alone = [_judged([run], limits, attainment)[1] for run in runs] if repeats > 1 else []
-    states = [state_of(each) for each in alone]
-    spent = [tiers.spent(run) for run in runs]
-    by_limit = {one.limit: [other for each in alone for other in each if other.limit == one.limit] for one in outcomes}
-    intended = runs[0].requests.intended_s
-    start, stop = float(intended.min()), float(intended.max())
-    return Point(
-        name=arm.name,
-        changes=arm.plain_changes,
-        workers=deployment.num_workers,
-        gpus=sum(pool.num_gpus for pool in deployment.pools),
-        offered_per_s=len(workload) / (stop - start) if stop > start else None,
-        stability=figures.stability,
-        outcomes=[one.over_repeats(by_limit[one.limit]) for one in outcomes],
-        is_complete=figures.is_complete,
-        ttft_sched=Quantiles.of(figures.ttft_sched),
-        ttft=Quantiles.of(figures.ttft),
-        split=figures.split or None,
-        is_apart=figures.is_apart,
-        ttst=Quantiles.of(figures.metric("ttst")),
-        itl=Quantiles.of(figures.itl),
-        tpot=Quantiles.of(figures.tpot),
-        e2e_sched=Quantiles.of(figures.e2e_sched),
-        throughput=figures.throughput,
-        goodput=figures.goodput or None,
-        cache=figures.cache,
-        imbalance=figures.imbalance,
-        preemptions=figures.preemptions,
-        wall_s=sum(run.wall_s for run in runs),
-        repeats=[] if "unknown" in states else [state == "met" for state in states],
-        hits=tiers.hits(runs),
-        tiers=figures.tiers or [],
-        gpu_s=tiers.gpu_seconds(spent),
-        spent=spent,
-        fleet=fleet_figures.figures(runs, limits, fleet_figures.windows(runs)) or UNSET,
-        series=_series(runs),
-        too_little=sufficiency.remarks([run.measured for run in runs]),
-        requests=figures.requests,
-        failed=figures.failed,
-        with_failures={
-            name: Quantiles.with_failures(figures.metric(name)) for name in METRICS.values() if figures.failed
-        },
-    )
-
-
-def _series(runs: list[Record]) -> Series:
-    """Return the values of a point by parts of the workload."""
-    measured = [run.measured for run in runs]
-    table = by_request(measured, max(int(run.requests.request.max(initial=-1)) for run in runs) + 1)
-    blocks = blocks_of(table["intended_s"], table["e2e_sched"])
-    return series(table, int(blocks.max(initial=0)) + 1)
-
-
-def simulated_whole(
-    plan: Plan, workload: Workload, flag: Flag, on_progress: Callable[[int], None] | None = None
-) -> Record:
-    """Simulate a run, all of it.
-
-    Raises:
-        InterruptError: the user interrupted it.
-    """
-    record = simulate(plan, workload, on_progress=on_progress, is_interrupted=flag.is_raised)
-    if not record.is_complete:
-        raise InterruptError
-    return record
-
-
-def _judged(runs: list[Record], limits: list[Condition], attainment: float) -> tuple[ArmSummary, list[Outcome]]:
-    """Return the figures of runs of one arm, and the outcomes of the limits, including a steady queue."""
-    (figures,) = summarize(runs, limits, with_intervals=False).arms.values()
-    outcomes = list(figures.outcomes or [])
-    if figures.goodput and (attained := of_requests(limits, figures.goodput, attainment)) is not None:
-        outcomes.append(attained)
-    if not figures.stability.is_stable:
-        grew = f"{figures.stability.start:.0f} requests were waiting at first, {figures.stability.end:.0f} at the end"
-        outcomes.append(Outcome("steady queue", "missed", reason=grew))
-    return figures, outcomes
 
 
 def _grid(work: _Work, arms: list[Arm], console: Terminal) -> bool:

@@ -83,11 +83,11 @@ def is_answered(path: Path, identity: Identity) -> bool:
     """Return whether an earlier run has answered everything, so that no engine is needed.
 
     Raises:
-        BatchError: the input or the earlier output cannot be used.
+        BatchError: the input cannot be read, or the output cannot be written, is of other prompts, or was made otherwise.
     """
     prompts = read(path)
     with _output(path.with_name(OUTPUT)) as file:
-        if _missing(prompts.texts, file, identity):
+        if _missing(prompts.texts, _answered(file, prompts.texts, identity)):
             return False
     print(f"{path.with_name(OUTPUT)} already has every answer", file=sys.stderr)
     return True
@@ -117,13 +117,17 @@ async def run_batch(
         count: Returns the number of tokens of a text for a model, without a template.
 
     Raises:
-        BatchError: the input or an earlier output cannot be used.
+        BatchError: the input cannot be read, or the output cannot be written, is of other prompts, or was made otherwise.
     """
     prompts = read(path)
     for problem in prompts.problems:
         print(problem, file=sys.stderr)
     with _output(path.with_name(OUTPUT)) as file:
-        missing = _missing(prompts.texts, file, identity)
+        answered = _answered(file, prompts.texts, identity)
+        if not answered:
+            _note(path.with_name(SETTINGS), identity)
+        _cut_half_a_line(file)
+        missing = _missing(prompts.texts, answered)
         if done := len(prompts.texts) - len(missing):
             print(f"{file.name} already has {done} of {len(prompts.texts)} answers", file=sys.stderr)
         started = time.perf_counter()
@@ -215,46 +219,78 @@ def _output(path: Path) -> Iterator[IO[str]]:
         yield file
 
 
-def _missing(texts: list[str], file: IO[str], identity: Identity) -> list[str]:
-    """Return the prompts that an earlier run did not answer, and cut off a line that it left half-written."""
-    file.seek(0)
-    content = file.read()
-    whole = content[: content.rfind("\n") + 1]
-    if whole != content:
-        file.truncate(len(whole.encode()))
-    asked, answered = Counter(texts), Counter[str]()
-    for number, line in enumerate(whole.split("\n")[:-1], 1):
+def _answered(file: IO[str], texts: list[str], identity: Identity) -> Counter[str]:
+    """Return how often an earlier run answered each prompt.
+
+    Raises:
+        BatchError: the output is of something else or of other prompts, or it was made otherwise.
+    """
+    answered = Counter[str]()
+    for number, line in enumerate(_whole_lines(file).split("\n")[:-1], 1):
         try:
             answered[json.loads(line)["text"]] += 1
         except (ValueError, KeyError, TypeError) as error:
             raise BatchError(
                 f"{file.name}:{number} is not an answer from an earlier run; move the file away"
             ) from error
-    if answered - asked:
+    if answered - Counter(texts):
         raise BatchError(f"{file.name} has answers to prompts that are not in the input; move the file away")
-    _check_same(Path(file.name), identity, has_answers=bool(answered))
+    if answered:
+        _check_same(Path(file.name), identity)
+    return answered
+
+
+def _whole_lines(file: IO[str]) -> str:
+    """Return the content of a file without a line that a killed run left half-written."""
+    file.seek(0)
+    content = file.read()
+    return content[: content.rfind("\n") + 1]
+
+
+def _cut_half_a_line(file: IO[str]) -> None:
+    file.truncate(len(_whole_lines(file).encode()))
+
+
+def _check_same(path: Path, identity: Identity) -> None:
+    """Refuse answers that another engine, another model or other settings gave.
+
+    Raises:
+        BatchError: they did, or nothing says what did.
+    """
+    noted = path.with_name(SETTINGS)
+    if not noted.exists():
+        raise BatchError(f"{path} has answers, but no {SETTINGS} says what they are from; move the file away")
+    try:
+        earlier = Identity.read(noted)
+    except OSError as error:
+        raise BatchError(f"{noted}: {error.strerror}") from error
+    if earlier != identity:
+        difference = identity.difference(earlier)
+        raise BatchError(f"{path} has answers that were made otherwise: {difference}; move the file away")
+
+
+def _note(path: Path, identity: Identity) -> None:
+    """Write what the answers will depend on.
+
+    Raises:
+        BatchError: it cannot be written.
+    """
+    try:
+        identity.write(path)
+    except OSError as error:
+        raise BatchError(f"{path}: {error.strerror}") from error
+
+
+def _missing(texts: list[str], answered: Counter[str]) -> list[str]:
+    """Return the prompts that have no answer yet."""
+    left = answered.copy()
     missing = []
     for text in texts:
-        if answered[text]:
-            answered[text] -= 1
+        if left[text]:
+            left[text] -= 1
         else:
             missing.append(text)
     return missing
-
-
-def _check_same(path: Path, identity: Identity, *, has_answers: bool) -> None:
-    """Refuse answers that other settings gave; note the settings where there are no answers yet."""
-    noted = path.with_name(SETTINGS)
-    try:
-        if not has_answers:
-            identity.write(noted)
-        elif not noted.exists():
-            raise BatchError(f"{path} has answers, but no {SETTINGS} says what they are from; move the file away")
-        elif (earlier := Identity.read(noted)) != identity:
-            difference = identity.difference(earlier)
-            raise BatchError(f"{path} has answers that were made otherwise: {difference}; move the file away")
-    except OSError as error:
-        raise BatchError(f"{noted}: {error.strerror}") from error
 
 
 def _summary(totals: Totals, seconds: float) -> str:

@@ -161,10 +161,10 @@ class Guard:
         if scope["type"] != "http":
             return
         frontend = self._frontend
+        scope["path"] = scope["path"].rstrip("/") or "/"
         if scope["path"] in ("/health", "/live"):
             await self._app(scope, receive, send)
             return
-        scope["path"] = scope["path"].rstrip("/") or "/"
         method, headers = scope["method"], scope["headers"]
         error = self._admission.refusal(method, headers, num_open=frontend.num_open, is_draining=frontend.is_draining)
         if error is not None:

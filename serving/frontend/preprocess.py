@@ -140,7 +140,7 @@ def is_quick(request: AnyRequest, model: TextModel) -> bool:
     if isinstance(request, ChatRequest) or (isinstance(request, TokenizeRequest) and request.messages is not None):
         if model.template is None and not _is_raw(request):
             return False
-        return len(msgspec.json.encode((request.messages, request.tools))) <= model.tokenizer.num_quick
+        return _num_characters(request) <= model.tokenizer.num_quick
     if isinstance(request, TokenizeRequest):
         return len(request.prompt or "") <= model.tokenizer.num_quick
     assert isinstance(request, CompletionRequest)
@@ -148,6 +148,16 @@ def is_quick(request: AnyRequest, model: TextModel) -> bool:
     num_characters = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
     num_tokens = sum(len(prompt) for prompt in prompts if not isinstance(prompt, str))
     return num_characters <= model.tokenizer.num_quick and num_tokens <= QUICK_TOKENS
+
+
+def _num_characters(request: ChatRequest | TokenizeRequest) -> int:
+    """Return about how much text a conversation is, with everything else that its template may write."""
+    messages = request.messages or ()
+    more: list[Any] = [request.tools, *(message.tool_calls for message in messages)]
+    if isinstance(request, ChatRequest):
+        more += [request.documents, request.chat_template_kwargs]
+    others = sum(len(msgspec.json.encode(each)) for each in more if each)
+    return sum(len(message.text) + len(message.thought) for message in messages) + others
 
 
 def preprocess(request: AnyRequest, body: bytes | bytearray, model: TextModel) -> Preprocessed:

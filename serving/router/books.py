@@ -10,6 +10,7 @@ class RankBooks:
 
     __slots__ = (
         "_active",
+        "_equal",
         "_sizes",
         "context_tokens",
         "decode_blocks",
@@ -31,6 +32,7 @@ class RankBooks:
         """Requests there that have had their first token."""
         self.context_tokens = 0
         """Prompt tokens of these."""
+        self._equal: dict[tuple[Hashable, int], int] = {}  # last id and length -> requests in flight that have both
         self._active: dict[Hashable, int] = {}  # id -> requests in flight that have it
         self._sizes: dict[Hashable, int] = {}  # id -> its blocks in use, if not all of them
 
@@ -45,9 +47,15 @@ class RankBooks:
             held += size - per_id
         return min(held, num_blocks)
 
-    def add(self, blocks: PromptBlocks, *, has_tail: bool, prefill_tokens: int) -> None:
+    def num_equal(self, blocks: PromptBlocks, prompt_tokens: int) -> int:
+        """Count the requests in flight that have the same prompt, as far as its length and its full blocks show."""
+        ids, num_blocks, per_id = blocks
+        return self._equal.get((ids[-(-num_blocks // per_id) - 1], prompt_tokens), 0) if num_blocks else 0
+
+    def add(self, blocks: PromptBlocks, *, has_tail: bool, prompt_tokens: int, prefill_tokens: int) -> None:
         """Book a request; with a tail, the tokens after its full blocks use another block."""
         self.num_requests += 1
+        self.prompt_tokens += prompt_tokens
         self.prefill_tokens += prefill_tokens
         active = self._active
         ids, num_blocks, per_id = blocks
@@ -69,11 +77,15 @@ class RankBooks:
                 added += rest - size
                 self._sizes[id] = rest
         self.decode_blocks += added
+        if num_blocks:
+            equal = (ids[-(-num_blocks // per_id) - 1], prompt_tokens)
+            self._equal[equal] = self._equal.get(equal, 0) + 1
 
-    def remove(self, blocks: PromptBlocks, *, has_tail: bool) -> None:
-        """Release a request's blocks."""
+    def remove(self, blocks: PromptBlocks, *, has_tail: bool, prompt_tokens: int) -> None:
+        """Release a request's prompt and its blocks."""
         ids, num_blocks, per_id = blocks
         self.num_requests -= 1
+        self.prompt_tokens -= prompt_tokens
         active = self._active
         removed = int(has_tail)
         for id in ids[: -(-num_blocks // per_id)]:
@@ -84,6 +96,11 @@ class RankBooks:
                 del active[id]
                 removed += self._sizes.pop(id, per_id) if self._sizes else per_id
         self.decode_blocks -= removed
+        if num_blocks:
+            equal = (ids[-(-num_blocks // per_id) - 1], prompt_tokens)
+            self._equal[equal] -= 1
+            if not self._equal[equal]:
+                del self._equal[equal]
 
     def snapshot(self) -> "RankBooks":
         """Return the counters as they are now, without the blocks."""

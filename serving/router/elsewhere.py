@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from foundation.own_code import base_and_additions
 from serving.router.config import RouterConfig
+from serving.router.policies.modes import Mode
 
 ELSEWHERE = {
     "random": (
@@ -55,15 +56,21 @@ OF_DYNAMO_KV = ("kv", "dynamo-kv", "dynamo-kv-p8")
 def elsewhere(mode: str, config: RouterConfig | None = None) -> str | None:
     """Return what a mode is called in other routers, with its flags there; None where it exists only in dynabench.
 
-    What is added to a mode exists only here, except `stale`: every router that polls sees old reports.
+    What is added to a mode exists only here, except `stale`, because every router that polls sees old reports, and
+    `temp` where it is Dynamo's temperature.
     """
+    config = config or RouterConfig()
     base, additions = base_and_additions(mode)
-    if base not in ELSEWHERE or any(not addition.startswith("stale(") for addition in additions):
+    if base not in ELSEWHERE or any(addition.partition("(")[0] not in ("stale", "temp") for addition in additions):
         return None
-    return " ".join([", ".join(ELSEWHERE[base]), *_dynamo_flags(base, config or RouterConfig())])
+    temp = Mode.parse(mode).temp
+    temperature = config.router_temperature if temp is None else temp
+    if temperature and base not in OF_DYNAMO_KV:
+        return None
+    return " ".join([", ".join(ELSEWHERE[base]), *_dynamo_flags(base, config, temperature)])
 
 
-def _dynamo_flags(base: str, config: RouterConfig) -> Iterator[str]:
+def _dynamo_flags(base: str, config: RouterConfig, temperature: float) -> Iterator[str]:
     """Yield the settings of Dynamo's KV router that differ from their defaults."""
     if base not in OF_DYNAMO_KV:
         return
@@ -73,7 +80,7 @@ def _dynamo_flags(base: str, config: RouterConfig) -> Iterator[str]:
         ("--router-prefill-load-scale", scale, 1.0),
         ("--router-kv-overlap-score-credit", config.overlap_score_credit if is_new else 1.0, 1.0),
         ("--router-kv-overlap-score-credit-decay", config.overlap_score_credit_decay if is_new else 0.0, 0.0),
-        ("--router-temperature", config.router_temperature, 0.0),
+        ("--router-temperature", temperature, 0.0),
     ):
         if value != default:
             yield f"{flag} {value:g}"

@@ -382,8 +382,8 @@ class Router:
         if self.stage != "aggregated":
             prompt = self._as_held(request_id, prompt)
         if self._has_load:
-            books.add(prompt.blocks, has_tail=prompt.has_tail(self._block_size), prefill_tokens=prefill_tokens)
-            books.prompt_tokens += prompt.num_tokens
+            has_tail, tokens = prompt.has_tail(self._block_size), prompt.num_tokens
+            books.add(prompt.blocks, has_tail=has_tail, prompt_tokens=tokens, prefill_tokens=prefill_tokens)
         else:
             books.num_requests += 1
         self._booked[request_id] = (slot, prompt, prefill_tokens)
@@ -423,8 +423,8 @@ class Router:
             books = self._books[slot]
             books.num_decoding -= 1
             books.context_tokens -= prompt.num_tokens
-            books.prompt_tokens -= prompt.num_tokens
-            books.remove(prompt.blocks, has_tail=prompt.has_tail(self._block_size))
+            has_tail = prompt.has_tail(self._block_size)
+            books.remove(prompt.blocks, has_tail=has_tail, prompt_tokens=prompt.num_tokens)
         else:
             self._books[slot].num_requests -= 1
 

@@ -207,7 +207,10 @@ def test_modes_that_are_named_elsewhere_are_modes_here_and_choices_there():
             "--router-temperature 0.1",
         ),
         ("kv", {"use_kv_events": False}, "NVIDIA Dynamo --router-mode kv --no-router-kv-events"),
-        ("round-robin+late(8192)", {}, "; +late(8192) exists only in dynabench"),
+        ("kv+temp(0.5)", {}, "router: kv+temp(0.5) (NVIDIA Dynamo --router-mode kv --router-temperature 0.5"),
+        ("kv+stale(200)", {}, "router: kv+stale(200) (NVIDIA Dynamo --router-mode kv"),
+        ("llumnix+late(8192)", {}, "(dynabench only; without +late(8192) Llumnix --enable-cache-aware-scheduling"),
+        ("marginal+late(8192)", {}, "(dynabench only"),
     ],
 )
 def test_settings_of_the_router_go_with_it(mode, settings, said):

@@ -13,8 +13,11 @@ from dynabench.virtual.run import run
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from reports import slo
+from reports.metrics import Goodput
+from reports.outcomes import of_requests
 from reports.summarize import summarize
 from tests.support.commands import dynabench
+from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
@@ -36,6 +39,18 @@ def test_a_limit_is_missed_by_refusals_alone_where_a_simulation_with_any_workers
     [outcome] = summarize([record], [limit]).arms[record.arm].outcomes
     reason = missed_by_refusals(WORKLOAD, LoadConfig(), context, [limit], 0.99)
     assert (reason is not None) is (outcome.state == "missed")
+
+
+@pytest.mark.parametrize("attainment", [0.93, 0.95, 0.99])
+def test_limits_per_request_are_not_missed_by_as_many_refusals_as_they_allow(attainment):
+    """Of 100 prompts, as many do not fit the context as may be late, and one more."""
+    for more in (0, 1):
+        refused = round(100 * (1 - attainment)) + more
+        requests = [Request(n / 10, 900 if n < refused else 50, 4, (n,)) for n in range(100)]
+        workload, limit = Workload("some", 1024, requests, knows_prefixes=False), slo.parse("ttft <= 900s")
+        reason = missed_by_refusals(workload, LoadConfig(), 500, [limit], attainment)
+        outcome = of_requests([limit], Goodput(100 - refused, 100, (100 - refused) / 100, None), attainment)
+        assert (reason is not None) is (outcome.state == "missed") is (more == 1)
 
 
 def test_a_plan_says_at_once_that_too_many_requests_do_not_fit_and_what_to_do(tmp_path):

@@ -3,15 +3,21 @@
 import math
 from dataclasses import replace
 
+import numpy as np
+
 from dynabench.capacity.sureness import sureness_of
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import source_of
-from dynabench.plan import Arm, Settings
+from dynabench.plan import Arm, Plan, Settings
+from dynabench.virtual.run import run as simulate
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from reports.capacity import doubt
 from reports.conditions import read
+from reports.metrics import goodput, per_request
+from reports.slo import good
+from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
 
@@ -70,6 +76,26 @@ def test_a_margin_within_the_error_of_the_model_is_no_certainty():
         in near.text
     )
     assert f"the margin to {near.limit} is smaller than the model's error" in doubt([near, far])
+
+
+def test_a_plan_with_divided_step_times_does_not_quote_the_error_of_whole_ones():
+    timing = TimingConfig(model="Qwen/Qwen3-8B", gpu="h100", speedup_ratio=2.0)
+    divided = replace(SETTINGS, deployment=Deployment(pools=(Pool(timing=timing),)))
+    arm, limit = Arm("a", divided, {"router_mode": "round-robin"}), read("tpot.mean <= 20ms")
+    [sure] = sureness_of(arm, source_of((), ExperimentConfig()), 0, [limit], 0.99)
+    assert sure.model_error is None
+    assert sure.text.endswith("; the model's error is not known for this case.")
+
+
+def test_only_requests_that_count_are_in_the_certainty():
+    window = replace(SETTINGS, shape=ShapeConfig(max_requests=400), load=LoadConfig(warmup_s=20))
+    arm, source = Arm("a", window, {"router_mode": "round-robin"}), source_of((), ExperimentConfig())
+    record = simulate(Plan(arm, seed=0), source(window.shape))
+    assert 0 < record.requests.is_measured.sum() < 400
+    slowest = per_request(record.requests)["ttft_sched"]
+    limit = read(f"ttft <= {np.median(slowest[record.requests.is_measured]) * 1000:.3f}ms")
+    [sure] = sureness_of(arm, source, 0, [limit], 0.3)
+    assert sure.value == goodput(record.measured, good(record.measured, [limit])).attainment
 
 
 def test_without_an_interval_nothing_is_certain():

@@ -77,5 +77,5 @@ def test_a_closed_loop_is_not_judged_by_a_part_which_would_begin_with_a_burst_of
     settings = Settings(Deployment(pools=(pool,)), load=LoadConfig(concurrency=250))
     arm, limits = Arm("closed", settings, {}), [slo.parse("ttft.p95 <= 800ms")]
     with Interrupt() as interrupt:
-        found = attempt(arm, lambda config: shape(whole, config), 0, 1, limits, 0.99, interrupt.flag)
+        found, _ = attempt(arm, lambda config: shape(whole, config), 0, 1, limits, 0.99, interrupt.flag, False)
     assert found.state == "met"

@@ -1,6 +1,7 @@
 """Arms, sweeps, gates, exports and trace tools, as a user runs them."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -159,7 +160,8 @@ def test_what_sweeps_found_is_one_document(tmp_path):
     assert done.returncode == 0, done.stderr
     first = json.loads(done.stdout)
     assert first["folder"] == str(tmp_path / "a")
-    both = dynabench("compare", tmp_path / "a", tmp_path / "a", "--out", tmp_path / "b", "--json")
+    shutil.copytree(tmp_path / "a", tmp_path / "again")
+    both = dynabench("compare", tmp_path / "a", tmp_path / "again", "--out", tmp_path / "b", "--json")
     assert both.returncode == 0, both.stderr
     found = json.loads(both.stdout)
     assert found["folder"] == str(tmp_path / "b")

@@ -74,10 +74,10 @@ def test_results_of_gates_are_part_of_the_json_and_of_the_markdown(tmp_path):
         ("run", ("--fail-if", "ttft > 1s"), "ttft needs a statistic"),
         ("sweep", ("--fail-if", "ttft.p95 > 1s"), "p95 is not kept"),
         ("sweep", ("--fail-if", "found < 2"), "is about what --find finds"),
-        ("plan", (*PLAN, "--fail-if", "ttft.p99 > 1s"), "'ttft' is not a metric; expected one of gpus, cost"),
-        ("plan", (*PLAN, "--fail-if", "cost > 9"), "needs the price of a GPU; use --price"),
+        ("plan", (*PLAN, "--fail-if", "ttft.p99 > 1s"), "fail_if 'ttft.p99 > 1s': a plan is only made of"),
+        ("plan", (*PLAN, "--fail-if", "cost > 9"), "fail_if 'cost > 9' needs the price of a GPU; use --price"),
         ("simulate", ("--router-mode", "kv", "--fail-if", "ttft.p90 > +5%"), "there is only one"),
-        ("simulate", ("--fail-if", "attainment < 95%"), "needs limits; set them with --slo"),
+        ("simulate", ("--fail-if", "attainment < 95%"), "needs runs with limits; set them with --slo"),
         ("simulate", ("--junit", "trace.csv/junit.xml"), "expected a file in a folder that can be written"),
         ("simulate", ("--junit", "trace.csv"), "exists and is not JUnit XML"),
     ],
@@ -88,6 +88,47 @@ def test_a_gate_that_could_not_be_judged_is_refused_before_the_run(command, flag
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert problem in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["trace.csv"]
+
+
+def test_a_run_that_is_worse_than_the_one_before_fails_its_gate(tmp_path):
+    before, after, junit = tmp_path / "before" / "out", tmp_path / "after" / "out", tmp_path / "junit.xml"
+    for out, speed in ((before, "1"), (after, "0.5")):
+        done = dynabench("simulate", *FEW, "--router-mode", "kv", "--speedup-ratio", speed, "--out", out)
+        assert done.returncode == 0, done.stderr
+    gates = ("--fail-if", "ttft.mean > +5%", "--fail-if", "e2e.mean > +900%", "--fail-if", "attainment < 95%")
+    done = dynabench("compare", before, after, *gates, "--junit", junit)
+    assert done.returncode == 1, done.stderr
+    assert f"\nfailed: ttft.mean > +5%: {after}/kv is at +" in done.stdout  # both folders are called `out`
+    assert f"\npassed: e2e.mean > +900%: {after}/kv is at +" in done.stdout
+    assert "\nfailed: attainment < 95%: not judged, because it needs runs with limits" in done.stdout
+    assert cases(junit)[f"{after}/kv", "ttft.mean > +5%"] == "failure"
+    assert dynabench("compare", after, before, *gates[:4]).returncode == 0
+    done = dynabench("compare", before, before, *gates[:4])
+    assert (done.returncode, done.stderr) == (
+        2, f"dynabench: {before} is given twice; expected different results folders\n",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        ("--fail-if", "speed > 1"),
+        ("--fail-if", "attainment < 95%"),
+        ("--slo", "soon"),
+        ("--rate-scale", "fast"),
+        ("trace.jsonl",),
+    ],
+)
+def test_results_of_an_earlier_command_are_gone_once_another_is_refused(refused, tmp_path):
+    junit = tmp_path / "junit.xml"
+    junit.write_text("<testsuites/>")
+    assert dynabench("simulate", *refused, "--junit", junit, cwd=tmp_path).returncode == 2
+    assert not junit.exists()
+
+
+def test_what_is_no_file_is_no_place_for_junit_xml():
+    done = dynabench("simulate", "--junit", "/dev/null")
+    assert (done.returncode, "exists and is not JUnit XML" in done.stderr) == (2, True)
 
 
 def test_an_arm_that_was_left_out_fails_the_gate_by_name(tmp_path):
@@ -111,10 +152,39 @@ def test_a_sweep_judges_every_point_and_two_sweeps_are_compared_point_by_point(t
     assert dynabench("sweep", *flags, "--speedup-ratio", "0.5", "--out", tmp_path / "b").returncode == 0
     done = dynabench("compare", tmp_path / "a", tmp_path / "b", "--fail-if", "ttft.mean > +5%")
     assert done.returncode == 1, done.stderr
-    assert [line[:44] for line in done.stdout.splitlines() if line.startswith("failed")] == [
+    assert [line[:44] for line in failed_in(done)] == [
         "failed: ttft.mean > +5%: b/workers 1 is at +",
         "failed: ttft.mean > +5%: b/workers 4 is at +",
     ]
+
+
+def failed_in(done):
+    return [line for line in done.stdout.splitlines() if line.startswith("failed")]
+
+
+def test_a_comparison_of_sweeps_in_which_nothing_can_be_compared_does_not_pass(tmp_path):
+    flags, gate = (*FEW, "--router-mode", "kv"), ("--fail-if", "ttft.mean > +5%")
+    before, after = tmp_path / "before" / "sweep", tmp_path / "after" / "sweep"
+    assert dynabench("sweep", *flags, "--vary", "workers=1,4", "--out", before).returncode == 0
+    assert dynabench("sweep", *flags, "--vary", "workers=4", "--out", after).returncode == 0
+    done = dynabench("compare", before, after, *gate)
+    assert (done.returncode, failed_in(done)) == (
+        1, [f"failed: ttft.mean > +5%: {before}/workers 1 has no counterpart in {after}"],
+    )  # fmt: skip
+    done = dynabench("compare", after, *gate, "--fail-if", "found < 2")
+    assert done.returncode == 1
+    assert [line.partition(": not judged, because it ")[2] for line in failed_in(done)] == [
+        "compares with the first, but there is only one; limit its value instead",
+        "is about what --find finds; use --find",
+    ]
+
+
+def test_settings_that_a_sweep_left_out_fail_its_gate_by_name(tmp_path):
+    flags = ("--router-mode", "kv", "--gpus", "4", "--vary", "prefill_workers=2,4")
+    done = dynabench("sweep", *FEW, *flags, "--fail-if", "failed > 0", "--out", tmp_path / "out")
+    assert done.returncode == 1, done.stderr
+    said = "failed: failed > 0: left out: gpus is 4, pools.prefill uses 4, so 0 left for pools.decode"
+    assert [line[: len(said)] for line in failed_in(done)] == [said]
 
 
 def test_the_capacity_that_a_search_finds_is_a_gate(tmp_path):

@@ -14,8 +14,8 @@ PAGE = (Path(__file__).parents[2] / "docs/fidelity.md").read_text()
 LLAMA = "meta-llama/Llama-3.1-70B"
 
 
-def told(model, gpu="h100", **settings):
-    return model_error(TimingConfig(model=model, gpu=gpu, **settings)).told
+def quoted(model, gpu="h100", **settings):
+    return model_error(TimingConfig(model=model, gpu=gpu, **settings)).text
 
 
 def test_known_errors_are_those_of_the_page_on_fidelity():
@@ -47,30 +47,30 @@ def test_the_overall_average_is_that_of_all_rows():
 
 
 def test_the_error_of_a_measured_case_is_its_own():
-    assert told(LLAMA, quantization="fp8") == (
-        "mean TPOT off by 2.6%, mean TTFT by 5.7% on average "
-        "(45 published points of meta-llama/Llama-3.1-70B fp8 on vllm and h100)"
+    assert quoted(LLAMA, quantization="fp8") == (
+        "mean TPOT off by 2.6%, mean TTFT by 5.7% on average over "
+        "45 published points of meta-llama/Llama-3.1-70B fp8 on vllm and h100"
     )
-    assert "60 published points" in told(LLAMA, "b200", quantization="fp4")
-    assert "43 published points of deepseek-ai/DeepSeek-R1 " in told(
+    assert "60 published points" in quoted(LLAMA, "b200", quantization="fp4")
+    assert "43 published points of deepseek-ai/DeepSeek-R1 " in quoted(
         "deepseek-ai/DeepSeek-R1", "h200", timed_as="trtllm"
     )
-    assert "16 published points of deepseek-ai/DeepSeek-V3 " in told(
+    assert "16 published points of deepseek-ai/DeepSeek-V3 " in quoted(
         "deepseek-ai/DeepSeek-V3", "h200", timed_as="trtllm"
     )
 
 
 def test_the_nearest_case_is_quoted_with_what_differs():
-    assert told(LLAMA).endswith(
-        "(45 published points of the nearest measured case, meta-llama/Llama-3.1-70B fp8 on vllm and h100; "
-        "this model has bfloat16 weights)"
+    assert quoted(LLAMA).endswith(
+        "over 45 published points of the nearest measured case, meta-llama/Llama-3.1-70B fp8 on vllm and h100 "
+        "(this model has bfloat16 weights)"
     )
-    assert told("Qwen/Qwen2.5-72B").endswith("; this model has 72.7 B parameters, not 70.6 B, and bfloat16 weights)")
+    assert quoted("Qwen/Qwen2.5-72B").endswith(" (this model has 72.7 B parameters, not 70.6 B, and bfloat16 weights)")
 
 
 @pytest.mark.parametrize("model", ["meta-llama/Llama-3.1-8B", "Qwen/Qwen3-0.6B", "Qwen/Qwen3-32B"])
 def test_a_dense_model_of_another_size_does_not_get_the_best_case(model):
-    assert told(model) == (
+    assert quoted(model) == (
         "not measured for this model; held-out average: mean TPOT off by 3.8%, mean TTFT by 12.6% "
         "(82 published points of dense models on vllm)"
     )
@@ -86,7 +86,7 @@ def test_a_dense_model_of_another_size_does_not_get_the_best_case(model):
     ],
 )
 def test_what_is_neither_near_nor_dense_on_vllm_gets_the_average_of_all(model, gpu, engine):
-    assert told(model, gpu, timed_as=engine).startswith(
+    assert quoted(model, gpu, timed_as=engine).startswith(
         "not measured for this model; overall average: mean TPOT off by 17%, mean TTFT by 63.3%"
     )
 
@@ -97,11 +97,16 @@ def test_no_case_is_quoted_for_another_kind_or_for_more_than_twice_the_size():
         for gpu in ("h100", "h200", "b200", "l40s"):
             for engine in ("vllm", "sglang", "trtllm"):
                 found = model_error(TimingConfig(model=model, gpu=gpu, timed_as=engine))
-                if not found.average:
+                if not found.average_name:
                     shape, case = find_model(model), cases[found.of]
                     assert kind_of(shape) == kind_of(case)
                     assert 1 / WITHIN <= shape.num_parameters / case.num_parameters <= WITHIN
                     assert found.of.endswith(f" on {engine} and {gpu}")
+
+
+@pytest.mark.parametrize("divided", ["speedup_ratio", "decode_speedup_ratio"])
+def test_divided_step_times_are_not_quoted_the_error_of_a_case(divided):
+    assert model_error(TimingConfig(model=LLAMA, gpu="h100", **{divided: 2.0})) is None
 
 
 def test_step_times_from_elsewhere_have_no_such_error():
@@ -118,5 +123,5 @@ def test_divided_step_times_have_no_known_error(tmp_path):
 
 def test_the_model_command_prints_the_same_line_for_a_gpu():
     done = dynabench("model", "meta-llama/Llama-3.1-8B", "--gpu", "h100")
-    assert f"  model error    {told('meta-llama/Llama-3.1-8B')}" in " ".join(done.stdout.split("\n"))
+    assert f"  model error    {quoted('meta-llama/Llama-3.1-8B')}" in " ".join(done.stdout.split("\n"))
     assert "model error" not in dynabench("model", "meta-llama/Llama-3.1-8B").stdout

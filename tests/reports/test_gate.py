@@ -1,12 +1,13 @@
 """Gates: limits hold for every arm, comparisons against the baseline, and what cannot be judged fails by name."""
 
+import dataclasses
 from xml.etree import ElementTree
 
 import pytest
 from msgspec import structs
 
 from reports import gate, junit, slo, sweep_table
-from reports.gate import PLANS, POINTS, Result, parse
+from reports.gate import PLANS, POINTS, Basis, Result, parse
 from reports.points import Impossible, Quantiles
 from reports.summarize import summarize
 from tests.reports.runs import run
@@ -68,10 +69,11 @@ def test_what_cannot_be_judged_fails_by_name():
     one = summarize([run("a")])
     assert gate.of_summary(one, [parse("ttft.mean > +5%")]) == [
         Result(
-            "a",
+            "",
             "ttft.mean > +5%",
             "failed",
-            "ttft.mean > +5%: a is the only arm, so there is nothing to compare it with",
+            "ttft.mean > +5%: not judged, because it compares with the first, but there is only one; limit its value "
+            "instead",
         )
     ]
     summary = summarize([run("a", cached_tokens=[None, None]), run("b")])
@@ -95,7 +97,13 @@ def test_an_interrupted_run_does_not_pass():
         ("throughput < 3s", gate.RUNS, "throughput is not a time; expected a number or %"),
         ("gpus > 3", gate.RUNS, "'gpus' is not a metric"),
         ("ttft.p95 > 2s", POINTS, "p95 is not kept; expected one of mean, p50, p90, p99"),
-        ("ttft.p99 > 2s", PLANS, "'ttft' is not a metric; expected one of gpus, cost"),
+        (
+            "ttft.p99 > 2s",
+            PLANS,
+            "fail_if 'ttft.p99 > 2s': a plan is only made of layouts within the limits on latencies",
+        ),
+        ("ttft > 2s", PLANS, "set them with --slo"),
+        ("throughput < 2", PLANS, "'throughput' is not a metric; expected one of gpus, cost"),
         ("gpus > +10%", PLANS, "there is no baseline to compare with; expected a limit without a sign or %"),
         ("gpus", PLANS, "is not understood; expected something like 'gpus > 16' or 'cost > 40'"),
     ],
@@ -109,20 +117,77 @@ def test_what_a_command_cannot_judge_is_refused(text, kind, problem):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("ttft.p90 > +5%", "compares arms with the first, but there is only one"),
-        ("attainment < 95%", "needs limits; set them with --slo"),
+        ("ttft.p90 > +5%", "compares with the first, but there is only one"),
+        ("attainment < 95%", "needs runs with limits; set them with --slo"),
         ("found < 2", "is about what --find finds; use --find"),
     ],
 )
 def test_a_gate_that_could_never_be_judged_is_refused_before_the_run(text, problem):
     with pytest.raises(ValueError, match=problem):
-        gate.refuse_idle([parse(text, POINTS)], num_arms=1, has_limits=False)
-    gate.refuse_idle([parse(text, POINTS)], num_arms=2, has_limits=True, finds=True)
+        gate.refuse_idle([parse(text, POINTS)], Basis(num_arms=1, has_limits=False))
+    gate.refuse_idle([parse(text, POINTS)], Basis(num_arms=2, has_limits=True, finds=True))
 
 
-def of_sweep(rows, *texts, find=None, is_complete=True):
+def changed(mean, low, high, *, verdict="worse", floor_s=None):
+    """A comparison whose second arm differs from the first by so many % in mean TTFT, with that interval."""
+    summary = summarize([run("a", ttft=[1.0, 1.0]), run("b", ttft=[1 + mean / 100] * 2)])
+    known = summary.difference("b", "ttft_sched", "mean")
+    assert known is not None
+    difference = dataclasses.replace(known, low=low / 100, high=high / 100, verdict=verdict)
+    floor = {} if floor_s is None else {"ttft_sched": {"mean": floor_s}}
+    return structs.replace(summary, differences={"b": {"ttft_sched": {"mean": difference}}}, noise_floor=floor)
+
+
+@pytest.mark.parametrize(
+    ("limit", "change", "state"),
+    [
+        ("+0.5%", changed(0.8, -0.1, 0.9, verdict="equal"), "undecided"),
+        ("+5%", changed(8, -3, 19, verdict="unstable"), "undecided"),
+        ("+5%", changed(6, 4, 8), "failed"),  # more than noise, even though its interval includes the limit
+        ("+5%", changed(6, 4, 8, verdict="unstable"), "failed"),
+        ("+5%", changed(4, 2, 6), "undecided"),
+        ("+5%", changed(4, -4, 6), "undecided"),
+        ("+5%", changed(4, 3.5, 4.5), "passed"),
+        ("+1%", changed(2, 1.5, 2.5, floor_s=0.03), "undecided"),  # two equal runs differ by 3%
+        ("+1%", changed(2, 1.5, 2.5, floor_s=0.001), "failed"),
+        ("+0%", changed(0, 0, 0), "passed"),
+        ("-5%", changed(0, 0, 0), "failed"),  # it is not better by 5%, which noise does not excuse
+        ("-5%", changed(0.5, -1, 2), "failed"),
+        ("-5%", changed(-4, -9, 1), "undecided"),
+        ("-5%", changed(-4.9, -5.1, -4.7), "failed"),
+    ],
+)
+def test_a_change_over_the_limit_fails_unless_it_may_be_noise(limit, change, state):
+    (result,) = gate.of_summary(change, [parse(f"ttft.mean > {limit}")])
+    assert result.state == state
+    assert result.text.endswith(", which may be noise") is (
+        state == "undecided" and change_of(result) > float(limit[:-1])
+    )
+
+
+def change_of(result):
+    return float(result.text.partition(" is at ")[2].partition("%")[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("attainment < 95%", "needs runs with limits; set them with --slo or --slo-preset"),
+        ("found < 2", "is about what --find finds; use --find"),
+        ("ttft.mean > +5%", "compares with the first, but there is only one; limit its value instead"),
+    ],
+)
+def test_what_is_missing_from_results_to_judge_is_said_by_name(text, why):
+    said = f"{text}: not judged, because it {why}"
+    assert of_sweep([point("2", 0.2, workers=2)], text) == [("failed", said)]
+    if "found" not in text:
+        (result,) = gate.of_summary(summarize([run("a")]), [parse(text)])
+        assert (result.state, result.text) == ("failed", said)
+
+
+def of_sweep(rows, *texts, find=None, is_complete=True, left_out=()):
     sweep = sweep_table.lay_out(rows, MANIFEST | {"sweep": {"find": find}}, is_complete=is_complete)
-    return [(one.state, one.text) for one in gate.of_sweep(sweep, [parse(text, POINTS) for text in texts])]
+    return [(one.state, one.text) for one in gate.of_sweep(sweep, [parse(text, POINTS) for text in texts], left_out)]
 
 
 def test_every_point_of_a_sweep_is_judged_and_compared_with_the_first():
@@ -170,15 +235,31 @@ def test_what_a_search_found_is_judged_by_its_value_and_its_point():
     ]
 
 
+def of_two(*places):
+    return [point(f"{sweep}/{workers}", mean, workers=workers, sweep=sweep) for sweep, workers, mean in places]
+
+
 def test_points_of_several_sweeps_are_compared_with_the_same_settings_in_the_first():
-    rows = [
-        point(f"{sweep}/{workers}", mean, workers=workers, sweep=sweep)
-        for sweep, workers, mean in (("a", 2, 0.2), ("a", 4, 0.1), ("b", 2, 0.1), ("b", 4, 0.2), ("b", 8, 0.1))
-    ]
+    rows = of_two(("a", 2, 0.2), ("a", 4, 0.1), ("b", 2, 0.1), ("b", 4, 0.2))
     assert of_sweep(rows, "ttft.mean > +5%") == [
         ("passed", "ttft.mean > +5%: b/2 is at -50.0%"),
         ("failed", "ttft.mean > +5%: b/4 is at +100.0%"),
-        ("failed", "ttft.mean > +5%: b/8 has no counterpart in the first sweep"),
+    ]
+
+
+def test_a_point_that_only_one_of_two_sweeps_has_fails_a_comparison_but_no_limit():
+    rows = of_two(("a", 2, 0.2), ("a", 4, 0.1), ("b", 2, 0.1), ("b", 8, 0.1))
+    assert of_sweep(rows, "ttft.mean > +5%") == [
+        ("passed", "ttft.mean > +5%: b/2 is at -50.0%"),
+        ("failed", "ttft.mean > +5%: b/8 has no counterpart in a"),
+        ("failed", "ttft.mean > +5%: a/4 has no counterpart in b"),
+    ]
+    assert {state for state, _ in of_sweep(rows, "ttft.mean > 1s")} == {"passed"}
+
+
+def test_what_a_sweep_left_out_fails_by_name():
+    assert of_sweep([point("2", 0.2)], "ttft.mean > 1s", left_out=["TP 3 (no)"])[1:] == [
+        ("failed", "ttft.mean > 1s: left out: TP 3 (no)")
     ]
 
 

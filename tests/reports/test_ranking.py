@@ -1,5 +1,7 @@
 """Which arm is best among many: limits, then the arms that tie, then the next metric."""
 
+import re
+
 import numpy as np
 import pytest
 from msgspec import UNSET, structs
@@ -12,9 +14,11 @@ from reports.simultaneous import critical_value, lowest, parts_of
 from reports.statistics import blocks_of, student_t
 from reports.summarize import summarize
 from tests.reports.runs import run
-from tests.reports.test_sweep_report import MANIFEST, point
+from tests.reports.test_sweep_report import MANIFEST, found_at, point, searched
+from tests.reports.test_tier_report import HOST
 
 COUNT = 2000
+MISSED = Outcome("ttft.p90 <= 1000 ms", "missed", 2.0, -1.0)
 
 
 def noisy(seed=0, offset=0.0, base=None):
@@ -79,6 +83,42 @@ def test_a_hundred_arms_are_ranked_as_few_are():
     assert len(found) == 99
 
 
+def in_two_rounds():
+    """Six arms far behind, and one that is behind by less than all eight together can show, but by more than two can."""
+    blocks = np.arange(COUNT) // 100
+    first, second = noisy(1) - 1.5, noisy(2) - 1.5
+    apart = second - first
+    error = np.std([apart[blocks == block].mean() for block in range(20)], ddof=1) / np.sqrt(20)
+    return {"a": first, "b": second - apart.mean() + 2.6 * error} | {
+        f"far{n}": noisy(n) + 5 for n in range(3, 9)
+    }, blocks
+
+
+def test_an_arm_that_leaves_after_others_keeps_the_interval_for_all_arms_together():
+    arms, blocks = in_two_rounds()
+    parts = parts_of(arms, blocks)
+    ties, found = lowest(parts, judge)
+    assert (ties, found["b"].verdict) == (["a"], "worse")
+    alone = lowest({arm: parts[arm] for arm in ("a", "b")}, judge)[1]["b"]
+    wider = critical_value(list(parts.values())) / student_t(19)
+    assert found["b"].high - found["b"].mean == pytest.approx(wider * (alone.high - alone.mean), rel=0.05)
+    assert found["b"].low < 0 < alone.low
+
+
+def test_an_interval_for_all_arms_that_includes_zero_is_explained():
+    arms, _ = in_two_rounds()
+    verdict = summarize([arm(name, ttft) for name, ttft in arms.items()]).verdict
+    said = r"a has the lowest mean TTFT of 8 arms, by \S+ ms \(\S+%\) against the next, b \(95% interval -\S+ to \S+ ms, paired by "
+    said += r"request, for all 8 arms together\), which is more than noise once the arms that are clearly worse are left out\."
+    assert re.search(said, verdict), verdict
+
+
+def test_many_arms_without_requests_in_common_are_all_meant():
+    failed = [["no" if n % 4 == place else "" for n in range(8)] for place in range(4)]
+    summary = summarize([arm(name, [1.0] * 8, error=its) for name, its in zip("abcd", failed, strict=True)])
+    assert "The compared arms have too few requests in common to compare their times." in summary.verdict
+
+
 def test_among_many_arms_those_that_tie_are_named_and_the_next_metric_decides():
     runs = [
         arm("a", noisy(1), 1.1),
@@ -94,14 +134,14 @@ def test_among_many_arms_those_that_tie_are_named_and_the_next_metric_decides():
     assert (summary.ranking.winner, summary.ranking.ties) == ("b", ["b"])
     assert " tie for the lowest mean TTFT of 4 arms: they differ by at most " in summary.verdict
     assert "; the next, slow, is " in summary.verdict
-    assert "Of these, b has the lowest mean time per output token, by " in summary.verdict
+    assert "Of these, b has the lowest mean TPOT, by " in summary.verdict
     assert "the lower" not in summary.verdict
 
 
 def test_one_best_arm_of_many_has_the_lowest_time_and_what_it_costs_is_said():
     summary = summarize([arm("a", noisy(1), 1.0), arm("b", noisy(2), 1.0), arm("c", noisy(3) - 1, 1.1)])
     assert "c has the lowest mean TTFT of 3 arms, by " in summary.verdict
-    assert "has the lowest mean time per output token of 3 arms: c takes 100 ms (10.0%) more." in summary.verdict
+    assert "has the lowest mean TPOT of 3 arms: c takes 100 ms (10.0%) more." in summary.verdict
     assert summary.ranking.winner == "c"
 
 
@@ -110,7 +150,7 @@ def test_arms_that_tie_in_everything_have_no_winner():
     assert summary.ranking.winner is None
     assert sorted(summary.ranking.ties) == ["a", "b", "c"]
     assert " all tie in mean TTFT: they differ by at most " in summary.verdict
-    assert " also tie in mean time per output token: every request took the same time in each." in summary.verdict
+    assert " also tie in mean TPOT: every request took the same time in each." in summary.verdict
 
 
 def test_equal_arms_of_many_are_said_to_be_equal():
@@ -216,6 +256,56 @@ def test_points_of_a_sweep_tie_as_arms_do():
     assert [step.metric for step in best.steps] == ["ttft_sched", "tpot", "e2e_sched"]
 
 
+def test_a_point_that_failed_most_requests_does_not_win_by_the_rest(tmp_path):
+    a, b, c = points_of(noisy(1), noisy(2) - 1, noisy(3) - 1.5)
+    points = [structs.replace(one, requests=100, failed=failed) for one, failed in ((a, 0), (b, 0), (c, 90))]
+    assert [one.name for one in best_of(points).points] == ["b"]
+    found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=True)
+    assert (
+        " Clearly more requests failed in c (90 of 100), so it is not compared. Lowest mean TTFT: b (" in found.verdict
+    )
+    assert found.best == {"{}": ["b"]}
+
+
+def test_modes_that_failed_most_requests_do_not_win_combinations(tmp_path):
+    points = [
+        structs.replace(
+            one, name=f"{one.name} {workers}", changes={"router_mode": one.name, "workers": workers}, requests=100,
+            failed=90 * (one.name == "b"),
+        )
+        for workers in (2, 4)
+        for one in points_of(noisy(1), noisy(2) - 1)
+    ]  # fmt: skip
+    found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=True)
+    said = " Clearly more requests failed in b 2 (90 of 100) and b 4 (90 of 100), so they are not compared."
+    assert f"{said} Lowest mean E2E latency: a in 2 of 2." in found.verdict
+
+
+def test_a_point_that_failed_most_requests_is_not_the_size_that_is_enough(tmp_path):
+    sizes = [(0, 0.4, 0), (16, 0.2, 0), (64, 0.1, 90)]
+    points = [
+        structs.replace(
+            point(f"size {size}", mean, kv_offloading_size=size),
+            requests=100,
+            failed=failed,
+            tiers=[structs.replace(HOST, capacity_bytes=float(size))],
+        )
+        for size, mean, failed in sizes
+    ]
+    found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=True)
+    assert "of the lowest mean TTFT: 16 (" in found.verdict
+
+
+def test_modes_of_other_routers_that_all_failed_are_not_named_as_best(tmp_path):
+    points = [
+        structs.replace(one, changes={"router_mode": one.name}, requests=100, failed=90 * (one.name == "b"))
+        for one in points_of(noisy(1), noisy(2))
+    ]
+    manifest = MANIFEST | {"elsewhere": {"a": None, "b": "Dynamo --router-mode b"}}
+    found = sweep_report.write(tmp_path, manifest, points, points, is_complete=True)
+    assert found.verdict.endswith(" Lowest mean TTFT: a (3,119 ms).")
+
+
 def test_points_of_different_workloads_or_older_sweeps_are_not_paired():
     (a, b) = points_of(noisy(1), noisy(2)[:1900])
     lowest_mean = min((a, b), key=lambda one: one.ttft_sched.mean).name
@@ -275,6 +365,17 @@ def test_too_little_data_at_a_point_is_said(tmp_path):
     assert found.verdict.endswith(" Too little data in 2 of 2 combinations, such as a: too few requests.")
 
 
+def test_too_little_data_where_a_search_ended_is_said(tmp_path):
+    short, enough = points_of(noisy(1), noisy(2))
+    short = structs.replace(short, too_little=["too few requests"])
+    rows = [found_at(one.name, one.name, "rate", 4, 8, one) for one in (short, enough)]
+    assert " Too little data in 1 of 2 combinations, such as a: too few requests." in searched(tmp_path, rows).verdict
+    alone = searched(tmp_path / "alone", rows[:1]).verdict
+    assert alone.endswith(" Too little data in a: too few requests.")
+    missed = [found_at("a", "a", "rate", None, 8, None, structs.replace(short, outcomes=[MISSED]))]
+    assert searched(tmp_path / "missed", missed).verdict.endswith(" Too little data in a: too few requests.")
+
+
 KNOWN = {"ours": None, "kv": "Dynamo --router-mode kv", "p2c": "SGLang --policy power_of_two"}
 
 
@@ -282,9 +383,16 @@ def test_the_best_mode_that_other_routers_have_is_named_with_its_flags():
     runs = [arm("kv", noisy(1)), arm("ours", noisy(2) - 1), arm("p2c", noisy(3) + 1)]
     summary = summarize(runs, elsewhere=KNOWN)
     assert summary.ranking.elsewhere == {"kv": "Dynamo --router-mode kv"}
-    said = "ours exists only in dynabench. The best mode here that other routers have has a mean TTFT "
+    said = "ours exists only in dynabench; the best that other routers have: kv is Dynamo --router-mode kv, with a mean TTFT "
     assert said in summary.verdict
-    assert summary.verdict.endswith("higher: kv is Dynamo --router-mode kv.")
+    assert summary.verdict.endswith("%) above that of ours.")
+
+
+def test_what_each_of_the_best_modes_of_other_routers_costs_is_said():
+    runs = [arm("kv", noisy(1), 1.0), arm("ours", noisy(2) - 1), arm("p2c", noisy(3), 1.0)]
+    summary = summarize(runs, elsewhere=KNOWN)
+    assert sorted(summary.ranking.elsewhere) == ["kv", "p2c"]
+    assert summary.verdict.count("%) above that of ours") == 2
 
 
 def test_a_best_mode_that_other_routers_have_needs_no_other():

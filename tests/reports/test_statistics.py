@@ -90,6 +90,24 @@ def test_gaps_between_tokens_have_the_intervals_of_as_many_times(share):
     assert gaps_interval(rows, np.zeros(4000, int), share) is None
 
 
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("stall", [1, 50, 10_000])
+def test_a_block_that_stalled_hides_no_uncertainty_of_the_others(share, stall):
+    """37 blocks of 10 to 30 ms, in one of which every gap is as many times as long."""
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        blocks = np.arange(3700) // 100
+        values = rng.uniform(0.01, 0.02, 3700) * rng.uniform(1, 1.5, 37)[blocks] * np.where(blocks == 7, stall, 1)
+        rows = np.column_stack([values, np.zeros((3700, 2)), np.ones((3700, 2))])
+        found, expected = gaps_interval(rows, blocks, share), quantile_interval(values, blocks, share)
+        assert np.ptp(found) == pytest.approx(np.ptp(expected), rel=0.06), seed
+
+
+def test_gaps_that_are_all_alike_have_an_interval_without_width():
+    rows = np.column_stack([np.full(400, 0.02), np.zeros((400, 2)), np.ones((400, 2))])
+    assert gaps_interval(rows, np.arange(400) // 10, 0.9) == (0.02, 0.02)
+
+
 def test_a_row_of_many_gaps_counts_as_many_times():
     """Ten blocks, in each a ramp of 100 steps for two tokens from 10 to 20 ms, but in the last from 30 to 40 ms."""
     rows = np.array([[0.03 if block == 9 else 0.01, 0.0001, 0.0, 100, 2] for block in range(10)])

@@ -22,6 +22,9 @@ def test_what_exists_elsewhere_is_a_mode_here():
         ("llumnix", "Llumnix --enable-cache-aware-scheduling"),
         ("dynamo-kv-p8", "NVIDIA Dynamo --router-mode kv --router-prefill-load-scale 8"),
         ("kv+stale(200)", "NVIDIA Dynamo --router-mode kv"),
+        ("kv+temp(0.5)", "NVIDIA Dynamo --router-mode kv --router-temperature 0.5"),
+        ("kv+stale(200)+temp(0.5)", "NVIDIA Dynamo --router-mode kv --router-temperature 0.5"),
+        ("llumnix+temp(0)", "Llumnix"),
     ],
 )
 def test_a_mode_is_named_with_its_flags(mode, said):
@@ -29,7 +32,17 @@ def test_a_mode_is_named_with_its_flags(mode, said):
 
 
 @pytest.mark.parametrize(
-    "mode", ["marginal-all", "dynamo-lmetric", "lmetric-new", "kv+late(8192)", "kv+eps(5)", "own.py:Mine", "own.py"]
+    "mode",
+    [
+        "llumnix+temp(0.5)",
+        "marginal-all",
+        "dynamo-lmetric",
+        "lmetric-new",
+        "kv+late(8192)",
+        "kv+eps(5)",
+        "own.py:Mine",
+        "own.py",
+    ],
 )
 def test_a_mode_that_no_other_router_has_in_a_release_has_no_name(mode):
     assert elsewhere(mode) is None
@@ -42,3 +55,11 @@ def test_settings_of_the_router_are_flags_of_dynamo_alone():
     )
     assert "Dynamo --router-mode random," in elsewhere("random", config)
     assert elsewhere("random", config) == elsewhere("random")
+
+
+def test_a_temperature_that_is_added_replaces_that_of_the_settings_and_only_dynamo_has_one():
+    config = RouterConfig(router_temperature=0.25)
+    assert elsewhere("kv", config).endswith(" --router-temperature 0.25")
+    assert elsewhere("kv+temp(0.5)", config).endswith(" --router-temperature 0.5")
+    assert elsewhere("kv+temp(0)", config) == "NVIDIA Dynamo --router-mode kv"
+    assert elsewhere("sgl-cache-aware", config) is None

@@ -405,6 +405,7 @@ def test_nothing_is_open_without_the_key():
             for key in (None, "Bearer secre", "Bearer secret2", "secret", "Basic secret"):
                 headers = {"authorization": key} if key else {}
                 check(httpx.request(method, stack.url + path, headers=headers, json=GOOD), 401, code="invalid_api_key")
+        assert {httpx.get(stack.url + path).status_code for path in ("/health", "/health/", "/live", "/live/")} == {200}
         headers = {"authorization": "Bearer secret"}
         assert httpx.post(stack.url + COMPLETIONS, json=GOOD, headers=headers).status_code == 200
 

@@ -204,6 +204,18 @@ def test_an_output_of_something_else_is_not_touched(tmp_path):
         assert (tmp_path / "output.jsonl").read_text() == content
 
 
+def test_asking_whether_all_is_answered_changes_nothing_that_an_earlier_run_wrote(tmp_path):
+    write(tmp_path, "one", "two")
+    output, settings = tmp_path / "output.jsonl", tmp_path / "output.settings.json"
+    assert not is_answered(tmp_path / "prompts.jsonl", Identity({}))
+    assert not settings.exists()
+    Identity({}).write(settings)
+    output.write_text('{"text": "one", "response": ""}\n{"text": "tw')  # as a killed run leaves it
+    before = output.read_bytes()
+    assert not is_answered(tmp_path / "prompts.jsonl", Identity({}))
+    assert output.read_bytes() == before
+
+
 def test_two_runs_do_not_write_one_file(tmp_path):
     write(tmp_path, "one")
     with (tmp_path / "output.jsonl").open("a") as file:

@@ -172,6 +172,11 @@ def test_only_what_is_quick_and_no_code_of_the_models_runs_at_once(model_path):
     assert quick(theirs, messages=message, nvext={"use_raw_prompt": True})
     assert not quick(theirs, prompt="hello" * 30_000)
     assert not quick(ours, prompt=[1] * 20_000)
+    long = "x" * ours.tokenizer.num_quick
+    for more in ({"documents": [{"text": long}]}, {"chat_template_kwargs": {"x": long}}, {"tools": [{"x": long}]}):
+        assert not quick(ours, messages=message, **more)
+    for more in ({"reasoning": long}, {"tool_calls": [{"x": long}]}, {"content": long + "x"}):
+        assert not quick(ours, messages=[*message, {"role": "assistant", "content": "x"} | more])
 
 
 def test_what_names_no_model_is_for_the_only_one(preparing):

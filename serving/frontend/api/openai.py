@@ -173,13 +173,18 @@ class Message(msgspec.Struct, omit_defaults=True):
             return "".join(part.text for part in self.content)
         return self.content or ""
 
+    @property
+    def thought(self) -> str:
+        """Its reasoning."""
+        return self.reasoning_content or self.reasoning or ""
+
     def for_template(self) -> dict[str, Any]:
         """Return the message as templates expect it."""
         parts = self.content if isinstance(self.content, list) else []
         content: Any = [{"type": "text", "text": part.text} for part in parts] or self.content or ""
         fields: dict[str, Any] = {"role": self.role, "content": content}
-        if (reasoning := self.reasoning_content or self.reasoning) is not None:
-            fields |= {"reasoning_content": reasoning, "reasoning": reasoning}
+        if self.thought:
+            fields |= {"reasoning_content": self.thought, "reasoning": self.thought}
         for name in ("name", "tool_calls", "tool_call_id"):
             if value := getattr(self, name):
                 fields[name] = value

@@ -48,7 +48,7 @@ SYMBOLS = {
     "m, miss": "matched blocks; miss = L - m B",
     "Q": "prefill tokens sent there and not computed yet",
     "A, a": "blocks of the requests in flight there; the blocks among them that this prompt shares",
-    "n, d": "requests in flight there; the requests among them that decode",
+    "n, d, e": "requests in flight there; those among them that decode; those that have this whole prompt",
     "C, K": "context tokens of the decoding requests; prompt tokens of all requests in flight",
     "q, u": "requests waiting; KV usage (both as the worker reports them)",
     "F": "time to load what is beyond the GPU",

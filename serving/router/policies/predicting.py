@@ -68,18 +68,24 @@ class Marginal(Predicting):
     shares_in_flight: ClassVar[bool] = True
 
     description: ClassVar[str] = (
-        "Least added latency for all: predicted TTFT + alpha Tp miss d + E[out] (Tk K + Td n); our own rule. m counts "
-        "blocks of requests in flight, never the last token."
+        "Least added latency for all: predicted TTFT + alpha Tp miss d + E[out] (Tk K + Td n) + e (Tp L + s T0); our own "
+        "rule. m counts blocks of requests in flight, never the last token."
     )
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
-        """The request's TTFT, the delay of running decodes by its prefill, and its decode time in that batch."""
+        """The request's TTFT, the delay of running decodes by its prefill, and its decode time in that batch.
+
+        An equal prompt in flight costs as much as computing it. So a burst of equal prompts is spread, however much
+        of them one rank has cached.
+        """
         ttfts, missing = self.ttfts(candidates), candidates.missing_tokens
-        delay, out = self._interference * self._token, self._out
+        delay, out, prompt = self._interference * self._token, self._out, candidates.prompt
+        equal = self._token * prompt.num_tokens + self._base * -(-prompt.num_tokens // self._budget)
         return [
             ttft
             + delay * miss * book.num_decoding
             + out * (self._context * book.prompt_tokens + self._sequence * book.num_requests)
+            + equal * book.num_equal(prompt.blocks, prompt.num_tokens)
             for ttft, miss, book in zip(ttfts, missing, candidates.books, strict=True)
         ]
 
