@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import inspect
+import re
 import sys
 from types import ModuleType
 from typing import TypeVar
@@ -15,6 +16,13 @@ T = TypeVar("T")
 def is_own(name: str) -> bool:
     """Return whether a name refers to a class in a file."""
     return _parts(name)[0].endswith(".py")
+
+
+def base_and_additions(name: str) -> tuple[str, list[str]]:
+    """Split `base+addition+...`; in the path of a file, + is a character like any other."""
+    match = re.match(r".*\.py(:[^+:/]*)?(?=\+|$)", name, re.DOTALL)
+    base = match[0] if match else name.partition("+")[0]
+    return base, name[len(base) + 1 :].split("+") if len(base) < len(name) else []
 
 
 def own_class(name: str, kind: type[T]) -> type[T]:

@@ -7,6 +7,7 @@
 Each of the three says which metrics, signs and units it takes.
 """
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -54,9 +55,9 @@ class Condition:
 
 
 def read(text: str) -> Condition | None:
-    """Parse a condition; return None if it has another form."""
+    """Parse a condition; return None if it has another form, or a number that is too large to be compared."""
     match = _FORM.fullmatch(text.strip())
-    if match is None:
+    if match is None or math.isinf(float(match[5]) * 1000):  # in milliseconds, too
         return None
     metric, statistic, sign, plus, number, unit = match.groups()
     return Condition(text.strip(), metric, statistic, sign, float(plus + number), unit or "", bool(plus))

@@ -7,6 +7,7 @@ from typing import Any
 
 from dynabench.capacity.launch import Launch, sglang_command, trtllm_command
 from dynabench.deployment.description import Deployment, Pool
+from foundation.own_code import base_and_additions
 from foundation.settings import changed
 from mocker import EngineConfig
 from mocker.models.catalog import find_model
@@ -153,6 +154,6 @@ def _where(deployment: Deployment, mode: str) -> str:
     """Return a mode's name elsewhere, with the settings that it has there."""
     if found := elsewhere(mode, deployment.router):
         return found
-    base, _, added = mode.partition("+")
-    found = elsewhere(base, deployment.router) if added else None
-    return f"dynabench only; without +{added} {found}" if found else "dynabench only"
+    base, additions = base_and_additions(mode)
+    found = elsewhere(base, deployment.router) if additions else None
+    return f"dynabench only; without +{'+'.join(additions)} {found}" if found else "dynabench only"

@@ -11,7 +11,7 @@ from dynabench.kubernetes import names
 from dynabench.kubernetes.arguments import arguments_of
 from dynabench.kubernetes.contract import ADDRESS, COMPONENT, ours, planner_arguments
 from dynabench.kubernetes.settings import ClusterConfig
-from foundation.own_code import is_own
+from foundation.own_code import base_and_additions, is_own
 from foundation.settings import changed
 from mocker.timing.choose import resolve
 from serving.frontend.config import FrontendConfig
@@ -308,7 +308,7 @@ def _check_own_code(deployment: Deployment) -> None:
         f"pools.{pool.name}.router_mode": pool.router_mode for pool in deployment.pools if pool.router_mode
     }
     for setting, name in (modes | {"planner": deployment.planner.planner}).items():
-        if is_own(name.partition("+")[0]):
+        if is_own(base_and_additions(name)[0]):
             raise ValueError(
                 f"{setting} is {name!r}; expected a built-in one: your own files are not copied into the cluster"
             )

@@ -61,7 +61,7 @@ def read(path: Path) -> Prompts:
         raise BatchError(f"in=batch:{path}: no such file; expected a JSON Lines file")
     prompts = Prompts()
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text().split("\n")  # JSON may hold the other ends of lines
     except (OSError, UnicodeDecodeError) as error:
         raise BatchError(f"in=batch:{path}: {error}") from error
     for number, line in enumerate(lines, 1):
@@ -226,7 +226,7 @@ def _answered(file: IO[str], texts: list[str], identity: Identity) -> Counter[st
         BatchError: the output is of something else or of other prompts, or it was made otherwise.
     """
     answered = Counter[str]()
-    for number, line in enumerate(_whole_lines(file).splitlines(), 1):
+    for number, line in enumerate(_whole_lines(file).split("\n")[:-1], 1):
         try:
             answered[json.loads(line)["text"]] += 1
         except (ValueError, KeyError, TypeError) as error:

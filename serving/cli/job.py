@@ -157,14 +157,17 @@ def _simulated(model_run: ModelRunConfig) -> tuple[EngineConfig, TimingConfig]:
 def identity_of(job: Job) -> Identity:
     """Return what the answers to a batch depend on: the engine and its version, the model, and their settings."""
     ours = isinstance(job.way_out, Mocked | Echoed)
-    own = [job.way_out.file] if isinstance(job.way_out, OwnFile) else []
+    way_out = job.way_out
+    out = {"out": masked(str(way_out))}
+    if isinstance(way_out, OwnFile):
+        out = {"out": way_out.kind, "file": way_out.file}
     settings = {
-        "out": masked(str(job.way_out)),
+        **out,
         "version": _version(job.way_out),
         **{f"--{name.replace('_', '-')}": value for name, value in _settings(job)},
         "arguments": list(_without_secrets(job.arguments)),
     }
-    named = own + [word.rpartition("=")[2] for word in job.arguments]
+    named = [word.rpartition("=")[2] for word in job.arguments]
     return Identity.of(settings, files=files_named(named), packages=("serving", "mocker") if ours else ())
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from foundation.own_code import base_and_additions
 from serving.router.config import RouterConfig
 from serving.router.policies.modes import Mode
 
@@ -57,7 +58,7 @@ def elsewhere(mode: str, config: RouterConfig | None = None) -> str | None:
     `temp` where it is Dynamo's temperature.
     """
     config = config or RouterConfig()
-    base, *additions = mode.split("+")
+    base, additions = base_and_additions(mode)
     if base not in ELSEWHERE or any(addition.partition("(")[0] not in ("stale", "temp") for addition in additions):
         return None
     temp = Mode.parse(mode).temp

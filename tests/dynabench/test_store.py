@@ -99,6 +99,21 @@ def test_a_file_of_step_times_that_was_edited_is_read_again(tmp_path):
     assert refused(swept(tmp_path, *flags), difference="times.csv has changed")
 
 
+def test_a_workload_is_the_same_by_another_path_and_another_with_other_content(tmp_path):
+    row = '{"timestamp": %d, "input_length": 9, "output_length": 2, "hash_ids": [1]}\n'
+    trace, folder = tmp_path / "mix.jsonl", tmp_path / "deeper"
+    trace.write_text(row % 0 + row % 9)
+    (tmp_path / "link.jsonl").symlink_to("mix.jsonl")
+    folder.mkdir()
+    (folder / "out").symlink_to("../out")
+    assert swept(tmp_path, "mix.jsonl").returncode == 0
+    for path in (trace, "link.jsonl"):
+        assert "1 of 1 points are already simulated" in swept(tmp_path, path).stdout
+    assert "1 of 1 points are already simulated" in swept(folder, "../mix.jsonl").stdout
+    (tmp_path / "other.jsonl").write_text(row % 0 + row % 8)
+    assert refused(swept(tmp_path, "other.jsonl"), difference="other.jsonl is new; mix.jsonl is not used")
+
+
 def test_points_during_whose_simulation_a_file_changed_are_of_no_use(tmp_path):
     edit = "open(__file__, 'a').write('# other')"
     (tmp_path / "mine.py").write_text(MODE.format(f"def edited(n):\n    {edit}\n    return n\n", "edited(n)"))

@@ -80,6 +80,74 @@ def test_the_modules_that_a_class_of_ones_own_imports_count(tmp_path):
     assert found == {"mine.py", "near.py", "far.py", "pack/__init__.py", "pack/deep.py"}
 
 
+def test_a_package_that_a_class_imports_finds_modules_beside_the_class(tmp_path):
+    write(tmp_path / "mine.py", "import pack.deep.a")
+    write(tmp_path / "helper.py")
+    write(tmp_path / "pack" / "deep" / "a.py", "import helper\nfrom .. import near\nfrom ..other import f")
+    write(tmp_path / "pack" / "near.py")
+    found = {path.relative_to(tmp_path).as_posix() for path in files_named(f"{tmp_path}/mine.py")}
+    assert found == {"mine.py", "helper.py", "pack/deep/a.py", "pack/near.py"}
+
+
+def test_modules_beside_a_linked_class_are_found_in_both_folders(tmp_path):
+    write(tmp_path / "real" / "mine.py", "import helper, local")
+    write(tmp_path / "real" / "helper.py")
+    write(tmp_path / "link" / "local.py")
+    (tmp_path / "link" / "mine.py").symlink_to("../real/mine.py")
+    found = {path.relative_to(tmp_path).as_posix() for path in files_named(f"{tmp_path}/link/mine.py")}
+    assert found == {"link/mine.py", "real/helper.py", "link/local.py"}
+
+
+def test_a_file_is_the_same_by_any_path_that_leads_to_it(tmp_path, monkeypatch):
+    file, own = write(tmp_path / "times.json"), write(tmp_path / "mine.py", "import near")
+    write(tmp_path / "near.py")
+    (tmp_path / "link.json").symlink_to("times.json")
+    monkeypatch.chdir(tmp_path)
+    made = Identity.of({"times": "times.json", "mode": "mine.py:Mine+eps(5)"}, files=[Path("times.json")])
+    for path in (file, tmp_path / "link.json", Path("../") / tmp_path.name / "times.json"):
+        assert Identity.of({"times": str(path), "mode": f"{own}:Mine+eps(5)"}, files=[path]) == made
+    moved = Identity.of({"times": str(file), "mode": f"{own}:Other+eps(5)"}, files=[file])
+    assert moved.difference(made) == "mode was a file:Mine+eps(5) and is a file:Other+eps(5)"
+
+
+def test_a_file_that_moved_and_changed_is_named_by_both_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own, near = write(tmp_path / "mine.py", "import near"), write(tmp_path / "near.py")
+    made = Identity.of({"mode": "mine.py"})
+    near.write_text("y")
+    assert Identity.of({"mode": "mine.py"}).difference(made) == "near.py has changed"
+    assert Identity.of({"mode": str(own)}).difference(made) == f"{near} is new; near.py is not used"
+
+
+def test_two_files_never_pass_for_each_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in (
+        ("a.json", "1"),
+        ("b.json", "2"),
+        ("x/a.json", "2"),
+        ("kv", ""),
+        ("lmetric", ""),
+        ("a.csv", "1"),
+    ):
+        write(Path(name), text)
+    made = Identity.of({"one": "a.json", "two": "b.json"})
+    assert (
+        Identity.of({"one": "b.json", "two": "a.json"}).difference(made)
+        == "b.json, a.json: the same content was used otherwise"
+    )
+    assert Identity.of({"one": "x/a.json", "two": "b.json"}).difference(made) == "a.json is not used"
+    assert Identity.of({"mode": "kv"}) != Identity.of({"mode": "lmetric"})
+    assert Identity.of({"one": "a.json"}) != Identity.of({"one": "a.csv"})
+    assert Identity.of({}, files=[Path("a.json"), Path("b.json")]) != Identity.of(
+        {}, files=[Path("b.json"), Path("a.json")]
+    )
+
+
+@pytest.mark.parametrize("text", ['{"seed": "0"}', "[]", '{"facts": 3}', "x"])
+def test_a_file_of_another_form_is_of_another_version(tmp_path, text):
+    assert Identity.read(write(tmp_path / "id", text)) is None
+
+
 def test_text_that_names_no_file_is_none(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kv").mkdir()

@@ -4,7 +4,7 @@ from string import Formatter as Shape
 
 import pytest
 
-from foundation.own_code import is_own, own_class
+from foundation.own_code import base_and_additions, is_own, own_class
 
 HEAD = "from string import Formatter as Shape\n"
 
@@ -23,6 +23,21 @@ def test_names_of_files_are_told_from_others():
         False,
         False,
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "additions"),
+    [
+        ("kv", "kv", []),
+        ("kv+eps(5)+temp(1)", "kv", ["eps(5)", "temp(1)"]),
+        ("kv+", "kv", [""]),
+        ("a+b/m.py", "a+b/m.py", []),
+        ("a.py+b/m+n.py:Mine+eps(5)", "a.py+b/m+n.py:Mine", ["eps(5)"]),
+        ("m.py+bound(1.25)", "m.py", ["bound(1.25)"]),
+    ],
+)
+def test_additions_follow_the_part_that_names_a_file(name, base, additions):
+    assert base_and_additions(name) == (base, additions)
 
 
 def test_the_only_class_of_a_file_needs_no_name_and_runs_once(tmp_path):

@@ -225,6 +225,8 @@ def test_modes_take_additions():
         ("kv+fast(1)", r"'fast\(1\)' cannot be added"),
         ("kv+eps", "'eps' cannot be added"),
         ("kv+wspt(1)", r"add late"),
+        ("kv+bound(" + "9" * 400 + ")", r"bound\(9+\)' is out of range; expected a number from 0 to 1,000,000,000"),
+        ("kv+eps(" + "9" * 400 + ")", r"eps\(9+\)' is out of range; expected a number from 0 to 1,000,000,000"),
     ):
         with pytest.raises(ValueError, match=problem):
             Mode.parse(name)

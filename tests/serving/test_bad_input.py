@@ -273,6 +273,20 @@ def test_a_compressed_body_is_read(stack, coding, encode):
         check(httpx.post(stack.url + COMPLETIONS, content=broken, headers=headers), 400)
 
 
+@pytest.mark.parametrize("size", [1, 9, 1 << 20])
+def test_a_gzip_body_of_several_members_is_read(stack, size):
+    body = json.dumps(GOOD | {"prompt": "x" * 900}).encode()
+    parts = gzip.compress(body[:500]) + gzip.compress(b"") + gzip.compress(body[500:])
+    chunks = (parts[place : place + size] for place in range(0, len(parts), size))
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    answer = httpx.post(stack.url + COMPLETIONS, content=chunks, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["prompt_tokens"] == 900
+    check(httpx.post(stack.url + COMPLETIONS, content=parts[:-5], headers=headers), 400)
+    bombs = gzip.compress(b" " * (20 << 20)) * 10
+    check(httpx.post(stack.url + COMPLETIONS, content=bombs, headers=headers), 413)
+
+
 def test_a_compressed_body_is_bounded_as_it_is_decoded(stack):
     bomb = gzip.compress(b" " * (200 << 20))
     headers = {"content-type": "application/json", "content-encoding": "gzip"}

@@ -35,7 +35,7 @@ def write(folder, *texts):
 
 
 def answers(folder):
-    return [json.loads(line) for line in (folder / "output.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (folder / "output.jsonl").read_text().split("\n")[:-1]]
 
 
 def test_each_prompt_is_answered_with_its_counts(tmp_path):
@@ -103,6 +103,19 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
     assert sorted(answer["text"] for answer in answers(tmp_path)) == sorted(texts)
 
 
+def test_only_a_line_feed_ends_a_line(tmp_path):
+    text = "one\u2028two\u2029three\x85four"
+    write(tmp_path, f'!{{"text": "{text}"}}', "five")
+    first = run(tmp_path)
+    assert (first.returncode, first.stderr) == (0, "")
+    assert {answer["text"]: answer["response"] for answer in answers(tmp_path)} == {text: text, "five": "five"}
+    with (tmp_path / "prompts.jsonl").open("a") as file:
+        file.write('{"text": "six"}\n')
+    again = run(tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "already has 2 of 3 answers" in again.stderr
+
+
 def test_what_is_all_answered_needs_no_engine(tmp_path):
     source = """
 open("started", "a").write("x")
@@ -157,6 +170,14 @@ def test_a_model_or_an_engine_of_ones_own_that_was_edited_gives_other_answers(tm
     (tmp_path / "near.py").write_text("a = 2")
     differences = [identity_of(one).difference(earlier) for one, earlier in zip(jobs, before, strict=True)]
     assert differences == [f"{model} has changed", f"{tmp_path / 'near.py'} has changed"]
+
+
+def test_an_engine_of_ones_own_is_the_same_by_another_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "e.py").write_text("a = 1")
+    made = identity_of(job(tmp_path, OwnFile("pystr", "e.py")))
+    assert identity_of(job(tmp_path, OwnFile("pystr", str(tmp_path / "e.py")))) == made
+    assert identity_of(job(tmp_path, OwnFile("pytok", "e.py"))).difference(made) == "out was pystr and is pytok"
 
 
 def test_engine_arguments_count_and_their_secrets_are_not_written(tmp_path):

@@ -619,6 +619,24 @@ def test_the_limits_hold_for_a_head_with_an_offer(start):
     assert server.calls == []
 
 
+@pytest.mark.parametrize(
+    ("refused", "status"),
+    [
+        (b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n", 405),
+        (POST % 1 + b"transfer-encoding: gzip, chunked\r\n\r\n", 501),
+        (POST % 1 + b"x-a: b\r\n" * 120 + b"\r\n", 431),
+    ],
+    ids=["connect", "coding", "headers"],
+)
+def test_what_is_refused_after_an_offer_is_refused_as_without_one(start, refused, status):
+    server = start()
+    with server.open() as client:
+        client.sendall(POST % 0 + OFFER + b"content-length: 3\r\n\r\nabc" + refused)
+        got = until_read(client, b"connection: close")
+    assert got.count(b"HTTP/1.1 200") == 1
+    assert b"HTTP/1.1 %d" % status in got
+
+
 def test_a_client_of_http_1_0_gets_a_body_without_chunks(start):
     server = start()
     data = server.ask(b"GET /stream HTTP/1.0\r\n\r\n")

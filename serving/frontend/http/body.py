@@ -130,18 +130,23 @@ class _Decoder:
 
     def __init__(self, coding: str) -> None:
         self._coding = coding
-        self._inflate = zlib.decompressobj(CODINGS[coding])
+        self._inflate = self._next()
+
+    def _next(self) -> "zlib._Decompress":
+        return zlib.decompressobj(CODINGS[self._coding])
 
     def pieces(self, chunk: bytes) -> Iterator[bytes]:
         """Yield what a chunk stands for."""
         while chunk:
+            if self._inflate.eof and self._coding == "deflate":
+                raise self._broken()
+            if self._inflate.eof:
+                self._inflate = self._next()  # gzip may have any number of members (RFC 1952, 2.2)
             try:
                 yield self._inflate.decompress(chunk, PIECE_BYTES)
             except zlib.error as error:
                 raise self._broken() from error
-            if self._inflate.unused_data:
-                raise self._broken()
-            chunk = self._inflate.unconsumed_tail
+            chunk = self._inflate.unconsumed_tail or self._inflate.unused_data
 
     def end(self) -> None:
         """Check that nothing is missing.

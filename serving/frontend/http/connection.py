@@ -258,13 +258,16 @@ class Connection(HttpToolsProtocol):
         try:
             self.parser.feed_data(piece)
         except httptools.HttpParserUpgrade as offer:
-            self._ignore_offer(bytes(piece[offer.args[0] :]))
+            rest = bytes(piece[offer.args[0] :])
         except httptools.HttpParserError as error:
             cause = error.__context__
             self._refuse(cause if isinstance(cause, ApiError) else ApiError(400, f"this is not HTTP/1.1: {error}"))
+            return
         else:
             if self._num_fed > MAX_HEAD_BYTES and (excess := self._excess()) is not None:
                 self._refuse(excess)
+            return
+        self._ignore_offer(rest)  # not while the offer is handled: it would be the context of every error in the rest
 
     def _ignore_offer(self, rest: bytes) -> None:
         """Parse a request that offers another protocol as one that does not (RFC 9110, 7.8).

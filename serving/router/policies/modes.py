@@ -4,7 +4,7 @@ import random
 import re
 from dataclasses import dataclass
 
-from foundation.own_code import is_own, own_class
+from foundation.own_code import base_and_additions, is_own, own_class
 from foundation.text import instead_of
 from serving.router.config import RouterConfig
 from serving.router.policies import affinity, kv, load, oracles, predicting, prefix
@@ -73,6 +73,9 @@ ADDITIONS = {
 }
 """Additions to a mode, each with a number."""
 
+MOST = 10**9
+"""The largest number that an addition takes."""
+
 _FORM = re.compile(r"([a-z]+)\(([0-9.]+)\)")
 
 
@@ -97,16 +100,9 @@ class Mode:
         Raises:
             ValueError: there is no such mode or addition.
         """
-        base, *additions = name.split("+")
+        base, additions = base_and_additions(name)
         _kind(base)
-        values: dict[str, float] = {}
-        for addition in additions:
-            match = _FORM.fullmatch(addition)
-            if match is None or match[1] not in ADDITIONS or match[2].count(".") > 1 or match[2] == ".":
-                raise ValueError(
-                    f"router_mode {name!r}: {addition!r} cannot be added; expected one of {'; '.join(ADDITIONS.values())}"
-                )
-            values[match[1]] = float(match[2])
+        values = dict(_addition(name, addition) for addition in additions)
         if "wspt" in values and "late" not in values:
             raise ValueError(f"router_mode {name!r}: wspt orders requests that late(H) holds; add late")
         if values.get("bound", 1) < 1:
@@ -130,6 +126,17 @@ class Mode:
         return self.late > 0
 
 
+def _addition(name: str, addition: str) -> tuple[str, float]:
+    match = _FORM.fullmatch(addition)
+    if match is None or match[1] not in ADDITIONS or match[2].count(".") > 1 or match[2] == ".":
+        raise ValueError(
+            f"router_mode {name!r}: {addition!r} cannot be added; expected one of {'; '.join(ADDITIONS.values())}"
+        )
+    if (number := float(match[2])) > MOST:
+        raise ValueError(f"router_mode {name!r}: {addition!r} is out of range; expected a number from 0 to {MOST:,}")
+    return match[1], number
+
+
 def _kind(base: str) -> type[Policy]:
     if base in ROUTER_MODES:
         return ROUTER_MODES[base]
@@ -147,7 +154,7 @@ def check_registered_mode(name: str) -> None:
     Raises:
         ValueError: the live router cannot use it, or it is in a file.
     """
-    if is_own(name.partition("+")[0]):
+    if is_own(base_and_additions(name)[0]):
         raise ValueError(f"router_mode {name!r}: a worker cannot ask for a mode in a file; give it to the frontend")
     check_live_mode(name)
 
