@@ -289,10 +289,10 @@ class Study:
         self._sources = sources
         self._pool = ProcessPoolExecutor(jobs) if jobs > 1 else None
         self.data: dict[str, Any] = {"knees": {}, "cells": [], "bursts": [], "costs": [], "unspread": []}
-        self.data["identity"] = dict(sources.identity.facts)
+        self.data["identity"] = asdict(sources.identity)
         if file.exists():
             earlier = json.loads(file.read_text())
-            made = Identity(earlier.get("identity", {}))
+            made = Identity(**earlier.get("identity", {"facts": {}}))
             if made != sources.identity:
                 sys.exit(f"{file}: {sources.identity.difference(made)}; remove it, or write to another --out")
             self.data = earlier

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -54,7 +55,7 @@ class PointStore:
             if not mark.exists():
                 identity.write(mark)
         except OSError as error:
-            raise UserError(f"{out}: cannot be written ({error.strerror})") from error
+            raise UserError(f"{out}: cannot be written ({os.strerror(error.errno or 0)})") from error
 
     def known(self, arm: Arm) -> AnyPoint | None:
         """Return a point that was simulated before.
@@ -75,9 +76,8 @@ class PointStore:
             replace_text(self._file(arm), msgspec.json.encode(point).decode())
         except OSError as error:
             raise UserError(
-                f"{self._points}: cannot be written ({error.strerror}); the points so far are saved: free some space "
-                "and run the "
-                "same command again"
+                f"{self._points}: cannot be written ({os.strerror(error.errno or 0)}); the points so far are saved: free some space "
+                "and run the same command again"
             ) from error
 
     def check_unchanged(self, now: Identity) -> None:

@@ -104,7 +104,12 @@ def test_a_sweep_keeps_its_points(tmp_path):
         "--out",
         out,
     ]
-    done = dynabench(*sweep, largest=4_000)
+    unnoted = dynabench(*sweep[:-1], tmp_path / "y", largest=4_000)
+    assert (unnoted.returncode, unnoted.stderr) == (
+        2,
+        f"dynabench: {tmp_path / 'y'}: cannot be written (File too large)\n",
+    )
+    done = dynabench(*sweep, largest=16_000)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "the points are kept: make room and run the same command again" in done.stderr

@@ -280,7 +280,7 @@ def test_other_router_modes_are_tried_before_a_plan_gives_up(tmp_path):
     done, answer = planned(tmp_path / "none", *flags, *modes, *rest, "tpot.p90 <= 9ms")
     assert done.returncode == 1
     assert "(--max-gpus) meets the limits with router mode random. " in answer["verdict"]
-    assert "nearest with round-robin." in answer["verdict"]
+    assert "nearest layouts with round-robin." in answer["verdict"]
 
 
 def test_limits_that_no_answer_has_a_value_for_are_refused_at_once(tmp_path):
