@@ -112,7 +112,7 @@ def files_named(value: Any) -> Iterator[Path]:
             yield Path(text)
         elif os.path.isfile(text):  # noqa: PTH113
             yield Path(text)
-            beside = Path(text).with_name("hf_quant_config.json")  # read with the config.json that it stands beside
+            beside = Path(text).with_name("hf_quant_config.json")  # read together with the config.json in its folder
             yield from [beside] * beside.is_file()
 
 

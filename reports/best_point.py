@@ -62,12 +62,13 @@ def best_of(points: Sequence[Point], metrics: Sequence[str] = PAIRED) -> Best:
     """Return the best of the points that are compared; without values to pair, the lowest in the first metric."""
     left, steps = compared(points), list[Lowest]()
     for metric in metrics:
-        known = {place: value for place, point in enumerate(left) if (value := _mean(point, metric)) is not None}
+        means = [getattr(point, metric).mean for point in left]
+        known = [(point, mean) for point, mean in zip(left, means, strict=True) if mean is not None]
         if not known or (len(left) == 1 and steps):
             break
-        order = _ties([left[place] for place in known], metric)
-        left = [list(map(left.__getitem__, known))[place] for place in order]
-        steps.append(Lowest(metric, [point.name for point in left], [_mean(point, metric) or 0.0 for point in left]))
+        known = [known[place] for place in _ties(known, metric)]
+        left = [point for point, _ in known]
+        steps.append(Lowest(metric, [point.name for point in left], [mean for _, mean in known]))
     return Best(left if steps else [], steps)
 
 
@@ -126,15 +127,10 @@ def by_rest(points: Sequence[Point]) -> dict[str, list[Point]]:
     return groups
 
 
-def _mean(point: Point, metric: str) -> float | None:
-    value: float | None = getattr(point, metric).mean
-    return value
-
-
-def _ties(points: list[Point], metric: str) -> list[int]:
-    """Return the places of the points that tie for the lowest mean, the lowest first."""
-    first = min(range(len(points)), key=lambda place: _mean(points[place], metric) or 0.0)
-    kept = [point.series for point in points if isinstance(point.series, Series)]
+def _ties(points: list[tuple[Point, float]], metric: str) -> list[int]:
+    """Return the places of the points, given with their means, that tie for the lowest mean, the lowest first."""
+    first = min(range(len(points)), key=lambda place: points[place][1])
+    kept = [point.series for point, _ in points if isinstance(point.series, Series)]
     if len(points) < 2 or len(kept) < len(points) or len({one.requests for one in kept}) > 1:
         return [first]  # their requests cannot be paired
     number = min(one.num_blocks for one in kept)

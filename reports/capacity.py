@@ -314,7 +314,7 @@ def doubt(sureness: Sequence[Sureness], held: Held | None = None) -> str:
 
 def largest_error(sureness: Sequence[Sureness]) -> float:
     """Return the largest known error of the model for a limited metric, as a share; 0 if none is known."""
-    return max((sure.model_error or 0.0 for sure in sureness), default=0.0)
+    return max((sure.model_error for sure in sureness if sure.model_error is not None), default=0.0)
 
 
 def modes_told(modes: Sequence[Alternative]) -> str:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from foundation.text import instead_of
-from reports.best_point import interval_between
+from reports.best_point import failures, interval_between
 from reports.capacity import Answer
 from reports.conditions import METRICS, Condition, read
+from reports.failures import Failures
 from reports.outcomes import percent
 from reports.points import AnyPoint, Found, Impossible, Point, Sweep
 from reports.summary import NOISE_FLOOR, ArmSummary, Summary
@@ -157,18 +158,33 @@ class _Side(NamedTuple):
     """Why a value may be missing."""
     point: Point | None = None
     """Of a sweep."""
+    is_stable: bool = True
+    """Whether no queue grew."""
+    failures: Failures = Failures(0, 0)
+
+
+class _Change(NamedTuple):
+    """A difference between two arms, with its 95% interval, over the same requests."""
+
+    base: float
+    mean: float
+    low: float
+    high: float
 
 
 def of_summary(summary: Summary, gates: Sequence[Condition], left_out: Sequence[str] = ()) -> list[Result]:
     """Judge the arms of a comparison; those that were left out fail."""
-    sides = [_Side(name, _of_arm(arm)) for name, arm in summary.arms.items()]
+    sides = [
+        _Side(name, _of_arm(arm), is_stable=arm.stability.is_stable, failures=Failures(arm.failed, arm.requests))
+        for name, arm in summary.arms.items()
+    ]
     base = next(side for side in sides if side.name == summary.baseline)
     others = [side for side in sides if side is not base and not side.name.endswith(NOISE_FLOOR)]
 
     def judge(gate: Condition) -> list[Result]:
         if not is_comparison(gate):
             return [_limited(gate, side) for side in sides]
-        return [_compared(gate, side, base, _interval(summary, side.name, gate)) for side in others]
+        return [_compared(gate, side, base, _paired(summary, side.name, gate)) for side in others]
 
     basis = Basis(
         num_arms=1 + len(others), has_limits=bool(summary.limits), left_out=left_out, is_complete=summary.is_complete
@@ -262,11 +278,13 @@ def _rows_compared(gate: Condition, rows: Sequence[tuple[dict[str, Any], _Side]]
         yield from (_failed(gate, base, f"has no counterpart in {name}") for base in missing)
 
 
-def _between(base: _Side, side: _Side, gate: Condition) -> tuple[float, float] | None:
-    """Return the interval of the difference between two points, if they keep what it takes."""
+def _between(base: _Side, side: _Side, gate: Condition) -> _Change | None:
+    """Return the difference between two points, if they keep what its interval takes."""
     if base.point is None or side.point is None or gate.metric not in METRICS:
         return None
-    return interval_between(base.point, side.point, METRICS[gate.metric], gate.statistic or "mean")
+    interval = interval_between(base.point, side.point, METRICS[gate.metric], gate.statistic or "mean")
+    at, value = base.value(gate), side.value(gate)
+    return None if interval is None or at is None or value is None else _Change(at, value - at, *interval)
 
 
 def _of_row(row: AnyPoint | Found) -> _Side:
@@ -278,7 +296,9 @@ def _of_row(row: AnyPoint | Found) -> _Side:
         return _Side(
             row.arm, lambda gate: found if gate.metric == "found" else value(gate), "no value meets the limits", point
         )
-    return _Side(row.name, _of_point(row), point=row) if isinstance(row, Point) else _Side(row.name, lambda _: None)
+    if not isinstance(row, Point):
+        return _Side(row.name, lambda _: None)
+    return _Side(row.name, _of_point(row), point=row, is_stable=row.is_stable, failures=failures(row))
 
 
 def _of_point(point: Point) -> Callable[[Condition], float | None]:
@@ -303,6 +323,15 @@ def _failed(gate: Condition, side: _Side, why: str) -> Result:
     return Result(side.name, str(gate), "failed", f"{gate}: {side.name} {why}")
 
 
+def _not_comparable(one: _Side, other: _Side) -> str:
+    """Say why the times of an arm mean nothing beside those of another; nothing if they can be compared."""
+    if not one.is_stable:
+        return f"{one.name} could not keep up, so its times measure the length of the run; compare at less load"
+    if one.failures.are_more(other.failures):
+        return f"{one.failures} requests failed in {one.name}, so its times are those of the rest"
+    return ""
+
+
 def _limited(gate: Condition, side: _Side) -> Result:
     """Judge a value."""
     value = side.value(gate)
@@ -319,24 +348,28 @@ def _shown(gate: Condition, value: float) -> str:
     return percent(value) if gate.unit == "%" else f"{value:.4g}{' s' if gate.unit else ''}"
 
 
-def _compared(gate: Condition, side: _Side, base: _Side, interval: tuple[float, float] | None = None) -> Result:
+def _compared(gate: Condition, side: _Side, base: _Side, pair: _Change | None = None) -> Result:
     """Judge a change against the baseline; without an interval, nothing is known of noise."""
+    if gate.metric in METRICS and (why := _not_comparable(side, base) or _not_comparable(base, side)):
+        return _failed(gate, side, f"cannot be compared: {why}")
     value, at = side.value(gate), base.value(gate)
     if value is None:
         return _failed(gate, side, f"has no such value ({side.lacks})")
     if at is None:
         return _failed(gate, side, f"cannot be compared: {base.name} has no such value ({base.lacks})")
+    if pair is not None:
+        at = pair.base
     if gate.unit == "%" and not at:
         return _failed(gate, side, f"cannot be compared in %: {base.name} is at 0")
-    scale = {"%": 100 / (at or 1), "ms": 1000}.get(gate.unit, 1)
+    scale = 100 / at if gate.unit == "%" else 1000 if gate.unit == "ms" else 1
     unit = gate.unit if gate.unit in ("%", "") else f" {gate.unit}"
     form = "{:+.1f}".format if gate.unit == "%" else "{:+.4g}".format
-    change = (value - at) * scale
+    change = (value - at if pair is None else pair.mean) * scale
     is_over = change > gate.number if gate.is_above else change < gate.number
     text = f"{gate}: {side.name} is at {form(change)}{unit}"
     state: State = "failed" if is_over else "passed"
-    if interval is not None:
-        low, high = (end * scale for end in interval)
+    if pair is not None:
+        low, high = pair.low * scale, pair.high * scale
         text += f", 95% interval {form(low)} to {form(high)}{unit}"
         if low <= gate.number <= high and low < high and not (is_over and (low > 0 or high < 0)):
             state = "undecided"
@@ -344,11 +377,12 @@ def _compared(gate: Condition, side: _Side, base: _Side, interval: tuple[float, 
     return Result(side.name, str(gate), state, text)
 
 
-def _interval(summary: Summary, arm: str, gate: Condition) -> tuple[float, float] | None:
-    """Return the interval of a paired difference (s), widened to how far two equal runs differ, if that is known."""
+def _paired(summary: Summary, arm: str, gate: Condition) -> _Change | None:
+    """Return a paired difference (s), its interval widened to how far two equal runs differ, if that is known."""
     metric, statistic = METRICS.get(gate.metric, ""), gate.statistic or ""
     difference = summary.difference(arm, metric, statistic)
     if difference is None:
         return None
     floor = summary.noise_floor.get(metric, {}).get(statistic) or 0.0
-    return min(difference.low, difference.mean - floor), max(difference.high, difference.mean + floor)
+    low, high = min(difference.low, difference.mean - floor), max(difference.high, difference.mean + floor)
+    return _Change(difference.base, difference.mean, low, high)
