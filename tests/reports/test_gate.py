@@ -13,6 +13,7 @@ from reports.gate import PLANS, POINTS, Basis, Result, parse
 from reports.points import Impossible, Quantiles
 from reports.summarize import summarize
 from tests.reports.runs import run
+from tests.reports.test_ranking import arm
 from tests.reports.test_sweep_report import MANIFEST, found_at, point
 
 
@@ -65,6 +66,33 @@ def test_failed_requests_count_as_infinite_in_a_limit():
     (result,) = gate.of_summary(summary, [parse("ttft.p90 > 2s")])
     assert (result.state, result.text) == ("failed", "ttft.p90 > 2s: a is at infinity, because requests failed")
     assert judged(summary, "failed > 1%") == ["failed > 1%: a is at 25%"]
+
+
+def test_an_arm_that_is_quick_because_it_refuses_does_not_pass():
+    count, slow = 400, np.where(np.arange(400) % 2, 0.1, 2.0)
+    errors = ["" if number % 2 else "too long" for number in range(count)]
+    base = arm("a", slow)
+    quick = arm("b", np.where(np.arange(count) % 2, 0.15, np.nan), error=errors)
+    (text,) = judged(summarize([base, quick]), "ttft.mean > +5%")
+    assert text == (
+        "ttft.mean > +5%: b cannot be compared: 200 of 400 requests failed in b, so its times are those of the rest"
+    )
+
+
+def test_an_arm_whose_queue_grew_is_not_judged_beside_others():
+    ttft = np.linspace(0.1, 300, 400)
+    growing = arm("b", ttft, admitted_s=np.arange(400) + ttft)
+    (text,) = judged(summarize([arm("a", np.full(400, 500.0)), growing]), "ttft.mean > +5%")
+    assert "cannot be compared: b could not keep up" in text
+    (text,) = judged(summarize([growing, arm("c", np.full(400, 1.0))]), "ttft.p90 > +5%")
+    assert "c cannot be compared: b could not keep up" in text
+
+
+def test_a_change_is_that_of_the_requests_that_both_answered():
+    errors = [""] * 399 + ["lost"]
+    base = arm("a", np.append(np.full(399, 1.0), 400.0))
+    (text,) = judged(summarize([base, arm("b", np.append(np.full(399, 1.1), np.nan), error=errors)]), "ttft.mean > +5%")
+    assert text.startswith("ttft.mean > +5%: b is at +10.0%, ")
 
 
 def test_what_cannot_be_judged_fails_by_name():
