@@ -79,8 +79,10 @@ def compared(points: Sequence[Point]) -> list[Point]:
 
 
 def failures(point: Point) -> Failures:
-    """Return how many requests of a point failed; older folders do not have it."""
-    return Failures(point.failed or 0, point.requests or 0)
+    """Return how many requests of a point failed; folders of older versions do not say, so nothing is held against them."""
+    if point.failed is None or point.requests is None:
+        return Failures(0, 0)
+    return Failures(point.failed, point.requests)
 
 
 def interval_between(base: Point, other: Point, metric: str, statistic: str) -> tuple[float, float] | None:
