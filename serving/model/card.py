@@ -14,7 +14,15 @@ from serving.runtime.address import EndpointAddress
 
 MAX_RANKS = 1024
 
-COMMON = ("name", "type", "namespace", "KV block size", "files of the model")
+COMMON = (
+    "name",
+    "type",
+    "namespace",
+    "KV block size",
+    "parser of tool calls",
+    "parser of reasoning",
+    "files of the model",
+)
 """The settings on which instances that serve one model together must agree."""
 
 Migrations = Annotated[int, Meta(ge=0, le=1023)]
@@ -66,6 +74,14 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     has_kv_events: bool = False
     step_costs: StepCosts | None = None
     """What the engine's steps cost, for router modes that predict times; None if it does not know."""
+    guided_decoding: list[str] = []
+    """What the engine can make an answer look like: some of `json`, `regex`, `choice` and `grammar`."""
+    has_embeddings: bool = False
+    """Whether the engine returns embeddings."""
+    tool_call_parser: str = ""
+    """The format in which the model calls tools, by vLLM's name of its parser."""
+    reasoning_parser: str = ""
+    """The format in which the model thinks before it answers, by vLLM's name of its parser."""
     router_mode: str | None = None
     """Overrides the frontend's router mode for this model."""
     user_data: dict[str, Any] | None = None
@@ -113,7 +129,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
     def _common(self) -> list[Any]:
         files = sorted(self.files.items())
-        return [self.name, self.model_type.value, self.namespace, self.kv_cache_block_size, files]
+        parsers = self.tool_call_parser, self.reasoning_parser
+        return [self.name, self.model_type.value, self.namespace, self.kv_cache_block_size, *parsers, files]
 
     def is_like(self, other: "ModelCard") -> bool:
         """Return whether two instances were started with the same settings."""

@@ -57,6 +57,13 @@ class WorkerConfig(ModelConfig):
     migration_limit: Migrations = 0
     """How often a request may continue on another worker after losing its own (0 to 1023)."""
 
+    tool_call_parser: str = ""
+    """Format in which the model calls tools, by vLLM's name: hermes, llama3_json, mistral, qwen3_coder, glm45, deepseek_v31, ...
+    (none: calls stay text; a mocker's is hermes)."""
+
+    reasoning_parser: str = ""
+    """Format in which the model thinks before it answers, by vLLM's name: qwen3, deepseek_r1, glm45, ... (none: it stays text)."""
+
     kv_events: bool = True
     """Report KV events, if the engine can; otherwise routers predict what the worker holds."""
 

@@ -42,6 +42,11 @@ class EngineTraits:
     has_kv_events: bool = False
     step_costs: StepCosts | None = None
     """What its steps cost, for router modes that predict times; None if it does not know."""
+    guided_decoding: tuple[str, ...] = ()
+    """What it can make an answer look like: some of `json`, `regex`, `choice` and `grammar`."""
+    has_embeddings: bool = False
+    tool_call_parser: str = ""
+    """The format in which it calls tools, if it has no model that decides that (see `ModelCard`)."""
     bootstrap: Bootstrap | None = None
     """For a prefill worker that may be called together with a decode worker."""
 

@@ -85,6 +85,10 @@ async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engi
         role=worker.role,
         bootstrap=traits.bootstrap,
         step_costs=traits.step_costs,
+        guided_decoding=traits.guided_decoding,
+        has_embeddings=traits.has_embeddings,
+        tool_call_parser=worker.tool_call_parser or traits.tool_call_parser,
+        reasoning_parser=worker.reasoning_parser,
     )
     await runtime.serve(address, engine.service)
     report_ready(f"{runtime.instance_id:x}")

@@ -8,6 +8,7 @@ The answer is a stream of items: a token id, a list of them, or a dict. A dict h
 - `prompt_log_probs` and `prompt_top_logprobs`, in the first dict, if requested; their first entry is None.
 - `kv_transfer_params`, with `finish_reason`, from a worker that only prefills: where the prompt's KV is.
 - `text`, from an engine that returns text: the text of the tokens, one piece per item; at the end `completion_tokens`.
+- `embedding`, in the only dict of the answer to a request for one: a list of numbers.
 - `times`, from engines that know them, in seconds since the request reached the engine: `admitted` (the prompt has
   started), `prefill_end`, `decode_blocks` (there are blocks for its KV), `transfer_start`, `transfer_end`,
   `decode_start` (its first step); also `transfer_bytes`.
@@ -44,6 +45,12 @@ class PreprocessedRequest(msgspec.Struct, kw_only=True):
     """Chained hashes of the prompt's full blocks, if the model's card has a block size; the frontend computes them once."""
     stop_conditions: StopConditions
     sampling_options: dict[str, Any] = {}
+    """Among them `guided_decoding`, what the answer must look like: exactly one of `json` (a JSON schema), `regex`, `choice`
+    (a list of texts) and `grammar` (EBNF, as vLLM takes it), if the model's card says that its engine can."""
+    tools: list[dict[str, Any]] | None = None
+    """What the answer may call, as the client sent it, if it is left to the model: engines that run one ignore it."""
+    is_embedding: bool = False
+    """Whether an embedding of the prompt is wanted instead of an answer, if the model's card says that its engine can."""
     eos_token_ids: list[int] = []
     annotations: list[str] = []
     num_generated: int = 0

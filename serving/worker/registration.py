@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -32,6 +33,10 @@ async def register_llm(
     role: Role = "aggregated",
     bootstrap: Bootstrap | None = None,
     step_costs: StepCosts | None = None,
+    guided_decoding: Sequence[str] = (),
+    has_embeddings: bool = False,
+    tool_call_parser: str = "",
+    reasoning_parser: str = "",
 ) -> ModelCard:
     """Announce on the network which model an endpoint serves; frontends then offer it.
 
@@ -51,6 +56,10 @@ async def register_llm(
         role: which part of a request the engine does. Prefill workers and decode workers need different endpoints.
         bootstrap: how a decode worker meets this prefill worker, if both may be called at once.
         step_costs: what the engine's steps cost, for router modes that predict times.
+        guided_decoding: what the engine can make an answer look like: some of json, regex, choice and grammar.
+        has_embeddings: whether the engine returns embeddings.
+        tool_call_parser: the format in which the model calls tools (default: calls stay text).
+        reasoning_parser: the format in which the model thinks before it answers (default: it stays text).
 
     Raises:
         ModelError: the model's files cannot be found, or the endpoint already serves another model or role.
@@ -77,6 +86,10 @@ async def register_llm(
         role=role,
         bootstrap=bootstrap,
         step_costs=step_costs,
+        guided_decoding=list(guided_decoding),
+        has_embeddings=has_embeddings,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
         model_path=model_path,
         context_length=_context(context_length, files),
         kv_cache_block_size=kv_cache_block_size or 16,
