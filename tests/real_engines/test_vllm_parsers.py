@@ -42,7 +42,7 @@ def tokenizer():
     made = Tokenizer(models.BPE(alphabet, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
-    markers = {token for name in TOOL_CALL_PARSERS for token in visible_tokens(name, "", TOOLS)}
+    markers = {token for name in TOOL_CALL_PARSERS for token in visible_tokens(name, "")}
     markers |= {token for name in REASONING_PARSERS for token in visible_tokens("", name)}
     made.add_tokens(sorted(token for token in markers if "DSML" not in token or token[0] == "｜"))
     return PreTrainedTokenizerFast(tokenizer_object=made)

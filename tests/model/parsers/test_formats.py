@@ -221,11 +221,11 @@ def test_granite_and_hunyuan_write_words_around_their_answers():
 
 
 def test_special_tokens_of_a_format_are_visible_to_its_parser_only():
-    assert visible_tokens("mistral", "mistral", TOOLS) == {"[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"}
-    assert visible_tokens("mistral", "mistral", ()) == {"[THINK]", "[/THINK]"}
-    assert visible_tokens("llama3_json", "", TOOLS) == {"<|python_tag|>"}
-    assert visible_tokens("internlm", "", TOOLS) == {"<|action_start|>", "<|plugin|>", "<|action_end|>"}
-    assert {"｜DSML｜"} <= visible_tokens("deepseek_v32", "", TOOLS)
+    assert visible_tokens("mistral", "mistral") == {"[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"}
+    assert visible_tokens("", "mistral") == {"[THINK]", "[/THINK]"}
+    assert visible_tokens("llama3_json", "") == {"<|python_tag|>"}
+    assert visible_tokens("internlm", "") == {"<|action_start|>", "<|plugin|>", "<|action_end|>"}
+    assert {"｜DSML｜"} <= visible_tokens("deepseek_v32", "")
     assert {"<|channel|>", "<|message|>"} <= visible_tokens("", "openai_gptoss")
     assert visible_tokens("", "") == frozenset()
 
