@@ -7,6 +7,8 @@ import pytest
 import trustme
 
 from dynabench.additions import masked_header, read_extra_body, read_headers
+from dynabench.experiment.settings import ExperimentConfig
+from dynabench.experiment.store import identity_of
 from dynabench.live.bodies import Bodies, Target
 from dynabench.live.run import run as measure
 from dynabench.plan import ClientConfig, Plan, Settings
@@ -191,6 +193,16 @@ def test_a_command_with_a_wrong_option_ends_with_one_line(tmp_path, words, probl
     assert len(done.stderr.strip().splitlines()) == 1
     assert SECRET not in done.stderr
     assert not (tmp_path / "x").exists()
+
+
+def test_what_was_sent_with_other_fields_or_headers_has_another_identity():
+    def identity(**client):
+        return identity_of((), ExperimentConfig(), Settings(client=ClientConfig(url=URL, **client)), {})
+
+    made = identity(header=("x: a",), extra_body='{"seed": 1}')
+    assert made == identity(header=("x: b",), extra_body='{"seed": 1}')  # a key may be renewed
+    assert "client.header was x: *** and is y: ***" in identity(header=("y: a",), extra_body='{"seed": 1}').difference(made)
+    assert "client.extra_body was" in identity(header=("x: a",), extra_body='{"seed": 2}').difference(made)
 
 
 @pytest.fixture
