@@ -1,24 +1,16 @@
 """Fields of OpenAI, vLLM and SGLang that no token-id engine could honour: rejected rather than ignored."""
 
-from collections.abc import Collection
 from typing import Any
 
 import msgspec
 
 from serving.frontend.api.errors import ApiError
+from serving.frontend.api.fields import check_body, names_of
 from serving.frontend.api.kinds import KINDS, AnyRequest
 from serving.frontend.api.openai import ANNOTATIONS, Message, Request
 
-FEW = 64
-"""Up to this many fields, their names are searched for in the body one by one."""
-
-FIELDS: dict[type[AnyRequest], frozenset[str]] = {
-    kind.type: frozenset(field.encode_name for field in msgspec.structs.fields(kind.type)) for kind in KINDS.values()
-}
-MESSAGE_FIELDS = frozenset(field.encode_name for field in msgspec.structs.fields(Message))
-NOTHING = frozenset([b"null", b"false", b"[]", b"{}", b'""'])
-"""Values of unknown fields that ask for nothing."""
-
+FIELDS: dict[type[AnyRequest], frozenset[str]] = {kind.type: names_of(kind.type) for kind in KINDS.values()}
+MESSAGE_FIELDS = names_of(Message)
 NEVER = (
     "allowed_token_ids", "audio", "cache_salt", "chat_template", "chat_template_kwargs", "custom_logit_processor",
     "custom_params", "documents", "function_call", "functions", "guided_decoding_backend",
@@ -67,11 +59,7 @@ def check_fields(body: bytes | bytearray, request: AnyRequest, *, is_strict: boo
     Raises:
         ApiError: there is such a field or annotation, or a field occurs twice.
     """
-    fields = _decode_fields(body)
-    _check_once(body, fields)
-    for name, value in fields.items():
-        if name not in FIELDS[type(request)]:
-            _check_neutral(name, value, is_strict=is_strict)
+    fields = check_body(body, FIELDS[type(request)], NEUTRAL, is_strict=is_strict)
     if is_strict and "messages" in fields:
         _check_messages(fields["messages"])
     if not isinstance(request, Request):
@@ -80,15 +68,6 @@ def check_fields(body: bytes | bytearray, request: AnyRequest, *, is_strict: boo
         if note not in ANNOTATIONS and ":" not in note:
             message = f"nvext.annotations: unknown annotation {note!r}; known: {', '.join(ANNOTATIONS)}, dp_rank:N"
             raise ApiError(400, message, param="nvext")
-
-
-def _check_neutral(name: str, value: msgspec.Raw, *, is_strict: bool) -> None:
-    """Reject a field that we do not use, unless its value asks for nothing."""
-    if name in NEUTRAL:
-        if bytes(value) != b"null" and msgspec.json.decode(value) not in NEUTRAL[name]:
-            raise ApiError(400, f"{name} is not supported", code="unsupported_parameter", param=name)
-    elif is_strict or bytes(value) not in NOTHING:
-        raise ApiError(400, f"unknown parameter: {name[:100]!r}", code="unknown_parameter", param=name[:100])
 
 
 def _check_messages(messages: msgspec.Raw) -> None:
@@ -101,26 +80,4 @@ def _check_messages(messages: msgspec.Raw) -> None:
                 )
 
 
-def _check_once(body: bytes | bytearray, names: Collection[str]) -> None:
-    """Reject a body with a duplicate name. A full walk takes longer than all other checks, so only odd bodies get one."""
-    if len(names) <= FEW and b"\\u" not in body and all(body.count(b'"%b"' % name.encode()) == 1 for name in names):
-        return
-    seen: set[str] = set()
-    for key in _decode_keys(body):
-        if key.name in seen:
-            raise ApiError(400, f"the request has {key.name[:100]!r} twice", param=key.name[:100])
-        seen.add(key.name)
-
-
-class _Key:
-    """A key of an object; two keys with the same name are different keys."""
-
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
 _decode_messages = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
-_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_decode_keys = msgspec.json.Decoder(dict[_Key, msgspec.Raw], dec_hook=lambda _, name: _Key(name)).decode
