@@ -174,8 +174,9 @@ def _start(
     is_lost_with_worker = is_pinned or request.kv_transfer_params is not None  # its KV is only there
     life = Life(0 if is_lost_with_worker else limit, is_pinned=is_pinned, config=model.stages.config)
     attempts = Attempts(model.stages, request, life, is_refusable=is_refusable)
+    visible = prepared.shape.visible_tokens if prepared.shape is not None else frozenset[str]()
     text = Text(
-        model.text.tokenizer.detokenizer(),
+        model.text.tokenizer.detokenizer(visible),
         stops=prepared.options.stops,
         end_token_ids=[
             *(prepared.options.stop_token_ids or ()),
