@@ -18,18 +18,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.frontend import nvext
 from serving.frontend.admission import Admission
+from serving.frontend.answer import AcceptedRequest
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.openai import KINDS, KindName
+from serving.frontend.api.kinds import KINDS, KindName
 from serving.frontend.api.openapi import openapi
+from serving.frontend.completion_answer import CompletionAnswer
 from serving.frontend.config import FrontendConfig
+from serving.frontend.embeddings import embed
 from serving.frontend.generation.choice import start_choices
 from serving.frontend.metrics import FrontendMetrics, ModelMetrics, pool_gauges
 from serving.frontend.model_info import ModelInfo, as_json
 from serving.frontend.models import Models, ServedModel
 from serving.frontend.passthrough import hand_through
-from serving.frontend.preprocess import HandedThrough, Prepared
-from serving.frontend.request import RequestReader
-from serving.frontend.response import BEGUN, AcceptedRequest, CompletionResponse
+from serving.frontend.preprocess import Embeddable, HandedThrough, Prepared
+from serving.frontend.request import RequestReader, unless_gone
+from serving.frontend.response import BEGUN, CompletionResponse
 from serving.runtime.client import ReplyStream
 from serving.runtime.messages import CallError
 
@@ -64,6 +67,18 @@ class Frontend:
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         return await self._answer(request, "chat")
+
+    async def embed(self, request: Request) -> Response:
+        """POST /v1/embeddings."""
+        return await self._embed(request, "embedding")
+
+    async def score(self, request: Request) -> Response:
+        """POST /v1/score."""
+        return await self._embed(request, "score")
+
+    async def rerank(self, request: Request) -> Response:
+        """POST /v1/rerank."""
+        return await self._embed(request, "rerank")
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -119,6 +134,28 @@ class Frontend:
         for stream in list(self._handed_through):
             stream.abort(message, "draining")
 
+    async def _embed(self, request: Request, kind: KindName) -> Response:
+        model, asked = await self.reader.read(request, kind)
+        assert isinstance(asked, Embeddable)
+        metrics, endpoint = self.metrics.of(model.card.name), KINDS[kind].endpoint
+        metrics.count("input_tokens", by=sum(len(prompt.tokens) for prompt in asked.prompts))
+        metrics.inflight += 1
+        status = "error"
+        try:
+            response = await unless_gone(request, embed(model, asked, _request_id(request)))
+            status = "success"
+        except ApiError as error:
+            if error.status in (429, 503):
+                metrics.count("model_rejection", endpoint)
+            raise
+        except ClientDisconnect:
+            status = "cancelled"
+            raise
+        finally:
+            metrics.inflight -= 1
+            metrics.count("requests", endpoint, "unary", status)
+        return response
+
     async def _answer(self, request: Request, kind: KindName) -> Response:
         started = time.perf_counter()
         model, prepared = await self.reader.read(request, kind)
@@ -141,7 +178,7 @@ class Frontend:
             metrics.observe("router_overlap_share", choice.num_overlap_tokens / choice.num_prompt)
             metrics.count("router_decisions", f"{choice.attempts.prompt_placement.rank.instance_id:x}")
         accepted = AcceptedRequest(prepared=prepared, id=request_id, choices=choices, metrics=metrics, started=started)
-        return CompletionResponse(accepted, self._responses)
+        return CompletionResponse(accepted, CompletionAnswer(accepted), self._responses)
 
 
 class Guard:
@@ -235,6 +272,11 @@ def _routes(frontend: Frontend) -> list[tuple[str, Any, str]]:
     return [
         ("/v1/completions", frontend.complete, "POST"),
         ("/v1/chat/completions", frontend.chat, "POST"),
+        ("/v1/embeddings", frontend.embed, "POST"),
+        ("/v1/score", frontend.score, "POST"),
+        ("/score", frontend.score, "POST"),
+        ("/v1/rerank", frontend.rerank, "POST"),
+        ("/rerank", frontend.rerank, "POST"),
         ("/v1/models", frontend.models, "GET"),
         ("/v1/models/{name:path}", frontend.model, "GET"),
         ("/version", info.version, "GET"),

@@ -60,6 +60,9 @@ class FrontendConfig:
     write_timeout_s: Positive = 60.0
     """How long a client may leave its answer unread before its connection is closed (s)."""
 
+    strict: bool = False
+    """Refuse every unknown field of a request, also those whose value asks for nothing (null, false, empty)."""
+
     allow_kv_transfer_params: bool = False
     """Let clients direct disaggregated requests, as proxies in front of vLLM do: they may ask prefill workers directly,
     and send kv_transfer_params that name hosts for decode workers to read KV from."""

@@ -329,11 +329,13 @@ class Models:
         if files.contents:
             log.info("model %s: loading its tokenizer and chat template", card.name)
         if pool.preparer is None:
-            pool.preparer = Preparer(card, files, timeout_s=self._config.prepare_timeout_s)
+            pool.preparer = Preparer(
+                card, files, timeout_s=self._config.prepare_timeout_s, is_strict=self._config.strict
+            )
         # Without files there is no template of the model's own, and hardly any request needs a preparer.
         starting = pool.preparer.start() if files.contents else asyncio.sleep(0)
         text, started = await asyncio.gather(
-            asyncio.to_thread(TextModel, card, files), starting, return_exceptions=True
+            asyncio.to_thread(TextModel, card, files, is_strict=self._config.strict), starting, return_exceptions=True
         )
         for failure in (text, started):
             if isinstance(failure, BaseException):

@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from foundation.text import one_line
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.openai import KINDS, KindName, parse
+from serving.frontend.api.kinds import KINDS, KindName, parse
 from serving.frontend.config import FrontendConfig
 from serving.frontend.http.body import BodyBudget, read_body
 from serving.frontend.metrics import FrontendMetrics
@@ -81,7 +81,7 @@ class RequestReader:
         while True:
             is_only = len(self._models.all()) == 1
             try:
-                outcome = await _unless_gone(request, model.preparer.prepare(kind, body, is_only=is_only))
+                outcome = await unless_gone(request, model.preparer.prepare(kind, body, is_only=is_only))
             except ApiError:
                 self._count_error(kind, body, model)
                 raise
@@ -120,7 +120,7 @@ def _at_ends(pattern: re.Pattern[bytes], body: Body) -> re.Match[bytes] | None:
     return pattern.search(body, 0, GUESS_BYTES) or pattern.search(body, max(len(body) - GUESS_BYTES, 0))
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
     """Wait for work, unless the client hangs up before it is done; the request's body has been read."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
     try:

@@ -10,6 +10,7 @@ import msgspec
 from serving.model.card import Bootstrap, ModelCard, ModelType, Role
 from serving.model.errors import ModelError
 from serving.model.files import BYTES_CONTEXT, ModelFiles, files_address, model_name
+from serving.model.parsers import check_parsers
 from serving.model.watch import present_cards
 from serving.router import StepCosts, check_registered_mode
 from serving.runtime.distributed import DistributedRuntime, Endpoint
@@ -62,15 +63,16 @@ async def register_llm(
         reasoning_parser: the format in which the model thinks before it answers (default: it stays text).
 
     Raises:
-        ModelError: the model's files cannot be found, or the endpoint already serves another model or role.
+        ModelError: the model's files cannot be found, a parser is unknown, or the endpoint already serves another model or role.
     """
     if files is None:
         files = await asyncio.to_thread(ModelFiles.read, model_path)
-    if router_mode is not None:
-        try:
+    try:
+        if router_mode is not None:
             check_registered_mode(router_mode)
-        except ValueError as error:
-            raise ModelError(str(error)) from error
+        check_parsers(tool_call_parser, reasoning_parser)
+    except ValueError as error:
+        raise ModelError(str(error)) from error
     if not 0 <= migration_limit <= 1023:
         raise ModelError(f"migration_limit must be from 0 to 1023, not {migration_limit}")
     if role != "aggregated" and model_type is not ModelType.Backend:

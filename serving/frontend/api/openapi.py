@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from serving.frontend.api.openai import KINDS
+from serving.frontend.api.kinds import KINDS
 
 REFERENCE = "#/components/schemas/{name}"
 ERROR = {

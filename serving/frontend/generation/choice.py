@@ -162,6 +162,7 @@ def _request(
         rank=extension.dp_rank,
         session=extension.session_id or options.session_id,
         kv_transfer_params=options.kv_transfer_params,
+        tools=prepared.tools,
     )
 
 
@@ -198,5 +199,7 @@ def _sampling(prepared: Prepared, index: int) -> dict[str, Any]:
         options["temperature"] = 0.0
     if request.seed is not None or index:
         options["seed"] = (request.seed or 0) + index
+    if (wanted := prepared.constraint) is not None:
+        options["guided_decoding"] = {wanted.kind: wanted.value}
     options |= {"logprobs": prepared.num_logprobs, "prompt_logprobs": prepared.num_prompt_logprobs}
     return {name: value for name, value in options.items() if value is not None}
