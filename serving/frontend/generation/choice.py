@@ -1,5 +1,6 @@
 """One choice of an answer: its attempts produce tokens, its text turns them into pieces."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from serving.frontend.api.errors import ApiError
@@ -107,6 +108,8 @@ class Choice:
 def start_choices(prepared: Prepared, model: ServedModel, config: FrontendConfig, request_id: str) -> list[Choice]:
     """Send each choice of a request to an engine; once the first is accepted, the others are not refused.
 
+    Choices that may wait for a worker are not placed yet: see `until_placed`.
+
     Raises:
         ApiError: there is no worker to send it to.
     """
@@ -122,6 +125,21 @@ def start_choices(prepared: Prepared, model: ServedModel, config: FrontendConfig
             choice.close()
         raise
     return choices
+
+
+async def until_placed(choices: Sequence[Choice]) -> None:
+    """Wait for workers for choices that could be sent to none yet; close all if one gets none.
+
+    Raises:
+        ApiError: there is no worker for one of them.
+    """
+    try:
+        for choice in choices:
+            await choice.attempts.until_placed()
+    except BaseException:
+        for choice in choices:
+            choice.close()
+        raise
 
 
 def _check_kv_transfer(prepared: Prepared, model: ServedModel, config: FrontendConfig) -> None:
