@@ -5,7 +5,7 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Callable
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -226,11 +226,28 @@ class Session:
                 stream.end(f"not a request for {call.target}: {error}", "invalid")
 
 
+class Dialect(NamedTuple):
+    """How a handler's requests and items differ from those that travel."""
+
+    request: Callable[[Any], Any]
+    """Raises `msgspec.ValidationError` for what cannot be a request."""
+    item: Callable[[Any], Any]
+
+
 class GeneratorService:
     """Serves an async generator function: `handler(request)` or `handler(request, context)`."""
 
-    def __init__(self, handler: Callable[..., AsyncIterator[Any]]) -> None:
+    def __init__(
+        self, handler: Callable[..., AsyncIterator[Any]], dialect: Callable[[], Dialect | None] = lambda: None
+    ) -> None:
+        """Serve a handler.
+
+        Args:
+            handler: the function.
+            dialect: returns the handler's, for each call (None: it takes what travels).
+        """
         self._handler = handler
+        self._dialect = dialect
         parameters = [
             parameter
             for parameter in inspect.signature(handler).parameters.values()
@@ -246,12 +263,14 @@ class GeneratorService:
 
     def __call__(self, request: msgspec.Raw, stream: Stream) -> None:
         """Run the handler for a request."""
-        task = asyncio.create_task(self._run(msgspec.msgpack.decode(request, ext_hook=as_list), stream))
+        decoded, dialect = msgspec.msgpack.decode(request, ext_hook=as_list), self._dialect()
+        asked = decoded if dialect is None else dialect.request(decoded)
+        task = asyncio.create_task(self._run(asked, stream, None if dialect is None else dialect.item))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         stream.on_cancel = task.cancel
 
-    async def _run(self, request: Any, stream: Stream) -> None:
+    async def _run(self, request: Any, stream: Stream, travelling: Callable[[Any], Any] | None) -> None:
         gate = asyncio.Event()
         stream.on_unblocked = gate.set
         items = self._handler(request, Context(stream)) if self._wants_context else self._handler(request)
@@ -259,7 +278,7 @@ class GeneratorService:
             async for item in items:
                 if stream.is_over:
                     break
-                stream.send(item)
+                stream.send(item if travelling is None else travelling(item))
                 while stream.is_blocked:
                     gate.clear()
                     await gate.wait()

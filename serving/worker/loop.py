@@ -11,7 +11,7 @@ from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.stopping import until_stopped
 from serving.supervision.process import report_ready
 from serving.worker.config import WorkerConfig
-from serving.worker.engine import Engine, HoldingEngine, TransferringEngine
+from serving.worker.engine import Engine, HoldingEngine, RegisteredEngine, TransferringEngine
 from serving.worker.kv_events import KvEventPublisher, serve_snapshots
 from serving.worker.load_reports import LoadReport, LoadReporter
 from serving.worker.registration import register_llm
@@ -90,6 +90,8 @@ async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engi
         tool_call_parser=worker.tool_call_parser or traits.tool_call_parser,
         reasoning_parser=worker.reasoning_parser,
     )
+    if isinstance(engine, RegisteredEngine):
+        engine.registered_as(card)
     await runtime.serve(address, engine.service)
     report_ready(f"{runtime.instance_id:x}")
     log.info("serving %s at %s", card.name, address)
