@@ -168,10 +168,12 @@ def test_a_worker_written_for_dynamo_with_sglang_answers(tmp_path):
             "index": 0, "text": text, "logprobs": None, "finish_reason": "length",
         }  # fmt: skip
         httpx.post(f"{url}/v1/completions", json=bare | {"temperature": 0.25, "seed": 9, "logprobs": 1})
-    first, second = map(json.loads, (tmp_path / "requests").read_text().splitlines())
+        httpx.post(f"{url}/v1/completions", json=bare | {"n": 2})
+    first, second, *several = map(json.loads, (tmp_path / "requests").read_text().splitlines())
     assert first.keys() >= DYNAMOS
     assert first["sampling_options"]["temperature"] is None
     assert (second["sampling_options"]["temperature"], second["output_options"]["logprobs"]) == (0.25, 1)
+    assert [each["sampling_options"]["seed"] for each in several] == [None, None]
     assert first["model"] == "tiny"
     assert len(first["mdc_sum"]) == 64
 
