@@ -93,6 +93,7 @@ class DistributedRuntime:
         except BaseException:
             await discovery.close()
             raise
+        log.debug("this is instance %x; %s", instance_id, config.describe())
         return cls(instance_id, discovery, requests, events, drain_s=drain_s, stopping=stopping, token=token)
 
     def namespace(self, name: str) -> "Namespace":
@@ -122,6 +123,7 @@ class DistributedRuntime:
 
     async def register(self, key: str, value: bytes) -> None:
         """Put a key into discovery until this process stops accepting work."""
+        log.debug("registers %s in discovery", key)
         self._keys.append(key)
         await self.discovery.put(key, value)
 
@@ -160,6 +162,7 @@ class DistributedRuntime:
             released: waits for what others may still ask of this process, until the same deadline.
         """
         for key in self._keys:
+            log.debug("removes %s from discovery", key)
             try:
                 await self.discovery.delete(key)
             except Exception:  # discovery may be away; the lease will run out

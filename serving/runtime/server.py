@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from foundation.log_levels import TRACE
 from serving.runtime.messages import (
     Call,
     CallError,
@@ -129,6 +130,7 @@ class Session:
 
     def finish(self, id: int, end: End) -> None:
         """Put an end into this turn's frame."""
+        log.debug("call %d has %s", id, f"failed ({end.kind}): {end.error}" if end.kind else "ended")
         self._streams.pop(id, None)
         self._ends.append(end)
         if not self._will_flush:
@@ -145,6 +147,7 @@ class Session:
                 data = frame(turn)
             except UNENCODABLE:
                 data = frame(self._without_unencodable(turn))
+            log.log(TRACE, "sent a frame of %d bytes: %d items, %d ends", len(data), len(turn.ids), len(turn.ends))
             self._channel.write(data)
 
     def _without_unencodable(self, turn: Frame) -> Frame:
@@ -178,6 +181,9 @@ class Session:
             log.warning("closed a client's connection: %s", error)
             self._channel.close()
             return
+        if log.isEnabledFor(TRACE):
+            names = [f"{type(command).__name__} {getattr(command, 'id', '')}".strip() for command in commands]
+            log.log(TRACE, "received %d bytes: %s", len(data), ", ".join(names) or "not yet a whole frame")
         for command in commands:
             if isinstance(command, Call):
                 self._start(command)
@@ -185,6 +191,7 @@ class Session:
                 self._channel.write(frame(Frame([], [], [])))
             elif (stream := self._streams.get(command.id)) is not None:
                 if isinstance(command, Cancel):
+                    log.debug("call %d was cancelled", command.id)
                     del self._streams[command.id]
                     stream.cancel()
                 elif isinstance(command, Pause):
@@ -212,6 +219,7 @@ class Session:
         self.flush()
 
     def _start(self, call: Call) -> None:
+        log.debug("call %d of %s, with a request of %d bytes", call.id, call.target, len(memoryview(call.request)))
         stream = Stream(self, call.id)
         service = self._services.get(call.target)
         self._streams[call.id] = stream
