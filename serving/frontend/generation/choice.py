@@ -207,7 +207,7 @@ def _start(
 
 
 def _sampling(prepared: Prepared, index: int) -> dict[str, Any]:
-    """Return the sampling options for the engine; each choice has its own seed."""
+    """Return the sampling options for the engine; each choice has its own seed, if the client gave one."""
     request, extension = prepared.options, prepared.extension
     names = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "logit_bias")
     options = {name: getattr(request, name) for name in names}
@@ -216,8 +216,10 @@ def _sampling(prepared: Prepared, index: int) -> dict[str, Any]:
         options[name] = getattr(request, name) if own is None else own
     if extension.greed_sampling:
         options["temperature"] = 0.0
-    if request.seed is not None or index:
-        options["seed"] = (request.seed or 0) + index
+    if request.seed is not None:
+        options["seed"] = request.seed + index
+    elif index:
+        options["choice"] = index
     if (wanted := prepared.constraint) is not None:
         options["guided_decoding"] = {wanted.kind: wanted.value}
     options |= {"logprobs": prepared.num_logprobs, "prompt_logprobs": prepared.num_prompt_logprobs}
