@@ -31,6 +31,8 @@ from serving.runtime.zeromq import ZeroMqPlane
 log = logging.getLogger(__name__)
 
 DRAIN_S = 30.0
+WITHDRAWAL_S = 1.0
+"""How long a process whose engine has failed tries to leave discovery before it hangs up on its callers anyway."""
 
 
 class DistributedRuntime:
@@ -157,13 +159,8 @@ class DistributedRuntime:
         Args:
             released: waits for what others may still ask of this process, until the same deadline.
         """
-        for key in self._keys:
-            try:
-                await self.discovery.delete(key)
-            except Exception:  # discovery may be away; the lease will run out
-                log.warning("could not remove %s from discovery", key)
-        for target in self._services:
-            self._services[target] = _refuse
+        await self._withdraw()
+        self._refuse_calls()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._drain_s
         while self.num_streams and loop.time() < deadline:
@@ -174,6 +171,20 @@ class DistributedRuntime:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline):
                     await released()
+
+    async def abandon(self) -> None:
+        """Leave discovery and hang up on all callers: what they wait for will never come, so they look elsewhere.
+
+        Callers see the connection break, and not only their calls end: from then on, none of them chooses this process,
+        even if it does not hear of the withdrawal or knows no other process.
+        """
+        self._refuse_calls()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WITHDRAWAL_S):
+                await self._withdraw()
+        await self.requests.stop_listening()
+        for session in list(self._sessions):
+            session.hang_up()
 
     async def close(self) -> None:
         """Leave: hang up on everybody and give up the lease."""
@@ -192,6 +203,17 @@ class DistributedRuntime:
         """Drain, then leave."""
         await self.drain()
         await self.close()
+
+    def _refuse_calls(self) -> None:
+        for target in self._services:
+            self._services[target] = _refuse
+
+    async def _withdraw(self) -> None:
+        """Remove our keys from discovery."""
+        outcomes = await asyncio.gather(*map(self.discovery.delete, self._keys), return_exceptions=True)
+        for key, outcome in zip(self._keys, outcomes, strict=True):
+            if isinstance(outcome, Exception):  # discovery may be away; the lease will run out
+                log.warning("could not remove %s from discovery", key)
 
     def _accept(self, channel: Channel) -> Session:
         return Session(channel, self._services, self._sessions)

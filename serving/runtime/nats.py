@@ -53,6 +53,10 @@ class NatsPlane:
         self._accept = accept
         return f"nats:{self._home}"
 
+    async def stop_listening(self) -> None:
+        """Accept no more channels; those that are open stay open."""
+        self._accept = None
+
     async def dial(self, address: str, accept: Accept) -> Channel:
         """Open a channel."""
         kind, _, home = address.partition(":")

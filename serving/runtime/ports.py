@@ -120,6 +120,10 @@ class RequestPlane(Protocol):
         """
         ...
 
+    async def stop_listening(self) -> None:
+        """Accept no more channels; those that are open stay open."""
+        ...
+
     async def close(self) -> None:
         """Close every channel and stop listening."""
         ...

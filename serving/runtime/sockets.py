@@ -212,19 +212,25 @@ class SocketPlane:
             raise OSError(f"an instance at {address} needs a request plane other than sockets")
         return channel
 
-    async def close(self) -> None:
-        """Close every channel and stop listening."""
+    async def stop_listening(self) -> None:
+        """Accept no more channels; those that are open stay open."""
         if self._server is not None:
             self._server.close()
             self._server = None
+        for caller in list(self._callers):
+            caller.refuse("this process is stopping")
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    async def close(self) -> None:
+        """Close every channel and stop listening."""
+        await self.stop_listening()
         if self._token is not None:
             self._token.close()
-        for unproven in [*self._callers, *self._listeners]:
+        for unproven in list(self._listeners):
             unproven.refuse("this process is stopping")
         for channel in list(self._channels):
             channel.close()
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
 
     async def _bind(self, path: Path, accept: Accept) -> asyncio.Server:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -337,6 +337,31 @@ def test_all_processes_of_a_network_know_one_token(config):
     network(config, talk)
 
 
+def test_who_abandons_its_callers_ends_their_calls_as_lost_and_is_chosen_by_none_of_them(config):
+    async def talk(net):
+        address = somewhere()
+        runtime, _ = await net.serve(address, Gate(), drain_s=100.0)
+        client = await (await net.join()).client(address)
+        await client.wait_for_instances()
+        stream = client.direct("wait", runtime.instance_id)
+        assert await stream.take() == [1]
+        chosen = []
+
+        async def follow():
+            """What a caller does after its call has ended: look at once for an instance to go on with."""
+            while stream.end is None:
+                await stream.take()
+            chosen.extend(client.instance_ids())
+
+        following = asyncio.create_task(follow())
+        await runtime.abandon()
+        await following
+        assert (stream.end.kind, chosen) == ("lost", [])
+        await runtime.close()
+
+    network(config, talk)
+
+
 @pytest.mark.parametrize("is_released", [True, False])
 def test_who_drains_waits_for_what_others_may_still_ask_but_not_for_ever(config, is_released):
     async def talk(net):
