@@ -151,8 +151,8 @@ async def _ask_nats(config: RuntimeConfig) -> None:
 
     from serving.runtime.nats_connection import NatsConnection
 
-    connection = NatsConnection(lambda: None)
-    await connection.connect(config)
+    connection = NatsConnection(config, f"dyn.process.{secrets.randbits(62):x}", lambda: None)
+    await connection.connect()
     try:
         await connection.client.jetstream().account_info()
     except (NatsError, TimeoutError) as error:

@@ -21,6 +21,7 @@ from serving.runtime.kubernetes.discovery import KubernetesDiscovery
 from serving.runtime.kubernetes.names import POD_IP, POD_NAME
 from serving.runtime.messages import CallError
 from serving.runtime.nats import NatsPlane
+from serving.runtime.outages import Outages
 from serving.runtime.ports import Channel, Discovery, EventPlane, RequestPlane
 from serving.runtime.private_folder import socket_name
 from serving.runtime.server import GeneratorService, Service, Session, Stream
@@ -63,6 +64,8 @@ class DistributedRuntime:
         self._keys: list[str] = []
         self._transport = ""
         self._is_closed = False
+        if isinstance(discovery, EtcdDiscovery):
+            discovery.is_answering = self._is_answering
 
     @classmethod
     async def connect(
@@ -102,6 +105,11 @@ class DistributedRuntime:
     def endpoint(self, address: EndpointAddress) -> "Endpoint":
         """Name an endpoint by its full address."""
         return Endpoint(self, address)
+
+    @property
+    def outages(self) -> list[Outages]:
+        """The outages of the servers that it needs."""
+        return [outages for outages in (self.discovery.outages, self.requests.outages) if outages is not None]
 
     @property
     def num_streams(self) -> int:
@@ -204,6 +212,11 @@ class DistributedRuntime:
         await self.drain()
         await self.close()
 
+    def _is_answering(self, key: str) -> bool:
+        """Return whether the process of a key in discovery, which ends in its id, answers us."""
+        id = key.rpartition("/")[2]
+        return any(client.is_answering(id) for client in self._clients)
+
     def _refuse_calls(self) -> None:
         for target in self._services:
             self._services[target] = _refuse
@@ -211,9 +224,8 @@ class DistributedRuntime:
     async def _withdraw(self) -> None:
         """Remove our keys from discovery."""
         outcomes = await asyncio.gather(*map(self.discovery.delete, self._keys), return_exceptions=True)
-        for key, outcome in zip(self._keys, outcomes, strict=True):
-            if isinstance(outcome, Exception):  # discovery may be away; the lease will run out
-                log.warning("could not remove %s from discovery", key)
+        if left := sum(isinstance(outcome, Exception) for outcome in outcomes):
+            log.warning("%d of %d keys stay in discovery until their lease ends", left, len(outcomes))
 
     def _accept(self, channel: Channel) -> Session:
         return Session(channel, self._services, self._sessions)

@@ -30,9 +30,9 @@ class NatsPlane:
     """The request plane and the event plane over one NATS connection."""
 
     def __init__(self, config: RuntimeConfig, instance_id: int) -> None:
-        self._config = config
         self._home = f"dyn.process.{instance_id:x}"
-        self.connection = NatsConnection(self._on_reconnected)
+        self.connection = NatsConnection(config, self._home, self._on_reconnected)
+        self.outages = self.connection.outages
         self._client = self.connection.client
         self._durable: DurableEvents | None = None
         self._channels: dict[str, NatsChannel] = {}
@@ -44,8 +44,8 @@ class NatsPlane:
         Raises:
             RuntimeUnavailableError: no server answers, or it refuses us.
         """
-        await self.connection.connect(self._config)
-        self._durable = DurableEvents(self._client)
+        await self.connection.connect()
+        self._durable = DurableEvents(self._client, self.outages)
         await self._client.subscribe(f"{self._home}.>", cb=self._on_message)
 
     async def listen(self, accept: Accept) -> str:

@@ -41,6 +41,7 @@ class SocketChannel(asyncio.Protocol):
     def __init__(self, accept: Accept, channels: set["SocketChannel"]) -> None:
         self.is_full = False
         self.is_cut = False
+        self.outage = ""
         self._accept = accept
         self._channels = channels
         self._end: ChannelEnd | None = None
@@ -82,6 +83,9 @@ class SocketChannel(asyncio.Protocol):
         assert self._transport is not None
         if not self._transport.is_closing():
             self._transport.write(data)
+
+    def count_given_up(self) -> None:
+        """Do nothing: there is no outage here."""
 
     def close(self) -> None:
         """Send what is buffered, then hang up."""
@@ -145,6 +149,9 @@ class Unproven(asyncio.Protocol):
 
 class SocketPlane:
     """The request plane over Unix sockets or TCP."""
+
+    outages = None
+    """It needs no server."""
 
     def __init__(self, *, path: Path | None = None, host: str = "127.0.0.1", token: ClusterToken | None = None) -> None:
         """Prepare to listen on a Unix socket at `path`, else on a TCP port of `host` for callers with the token."""

@@ -303,7 +303,7 @@ asyncio.run(main())
 def test_a_process_that_dies_or_hangs_loses_its_streams_and_its_place(config, number, monkeypatch):
     import json
 
-    monkeypatch.setattr("serving.runtime.client.PING_S", 0.1)
+    monkeypatch.setattr("serving.runtime.connection.PING_S", 0.1)
 
     async def talk(net):
         address = somewhere()
@@ -314,7 +314,7 @@ def test_a_process_that_dies_or_hangs_loses_its_streams_and_its_place(config, nu
             stream = client.generate(None)
             await stream.take()
             process.send_signal(number)
-            monkeypatch.setattr("serving.runtime.client.SILENT_S", 1.0)
+            monkeypatch.setattr("serving.runtime.connection.SILENT_S", 1.0)
             with pytest.raises(CallError) as lost:
                 async for _ in stream:
                     pass
