@@ -7,6 +7,7 @@ from serving.frontend.api.errors import ApiError
 from serving.frontend.api.responses import earlier
 from serving.frontend.api.responses.earlier import Continuing
 from serving.frontend.api.responses.format import ResponsesFormat
+from serving.frontend.api.responses.request import ResponseOptions
 from serving.model.parts import Content
 
 TEN_BYTES = Conversation(b"[1,2]", b"{    }"[:5])
@@ -59,9 +60,9 @@ def test_a_dropped_conversation_gives_its_bytes_back():
 def _answered(kept: Conversations, body: bytes, text: str, seed: str) -> bytes:
     """Answer a request as the frontend does, and return the items that it was answered with."""
     items = Continuing.of(body).items(kept)
-    format = ResponsesFormat({"model": "m"}, seed=seed, created_at=0)
-    response = format.whole([Content(text)], "stop", Usage(1, 1))
-    assert earlier.keep(kept, items, format, response)
+    format = ResponsesFormat(ResponseOptions(echo={"model": "m"}), seed=seed, created_at=0)
+    format.whole([Content(text)], "stop", Usage(1, 1))
+    assert earlier.keep(kept, items, format)
     return earlier.with_items(body, items)
 
 

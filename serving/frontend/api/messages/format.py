@@ -150,8 +150,3 @@ def _usage(usage: Usage) -> Fields:
         "output_tokens": usage.num_completion,
         "output_tokens_details": {"thinking_tokens": usage.num_reasoning},
     }
-
-
-def count_body(num_tokens: int) -> bytes:
-    """Return the answer to a request for the number of a prompt's tokens."""
-    return msgspec.json.encode({"input_tokens": num_tokens})
