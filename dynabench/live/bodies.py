@@ -1,14 +1,18 @@
 """The server to measure, and the bodies of the requests to it."""
 
+import ssl
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
+from dynabench.live.tls import tls_context
 from workloads import Request
 from workloads.tokens import TOKENS, as_words, prompt_tokens
 
 EXTRA_FIELDS = {"extra_fields": ["routing", "timing"]}
+SECRET_LENGTH = 8
+"""Fewest characters of a word that is hidden: shorter ones are no secrets, and are part of many other words."""
 
 
 class Target(NamedTuple):
@@ -30,11 +34,40 @@ class Target(NamedTuple):
     context: int | None = None
     """The most tokens of one request that the model supports, if known."""
 
+    extra_headers: dict[str, str] | None = None
+    """Further headers of requests, by lower-case name."""
+    extra_body: dict[str, Any] | None = None
+    """Further fields of each body."""
+    ca_file: str | None = None
+    insecure: bool = False
+    """Whether any certificate is accepted."""
+
     @property
     def headers(self) -> dict[str, str]:
         """Request headers."""
         key = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        return {"content-type": "application/json", "accept": "text/event-stream"} | key
+        return {"content-type": "application/json", "accept": "text/event-stream"} | key | (self.extra_headers or {})
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """How its certificate is checked, None if connections are not encrypted."""
+        return tls_context(self.url, ca_file=self.ca_file, insecure=self.insecure)
+
+    def sends_content(self, request: Request) -> bool:
+        """Return whether a request's own text is sent, and the fields of its body with it, not only as many tokens."""
+        return sends_content(request, self.prompts)
+
+    def masked(self, said: str) -> str:
+        """Return what a server said without the secrets that it repeats."""
+        words = [word for value in (self.api_key, *(self.extra_headers or {}).values()) for word in value.split()]
+        for word in sorted(words, key=len, reverse=True):
+            said = said.replace(word, "***") if len(word) >= SECRET_LENGTH else said
+        return said
+
+
+def sends_content(request: Request, prompts: str) -> bool:
+    """Return whether a request's own text is sent if prompts are sent in this way."""
+    return request.content is not None and prompts != "tokens"
 
 
 class Bodies:
@@ -53,9 +86,12 @@ class Bodies:
     def of(self, request: Request) -> bytes:
         """Return the body of a request."""
         target = self._target
+        own = request.extra_body or {} if target.sends_content(request) else {}
         body: dict[str, Any] = {
+            **own,
+            **(target.extra_body or {}),
             "model": target.model,
-            "max_tokens": request.max_tokens(target.context),
+            request.limit_field if own else "max_tokens": request.max_tokens(target.context),
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -66,7 +102,7 @@ class Bodies:
         else:
             body["prompt"] = self._tokens(request).tolist() if target.prompts == "tokens" else self._text(request)
         if target.has_nvext:
-            body["nvext"] = self._extension(request)
+            body["nvext"] = _object(body.get("nvext")) | self._extension(request)
         return msgspec.json.encode(body)
 
     def _extension(self, request: Request) -> dict[str, Any]:
@@ -90,6 +126,10 @@ class Bodies:
 
     def _tokens(self, request: Request) -> np.ndarray:
         return prompt_tokens(request, self._block_size, salt=self._salt, among=self._target.tokens)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _salted(text: str, salt: str) -> str:

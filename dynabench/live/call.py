@@ -116,7 +116,7 @@ class Call:
         """Record that the request failed, before or during its answer."""
         timeline = self._timeline
         timeline.osl[self.number] = self._count
-        timeline.error[self.number] = reason
+        timeline.error[self.number] = self._target.masked(reason)
         self._on_end(self, now)
 
     def _give_up(self, reason: str, now: float) -> None:
@@ -125,7 +125,8 @@ class Call:
         self.on_failure(reason, now)
 
     def _refusal(self) -> str:
-        return f"HTTP {self._status}: {one_line(self._body, 200) or 'no reason given'}"
+        said = self._target.masked(self._body.decode(errors="replace"))
+        return f"HTTP {self._status}: {one_line(said, 200) or 'no reason given'}"
 
     def _stamp(self, count: int, now: float) -> None:
         """Record the time of tokens that arrived in one read."""

@@ -62,7 +62,7 @@ class LoadGenerator:
 
     async def run(self, stop: asyncio.Event) -> Timeline:
         """Send everything, and wait for answers only if the workload requires it; end early once `stop` is set."""
-        self._pool = HttpPool(self._target.url)
+        self._pool = HttpPool(self._target.url, self._target.tls)
         self._heads = {
             is_chat: self._pool.head(path, self._target.headers)
             for is_chat, path in ((False, "/v1/completions"), (True, "/v1/chat/completions"))

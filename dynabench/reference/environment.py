@@ -17,6 +17,7 @@ OTHERS = {
     "POD_NAME": "In a cluster: the pod's name, by which a planner knows it.",
     "POD_NAMESPACE": "In a cluster: the namespace whose objects are used (default: that of the pod's service account).",
     "POD_UID": "In a cluster: the pod's identity, to which what it registers belongs.",
+    "SSL_CERT_FILE": "Certificates of the authorities to trust instead of the system's, as for `dynabench run --url https://...`.",
     "VLLM_CPU_KVCACHE_SPACE": "vLLM's size of the KV cache on a CPU (GiB); it wins over `--memory-fraction`.",
     "VLLM_NIXL_SIDE_CHANNEL_HOST": "Address at which vLLM's workers ask each other for KV (default: 127.0.0.1).",
     "VLLM_NIXL_SIDE_CHANNEL_PORT": "First port there (default: one that is free).",

@@ -10,8 +10,8 @@ unknown names; the other functions expect names that it accepts.
   tools, calls stay text.
 - `required_calls_parser(reasoning, tool_choice, prompt_end=...)`: for an answer that is constrained to
   `calls_schema(tools, tool_choice, parallel=...)`, where `tool_choice` is "required" or names a function.
-- `visible_tokens(tool_calls, reasoning)`: the special tokens that these parsers look for; `Tokenizer.detokenizer` must
-  not drop them.
+- `visible_tokens(tool_calls, reasoning)`: the special tokens that these parsers look for, which
+  `Tokenizer.detokenizer(visible)` then does not drop. Where there are no tools, give it no format of calls.
 - `write_calls(tool_calls, calls)`: the text in which a model makes calls.
 
 The parts do not depend on how the text was cut. Nothing is lost: what is no call, or not a whole one, is content, but

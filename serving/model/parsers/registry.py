@@ -54,16 +54,16 @@ def answer_parser(tool_calls: str, reasoning: str, tools: Tools = (), *, prompt_
         tools: the tools that it may call, as OpenAI's API describes them; without any, calls stay text.
         prompt_end: the end of the prompt's text; None if it is unknown.
     """
-    calls, thoughts = _formats(tool_calls, reasoning, tools)
+    calls, thoughts = _formats(tool_calls, reasoning, has_tools=bool(tools))
     answer = Answer()
     return ScriptParser(answer, _read(answer, calls, thoughts, ToolTypes(tools), prompt_end))
 
 
-def _formats(tool_calls: str, reasoning: str, tools: Tools) -> tuple[CallFormat | None, Thoughts | None]:
+def _formats(tool_calls: str, reasoning: str, *, has_tools: bool) -> tuple[CallFormat | None, Thoughts | None]:
     calls, thoughts = CALLS.get(tool_calls), REASONING.get(reasoning)
     if isinstance(calls, Harmony) or isinstance(thoughts, Harmony):
-        return Harmony(has_tools=bool(calls and tools)), None
-    return (calls if tools else None), thoughts
+        return Harmony(has_tools=has_tools and calls is not None), None
+    return (calls if has_tools else None), thoughts
 
 
 def _read(
@@ -96,7 +96,7 @@ def required_calls_parser(
         tool_choice: "required", or OpenAI's object that names a function.
         prompt_end: the end of the prompt's text; None if it is unknown.
     """
-    _, thoughts = _formats("", reasoning, ())
+    _, thoughts = _formats("", reasoning, has_tools=False)
     answer = Answer()
     return ScriptParser(answer, _read_required(answer, thoughts, chosen_name(tool_choice), prompt_end))
 
@@ -107,9 +107,9 @@ def _read_required(answer: Answer, thoughts: Thoughts | None, name: str, prompt_
     yield from read_required(answer, name)
 
 
-def visible_tokens(tool_calls: str, reasoning: str, tools: Tools = ()) -> frozenset[str]:
-    """Return what may be a special token among the markers that `answer_parser` looks for."""
-    calls, thoughts = _formats(tool_calls, reasoning, tools)
+def visible_tokens(tool_calls: str, reasoning: str) -> frozenset[str]:
+    """Return what may be a special token among the markers of these formats; without tools, calls have no format."""
+    calls, thoughts = _formats(tool_calls, reasoning, has_tools=True)
     if isinstance(calls, Harmony):
         return frozenset((*calls.triggers[:2], *calls.noise))
     return frozenset(

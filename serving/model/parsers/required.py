@@ -8,6 +8,7 @@ from serving.model.parsers.json_calls import pass_rest, read_array
 from serving.model.parsers.json_text import read_value
 
 DEFINITIONS = ("$defs", "definitions")
+RESOLVED = tuple(f"#/{key}/" for key in DEFINITIONS)
 
 
 def calls_schema(
@@ -22,7 +23,7 @@ def calls_schema(
         parallel: whether there may be several calls.
 
     Raises:
-        ValueError: the named function is none of the tools, or the tools' definitions contradict each other.
+        ValueError: the named function is none of the tools, or the tools' definitions and references do not fit together.
     """
     functions = {tool["function"]["name"]: _parameters(tool["function"]) for tool in tools}
     name = chosen_name(tool_choice)
@@ -64,12 +65,26 @@ def _collected(functions: Mapping[str, Mapping[str, Any]], key: str) -> dict[str
     """Return the definitions of all functions: references start at the root of the whole schema."""
     found: dict[str, Any] = {}
     for function, parameters in functions.items():
+        _check_references(function, parameters)
         for name, definition in (parameters.get(key) or {}).items():
             if found.setdefault(name, definition) != definition:
                 raise ValueError(
                     f"tools: {function!r} defines {key}/{name} otherwise than another tool; use other names"
                 )
     return found
+
+
+def _check_references(function: str, schema: Any) -> None:
+    """Refuse references to what is elsewhere within the schema of all tools."""
+    unseen = [schema]
+    while unseen:
+        part = unseen.pop()
+        unseen += part.values() if isinstance(part, Mapping) else part if isinstance(part, list) else ()
+        target = part.get("$ref") if isinstance(part, Mapping) else None
+        if isinstance(target, str) and target.startswith("#") and not target.startswith(RESOLVED):
+            raise ValueError(
+                f"tools: {function!r} refers to {target!r}; with tool_choice required it can refer to #/$defs/... only"
+            )
 
 
 def read_required(answer: Answer, name: str) -> Script[None]:

@@ -45,7 +45,7 @@ CALLS = [("look_up", '{"text": "a\\n\\"b\\"", "count": 3, "list": [1, {"x": null
 def fragments(name):
     """Return texts of pieces of a format's markers and calls, in any order."""
     whole = write_calls(name, CALLS)
-    tokens = sorted(visible_tokens(name, "", TOOLS))
+    tokens = sorted(visible_tokens(name, ""))
     pieces = [*tokens, *whole.split(), whole, "{", "}", "[", "]", '"', ":", ",", " ", "\n", "a", "\\", "name", "\0"]
     cuts = strategies.tuples(strategies.integers(0, len(whole)), strategies.integers(0, len(whole)))
     parts = strategies.sampled_from(pieces) | cuts.map(lambda ends: whole[min(ends) : max(ends)])
