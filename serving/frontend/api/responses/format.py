@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from serving.frontend.api.answer_format import CallIds, Usage, joined, named_event
+from serving.frontend.api.answer_format import CallIds, Spaces, Usage, joined, named_event
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.responses.request import ResponseOptions
 from serving.frontend.api.responses.sealed import sealed
@@ -44,6 +44,7 @@ class ResponsesFormat:
         self._head = {"id": self.id, "object": "response", "created_at": created_at, **options.echo}
         self._seed = seed
         self._wants_sealed = options.wants_sealed
+        self._spaces = Spaces()
         self._call_ids = CallIds(f"call_{seed}")
         self._num_events = 0
         self._open: Fields | None = None
@@ -58,7 +59,7 @@ class ResponsesFormat:
 
     def parts(self, parts: list[Part]) -> bytes:
         """Return the events of the next parts."""
-        return b"".join(map(self._part, parts))
+        return b"".join(map(self._part, self._spaces.without(parts)))
 
     def last(self, reason: str, usage: Usage, *, stop: str | None = None) -> bytes:
         """Return the events that end the stream."""
