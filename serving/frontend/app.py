@@ -19,13 +19,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from serving.frontend import nvext
 from serving.frontend.admission import Admission
 from serving.frontend.answer import AcceptedRequest
+from serving.frontend.answers import answer_of
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.kinds import KINDS, KindName
+from serving.frontend.api.messages.errors import error_body
 from serving.frontend.api.openapi import openapi
-from serving.frontend.completion_answer import CompletionAnswer
 from serving.frontend.config import FrontendConfig
 from serving.frontend.embeddings import embed
 from serving.frontend.generation.choice import start_choices, until_placed
+from serving.frontend.kept_responses import KeptResponses, Turn
 from serving.frontend.metrics import FrontendMetrics, ModelMetrics, pool_gauges
 from serving.frontend.model_info import ModelInfo, as_json
 from serving.frontend.models import Models, ServedModel
@@ -43,6 +45,9 @@ log = logging.getLogger(__name__)
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}\Z")
 DEFECT = ApiError(500, "the frontend failed on this request; its log says why")
 EXPOSED_HEADERS = ["x-request-id", "x-worker-id", "x-worker-slot", "x-overlap-tokens", "retry-after"]
+MESSAGES = KINDS["message"].path
+"""Below it, errors are those of Anthropic."""
+
 Handler = Callable[[Request], Awaitable[Response]]
 Siblings = Callable[[], Awaitable[list[dict[str, Any]]]]
 
@@ -74,6 +79,7 @@ class Frontend:
         self._config = config
         self._siblings = siblings
         self._outages = outages
+        self.kept = KeptResponses(config)
         self._responses: set[CompletionResponse] = set()
         self._handed_through: set[ReplyStream] = set()
 
@@ -84,6 +90,14 @@ class Frontend:
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         return await self._answer(request, "chat")
+
+    async def respond(self, request: Request) -> Response:
+        """POST /v1/responses."""
+        return await self._answer(request, "response")
+
+    async def message(self, request: Request) -> Response:
+        """POST /v1/messages."""
+        return await self._answer(request, "message")
 
     async def embed(self, request: Request) -> Response:
         """POST /v1/embeddings."""
@@ -185,7 +199,8 @@ class Frontend:
 
     async def _answer(self, request: Request, kind: KindName) -> Response:
         started = time.perf_counter()
-        model, prepared = await self.reader.read(request, kind)
+        turn = Turn(self.kept) if kind == "response" else None
+        model, prepared = await self.reader.read(request, kind, turn.complete if turn is not None else None)
         metrics = self.metrics.of(model.card.name)
         if isinstance(prepared, HandedThrough):
             return hand_through(model, prepared, self._handed_through, endpoint=KINDS[kind].endpoint, metrics=metrics)
@@ -207,7 +222,7 @@ class Frontend:
             metrics.observe("router_overlap_share", choice.num_overlap_tokens / choice.num_prompt)
             metrics.count("router_decisions", f"{choice.attempts.prompt_placement.rank.instance_id:x}")
         accepted = AcceptedRequest(prepared=prepared, id=request_id, choices=choices, metrics=metrics, started=started)
-        return CompletionResponse(accepted, CompletionAnswer(accepted), self._responses)
+        return CompletionResponse(accepted, answer_of(accepted, turn), self._responses)
 
 
 class Guard:
@@ -220,6 +235,8 @@ class Guard:
         self._hot: dict[tuple[str, str], Handler] = {
             ("POST", "/v1/completions"): frontend.complete,
             ("POST", "/v1/chat/completions"): frontend.chat,
+            ("POST", "/v1/responses"): frontend.respond,
+            ("POST", MESSAGES): frontend.message,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -234,7 +251,7 @@ class Guard:
         method, headers = scope["method"], scope["headers"]
         error = self._admission.refusal(method, headers, num_open=frontend.num_open, is_draining=frontend.is_draining)
         if error is not None:
-            await _error_response(error)(scope, receive, send)
+            await _error_response(error, scope["path"])(scope, receive, send)
             return
         frontend.num_open += 1
         handler = self._hot.get((method, scope["path"]))
@@ -270,7 +287,7 @@ class Guard:
             refusal = DEFECT
         else:
             return
-        await _error_response(refusal)(scope, receive, send)
+        await _error_response(refusal, scope["path"])(scope, receive, send)
 
 
 def make_app(frontend: Frontend, config: FrontendConfig) -> ASGIApp:
@@ -301,6 +318,11 @@ def _routes(frontend: Frontend) -> list[tuple[str, Any, str]]:
     return [
         ("/v1/completions", frontend.complete, "POST"),
         ("/v1/chat/completions", frontend.chat, "POST"),
+        ("/v1/responses", frontend.respond, "POST"),
+        ("/v1/responses/{id}", frontend.kept.read, "GET"),
+        ("/v1/responses/{id}", frontend.kept.delete, "DELETE"),
+        (MESSAGES, frontend.message, "POST"),
+        (f"{MESSAGES}/count_tokens", info.message_tokens, "POST"),
         ("/v1/embeddings", frontend.embed, "POST"),
         ("/v1/score", frontend.score, "POST"),
         ("/score", frontend.score, "POST"),
@@ -323,9 +345,9 @@ def _routes(frontend: Frontend) -> list[tuple[str, Any, str]]:
     ]
 
 
-async def _on_api_error(_: Request, error: Exception) -> Response:
+async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return _error_response(error)
+    return _error_response(error, request.url.path)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -335,19 +357,22 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     path = request.url.path[:100]
     messages = {404: f"there is no {path}", 405: f"{path} does not accept {request.method}"}
     message = messages.get(error.status_code, str(error.detail))
-    return _error_response(ApiError(error.status_code, message, headers=dict(error.headers or {})))
+    return _error_response(ApiError(error.status_code, message, headers=dict(error.headers or {})), path)
 
 
 async def _on_gone(_: Request, error: Exception) -> Response:
     return Response(status_code=499)  # nobody is left to read it
 
 
-async def _on_defect(_: Request, error: Exception) -> Response:
-    return _error_response(DEFECT)
+async def _on_defect(request: Request, error: Exception) -> Response:
+    return _error_response(DEFECT, request.url.path)
 
 
-def _error_response(error: ApiError) -> Response:
-    return Response(error.body(), error.status, headers=error.headers, media_type="application/json")
+def _error_response(error: ApiError, path: str) -> Response:
+    """Return an error in the form of the API that a path belongs to."""
+    is_anthropic = path == MESSAGES or path.startswith(f"{MESSAGES}/")
+    body = error_body(error) if is_anthropic else error.body()
+    return Response(body, error.status, headers=error.headers, media_type="application/json")
 
 
 def _count_prompts(prepared: Prepared, metrics: ModelMetrics) -> None:

@@ -15,10 +15,14 @@ from serving.frontend.api.kinds import (
     AnyRequest,
     DetokenizeRequest,
     KindName,
+    LikeChat,
     TokenizeRequest,
+    check,
 )
+from serving.frontend.api.messages.request import MessagesRequest
 from serving.frontend.api.openai import COMPLETION_TOKENS, ChatRequest, CompletionRequest, Message, NvExt, Request
 from serving.frontend.api.plain import check_plain
+from serving.frontend.api.responses.request import ResponseOptions, ResponsesRequest
 from serving.frontend.api.structure import Constraint, constraint
 from serving.frontend.api.tools import check_tools, tool_use
 from serving.frontend.api.unsupported import check_fields
@@ -103,6 +107,8 @@ class Prepared(msgspec.Struct, kw_only=True, tag=True):
     """The same for the prompt's tokens."""
     formatted: str
     """The first prompt as text, if it is text and was requested."""
+    response: ResponseOptions | None = None
+    """For a response, what it needs of its request."""
 
     @property
     def endpoint(self) -> str:
@@ -165,6 +171,8 @@ def is_quick(request: AnyRequest, model: TextModel) -> bool:
         return len(request.tokens) <= QUICK_TOKENS
     if model.card.model_type is not ModelType.Backend and isinstance(request, Request):
         return True
+    if isinstance(request, LikeChat):
+        return model.template is not None and len(msgspec.json.encode(request)) <= model.tokenizer.num_quick
     if isinstance(request, ChatRequest) or (isinstance(request, TokenizeRequest) and request.messages is not None):
         if model.template is None and not _is_raw(request):
             return False
@@ -205,6 +213,8 @@ def preprocess(request: AnyRequest, body: bytes | bytearray, model: TextModel) -
     if isinstance(request, DetokenizeRequest):
         _check_tokens(request.tokens, model, "tokens")
         return Detokenized(model.tokenizer.decode(request.tokens))
+    if isinstance(request, LikeChat):
+        return translated(request, model)
     takes_whole, name = (
         (ModelType.Chat, "chat completions")
         if isinstance(request, ChatRequest)
@@ -251,6 +261,27 @@ def prepare(request: Request, model: TextModel) -> Prepared:
         num_prompt_logprobs=request.num_prompt_logprobs,
         formatted=encoded[0].text if wants_formatted else "",
     )
+
+
+def translated(request: LikeChat, model: TextModel) -> Prepared | Tokenized:
+    """Turn a request of another API into token ids, by way of the chat request that asks for the same.
+
+    Raises:
+        ApiError: it cannot be served.
+    """
+    if model.card.model_type is not ModelType.Backend:
+        name = "responses" if isinstance(request, ResponsesRequest) else "messages"
+        raise ApiError(404, f"model {request.model!r} does not offer {name}", code="model_not_found", param="model")
+    check_plain(msgspec.to_builtins(request))
+    chat = request.to_chat()
+    check(chat)
+    if not isinstance(request, ResponsesRequest | MessagesRequest):
+        return Tokenized(tokens=_chat_tokens(chat, model)[1].tolist(), token_strs=None)
+    prepared = prepare(chat, model)
+    prepared.kind = "message"
+    if isinstance(request, ResponsesRequest):
+        prepared.kind, prepared.response = "response", request.options()
+    return prepared
 
 
 def tokenize(request: TokenizeRequest, model: TextModel) -> Tokenized:
@@ -335,6 +366,12 @@ class _Encoded(NamedTuple):
 
 
 def _encode_chat(request: ChatRequest, model: TextModel) -> _Encoded:
+    text, tokens = _chat_tokens(request, model)
+    return _Encoded(text, tokens, _limit(request, len(tokens), model, "messages"))
+
+
+def _chat_tokens(request: ChatRequest, model: TextModel) -> tuple[str, Ids]:
+    """Return the prompt of a conversation, as text and in tokens."""
     is_raw = _is_raw(request)
     tools = request.tools if request.tool_choice != "none" else None
     more = {
@@ -343,8 +380,7 @@ def _encode_chat(request: ChatRequest, model: TextModel) -> _Encoded:
         "variables": request.template_variables,
     }
     text = _joined(request.messages) if is_raw else _render(request.messages, tools, model, **more)
-    tokens = _encode(text, model, "messages", special=is_raw)
-    return _Encoded(text, tokens, _limit(request, len(tokens), model, "messages"))
+    return text, _encode(text, model, "messages", special=is_raw)
 
 
 def _encode_prompt(prompt: str | list[int], request: CompletionRequest, model: TextModel) -> _Encoded:

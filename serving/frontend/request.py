@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -36,15 +36,24 @@ class RequestReader:
         self._max_bytes = config.max_body_mb << 20
         self._bodies = BodyBudget(config.max_buffered_mb << 20)
 
-    async def read(self, request: Request, kind: KindName) -> tuple[ServedModel, Preprocessed]:
+    async def read(
+        self, request: Request, kind: KindName, complete: Callable[[Body], Body] | None = None
+    ) -> tuple[ServedModel, Preprocessed]:
         """Return a request's model, and the preprocessed request.
+
+        Args:
+            request: the request.
+            kind: its kind.
+            complete: adds to its body what it refers to.
 
         Raises:
             ApiError: it cannot be served.
             ClientDisconnect: its client has hung up.
         """
         with self._bodies.share() as share:
-            body = await read_body(request, share, self._max_bytes)
+            body: Body = await read_body(request, share, self._max_bytes)
+            if complete is not None:
+                body = complete(body)
             if len(body) > INLINE_BYTES:
                 model = self._models.get(guess_model(body)) or self._any()
                 return await self._prepare(request, kind, body, model)

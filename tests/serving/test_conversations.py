@@ -1,13 +1,14 @@
 import msgspec
 import pytest
 
-from serving.frontend.api.answer_format import Usage
+from serving.frontend.api.answer_format import Spaces, Usage
 from serving.frontend.api.conversations import Conversation, Conversations
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.responses import earlier
 from serving.frontend.api.responses.earlier import Continuing
 from serving.frontend.api.responses.format import ResponsesFormat
-from serving.model.parts import Content
+from serving.frontend.api.responses.request import ResponseOptions
+from serving.model.parts import CallStart, Content, Reasoning
 
 TEN_BYTES = Conversation(b"[1,2]", b"{    }"[:5])
 
@@ -59,9 +60,9 @@ def test_a_dropped_conversation_gives_its_bytes_back():
 def _answered(kept: Conversations, body: bytes, text: str, seed: str) -> bytes:
     """Answer a request as the frontend does, and return the items that it was answered with."""
     items = Continuing.of(body).items(kept)
-    format = ResponsesFormat({"model": "m"}, seed=seed, created_at=0)
-    response = format.whole([Content(text)], "stop", Usage(1, 1))
-    assert earlier.keep(kept, items, format, response)
+    format = ResponsesFormat(ResponseOptions(echo={"model": "m"}), seed=seed, created_at=0)
+    format.whole([Content(text)], "stop", Usage(1, 1))
+    assert earlier.keep(kept, items, format)
     return earlier.with_items(body, items)
 
 
@@ -128,3 +129,19 @@ def test_a_kept_response_is_read_and_deleted_once():
         with pytest.raises(ApiError, match="Response with id 'resp_a' not found") as caught:
             read(kept, "resp_a")
         assert caught.value.status == 404
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        (["\n", "\n", "a", " ", "\n"], "\n\na \n"),
+        ([Reasoning("t"), "\n", CallStart("c"), "\n", CallStart("d"), "\n"], "tcd"),
+        (["a", CallStart("c"), "\n", "b"], "ac\nb"),
+        (["", "\n", ""], ""),
+    ],
+)
+def test_white_space_is_left_out_only_where_it_stands_alone(parts, expected):
+    spaces = Spaces()
+    parts = [Content(part) if isinstance(part, str) else part for part in parts]
+    assert "".join(part[0] for each in parts for part in spaces.without([each])) == expected
+    assert "".join(part[0] for part in Spaces().without(parts)) == expected

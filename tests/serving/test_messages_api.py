@@ -16,9 +16,10 @@ from pydantic import BaseModel, TypeAdapter
 from serving.frontend.api.answer_format import Usage
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.messages.errors import error_body
-from serving.frontend.api.messages.format import MessagesFormat, count_body
-from serving.frontend.api.messages.request import CountRequest, MessagesRequest, check_fields
+from serving.frontend.api.messages.format import MessagesFormat
+from serving.frontend.api.messages.request import CountRequest, MessagesRequest
 from serving.frontend.api.openai import ChatRequest
+from serving.frontend.api.unsupported import check_fields
 from serving.model.parts import Arguments, CallStart, Content, Part, Reasoning
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
@@ -244,13 +245,12 @@ def test_errors_are_those_of_anthropic(status, type, exception):
     assert caught.value.body == {"type": "error", "error": {"type": type, "message": "no"}}
 
 
-def test_the_client_reads_a_count_of_tokens():
-    def answer(body: dict[str, Any]) -> httpx2.Response:
-        chat = msgspec.convert(body, CountRequest).to_chat()
-        return httpx2.Response(200, content=count_body(len(chat.messages[0].text) + len(chat.tools)))
-
-    count = _client(answer).messages.count_tokens(model="m", messages=HELLO, tools=[WEATHER], system="Be brief.")
-    assert count.input_tokens == len("Be brief.") + 1
+def test_a_count_needs_no_limit_and_may_end_with_the_assistants_turn():
+    request = msgspec.convert(
+        {"model": "m", "messages": [*HELLO, _assistant(_text("Hi."))], "tools": [WEATHER]}, CountRequest
+    )
+    chat = request.to_chat()
+    assert ([message.role for message in chat.messages], len(chat.tools)) == (["user", "assistant"], 1)
 
 
 def test_an_answer_is_sent_back_as_it_came_and_makes_one_chat_message():

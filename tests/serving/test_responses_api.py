@@ -17,7 +17,8 @@ from serving.frontend.api.answer_format import Usage
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.openai import ChatRequest
 from serving.frontend.api.responses.format import ResponsesFormat
-from serving.frontend.api.responses.request import ResponsesRequest, check_fields
+from serving.frontend.api.responses.request import ResponsesRequest
+from serving.frontend.api.unsupported import check_fields
 from serving.model.parts import Arguments, CallStart, Content, Part, Reasoning
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -45,7 +46,7 @@ ALL_KINDS: list[Part] = [
 def _request(**fields: Any) -> ResponsesRequest:
     body = msgspec.json.encode({"model": "m", "input": "Hi.", **fields})
     request = msgspec.json.decode(body, type=ResponsesRequest)
-    check_fields(body)
+    check_fields(body, request)
     return request
 
 
@@ -59,7 +60,8 @@ def _messages(**fields: Any) -> list[dict[str, Any]]:
 
 def _format(**fields: Any) -> ResponsesFormat:
     request = _request(**fields)
-    return ResponsesFormat(request.echo(), seed="5eed", created_at=1_700_000_000, wants_sealed=request.wants_sealed)
+    request.to_chat()
+    return ResponsesFormat(request.options(), seed="5eed", created_at=1_700_000_000)
 
 
 def _stream(format: ResponsesFormat, parts: list[Part], reason: str = "stop") -> bytes:

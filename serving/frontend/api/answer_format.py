@@ -58,6 +58,31 @@ class AnswerFormat(Protocol):
         ...
 
 
+class Spaces:
+    """Leaves out white space between what a model thought, said and called, as it says nothing by itself.
+
+    White space within a text stays, also in front of it.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._is_text = False
+
+    def without(self, parts: list[Part]) -> list[Part]:
+        """Return the next parts; white space that may be the start of a text comes with the rest of it."""
+        found: list[Part] = []
+        for part in parts:
+            if not isinstance(part, Content):
+                self._held, self._is_text = "", False
+                found.append(part)
+            elif self._is_text or part.text.strip():
+                found.append(Content(self._held + part.text))
+                self._held, self._is_text = "", True
+            else:
+                self._held += part.text
+        return found
+
+
 class CallIds:
     """The ids of an answer's calls: the model's own, as its template may want them back, unless it repeats itself."""
 

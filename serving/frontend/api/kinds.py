@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from serving.frontend.api.embedding import EmbeddingRequest, RerankRequest, ScoreRequest
 from serving.frontend.api.errors import ApiError
+from serving.frontend.api.messages.request import CountRequest, MessagesRequest
 from serving.frontend.api.openai import (
     DP_RANK,
     MAX_CHOICES,
@@ -19,6 +20,7 @@ from serving.frontend.api.openai import (
     TokenId,
     Tools,
 )
+from serving.frontend.api.responses.request import ResponsesRequest
 from serving.model.template import RESERVED
 
 DIGITS = re.compile(r"[0-9]{1,10}")
@@ -47,8 +49,22 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 AboutEmbeddings = EmbeddingRequest | ScoreRequest | RerankRequest
-AnyRequest = Request | TokenizeRequest | DetokenizeRequest | AboutEmbeddings
-KindName = Literal["chat", "completion", "embedding", "score", "rerank", "tokenize", "detokenize"]
+LikeChat = ResponsesRequest | CountRequest
+"""Requests that ask for what a chat request could ask for."""
+
+AnyRequest = Request | TokenizeRequest | DetokenizeRequest | AboutEmbeddings | LikeChat
+KindName = Literal[
+    "chat",
+    "completion",
+    "response",
+    "message",
+    "message_tokens",
+    "embedding",
+    "score",
+    "rerank",
+    "tokenize",
+    "detokenize",
+]
 
 
 class Kind(NamedTuple):
@@ -66,6 +82,9 @@ KINDS: dict[KindName, Kind] = {
     "detokenize": Kind(DetokenizeRequest, "/detokenize", "Return the text of tokens"),
     "completion": Kind(CompletionRequest, "/v1/completions", "Complete a prompt", "completions"),
     "chat": Kind(ChatRequest, "/v1/chat/completions", "Answer a conversation", "chat_completions"),
+    "response": Kind(ResponsesRequest, "/v1/responses", "Answer as OpenAI's Responses API does", "responses"),
+    "message": Kind(MessagesRequest, "/v1/messages", "Answer as Anthropic's Messages API does", "messages"),
+    "message_tokens": Kind(CountRequest, "/v1/messages/count_tokens", "Count a message's tokens, as Anthropic does"),
     "embedding": Kind(EmbeddingRequest, "/v1/embeddings", "Return the embeddings of texts", "embeddings"),
     "score": Kind(ScoreRequest, "/v1/score", "Return how similar texts are", "score"),
     "rerank": Kind(RerankRequest, "/v1/rerank", "Return documents in order of their similarity to a text", "rerank"),
@@ -85,7 +104,7 @@ def parse(body: bytes | bytearray, type: Any) -> Any:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error or 'nested too deeply'}") from error
     if isinstance(request, Request):
-        _check(request)
+        check(request)
     elif isinstance(request, TokenizeRequest) and (request.prompt is None) == (request.messages is None):
         raise ApiError(400, "expected either prompt or messages", param="prompt")
     return request
@@ -97,8 +116,12 @@ def _field_at_fault(message: str) -> str | None:
     return field[1] if field else None
 
 
-def _check(request: Request) -> None:
-    """Reject fields that do not fit together, or that no engine here supports."""
+def check(request: Request) -> None:
+    """Reject fields that do not fit together, or that no engine here supports.
+
+    Raises:
+        ApiError: there are some.
+    """
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
     if isinstance(request, CompletionRequest):

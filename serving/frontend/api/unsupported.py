@@ -5,9 +5,11 @@ from typing import Any
 import msgspec
 
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.fields import check_body, names_of
+from serving.frontend.api.fields import Neutral, check_body, names_of
 from serving.frontend.api.kinds import KINDS, AnyRequest
+from serving.frontend.api.messages import request as messages
 from serving.frontend.api.openai import ANNOTATIONS, Message, Request
+from serving.frontend.api.responses import request as responses
 
 FIELDS: dict[type[AnyRequest], frozenset[str]] = {kind.type: names_of(kind.type) for kind in KINDS.values()}
 MESSAGE_FIELDS = names_of(Message)
@@ -47,6 +49,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Fields of OpenAI, vLLM and SGLang that no engine here supports, with the values that ask for nothing."""
 
+OTHERS: dict[type[AnyRequest], Neutral] = {
+    responses.ResponsesRequest: responses.NEUTRAL,
+    messages.CountRequest: messages.NEUTRAL,
+    messages.MessagesRequest: messages.NEUTRAL,
+}
+"""The same for the other APIs."""
+
 
 def check_fields(body: bytes | bytearray, request: AnyRequest, *, is_strict: bool = False) -> None:
     """Reject what a token-id engine would have to ignore: unknown fields, and fields that no engine here supports.
@@ -59,8 +68,8 @@ def check_fields(body: bytes | bytearray, request: AnyRequest, *, is_strict: boo
     Raises:
         ApiError: there is such a field or annotation, or a field occurs twice.
     """
-    fields = check_body(body, FIELDS[type(request)], NEUTRAL, is_strict=is_strict)
-    if is_strict and "messages" in fields:
+    fields = check_body(body, FIELDS[type(request)], OTHERS.get(type(request), NEUTRAL), is_strict=is_strict)
+    if is_strict and "messages" in fields and not isinstance(request, messages.CountRequest):
         _check_messages(fields["messages"])
     if not isinstance(request, Request):
         return

@@ -49,6 +49,11 @@ class Choice:
         return self._text.num_tokens if self._num_counted is None else self._num_counted
 
     @property
+    def stop(self) -> str | None:
+        """The stop string that ended it, if one did."""
+        return self._text.stop
+
+    @property
     def num_overlap_tokens(self) -> int:
         """Prompt tokens that the router expected in the cache of the worker that computes the prompt."""
         return self.attempts.prompt_placement.overlap_blocks * self.block_size

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pydantic_core
 
-from serving.frontend.api.answer_format import CallIds, Usage, joined, named_event
+from serving.frontend.api.answer_format import CallIds, Spaces, Usage, joined, named_event
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.messages.errors import error_fields
 from serving.model.parts import Arguments, CallStart, Content, Part, Reasoning
@@ -31,6 +31,7 @@ class MessagesFormat:
         self.id = f"msg_{seed}"
         self._model = model
         self._seed = seed
+        self._spaces = Spaces()
         self._call_ids = CallIds(f"toolu_{seed}")
         self._blocks: list[Fields] = []
         self._texts: list[str] = []
@@ -43,7 +44,7 @@ class MessagesFormat:
 
     def parts(self, parts: list[Part]) -> bytes:
         """Return the events of the next parts."""
-        return b"".join(map(self._part, parts))
+        return b"".join(map(self._part, self._spaces.without(parts)))
 
     def last(self, reason: str, usage: Usage, *, stop: str | None = None) -> bytes:
         """Return the events that end the stream."""
@@ -150,8 +151,3 @@ def _usage(usage: Usage) -> Fields:
         "output_tokens": usage.num_completion,
         "output_tokens_details": {"thinking_tokens": usage.num_reasoning},
     }
-
-
-def count_body(num_tokens: int) -> bytes:
-    """Return the answer to a request for the number of a prompt's tokens."""
-    return msgspec.json.encode({"input_tokens": num_tokens})

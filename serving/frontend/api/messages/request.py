@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.fields import Neutral, check_body, names_of, read
+from serving.frontend.api.fields import Neutral, read
 from serving.frontend.api.messages.blocks import CacheControl, chat_messages, system_content
 from serving.frontend.api.messages.tools import ToolChoice, chat_choice, chat_tool
 from serving.frontend.api.openai import ChatRequest, Label, Message, StopString, Tokens
@@ -152,12 +152,3 @@ class MessagesRequest(CountRequest, kw_only=True):
 
 def _response_format(format: JsonFormat) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": format.schema, "strict": True}}
-
-
-def check_fields(body: bytes | bytearray, request: CountRequest) -> None:
-    """Reject fields that would have to be ignored.
-
-    Raises:
-        ApiError: there is such a field, or a field occurs twice.
-    """
-    check_body(body, names_of(type(request)), NEUTRAL)

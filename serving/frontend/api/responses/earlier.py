@@ -49,20 +49,19 @@ def with_items(body: bytes | bytearray, items: bytes) -> bytes:
     return msgspec.json.encode(fields)
 
 
-def keep(kept: Conversations, items: bytes, format: ResponsesFormat, response: bytes) -> bool:
+def keep(kept: Conversations, items: bytes, format: ResponsesFormat) -> bool:
     """Keep a response that is complete, for requests that continue it.
 
     Args:
         kept: where.
         items: the items that it answers.
         format: what has written it.
-        response: the response object.
 
     Returns:
         Whether it fits.
     """
     items = _concatenated(items, msgspec.json.encode(format.output))
-    return kept.keep(format.id, Conversation(items, response))
+    return kept.keep(format.id, Conversation(items, msgspec.json.encode(format.response)))
 
 
 def find(kept: Conversations, id: str) -> bytes:

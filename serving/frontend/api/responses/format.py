@@ -14,8 +14,9 @@ from typing import Any
 
 import msgspec
 
-from serving.frontend.api.answer_format import CallIds, Usage, joined, named_event
+from serving.frontend.api.answer_format import CallIds, Spaces, Usage, joined, named_event
 from serving.frontend.api.errors import ApiError
+from serving.frontend.api.responses.request import ResponseOptions
 from serving.frontend.api.responses.sealed import sealed
 from serving.model.parts import Arguments, CallStart, Content, Part, Reasoning
 
@@ -27,21 +28,23 @@ TEXTS = {"reasoning": "reasoning_text", "message": "output_text"}
 class ResponsesFormat:
     """Writes one response."""
 
-    def __init__(self, echo: Fields, *, seed: str, created_at: int, wants_sealed: bool = False) -> None:
+    def __init__(self, options: ResponseOptions, *, seed: str, created_at: int) -> None:
         """Prepare to write it.
 
         Args:
-            echo: the fields that repeat the request.
+            options: what it needs of its request.
             seed: what the ids of the response and of its items are made of; it must be unique.
             created_at: seconds since 1970.
-            wants_sealed: whether reasoning is wanted in its opaque form, too.
         """
         self.id = f"resp_{seed}"
         self.output: list[Fields] = []
         """The items so far, without the open one."""
-        self._head = {"id": self.id, "object": "response", "created_at": created_at, **echo}
+        self.response: Fields = {}
+        """The response object, once it is complete."""
+        self._head = {"id": self.id, "object": "response", "created_at": created_at, **options.echo}
         self._seed = seed
-        self._wants_sealed = wants_sealed
+        self._wants_sealed = options.wants_sealed
+        self._spaces = Spaces()
         self._call_ids = CallIds(f"call_{seed}")
         self._num_events = 0
         self._open: Fields | None = None
@@ -56,20 +59,22 @@ class ResponsesFormat:
 
     def parts(self, parts: list[Part]) -> bytes:
         """Return the events of the next parts."""
-        return b"".join(map(self._part, parts))
+        return b"".join(map(self._part, self._spaces.without(parts)))
 
     def last(self, reason: str, usage: Usage, *, stop: str | None = None) -> bytes:
         """Return the events that end the stream."""
         status = "incomplete" if reason == "length" else "completed"
         events = self._close(status)
-        return events + self._event(f"response.{status}", response=self._response(status, usage=usage))
+        self.response = self._response(status, usage=usage)
+        return events + self._event(f"response.{status}", response=self.response)
 
     def whole(self, parts: list[Part], reason: str, usage: Usage, *, stop: str | None = None) -> bytes:
         """Return the body of a response that is not streamed."""
         status = "incomplete" if reason == "length" else "completed"
         self.parts(joined(parts))
         self._close(status)
-        return msgspec.json.encode(self._response(status, usage=usage))
+        self.response = self._response(status, usage=usage)
+        return msgspec.json.encode(self.response)
 
     def failed(self, error: ApiError) -> bytes:
         """Return the events that end a stream that fails."""

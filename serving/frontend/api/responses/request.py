@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.fields import Neutral, check_body, names_of, read
+from serving.frontend.api.fields import Neutral, read
 from serving.frontend.api.openai import ChatRequest, Label, Message, Tokens
 from serving.frontend.api.responses.items import chat_messages
 from serving.frontend.api.responses.tools import Choice, chat_choice, chat_tool
@@ -67,6 +67,15 @@ class TextOptions(msgspec.Struct, kw_only=True):
     format: dict[str, Any] | None = None
 
 
+class ResponseOptions(msgspec.Struct, kw_only=True):
+    """What a response needs of its request."""
+
+    echo: dict[str, Any]
+    """The fields that repeat the request."""
+    wants_sealed: bool = False
+    """Whether the reasoning is wanted in its opaque form, too."""
+
+
 class ResponsesRequest(msgspec.Struct, kw_only=True):
     """POST /v1/responses; null is the same as absent."""
 
@@ -102,16 +111,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Label | None = None
 
-    @property
-    def is_kept(self) -> bool:
-        """Whether the response is to be kept."""
-        return self.store is not False
-
-    @property
-    def wants_sealed(self) -> bool:
-        """Whether the answer's reasoning is wanted in its opaque form, too."""
-        return ENCRYPTED in (self.include or ())
-
     def to_chat(self) -> ChatRequest:
         """Return the chat request that asks for the same.
 
@@ -136,8 +135,11 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
             user=self.user,
         )
 
-    def echo(self) -> dict[str, Any]:
-        """Return the fields of a response that repeat its request; it has been translated, so it is valid."""
+    def options(self) -> ResponseOptions:
+        """Return what a response needs of its request, which has been translated and so is valid."""
+        return ResponseOptions(echo=self._echo(), wants_sealed=ENCRYPTED in (self.include or ()))
+
+    def _echo(self) -> dict[str, Any]:
         reasoning = self._reasoning
         return {
             "model": self.model,
@@ -154,7 +156,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
             "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary or reasoning.generate_summary},
             "truncation": "disabled",
             "background": False,
-            "store": self.is_kept,
+            "store": self.store is not False,
             "metadata": self.metadata or {},
             "user": self.user,
         }
@@ -191,18 +193,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
             if name not in INCLUDED:
                 message = f"include: {name!r} is not supported; supported: {', '.join(INCLUDED)}"
                 raise ApiError(400, message, param="include")
-
-
-FIELDS = names_of(ResponsesRequest)
-
-
-def check_fields(body: bytes | bytearray) -> None:
-    """Reject fields that would have to be ignored.
-
-    Raises:
-        ApiError: there is such a field, or a field occurs twice.
-    """
-    check_body(body, FIELDS, NEUTRAL)
 
 
 def _present(fields: dict[str, Any] | None) -> dict[str, Any]:
