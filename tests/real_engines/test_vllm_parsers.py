@@ -320,3 +320,27 @@ def test_reasoning_is_what_vllm_finds_or_what_the_prompt_says(tokenizer, name, c
     found = ours("", name, [], text, prompt.format(**markers))
     assert found == (thought, content.format(**markers).strip(), [])
     assert (found == Theirs(tokenizer, "", name, [], **variables).whole(text)) == (name not in others)
+
+
+@pytest.mark.parametrize(
+    ("calls", "reasoning"),
+    [
+        ("hermes", "qwen3"),
+        ("qwen3_coder", "qwen3"),
+        ("deepseek_v3", "deepseek_r1"),
+        ("glm45", "glm45"),
+        ("kimi_k2", "kimi_k2"),
+        ("minimax_m2", "minimax_m2"),
+        ("mistral", "mistral"),
+        ("granite", "granite"),
+        ("seed_oss", "seed_oss"),
+        ("step3p5", "step3p5"),
+    ],
+)
+def test_thoughts_and_calls_in_one_answer_are_those_that_vllm_finds(tokenizer, calls, reasoning):
+    form = REASONING[reasoning]
+    for end in (form.ends[0], *([""] if form.ends_with_calls else [])):
+        text = f"{form.starts[0]}thought{end}{write_calls(calls, CALLS)}"
+        found = ours(calls, reasoning, TOOLS, text, "")
+        assert found == ("thought", "", TRUE)
+        assert found == Theirs(tokenizer, calls, reasoning, TOOLS).whole(text)

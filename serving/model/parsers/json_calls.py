@@ -1,6 +1,7 @@
 """Calls as JSON objects: {"name": ..., "arguments": {...}}, alone or in arrays, after a marker or bare."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ from serving.model.parsers.json_text import read_object, read_string, read_value
 from serving.model.parsers.schema_types import ToolTypes
 
 ARGUMENTS = ("arguments", "parameters")
+_CLOSING = re.compile(r"[\s}\]]*")
+"""What may stand between calls and their end: models write a bracket too many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +54,11 @@ class JsonCalls:
         yield from self._close(answer)
 
     def _close(self, answer: Answer) -> Script[None]:
-        if answer.is_held:  # it was no call, or not a whole one
+        if answer.is_held:  # what was read last was no call
             answer.give_up()
             return
         answer.hold()
-        yield from answer.space()
+        yield from answer.all_of(_CLOSING) if self.ends else answer.space()
         found = yield from answer.expect(*self.ends, *filter(None, [self.between]))
         answer.forget() if found else answer.give_up()
 

@@ -35,7 +35,7 @@ class Thoughts:
             answer.give_up()
             return
         answer.give_up(answer.reasoning)
-        stops = triggers if self.ends_with_calls else ()
+        stops = [text for text in triggers if len(text) > 1] if self.ends_with_calls else []  # thoughts hold brackets
         found = yield from answer.until(markers(*self.ends, *stops), answer.reasoning)
         if found in self.ends:
             yield from answer.expect(found)

@@ -213,6 +213,17 @@ def test_a_call_ends_reasoning_that_was_not_closed():
     assert parse(f"hm</think>\n\n{HERMES}", "hermes", "deepseek_r1", prompt_end="<think>") == [Reasoning("hm"), *call]
 
 
+def test_brackets_do_not_end_reasoning():
+    thought = Reasoning("a {set} or a [list]")
+    for calls in ("llama3_json", "pythonic", "xlam"):
+        assert parse("a {set} or a [list]", calls, "qwen3", prompt_end="<think>") == [thought]
+
+
+def test_a_bracket_too_many_is_no_content():
+    assert parse(HERMES.replace("}}", "}}}")) == parse(HERMES)
+    assert parse(HERMES.replace("}}", "}}}").removesuffix("</tool_call>")) == [*parse(HERMES), Content("}\n")]
+
+
 def test_granite_and_hunyuan_write_words_around_their_answers():
     text = "Here's my thought process: hm Here is my response: Hello"
     assert parse(text, "", "granite", prompt_end="") == [Reasoning(" hm "), Content(" Hello")]

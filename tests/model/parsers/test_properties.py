@@ -6,6 +6,9 @@ import pytest
 from hypothesis import given, settings, strategies
 
 from serving.model.parsers import REASONING_PARSERS, answer_parser, required_calls_parser, write_calls
+from serving.model.parsers.formats import CALLS
+from serving.model.parsers.harmony import Harmony
+from serving.model.parsers.tag_calls import TagCalls
 from serving.model.parts import CallStart
 from tests.model.parsers.texts import (
     FORMATS,
@@ -68,9 +71,10 @@ def test_a_call_that_is_cut_off_has_the_arguments_so_far(name, data):
     whole = calls_of(read(answer_parser(name, "", TOOLS), text))
     text = text[: data.draw(strategies.integers(0, len(text)))]
     found = calls_of(read(answer_parser(name, "", TOOLS), text))
-    assert [given for given, _ in found] in ([], ["look_up"])
-    if name in ("hermes", "mistral", "kimi_k2", "qwen3_coder") and found and "count" not in text:
-        assert whole[0][1].startswith(found[0][1]) or name == "qwen3_coder"
+    assert [function for function, _ in found] in ([], ["look_up"])
+    # Values between tags are strings if they are cut off; half a marker of Harmony's is part of what precedes it.
+    if found and not isinstance(CALLS[name], TagCalls | Harmony):
+        assert whole[0][1].startswith(found[0][1])
 
 
 @pytest.mark.parametrize("name", FORMATS)
