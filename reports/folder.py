@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import Meta
 
 from foundation.errors import UserError
-from foundation.files import replace_text
+from foundation.files import put_in_place, replace_text
 from foundation.settings import FINITE
 from foundation.text import one_line, printable
 from reports import charts, fidelity_table, fleet_figures, fleet_table, headline, page, tables, tiers, use_tables
@@ -133,12 +133,12 @@ def _keep_runs(folder: Path, experiment: Manifest, runs: list[Record]) -> Path |
 
 @contextlib.contextmanager
 def _whole(folder: Path) -> Iterator[Path]:
-    """Yield a folder to fill; it gets its final name on success and is removed otherwise."""
+    """Yield a folder to fill; it gets its final name on success, once it is on the disk, and is removed otherwise."""
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.absolute().parent))
     try:
         work.chmod(0o755)
         yield work
-        work.rename(folder)
+        put_in_place(work, folder)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise

@@ -161,7 +161,7 @@ def combine(folders: list[Path], out: Path | None) -> tuple[Manifest, Sweep]:
         return manifest, sweep_table.lay_out(rows, manifest, is_complete=is_complete)
     (out / "points").mkdir(parents=True)
     for number, point in enumerate(points):
-        (out / "points" / f"{number}.json").write_bytes(msgspec.json.encode(point))
+        replace_text(out / "points" / f"{number}.json", msgspec.json.encode(point).decode())
     return manifest, write(out, manifest, rows, points, is_complete=is_complete)
 
 

@@ -17,6 +17,7 @@ from dynabench.kubernetes.components import files_of
 from dynabench.kubernetes.manifests import KUSTOMIZATION, manifests
 from dynabench.kubernetes.settings import ClusterConfig
 from foundation.errors import UserError
+from foundation.files import put_in_place
 
 HEADER = (
     "# Written by dynabench kubernetes, which overwrites it when it runs again: put your changes in a kustomize "
@@ -78,7 +79,7 @@ def _replace(out: Path, texts: Mapping[str, str], *, overwrite: bool) -> list[Pa
             for name in names:
                 (staging / name).write_text(texts[name], encoding="utf-8")
             for name in names:
-                (staging / name).replace(out / name)
+                put_in_place(staging / name, out / name)
         for path in stale:
             path.unlink()
     return [out / name for name in names]

@@ -147,7 +147,7 @@ def draw(charts: dict[str, Chart], folder: Path) -> list[Drawn]:
         with tempfile.TemporaryDirectory(prefix=".charts.", dir=folder.parent) as work:
             drawn = _draw(charts, Path(work) / "charts")
             shutil.rmtree(folder, ignore_errors=True)
-            (Path(work) / "charts").rename(folder)
+            (Path(work) / "charts").rename(folder)  # not synced: the page has them too, and `report` draws them again
     return drawn
 
 

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from foundation.exit_codes import INTERRUPTED
+from foundation.files import secure
 from foundation.identity import Identity
 from serving.cli.chat_client import Answer, AskError, ChatClient
 from serving.runtime.stopping import until_stopped
@@ -206,7 +207,10 @@ class _Run:
 
 @contextlib.contextmanager
 def _output(path: Path) -> Iterator[IO[str]]:
-    """Open the output, for this run only."""
+    """Open the output, for this run only; at the end, its answers are on the disk.
+
+    A sync of each answer would cost more than to ask again for those of the last seconds before a power cut.
+    """
     try:
         file = path.open("a+")
     except OSError as error:
@@ -216,7 +220,18 @@ def _output(path: Path) -> Iterator[IO[str]]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise BatchError(f"{path} is being written by another run") from error
-        yield file
+        try:
+            yield file
+        finally:
+            _secure(file, path)
+
+
+def _secure(file: IO[str], path: Path) -> None:
+    try:
+        file.flush()
+        secure(path)
+    except OSError as error:
+        raise BatchError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _answered(file: IO[str], texts: list[str], identity: Identity) -> Counter[str]:

@@ -86,7 +86,10 @@ class PrivateFolder:
         return data
 
     def replace(self, name: str, data: bytes, *, by_way_of: str) -> None:
-        """Replace a file as a whole, or leave the old one unchanged."""
+        """Replace a file as a whole, or leave the old one unchanged.
+
+        It is not synced to the disk: no process that a file here describes survives a power cut.
+        """
         self.remove(by_way_of)
         try:
             with os.fdopen(self.open(by_way_of, os.O_CREAT | os.O_EXCL | os.O_WRONLY), "wb") as file:
@@ -97,7 +100,7 @@ class PrivateFolder:
             raise
 
     def create(self, name: str, data: bytes, *, by_way_of: str) -> None:
-        """Create a file as a whole, unless there is one.
+        """Create a file as a whole, unless there is one; it is for later processes, too, and survives a power cut.
 
         Raises:
             OSError: there is one (FileExistsError), or it cannot be written.
@@ -106,6 +109,8 @@ class PrivateFolder:
         try:
             with os.fdopen(self.open(by_way_of, os.O_CREAT | os.O_EXCL | os.O_WRONLY), "wb") as file:
                 file.write(data)
+                file.flush()
+                os.fsync(file)
             os.link(by_way_of, name, src_dir_fd=self._handle, dst_dir_fd=self._handle)
         finally:
             self.remove(by_way_of)

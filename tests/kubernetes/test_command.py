@@ -17,6 +17,7 @@ from dynabench.kubernetes.settings import ClusterConfig
 from dynabench.kubernetes.write import write
 from foundation.errors import UserError
 from tests.kubernetes.cluster import validate
+from tests.support.power import PowerCut
 from tests.support.waiting import PATIENCE_S
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
@@ -77,6 +78,14 @@ def test_what_was_written_before_is_replaced_and_what_is_no_longer_wanted_is_rem
         "kustomization.yaml",
     }
     assert b"replicas: 2" in contents()["pool-a.yaml"]
+
+
+def test_manifests_survive_a_power_cut_as_a_whole(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    disk = PowerCut(monkeypatch)
+    paths = written_by("pools: {a: {}, b: {}}")
+    assert disk.unsynced_when_renamed == []
+    assert [path for path in paths if not disk.has_content(path)] == []
 
 
 def test_the_same_deployment_is_written_alike_whatever_this_host_has_set(run, monkeypatch):

@@ -15,6 +15,7 @@ from reports.folder import ReportError
 from reports.pools import PoolUse, Use
 from reports.records import COLUMNS
 from tests.reports.runs import APART, FIELDS, apart, run
+from tests.support.power import PowerCut
 
 BEFORE = Path(__file__).parent / "version_2"
 """Written by the version before `Requests`: 12 requests, round-robin and kv; -1 stands for what is not known."""
@@ -41,6 +42,15 @@ def test_runs_come_back_as_they_were(tmp_path):
         for name in FIELDS - {"requests", "gaps"}:
             assert getattr(after, name) == getattr(before, name)
         assert after.gaps.tolist() == before.gaps.tolist()
+
+
+def test_results_survive_a_power_cut_as_a_whole_or_are_not_there(tmp_path, monkeypatch):
+    disk = PowerCut(monkeypatch)
+    made = [path for path in written(tmp_path / "x", run("a"), run("b")).rglob("*") if path.is_file()]
+    assert {"experiment.json", "requests.parquet", "summary.json", "report.html"} <= {path.name for path in made}
+    assert [path for path in disk.unsynced_when_renamed if "charts" not in path.parts] == []
+    assert [path for path in made if not disk.is_kept(path)] == []
+    assert disk.is_kept(tmp_path / "x")
 
 
 def test_a_folder_of_the_last_version_is_read_and_its_minus_ones_are_unknown():

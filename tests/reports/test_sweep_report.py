@@ -16,6 +16,7 @@ from reports.outcomes import Outcome
 from reports.points import Found, Impossible, Point, Quantiles
 from reports.split import Split
 from reports.stability import Stability
+from tests.support.power import PowerCut
 
 MANIFEST = {"title": "t", "subtitle": "s", "command": "c", "limits": [], "sweep": {"find": None}, "experiment": {"router_mode": ["kv", "random"]}}  # fmt: skip
 
@@ -129,11 +130,14 @@ def swept(folder, *points, limits=(), is_complete=True):
     return folder
 
 
-def test_several_sweeps_become_one_table_and_folder(tmp_path):
+def test_several_sweeps_become_one_table_and_folder_that_survive_a_power_cut(tmp_path, monkeypatch):
     first = swept(tmp_path / "a", point("kv 2", 0.2, router_mode="kv", workers=2))
     second = swept(tmp_path / "b", point("random 2", 0.1, router_mode="random", workers=2))
     third = swept(tmp_path / "c", point("kv 2", 0.3, router_mode="kv", workers=2))
+    disk = PowerCut(monkeypatch)
     manifest, found = sweep_report.combine([first, second], tmp_path / "both")
+    kept = [tmp_path / "both" / name for name in ("sweep.json", "table.csv", "points/0.json", "points/1.json")]
+    assert all(map(disk.is_kept, kept))
     assert found.columns[0] == "router_mode"
     assert [row[0] for row in found.rows] == ["kv", "random"]
     assert manifest["title"] == "w: 2 sweeps together"

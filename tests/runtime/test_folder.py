@@ -23,6 +23,7 @@ from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.folder import FolderDiscovery
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.runtime.server import GeneratorService
+from tests.support.power import PowerCut
 from tests.support.waiting import PATIENCE_S, in_time, until_async
 
 OTHER = 0xABC
@@ -485,6 +486,16 @@ def test_a_second_process_with_the_same_id_is_refused(tmp_path):
             ):
                 FolderDiscovery(tmp_path / "d", 1, lease_ttl_s=1.0)
             assert names(tmp_path / "d") == ["1.json", "1.lease"]
+
+    uvloop.run(main())
+
+
+def test_a_token_is_never_left_without_content_by_a_power_cut(tmp_path, monkeypatch):
+    async def main():
+        disk = PowerCut(monkeypatch)
+        async with joined(tmp_path / "d", 1) as one:
+            FolderToken(one)
+            assert disk.has_content(tmp_path / "d" / "token")
 
     uvloop.run(main())
 

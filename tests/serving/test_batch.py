@@ -1,16 +1,19 @@
 """`in=batch:FILE`: every prompt answered once, whatever happens in between."""
 
+import asyncio
+import errno
 import fcntl
 import json
 import os
 import re
 import signal
 import subprocess
+from unittest.mock import Mock
 
 import pytest
 
 from foundation.identity import Identity
-from serving.cli.batch import BatchError, is_answered, read
+from serving.cli.batch import BatchError, is_answered, read, run_batch
 from serving.cli.job import AskConfig, Job, identity_of
 from serving.cli.ways import Batch, Mocked, OwnFile, Server
 from serving.frontend.config import FrontendConfig
@@ -21,6 +24,7 @@ from serving.transfer.config import TransferRunConfig
 from serving.worker.config import ModelConfig, ModelRunConfig
 from tests.support.commands import DYNAMO_RUN, dynamo_run
 from tests.support.model import write_model
+from tests.support.power import PowerCut
 from tests.support.waiting import PATIENCE_S, until
 
 
@@ -53,6 +57,43 @@ def test_each_prompt_is_answered_with_its_counts(tmp_path):
         assert list(answer) == ["text", "response", "tokens_in", "tokens_out", "elapsed_ms", "finish_reason"]
         assert answer["finish_reason"] == "stop"
         assert answer["elapsed_ms"] > 0
+
+
+class Echo:
+    """A frontend that answers with the prompt."""
+
+    async def model(self, wanted):
+        return wanted
+
+    async def ask(self, answer, messages, *, model):
+        answer.text, answer.finish_reason = messages[0]["content"], "stop"
+        yield answer.text
+
+
+def test_answers_survive_a_power_cut_once_the_run_has_ended(tmp_path, monkeypatch):
+    write(tmp_path, "one", "two")
+    disk = PowerCut(monkeypatch)
+    ask = run_batch(
+        Echo(),
+        tmp_path / "prompts.jsonl",
+        Identity({}),
+        asyncio.Event(),
+        model="m",
+        options={},
+        concurrency=1,
+        count=lambda model, text: len(text),
+    )
+    assert asyncio.run(ask) == 0
+    assert len(answers(tmp_path)) == 2
+    assert disk.is_kept(tmp_path / "output.jsonl")
+    assert disk.is_kept(tmp_path / "output.settings.json")
+
+
+def test_answers_that_the_disk_does_not_keep_are_an_error_in_one_line(tmp_path, monkeypatch):
+    write(tmp_path, "one")
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
+    with pytest.raises(BatchError, match=r"output\.jsonl cannot be written: Input/output error"):
+        is_answered(tmp_path / "prompts.jsonl", Identity({}))
 
 
 def test_tokens_in_are_those_of_the_text_without_the_template(tmp_path):
