@@ -10,7 +10,7 @@ from serving.model.files import ModelFiles
 from serving.worker.config import ModelRunConfig, WorkerConfig
 from serving.worker.engine import EngineError
 from serving.worker.registry import ENGINES, make_engine
-from tests.support.commands import dynamo_run
+from tests.support.commands import dynabench, dynamo_run
 from tests.support.model import write_model
 
 BREAKS = {
@@ -97,3 +97,15 @@ def test_the_command_ends_in_that_line(broken, tmp_path, name):
 
 def test_tensorrt_llm_comes_from_nvidias_index():
     assert install("trtllm") == "pip install --extra-index-url https://pypi.nvidia.com 'tensorrt-llm>=1.0'"
+
+
+def test_a_recording_with_a_broken_vllm_says_so_too(broken, tmp_path):
+    folder = broken("vllm", "raise OSError('libtorch.so: cannot open shared object file')")
+    (tmp_path / "scenario.json").write_text('{"engine": {}, "requests": []}')
+    words = ["record", "--scenario", "scenario.json", "--out", "steps.jsonl"]
+    done = dynabench(*words, cwd=tmp_path, env={"PYTHONPATH": str(folder)})
+    assert done.returncode == 2
+    assert done.stderr.strip() == (
+        "dynabench: the Python package vllm cannot be loaded here (OSError: libtorch.so: cannot open shared object file); "
+        f"install it again with what it needs, as a build for this machine: {install('vllm')}; without a GPU: {install('record')}"
+    )
