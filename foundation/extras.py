@@ -3,6 +3,9 @@
 import shlex
 from importlib.metadata import requires
 
+INDEXES = {"trtllm": "https://pypi.nvidia.com"}
+"""By extra: where its packages come from. PyPI has only a stub of TensorRT-LLM, which fails without NVIDIA's index."""
+
 
 def install(extra: str) -> str:
     """Return the command that installs an extra's packages by their own names: on PyPI, `dynabench` is another project.
@@ -17,4 +20,5 @@ def install(extra: str) -> str:
     wanted = [name.strip() for name, _, condition in parts if condition.split() == ["extra", "==", f"'{extra}'"]]
     if not wanted:
         raise KeyError(extra)
-    return f"pip install {' '.join(map(shlex.quote, wanted))}"
+    index = ["--extra-index-url", INDEXES[extra]] if extra in INDEXES else []
+    return f"pip install {' '.join([*index, *map(shlex.quote, wanted)])}"

@@ -24,7 +24,9 @@ from dynabench.fidelity.recordings import Json, RecordingError
 from foundation.extras import install
 from foundation.files import new_file
 from foundation.text import one_line
+from serving.engines.package import require
 from serving.engines.vllm_on_cpu import keep_async_scheduling
+from serving.worker.engine import EngineError
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -70,9 +72,9 @@ def record(scenario_path: Path, out: Path) -> int:
     scenario = _read(scenario_path)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler must be in this process to be watched
     try:
-        import vllm
-    except ImportError as error:
-        raise RecordingError(f"recording needs vLLM ({error}); install it with: {install('record')}") from error
+        vllm = require("vllm", "EngineArgs", "config.KVEventsConfig", "v1.engine.llm_engine.LLMEngine")
+    except EngineError as error:
+        raise RecordingError(f"{error}; without a GPU: {install('record')}") from error
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(MODEL))
         try:
@@ -117,7 +119,7 @@ def _engine(vllm: Any, folder: str, settings: Json) -> Any:
     from vllm.v1.engine.llm_engine import LLMEngine
 
     settings = dict(settings)
-    blocks = settings.pop("num_gpu_blocks")
+    blocks = settings.pop("num_gpu_blocks", None)
     caching = settings.get("enable_prefix_caching", True)
     arguments = vllm.EngineArgs(
         model=folder,

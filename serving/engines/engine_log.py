@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 
 from foundation.text import one_line
+from serving.engines.package import ADVICE
 
 TAIL_BYTES = 256 * 1024
 CHUNK_BYTES = 64 * 1024
@@ -33,6 +34,7 @@ CONSEQUENCE = re.compile(
 SPEAKING = ("ValueError", "RuntimeError", "Exception")
 """Types that add nothing to their messages."""
 
+BROKEN = re.compile(r"ImportError|ModuleNotFoundError|cannot open shared object file")
 TOO_LITTLE = re.compile(r"less than desired|less than requested|out of ?memory|not enough memory", re.IGNORECASE)
 TOO_SMALL = re.compile(r"no available memory for the cache|max seq len", re.IGNORECASE)
 
@@ -108,7 +110,11 @@ def root_cause(messages: str) -> str | None:
 
 
 def remedy(cause: str, memory_argument: str) -> str:
-    """Return advice to append to the cause if memory is short, else an empty string."""
+    """Return advice to append to the cause if a package is broken or memory is short, else an empty string."""
+    if BROKEN.search(cause):
+        return f"; {ADVICE}"
+    if not memory_argument:
+        return ""
     where = f"{memory_argument} (after --, or in --extra-engine-args)"
     if TOO_SMALL.search(cause):
         return f"; set {where} higher or --context-length lower"

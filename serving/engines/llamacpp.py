@@ -63,7 +63,7 @@ class LlamaCpp:
 
     async def start(self, files: ModelFiles) -> None:
         """See `Engine`."""
-        llama = self._llama = require("llamacpp")
+        llama = self._llama = require("llamacpp", "llama_model_load_from_file", "llama_free")
         own = files.context_length
         length = min(self._context_length or min(own, DEFAULT_CONTEXT), own)
         self._context_arguments["n_ctx"] = self._slots * length

@@ -63,7 +63,7 @@ class MistralRs:
     async def start(self, files: ModelFiles) -> None:
         """See `Engine`."""
         os.environ.setdefault("RUST_LOG", "info" if log.isEnabledFor(logging.DEBUG) else "warn")
-        self._package = require("mistralrs")
+        self._package = require("mistralrs", "Runner", "Which", "ChatCompletionRequest")
         self._tokenizer = load(files)
         await in_thread(self._load)
 

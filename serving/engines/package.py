@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 from typing import Any
 
+from foundation.extras import install
 from foundation.text import one_line
 from serving.worker.engine import EngineError
 from serving.worker.registry import ENGINES, not_installed
@@ -11,22 +12,35 @@ from serving.worker.registry import ENGINES, not_installed
 MAX_REASON = 600
 """Characters of an engine's own words that are passed on."""
 
+ADVICE = "install it again with what it needs, as a build for this machine"
+"""The way out if a package is there but cannot be imported."""
 
-def require(name: str) -> Any:
-    """Import the package of one of `ENGINES`.
+
+def require(name: str, *parts: str) -> Any:
+    """Import the package of one of `ENGINES`; `parts` are names in it, or in its modules, that must be there too.
 
     Raises:
-        EngineError: it is not installed.
+        EngineError: it is not installed, or broken.
     """
     package = ENGINES[name].package
     try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name is not None and error.name.partition(".")[0] != package:
-            raise EngineError(f"the Python package {package} cannot be loaded here: {error}") from error
-        raise not_installed(name) from error
-    except (ImportError, OSError, RuntimeError) as error:
-        raise EngineError(f"the Python package {package} cannot be loaded here: {error}") from error
+        imported = importlib.import_module(package)
+        for part in parts:
+            module, _, attribute = part.rpartition(".")
+            getattr(importlib.import_module(f"{package}.{module}") if module else imported, attribute)
+    except Exception as error:  # it runs its own code, and that of others, which may raise anything
+        if isinstance(error, ModuleNotFoundError) and error.name == package:
+            raise not_installed(name) from error
+        raise EngineError(
+            f"the Python package {package} cannot be loaded here ({in_a_line(error)}); {ADVICE}: {install(name)}"
+        ) from error
+    return imported
+
+
+def in_a_line(error: BaseException) -> str:
+    """Return an error's type and message in one line of at most `MAX_REASON` characters."""
+    message = one_line(error, MAX_REASON)
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def require_nixl(user: str, hint: str = "") -> None:

@@ -61,7 +61,7 @@ class EngineProcesses:
             raise
         except Exception as error:
             cause = cause_of(error, await asyncio.to_thread(engine_log.last)).rstrip(".")
-            advice = remedy(cause, self._memory_argument) if self._memory_argument else ""
+            advice = remedy(cause, self._memory_argument)
             raise EngineError(f"{self._name} does not start: {cause}{advice}") from error
         if self._reaper is not None:
             self._mapped = await asyncio.to_thread(lambda: shared_memory(self._own()))

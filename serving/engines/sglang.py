@@ -78,7 +78,7 @@ class SgLang:
 
     async def start(self, files: ModelFiles) -> None:
         """See `Engine`; on a node that follows another, this returns only when that one ends."""
-        package = require("sglang")
+        package = require("sglang", "Engine")
         arguments = self._arguments | {
             "model_path": await in_thread(lambda: local_weights(self._arguments["model_path"]))
         }

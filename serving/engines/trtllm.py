@@ -82,7 +82,7 @@ class TrtLlm:
 
     async def start(self, files: ModelFiles) -> None:
         """See `Engine`."""
-        self._package = require("trtllm")
+        self._package = require("trtllm", "LLM", "SamplingParams")
         self._num_vocab = int(files.json("config.json").get("vocab_size") or 0)
         arguments = self._arguments | {"model": await in_thread(lambda: local_weights(self._arguments["model"]))}
         self._llm = await self._processes.start(lambda: call_with(self._package.LLM, arguments))

@@ -106,7 +106,9 @@ class Vllm:
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         if not logging.getLogger().isEnabledFor(logging.DEBUG):
             os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-        self._vllm = require("vllm")
+        self._vllm = require(
+            "vllm", "AsyncEngineArgs", "SamplingParams", "config.KVEventsConfig", "config.KVTransferConfig"
+        )
         arguments = self._arguments | {"model": await in_thread(lambda: local_weights(self._arguments["model"]))}
         if self._wants_events and "kv_events_config" not in arguments:
             from vllm.config import KVEventsConfig
