@@ -96,7 +96,8 @@ class EtcdDiscovery:
             await self._session.close()
             raise
         self._tasks.append(asyncio.create_task(self._keep_alive()))
-        self._tasks.append(asyncio.create_task(self.outages.follow(self._ask, UNREACHABLE, _reason)))
+        following = self.outages.follow(self._ask, UNREACHABLE, _reason, num_addresses=len(self._endpoints))
+        self._tasks.append(asyncio.create_task(following))
 
     async def put(self, key: str, value: bytes) -> None:
         """Register a key under our lease."""
@@ -382,4 +383,5 @@ def _name(kv: dict[str, str]) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    return masked(str(error)) or type(error).__name__
+    text = "no answer in time" if isinstance(error, TimeoutError) else str(error)
+    return masked(text) or type(error).__name__

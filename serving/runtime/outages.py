@@ -10,8 +10,11 @@ log = logging.getLogger(__name__)
 ASK_S = 0.5
 """How often a server is asked whether it is there."""
 
-ANSWER_S = 1.0
+ANSWER_S = 1.4
 """How long it may take to answer before it counts as away. It counts as back with its next answer."""
+
+LATE_S = 0.2
+"""How late a time-out may be. If it is later, our own process hung, and the server is asked again before it is blamed."""
 
 
 class Outages:
@@ -72,12 +75,25 @@ class Outages:
         ask: Callable[[], Awaitable[object]],
         errors: tuple[type[Exception], ...],
         reason: Callable[[Exception], str],
+        *,
+        num_addresses: int = 1,
     ) -> None:
-        """Ask it forever whether it is there; one of these errors means that it is not, for this reason."""
+        """Ask it forever whether it is there.
+
+        Args:
+            ask: asks at one address after the other, each for at most `ANSWER_S`.
+            errors: what that raises if it does not answer.
+            reason: describes such an error.
+            num_addresses: how many addresses there are.
+        """
+        late_s = num_addresses * ANSWER_S + LATE_S
         while True:
+            asked_s = monotonic()
             try:
                 await ask()
             except errors as error:
+                if monotonic() - asked_s > late_s:
+                    continue
                 self.begin(reason(error))
             else:
                 self.end()
