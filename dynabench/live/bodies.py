@@ -24,6 +24,8 @@ class Target(NamedTuple):
     api_key: str = ""
     is_ours: bool = False
     """Whether every token arrives in its own event, so that events can be checked against the usage."""
+    splits_answers: bool = False
+    """Whether parsers split chats' answers into text, reasoning and calls of tools, whose events are not tokens."""
     tokens: range = TOKENS
     """The tokens that prompts are made of."""
     has_nvext: bool = False
@@ -83,15 +85,21 @@ class Bodies:
         prompts = self._target.prompts
         return prompts == "chat" or (prompts == "text" and isinstance(request.content, list))
 
+    def has_token_events(self, request: Request) -> bool:
+        """Return whether each token of a request's answer arrives in its own event; a forced call of a tool is split."""
+        target = self._target
+        if not target.is_ours or not self.is_chat(request):
+            return target.is_ours
+        return not target.splits_answers and self._fields(request).get("tool_choice") in (None, "none", "auto")
+
     def of(self, request: Request) -> bytes:
         """Return the body of a request."""
-        target = self._target
-        own = request.extra_body or {} if target.sends_content(request) else {}
+        target, fields = self._target, self._fields(request)
+        limit = request.limit_field if request.limit_field in fields else "max_tokens"
         body: dict[str, Any] = {
-            **own,
-            **(target.extra_body or {}),
+            **fields,
             "model": target.model,
-            request.limit_field if own else "max_tokens": request.max_tokens(target.context),
+            limit: request.max_tokens(target.context),
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -104,6 +112,11 @@ class Bodies:
         if target.has_nvext:
             body["nvext"] = _object(body.get("nvext")) | self._extension(request)
         return msgspec.json.encode(body)
+
+    def _fields(self, request: Request) -> dict[str, Any]:
+        """Return the fields that the workload and the user add to a request's body."""
+        own = request.extra_body if self._target.sends_content(request) else None
+        return {**(own or {}), **(self._target.extra_body or {})}
 
     def _extension(self, request: Request) -> dict[str, Any]:
         """Return our own frontend's extra fields: the wanted reports, the session, and where the mocker's EOS is."""

@@ -128,6 +128,7 @@ class LoadGenerator:
                 start=self._start or 0.0,
                 abort=self._pool.abort,
                 on_end=self._on_end,
+                has_token_events=self._bodies.has_token_events(request),
             )
             self._open[number] = call
             self._deadlines.append((clock() + self._timeout_s, call))

@@ -244,6 +244,9 @@ async def _target(
             stack.model,
             client.prompts,
             is_ours=counts_events,
+            splits_answers=any(
+                pool.worker.tool_call_parser or pool.worker.reasoning_parser for pool in deployment.pools
+            ),
             tokens=tokens,
             has_nvext=True,
             num_prefill_workers=offset_of(deployment),

@@ -3,10 +3,10 @@
 OTHERS = {
     "CUDA_VISIBLE_DEVICES": "GPUs that engines may use. `dynabench run` and `serve` divide them among the workers.",
     "DYN_CLUSTER_TOKEN_SECRET": "In a cluster: Secret with the cluster token (default: dynabench-cluster-token).",
-    "DYN_LOG": "What is logged, in the syntax of RUST_LOG: `info,serving.routing=debug`. `-v` and `-vv` replace it.",
+    "DYN_LOG": "What is logged, in the syntax of RUST_LOG: `info,serving.routing=debug`, or `serving.routing` for all that it logs. `-v` and `-vv` replace it.",
     "DYN_SERVICE_ACCOUNT_DIR": "In a cluster: folder with the token and certificates of the pod's service account (default: Kubernetes' own).",
     "DYN_SYSTEM_PORT": "Port at which a process answers `/live` and `/health`, for the probes of a cluster (default: none).",
-    "DYN_TOKEN_ECHO_DELAY_MS": "Echo engines: pause before each token (ms; default: 10).",
+    "DYN_TOKEN_ECHO_DELAY_MS": "Echo engines: pause before each token (ms, such as 10 or 0.5; default: 10).",
     "DYNABENCH_COMPILE": "`1` while the package is installed: compile its cores. This needs a C compiler.",
     "HF_HOME": "Where models from Hugging Face are kept (default: in your home folder).",
     "HF_HUB_DISABLE_PROGRESS_BARS": "`0` shows the progress of downloads from Hugging Face (default: `1`).",

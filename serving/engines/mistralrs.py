@@ -120,6 +120,12 @@ class MistralRs:
         conditions, options = request["stop_conditions"], request["sampling_options"]
         if conditions["min_tokens"]:
             raise CallError("mistral.rs does not support min_tokens", "invalid")
+        if options.get("seed") is not None and options.get("temperature") != 0:
+            raise CallError(
+                f"seed is {options['seed']}; expected none, or temperature 0: mistral.rs has one seed for all requests, "
+                "which its worker is started with (-- --seed N, on a GPU only)",
+                "invalid",
+            )
         given = sampling(options)
         if bias := options.get("logit_bias"):
             given["logit_bias"] = {int(token): float(value) for token, value in bias.items()}

@@ -75,7 +75,8 @@ class MockEngine:
         size = self.config.block_size
         tokens = np.frombuffer(bytes(request.token_ids.data), "<u4")
         prompt = tokens[: len(tokens) - request.num_generated]
-        seed = int(request.sampling_options.get("seed") or 0)
+        options = request.sampling_options
+        seed = int(options.get("seed") or options.get("choice") or 0)
         limit = request.stop_conditions.max_tokens or self.config.max_model_len or len(tokens)
         stop_after = eos_place(request, prompt, seed)
         if asked is not None and asked.is_prefill:  # nobody reads its one token

@@ -26,7 +26,7 @@ from serving.frontend.api.messages.errors import error_body
 from serving.frontend.api.openapi import openapi
 from serving.frontend.config import FrontendConfig
 from serving.frontend.embeddings import embed
-from serving.frontend.generation.choice import start_choices
+from serving.frontend.generation.choice import start_choices, until_placed
 from serving.frontend.kept_responses import KeptResponses, Turn
 from serving.frontend.metrics import FrontendMetrics, ModelMetrics, pool_gauges
 from serving.frontend.model_info import ModelInfo, as_json
@@ -184,6 +184,8 @@ class Frontend:
             if "query_instance_id" in (prepared.extension.annotations or ()):
                 return nvext.instance_query(model, prepared.prompts[0], request_id)
             choices = start_choices(prepared, model, self._config, request_id)
+            if not all(choice.attempts.is_placed for choice in choices):
+                await unless_gone(request, until_placed(choices))
         except ApiError as error:
             metrics.count("requests", prepared.endpoint, "stream" if prepared.options.stream else "unary", "error")
             if error.status in (429, 503):

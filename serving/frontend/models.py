@@ -5,7 +5,7 @@ decode pool is paired with a prefill pool whose model has the same card checksum
 
     pools of a model        what happens to a request
     decode, prefill         prefilled by one, answered by the other
-    decode                  whole at a decode worker, unless `enforce_disagg`
+    decode                  whole at a decode worker; with `enforce_disagg`, it waits for a prefill worker
     aggregated, prefill     whole at an aggregated worker, which never reads others' KV: that needs the role decode
     decode, aggregated      as if there were no aggregated pool, until the decode pool is gone
     prefill                 no model, except for clients that direct requests (`allow_kv_transfer_params`)

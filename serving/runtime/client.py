@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import msgspec
 
+from foundation.log_levels import TRACE
 from serving.runtime.address import EndpointAddress, Instance
 from serving.runtime.messages import Call, CallError, Cancel, End, Frame, FrameError, Frames, Pause, Ping, Resume, frame
 from serving.runtime.ports import Channel, Discovery, RequestPlane, Stop, guarded
@@ -138,7 +139,7 @@ class Connection:
             stream.end = End(id, "the connection is closed", "lost")
             return stream
         self._streams[id] = stream
-        self._channel.write(frame(Call(id, target, msgspec.Raw(msgspec.msgpack.encode(request)))))
+        self._send(Call(id, target, msgspec.Raw(msgspec.msgpack.encode(request))))
         return stream
 
     def pause(self, id: int) -> None:
@@ -166,6 +167,7 @@ class Connection:
             self.close()
             return
         for step in frames:
+            log.log(TRACE, "received a frame: %d items, %d ends", len(step.items), len(step.ends))
             for id, item in zip(step.ids, step.items, strict=True):
                 stream = streams.get(id)
                 if stream is not None:
@@ -207,7 +209,9 @@ class Connection:
 
     def _send(self, command: Any) -> None:
         if not self.is_closed:
-            self._channel.write(frame(command))
+            data = frame(command)
+            log.log(TRACE, "sent %d bytes: %s", len(data), type(command).__name__)
+            self._channel.write(data)
 
     async def _ping(self) -> None:
         loop = asyncio.get_running_loop()
@@ -353,6 +357,7 @@ class Client:
                 log.debug("instance %x does not answer: %s", instance.instance_id, error)
                 await asyncio.sleep(REDIAL_S)
                 continue
+            log.debug("instance %x of %s has joined, at %s", instance.instance_id, self.address, instance.transport)
             self._connections[instance.instance_id] = connection
             if self._on_join is not None:
                 self._on_join(instance)
@@ -364,6 +369,7 @@ class Client:
         """The connection broke: act before discovery reports it, and redial while the instance is listed."""
         if self._connections.get(instance.instance_id) is not connection:
             return
+        log.debug("the connection to instance %x of %s is lost", instance.instance_id, self.address)
         del self._connections[instance.instance_id]
         if self._on_leave is not None:
             self._on_leave(instance.instance_id)
@@ -372,6 +378,7 @@ class Client:
 
     def _leave(self, key: str, instance: Instance) -> None:
         """Discovery reports it gone: send no new calls; those in progress may still finish."""
+        log.debug("instance %x of %s has left", instance.instance_id, self.address)
         if (dialing := self._dialing.pop(key, None)) is not None:
             dialing.cancel()
         connection = self._connections.pop(instance.instance_id, None)

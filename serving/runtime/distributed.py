@@ -23,7 +23,7 @@ from serving.runtime.messages import CallError
 from serving.runtime.nats import NatsPlane
 from serving.runtime.ports import Channel, Discovery, EventPlane, RequestPlane
 from serving.runtime.private_folder import socket_name
-from serving.runtime.server import GeneratorService, Service, Session, Stream
+from serving.runtime.server import Dialect, GeneratorService, Service, Session, Stream
 from serving.runtime.sockets import SocketPlane
 from serving.runtime.stopping import stop_on_signals, to_its_end
 from serving.runtime.zeromq import ZeroMqPlane
@@ -55,6 +55,8 @@ class DistributedRuntime:
         """Set once the process was asked to stop."""
         self._drain_s = drain_s
         self._token = token
+        self.dialects: dict[EndpointAddress, Dialect] = {}
+        """Of the handlers given to `serve_endpoint`, where they do not take what travels."""
         self._services: dict[str, Service] = {}
         self._sessions: set[Session] = set()
         self._clients: list[Client] = []
@@ -91,6 +93,7 @@ class DistributedRuntime:
         except BaseException:
             await discovery.close()
             raise
+        log.debug("this is instance %x; %s", instance_id, config.describe())
         return cls(instance_id, discovery, requests, events, drain_s=drain_s, stopping=stopping, token=token)
 
     def namespace(self, name: str) -> "Namespace":
@@ -120,6 +123,7 @@ class DistributedRuntime:
 
     async def register(self, key: str, value: bytes) -> None:
         """Put a key into discovery until this process stops accepting work."""
+        log.debug("registers %s in discovery", key)
         self._keys.append(key)
         await self.discovery.put(key, value)
 
@@ -158,6 +162,7 @@ class DistributedRuntime:
             released: waits for what others may still ask of this process, until the same deadline.
         """
         for key in self._keys:
+            log.debug("removes %s from discovery", key)
             try:
                 await self.discovery.delete(key)
             except Exception:  # discovery may be away; the lease will run out
@@ -241,9 +246,10 @@ class Endpoint(NamedTuple):
         Args:
             handler: called with the request, and with a `Context` if it takes a second argument.
         """
-        await self.runtime.serve(self.address, GeneratorService(handler))
-        await self.runtime.stopping.wait()
-        await self.runtime.drain()
+        runtime, address = self.runtime, self.address
+        await runtime.serve(address, GeneratorService(handler, lambda: runtime.dialects.get(address)))
+        await runtime.stopping.wait()
+        await runtime.drain()
 
     async def client(self) -> Client:
         """Return a client of this endpoint."""

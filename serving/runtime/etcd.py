@@ -20,6 +20,7 @@ import aiohttp
 
 from serving.runtime.config import RuntimeConfig, masked
 from serving.runtime.ports import OnChange, RuntimeUnavailableError, Stop, guarded
+from serving.runtime.tls import context
 
 log = logging.getLogger(__name__)
 
@@ -63,14 +64,21 @@ class EtcdDiscovery:
     """See the module."""
 
     def __init__(self, config: RuntimeConfig) -> None:
+        """Prepare to connect.
+
+        Raises:
+            RuntimeUnavailableError: no server is named, or a file cannot be used.
+        """
         self._ttl_s = config.lease_ttl_s
         self._endpoints = [_url(endpoint) for endpoint in config.etcd_endpoints.split(",") if endpoint.strip()]
         self._user = (config.etcd_username, config.etcd_password) if config.etcd_username else None
+        if not self._endpoints:
+            raise RuntimeUnavailableError(
+                f"ETCD_ENDPOINTS (--etcd-endpoints) is {config.etcd_endpoints!r}; expected addresses such as http://HOST:2379"
+            )
         self._ssl: ssl.SSLContext | bool = True
         if config.etcd_ca or config.etcd_client_cert:
-            self._ssl = ssl.create_default_context(cafile=config.etcd_ca or None)
-            if config.etcd_client_cert:
-                self._ssl.load_cert_chain(config.etcd_client_cert, config.etcd_client_key or None)
+            self._ssl = context("etcd", config.etcd_ca, config.etcd_client_cert, config.etcd_client_key)
         self._keys: dict[str, bytes] = {}
         self._unsent: set[str] = set()
         self._lease = 0

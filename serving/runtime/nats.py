@@ -12,11 +12,11 @@ from collections.abc import Callable
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from serving.runtime.config import RuntimeConfig
+from serving.runtime.config import RuntimeConfig, masked
 from serving.runtime.jetstream import DurableEvents, unsubscribe
 from serving.runtime.nats_channel import NatsChannel
 from serving.runtime.nats_connection import NatsConnection
-from serving.runtime.ports import Channel, ChannelEnd, Stop
+from serving.runtime.ports import Channel, ChannelEnd, RuntimeUnavailableError, Stop
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +42,16 @@ class NatsPlane:
         """Connect, and keep reconnecting whenever the server goes away.
 
         Raises:
-            RuntimeUnavailableError: no server answers, or it refuses us.
+            RuntimeUnavailableError: no server answers, or it refuses us, or it runs without JetStream.
         """
         await self.connection.connect(self._config)
         self._durable = DurableEvents(self._client)
+        if not await self._durable.is_enabled():
+            await self.close()
+            raise RuntimeUnavailableError(
+                f"NATS at {masked(self._config.nats_server)} has no JetStream, which events need; start it with -js "
+                "(nats-server -js), or enable it for this account"
+            )
         await self._client.subscribe(f"{self._home}.>", cb=self._on_message)
 
     async def listen(self, accept: Accept) -> str:

@@ -2,9 +2,7 @@
 
 import asyncio
 import logging
-import ssl
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from nats.aio.client import Client
@@ -12,6 +10,7 @@ from nats.errors import Error as NatsError
 
 from serving.runtime.config import RuntimeConfig, masked
 from serving.runtime.ports import RuntimeUnavailableError
+from serving.runtime.tls import check_readable, context
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +38,9 @@ class NatsConnection:
         Raises:
             RuntimeUnavailableError: no server answers, or it refuses us, or a file cannot be read.
         """
-        for file in (config.nats_credentials, config.nats_ca):
-            _check_readable(file)
+        credentials = _credentials(config)
         try:
-            await self._connect(config)
+            await self._connect(config, credentials)
         except (TimeoutError, NatsError, OSError, ValueError) as error:
             raise RuntimeUnavailableError(
                 f"NATS does not answer at {masked(config.nats_server)} ({masked(str(error)) or type(error).__name__}); "
@@ -85,7 +83,7 @@ class NatsConnection:
             pass  # nobody is there to receive it
         await self.client.close()
 
-    async def _connect(self, config: RuntimeConfig) -> None:
+    async def _connect(self, config: RuntimeConfig, credentials: dict[str, Any]) -> None:
         connecting = self.client.connect(
             [server.strip() for server in config.nats_server.split(",")],
             error_cb=self._on_error,
@@ -95,7 +93,7 @@ class NatsConnection:
             connect_timeout=3,
             ping_interval=PING_S,  # type: ignore[arg-type]
             skip_subject_validation=True,
-            **_credentials(config),
+            **credentials,
         )
         # With unlimited attempts the first connection would be retried forever too: give up on that one.
         await asyncio.wait_for(connecting, 5)
@@ -121,24 +119,20 @@ class NatsConnection:
         self._tell_reconnected()
 
 
-def _check_readable(file: str) -> None:
-    """Refuse a file that the client would find unreadable only later, as a server that does not answer."""
-    try:
-        if file:
-            Path(file).read_bytes()
-    except OSError as error:
-        raise RuntimeUnavailableError(f"{file} cannot be read ({error.strerror}); expected a file for NATS") from error
-
-
 def _credentials(config: RuntimeConfig) -> dict[str, Any]:
-    """Return the client's options for authentication."""
+    """Return the client's options for authentication.
+
+    Raises:
+        RuntimeUnavailableError: a file cannot be read, or is not a certificate.
+    """
     options: dict[str, Any] = {}
     if config.nats_username:
         options |= {"user": config.nats_username, "password": config.nats_password}
     if config.nats_token:
         options["token"] = config.nats_token
     if config.nats_credentials:
+        check_readable(config.nats_credentials, "NATS")
         options["user_credentials"] = config.nats_credentials
     if config.nats_ca:
-        options["tls"] = ssl.create_default_context(cafile=config.nats_ca)
+        options["tls"] = context("NATS", config.nats_ca)
     return options

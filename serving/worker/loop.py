@@ -4,14 +4,17 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from serving.model.files import BYTES_CONTEXT, ModelFiles
 from serving.model.template import ChatTemplate
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
+from serving.runtime.server import Service, Stream
 from serving.runtime.stopping import until_stopped
 from serving.supervision.process import report_ready
 from serving.worker.config import WorkerConfig
-from serving.worker.engine import Engine, HoldingEngine, TransferringEngine
+from serving.worker.engine import Engine, HoldingEngine, RegisteredEngine, TransferringEngine
 from serving.worker.kv_events import KvEventPublisher, serve_snapshots
 from serving.worker.load_reports import LoadReport, LoadReporter
 from serving.worker.registration import register_llm
@@ -56,6 +59,8 @@ async def serve_engine(
 async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engine, default_name: str) -> None:
     files = await asyncio.to_thread(ModelFiles.read, worker.model_path, worker.model_config)
     ChatTemplate(files)  # fail now: a frontend could only reject it later, again and again
+    for call in engine.calls:
+        log.debug("starts the engine: %s", call)
     if isinstance(engine, TransferringEngine) and engine.needs_token:
         engine.transfer_with(await runtime.cluster_token())
     if not await until_stopped(runtime.stopping, engine.start(files)):
@@ -90,7 +95,9 @@ async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engi
         tool_call_parser=worker.tool_call_parser or traits.tool_call_parser,
         reasoning_parser=worker.reasoning_parser,
     )
-    await runtime.serve(address, engine.service)
+    if isinstance(engine, RegisteredEngine):
+        engine.registered_as(card)
+    await runtime.serve(address, _logged(engine.service) if log.isEnabledFor(logging.DEBUG) else engine.service)
     report_ready(f"{runtime.instance_id:x}")
     log.info("serving %s at %s", card.name, address)
     try:
@@ -105,6 +112,18 @@ async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engi
         await asyncio.gather(reports.close(), *(publisher.close() for publisher in publishers))
     if isinstance(outcome, BaseException):
         raise outcome
+
+
+def _logged(service: Service) -> Service:
+    """Return a service that logs each request before it serves it."""
+
+    def serve(request: msgspec.Raw, stream: Stream) -> None:
+        asked = msgspec.msgpack.decode(request)
+        name = asked.get("request_id") if isinstance(asked, dict) else None
+        log.debug("call %d asks the engine to serve %s", stream.id, name or "a request without an id")
+        service(request, stream)
+
+    return serve
 
 
 def _reporter(

@@ -15,6 +15,7 @@ from serving.model.watch import present_cards
 from serving.router import StepCosts, check_registered_mode
 from serving.runtime.distributed import DistributedRuntime, Endpoint
 from serving.runtime.server import GeneratorService
+from serving.worker.own_engines import dialect
 
 
 async def register_llm(
@@ -40,6 +41,9 @@ async def register_llm(
     reasoning_parser: str = "",
 ) -> ModelCard:
     """Announce on the network which model an endpoint serves; frontends then offer it.
+
+    A function given to the endpoint's `serve_endpoint` then gets requests for `ModelType.Backend` in full, with every
+    name that Dynamo's requests have.
 
     Args:
         model_type: the kind of requests that the engine takes.
@@ -105,6 +109,8 @@ async def register_llm(
         created=int(time.time()),
     )
     await _check_alike(runtime, card)
+    if model_type is ModelType.Backend:
+        runtime.dialects[address] = dialect(card)
     await runtime.serve(files_address(address), GeneratorService(files.send), is_public=False)
     await runtime.register(card.key, msgspec.json.encode(card))
     return card

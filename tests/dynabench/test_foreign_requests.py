@@ -201,7 +201,9 @@ def test_what_was_sent_with_other_fields_or_headers_has_another_identity():
 
     made = identity(header=("x: a",), extra_body='{"seed": 1}')
     assert made == identity(header=("x: b",), extra_body='{"seed": 1}')  # a key may be renewed
-    assert "client.header was x: *** and is y: ***" in identity(header=("y: a",), extra_body='{"seed": 1}').difference(made)
+    assert "client.header was x: *** and is y: ***" in identity(header=("y: a",), extra_body='{"seed": 1}').difference(
+        made
+    )
     assert "client.extra_body was" in identity(header=("x: a",), extra_body='{"seed": 2}').difference(made)
 
 

@@ -109,14 +109,19 @@ class Answer:
                 return ""
             yield
 
-    def space(self) -> Script[None]:
-        """Read white space."""
+    def space(self) -> Script[str]:
+        """Read white space, and return it."""
+        return self.all_of(SPACE)
+
+    def all_of(self, pattern: re.Pattern[str]) -> Script[str]:
+        """Read as long as characters match, and return them; the pattern matches any number of them."""
+        pieces: list[str] = []
         while True:
             text, at = yield from self.unread()
-            end = SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
-            self.take(end)
+            end = pattern.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+            pieces.append(self.take(end))
             if end < len(text) or end == at:
-                return
+                return "".join(pieces)
 
     # What is made of it.
 

@@ -7,6 +7,7 @@ from serving.model.parsers.call_format import CallFormat
 from serving.model.parsers.harmony import Harmony
 from serving.model.parsers.header_calls import HeaderCalls
 from serving.model.parsers.json_calls import JsonCalls
+from serving.model.parsers.python_calls import PythonCalls
 from serving.model.parsers.tag_calls import TagCalls
 from serving.model.parsers.thoughts import Thoughts
 
@@ -122,6 +123,7 @@ CALLS: Mapping[str, CallFormat] = {
     "jamba": _in_array,
     "hunyuan_a13b": _in_array,
     "phi4_mini_json": JsonCalls(starts=("functools",), is_array=True),
+    "xlam": JsonCalls(starts=("<tool_call>", "```json"), ends=("</tool_call>", "```"), bare="[", is_array=True),
     "internlm": JsonCalls(starts=("<|action_start|><|plugin|>",), ends=("<|action_end|>",), key="parameters"),
     "deepseek_v3": _deepseek_v3,
     "deepseek_v31": _deepseek_v31,
@@ -136,6 +138,9 @@ CALLS: Mapping[str, CallFormat] = {
     "glm47": _glm,
     "minimax_m2": _minimax,
     "step3": _step,
+    "pythonic": PythonCalls(),
+    "llama4_pythonic": PythonCalls(start="<|python_start|>", end="<|python_end|>"),
+    "olmo3": PythonCalls(start="<function_calls>", end="</function_calls>", has_lines=True),
     "openai": Harmony(),
 }
 

@@ -33,6 +33,11 @@ class JsonCalls:
         """The texts that may be the start of calls."""
         return self.starts + ((self.bare,) if self.bare else ())
 
+    @property
+    def _stops(self) -> tuple[str, ...]:
+        """Return what ends faulty arguments."""
+        return (*self.ends, *(start for start in self.starts if not any(end in start for end in self.ends)))
+
     def read(self, answer: Answer, types: ToolTypes) -> Script[None]:
         """Read calls, or what looked like their start."""
         answer.hold()
@@ -40,9 +45,9 @@ class JsonCalls:
         yield from answer.space()
         text, at = yield from answer.unread()
         if text.startswith("[", at):
-            yield from read_array(answer, self.starts + self.ends)
+            yield from read_array(answer, self._stops)
         else:
-            yield from read_call(answer, self.starts + self.ends)
+            yield from read_call(answer, self._stops)
         yield from self._close(answer)
 
     def _close(self, answer: Answer) -> Script[None]:
@@ -58,7 +63,7 @@ class JsonCalls:
         """Return the text in which a model makes these calls."""
         objects = [f'{{"name": {json.dumps(name)}, "{self.key}": {arguments}}}' for name, arguments in calls]
         start = self.starts[0] if self.starts and not self.bare else ""
-        end = self.ends[0] if self.ends else ""
+        end = self.ends[0] if self.ends and not self.bare else ""
         if self.is_array:
             return f"{start}[{', '.join(objects)}]{end}"
         return (self.between or "\n").join(f"{start}{text}{end}" for text in objects)

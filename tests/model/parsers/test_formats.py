@@ -150,11 +150,11 @@ def test_kimi_names_its_calls():
 
 
 def test_mistral_writes_an_array_or_names():
-    expected = [CallStart("look_up"), Arguments('{"text": "a"}'), CallStart("other-1"), Arguments("{}")]
+    expected = [CallStart("look_up"), Arguments('{"text": "a"}'), CallStart("other_1"), Arguments("{}")]
     for text in (
-        '[TOOL_CALLS]look_up{"text": "a"}[TOOL_CALLS]other-1{}',
-        '[TOOL_CALLS]look_up[ARGS]{"text": "a"}[TOOL_CALLS]other-1[ARGS]{}',
-        '[TOOL_CALLS] [{"name": "look_up", "arguments": {"text": "a"}}, {"name": "other-1", "arguments": {}}]',
+        '[TOOL_CALLS]look_up{"text": "a"}[TOOL_CALLS]other_1{}',
+        '[TOOL_CALLS]look_up[ARGS]{"text": "a"}[TOOL_CALLS]other_1[ARGS]{}',
+        '[TOOL_CALLS] [{"name": "look_up", "arguments": {"text": "a"}}, {"name": "other_1", "arguments": {}}]',
     ):
         assert parse(text, "mistral") == expected
 

@@ -1,6 +1,8 @@
 """Names of formats, where users and other versions give them."""
 
 import asyncio
+import re
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +40,12 @@ def test_a_model_is_not_registered_with_an_unknown_parser():
     registered = register_llm(ModelType.Backend, Nowhere(), "", "m", tool_call_parser="nope")
     with pytest.raises(ModelError, match="tool_call_parser 'nope' is unknown"):
         asyncio.run(registered)
+
+
+def test_the_page_on_engines_has_every_name():
+    page = (Path(__file__).parents[3] / "docs" / "engines.md").read_text()
+    section = page.split("\n## Tool calls and reasoning\n")[1].split("\n## ")[0]
+    _, calls, reasoning = section.split("parser` |")
+    for table, names in ((calls, TOOL_CALL_PARSERS), (reasoning, REASONING_PARSERS)):
+        rows = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| ")]
+        assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == list(names)

@@ -23,7 +23,7 @@ from tests.model.parsers.texts import (
 )
 
 places = strategies.lists(strategies.integers(0, 400))
-quickly = settings(max_examples=60, deadline=None)
+quickly = settings(max_examples=30, deadline=None)
 
 
 @pytest.mark.parametrize("name", FORMATS)

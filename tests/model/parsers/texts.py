@@ -19,7 +19,7 @@ PROPERTIES = {
 }
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": PROPERTIES}}}
-    for name in ("look_up", "files.write", "other-1")
+    for name in ("look_up", "files.write", "other_1")
 ]
 
 safe_texts = strategies.text(strategies.characters(codec="utf-8", exclude_characters="<[｜\r")).filter(
@@ -36,7 +36,7 @@ values = {
 }
 arguments = strategies.fixed_dictionaries({}, optional=values).map(lambda found: json.dumps(found, ensure_ascii=False))
 calls = strategies.lists(
-    strategies.tuples(strategies.sampled_from(["look_up", "files.write", "other-1"]), arguments), min_size=1
+    strategies.tuples(strategies.sampled_from(["look_up", "files.write", "other_1"]), arguments), min_size=1
 )
 
 CALLS = [("look_up", '{"text": "a\\n\\"b\\"", "count": 3, "list": [1, {"x": null}]}'), ("files.write", "{}")]
