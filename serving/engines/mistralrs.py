@@ -79,7 +79,7 @@ class MistralRs:
         reading = loop.run_in_executor(self._threads, work)
         try:
             while (item := await inbox.get()) is not None:
-                if isinstance(item, Exception):
+                if isinstance(item, BaseException):
                     raise CallError(str(item), "invalid" if isinstance(item, ValueError) else "engine") from item
                 yield item
         finally:
@@ -153,7 +153,7 @@ class MistralRs:
                     return  # dropping the iterator stops the engine's work
                 push(self._item(chunk))
             push(None)
-        except Exception as error:
+        except BaseException as error:  # a panic of its Rust code is no Exception
             push(error)
 
     def _item(self, chunk: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import runpy
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,8 +78,10 @@ class OwnEngine:
         )
         self.service = GeneratorService(self.generate, lambda: self._dialect)
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=self._path.name, daemon=True)
         self._dialect: Dialect | None = None
+        self._thread = threading.Thread(target=self._run_loop, name=self._path.name, daemon=True)
+        self._ended: Future[BaseException | None] = Future()  # with what ended the loop
+        self._ended.set_running_or_notify_cancel()  # who stops waiting for it does not cancel it
         self._function: Callable[[dict[str, Any]], AsyncIterator[Any]]
 
     async def start(self, files: ModelFiles) -> None:
@@ -116,7 +119,9 @@ class OwnEngine:
 
     async def failed(self) -> None:
         """See `Engine`."""
-        await asyncio.Event().wait()
+        error = await asyncio.wrap_future(self._ended)
+        why = "it was stopped" if error is None else f"{type(error).__name__}: {error}"
+        raise EngineError(f"the event loop of {self._path} has ended, so nothing is answered any more ({why})")
 
     async def close(self) -> None:
         """See `Engine`."""
@@ -124,6 +129,15 @@ class OwnEngine:
             self._loop.call_soon_threadsafe(self._loop.stop)
         else:
             self._loop.close()
+
+    def _run_loop(self) -> None:
+        """Run the engine's loop, which ends if one of its tasks exits or stops it."""
+        error: BaseException | None = None
+        try:
+            self._loop.run_forever()
+        except BaseException as raised:
+            error = raised
+        self._ended.set_result(error)
 
     def _run_file(self) -> None:
         sys.argv = self._argv

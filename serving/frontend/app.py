@@ -5,7 +5,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -35,8 +35,10 @@ from serving.frontend.passthrough import hand_through
 from serving.frontend.preprocess import Embeddable, HandedThrough, Prepared
 from serving.frontend.request import RequestReader, unless_gone
 from serving.frontend.response import BEGUN, CompletionResponse
-from serving.runtime.client import ReplyStream
+from serving.frontend.server_metrics import server_counts, server_metrics
+from serving.runtime.connection import ReplyStream
 from serving.runtime.messages import CallError
+from serving.runtime.outages import Outages
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +55,21 @@ Siblings = Callable[[], Awaitable[list[dict[str, Any]]]]
 class Frontend:
     """The handlers."""
 
-    def __init__(self, models: Models, config: FrontendConfig, siblings: Siblings | None = None) -> None:
+    def __init__(
+        self,
+        models: Models,
+        config: FrontendConfig,
+        siblings: Siblings | None = None,
+        outages: Sequence[Outages] = (),
+    ) -> None:
+        """Prepare to answer.
+
+        Args:
+            models: what is served.
+            config: our settings.
+            siblings: asks the other processes on our port for their counts (none: we are alone).
+            outages: of the servers that we need.
+        """
         self.is_draining = False
         self.metrics = FrontendMetrics()
         self.reader = RequestReader(models, config, self.metrics)
@@ -62,6 +78,7 @@ class Frontend:
         self._models = models
         self._config = config
         self._siblings = siblings
+        self._outages = outages
         self.kept = KeptResponses(config)
         self._responses: set[CompletionResponse] = set()
         self._handed_through: set[ReplyStream] = set()
@@ -103,7 +120,7 @@ class Frontend:
         return as_json(_describe(self.reader.find(request.path_params["name"])))
 
     async def health(self, request: Request) -> Response:
-        """GET /health: whether requests can be served."""
+        """GET /health: whether requests can be served, and what they would need that is away."""
         models = self._models.all()
         pools = self._models.pools()
         endpoints = sorted({str(pool.card.address) for pool in pools})
@@ -116,12 +133,20 @@ class Frontend:
             for pool in pools
             for id in sorted({rank.instance_id for rank in pool.ranks()})
         ]
-        facts = {"endpoints": endpoints, "instances": instances}
+        away = [outages for outages in self._outages if outages.is_away]
+        facts = {
+            "endpoints": endpoints,
+            "instances": instances,
+            **({"away": [each.name for each in away]} if away else {}),
+        }
         if self.is_draining:
             return as_json({"status": "not_ready", "stage": "draining", **facts}, 503)
         if not any(model.routing.num_ranks for model in models):
-            message = "; ".join(["No endpoints available", *self._models.absences()])
+            message = "; ".join(["No endpoints available", *self._models.absences(), *map(str, away)])
             return as_json({"status": "unhealthy", "message": message, **facts}, 503)
+        if away:
+            code = 503 if any(outages.carries_requests for outages in away) else 200
+            return as_json({"status": "degraded", "message": "; ".join(map(str, away)), **facts}, code)
         return as_json({"status": "healthy", **facts})
 
     async def live(self, request: Request) -> Response:
@@ -132,13 +157,15 @@ class Frontend:
         """GET /metrics."""
         others = await self._siblings() if self._siblings is not None else []
         self.metrics.keep_workers(self._models.instances())
-        body = self.metrics.exposition(others, pool_gauges(self._models))
+        servers = server_metrics([server_counts(self._outages), *(other["servers"] for other in others)])
+        models = (other["models"] for other in others)
+        body = self.metrics.exposition(models, [*pool_gauges(self._models), *servers])
         return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     def state(self) -> dict[str, Any]:
         """Return what this process has counted, for another process that serves /metrics."""
         self.metrics.keep_workers(self._models.instances())
-        return self.metrics.state()
+        return {"models": self.metrics.state(), "servers": server_counts(self._outages)}
 
     def end_all(self) -> None:
         """End all answers with an error: the process exits before they are done."""

@@ -93,7 +93,7 @@ async def serve_frontend(
     runtime: DistributedRuntime, config: FrontendConfig, models: Models, listener: socket.socket
 ) -> None:
     """Serve HTTP until the process is asked to end; then let requests in progress finish."""
-    frontend = Frontend(models, config, await _siblings(runtime))
+    frontend = Frontend(models, config, await _siblings(runtime), runtime.outages)
     await _count_for_siblings(runtime, frontend)
     await models.start()
     limits = Limits(unread_timeout_s=config.write_timeout_s)

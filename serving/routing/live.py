@@ -14,7 +14,7 @@ from serving.router.router import NoWorkersError
 from serving.routing.following import Following, Rank, WorkerTraits
 from serving.routing.peers import Peers
 from serving.runtime.address import EndpointAddress
-from serving.runtime.client import ReplyStream
+from serving.runtime.connection import ReplyStream
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import CallError
 from serving.worker.load_reports import LoadReport

@@ -11,6 +11,7 @@ from nats.errors import Error as NatsError
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
 from nats.js.errors import NotFoundError, ServiceUnavailableError
 
+from serving.runtime.outages import Outages
 from serving.runtime.ports import Stop
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,8 @@ MAX_EVENT_AGE_S = 3600.0
 class DurableEvents:
     """Publishes and receives events over one NATS connection."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, outages: Outages) -> None:
+        self._outages = outages
         self.jetstream = client.jetstream()
         self.consumers: list[_Consumer] = []
         self._has_stream = False
@@ -58,9 +60,10 @@ class DurableEvents:
                 await self.ensure_stream()
                 await self.jetstream.publish(DURABLE + subject, data, timeout=2)
             except (TimeoutError, NatsError) as error:
-                if not is_late:
+                self._has_stream = False
+                if not is_late and not self._outages.is_away:  # that has been logged
                     log.warning("events on %s wait until JetStream accepts them: %s", subject, error)
-                is_late, self._has_stream = True, False
+                    is_late = True
                 await asyncio.sleep(RETRY_S)
             else:
                 return

@@ -32,7 +32,8 @@ class NatsPlane:
     def __init__(self, config: RuntimeConfig, instance_id: int) -> None:
         self._config = config
         self._home = f"dyn.process.{instance_id:x}"
-        self.connection = NatsConnection(self._on_reconnected)
+        self.connection = NatsConnection(config, self._home, self._on_reconnected)
+        self.outages = self.connection.outages
         self._client = self.connection.client
         self._durable: DurableEvents | None = None
         self._channels: dict[str, NatsChannel] = {}
@@ -44,8 +45,8 @@ class NatsPlane:
         Raises:
             RuntimeUnavailableError: no server answers, or it refuses us, or it runs without JetStream.
         """
-        await self.connection.connect(self._config)
-        self._durable = DurableEvents(self._client)
+        await self.connection.connect()
+        self._durable = DurableEvents(self._client, self.outages)
         if not await self._durable.is_enabled():
             await self.close()
             raise RuntimeUnavailableError(
@@ -58,6 +59,10 @@ class NatsPlane:
         """Accept channels; return the address to dial."""
         self._accept = accept
         return f"nats:{self._home}"
+
+    async def stop_listening(self) -> None:
+        """Accept no more channels; those that are open stay open."""
+        self._accept = None
 
     async def dial(self, address: str, accept: Accept) -> Channel:
         """Open a channel."""

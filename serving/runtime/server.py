@@ -25,7 +25,7 @@ from serving.runtime.messages import (
     as_list,
     frame,
 )
-from serving.runtime.ports import Channel
+from serving.runtime.ports import Channel, guarded
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +209,7 @@ class Session:
         self._sessions.discard(self)
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            stream.cancel()
+            guarded(stream.cancel, "a cancelled call")()  # by an engine that may have failed
 
     def end_all(self, error: str, kind: str) -> None:
         """End every call with an error."""
@@ -217,6 +217,11 @@ class Session:
             stream.cancel()
             self.finish(stream.id, End(stream.id, error, kind))
         self.flush()
+
+    def hang_up(self) -> None:
+        """Close the channel, which ends every call: nobody here will answer them."""
+        self.flush()
+        self._channel.close()
 
     def _start(self, call: Call) -> None:
         log.debug("call %d of %s, with a request of %d bytes", call.id, call.target, len(memoryview(call.request)))

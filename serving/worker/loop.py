@@ -11,7 +11,7 @@ from serving.model.template import ChatTemplate
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.server import Service, Stream
-from serving.runtime.stopping import until_stopped
+from serving.runtime.stopping import cancel_all, until_stopped
 from serving.supervision.process import report_ready
 from serving.worker.config import WorkerConfig
 from serving.worker.engine import Engine, HoldingEngine, RegisteredEngine, TransferringEngine
@@ -101,17 +101,37 @@ async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engi
     report_ready(f"{runtime.instance_id:x}")
     log.info("serving %s at %s", card.name, address)
     try:
-        waiting = until_stopped(runtime.stopping, engine.failed())
-        [outcome] = await asyncio.gather(waiting, return_exceptions=True)
-        if runtime.num_streams:
-            log.info("waiting for requests in progress (%d); a second signal stops at once", runtime.num_streams)
-        is_well = not isinstance(outcome, BaseException)
-        # Even if the engine failed: no request should be sent to it while it is taken down.
-        await runtime.drain(engine.released if is_well and isinstance(engine, HoldingEngine) else None)
+        await _serve_until_over(runtime, engine)
     finally:
         await asyncio.gather(reports.close(), *(publisher.close() for publisher in publishers))
-    if isinstance(outcome, BaseException):
-        raise outcome
+
+
+async def _serve_until_over(runtime: DistributedRuntime, engine: Engine) -> None:
+    """Wait until the process is asked to end, and drain; if the engine fails before that is over, leave at once.
+
+    Raises:
+        EngineError: the engine has failed for good.
+    """
+    failing, draining = (
+        asyncio.ensure_future(engine.failed()),
+        asyncio.ensure_future(_drain_when_asked(runtime, engine)),
+    )
+    try:
+        await asyncio.wait([failing, draining], return_when=asyncio.FIRST_COMPLETED)
+        if failing.done():  # its requests will never end: their callers should look elsewhere before it is taken down
+            await cancel_all(draining)
+            await runtime.abandon()
+            await failing
+        await draining
+    finally:
+        await cancel_all(failing, draining)
+
+
+async def _drain_when_asked(runtime: DistributedRuntime, engine: Engine) -> None:
+    await runtime.stopping.wait()
+    if runtime.num_streams:
+        log.info("waiting for requests in progress (%d); a second signal stops at once", runtime.num_streams)
+    await runtime.drain(engine.released if isinstance(engine, HoldingEngine) else None)
 
 
 def _logged(service: Service) -> Service:

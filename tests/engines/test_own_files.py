@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 
@@ -262,3 +263,26 @@ def test_it_serves_http_until_asked_to_end(tmp_path):
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize(
+    ("way_out", "why"),
+    [("sys.exit(3)", "SystemExit: 3"), ("asyncio.get_running_loop().stop()", "it was stopped")],
+)
+def test_an_engine_that_ends_its_loop_has_failed(tmp_path, way_out, why):
+    source = f"""
+import asyncio, sys
+
+async def generate(request):
+    {way_out}
+    yield {{}}
+"""
+    made = engine(tmp_path, source)
+
+    async def talk():
+        asked = asyncio.create_task(anext(made.generate({})))
+        with pytest.raises(EngineError, match=re.escape(why)):
+            await made.failed()
+        asked.cancel()
+
+    with_engine(made, talk)

@@ -16,7 +16,7 @@ from serving.frontend.preprocess import Prompt
 from serving.life import DisaggregationConfig, Life
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
 from serving.routing.stages import Stages
-from serving.runtime.client import ReplyStream
+from serving.runtime.connection import ReplyStream
 from serving.runtime.messages import CallError, End
 from serving.worker.protocol import StopConditions
 from tests.support.waiting import in_time

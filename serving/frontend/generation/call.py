@@ -10,7 +10,7 @@ import numpy as np
 from serving.frontend.generation.output import Output
 from serving.frontend.preprocess import Prompt
 from serving.routing.live import Placement, Routing
-from serving.runtime.client import ReplyStream
+from serving.runtime.connection import ReplyStream
 from serving.runtime.messages import End, pack_u32, pack_u64
 from serving.worker.protocol import PreprocessedRequest, StopConditions
 
