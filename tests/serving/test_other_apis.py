@@ -237,3 +237,23 @@ def test_a_frontend_that_keeps_no_responses_refuses_to_continue_one(settings):
 def test_a_key_may_come_as_anthropics_clients_send_it(headers, passes):
     error = Admission(FrontendConfig(api_key="secret")).refusal("POST", headers, num_open=0, is_draining=False)
     assert (error is None) == passes
+
+
+def test_a_models_own_template_and_tokenizer_serve_both_apis(tiny, tiny_client):
+    first = tiny_client.responses.create(model="tiny", input="hi", instructions="Be brief.", max_output_tokens=4)
+    assert (first.usage.output_tokens, first.instructions, first.max_output_tokens) == (4, "Be brief.", 4)
+    second = tiny_client.responses.create(
+        model="tiny", input="go on", previous_response_id=first.id, max_output_tokens=4
+    )
+    assert second.usage.input_tokens > 4
+    with anthropic.Anthropic(base_url=tiny.url, api_key="none", max_retries=0) as client:
+        asked = {"model": "tiny", "messages": _said("hi"), "tools": [TOOL]}
+        usage = client.messages.create(**asked, max_tokens=4).usage
+        count = client.messages.count_tokens(**asked).input_tokens
+    assert count == usage.input_tokens + usage.cache_read_input_tokens > 0
+
+
+def test_a_large_conversation_is_prepared_elsewhere_and_goes_on(responses):
+    first = responses.create(model="agent", input=_said("\n" * 100_000) + _said("Hi."))
+    assert first.output_text == "Hi."
+    assert responses.create(model="agent", input="Go on.", previous_response_id=first.id).output_text == "Go on."
