@@ -35,7 +35,6 @@ class Target(NamedTuple):
     """The number of workers that only prefill; workers that answer are numbered after them."""
     context: int | None = None
     """The most tokens of one request that the model supports, if known."""
-
     extra_headers: dict[str, str] | None = None
     """Further headers of requests, by lower-case name."""
     extra_body: dict[str, Any] | None = None
@@ -55,10 +54,6 @@ class Target(NamedTuple):
         """How its certificate is checked, None if connections are not encrypted."""
         return tls_context(self.url, ca_file=self.ca_file, insecure=self.insecure)
 
-    def sends_content(self, request: Request) -> bool:
-        """Return whether a request's own text is sent, and the fields of its body with it, not only as many tokens."""
-        return sends_content(request, self.prompts)
-
     def masked(self, said: str) -> str:
         """Return what a server said without the secrets that it repeats."""
         words = [word for value in (self.api_key, *(self.extra_headers or {}).values()) for word in value.split()]
@@ -68,7 +63,7 @@ class Target(NamedTuple):
 
 
 def sends_content(request: Request, prompts: str) -> bool:
-    """Return whether a request's own text is sent if prompts are sent in this way."""
+    """Return whether a request's own text is sent, and its body's fields with it, if prompts are sent in this way."""
     return request.content is not None and prompts != "tokens"
 
 
@@ -115,7 +110,7 @@ class Bodies:
 
     def _fields(self, request: Request) -> dict[str, Any]:
         """Return the fields that the workload and the user add to a request's body."""
-        own = request.extra_body if self._target.sends_content(request) else None
+        own = request.extra_body if sends_content(request, self._target.prompts) else None
         return {**(own or {}), **(self._target.extra_body or {})}
 
     def _extension(self, request: Request) -> dict[str, Any]:
