@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from dynabench.cli.app import COMMANDS
-from dynabench.reference import deployment_file
+from dynabench.reference import deployment_file, requests
 from dynabench.reference.command import Command, all_commands
 from dynabench.reference.environment import OTHERS
 from dynabench.reference.setting import Setting, item, paragraph, prose
@@ -40,6 +40,7 @@ def pages() -> dict[str, str]:
         "settings": "\n".join(_settings(commands, shared)),
         "deployment-file": deployment_file.page(),
         "environment": "\n".join(_environment(commands)),
+        "requests": requests.page(),
     }
     return {f"{name}.md": f"{text.strip()}\n{NOTE}" for name, text in made.items()}
 
@@ -69,6 +70,7 @@ def _index(by_page: dict[str, list[Command]]) -> Iterator[str]:
     )
     yield item("[The deployment file](deployment-file.md): every key of the YAML file that `--deployment` reads.")
     yield item("[Environment variables](environment.md).")
+    yield item("[Endpoints and fields](requests.md) of the frontend, beside those of other servers.")
     yield "\n## Exit codes\n"
     yield from (item(f"**{code}**: {prose(text)}.") for code, text in EXIT_CODES.items())
     yield "\nWhen it is 1:\n"

@@ -77,9 +77,11 @@ class Frontend:
         """Requests in progress."""
         self._models = models
         self._config = config
+        self._schema = msgspec.json.encode(openapi())
         self._siblings = siblings
         self._outages = outages
         self.kept = KeptResponses(config)
+        self.info = ModelInfo(self.reader)
         self._responses: set[CompletionResponse] = set()
         self._handed_through: set[ReplyStream] = set()
 
@@ -148,6 +150,10 @@ class Frontend:
             code = 503 if any(outages.carries_requests for outages in away) else 200
             return as_json({"status": "degraded", "message": "; ".join(map(str, away)), **facts}, code)
         return as_json({"status": "healthy", **facts})
+
+    async def schema(self, request: Request) -> Response:
+        """GET /openapi.json."""
+        return Response(self._schema, media_type="application/json")
 
     async def live(self, request: Request) -> Response:
         """GET /live: whether the process is alive."""
@@ -290,11 +296,42 @@ class Guard:
         await _error_response(refusal, scope["path"])(scope, receive, send)
 
 
+ROUTES: tuple[tuple[str, str, Callable[[Frontend], Handler]], ...] = (
+    ("/v1/completions", "POST", lambda frontend: frontend.complete),
+    ("/v1/chat/completions", "POST", lambda frontend: frontend.chat),
+    ("/v1/responses", "POST", lambda frontend: frontend.respond),
+    ("/v1/responses/{id}", "GET", lambda frontend: frontend.kept.read),
+    ("/v1/responses/{id}", "DELETE", lambda frontend: frontend.kept.delete),
+    (MESSAGES, "POST", lambda frontend: frontend.message),
+    (f"{MESSAGES}/count_tokens", "POST", lambda frontend: frontend.info.message_tokens),
+    ("/v1/embeddings", "POST", lambda frontend: frontend.embed),
+    ("/v1/score", "POST", lambda frontend: frontend.score),
+    ("/score", "POST", lambda frontend: frontend.score),
+    ("/v1/rerank", "POST", lambda frontend: frontend.rerank),
+    ("/rerank", "POST", lambda frontend: frontend.rerank),
+    ("/v1/models", "GET", lambda frontend: frontend.models),
+    ("/v1/models/{name:path}", "GET", lambda frontend: frontend.model),
+    ("/version", "GET", lambda frontend: frontend.info.version),
+    ("/tokenize", "POST", lambda frontend: frontend.info.tokenize),
+    ("/v1/tokenize", "POST", lambda frontend: frontend.info.tokenize),
+    ("/detokenize", "POST", lambda frontend: frontend.info.detokenize),
+    ("/v1/detokenize", "POST", lambda frontend: frontend.info.detokenize),
+    ("/tokenizer_info", "GET", lambda frontend: frontend.info.tokenizer_info),
+    ("/model_info", "GET", lambda frontend: frontend.info.model_info),
+    ("/get_model_info", "GET", lambda frontend: frontend.info.model_info),
+    ("/health", "GET", lambda frontend: frontend.health),
+    ("/live", "GET", lambda frontend: frontend.live),
+    ("/metrics", "GET", lambda frontend: frontend.prometheus),
+    ("/openapi.json", "GET", lambda frontend: frontend.schema),
+)
+"""Each path, its method and its handler."""
+
+
 def make_app(frontend: Frontend, config: FrontendConfig) -> ASGIApp:
     """Build the application."""
     app = FastAPI(title="dynabench frontend", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    for path, handler, method in _routes(frontend):
-        app.router.add_route(path, handler, methods=[method], include_in_schema=False)
+    for path, method, handler in ROUTES:
+        app.router.add_route(path, handler(frontend), methods=[method], include_in_schema=False)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientDisconnect, _on_gone)
@@ -307,42 +344,6 @@ def make_app(frontend: Frontend, config: FrontendConfig) -> ASGIApp:
     return CORSMiddleware(
         guard, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=EXPOSED_HEADERS
     )
-
-
-def _routes(frontend: Frontend) -> list[tuple[str, Any, str]]:
-    info, schema = ModelInfo(frontend.reader), msgspec.json.encode(openapi())
-
-    async def describe(request: Request) -> Response:
-        return Response(schema, media_type="application/json")
-
-    return [
-        ("/v1/completions", frontend.complete, "POST"),
-        ("/v1/chat/completions", frontend.chat, "POST"),
-        ("/v1/responses", frontend.respond, "POST"),
-        ("/v1/responses/{id}", frontend.kept.read, "GET"),
-        ("/v1/responses/{id}", frontend.kept.delete, "DELETE"),
-        (MESSAGES, frontend.message, "POST"),
-        (f"{MESSAGES}/count_tokens", info.message_tokens, "POST"),
-        ("/v1/embeddings", frontend.embed, "POST"),
-        ("/v1/score", frontend.score, "POST"),
-        ("/score", frontend.score, "POST"),
-        ("/v1/rerank", frontend.rerank, "POST"),
-        ("/rerank", frontend.rerank, "POST"),
-        ("/v1/models", frontend.models, "GET"),
-        ("/v1/models/{name:path}", frontend.model, "GET"),
-        ("/version", info.version, "GET"),
-        ("/tokenize", info.tokenize, "POST"),
-        ("/v1/tokenize", info.tokenize, "POST"),
-        ("/detokenize", info.detokenize, "POST"),
-        ("/v1/detokenize", info.detokenize, "POST"),
-        ("/tokenizer_info", info.tokenizer_info, "GET"),
-        ("/model_info", info.model_info, "GET"),
-        ("/get_model_info", info.model_info, "GET"),
-        ("/health", frontend.health, "GET"),
-        ("/live", frontend.live, "GET"),
-        ("/metrics", frontend.prometheus, "GET"),
-        ("/openapi.json", describe, "GET"),
-    ]
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:

@@ -57,6 +57,11 @@ OTHERS: dict[type[AnyRequest], Neutral] = {
 """The same for the other APIs."""
 
 
+def neutral_of(type: type[AnyRequest]) -> Neutral:
+    """Return the fields that a kind of request cannot have, with the values that ask for nothing."""
+    return OTHERS.get(type, NEUTRAL)
+
+
 def check_fields(body: bytes | bytearray, request: AnyRequest, *, is_strict: bool = False) -> None:
     """Reject what a token-id engine would have to ignore: unknown fields, and fields that no engine here supports.
 
@@ -68,7 +73,7 @@ def check_fields(body: bytes | bytearray, request: AnyRequest, *, is_strict: boo
     Raises:
         ApiError: there is such a field or annotation, or a field occurs twice.
     """
-    fields = check_body(body, FIELDS[type(request)], OTHERS.get(type(request), NEUTRAL), is_strict=is_strict)
+    fields = check_body(body, FIELDS[type(request)], neutral_of(type(request)), is_strict=is_strict)
     if is_strict and "messages" in fields and not isinstance(request, messages.CountRequest):
         _check_messages(fields["messages"])
     if not isinstance(request, Request):
