@@ -152,9 +152,11 @@ def test_while_the_api_server_is_away_what_was_known_stands_and_what_changes_cou
             await asyncio.sleep(2.5)  # longer than a lease
             assert seen == {"test/before": b"1"}
             assert late == {}
+            assert [str(outages).startswith("the API server at ") for outages in other.outages] == [True]
             await asyncio.to_thread(cluster.start)
             await until_async(lambda: seen == {"test/before": b"1", "test/during": b"2"})
             await until_async(lambda: late == {"test/during": b"2"})
+            assert [(outages.name, outages.is_away) for outages in other.outages] == [("kubernetes", False)]
 
     run(main())
 
