@@ -30,12 +30,12 @@ def writers():
     """Return a writer for bytes, one for byte-level BPE, and one for a tokenizer like Llama 2's."""
     return {
         "bytes": Writer(ByteTokenizer()),
-        "byte-level": Writer(HuggingFaceTokenizer(_byte_level())),
-        "pieces": Writer(HuggingFaceTokenizer(_pieces())),
+        "byte-level": Writer(HuggingFaceTokenizer(byte_level())),
+        "pieces": Writer(HuggingFaceTokenizer(pieces())),
     }
 
 
-def _byte_level():
+def byte_level():
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -51,7 +51,7 @@ def _byte_level():
     return tokenizer.to_str().encode()
 
 
-def _pieces():
+def pieces():
     words = sorted({f"▁{word}" for line in CORPUS for word in line.split()})
     vocabulary = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
     vocabulary += [chr(code) for code in range(33, 127)]
