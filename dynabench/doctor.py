@@ -147,21 +147,11 @@ async def _ask_kubernetes(config: RuntimeConfig) -> None:
 
 
 async def _ask_nats(config: RuntimeConfig) -> None:
-    from nats.errors import Error as NatsError
+    from serving.runtime.nats import NatsPlane
 
-    from serving.runtime.nats_connection import NatsConnection
-
-    connection = NatsConnection(lambda: None)
-    await connection.connect(config)
-    try:
-        await connection.client.jetstream().account_info()
-    except (NatsError, TimeoutError) as error:
-        raise RuntimeUnavailableError(
-            f"the server at {masked(config.nats_server)} has no JetStream: start it with nats-server -js"
-        ) from error
-    finally:
-        await connection.finish()
-        await connection.close()
+    plane = NatsPlane(config, secrets.randbits(63))
+    await plane.connect()
+    await plane.close()
 
 
 def host(folder: Path) -> Iterator[Check]:

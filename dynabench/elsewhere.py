@@ -100,6 +100,10 @@ ANSWERS = {
     # What is measured, and what comes out.
     "use --url": "base-url target endpoint-url server-url",
     "use --url and --prompts": "endpoint endpoint-type request-type request-format",
+    "use --header": "headers request-header request-headers",
+    "use --extra-body, such as '{\"temperature\": 0}'": """
+        extra-inputs extra-request-body extra-request-args temperature top-p top-k min-p frequency-penalty
+        presence-penalty repetition-penalty""",
     "answers are always streamed": "streaming stream stream-interval",
     "use --timeout-s": "request-timeout-seconds request-timeout",
     "use --clients": "workers-max max-workers record-processors",

@@ -1,13 +1,16 @@
 """What one run is made of, and the order in which the runs of an experiment are carried out."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from dynabench.additions import masked_header, read_extra_body, read_headers
 from dynabench.deployment.description import Deployment
 from foundation.settings import Positive, Share, Whole, check
+from serving.runtime.config import masked
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
@@ -28,6 +31,21 @@ class ClientConfig:
     prompts: Literal["tokens", "text", "chat"] = "tokens"
     """Send token ids; text, the workload's own or about as many words; or the same as chat messages (for endpoints without /v1/completions)."""
 
+    header: tuple[str, ...] = field(default=(), repr=False)
+    """With --url: send this header, as in 'x-tenant: a'; may be repeated. The results have names only, no values.
+    'authorization: env:NAME' takes the value from an environment variable, so that no list of processes shows it."""
+
+    extra_body: str = ""
+    """Add these fields to each request's body: a JSON object, such as '{"temperature": 0}'. They replace those of the
+    workload's own bodies (default: none)."""
+
+    insecure: bool = False
+    """With an https:// URL: accept any certificate, such as a self-signed one. The results say so."""
+
+    ca_file: str | None = None
+    """With an https:// URL: accept certificates of this authority, too (PEM). The variable SSL_CERT_FILE replaces those
+    that the system knows."""
+
     clients: Annotated[int, Meta(ge=1, le=64)] = 1
     """Processes that send requests from one schedule; more than one reach higher rates."""
 
@@ -46,6 +64,28 @@ class ClientConfig:
         check(self)
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url must begin with http:// or https://, not {self.url!r}")
+        if self.header and self.url is None:
+            raise ValueError("header applies to another server; give its --url")
+        if (self.insecure or self.ca_file) and not (self.url or "").startswith("https://"):
+            name = "insecure" if self.insecure else "ca_file"
+            raise ValueError(f"{name} applies to certificates; give the --url of a server with https://")
+        _ = self.headers, self.body_fields
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers to send, by lower-case name."""
+        return read_headers(self.header)
+
+    @property
+    def body_fields(self) -> dict[str, Any]:
+        """The fields to add to each body."""
+        return read_extra_body(self.extra_body)
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """The settings as results hold them: without secrets."""
+        said = dataclasses.asdict(self)
+        return said | {"url": self.url and masked(self.url), "header": list(map(masked_header, self.header))}
 
 
 @dataclass(frozen=True, slots=True)

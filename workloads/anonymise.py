@@ -15,5 +15,7 @@ def anonymise(workload: Workload) -> Workload:
     for request in workload:
         named = tuple(ids.setdefault(id, len(ids)) for id in request.hash_ids)
         session = sessions.setdefault(request.session, str(len(sessions))) if request.session else ""
-        requests.append(msgspec.structs.replace(request, hash_ids=named, session=session, content=None))
+        requests.append(
+            msgspec.structs.replace(request, hash_ids=named, session=session, content=None, extra_body=None)
+        )
     return replace(workload, requests=requests, notes=(*workload.notes, "anonymised"))

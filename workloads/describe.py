@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workloads.request import Workload
+from workloads.request import Workload, extra_fields
 from workloads.reuse import reuse_of
 
 COARSE = 2
@@ -29,6 +29,8 @@ class Description:
     """The number of answers by how they end."""
     priorities: dict[str, int]
     """The number of requests by priority; none if no request goes before others."""
+    extra_body: dict[str, int]
+    """The number of requests by further field of their bodies, such as tools."""
     total_input_tokens: int
     total_output_tokens: int
     endless_cache_hit_share: float | None
@@ -58,6 +60,7 @@ def describe(workload: Workload) -> Description:
         osl=_spread(osl),
         ends=ends(workload),
         priorities=priorities(workload),
+        extra_body=extra_fields(workload.requests),
         total_input_tokens=int(isl.sum()),
         total_output_tokens=int(osl.sum()),
         endless_cache_hit_share=float(hits.sum() / isl.sum()) if knows else None,
@@ -94,6 +97,17 @@ def priorities(workload: Workload) -> dict[str, int]:
 
 
 def advice(workload: Workload) -> list[str]:
+    """Say what to know before a replay: whether arrivals are unrealistic, and what is sent only with texts."""
+    hints = _arrivals(workload)
+    if names := extra_fields(request for request in workload if request.content is not None):
+        hints.append(
+            f"bodies have further fields ({', '.join(names)}); dynabench run sends them with --prompts text or chat, and "
+            "leaves them out with token ids"
+        )
+    return hints
+
+
+def _arrivals(workload: Workload) -> list[str]:
     """Suggest replacements for unrealistic arrivals: ticks of a coarse clock, or all at once."""
     times = [request.arrival_s for request in workload if not request.after]
     ticks = np.unique(times)

@@ -1,5 +1,6 @@
 """A request as a workload describes it, and a workload as a whole."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,6 +11,10 @@ from foundation.errors import UserError
 
 Ends = Literal["length", "stop"]
 """How an answer ends: `length`, at a forced limit, or `stop`, when the model emits EOS."""
+
+
+LIMIT = "max_completion_tokens"
+"""The newer name of `max_tokens`, which some servers require."""
 
 
 class WorkloadError(UserError):
@@ -39,6 +44,13 @@ class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_
     """How its answer reaches `output_length`: load generators force it; for users the model's EOS is the last token."""
     priority: int = 0
     """Which requests go first if the engine schedules by priority: those with the smallest, as in vLLM."""
+    extra_body: dict[str, Any] | None = None
+    """Further fields of its body, such as tools or temperature, which clients send together with `content`."""
+
+    @property
+    def limit_field(self) -> str:
+        """The field of its body that limits its answer, by the name that its file uses."""
+        return LIMIT if LIMIT in (self.extra_body or {}) else "max_tokens"
 
     def max_tokens(self, context: int | None = None) -> int:
         """Return the limit that its client sends to a model with a context of this many tokens (None: not known).
@@ -87,6 +99,12 @@ class Workload:
     def has_dependencies(self) -> bool:
         """Whether some requests wait for others."""
         return any(request.after for request in self.requests)
+
+
+def extra_fields(requests: Iterable[Request]) -> dict[str, int]:
+    """Count requests by further field of their bodies, in order of name."""
+    counts = Counter(name for request in requests for name in request.extra_body or () if name != LIMIT)
+    return dict(sorted(counts.items()))
 
 
 def select(requests: list[Request], numbers: Iterable[int]) -> list[Request]:

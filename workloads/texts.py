@@ -2,10 +2,14 @@
 
 from typing import Any
 
-from workloads.request import Request
+import msgspec
+
+from workloads.request import LIMIT, Request
 from workloads.row import Row
 from workloads.source import Source
 
+OURS = ("messages", "prompt", "model", "stream", "stream_options", "ignore_eos", "priority")
+"""Fields of a body that a request has elsewhere, or that its client decides."""
 LENGTHS = ("output_length", "output_tokens", "output_len", "max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
@@ -20,6 +24,7 @@ def request(
     session: str = "",
     after: tuple[int, ...] = (),
     delay_s: float = 0.0,
+    extra_body: dict[str, Any] | None = None,
 ) -> Request:
     """Make a request from a text or from chat messages.
 
@@ -31,7 +36,18 @@ def request(
         raise row.fail("the prompt is empty")
     length = output or row.count(*LENGTHS, default=source.default_osl)
     ids, priority = source.namer.named(tokens), row.priority()
-    return Request(arrival_s, len(tokens), length, ids, session, after, delay_s, content, priority=priority)
+    return Request(
+        arrival_s,
+        len(tokens),
+        length,
+        ids,
+        session,
+        after,
+        delay_s,
+        content,
+        priority=priority,
+        extra_body=extra_body,
+    )
 
 
 def num_tokens(source: Source, text: str) -> int:
@@ -45,16 +61,26 @@ def prompt_request(source: Source, row: Row) -> Request:
 
 
 def body_request(source: Source, row: Row) -> Request:
-    """Make a request from the body of an OpenAI API request.
+    """Make a request from the body of an OpenAI API request, all of whose fields it keeps.
 
     Raises:
         WorkloadError: it has neither messages nor a prompt.
     """
+    dropped = {*OURS, *LENGTHS} - {LIMIT}
+    extra = {name: value for name, value in row.values.items() if name not in dropped}
     if "messages" in row.values:
-        return request(source, row, [item.values for item in row.items("messages")])
+        content = [item.values for item in row.items("messages")]
+        return request(source, row, content, history=_tools(row), extra_body=extra or None)
     if "prompt" in row.values:
-        return request(source, row, row.text("prompt"))
+        return request(source, row, row.text("prompt"), extra_body=extra or None)
     raise row.fail("messages or prompt is missing")
+
+
+def _tools(row: Row) -> str:
+    """Return the tools that a model may call, as a plain chat template puts them before the messages."""
+    if not row.has("tools") or row.values.get("tool_choice") == "none":
+        return ""
+    return "".join(f"<tool>\n{_json(tool.values)}\n" for tool in row.items("tools"))
 
 
 def flatten(messages: list[dict[str, Any]]) -> str:
@@ -65,4 +91,10 @@ def flatten(messages: list[dict[str, Any]]) -> str:
         if isinstance(content, list):
             content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
         parts.append(f"<{message.get('role', 'user')}>\n{content}\n")
+        calls = message.get("tool_calls")
+        parts += [f"<call>\n{_json(call)}\n" for call in calls] if isinstance(calls, list) else []
     return "".join(parts)
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

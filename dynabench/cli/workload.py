@@ -39,6 +39,7 @@ LABELS = {
     "osl": "osl (tokens)",
     "ends": "answers end by",
     "priorities": "requests by priority",
+    "extra_body": "requests by body field",
     "endless_cache_hit_share": "unlimited cache hit share",
     "endless_cache_mean_share": "unlimited cache mean share",
     "best_hit_shares": "best share by cache size",

@@ -4,20 +4,22 @@ import datetime
 import platform
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, fields
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from dynabench.additions import masked_header
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.file import as_plain, plain_pool
 from dynabench.experiment.head import head_of
 from dynabench.experiment.no_effect import no_effect
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.step_times import step_times
-from dynabench.plan import Arm, Settings
+from dynabench.live.bodies import sends_content
+from dynabench.plan import Arm, ClientConfig, Settings
 from mocker import scheduler
 from reports import folder
 from reports.records import Record
@@ -29,6 +31,7 @@ from serving.worker.config import read_arguments
 from serving.worker.registry import ENGINES
 from workloads import Workload
 from workloads.describe import at_once, ends
+from workloads.request import extra_fields
 
 
 def manifest_of(
@@ -71,9 +74,7 @@ def manifest_of(
         "router": asdict(deployment.router),
         "shape": asdict(settings.shape),
         "load": asdict(settings.load),
-        "client": None
-        if settings.client is None
-        else asdict(settings.client) | {"url": settings.url and masked(settings.url)},
+        "client": settings.client and settings.client.shown,
         "versions": {name: metadata.version(name) for name in ("dynabench", "numpy", "simpy", "aiohttp", "fastapi")}
         | {"python": platform.python_version(), "cores": "compiled" if is_compiled() else "interpreted"},
         "runs": folder.facts_of(runs),
@@ -121,6 +122,10 @@ def _command() -> str:
         flag, equals, value = word.partition("=")
         if equals and flag in _secret_flags():
             words.append(f"{flag}=***")
+        elif equals and flag == HEADER:
+            words.append(f"{flag}={masked_header(value)}")
+        elif before == HEADER:
+            words.append(masked_header(word))
         elif equals and flag in SERVERS:
             words.append(f"{flag}={masked(value)}")
         elif before in _secret_flags():
@@ -130,6 +135,7 @@ def _command() -> str:
     return shlex.join(["dynabench", *words])
 
 
+HEADER = "--header"
 SERVERS = ("--url", "--etcd-endpoints", "--nats-server")
 """Flags whose values may hold a password before an @."""
 
@@ -152,13 +158,43 @@ def subtitle_of(
     loads = [arm.settings.load for arm in arms] or [settings.load]
     notes = [*workload.notes, *([] if all(load.is_closed for load in loads) else at_once(workload))]
     what = _deployed([arm.settings.deployment for arm in arms] or [settings.deployment])
-    if settings.url:
-        what = masked(settings.url)
+    if settings.client is not None:
+        notes += unsent(workload, {arm.settings.client.prompts for arm in arms if arm.settings.client is not None})
+        what = (masked(settings.url) if settings.url else what) + _additions(settings.client)
     closed = f", {settings.load.kept} at a time" * settings.load.is_closed
     return (
         f"{_counted(len(workload), 'request')} on {what}{closed}, {how}; {_ends(workload, arms)}; "
         f"{_counted(experiment.repeats, 'run')} per arm, seed {experiment.seed}{''.join(f'; {note}' for note in notes)}"
     )
+
+
+def unsent(workload: Workload, ways: Collection[str]) -> list[str]:
+    """Say which fields of the workload's bodies are left out where prompts are sent in one of these ways."""
+    left = {
+        way: extra_fields(request for request in workload if not sends_content(request, way)) for way in sorted(ways)
+    }
+    found = {way: names for way, names in left.items() if names}
+    return [
+        f"left out of the bodies{f' with prompts={way}' * (len(ways) > 1)}: "
+        + ", ".join(f"{name} ({_counted(count, 'request')})" for name, count in names.items())
+        + (
+            ", because prompts are sent as token ids (--prompts chat sends them)"
+            if way == "tokens"
+            else ", with the texts"
+        )
+        for way, names in found.items()
+    ]
+
+
+def _additions(client: ClientConfig) -> str:
+    """Say what the user added to requests, and whether any certificate was accepted."""
+    facts = {
+        "any certificate accepted": client.insecure,
+        f"headers {', '.join(client.headers)}": client.header,
+        f"{client.extra_body} in each body": client.extra_body,
+    }
+    said = "; ".join(fact for fact, is_so in facts.items() if is_so)
+    return f" ({said})" if said else ""
 
 
 def _counted(count: int, noun: str) -> str:

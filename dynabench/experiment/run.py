@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import socket
+import ssl
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import Source, source_of
 from dynabench.interrupt import Flag, Interrupt, InterruptError, noted
-from dynabench.plan import Arm, Plan, Settings, plans
+from dynabench.plan import Arm, ClientConfig, Plan, Settings, plans
 from dynabench.progress import Display
 from dynabench.terminal import Terminal
 from dynabench.virtual.run import run as simulate
@@ -51,8 +52,8 @@ def run_experiment(
         ValueError: an axis is not understood, the deployment cannot run on this clock, or a gate could not be judged.
         KeyboardInterrupt: the user interrupted before anything was measured, or twice.
     """
-    if settings.url is not None:
-        _check_reachable(settings.url)
+    if settings.client is not None and settings.url is not None:
+        _check_reachable(settings.url, settings.client)
         experiment = replace(experiment, router_mode=experiment.router_mode[:1])  # the endpoint does its own routing
     arms, left_out = comparison_of(experiment, settings)
     refuse_idle_settings([arm.settings.deployment for arm in arms])
@@ -182,16 +183,26 @@ def _measure_all(
     return runs
 
 
-def _check_reachable(url: str) -> None:
-    """Refuse an endpoint with no server, before a whole workload is sent to it.
+def _check_reachable(url: str, client: ClientConfig) -> None:
+    """Refuse an endpoint with no server or an unknown certificate, before a whole workload is sent to it.
 
     Raises:
-        UserError: no server responds.
+        UserError: no server responds, or its certificate is not accepted.
     """
+    from dynabench.live.tls import tls_context
+
+    tls = tls_context(url, ca_file=client.ca_file, insecure=client.insecure)
     parts = urlsplit(url)
+    host = parts.hostname or ""
     try:
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        socket.create_connection((parts.hostname or "", port), timeout=10).close()
+        with socket.create_connection((host, parts.port or (443 if tls else 80)), timeout=10) as plain:
+            if tls is not None:
+                tls.wrap_socket(plain, server_hostname=host).close()
+    except ssl.SSLCertVerificationError as error:
+        raise UserError(
+            f"the certificate of {masked(url)} is not accepted ({error.verify_message}); "
+            "--ca-file names the authority that signed it, --insecure accepts any"
+        ) from error
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise UserError(f"no server responds at {masked(url)} ({why})") from error

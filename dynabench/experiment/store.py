@@ -127,6 +127,7 @@ def identity_of(
         "limits": experiment.limits,
         "shape": settings.shape,
         "load": settings.load,
+        "client": settings.client.shown if settings.client else {},
         **as_plain(settings.deployment),
         **more,
     }

@@ -1,14 +1,18 @@
 """The server to measure, and the bodies of the requests to it."""
 
+import ssl
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
+from dynabench.live.tls import tls_context
 from workloads import Request
 from workloads.tokens import TOKENS, as_words, prompt_tokens
 
 EXTRA_FIELDS = {"extra_fields": ["routing", "timing"]}
+SECRET_LENGTH = 8
+"""Fewest characters of a word that is hidden: shorter ones are no secrets, and are part of many other words."""
 
 
 class Target(NamedTuple):
@@ -20,6 +24,8 @@ class Target(NamedTuple):
     api_key: str = ""
     is_ours: bool = False
     """Whether every token arrives in its own event, so that events can be checked against the usage."""
+    splits_answers: bool = False
+    """Whether parsers split chats' answers into text, reasoning and calls of tools, whose events are not tokens."""
     tokens: range = TOKENS
     """The tokens that prompts are made of."""
     has_nvext: bool = False
@@ -30,11 +36,40 @@ class Target(NamedTuple):
     context: int | None = None
     """The most tokens of one request that the model supports, if known."""
 
+    extra_headers: dict[str, str] | None = None
+    """Further headers of requests, by lower-case name."""
+    extra_body: dict[str, Any] | None = None
+    """Further fields of each body."""
+    ca_file: str | None = None
+    insecure: bool = False
+    """Whether any certificate is accepted."""
+
     @property
     def headers(self) -> dict[str, str]:
         """Request headers."""
         key = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        return {"content-type": "application/json", "accept": "text/event-stream"} | key
+        return {"content-type": "application/json", "accept": "text/event-stream"} | key | (self.extra_headers or {})
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """How its certificate is checked, None if connections are not encrypted."""
+        return tls_context(self.url, ca_file=self.ca_file, insecure=self.insecure)
+
+    def sends_content(self, request: Request) -> bool:
+        """Return whether a request's own text is sent, and the fields of its body with it, not only as many tokens."""
+        return sends_content(request, self.prompts)
+
+    def masked(self, said: str) -> str:
+        """Return what a server said without the secrets that it repeats."""
+        words = [word for value in (self.api_key, *(self.extra_headers or {}).values()) for word in value.split()]
+        for word in sorted(words, key=len, reverse=True):
+            said = said.replace(word, "***") if len(word) >= SECRET_LENGTH else said
+        return said
+
+
+def sends_content(request: Request, prompts: str) -> bool:
+    """Return whether a request's own text is sent if prompts are sent in this way."""
+    return request.content is not None and prompts != "tokens"
 
 
 class Bodies:
@@ -50,12 +85,21 @@ class Bodies:
         prompts = self._target.prompts
         return prompts == "chat" or (prompts == "text" and isinstance(request.content, list))
 
+    def has_token_events(self, request: Request) -> bool:
+        """Return whether each token of a request's answer arrives in its own event; a forced call of a tool is split."""
+        target = self._target
+        if not target.is_ours or not self.is_chat(request):
+            return target.is_ours
+        return not target.splits_answers and self._fields(request).get("tool_choice") in (None, "none", "auto")
+
     def of(self, request: Request) -> bytes:
         """Return the body of a request."""
-        target = self._target
+        target, fields = self._target, self._fields(request)
+        limit = request.limit_field if request.limit_field in fields else "max_tokens"
         body: dict[str, Any] = {
+            **fields,
             "model": target.model,
-            "max_tokens": request.max_tokens(target.context),
+            limit: request.max_tokens(target.context),
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -66,8 +110,13 @@ class Bodies:
         else:
             body["prompt"] = self._tokens(request).tolist() if target.prompts == "tokens" else self._text(request)
         if target.has_nvext:
-            body["nvext"] = self._extension(request)
+            body["nvext"] = _object(body.get("nvext")) | self._extension(request)
         return msgspec.json.encode(body)
+
+    def _fields(self, request: Request) -> dict[str, Any]:
+        """Return the fields that the workload and the user add to a request's body."""
+        own = request.extra_body if self._target.sends_content(request) else None
+        return {**(own or {}), **(self._target.extra_body or {})}
 
     def _extension(self, request: Request) -> dict[str, Any]:
         """Return our own frontend's extra fields: the wanted reports, the session, and where the mocker's EOS is."""
@@ -90,6 +139,10 @@ class Bodies:
 
     def _tokens(self, request: Request) -> np.ndarray:
         return prompt_tokens(request, self._block_size, salt=self._salt, among=self._target.tokens)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _salted(text: str, salt: str) -> str:

@@ -28,8 +28,8 @@ class Call:
     """One request, whose tokens are timestamped as they arrive."""
 
     __slots__ = (
-        "_abort", "_body", "_chunks", "_count", "_last", "_load", "_on_end", "_reader", "_start", "_status", "_target",
-        "_timeline", "number",
+        "_abort", "_body", "_chunks", "_count", "_has_token_events", "_last", "_load", "_on_end", "_reader", "_start",
+        "_status", "_target", "_timeline", "number",
     )  # fmt: skip
 
     def __init__(
@@ -43,6 +43,7 @@ class Call:
         start: float,
         abort: Callable[["Call"], None],
         on_end: Callable[["Call", float], None],
+        has_token_events: bool = False,
     ) -> None:
         """Prepare to follow a request.
 
@@ -55,6 +56,7 @@ class Call:
             start: time 0 of the workload, on the client's clock.
             abort: gives the request up.
             on_end: called when the request is over, with the time.
+            has_token_events: whether each token arrives in its own event, so that none can get lost.
         """
         self.number = number
         self._timeline = timeline
@@ -65,7 +67,8 @@ class Call:
         self._on_end = on_end
         self._status = 0
         self._body = b""  # the body of an error
-        self._reader = AnswerReader(num_expected, counts_all=target.is_ours, has_nvext=target.has_nvext)
+        self._has_token_events = has_token_events
+        self._reader = AnswerReader(num_expected, counts_all=has_token_events, has_nvext=target.has_nvext)
         self._count = 0
         self._last = 0.0
         self._chunks: list[float] = []  # gap, tokens, gap, tokens, ...
@@ -116,7 +119,7 @@ class Call:
         """Record that the request failed, before or during its answer."""
         timeline = self._timeline
         timeline.osl[self.number] = self._count
-        timeline.error[self.number] = reason
+        timeline.error[self.number] = self._target.masked(reason)
         self._on_end(self, now)
 
     def _give_up(self, reason: str, now: float) -> None:
@@ -125,7 +128,8 @@ class Call:
         self.on_failure(reason, now)
 
     def _refusal(self) -> str:
-        return f"HTTP {self._status}: {one_line(self._body, 200) or 'no reason given'}"
+        said = self._target.masked(self._body.decode(errors="replace"))
+        return f"HTTP {self._status}: {one_line(said, 200) or 'no reason given'}"
 
     def _stamp(self, count: int, now: float) -> None:
         """Record the time of tokens that arrived in one read."""
@@ -173,7 +177,7 @@ class Call:
         if not stated:
             timeline.num_unstated += 1
         elif stated != self._count:
-            if self._target.is_ours:
+            if self._has_token_events:
                 raise AnswerError(f"{self._count} tokens arrived of {stated}")
             self._scale(stated)
         if self._load.is_measured(timeline.intended_s[number]):
@@ -190,7 +194,9 @@ class Call:
         timeline, number = self._timeline, self.number
         if timing is None or timing.ttft_s is None:
             return
-        start = max(timeline.first_token_s[number] - timing.ttft_s, timeline.sent_s[number])
+        # Parts of an answer may wait for later tokens, but its head is sent as soon as there is a token.
+        first_s = timeline.first_token_s if self._has_token_events else timeline.first_byte_s
+        start = max(first_s[number] - timing.ttft_s, timeline.sent_s[number])
         for stage in STAGES:
             if (at := timing.seconds(stage)) is not None:
                 getattr(timeline, f"{stage}_s")[number] = start + at

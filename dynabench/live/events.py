@@ -18,7 +18,9 @@ EVENT_END = b"\n\n"
 NOT_ENDS = ("error", "abort", "cancelled")
 """Finish reasons of incomplete answers."""
 MOST_PATTERNS = 4
-TEXT = re.compile(rb'"(?:text|content|reasoning_content|reasoning)": ?"((?:[^"\\]|\\.)+)"')
+TEXT = re.compile(rb'"(?:text|content|reasoning_content|reasoning|refusal|arguments)": ?"((?:[^"\\]|\\.)+)"')
+TOOL_NAME = re.compile(rb'"name": ?"')
+"""In the first event of a tool call. Its name is generated too, so it carries a token even if its arguments are empty."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
@@ -27,13 +29,66 @@ class AnswerError(Exception):
     """An invalid answer; the message says what is wrong with it."""
 
 
+class Function(msgspec.Struct):
+    """An event's addition to a call of a function."""
+
+    name: Any = None
+    arguments: Any = None
+    """Text, but some servers send an object."""
+
+    def __bool__(self) -> bool:
+        """Return whether it adds anything."""
+        return bool(self.name or self.arguments)
+
+
+class ToolCall(msgspec.Struct):
+    """An event's addition to one of an answer's tool calls."""
+
+    function: Function | None = None
+    custom: Any = None
+    """The call of a tool whose input is no JSON."""
+
+    def __bool__(self) -> bool:
+        """Return whether it adds anything."""
+        return bool(self.function or self.custom)
+
+
+class ReasoningDetail(msgspec.Struct):
+    """A piece of reasoning of a server that says which kind it is."""
+
+    text: str | None = None
+    summary: str | None = None
+    data: str | None = None
+
+    def __bool__(self) -> bool:
+        """Return whether it adds anything."""
+        return bool(self.text or self.summary or self.data)
+
+
 class Delta(msgspec.Struct):
-    """An event's addition to a message."""
+    """An event's addition to a message: the model generates tool calls and reasoning as it does text."""
 
     role: str | None = None
     content: str | list[Any] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    function_call: Function | None = None
+    refusal: str | None = None
+    reasoning_details: list[ReasoningDetail] | None = None
+
+    @property
+    def has_text(self) -> bool:
+        """Whether it adds anything that the model generated."""
+        return bool(
+            self.content
+            or self.reasoning_content
+            or self.reasoning
+            or (self.tool_calls and any(self.tool_calls))
+            or self.function_call
+            or self.refusal
+            or (self.reasoning_details and any(self.reasoning_details))
+        )
 
 
 class Choice(msgspec.Struct):
@@ -45,9 +100,8 @@ class Choice(msgspec.Struct):
 
     @property
     def has_text(self) -> bool:
-        """Whether it adds any text."""
-        delta = self.delta
-        return bool(self.text or (delta and (delta.content or delta.reasoning_content or delta.reasoning)))
+        """Whether it adds any text, tool calls and reasoning included."""
+        return bool(self.text or (self.delta and self.delta.has_text))
 
     @property
     def is_token(self) -> bool:
@@ -275,6 +329,8 @@ class AnswerReader:
     def _learn(self, event: bytes) -> None:
         """Remember the bytes around the text, unless this server's events differ in other parts, too."""
         if self._num_patterns == MOST_PATTERNS or not event.startswith(b"data:") or b"\n" in event:
+            return
+        if TOOL_NAME.search(event):
             return
         found = list(TEXT.finditer(event))
         if len(found) == 1:

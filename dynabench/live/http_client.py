@@ -35,13 +35,13 @@ class Exchange(Protocol):
 class HttpPool:
     """Connections to one server, as many as there are exchanges."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, tls: ssl.SSLContext | None = None) -> None:
         parts = urlsplit(url)
         self.host = parts.hostname or ""
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
         self.path = parts.path.rstrip("/")
         self.authority = parts.netloc.rpartition("@")[2]
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._tls = tls
         self._idle: list[_Connection] = []
         self._all: set[_Connection] = set()
         self._dialling: dict[Exchange, asyncio.Task[None]] = {}
@@ -49,8 +49,8 @@ class HttpPool:
 
     def head(self, path: str, headers: dict[str, str]) -> bytes:
         """Return the part of a POST's head that is the same for every body."""
-        lines = [f"POST {self.path}{path} HTTP/1.1", f"host: {self.authority}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
+        lines = [f"POST {self.path}{path} HTTP/1.1"]
+        lines += [f"{name}: {value}" for name, value in ({"host": self.authority} | headers).items()]
         return "\r\n".join([*lines, "content-length: "]).encode()
 
     def send(self, head: bytes, body: bytes, exchange: Exchange, on_sent: Callable[[float], None]) -> None:

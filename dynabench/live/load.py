@@ -62,7 +62,7 @@ class LoadGenerator:
 
     async def run(self, stop: asyncio.Event) -> Timeline:
         """Send everything, and wait for answers only if the workload requires it; end early once `stop` is set."""
-        self._pool = HttpPool(self._target.url)
+        self._pool = HttpPool(self._target.url, self._target.tls)
         self._heads = {
             is_chat: self._pool.head(path, self._target.headers)
             for is_chat, path in ((False, "/v1/completions"), (True, "/v1/chat/completions"))
@@ -128,6 +128,7 @@ class LoadGenerator:
                 start=self._start or 0.0,
                 abort=self._pool.abort,
                 on_end=self._on_end,
+                has_token_events=self._bodies.has_token_events(request),
             )
             self._open[number] = call
             self._deadlines.append((clock() + self._timeout_s, call))

@@ -36,9 +36,10 @@ async def context_of(target: Target) -> int | None:
 
 async def _listed(target: Target) -> bytes:
     """Return the list of models, within a size and time limit."""
+    tls = target.tls
     async with (
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as session,
-        session.get(f"{target.url}/v1/models", headers=target.headers) as response,
+        session.get(f"{target.url}/v1/models", headers=target.headers, ssl=True if tls is None else tls) as response,
     ):
         return await body_of(response, MAX_BYTES)
 

@@ -222,7 +222,17 @@ async def _target(
     pool = deployment.pools[0]
     if client.url is not None:
         key = os.environ.get("OPENAI_API_KEY", "")
-        yield Target(client.url.rstrip("/").removesuffix("/v1"), pool.served_name, client.prompts, key), None
+        target = Target(
+            client.url.rstrip("/").removesuffix("/v1"),
+            pool.served_name,
+            client.prompts,
+            key,
+            extra_headers=client.headers,
+            extra_body=client.body_fields,
+            ca_file=client.ca_file,
+            insecure=client.insecure,
+        )
+        yield target, None
         return
     check_engines(deployment)
     tokens = await asyncio.to_thread(tokens_of_model, pool)
@@ -234,9 +244,13 @@ async def _target(
             stack.model,
             client.prompts,
             is_ours=counts_events,
+            splits_answers=any(
+                pool.worker.tool_call_parser or pool.worker.reasoning_parser for pool in deployment.pools
+            ),
             tokens=tokens,
             has_nvext=True,
             num_prefill_workers=offset_of(deployment),
+            extra_body=client.body_fields,
         )
         yield target, stack
 

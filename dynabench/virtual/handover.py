@@ -135,7 +135,7 @@ class Handover:
         journey = self._journeys[number] = Journey(prompt, chain, self._losses.life(number), request.priority)
         has_prefill = bool(self.routing.ranks)
         local = self._bypass(prompt, request.output_length) if has_prefill else None
-        stage = journey.life.next_stage(has_prefill=has_prefill, bypasses=local is not None)
+        stage = journey.life.next_stage(now=self._clock.now, has_prefill=has_prefill, bypasses=local is not None)
         if isinstance(stage, Refused):
             self._give_up(number, journey)
             self._losses.on_nobody(number, stage.message, journey.life)
@@ -217,7 +217,7 @@ class Handover:
             self._log.prefill_end_s[number] = output.end
             follows = journey.life.on_end("", "", rank.number, now=output.end)
             assert isinstance(follows, PlaceAgain), "only a prefilled sequence is placed for decoding"
-            journey.life.next_stage(has_prefill=True)
+            journey.life.next_stage(now=output.end, has_prefill=True)
             if self._is_destination_first:
                 self._read(number, journey)
                 continue

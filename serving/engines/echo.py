@@ -1,8 +1,10 @@
 """Echo engines answer with the prompt itself, to try out everything around an engine."""
 
 import asyncio
+import math
 import os
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from serving.model.card import ModelType
@@ -14,16 +16,8 @@ from serving.worker.kv_events import KvEventPublisher
 DELAY_VARIABLE = "DYN_TOKEN_ECHO_DELAY_MS"
 
 
-def _delay_s() -> float:
-    try:
-        return int(os.environ.get(DELAY_VARIABLE, "10")) / 1000
-    except ValueError:
-        return 0.01
-
-
-async def echo_core(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """Answer a request in token ids with its own prompt, including the template: one token every `DYN_TOKEN_ECHO_DELAY_MS`."""
-    delay_s = _delay_s()
+async def echo_core(request: dict[str, Any], *, delay_s: float) -> AsyncIterator[dict[str, Any]]:
+    """Answer a request in token ids with its own prompt, including the template, one token at a time."""
     done, tokens = request["num_generated"], request["token_ids"]
     prompt = tokens[: len(tokens) - done]
     limit = request["stop_conditions"]["max_tokens"]
@@ -34,9 +28,8 @@ async def echo_core(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     yield {"token_ids": [], "finish_reason": "stop" if done + len(echoed) == len(prompt) else "length"}
 
 
-async def echo_full(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+async def echo_full(request: dict[str, Any], *, delay_s: float) -> AsyncIterator[dict[str, Any]]:
     """Answer a chat request with its last user message, character by character, as OpenAI chunks."""
-    delay_s = _delay_s()
     texts = [message.get("content") for message in request.get("messages", []) if message.get("role") == "user"]
     text = texts[-1] if texts and isinstance(texts[-1], str) else ""
     head = {"object": "chat.completion.chunk", "created": 0, "model": request["model"]}
@@ -49,12 +42,17 @@ async def echo_full(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
 
 
 class Echo:
-    """An echo engine (see `serving.worker.engine.Engine`): `core` answers in token ids, `full` takes whole chat requests."""
+    """An echo engine (see `serving.worker.engine.Engine`): `core` answers in token ids, `full` takes whole chat requests.
+
+    Raises:
+        ValueError: `DYN_TOKEN_ECHO_DELAY_MS` is not a time.
+    """
 
     def __init__(self, kind: Literal["core", "full"]) -> None:
-        self.calls = (EngineCall(f"echo_{kind}"),)
+        delay_s = _delay_s()
+        self.calls = (EngineCall(f"echo_{kind}", {"delay_s": delay_s}),)
         self.traits = EngineTraits(model_type=ModelType.Backend if kind == "core" else ModelType.Chat)
-        self.service = GeneratorService(echo_core if kind == "core" else echo_full)
+        self.service = GeneratorService(partial(echo_core if kind == "core" else echo_full, delay_s=delay_s))
 
     async def start(self, files: ModelFiles) -> None:
         """See `Engine`."""
@@ -72,3 +70,14 @@ class Echo:
 
     async def close(self) -> None:
         """See `Engine`."""
+
+
+def _delay_s() -> float:
+    text = os.environ.get(DELAY_VARIABLE, "10")
+    try:
+        delay_ms = float(text)
+    except ValueError:
+        delay_ms = math.nan
+    if not 0 <= delay_ms < math.inf:
+        raise ValueError(f"{DELAY_VARIABLE} is {text!r}; expected a number of milliseconds, at least 0")
+    return delay_ms / 1000

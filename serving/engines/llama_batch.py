@@ -7,6 +7,7 @@ with it. KV events report the content of slots.
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,9 @@ class LlamaBatcher:
         self._bell = threading.Condition()
         self._is_closing = False
         self._steps = 0
+        self.failure: Future[Exception] = Future()
+        """Why the thread has ended, if it failed: nothing is answered after that."""
+        self.failure.set_running_or_notify_cancel()  # who stops waiting for it does not cancel it
         self._thread = threading.Thread(target=self._run, name="llama.cpp", daemon=True)
         self._thread.start()
 
@@ -127,6 +131,12 @@ class LlamaBatcher:
         self._llama.llama_batch_free(self._batch)
 
     def _run(self) -> None:
+        try:
+            self._run_batches()
+        except Exception as error:
+            self.failure.set_result(error)
+
+    def _run_batches(self) -> None:
         while True:
             with self._bell:
                 while not (self._is_closing or self._waiting or self.num_running):

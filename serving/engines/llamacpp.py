@@ -122,7 +122,9 @@ class LlamaCpp:
 
     async def failed(self) -> None:
         """See `Engine`."""
-        await asyncio.Event().wait()
+        assert self._batcher is not None
+        error = await asyncio.wrap_future(self._batcher.failure)
+        raise EngineError(f"llama.cpp's thread failed: {type(error).__name__}: {error}") from error
 
     async def close(self) -> None:
         """See `Engine`."""

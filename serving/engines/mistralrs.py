@@ -79,7 +79,7 @@ class MistralRs:
         reading = loop.run_in_executor(self._threads, work)
         try:
             while (item := await inbox.get()) is not None:
-                if isinstance(item, Exception):
+                if isinstance(item, BaseException):
                     raise CallError(str(item), "invalid" if isinstance(item, ValueError) else "engine") from item
                 yield item
         finally:
@@ -120,6 +120,12 @@ class MistralRs:
         conditions, options = request["stop_conditions"], request["sampling_options"]
         if conditions["min_tokens"]:
             raise CallError("mistral.rs does not support min_tokens", "invalid")
+        if options.get("seed") is not None and options.get("temperature") != 0:
+            raise CallError(
+                f"seed is {options['seed']}; expected none, or temperature 0: mistral.rs has one seed for all requests, "
+                "which its worker is started with (-- --seed N, on a GPU only)",
+                "invalid",
+            )
         given = sampling(options)
         if bias := options.get("logit_bias"):
             given["logit_bias"] = {int(token): float(value) for token, value in bias.items()}
@@ -147,7 +153,7 @@ class MistralRs:
                     return  # dropping the iterator stops the engine's work
                 push(self._item(chunk))
             push(None)
-        except Exception as error:
+        except BaseException as error:  # a panic of its Rust code is no Exception
             push(error)
 
     def _item(self, chunk: Any) -> dict[str, Any]:

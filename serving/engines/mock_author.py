@@ -11,7 +11,7 @@ import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from serving.engines.mock_answers import answer_tokens, eos_place, stop_place
-from serving.engines.mock_calls import call_tokens, callable_tools, write_calls
+from serving.engines.mock_calls import call_tokens, callable_tools
 from serving.engines.mock_config import AnswerConfig
 from serving.engines.mock_embedding import DEFAULT_SIZE, embedding_of
 from serving.engines.mock_json.errors import FormError
@@ -54,7 +54,7 @@ class Author:
         """Learn to write in a model's tokens.
 
         Raises:
-            ValueError: tools are to be called, and calls cannot be written in that format, or in these tokens.
+            ValueError: tools are to be called, and JSON cannot be written in these tokens.
         """
         self.vocabulary: npt.NDArray[np.uint32] = np.asarray(tokenizer.speakable())
         self.words: list[int] = np.unique(self.vocabulary).tolist()
@@ -68,8 +68,6 @@ class Author:
         except FormError as error:
             if config.tool_call_share:
                 raise ValueError(f"tool_call_share is {config.tool_call_share:g}; expected 0: {error}") from error
-        if config.tool_call_share:
-            write_calls(tool_call_parser, [])
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -91,7 +89,8 @@ class Author:
         if request.is_embedding:
             _refuse_sharing(request)
             return Plan([], 1, 1, embedding_of(prompt, self._embedding_size, is_bytes=self._is_bytes))
-        seed = int(request.sampling_options.get("seed") or 0)
+        options = request.sampling_options
+        seed = int(options.get("seed") or options.get("choice") or 0)
         limit = request.stop_conditions.max_tokens or most or len(tokens)
         end = eos_place(request, prompt, seed)
         length = limit if end is None else min(end, limit)

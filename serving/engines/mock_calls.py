@@ -3,33 +3,13 @@
 from random import Random
 from typing import Any
 
-import msgspec
-
 from serving.engines.mock_json.errors import FormError
 from serving.engines.mock_json.fit import json_tokens
 from serving.engines.mock_json.writer import Writer
+from serving.model.parsers import write_calls
 
 NO_ARGUMENTS = {"type": "object", "properties": {}}
 ATTEMPTS = 4
-
-PARSERS = ("hermes",)
-"""Formats in which calls can be written."""
-
-
-def write_calls(parser_name: str, calls: list[tuple[str, str]]) -> str:
-    """Return calls of tools, each a name and its arguments as JSON text, in the format of a parser.
-
-    Raises:
-        ValueError: the format is unknown.
-    """
-    if parser_name not in PARSERS:
-        raise ValueError(
-            f"tool_call_parser is {parser_name!r}; expected {', '.join(PARSERS)}: the mocker writes no other"
-        )
-    return "\n".join(
-        f'<tool_call>\n{{"name": {msgspec.json.encode(name).decode()}, "arguments": {arguments}}}\n</tool_call>'
-        for name, arguments in calls
-    )
 
 
 def call_tokens(
@@ -51,7 +31,7 @@ def call_tokens(
     count = 1 + (rng.random() < share / 2)
     chosen = [tools[int(rng.random() * len(tools))]["function"] for _ in range(count)]
     seeds = [rng.getrandbits(63) for _ in chosen]
-    empty = len(writer.marked(write_calls(parser, [(function["name"], "") for function in chosen])))
+    empty = len(writer.marked(write_calls(parser, [(function["name"], "{}") for function in chosen])))
     shortest: list[int] = []
     room = max(target - empty, 0)
     for attempt in range(ATTEMPTS):

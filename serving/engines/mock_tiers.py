@@ -345,9 +345,7 @@ class LiveTiers:
 
     async def _disk(self, num_chunks: int) -> FileTier:
         """Return a disk in the first folder that no other rank on this host uses."""
-        base = self._transfer.kv_disk_folder
-        if not base:
-            base = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="dynabench-kv-"))
+        base = self._transfer.kv_disk_folder or self._temporary_folder()
         for number in range(MAX_FOLDERS):
             tier = FileTier(Path(base) / str(number), self._format, num_chunks)
             try:
@@ -357,6 +355,14 @@ class LiveTiers:
             self._stack.push_async_callback(tier.close)
             return tier
         raise TierError(f"{base}: {MAX_FOLDERS} workers already keep their KV in this folder; use another one")
+
+    def _temporary_folder(self) -> str:
+        try:
+            return self._stack.enter_context(tempfile.TemporaryDirectory(prefix="dynabench-kv-"))
+        except OSError as error:
+            raise TierError(
+                f"a temporary folder for KV cannot be made: {error}; name one with --kv-disk-folder"
+            ) from error
 
     def _keys(self, chain: BlockChain, ranges: Several[Range]) -> list[int]:
         size = self._memory.blocks_per_chunk

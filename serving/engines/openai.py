@@ -157,7 +157,6 @@ class OpenAiServer:
             await asyncio.sleep(CHECK_S)
             problem = await self._problem()
             num_failures = num_failures + 1 if problem else 0
-        await self.close()  # ends the requests that wait for it
         raise EngineError(f"{self._root} no longer answers: {problem}")
 
     async def close(self) -> None:

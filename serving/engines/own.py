@@ -10,36 +10,24 @@ import runpy
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal
 
-from serving.model.card import ModelType
+from serving.model.card import ModelCard, ModelType
 from serving.model.files import ModelFiles
 from serving.runtime.messages import CallError
-from serving.runtime.server import GeneratorService
+from serving.runtime.server import Dialect, GeneratorService
 from serving.runtime.threads import in_thread
 from serving.worker.config import ModelRunConfig, WorkerConfig
 from serving.worker.engine import EngineCall, EngineError, EngineLoad, EngineTraits
 from serving.worker.kv_events import KvEventPublisher
+from serving.worker.own_engines import dialect, without_none
 
 CAPACITY = 128
 """Items of an answer that may be queued before the engine has to wait."""
 
 END = object()
-SAMPLING = (
-    "n",
-    "best_of",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "use_beam_search",
-    "length_penalty",
-    "seed",
-)
 
 
 def standard_arguments(path: Path, worker: WorkerConfig, run: ModelRunConfig, http_port: int) -> list[str]:
@@ -88,9 +76,12 @@ class OwnEngine:
             model_type=ModelType.Chat if self._is_text else ModelType.Backend,
             block_size=run.kv_cache_block_size or 16,
         )
-        self.service = GeneratorService(self.generate)
+        self.service = GeneratorService(self.generate, lambda: self._dialect)
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=self._path.name, daemon=True)
+        self._dialect: Dialect | None = None
+        self._thread = threading.Thread(target=self._run_loop, name=self._path.name, daemon=True)
+        self._ended: Future[BaseException | None] = Future()  # with what ended the loop
+        self._ended.set_running_or_notify_cancel()  # who stops waiting for it does not cancel it
         self._function: Callable[[dict[str, Any]], AsyncIterator[Any]]
 
     async def start(self, files: ModelFiles) -> None:
@@ -101,12 +92,15 @@ class OwnEngine:
     def publish_to(self, publishers: Sequence[KvEventPublisher]) -> None:
         """See `Engine`."""
 
+    def registered_as(self, card: ModelCard) -> None:
+        """See `RegisteredEngine`."""
+        self._dialect = None if self._is_text else dialect(card)
+
     async def generate(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Answer a request with what the file's `generate` yields, each item checked."""
-        asked = request if self._is_text else _token_request(request)
         inbox: asyncio.Queue[Any] = asyncio.Queue(CAPACITY)
         ours = asyncio.get_running_loop()
-        work = asyncio.run_coroutine_threadsafe(self._feed(asked, inbox, ours), self._loop)
+        work = asyncio.run_coroutine_threadsafe(self._feed(request, inbox, ours), self._loop)
         try:
             while (item := await inbox.get()) is not END:
                 if isinstance(item, BaseException):
@@ -125,7 +119,9 @@ class OwnEngine:
 
     async def failed(self) -> None:
         """See `Engine`."""
-        await asyncio.Event().wait()
+        error = await asyncio.wrap_future(self._ended)
+        why = "it was stopped" if error is None else f"{type(error).__name__}: {error}"
+        raise EngineError(f"the event loop of {self._path} has ended, so nothing is answered any more ({why})")
 
     async def close(self) -> None:
         """See `Engine`."""
@@ -133,6 +129,15 @@ class OwnEngine:
             self._loop.call_soon_threadsafe(self._loop.stop)
         else:
             self._loop.close()
+
+    def _run_loop(self) -> None:
+        """Run the engine's loop, which ends if one of its tasks exits or stops it."""
+        error: BaseException | None = None
+        try:
+            self._loop.run_forever()
+        except BaseException as raised:
+            error = raised
+        self._ended.set_result(error)
 
     def _run_file(self) -> None:
         sys.argv = self._argv
@@ -165,31 +170,12 @@ class OwnEngine:
             await items.aclose()  # type: ignore[attr-defined]
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(inbox.put(last), ours))
 
-    def _checked(self, item: Any) -> dict[str, Any]:
+    def _checked(self, item: Any) -> Any:
         wanted = "choices" if self._is_text else "token_ids"
         if isinstance(item, dict) and isinstance(item.get(wanted), list):
-            return {name: value for name, value in item.items() if value is not None}
+            return without_none(item)
         raise CallError(
             "critical error: invalid response object from python async generator; application-logic-mismatch: "
             f"expected a dict with a list {wanted!r}, not {str(item)[:100]}",
             "engine",
         )
-
-
-def _token_request(request: dict[str, Any]) -> dict[str, Any]:
-    """Return a request as Dynamo passes it to token engines, with every field."""
-    conditions, options = request["stop_conditions"], request["sampling_options"]
-    return {
-        "token_ids": request["token_ids"],
-        "stop_conditions": {
-            "max_tokens": conditions["max_tokens"],
-            "stop": conditions["stop"],
-            "stop_token_ids_hidden": request["eos_token_ids"],
-            "min_tokens": conditions["min_tokens"] or None,
-            "ignore_eos": conditions["ignore_eos"] or None,
-        },
-        "sampling_options": {name: options.get(name) for name in SAMPLING},
-        "eos_token_ids": request["eos_token_ids"],
-        "mdc_sum": "",
-        "annotations": request["annotations"],
-    }

@@ -31,6 +31,8 @@ class Admission:
         return None
 
     def _has_key(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        authorization = next((value for name, value in headers if name == b"authorization"), b"")
-        scheme, _, token = authorization.partition(b" ")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(token, self._key)
+        """Return whether the key was given, as a bearer token or as Anthropic's clients do."""
+        given = {name: value for name, value in headers if name in (b"authorization", b"x-api-key")}
+        scheme, _, token = given.get(b"authorization", b"").partition(b" ")
+        is_bearer = scheme.lower() == b"bearer" and hmac.compare_digest(token, self._key)
+        return is_bearer or hmac.compare_digest(given.get(b"x-api-key", b""), self._key)

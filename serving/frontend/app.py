@@ -5,7 +5,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -18,26 +18,36 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.frontend import nvext
 from serving.frontend.admission import Admission
+from serving.frontend.answer import AcceptedRequest
+from serving.frontend.answers import answer_of
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.openai import KINDS, KindName
+from serving.frontend.api.kinds import KINDS, KindName
+from serving.frontend.api.messages.errors import error_body
 from serving.frontend.api.openapi import openapi
 from serving.frontend.config import FrontendConfig
-from serving.frontend.generation.choice import start_choices
+from serving.frontend.embeddings import embed
+from serving.frontend.generation.choice import start_choices, until_placed
+from serving.frontend.kept_responses import KeptResponses, Turn
 from serving.frontend.metrics import FrontendMetrics, ModelMetrics, pool_gauges
 from serving.frontend.model_info import ModelInfo, as_json
 from serving.frontend.models import Models, ServedModel
 from serving.frontend.passthrough import hand_through
-from serving.frontend.preprocess import HandedThrough, Prepared
-from serving.frontend.request import RequestReader
-from serving.frontend.response import BEGUN, AcceptedRequest, CompletionResponse
-from serving.runtime.client import ReplyStream
+from serving.frontend.preprocess import Embeddable, HandedThrough, Prepared
+from serving.frontend.request import RequestReader, unless_gone
+from serving.frontend.response import BEGUN, CompletionResponse
+from serving.frontend.server_metrics import server_counts, server_metrics
+from serving.runtime.connection import ReplyStream
 from serving.runtime.messages import CallError
+from serving.runtime.outages import Outages
 
 log = logging.getLogger(__name__)
 
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}\Z")
 DEFECT = ApiError(500, "the frontend failed on this request; its log says why")
 EXPOSED_HEADERS = ["x-request-id", "x-worker-id", "x-worker-slot", "x-overlap-tokens", "retry-after"]
+MESSAGES = KINDS["message"].path
+"""Below it, errors are those of Anthropic."""
+
 Handler = Callable[[Request], Awaitable[Response]]
 Siblings = Callable[[], Awaitable[list[dict[str, Any]]]]
 
@@ -45,7 +55,21 @@ Siblings = Callable[[], Awaitable[list[dict[str, Any]]]]
 class Frontend:
     """The handlers."""
 
-    def __init__(self, models: Models, config: FrontendConfig, siblings: Siblings | None = None) -> None:
+    def __init__(
+        self,
+        models: Models,
+        config: FrontendConfig,
+        siblings: Siblings | None = None,
+        outages: Sequence[Outages] = (),
+    ) -> None:
+        """Prepare to answer.
+
+        Args:
+            models: what is served.
+            config: our settings.
+            siblings: asks the other processes on our port for their counts (none: we are alone).
+            outages: of the servers that we need.
+        """
         self.is_draining = False
         self.metrics = FrontendMetrics()
         self.reader = RequestReader(models, config, self.metrics)
@@ -54,6 +78,8 @@ class Frontend:
         self._models = models
         self._config = config
         self._siblings = siblings
+        self._outages = outages
+        self.kept = KeptResponses(config)
         self._responses: set[CompletionResponse] = set()
         self._handed_through: set[ReplyStream] = set()
 
@@ -65,6 +91,26 @@ class Frontend:
         """POST /v1/chat/completions."""
         return await self._answer(request, "chat")
 
+    async def respond(self, request: Request) -> Response:
+        """POST /v1/responses."""
+        return await self._answer(request, "response")
+
+    async def message(self, request: Request) -> Response:
+        """POST /v1/messages."""
+        return await self._answer(request, "message")
+
+    async def embed(self, request: Request) -> Response:
+        """POST /v1/embeddings."""
+        return await self._embed(request, "embedding")
+
+    async def score(self, request: Request) -> Response:
+        """POST /v1/score."""
+        return await self._embed(request, "score")
+
+    async def rerank(self, request: Request) -> Response:
+        """POST /v1/rerank."""
+        return await self._embed(request, "rerank")
+
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
         return as_json({"object": "list", "data": [_describe(model) for model in self._models.answering()]})
@@ -74,7 +120,7 @@ class Frontend:
         return as_json(_describe(self.reader.find(request.path_params["name"])))
 
     async def health(self, request: Request) -> Response:
-        """GET /health: whether requests can be served."""
+        """GET /health: whether requests can be served, and what they would need that is away."""
         models = self._models.all()
         pools = self._models.pools()
         endpoints = sorted({str(pool.card.address) for pool in pools})
@@ -87,12 +133,20 @@ class Frontend:
             for pool in pools
             for id in sorted({rank.instance_id for rank in pool.ranks()})
         ]
-        facts = {"endpoints": endpoints, "instances": instances}
+        away = [outages for outages in self._outages if outages.is_away]
+        facts = {
+            "endpoints": endpoints,
+            "instances": instances,
+            **({"away": [each.name for each in away]} if away else {}),
+        }
         if self.is_draining:
             return as_json({"status": "not_ready", "stage": "draining", **facts}, 503)
         if not any(model.routing.num_ranks for model in models):
-            message = "; ".join(["No endpoints available", *self._models.absences()])
+            message = "; ".join(["No endpoints available", *self._models.absences(), *map(str, away)])
             return as_json({"status": "unhealthy", "message": message, **facts}, 503)
+        if away:
+            code = 503 if any(outages.carries_requests for outages in away) else 200
+            return as_json({"status": "degraded", "message": "; ".join(map(str, away)), **facts}, code)
         return as_json({"status": "healthy", **facts})
 
     async def live(self, request: Request) -> Response:
@@ -103,13 +157,15 @@ class Frontend:
         """GET /metrics."""
         others = await self._siblings() if self._siblings is not None else []
         self.metrics.keep_workers(self._models.instances())
-        body = self.metrics.exposition(others, pool_gauges(self._models))
+        servers = server_metrics([server_counts(self._outages), *(other["servers"] for other in others)])
+        models = (other["models"] for other in others)
+        body = self.metrics.exposition(models, [*pool_gauges(self._models), *servers])
         return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     def state(self) -> dict[str, Any]:
         """Return what this process has counted, for another process that serves /metrics."""
         self.metrics.keep_workers(self._models.instances())
-        return self.metrics.state()
+        return {"models": self.metrics.state(), "servers": server_counts(self._outages)}
 
     def end_all(self) -> None:
         """End all answers with an error: the process exits before they are done."""
@@ -119,9 +175,32 @@ class Frontend:
         for stream in list(self._handed_through):
             stream.abort(message, "draining")
 
+    async def _embed(self, request: Request, kind: KindName) -> Response:
+        model, asked = await self.reader.read(request, kind)
+        assert isinstance(asked, Embeddable)
+        metrics, endpoint = self.metrics.of(model.card.name), KINDS[kind].endpoint
+        metrics.count("input_tokens", by=sum(len(prompt.tokens) for prompt in asked.prompts))
+        metrics.inflight += 1
+        status = "error"
+        try:
+            response = await unless_gone(request, embed(model, asked, _request_id(request)))
+            status = "success"
+        except ApiError as error:
+            if error.status in (429, 503):
+                metrics.count("model_rejection", endpoint)
+            raise
+        except ClientDisconnect:
+            status = "cancelled"
+            raise
+        finally:
+            metrics.inflight -= 1
+            metrics.count("requests", endpoint, "unary", status)
+        return response
+
     async def _answer(self, request: Request, kind: KindName) -> Response:
         started = time.perf_counter()
-        model, prepared = await self.reader.read(request, kind)
+        turn = Turn(self.kept) if kind == "response" else None
+        model, prepared = await self.reader.read(request, kind, turn.complete if turn is not None else None)
         metrics = self.metrics.of(model.card.name)
         if isinstance(prepared, HandedThrough):
             return hand_through(model, prepared, self._handed_through, endpoint=KINDS[kind].endpoint, metrics=metrics)
@@ -132,6 +211,8 @@ class Frontend:
             if "query_instance_id" in (prepared.extension.annotations or ()):
                 return nvext.instance_query(model, prepared.prompts[0], request_id)
             choices = start_choices(prepared, model, self._config, request_id)
+            if not all(choice.attempts.is_placed for choice in choices):
+                await unless_gone(request, until_placed(choices))
         except ApiError as error:
             metrics.count("requests", prepared.endpoint, "stream" if prepared.options.stream else "unary", "error")
             if error.status in (429, 503):
@@ -141,7 +222,7 @@ class Frontend:
             metrics.observe("router_overlap_share", choice.num_overlap_tokens / choice.num_prompt)
             metrics.count("router_decisions", f"{choice.attempts.prompt_placement.rank.instance_id:x}")
         accepted = AcceptedRequest(prepared=prepared, id=request_id, choices=choices, metrics=metrics, started=started)
-        return CompletionResponse(accepted, self._responses)
+        return CompletionResponse(accepted, answer_of(accepted, turn), self._responses)
 
 
 class Guard:
@@ -154,6 +235,8 @@ class Guard:
         self._hot: dict[tuple[str, str], Handler] = {
             ("POST", "/v1/completions"): frontend.complete,
             ("POST", "/v1/chat/completions"): frontend.chat,
+            ("POST", "/v1/responses"): frontend.respond,
+            ("POST", MESSAGES): frontend.message,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -168,7 +251,7 @@ class Guard:
         method, headers = scope["method"], scope["headers"]
         error = self._admission.refusal(method, headers, num_open=frontend.num_open, is_draining=frontend.is_draining)
         if error is not None:
-            await _error_response(error)(scope, receive, send)
+            await _error_response(error, scope["path"])(scope, receive, send)
             return
         frontend.num_open += 1
         handler = self._hot.get((method, scope["path"]))
@@ -204,7 +287,7 @@ class Guard:
             refusal = DEFECT
         else:
             return
-        await _error_response(refusal)(scope, receive, send)
+        await _error_response(refusal, scope["path"])(scope, receive, send)
 
 
 def make_app(frontend: Frontend, config: FrontendConfig) -> ASGIApp:
@@ -235,6 +318,16 @@ def _routes(frontend: Frontend) -> list[tuple[str, Any, str]]:
     return [
         ("/v1/completions", frontend.complete, "POST"),
         ("/v1/chat/completions", frontend.chat, "POST"),
+        ("/v1/responses", frontend.respond, "POST"),
+        ("/v1/responses/{id}", frontend.kept.read, "GET"),
+        ("/v1/responses/{id}", frontend.kept.delete, "DELETE"),
+        (MESSAGES, frontend.message, "POST"),
+        (f"{MESSAGES}/count_tokens", info.message_tokens, "POST"),
+        ("/v1/embeddings", frontend.embed, "POST"),
+        ("/v1/score", frontend.score, "POST"),
+        ("/score", frontend.score, "POST"),
+        ("/v1/rerank", frontend.rerank, "POST"),
+        ("/rerank", frontend.rerank, "POST"),
         ("/v1/models", frontend.models, "GET"),
         ("/v1/models/{name:path}", frontend.model, "GET"),
         ("/version", info.version, "GET"),
@@ -252,9 +345,9 @@ def _routes(frontend: Frontend) -> list[tuple[str, Any, str]]:
     ]
 
 
-async def _on_api_error(_: Request, error: Exception) -> Response:
+async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return _error_response(error)
+    return _error_response(error, request.url.path)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -264,19 +357,22 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     path = request.url.path[:100]
     messages = {404: f"there is no {path}", 405: f"{path} does not accept {request.method}"}
     message = messages.get(error.status_code, str(error.detail))
-    return _error_response(ApiError(error.status_code, message, headers=dict(error.headers or {})))
+    return _error_response(ApiError(error.status_code, message, headers=dict(error.headers or {})), path)
 
 
 async def _on_gone(_: Request, error: Exception) -> Response:
     return Response(status_code=499)  # nobody is left to read it
 
 
-async def _on_defect(_: Request, error: Exception) -> Response:
-    return _error_response(DEFECT)
+async def _on_defect(request: Request, error: Exception) -> Response:
+    return _error_response(DEFECT, request.url.path)
 
 
-def _error_response(error: ApiError) -> Response:
-    return Response(error.body(), error.status, headers=error.headers, media_type="application/json")
+def _error_response(error: ApiError, path: str) -> Response:
+    """Return an error in the form of the API that a path belongs to."""
+    is_anthropic = path == MESSAGES or path.startswith(f"{MESSAGES}/")
+    body = error_body(error) if is_anthropic else error.body()
+    return Response(body, error.status, headers=error.headers, media_type="application/json")
 
 
 def _count_prompts(prepared: Prepared, metrics: ModelMetrics) -> None:

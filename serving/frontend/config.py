@@ -60,6 +60,16 @@ class FrontendConfig:
     write_timeout_s: Positive = 60.0
     """How long a client may leave its answer unread before its connection is closed (s)."""
 
+    max_kept_responses: Annotated[int, Meta(ge=0, le=1 << 20)] = 4096
+    """Responses (/v1/responses) that are kept, so that requests can continue them; the oldest make room. Several frontend
+    processes keep none."""
+
+    max_kept_responses_mb: Annotated[int, Meta(ge=1, le=1 << 20)] = 128
+    """Memory for kept responses and the conversations that led to them (MiB)."""
+
+    strict: bool = False
+    """Refuse every unknown field of a request, also those whose value asks for nothing (null, false, empty)."""
+
     allow_kv_transfer_params: bool = False
     """Let clients direct disaggregated requests, as proxies in front of vLLM do: they may ask prefill workers directly,
     and send kv_transfer_params that name hosts for decode workers to read KV from."""

@@ -45,6 +45,12 @@ class ModelInfo:
         assert isinstance(detokenized, Detokenized)
         return as_json({"prompt": detokenized.text, "text": detokenized.text})
 
+    async def message_tokens(self, request: Request) -> Response:
+        """POST /v1/messages/count_tokens, as at Anthropic."""
+        _, text = await self._reader.read(request, "message_tokens")
+        assert isinstance(text, Tokenized)
+        return as_json({"input_tokens": len(text.tokens)})
+
     async def tokenizer_info(self, request: Request) -> Response:
         """GET /tokenizer_info, as in vLLM: what lm-eval needs to know about a tokenizer that it does not have itself."""
         model = self._model(request)

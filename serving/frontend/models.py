@@ -5,7 +5,7 @@ decode pool is paired with a prefill pool whose model has the same card checksum
 
     pools of a model        what happens to a request
     decode, prefill         prefilled by one, answered by the other
-    decode                  whole at a decode worker, unless `enforce_disagg`
+    decode                  whole at a decode worker; with `enforce_disagg`, it waits for a prefill worker
     aggregated, prefill     whole at an aggregated worker, which never reads others' KV: that needs the role decode
     decode, aggregated      as if there were no aggregated pool, until the decode pool is gone
     prefill                 no model, except for clients that direct requests (`allow_kv_transfer_params`)
@@ -329,11 +329,13 @@ class Models:
         if files.contents:
             log.info("model %s: loading its tokenizer and chat template", card.name)
         if pool.preparer is None:
-            pool.preparer = Preparer(card, files, timeout_s=self._config.prepare_timeout_s)
+            pool.preparer = Preparer(
+                card, files, timeout_s=self._config.prepare_timeout_s, is_strict=self._config.strict
+            )
         # Without files there is no template of the model's own, and hardly any request needs a preparer.
         starting = pool.preparer.start() if files.contents else asyncio.sleep(0)
         text, started = await asyncio.gather(
-            asyncio.to_thread(TextModel, card, files), starting, return_exceptions=True
+            asyncio.to_thread(TextModel, card, files, is_strict=self._config.strict), starting, return_exceptions=True
         )
         for failure in (text, started):
             if isinstance(failure, BaseException):

@@ -16,7 +16,7 @@ from serving.frontend.models import ServedModel
 from serving.frontend.preprocess import HandedThrough
 from serving.frontend.response import BEGUN
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
-from serving.runtime.client import ReplyStream
+from serving.runtime.connection import ReplyStream
 from serving.runtime.messages import CallError, End
 
 GONE = "gone"

@@ -1,26 +1,32 @@
 """From an OpenAI request to prompts in token ids, checked and hashed. Pure: it runs here or in a model's preparer."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
+from serving.frontend.api.embedding import EmbeddingRequest, ScoreRequest
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.openai import (
-    COMPLETION_TOKENS,
+from serving.frontend.api.kinds import (
     KINDS,
+    AboutEmbeddings,
     AnyRequest,
-    ChatRequest,
-    CompletionRequest,
     DetokenizeRequest,
-    Message,
-    NvExt,
-    Request,
+    KindName,
+    LikeChat,
     TokenizeRequest,
+    check,
 )
+from serving.frontend.api.messages.request import MessagesRequest
+from serving.frontend.api.openai import COMPLETION_TOKENS, ChatRequest, CompletionRequest, Message, NvExt, Request
+from serving.frontend.api.plain import check_plain
+from serving.frontend.api.responses.request import ResponseOptions, ResponsesRequest
+from serving.frontend.api.structure import Constraint, constraint
+from serving.frontend.api.tools import check_tools, tool_use
 from serving.frontend.api.unsupported import check_fields
+from serving.frontend.shape import Shape, combined, honoured, shape_of
 from serving.model.card import ModelCard, ModelType
 from serving.model.context import refusal
 from serving.model.files import ModelFiles
@@ -37,9 +43,6 @@ MAX_ECHO = 1 << 21
 MAX_LOGPROBS = 1 << 16
 """Log-probabilities of prompts that one request may ask for."""
 
-MAX_DEPTH = 64
-"""Nested levels of lists and objects in a request that is handed through."""
-
 QUICK_TOKENS = 16_384
 """This many token ids are checked and hashed in about half a millisecond."""
 
@@ -47,19 +50,23 @@ QUICK_TOKENS = 16_384
 class TextModel:
     """Turns requests for a model into token ids."""
 
-    def __init__(self, card: ModelCard, files: ModelFiles, *, is_preparer: bool = False) -> None:
+    def __init__(
+        self, card: ModelCard, files: ModelFiles, *, is_preparer: bool = False, is_strict: bool = False
+    ) -> None:
         """Load the tokenizer and the template.
 
         Args:
             card: the card that the model's workers registered.
             files: the model's files.
             is_preparer: whether the model's own template may run in this process.
+            is_strict: whether unknown fields are refused even if their value asks for nothing.
 
         Raises:
             ModelError: one of them cannot be used.
         """
         self.card = card
         self.files = files
+        self.is_strict = is_strict
         self.tokenizer = load(files, encodes=True)
         self.template = ChatTemplate(files) if is_preparer or source(files) == PLAIN else None
         self.vocab_size = files.vocab_size
@@ -80,7 +87,13 @@ class Prepared(msgspec.Struct, kw_only=True, tag=True):
     """A request in token ids, and what else its answer needs from the request."""
 
     options: Request
-    is_chat: bool
+    kind: KindName
+    shape: Shape | None
+    """None if the answer is one text."""
+    constraint: Constraint | None
+    """What the answer must look like."""
+    tools: list[dict[str, Any]] | None
+    """What it may call, if that is left to the model."""
     prompts: list[Prompt]
     limits: list[int]
     """Tokens that each prompt's answer may have."""
@@ -94,11 +107,18 @@ class Prepared(msgspec.Struct, kw_only=True, tag=True):
     """The same for the prompt's tokens."""
     formatted: str
     """The first prompt as text, if it is text and was requested."""
+    response: ResponseOptions | None = None
+    """For a response, what it needs of its request."""
 
     @property
     def endpoint(self) -> str:
         """The label under which it is counted."""
-        return KINDS["chat" if self.is_chat else "completion"].endpoint
+        return KINDS[self.kind].endpoint
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether it is a turn of a conversation."""
+        return self.kind != "completion"
 
     @property
     def extension(self) -> NvExt:
@@ -128,7 +148,21 @@ class Detokenized(msgspec.Struct, tag=True):
     text: str
 
 
-Preprocessed = Prepared | HandedThrough | Tokenized | Detokenized
+class Embeddable(msgspec.Struct, kw_only=True, tag=True):
+    """Texts in token ids whose embeddings are wanted, and for what."""
+
+    kind: KindName
+    model: str
+    prompts: list[Prompt]
+    """For scores, the first texts and then as many second ones; for a ranking, the query and then the documents."""
+    is_base64: bool = False
+    dimensions: int | None = None
+    top_n: int | None = None
+    documents: list[str] | None = None
+    """Those to be ranked, if the answer has their texts."""
+
+
+Preprocessed = Prepared | HandedThrough | Tokenized | Detokenized | Embeddable
 
 
 def is_quick(request: AnyRequest, model: TextModel) -> bool:
@@ -137,12 +171,16 @@ def is_quick(request: AnyRequest, model: TextModel) -> bool:
         return len(request.tokens) <= QUICK_TOKENS
     if model.card.model_type is not ModelType.Backend and isinstance(request, Request):
         return True
+    if isinstance(request, LikeChat):
+        return model.template is not None and len(msgspec.json.encode(request)) <= model.tokenizer.num_quick
     if isinstance(request, ChatRequest) or (isinstance(request, TokenizeRequest) and request.messages is not None):
         if model.template is None and not _is_raw(request):
             return False
         return _num_characters(request) <= model.tokenizer.num_quick
     if isinstance(request, TokenizeRequest):
         return len(request.prompt or "") <= model.tokenizer.num_quick
+    if isinstance(request, AboutEmbeddings):
+        return False
     assert isinstance(request, CompletionRequest)
     prompts = request.prompts()
     num_characters = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
@@ -166,11 +204,17 @@ def preprocess(request: AnyRequest, body: bytes | bytearray, model: TextModel) -
     Raises:
         ApiError: it cannot be served.
     """
+    if not isinstance(request, Request):
+        check_fields(body, request, is_strict=model.is_strict)
     if isinstance(request, TokenizeRequest):
         return tokenize(request, model)
+    if isinstance(request, AboutEmbeddings):
+        return embeddable(request, model)
     if isinstance(request, DetokenizeRequest):
         _check_tokens(request.tokens, model, "tokens")
         return Detokenized(model.tokenizer.decode(request.tokens))
+    if isinstance(request, LikeChat):
+        return translated(request, model)
     takes_whole, name = (
         (ModelType.Chat, "chat completions")
         if isinstance(request, ChatRequest)
@@ -180,7 +224,7 @@ def preprocess(request: AnyRequest, body: bytes | bytearray, model: TextModel) -
         return hand_through(body)
     if model.card.model_type is not ModelType.Backend:
         raise ApiError(404, f"model {request.model!r} does not offer {name}", code="model_not_found", param="model")
-    check_fields(body, request)
+    check_fields(body, request, is_strict=model.is_strict)
     return prepare(request, model)
 
 
@@ -191,7 +235,10 @@ def prepare(request: Request, model: TextModel) -> Prepared:
         ApiError: it cannot be served.
     """
     _check_tokens(map(int, request.logit_bias or ()), model, "logit_bias")
+    use, wanted = None, constraint(request)
     if isinstance(request, ChatRequest):
+        check_tools(request)
+        use = tool_use(request)
         encoded = [_encode_chat(request, model)]
     else:
         assert isinstance(request, CompletionRequest)
@@ -202,7 +249,10 @@ def prepare(request: Request, model: TextModel) -> Prepared:
     wants_formatted = request.nvext is not None and "formatted_prompt" in (request.nvext.annotations or ())
     return Prepared(
         options=request,
-        is_chat=isinstance(request, ChatRequest),
+        kind="chat" if isinstance(request, ChatRequest) else "completion",
+        shape=shape_of(request, use, wanted, encoded[0].text, model.card) if isinstance(request, ChatRequest) else None,
+        constraint=honoured(combined(use, wanted), model.card),
+        tools=use.tools if use is not None and not use.is_forced else None,
         prompts=[Prompt(each.tokens, model.card.kv_cache_block_size) for each in encoded],
         limits=[each.limit for each in encoded],
         has_own_limit=has_own_limit,
@@ -211,6 +261,27 @@ def prepare(request: Request, model: TextModel) -> Prepared:
         num_prompt_logprobs=request.num_prompt_logprobs,
         formatted=encoded[0].text if wants_formatted else "",
     )
+
+
+def translated(request: LikeChat, model: TextModel) -> Prepared | Tokenized:
+    """Turn a request of another API into token ids, by way of the chat request that asks for the same.
+
+    Raises:
+        ApiError: it cannot be served.
+    """
+    if model.card.model_type is not ModelType.Backend:
+        name = "responses" if isinstance(request, ResponsesRequest) else "messages"
+        raise ApiError(404, f"model {request.model!r} does not offer {name}", code="model_not_found", param="model")
+    check_plain(msgspec.to_builtins(request))
+    chat = request.to_chat()
+    check(chat)
+    if not isinstance(request, ResponsesRequest | MessagesRequest):
+        return Tokenized(tokens=_chat_tokens(chat, model)[1].tolist(), token_strs=None)
+    prepared = prepare(chat, model)
+    prepared.kind = "message"
+    if isinstance(request, ResponsesRequest):
+        prepared.kind, prepared.response = "response", request.options()
+    return prepared
 
 
 def tokenize(request: TokenizeRequest, model: TextModel) -> Tokenized:
@@ -232,6 +303,46 @@ def tokenize(request: TokenizeRequest, model: TextModel) -> Tokenized:
     )
 
 
+def embeddable(request: AboutEmbeddings, model: TextModel) -> Embeddable:
+    """Turn texts whose embeddings are wanted into token ids.
+
+    Raises:
+        ApiError: the model's engine returns none, or the texts are too long.
+    """
+    if not model.card.has_embeddings or model.card.role != "aggregated":
+        problem = f"the engine of model {model.card.name!r} returns no embeddings"
+        raise ApiError(400, problem, code="unsupported_parameter", param="model")
+    name = model.card.name
+    match request:
+        case EmbeddingRequest():
+            prompts = _embeddable(request.inputs(), model, "input")
+            is_base64 = request.encoding_format == "base64"
+            return Embeddable(
+                kind="embedding", model=name, prompts=prompts, is_base64=is_base64, dimensions=request.dimensions
+            )
+        case ScoreRequest():
+            first, second = request.pairs()
+            return Embeddable(kind="score", model=name, prompts=_embeddable([*first, *second], model, "documents"))
+        case _:
+            prompts = _embeddable([request.query, *request.documents], model, "documents")
+            shown = None if request.return_documents is False else request.documents
+            return Embeddable(kind="rerank", model=name, prompts=prompts, top_n=request.top_n, documents=shown)
+
+
+def _embeddable(inputs: Sequence[str | list[int]], model: TextModel, param: str) -> list[Prompt]:
+    found, size = [], model.card.kv_cache_block_size
+    for each in inputs:
+        tokens = _encode(each, model, param, special=True) if isinstance(each, str) else _given(each, model, param)
+        if not len(tokens):
+            raise ApiError(400, "a text has no tokens", param=param)
+        if (message := refusal(model.card.context_length, len(tokens), None)) is not None:
+            raise ApiError(400, message, code="context_length_exceeded", param=param)
+        found.append(tokens)
+    if sum(map(len, found)) > MAX_WORK:
+        raise ApiError(400, f"all texts together may have at most {MAX_WORK} tokens", param=param)
+    return [Prompt(tokens, size) for tokens in found]
+
+
 def hand_through(body: bytes | bytearray) -> HandedThrough:
     """Turn a request's body into the form for engines that take whole requests.
 
@@ -239,7 +350,7 @@ def hand_through(body: bytes | bytearray) -> HandedThrough:
         ApiError: it cannot be sent.
     """
     request: dict[str, Any] = msgspec.json.decode(body)
-    _check_plain(request)
+    check_plain(request)
     encoded = msgspec.Raw(msgspec.msgpack.encode(request))
     return HandedThrough(model=request["model"], stream=bool(request.get("stream")), request=encoded)
 
@@ -255,6 +366,12 @@ class _Encoded(NamedTuple):
 
 
 def _encode_chat(request: ChatRequest, model: TextModel) -> _Encoded:
+    text, tokens = _chat_tokens(request, model)
+    return _Encoded(text, tokens, _limit(request, len(tokens), model, "messages"))
+
+
+def _chat_tokens(request: ChatRequest, model: TextModel) -> tuple[str, Ids]:
+    """Return the prompt of a conversation, as text and in tokens."""
     is_raw = _is_raw(request)
     tools = request.tools if request.tool_choice != "none" else None
     more = {
@@ -263,8 +380,7 @@ def _encode_chat(request: ChatRequest, model: TextModel) -> _Encoded:
         "variables": request.template_variables,
     }
     text = _joined(request.messages) if is_raw else _render(request.messages, tools, model, **more)
-    tokens = _encode(text, model, "messages", special=is_raw)
-    return _Encoded(text, tokens, _limit(request, len(tokens), model, "messages"))
+    return text, _encode(text, model, "messages", special=is_raw)
 
 
 def _encode_prompt(prompt: str | list[int], request: CompletionRequest, model: TextModel) -> _Encoded:
@@ -272,9 +388,14 @@ def _encode_prompt(prompt: str | list[int], request: CompletionRequest, model: T
         tokens = _encode(prompt, model, "prompt", special=True)
         return _Encoded(prompt, tokens, _limit(request, len(tokens), model, "prompt"))
     limit = _limit(request, len(prompt), model, "prompt")
-    _check_tokens(prompt, model, "prompt")
-    tokens = np.frombuffer(array("I", prompt), np.uint32)  # three times as fast as np.array
+    tokens = _given(prompt, model, "prompt")
     return _Encoded(model.tokenizer.decode(prompt) if request.echo else "", tokens, limit)
+
+
+def _given(tokens: list[int], model: TextModel, param: str) -> Ids:
+    """Return tokens that came as such, if the model has them."""
+    _check_tokens(tokens, model, param)
+    return np.frombuffer(array("I", tokens), np.uint32)  # three times as fast as np.array
 
 
 def _check_totals(request: Request, encoded: list[_Encoded], num_echoed: int, *, has_own_limit: bool) -> None:
@@ -345,23 +466,3 @@ def _limit(request: Request, num_prompt: int, model: TextModel, param: str) -> i
     if limit is None and isinstance(request, CompletionRequest):
         return min(max(COMPLETION_TOKENS, request.min_tokens or 0), room)
     return min(limit or room, room)
-
-
-def _check_plain(value: Any) -> None:
-    """Reject what cannot be sent: nesting that would exhaust a stack, integers beyond 64 bits."""
-    level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        below: list[Any] = []
-        for entry in level:
-            if isinstance(entry, dict):
-                below += entry.values()
-            elif isinstance(entry, list):
-                below += entry
-            elif isinstance(entry, int) and not -(1 << 63) <= entry < 1 << 64:
-                raise ApiError(
-                    400, f"the request has an integer of {entry.bit_length()} bits; at most 64 are supported"
-                )
-        if not below:
-            return
-        level = below
-    raise ApiError(400, f"the request is nested more than {MAX_DEPTH} levels deep")

@@ -2,14 +2,14 @@
 
 import asyncio
 import re
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from foundation.text import one_line
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.openai import KINDS, KindName, parse
+from serving.frontend.api.kinds import KINDS, KindName, parse
 from serving.frontend.config import FrontendConfig
 from serving.frontend.http.body import BodyBudget, read_body
 from serving.frontend.metrics import FrontendMetrics
@@ -36,15 +36,24 @@ class RequestReader:
         self._max_bytes = config.max_body_mb << 20
         self._bodies = BodyBudget(config.max_buffered_mb << 20)
 
-    async def read(self, request: Request, kind: KindName) -> tuple[ServedModel, Preprocessed]:
+    async def read(
+        self, request: Request, kind: KindName, complete: Callable[[Body], Body] | None = None
+    ) -> tuple[ServedModel, Preprocessed]:
         """Return a request's model, and the preprocessed request.
+
+        Args:
+            request: the request.
+            kind: its kind.
+            complete: adds to its body what it refers to.
 
         Raises:
             ApiError: it cannot be served.
             ClientDisconnect: its client has hung up.
         """
         with self._bodies.share() as share:
-            body = await read_body(request, share, self._max_bytes)
+            body: Body = await read_body(request, share, self._max_bytes)
+            if complete is not None:
+                body = complete(body)
             if len(body) > INLINE_BYTES:
                 model = self._models.get(guess_model(body)) or self._any()
                 return await self._prepare(request, kind, body, model)
@@ -81,7 +90,7 @@ class RequestReader:
         while True:
             is_only = len(self._models.all()) == 1
             try:
-                outcome = await _unless_gone(request, model.preparer.prepare(kind, body, is_only=is_only))
+                outcome = await unless_gone(request, model.preparer.prepare(kind, body, is_only=is_only))
             except ApiError:
                 self._count_error(kind, body, model)
                 raise
@@ -120,7 +129,7 @@ def _at_ends(pattern: re.Pattern[bytes], body: Body) -> re.Match[bytes] | None:
     return pattern.search(body, 0, GUESS_BYTES) or pattern.search(body, max(len(body) - GUESS_BYTES, 0))
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
     """Wait for work, unless the client hangs up before it is done; the request's body has been read."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
     try:

@@ -45,11 +45,15 @@ class PortError(RuntimeUnavailableError):
 def listen(host: str, port: int) -> socket.socket:
     """Bind a listening socket, or use the one that we were started with.
 
+    Only processes that are handed it explicitly have it: nobody else keeps the port once the frontend is gone.
+
     Raises:
         PortError: the port is in use, or binding it is not allowed.
     """
     if LISTEN_FD in os.environ:
-        return socket.socket(fileno=int(os.environ[LISTEN_FD]))
+        given = socket.socket(fileno=int(os.environ[LISTEN_FD]))
+        given.set_inheritable(False)
+        return given
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -61,7 +65,6 @@ def listen(host: str, port: int) -> socket.socket:
             f"port {port} on {host} cannot be used: {error.strerror}; choose another with --http-port"
         ) from error
     listener.listen(2048)
-    listener.set_inheritable(True)
     return listener
 
 
@@ -90,7 +93,7 @@ async def serve_frontend(
     runtime: DistributedRuntime, config: FrontendConfig, models: Models, listener: socket.socket
 ) -> None:
     """Serve HTTP until the process is asked to end; then let requests in progress finish."""
-    frontend = Frontend(models, config, await _siblings(runtime))
+    frontend = Frontend(models, config, await _siblings(runtime), runtime.outages)
     await _count_for_siblings(runtime, frontend)
     await models.start()
     limits = Limits(unread_timeout_s=config.write_timeout_s)

@@ -6,7 +6,8 @@
 
 Each chunk has its own file: evicting it means removing the file, a full disk only loses the chunk that did not fit, and no
 file is ever rewritten, so that a crash leaves whole files and `.new` ones. Files are not synced to the disk: a power cut may
-leave files with holes, which their checksums detect. Folders are opened by handle, and links are not followed.
+leave files with holes, which their checksums detect. Folders are opened by handle, and links are not followed. If somebody
+removes or replaces the folder, its handle leads to the old one until `renew` opens the one at its path.
 """
 
 import contextlib
@@ -25,6 +26,8 @@ from serving.kv_tiers.tier import VERSION, ChunkFormat, FolderTakenError, TierEr
 MAGIC = b"dynabench-kv"
 FILE_HEADER = struct.Struct("<12sIQQQ")
 """Magic, version, identity of the format, key, and bytes of the chunk."""
+
+REMEDY = "choose one of your own with --kv-disk-folder"
 
 NAME = re.compile(r"([0-9a-f]{14})\.(kv|new)")
 FAN = re.compile(r"[0-9a-f]{2}")
@@ -46,6 +49,8 @@ class ChunkFolder:
 
     def __init__(self, path: Path, format: ChunkFormat) -> None:
         self.path = path
+        self.num_renewals = 0
+        """How often it was made again: files that were written before are elsewhere, or gone."""
         self._format = format
         self._handle = -1
         self._lock = -1
@@ -56,30 +61,33 @@ class ChunkFolder:
         Raises:
             TierError: it is another worker's, a link, open to others, or cannot be used.
         """
-        path = self.path
+        self._handle, self._lock = _locked(self.path)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether somebody has removed or replaced the folder or its lock since we opened it.
+
+        Raises:
+            OSError: it cannot be looked at.
+        """
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._handle = _enter(path)
-            facts = os.fstat(self._handle)
-            if facts.st_uid != os.getuid():
-                raise TierError(f"{path}: the folder for KV belongs to user {facts.st_uid}; use one of your own")
-            if facts.st_mode & 0o022:
-                raise TierError(f"{path}: other users can write to the folder for KV (to fix: chmod 700 {path})")
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            self._lock = os.open("lock", flags, 0o600, dir_fd=self._handle)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self.close()
-            raise FolderTakenError(
-                f"{path}: another worker keeps its KV in this folder; use one folder for each worker"
-            ) from error
-        except OSError as error:
-            self.close()
-            why = "it is a symbolic link" if path.is_symlink() else error.strerror
-            raise TierError(f"{path}: the folder for KV cannot be used: {why}") from error
-        except TierError:
-            self.close()
-            raise
+            found = self.path.lstat(), os.stat("lock", dir_fd=self._handle, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        return not all(map(os.path.samestat, found, (os.fstat(self._handle), os.fstat(self._lock))))
+
+    def renew(self) -> Found:
+        """Lock and scan the folder that is at the path now, and create it if there is none.
+
+        Raises:
+            TierError: as at the first opening; the lost folder stays open.
+            OSError: it cannot be scanned.
+        """
+        for fresh, handle in zip(_locked(self.path), (self._handle, self._lock), strict=True):
+            os.dup2(fresh, handle, inheritable=False)  # other threads may be using these numbers
+            os.close(fresh)
+        self.num_renewals += 1
+        return self.scan()
 
     def scan(self) -> Found:
         """Return what is there; remove our files that are torn or of another format."""
@@ -189,6 +197,37 @@ class ChunkFolder:
     def _fan(self, name: str) -> Iterator[int]:
         with _closing(_enter(name, self._handle)) as handle:
             yield handle
+
+
+def _locked(path: Path) -> tuple[int, int]:
+    """Open a folder that is ours alone; return its handle and that of its lock.
+
+    Raises:
+        TierError: see `ChunkFolder.open`.
+    """
+    with contextlib.ExitStack() as opened:
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            handle = _enter(path)
+            opened.callback(os.close, handle)
+            facts = os.fstat(handle)
+            if facts.st_uid != os.getuid():
+                raise TierError(f"{path}: the folder for KV belongs to user {facts.st_uid}; {REMEDY}")
+            if facts.st_mode & 0o022:
+                raise TierError(f"{path}: other users can write to the folder for KV (to fix: chmod 700 {path})")
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            lock = os.open("lock", flags, 0o600, dir_fd=handle)
+            opened.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise FolderTakenError(
+                f"{path}: another worker keeps its KV in this folder; use one folder for each worker"
+            ) from error
+        except OSError as error:
+            why = "it is a symbolic link" if path.is_symlink() else error.strerror
+            raise TierError(f"{path}: the folder for KV cannot be used: {why}; {REMEDY}") from error
+        opened.pop_all()
+    return handle, lock
 
 
 def _place(key: int) -> tuple[str, str]:

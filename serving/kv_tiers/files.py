@@ -4,9 +4,13 @@ The index is in memory and belongs to the event loop; a few threads access the f
 given up: it still counts as busy, so that there are never many of them, and its result is discarded.
 
     absent --write--> being written --> there --evicted, or found corrupt--> leaving --> absent
+
+If somebody removes or replaces the folder, all chunks are absent as soon as one of them is missed, and the next write makes
+the folder again.
 """
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections import OrderedDict
@@ -16,8 +20,8 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from serving.kv_tiers.chunk_folder import ChunkFolder
-from serving.kv_tiers.tier import Changes, ChunkFormat, Tally, TierCounts
+from serving.kv_tiers.chunk_folder import ChunkFolder, Found
+from serving.kv_tiers.tier import Changes, ChunkFormat, Tally, TierCounts, TierError
 from serving.kv_tiers.trouble import Trouble
 from serving.runtime.threads import in_thread
 
@@ -32,6 +36,9 @@ MAX_CALLS = 256
 TIMEOUT_S = 10.0
 """How long a read or write may take, including its wait for a thread."""
 
+MAX_RENEWALS = 3
+"""How often one write makes the folder again, if somebody keeps removing it."""
+
 CLOSE_S = 5.0
 """How long to wait for threads when closing."""
 
@@ -41,6 +48,12 @@ class Done(NamedTuple):
 
     num_chunks: int
     fault: str = ""
+    bad: Sequence[int] = ()
+    """Chunks that are missing or corrupt."""
+    num_faults: int = 0
+    """How many of these are corrupt."""
+    is_lost: bool = False
+    """Whether the folder is no longer at its path."""
 
 
 class Turn:
@@ -84,6 +97,11 @@ class FileTier:
         self._calls: set[asyncio.Task[int]] = set()
         self._is_closed = False
         self._tally = Tally(self.num_chunks)
+        self._renewing = asyncio.Lock()
+        self._losing = Trouble(
+            f"{folder}: the folder for KV is gone, and its chunks count as absent",
+            f"{folder}: the folder for KV has been made again",
+        )
         self._reading = Trouble(f"{folder}: KV cannot be read and counts as absent", f"{folder}: KV can be read again")
         self._writing = Trouble(f"{folder}: KV cannot be written", f"{folder}: KV can be written again")
 
@@ -97,10 +115,7 @@ class FileTier:
         folder = self._folder
         await in_thread(folder.open)
         found = await in_thread(folder.scan)
-        num_too_many = max(len(found.keys) - self.num_chunks, 0)
-        await in_thread(partial(_remove, folder, found.keys[:num_too_many]))
-        self._there = OrderedDict.fromkeys(found.keys[num_too_many:], 0)
-        self.changes.came(self._there)
+        num_too_many = await self._adopt(found)
         log.info(
             "%s: found %d chunks of KV (at most %d fit); removed %d that were torn or of another format and %d that were too many; "
             "left alone %d unknown files",
@@ -163,21 +178,36 @@ class FileTier:
             return 0 if turn.is_over else await call(turn)
 
     async def _read(self, targets: list[tuple[int, memoryview]], turn: Turn) -> int:
-        writes = [self._there.get(key) for key, _ in targets]
+        writes, num_renewals = {key: self._there.get(key) for key, _ in targets}, self._folder.num_renewals
         done = await in_thread(partial(_read, self._folder, targets, self._format.chunk_bytes, turn))
-        num_read = done.num_chunks
-        self._touch([key for key, _ in targets[:num_read]])
-        if num_read < len(targets) and not turn.is_over:
-            if done.fault:
-                self._fault(self._reading, done.fault)
-            last, _ = targets[num_read]
-            if last in self._there and self._there[last] == writes[num_read]:  # not one that has been written since
-                await self._leave([last])
-        elif num_read:
+        self._touch([key for key, _ in targets[: done.num_chunks]])
+        if done.is_lost and num_renewals == self._folder.num_renewals:
+            self._forget()
+        if done.fault:
+            self._fault(self._reading, done.fault, done.num_faults)
+        elif done.num_chunks == len(targets):
             self._reading.end()
-        return num_read
+        # A chunk may have been written since.
+        await self._leave([key for key in done.bad if key in self._there and self._there[key] == writes[key]])
+        return done.num_chunks
 
     async def _write(self, wanted: dict[int, memoryview], turn: Turn) -> int:
+        done = await self._write_new(wanted, turn)
+        for _ in range(MAX_RENEWALS):
+            if not done.is_lost:
+                break
+            fault = await self._renew()
+            done = Done(0, fault) if fault else await self._write_new(wanted, turn)
+        if done.fault:
+            self._fault(self._writing, done.fault)
+        elif done.num_chunks:
+            self._writing.end()
+        return done.num_chunks
+
+    async def _write_new(self, wanted: dict[int, memoryview], turn: Turn) -> Done:
+        """Write the chunks that are not there; none of them counts if the folder is lost, or was made again meanwhile."""
+        async with self._renewing:
+            num_renewals = self._folder.num_renewals
         self._touch(list(wanted))
         new, victims = self._make_room(wanted)
         self._being_written.update(new)
@@ -191,16 +221,43 @@ class FileTier:
         if not done.fault:
             done = await in_thread(partial(_write, self._folder, [(key, wanted[key]) for key in new], turn))
         self._being_written.difference_update(new)
+        if done.is_lost or num_renewals != self._folder.num_renewals:
+            return Done(0, "somebody keeps removing the folder", is_lost=True)
         self._num_writes += 1
         for key in reversed(new[: done.num_chunks]):
             self._there[key] = self._num_writes
         self.changes.came(new[: done.num_chunks])
         self._tally.written(done.num_chunks, 0, self._format.chunk_bytes)
-        if done.fault:
-            self._fault(self._writing, done.fault)
-        elif done.num_chunks:
-            self._writing.end()
-        return done.num_chunks
+        return done
+
+    async def _renew(self) -> str:
+        """Make the folder again, unless another call has done so; return why that is not possible."""
+        async with self._renewing:
+            try:
+                if not await in_thread(lambda: self._folder.is_lost):
+                    return ""
+                self._forget()
+                found = await in_thread(self._folder.renew)
+            except (TierError, OSError) as error:
+                return str(error)
+            self._forget()  # what was written until now
+            await self._adopt(found)
+            self._losing.end()
+            return ""
+
+    async def _adopt(self, found: Found) -> int:
+        """Note what a folder contains; remove what is too much, and return how many chunks that is."""
+        num_too_many = max(len(found.keys) - self.num_chunks, 0)
+        self._there = OrderedDict.fromkeys(found.keys[num_too_many:], 0)
+        self.changes.came(self._there)
+        await in_thread(partial(_remove, self._folder, found.keys[:num_too_many]))
+        return num_too_many
+
+    def _forget(self) -> None:
+        """Count all chunks as absent: the folder is lost."""
+        self.changes.left(self._there)
+        self._there.clear()
+        self._losing.begin("somebody removed or replaced it")
 
     async def _remove(self, keys: Sequence[int], turn: Turn) -> int:
         await self._leave([key for key in dict.fromkeys(keys) if key in self._there])
@@ -244,8 +301,8 @@ class FileTier:
             self._there[key] = 0
             self._there.move_to_end(key, last=False)
 
-    def _fault(self, trouble: Trouble, why: str) -> None:
-        self._tally.add(num_faults=1)
+    def _fault(self, trouble: Trouble, why: str, num_faults: int = 1) -> None:
+        self._tally.add(num_faults=num_faults)
         trouble.begin(why)
 
 
@@ -253,29 +310,50 @@ class FileTier:
 
 
 def _read(folder: ChunkFolder, targets: list[tuple[int, memoryview]], chunk_bytes: int, turn: Turn) -> Done:
+    """Read chunks until one is bad, and verify those after it: all that are bad are found at once."""
+    num_read, num_faults, fault = 0, 0, ""
+    bad: list[int] = []
     with memoryview(bytearray(chunk_bytes)) as memory:  # the turn may end while we wait for the disk
-        for number, (key, target) in enumerate(targets):
+        for key, target in targets:
+            if turn.is_over:
+                break
             try:
-                fault = folder.read(key, memory)
+                wrong = folder.read(key, memory)
             except FileNotFoundError:
-                return Done(number)
-            except OSError as error:
-                return Done(number, f"chunk {key:016x}: {error.strerror}")
-            if fault or turn.is_over:
-                return Done(number, fault and f"chunk {key:016x}: {fault}")
-            turn.deliver(memory, target)
-    return Done(len(targets))
+                if not bad and _is_lost(folder):
+                    return Done(num_read, is_lost=True)
+                bad.append(key)
+                continue
+            except OSError as error:  # perhaps all reads would fail now
+                return Done(num_read, f"chunk {key:016x}: {error.strerror}", [*bad, key], num_faults + 1)
+            if wrong:
+                bad.append(key)
+                num_faults += 1
+                fault = fault or f"chunk {key:016x}: {wrong}"
+            elif not bad:
+                turn.deliver(memory, target)
+                num_read += 1
+    return Done(num_read, fault, bad, num_faults)
 
 
 def _write(folder: ChunkFolder, chunks: list[tuple[int, memoryview]], turn: Turn) -> Done:
+    if chunks and _is_lost(folder):
+        return Done(0, is_lost=True)
     for number, (key, chunk) in enumerate(chunks):
         if turn.is_over:
             return Done(number)
         try:
             folder.write(key, chunk)
         except OSError as error:
-            return Done(number, f"chunk {key:016x}: {error.strerror}")
+            return Done(number, f"chunk {key:016x}: {error.strerror}", is_lost=_is_lost(folder))
     return Done(len(chunks))
+
+
+def _is_lost(folder: ChunkFolder) -> bool:
+    """Return whether a folder is lost, as far as the disk lets us see."""
+    with contextlib.suppress(OSError):
+        return folder.is_lost
+    return False
 
 
 def _remove(folder: ChunkFolder, keys: list[int]) -> Done:

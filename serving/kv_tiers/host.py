@@ -105,12 +105,12 @@ class HostTier:
 
     async def read(self, keys: Sequence[int], into: Sequence[memoryview]) -> int:
         """See `Tier`."""
-        num_read, in_this_turn = 0, 0
+        num_read, in_this_turn, is_whole = 0, 0, True
         for key, target in zip(keys, into, strict=True):
-            if key not in self._kept or self._is_wrong(key):
-                break
-            target[:] = self._slot(self._kept[key])
-            num_read += 1
+            is_whole = key in self._kept and not self._is_wrong(key) and is_whole
+            if is_whole:
+                target[:] = self._slot(self._kept[key])
+                num_read += 1
             in_this_turn = await _pause(in_this_turn + len(target))
         self._touch(keys[:num_read])
         return self._tally.read(num_read, len(keys), self._format.chunk_bytes)

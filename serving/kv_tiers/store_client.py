@@ -218,28 +218,30 @@ class StoreTier:
         """Return how many chunks arrived complete and right."""
         num_coming = await self._ask(READ, [key for key, _ in targets], link)
         size, chunk_bytes = group_size(self._format.chunk_bytes), self._format.chunk_bytes
-        num_right, is_wrong = 0, False
+        num_right, wrong = 0, list[int]()
         for start in range(0, num_coming, size):
-            for chunk in await receive_group(link, min(size, num_coming - start), chunk_bytes):
-                is_wrong = is_wrong or not await self._deliver(chunk, *targets[num_right])
-                num_right += not is_wrong
-        self._note((), gone=[key for key, _ in targets[num_right : num_right + 1]])
-        if is_wrong:
-            await self._ask(REMOVE, [targets[num_right][0]], link)
+            group = await receive_group(link, min(size, num_coming - start), chunk_bytes)
+            for chunk, (key, target) in zip(group, targets[start:], strict=False):
+                if not await self._is_right(chunk, key):
+                    wrong.append(key)
+                elif not wrong:
+                    target[:] = chunk
+                    num_right += 1
+        self._note((), gone=[*wrong, *(key for key, _ in targets[num_coming : num_coming + 1])])
+        if wrong:
+            await self._ask(REMOVE, wrong, link)
         elif num_right:
             self._spoilt.end()
         return num_right
 
-    async def _deliver(self, chunk: memoryview, key: int, target: memoryview) -> bool:
-        """Copy a chunk to its target, if it is right."""
+    async def _is_right(self, chunk: memoryview, key: int) -> bool:
+        """Return whether a chunk is right; report it otherwise."""
         find_fault = partial(self._format.find_fault, chunk, key)
         fault = find_fault() if len(chunk) <= GROUP_BYTES else await in_thread(find_fault)
         if fault:
             self._tally.add(num_faults=1)
             self._spoilt.begin(f"chunk {key:016x}: {fault}")
-            return False
-        target[:] = chunk
-        return True
+        return not fault
 
     async def _write_lot(self, chunks: Sequence[tuple[int, memoryview]], link: Stream) -> int:
         """Return how many of the first chunks are there now."""

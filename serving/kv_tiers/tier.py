@@ -122,8 +122,8 @@ class Tier(Protocol):
     async def read(self, keys: Sequence[int], into: Sequence[memoryview]) -> int:
         """Return how many of the first chunks arrived complete and right; the content of the other memories is undefined.
 
-        A chunk that is missing, short or corrupt ends the read and is dropped. Once this has returned or was cancelled,
-        nothing is written into the memories any more.
+        A chunk that is missing, short or corrupt is dropped, and so are those after it that are: the next write brings all
+        of them back. Once this has returned or was cancelled, nothing is written into the memories any more.
         """
         ...
 

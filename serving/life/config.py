@@ -37,7 +37,8 @@ class DisaggregationConfig(LeaseConfig):
     """Bypass only if the decode worker, with this request, uses at most this share of its KV blocks (none: always)."""
 
     enforce_disagg: bool = False
-    """Fail requests while there is no prefill worker; otherwise decode workers serve them whole."""
+    """While there is no prefill worker, let requests wait up to 30 s for one, and then fail; otherwise decode workers serve
+    them whole."""
 
     prefill_fallback: bool = False
     """Let decode workers compute a prompt whose prefill failed; otherwise the request fails."""

@@ -13,7 +13,8 @@ What follows the end of a call:
     unavailable, within 30 s of one of these    PlaceAgain after a pause: a router has no instance to pass it on to
     anything else                               Refused; in prefill with prefill_fallback: decode
 
-After each `PlaceAgain` without a pause, the request may look for an instance for 30 s.
+After each `PlaceAgain` without a pause, the request may look for an instance for 30 s. So may a request that `enforce_disagg`
+keeps from its decode workers while there is no prefill worker. Any other request that finds no instance when it arrives fails.
 """
 
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ ELSEWHERE = frozenset({"draining", "unknown", "overloaded"})
 
 MAX_REFUSALS = 8
 PATIENCE_S = 30.0
-"""How long a request that lost its instance waits for another to appear, or for that one to restart."""
+"""How long a request that lost its instance, or needs a prefill worker, waits for one to appear or restart."""
 
 RETRY_S = 0.05
 
@@ -81,15 +82,17 @@ class Life:
     _num_refusals: int = 0
     _is_local: bool = False  # no prefill worker is called again
 
-    def next_stage(self, *, has_prefill: bool = False, bypasses: bool = False) -> Stage | Refused:
+    def next_stage(self, *, now: float, has_prefill: bool = False, bypasses: bool = False) -> Stage | Refused:
         """Return the stage to place it for now; if that is refused, ask again while the request may wait.
 
         Args:
+            now: the time.
             has_prefill: whether there are prefill workers.
             bypasses: whether a decode worker should compute the prompt anyway (see `bypass`).
         """
         needs_prefill = not (self.is_prefilled or self._is_local or bypasses or self.is_pinned)
         if needs_prefill and not has_prefill and self.config.enforce_disagg:
+            self.waits_until = self.waits_until or now + PATIENCE_S
             return Refused("there is no prefill worker, and enforce_disagg is on", "unavailable")
         self.stage = "prefill" if needs_prefill and has_prefill else "decode"
         return self.stage

@@ -76,18 +76,20 @@ class ByteTable:
 
 
 class ByteLevelTable(ByteTable):
-    """Byte-level BPE: a token's name spells its bytes in a printable alphabet."""
+    """Byte-level BPE: a token's name spells its bytes in a printable alphabet. Of special tokens, those in `visible` have text."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, visible: frozenset[str] = frozenset()) -> None:
         super().__init__()
         self._tokenizer = tokenizer
         self._added = dict(tokenizer.get_added_tokens_decoder().items())
+        self._visible = visible
 
     def content(self, token: int) -> bytes:
         """Spell a token's name in bytes."""
         added = self._added.get(token)
         if added is not None:
-            return b"" if added.special else str(added.content).encode()
+            is_hidden = added.special and added.content not in self._visible
+            return b"" if is_hidden else str(added.content).encode()
         name = self._tokenizer.id_to_token(token)
         if name is None:
             return b""
@@ -116,17 +118,19 @@ def _alphabet() -> dict[str, int]:
 class StreamDetokenizer:
     """For other tokenizers, in which a token's text depends on the tokens before."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, hidden: frozenset[int]) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._hidden = hidden
+        self._stream = DecodeStream(skip_special_tokens=False)
 
     def escaped(self, tokens: list[int]) -> list[bytes] | None:
         """Return None: a token has no text of its own."""
         return None
 
     def texts(self, tokens: list[int]) -> list[str]:
-        """Return the text from the library's stream for each."""
-        return [self._stream.step(self._tokenizer, token) or "" for token in tokens]
+        """Return the text from the library's stream for each, none for hidden ones."""
+        step, hidden = self._stream.step, self._hidden
+        return ["" if token in hidden else step(self._tokenizer, token) or "" for token in tokens]
 
     def flush(self) -> str:
         """Return nothing: the stream does not reveal half a character."""

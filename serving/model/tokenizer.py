@@ -61,8 +61,8 @@ class Tokenizer(Protocol):
         """Return the text of tokens, that of special ones included."""
         ...
 
-    def detokenizer(self) -> Detokenizer:
-        """Return a fresh detokenizer; special tokens have no text."""
+    def detokenizer(self, visible: frozenset[str] = frozenset()) -> Detokenizer:
+        """Return a fresh detokenizer; special tokens have no text but for these."""
         ...
 
     def text_of(self, token: int) -> str:
@@ -105,8 +105,8 @@ class ByteTokenizer:
         """Join the bytes; invalid UTF-8 becomes replacement characters."""
         return b"".join(map(self._table.content, tokens)).decode(errors="replace")
 
-    def detokenizer(self) -> Detokenizer:
-        """Return a detokenizer for 256 tokens."""
+    def detokenizer(self, visible: frozenset[str] = frozenset()) -> Detokenizer:
+        """Return a detokenizer for 256 tokens; none is special."""
         return TableDetokenizer(self._table)
 
     def text_of(self, token: int) -> str:
@@ -133,8 +133,11 @@ class HuggingFaceTokenizer:
         except Exception as error:  # the library raises plain Exception
             raise ModelError(f"tokenizer.json cannot be used: {error}") from error
         self._table = ByteLevelTable(self._tokenizer) if is_byte_level(facts.get("decoder")) else None
+        self._tables: dict[frozenset[str], ByteLevelTable] = {}
         self._texts: dict[int, str] = {}
-        self._special = frozenset(self._tokenizer.get_added_tokens_decoder())
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._added = frozenset(added)
+        self._special = {token: str(entry.content) for token, entry in added.items() if entry.special}
         self._fast = _fast(content, self._tokenizer, facts) if encodes else None
         self.num_quick = QUICK_SLOW if self._fast is None else QUICK_FAST
         self.longest_token = _longest_token(self._tokenizer, facts) if self._table is not None else None
@@ -155,15 +158,25 @@ class HuggingFaceTokenizer:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
         return text
 
-    def detokenizer(self) -> Detokenizer:
+    def detokenizer(self, visible: frozenset[str] = frozenset()) -> Detokenizer:
         """Return one that uses a table if the decoder allows it."""
-        return StreamDetokenizer(self._tokenizer) if self._table is None else TableDetokenizer(self._table)
+        if self._table is None:
+            hidden = frozenset(token for token, text in self._special.items() if text not in visible)
+            return StreamDetokenizer(self._tokenizer, hidden)
+        visible = visible.intersection(self._special.values())
+        return TableDetokenizer(self._table_with(visible) if visible else self._table)
+
+    def _table_with(self, visible: frozenset[str]) -> ByteLevelTable:
+        found = self._tables.get(visible)
+        if found is None:  # one for each format of answers, which are few
+            found = self._tables[visible] = ByteLevelTable(self._tokenizer, visible)
+        return found
 
     def text_of(self, token: int) -> str:
         """Return one token's text, and cache it."""
         found = self._texts.get(token)
         if found is None:
-            if self._table is not None and token not in self._special:
+            if self._table is not None and token not in self._added:
                 found = self._table.content(token).decode(errors="replace")
             else:
                 found = str(self._tokenizer.decode([token], skip_special_tokens=False))

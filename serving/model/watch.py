@@ -3,7 +3,10 @@
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from serving.model.card import ModelCard, key_prefix
+from serving.model.parsers import check_parsers
 from serving.runtime.ports import Discovery, Stop
 
 log = logging.getLogger(__name__)
@@ -17,7 +20,7 @@ async def watch_cards(discovery: Discovery, on_card: Callable[[str, ModelCard | 
 
     def on_change(key: str, value: bytes | None) -> None:
         try:
-            card = None if value is None else ModelCard.parse(key, value)
+            card = None if value is None else _with_known_parsers(key, ModelCard.parse(key, value))
         except ValueError as error:
             log.warning("%s in discovery is not a valid model card and is ignored: %s", key, error)
         else:
@@ -32,3 +35,13 @@ async def present_cards(discovery: Discovery, *place: str) -> list[ModelCard]:
     stop = await watch_cards(discovery, cards.__setitem__, *place)
     stop()
     return [card for card in cards.values() if card is not None]
+
+
+def _with_known_parsers(key: str, card: ModelCard) -> ModelCard:
+    """Return the card without parsers that only another version knows: what they would parse stays text."""
+    try:
+        check_parsers(card.tool_call_parser, card.reasoning_parser)
+    except ValueError as error:
+        log.warning("%s in discovery: %s; its answers are not parsed", key, error)
+        return msgspec.structs.replace(card, tool_call_parser="", reasoning_parser="")
+    return card

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import random
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
@@ -13,10 +14,15 @@ from serving.router.router import NoWorkersError
 from serving.routing.following import Following, Rank, WorkerTraits
 from serving.routing.peers import Peers
 from serving.runtime.address import EndpointAddress
-from serving.runtime.client import ReplyStream
+from serving.runtime.connection import ReplyStream
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import CallError
 from serving.worker.load_reports import LoadReport
+
+log = logging.getLogger(__name__)
+
+NUM_SHOWN = 8
+"""Candidates that are logged with a decision, the cheapest first."""
 
 
 class Placement(NamedTuple):
@@ -146,6 +152,8 @@ class Routing:
         if is_remote:
             self._peers.on_first_token(request)
         depth = self.core.load(decision.slot).num_requests - 1
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("request %d, %d tokens: %s", request, num_tokens, self._in_words(decision, depth))
         return Placement(request, rank, decision.slot, overlap, decision, depth)
 
     def peek(self, num_tokens: int, hashes: list[int]) -> Decision:
@@ -155,6 +163,12 @@ class Routing:
             NoWorkersError, AllBusyError, AllFullError: as `pick`.
         """
         return self.core.peek(Prompt(num_tokens, PromptBlocks.of(hashes)), asyncio.get_running_loop().time())
+
+    def _in_words(self, decision: Decision, depth: int) -> str:
+        cheapest = sorted(decision.candidates, key=lambda candidate: candidate[1])[:NUM_SHOWN]
+        costs = [f"{_name(self.rank(slot))} costs {cost:g}, {overlap} blocks" for slot, cost, overlap in cheapest]
+        chosen = f"to {_name(self.rank(decision.slot))}, which has {decision.overlap_blocks} of its blocks"
+        return f"{chosen} and {depth} requests ({'; '.join(costs)})"
 
     def _slot(self, instance_id: int, dp_rank: int) -> int:
         """Return the slot of the rank that a request must go to."""
@@ -197,3 +211,7 @@ class Routing:
         if not ids:
             raise CallError(f"no instance of {self.address} is known", "lost")
         return client.side_call(ids[0], address, request)
+
+
+def _name(rank: Rank) -> str:
+    return f"{rank.instance_id:x}/{rank.dp_rank}"

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from cyclopts import Parameter
 from msgspec import Meta
 
-from foundation.settings import check
+from foundation.settings import Wait, check
 
 
 def masked(servers: str) -> str:
@@ -87,6 +87,9 @@ class RuntimeConfig:
 
     nats_ca: str = _env("NATS_AUTH_CA")
     """CA certificate file for the NATS server (tls). Environment: NATS_AUTH_CA."""
+
+    nats_timeout_s: Wait = 5.0
+    """How long a call waits for its answer to begin while NATS is away; after that, its request gets 503 (s)."""
 
     discovery_dir: str = _env("DYN_DISCOVERY_DIR")
     """Folder for discovery without etcd; nobody else may have write access (none: a folder of this user's).

@@ -21,9 +21,10 @@ from serving.runtime.kubernetes.discovery import KubernetesDiscovery
 from serving.runtime.kubernetes.names import POD_IP, POD_NAME
 from serving.runtime.messages import CallError
 from serving.runtime.nats import NatsPlane
+from serving.runtime.outages import Outages
 from serving.runtime.ports import Channel, Discovery, EventPlane, RequestPlane
 from serving.runtime.private_folder import socket_name
-from serving.runtime.server import GeneratorService, Service, Session, Stream
+from serving.runtime.server import Dialect, GeneratorService, Service, Session, Stream
 from serving.runtime.sockets import SocketPlane
 from serving.runtime.stopping import stop_on_signals, to_its_end
 from serving.runtime.zeromq import ZeroMqPlane
@@ -31,6 +32,8 @@ from serving.runtime.zeromq import ZeroMqPlane
 log = logging.getLogger(__name__)
 
 DRAIN_S = 30.0
+WITHDRAWAL_S = 1.0
+"""How long a process whose engine has failed tries to leave discovery before it hangs up on its callers anyway."""
 
 
 class DistributedRuntime:
@@ -55,12 +58,16 @@ class DistributedRuntime:
         """Set once the process was asked to stop."""
         self._drain_s = drain_s
         self._token = token
+        self.dialects: dict[EndpointAddress, Dialect] = {}
+        """Of the handlers given to `serve_endpoint`, where they do not take what travels."""
         self._services: dict[str, Service] = {}
         self._sessions: set[Session] = set()
         self._clients: list[Client] = []
         self._keys: list[str] = []
         self._transport = ""
         self._is_closed = False
+        if isinstance(discovery, EtcdDiscovery):
+            discovery.is_answering = self._is_answering
 
     @classmethod
     async def connect(
@@ -91,6 +98,7 @@ class DistributedRuntime:
         except BaseException:
             await discovery.close()
             raise
+        log.debug("this is instance %x; %s", instance_id, config.describe())
         return cls(instance_id, discovery, requests, events, drain_s=drain_s, stopping=stopping, token=token)
 
     def namespace(self, name: str) -> "Namespace":
@@ -100,6 +108,11 @@ class DistributedRuntime:
     def endpoint(self, address: EndpointAddress) -> "Endpoint":
         """Name an endpoint by its full address."""
         return Endpoint(self, address)
+
+    @property
+    def outages(self) -> list[Outages]:
+        """The outages of the servers that it needs."""
+        return [outages for outages in (self.discovery.outages, self.requests.outages) if outages is not None]
 
     @property
     def num_streams(self) -> int:
@@ -120,6 +133,7 @@ class DistributedRuntime:
 
     async def register(self, key: str, value: bytes) -> None:
         """Put a key into discovery until this process stops accepting work."""
+        log.debug("registers %s in discovery", key)
         self._keys.append(key)
         await self.discovery.put(key, value)
 
@@ -157,13 +171,8 @@ class DistributedRuntime:
         Args:
             released: waits for what others may still ask of this process, until the same deadline.
         """
-        for key in self._keys:
-            try:
-                await self.discovery.delete(key)
-            except Exception:  # discovery may be away; the lease will run out
-                log.warning("could not remove %s from discovery", key)
-        for target in self._services:
-            self._services[target] = _refuse
+        await self._withdraw()
+        self._refuse_calls()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._drain_s
         while self.num_streams and loop.time() < deadline:
@@ -174,6 +183,20 @@ class DistributedRuntime:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline):
                     await released()
+
+    async def abandon(self) -> None:
+        """Leave discovery and hang up on all callers: what they wait for will never come, so they look elsewhere.
+
+        Callers see the connection break, and not only their calls end: from then on, none of them chooses this process,
+        even if it does not hear of the withdrawal or knows no other process.
+        """
+        self._refuse_calls()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WITHDRAWAL_S):
+                await self._withdraw()
+        await self.requests.stop_listening()
+        for session in list(self._sessions):
+            session.hang_up()
 
     async def close(self) -> None:
         """Leave: hang up on everybody and give up the lease."""
@@ -192,6 +215,22 @@ class DistributedRuntime:
         """Drain, then leave."""
         await self.drain()
         await self.close()
+
+    def _is_answering(self, key: str) -> bool:
+        """Return whether the process of a key in discovery, which ends in its id, answers us."""
+        id = key.rpartition("/")[2]
+        return any(client.is_answering(id) for client in self._clients)
+
+    def _refuse_calls(self) -> None:
+        for target in self._services:
+            self._services[target] = _refuse
+
+    async def _withdraw(self) -> None:
+        """Remove our keys from discovery."""
+        log.debug("removes %s from discovery", ", ".join(self._keys))
+        outcomes = await asyncio.gather(*map(self.discovery.delete, self._keys), return_exceptions=True)
+        if left := sum(isinstance(outcome, Exception) for outcome in outcomes):
+            log.warning("%d of %d keys stay in discovery until their lease ends", left, len(outcomes))
 
     def _accept(self, channel: Channel) -> Session:
         return Session(channel, self._services, self._sessions)
@@ -241,9 +280,10 @@ class Endpoint(NamedTuple):
         Args:
             handler: called with the request, and with a `Context` if it takes a second argument.
         """
-        await self.runtime.serve(self.address, GeneratorService(handler))
-        await self.runtime.stopping.wait()
-        await self.runtime.drain()
+        runtime, address = self.runtime, self.address
+        await runtime.serve(address, GeneratorService(handler, lambda: runtime.dialects.get(address)))
+        await runtime.stopping.wait()
+        await runtime.drain()
 
     async def client(self) -> Client:
         """Return a client of this endpoint."""

@@ -1,7 +1,7 @@
 """Discovery over etcd, through the JSON gateway that every etcd server has (docs/decisions/0005).
 
-While etcd is away, the last known keys stay in use. When it is back, the keys are read again. Missing keys are reported
-as gone only after a lease's time, because their owners need that long to notice that they must register again.
+While etcd is away, the last known keys stay in use. When it is back, the keys are read again. When a missing key counts
+as gone is decided in `etcd_watch.py`.
 
 A connection can die unseen (a NAT that forgets it, a server that hangs), and an idle watch is silent too. But every
 answer to our lease's keep-alive names the store's revision: a watch that lags behind it is compared with the store,
@@ -19,12 +19,17 @@ from typing import Any
 import aiohttp
 
 from serving.runtime.config import RuntimeConfig, masked
-from serving.runtime.ports import OnChange, RuntimeUnavailableError, Stop, guarded
+from serving.runtime.etcd_watch import REMOVED, IsAnswering, Watch
+from serving.runtime.outages import ANSWER_S, Outages
+from serving.runtime.ports import OnChange, RuntimeUnavailableError, Stop
+from serving.runtime.tls import context
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.3
 TIMEOUT = aiohttp.ClientTimeout(total=5)
+ASKING = aiohttp.ClientTimeout(total=ANSWER_S)
+A_KEY = {"key": b64encode(b"v1/").decode(), "limit": "1"}
 STREAMING = aiohttp.ClientTimeout(total=None, sock_connect=5)
 BEGIN_S = 5.0
 """How long a watch may take to start."""
@@ -36,47 +41,38 @@ UNREACHABLE = (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError, L
 """Errors when a server is away, or something else answers instead of it."""
 
 
-class _Watch:
-    """Keys below a prefix, and the stream of what changes there."""
-
-    def __init__(self, prefix: str, on_change: OnChange) -> None:
-        self.prefix = prefix
-        self.known: dict[str, bytes] = {}
-        self.revision = 0
-        """The store's revision up to which `known` is complete; 0 if it is not."""
-        self.stream: aiohttp.ClientResponse | None = None
-        self.tell = guarded(on_change, "a key in discovery")
-
-    @property
-    def range(self) -> dict[str, str]:
-        """The keys below the prefix, as a range of etcd."""
-        return {"key": _encode(self.prefix), "range_end": _encode(_end(self.prefix))}
-
-    def cut(self) -> None:
-        """End the stream, so that the watch restarts."""
-        self.revision = 0
-        if self.stream is not None:
-            self.stream.close()
-
-
 class EtcdDiscovery:
     """See the module."""
 
     def __init__(self, config: RuntimeConfig) -> None:
+        """Prepare to connect.
+
+        Raises:
+            RuntimeUnavailableError: no server is named, or a file cannot be used.
+        """
         self._ttl_s = config.lease_ttl_s
         self._endpoints = [_url(endpoint) for endpoint in config.etcd_endpoints.split(",") if endpoint.strip()]
         self._user = (config.etcd_username, config.etcd_password) if config.etcd_username else None
+        if not self._endpoints:
+            raise RuntimeUnavailableError(
+                f"ETCD_ENDPOINTS (--etcd-endpoints) is {config.etcd_endpoints!r}; expected addresses such as http://HOST:2379"
+            )
         self._ssl: ssl.SSLContext | bool = True
         if config.etcd_ca or config.etcd_client_cert:
-            self._ssl = ssl.create_default_context(cafile=config.etcd_ca or None)
-            if config.etcd_client_cert:
-                self._ssl.load_cert_chain(config.etcd_client_cert, config.etcd_client_key or None)
+            self._ssl = context("etcd", config.etcd_ca, config.etcd_client_cert, config.etcd_client_key)
+        self.outages = Outages(
+            "etcd",
+            f"etcd at {masked(', '.join(self._endpoints))}",
+            consequence="what is known of other processes stays in use",
+        )
+        self.is_answering: IsAnswering = lambda _: False
+        """Whether the process of a key answers us; set by whoever has connections to it."""
         self._keys: dict[str, bytes] = {}
         self._unsent: set[str] = set()
         self._lease = 0
         self._token = ""
         self._tasks: list[asyncio.Task[None]] = []
-        self._watches: dict[_Watch, asyncio.Task[None]] = {}
+        self._watches: dict[Watch, asyncio.Task[None]] = {}
         self._checking: asyncio.Task[None] | None = None
         # No limit on connections: each watch needs one, and a model has seven watches.
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self._ssl, limit=0))
@@ -89,7 +85,7 @@ class EtcdDiscovery:
         """
         try:
             await self._grant()
-            await self._call("kv/range", {"key": _encode("v1/"), "limit": "1"})  # a lease alone needs no permission
+            await self._call("kv/range", A_KEY)  # a lease alone needs no permission
         except UNREACHABLE as error:
             await self._session.close()
             raise RuntimeUnavailableError(
@@ -100,6 +96,7 @@ class EtcdDiscovery:
             await self._session.close()
             raise
         self._tasks.append(asyncio.create_task(self._keep_alive()))
+        self._tasks.append(asyncio.create_task(self.outages.follow(self._ask, UNREACHABLE, _reason)))
 
     async def put(self, key: str, value: bytes) -> None:
         """Register a key under our lease."""
@@ -146,14 +143,19 @@ class EtcdDiscovery:
             raise RuntimeUnavailableError(f"{trouble}: {_reason(error)}") from error
 
     async def delete(self, key: str) -> None:
-        """Remove one of our keys."""
+        """Remove one of our keys; its last value shows that it is us who remove it, and not the end of our lease."""
         self._unsent.discard(key)
         if self._keys.pop(key, None) is not None:
-            await self._call("kv/deleterange", {"key": _encode(key)})
+            async with asyncio.timeout(self._patience_s):
+                try:
+                    await self._put(key, REMOVED)
+                except aiohttp.ClientResponseError:  # our lease has ended, and watchers may keep the key all the same
+                    await self._call("kv/put", {"key": _encode(key), "value": b64encode(REMOVED).decode()})
+                await self._call("kv/deleterange", {"key": _encode(key)})
 
     async def watch(self, prefix: str, on_change: OnChange) -> Stop:
         """Report the keys below a prefix, now and as they change."""
-        watch = _Watch(prefix, on_change)
+        watch = Watch(prefix, on_change, lambda key: self.is_answering(key))
         with contextlib.suppress(*UNREACHABLE):
             await self._list(watch)
         task = asyncio.create_task(self._follow(watch))
@@ -162,6 +164,7 @@ class EtcdDiscovery:
         def stop() -> None:
             if self._watches.pop(watch, None) is not None:
                 task.cancel()
+                watch.stop()
 
         return stop
 
@@ -171,12 +174,20 @@ class EtcdDiscovery:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for watch in self._watches:
+            watch.stop()
         try:
-            await self._call("lease/revoke", {"ID": self._lease})
+            async with asyncio.timeout(self._patience_s):
+                await self._call("lease/revoke", {"ID": self._lease})
         except UNREACHABLE:
             pass  # the lease will expire
         finally:
             await self._session.close()
+
+    @property
+    def _patience_s(self) -> float | None:
+        """How long leaving may take: what etcd does not hear of because it is away ends with our lease."""
+        return ANSWER_S if self.outages.is_away else None
 
     async def _grant(self) -> None:
         await self._authenticate()
@@ -215,30 +226,21 @@ class EtcdDiscovery:
             except UNREACHABLE:
                 await asyncio.sleep(RETRY_S)
 
-    async def _list(self, watch: _Watch) -> None:
+    async def _list(self, watch: Watch) -> None:
         """Read all keys, and report the changes."""
-        answer = await self._call("kv/range", watch.range)
-        known = watch.known
+        answer = await self._call("kv/range", _range(watch))
         found = {_name(kv): _decode(kv.get("value", "")) for kv in answer.get("kvs", [])}
-        for key, value in found.items():
-            if known.get(key) != value:
-                known[key] = value
-                watch.tell(key, value)
-        missing = [key for key in known if key not in found]
-        if missing:
-            for key in missing:
-                del known[key]
-            asyncio.get_running_loop().call_later(self._ttl_s, _forget, missing, watch)
+        watch.list(found, self._ttl_s)
         watch.revision = int(answer["header"]["revision"])
 
-    async def _check(self, watches: list[_Watch]) -> None:
+    async def _check(self, watches: list[Watch]) -> None:
         """Compare watches with the store; restart those that missed something."""
-        missed: list[tuple[_Watch, int]] = []
+        missed: list[tuple[Watch, int]] = []
         for watch in watches:
             seen = watch.revision
             changed = {"min_mod_revision": str(seen + 1), "keys_only": True}
             try:
-                answer = await self._call("kv/range", watch.range | changed)
+                answer = await self._call("kv/range", _range(watch) | changed)
             except UNREACHABLE:
                 return  # the next keep-alive will try again
             if watch.revision == seen:
@@ -253,7 +255,7 @@ class EtcdDiscovery:
                 log.info("the watch on %s in etcd missed changes and is restarted", watch.prefix)
                 watch.cut()
 
-    async def _follow(self, watch: _Watch) -> None:
+    async def _follow(self, watch: Watch) -> None:
         while True:
             with contextlib.suppress(*UNREACHABLE):  # away, or it compacted the revisions we wait for
                 await self._hear(watch)
@@ -262,12 +264,11 @@ class EtcdDiscovery:
             with contextlib.suppress(*UNREACHABLE):
                 await self._list(watch)
 
-    async def _hear(self, watch: _Watch) -> None:
+    async def _hear(self, watch: Watch) -> None:
         """Report changes until the stream ends."""
         if not watch.revision:
             return
-        known = watch.known
-        request = {"create_request": watch.range | {"start_revision": str(watch.revision + 1)}}
+        request = {"create_request": _range(watch) | {"start_revision": str(watch.revision + 1)}}
         async with contextlib.AsyncExitStack() as stack:
             async with asyncio.timeout(BEGIN_S):
                 response = await stack.enter_async_context(
@@ -288,34 +289,44 @@ class EtcdDiscovery:
                 for event in result.get("events", []):
                     key = _name(event["kv"])
                     if event.get("type") == "DELETE":
-                        if known.pop(key, None) is not None:
-                            watch.tell(key, None)
+                        watch.lose(key)
                     else:
-                        known[key] = _decode(event["kv"].get("value", ""))
-                        watch.tell(key, known[key])
+                        watch.put(key, _decode(event["kv"].get("value", "")))
                 watch.revision = max(watch.revision, int(result["header"]["revision"]))
 
-    async def _call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def _ask(self) -> None:
+        """Ask for a sign of life; a refusal is one, too."""
+        try:
+            await self._call("kv/range", A_KEY, timeout=ASKING)
+        except aiohttp.ClientResponseError as error:
+            if error.status >= 500:
+                raise
+
+    async def _call(
+        self, path: str, body: dict[str, Any], *, timeout: aiohttp.ClientTimeout = TIMEOUT
+    ) -> dict[str, Any]:
         """POST to the first endpoint that answers; that one is asked first from then on."""
         for _ in range(len(self._endpoints) - 1):
             try:
-                return await self._post(path, body)
+                return await self._post(path, body, timeout=timeout)
             except UNREACHABLE as error:
                 if isinstance(error, aiohttp.ClientResponseError) and error.status < 500:
                     break
                 self._endpoints.append(self._endpoints.pop(0))  # it is away, or has no leader
         try:
-            return await self._post(path, body)
+            return await self._post(path, body, timeout=timeout)
         except aiohttp.ClientResponseError as error:
             if error.status != 401 or self._user is None:
                 raise
             await self._authenticate()  # tokens expire, and a restarted server knows none
-            return await self._post(path, body)
+            return await self._post(path, body, timeout=timeout)
 
-    async def _post(self, path: str, body: dict[str, Any], *, is_known: bool = True) -> dict[str, Any]:
+    async def _post(
+        self, path: str, body: dict[str, Any], *, is_known: bool = True, timeout: aiohttp.ClientTimeout = TIMEOUT
+    ) -> dict[str, Any]:
         headers = self._headers() if is_known else {}
         async with self._session.post(
-            f"{self._endpoints[0]}/v3/{path}", json=body, headers=headers, timeout=TIMEOUT
+            f"{self._endpoints[0]}/v3/{path}", json=body, headers=headers, timeout=timeout
         ) as response:
             response.raise_for_status()
             return _answer(await response.text())
@@ -324,15 +335,14 @@ class EtcdDiscovery:
         return {"Authorization": self._token} if self._token else {}
 
 
-def _forget(missing: list[str], watch: _Watch) -> None:
-    for key in missing:
-        if key not in watch.known:
-            watch.tell(key, None)
-
-
 def _url(endpoint: str) -> str:
     endpoint = endpoint.strip().rstrip("/")
     return endpoint if "://" in endpoint else f"http://{endpoint}"
+
+
+def _range(watch: Watch) -> dict[str, str]:
+    """Return the keys below a watch's prefix, as a range of etcd."""
+    return {"key": _encode(watch.prefix), "range_end": _encode(_end(watch.prefix))}
 
 
 def _end(prefix: str) -> str:

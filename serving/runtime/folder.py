@@ -50,6 +50,9 @@ Restore = Callable[[], Awaitable[None]]
 class FolderDiscovery:
     """See the module."""
 
+    outages = None
+    """It needs no server."""
+
     def __init__(self, path: Path, instance_id: int, *, lease_ttl_s: float) -> None:
         """Take a lease in the folder, creating the folder if there is none.
 

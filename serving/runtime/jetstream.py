@@ -9,17 +9,24 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
-from nats.js.errors import NotFoundError
+from nats.js.errors import NotFoundError, ServiceUnavailableError
 
+from serving.runtime.outages import Outages
 from serving.runtime.ports import Stop
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.25
+ASK_S = 2.0
+"""How long the server may take to say whether it runs JetStream."""
+
 STREAM = "dynabench-events"
 """One JetStream stream holds the events of all subjects, so that a namespace that is gone leaves nothing behind."""
 
 DURABLE = "dyn.durable."
+NOT_ENABLED = (None, 10039, 10076)
+"""NATS's numbers of the error that JetStream is not enabled for an account, or on the server; None: nobody answers for it."""
+
 MAX_EVENT_MESSAGES = 100_000
 MAX_EVENT_BYTES = 1 << 28
 MAX_EVENT_AGE_S = 3600.0
@@ -28,10 +35,22 @@ MAX_EVENT_AGE_S = 3600.0
 class DurableEvents:
     """Publishes and receives events over one NATS connection."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, outages: Outages) -> None:
+        self._outages = outages
         self.jetstream = client.jetstream()
         self.consumers: list[_Consumer] = []
         self._has_stream = False
+
+    async def is_enabled(self) -> bool:
+        """Return whether the server runs JetStream for us, as far as it says so: it may be away, or not let us ask."""
+        try:
+            async with asyncio.timeout(ASK_S):
+                await self.jetstream.account_info()
+        except ServiceUnavailableError as error:
+            return error.err_code not in NOT_ENABLED
+        except (TimeoutError, NatsError):
+            return True
+        return True
 
     async def publish(self, subject: str, data: bytes) -> None:
         """Send; returns once JetStream has it."""
@@ -41,9 +60,10 @@ class DurableEvents:
                 await self.ensure_stream()
                 await self.jetstream.publish(DURABLE + subject, data, timeout=2)
             except (TimeoutError, NatsError) as error:
-                if not is_late:
+                self._has_stream = False
+                if not is_late and not self._outages.is_away:  # that has been logged
                     log.warning("events on %s wait until JetStream accepts them: %s", subject, error)
-                is_late, self._has_stream = True, False
+                    is_late = True
                 await asyncio.sleep(RETRY_S)
             else:
                 return

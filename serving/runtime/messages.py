@@ -89,8 +89,8 @@ class CallError(Exception):
 
     Kinds: `lost` (the process is gone), `draining` (it accepts no new requests), `unknown` (it does not serve this
     endpoint), `invalid` (the request can never be served), `overloaded` (not now, perhaps elsewhere), `full` (not now,
-    nor elsewhere), `unavailable` (it passes requests on, and there is nobody to take them), `engine` (the handler
-    failed).
+    nor elsewhere), `unavailable` (it passes requests on and there is nobody to take them, or the way to it is cut),
+    `engine` (the handler failed).
     """
 
     def __init__(self, message: str, kind: str) -> None:

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from serving.runtime.config import RuntimeConfig
+from serving.runtime.config import RuntimeConfig, masked
 from serving.runtime.jetstream import DurableEvents, unsubscribe
 from serving.runtime.nats_channel import NatsChannel
 from serving.runtime.nats_connection import NatsConnection
-from serving.runtime.ports import Channel, ChannelEnd, Stop
+from serving.runtime.ports import Channel, ChannelEnd, RuntimeUnavailableError, Stop
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,8 @@ class NatsPlane:
     def __init__(self, config: RuntimeConfig, instance_id: int) -> None:
         self._config = config
         self._home = f"dyn.process.{instance_id:x}"
-        self.connection = NatsConnection(self._on_reconnected)
+        self.connection = NatsConnection(config, self._home, self._on_reconnected)
+        self.outages = self.connection.outages
         self._client = self.connection.client
         self._durable: DurableEvents | None = None
         self._channels: dict[str, NatsChannel] = {}
@@ -42,16 +43,26 @@ class NatsPlane:
         """Connect, and keep reconnecting whenever the server goes away.
 
         Raises:
-            RuntimeUnavailableError: no server answers, or it refuses us.
+            RuntimeUnavailableError: no server answers, or it refuses us, or it runs without JetStream.
         """
-        await self.connection.connect(self._config)
-        self._durable = DurableEvents(self._client)
+        await self.connection.connect()
+        self._durable = DurableEvents(self._client, self.outages)
+        if not await self._durable.is_enabled():
+            await self.close()
+            raise RuntimeUnavailableError(
+                f"NATS at {masked(self._config.nats_server)} has no JetStream, which events need; start it with -js "
+                "(nats-server -js), or enable it for this account"
+            )
         await self._client.subscribe(f"{self._home}.>", cb=self._on_message)
 
     async def listen(self, accept: Accept) -> str:
         """Accept channels; return the address to dial."""
         self._accept = accept
         return f"nats:{self._home}"
+
+    async def stop_listening(self) -> None:
+        """Accept no more channels; those that are open stay open."""
+        self._accept = None
 
     async def dial(self, address: str, accept: Accept) -> Channel:
         """Open a channel."""

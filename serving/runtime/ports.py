@@ -4,6 +4,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVarTuple
 
+from serving.runtime.outages import Outages
+
 log = logging.getLogger(__name__)
 
 Arguments = TypeVarTuple("Arguments")
@@ -38,6 +40,11 @@ def changes(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> list[tup
 
 class Discovery(Protocol):
     """Keys that live as long as the process that put them, and watches on them."""
+
+    @property
+    def outages(self) -> Outages | None:
+        """The outages of its server; None if it needs none."""
+        ...
 
     async def put(self, key: str, value: bytes) -> None:
         """Register a key; it is removed when this process ends."""
@@ -80,6 +87,15 @@ class Channel(Protocol):
         """Whether the way to the other side is interrupted: its silence means nothing until the way is restored."""
         ...
 
+    @property
+    def outage(self) -> str:
+        """Why calls without any answer should wait no longer for the way to be restored; empty while they should."""
+        ...
+
+    def count_given_up(self) -> None:
+        """Count a call that was given up because of this."""
+        ...
+
     def write(self, data: bytes) -> None:
         """Send; never waits."""
         ...
@@ -108,6 +124,11 @@ class ChannelEnd(Protocol):
 class RequestPlane(Protocol):
     """Channels between processes."""
 
+    @property
+    def outages(self) -> Outages | None:
+        """The outages of its server; None if it needs none."""
+        ...
+
     async def listen(self, accept: Callable[[Channel], ChannelEnd]) -> str:
         """Accept channels; return the address to dial."""
         ...
@@ -118,6 +139,10 @@ class RequestPlane(Protocol):
         Raises:
             OSError: nobody listens there.
         """
+        ...
+
+    async def stop_listening(self) -> None:
+        """Accept no more channels; those that are open stay open."""
         ...
 
     async def close(self) -> None:

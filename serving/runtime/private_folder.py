@@ -14,6 +14,8 @@ from pathlib import Path
 
 from serving.runtime.ports import RuntimeUnavailableError
 
+REMEDY = "choose your own with --discovery-dir (mkdir -m 700 FOLDER)"
+
 MAX_SOCKET_BYTES = 107 if sys.platform == "linux" else 103
 """The room in `sockaddr_un`."""
 
@@ -21,14 +23,21 @@ MAX_SOCKET_BYTES = 107 if sys.platform == "linux" else 103
 class PrivateFolder:
     """See the module."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, what: str = "the discovery folder", remedy: str = REMEDY) -> None:
         """Open the folder, creating it if there is none.
+
+        Args:
+            path: where it is.
+            what: how a message names it.
+            remedy: what a message says to do if it cannot be used.
 
         Raises:
             RuntimeUnavailableError: it is a link, somebody else's or open to others, or cannot be used.
         """
         self.path = path
-        self._handle = _open(path)
+        self._what = what
+        self._remedy = remedy
+        self._handle = self._open()
 
     def reopen_if_replaced(self) -> None:
         """Open the folder that is at the path now, if it is no longer the one that was opened.
@@ -39,7 +48,7 @@ class PrivateFolder:
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(self.path.lstat(), os.fstat(self._handle)):
                 return
-        replaced, self._handle = self._handle, _open(self.path)
+        replaced, self._handle = self._handle, self._open()
         os.close(replaced)
 
     def names(self) -> list[str]:
@@ -119,9 +128,29 @@ class PrivateFolder:
         """Close the folder."""
         os.close(self._handle)
 
+    def _open(self) -> int:
+        path = self.path
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if path.is_symlink():
+                raise self._refusal("is a symbolic link")
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise self._refusal(f"cannot be used: {error.strerror}") from error
+        facts = os.fstat(handle)
+        if facts.st_uid == os.getuid() and not facts.st_mode & 0o022:
+            return handle
+        os.close(handle)
+        mode = stat.S_IMODE(facts.st_mode)
+        open_to_others = f"can be written by others (mode {mode:o}; chmod 700 {path} fixes it)"
+        raise self._refusal(open_to_others if facts.st_uid == os.getuid() else f"belongs to user {facts.st_uid}")
 
-def socket_name(path: Path) -> str:
-    """Return a path as the name of a socket.
+    def _refusal(self, why: str) -> RuntimeUnavailableError:
+        return RuntimeUnavailableError(f"{self._what} {self.path} {why}; {self._remedy}")
+
+
+def socket_name(path: Path, *, remedy: str = "choose a shorter --discovery-dir or TMPDIR") -> str:
+    """Return a path as the name of a socket; a message says that remedy.
 
     Raises:
         RuntimeUnavailableError: the system does not allow a name of this length.
@@ -129,8 +158,7 @@ def socket_name(path: Path) -> str:
     name = str(path)
     if (length := len(os.fsencode(name))) > MAX_SOCKET_BYTES:
         raise RuntimeUnavailableError(
-            f"the name of the socket {name} has {length} bytes and the system allows {MAX_SOCKET_BYTES}: "
-            "choose a shorter --discovery-dir or TMPDIR"
+            f"the name of the socket {name} has {length} bytes and the system allows {MAX_SOCKET_BYTES}: {remedy}"
         )
     return name
 
@@ -143,26 +171,3 @@ def for_us_alone() -> Iterator[None]:
         yield
     finally:
         os.umask(before)
-
-
-def _open(path: Path) -> int:
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if path.is_symlink():
-            raise _refusal(path, "is a symbolic link")
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        raise _refusal(path, f"cannot be used: {error.strerror}") from error
-    facts = os.fstat(handle)
-    if facts.st_uid == os.getuid() and not facts.st_mode & 0o022:
-        return handle
-    os.close(handle)
-    mode = stat.S_IMODE(facts.st_mode)
-    open_to_others = f"can be written by others (mode {mode:o}; chmod 700 {path} fixes it)"
-    raise _refusal(path, open_to_others if facts.st_uid == os.getuid() else f"belongs to user {facts.st_uid}")
-
-
-def _refusal(path: Path, why: str) -> RuntimeUnavailableError:
-    return RuntimeUnavailableError(
-        f"the discovery folder {path} {why}; choose your own with --discovery-dir (mkdir -m 700 FOLDER)"
-    )

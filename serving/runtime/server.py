@@ -5,10 +5,11 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Callable
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from foundation.log_levels import TRACE
 from serving.runtime.messages import (
     Call,
     CallError,
@@ -24,7 +25,7 @@ from serving.runtime.messages import (
     as_list,
     frame,
 )
-from serving.runtime.ports import Channel
+from serving.runtime.ports import Channel, guarded
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +130,7 @@ class Session:
 
     def finish(self, id: int, end: End) -> None:
         """Put an end into this turn's frame."""
+        log.debug("call %d has %s", id, f"failed ({end.kind}): {end.error}" if end.kind else "ended")
         self._streams.pop(id, None)
         self._ends.append(end)
         if not self._will_flush:
@@ -145,6 +147,7 @@ class Session:
                 data = frame(turn)
             except UNENCODABLE:
                 data = frame(self._without_unencodable(turn))
+            log.log(TRACE, "sent a frame of %d bytes: %d items, %d ends", len(data), len(turn.ids), len(turn.ends))
             self._channel.write(data)
 
     def _without_unencodable(self, turn: Frame) -> Frame:
@@ -178,6 +181,9 @@ class Session:
             log.warning("closed a client's connection: %s", error)
             self._channel.close()
             return
+        if log.isEnabledFor(TRACE):
+            names = [f"{type(command).__name__} {getattr(command, 'id', '')}".strip() for command in commands]
+            log.log(TRACE, "received %d bytes: %s", len(data), ", ".join(names) or "not yet a whole frame")
         for command in commands:
             if isinstance(command, Call):
                 self._start(command)
@@ -185,6 +191,7 @@ class Session:
                 self._channel.write(frame(Frame([], [], [])))
             elif (stream := self._streams.get(command.id)) is not None:
                 if isinstance(command, Cancel):
+                    log.debug("call %d was cancelled", command.id)
                     del self._streams[command.id]
                     stream.cancel()
                 elif isinstance(command, Pause):
@@ -202,7 +209,7 @@ class Session:
         self._sessions.discard(self)
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            stream.cancel()
+            guarded(stream.cancel, "a cancelled call")()  # by an engine that may have failed
 
     def end_all(self, error: str, kind: str) -> None:
         """End every call with an error."""
@@ -211,7 +218,13 @@ class Session:
             self.finish(stream.id, End(stream.id, error, kind))
         self.flush()
 
+    def hang_up(self) -> None:
+        """Close the channel, which ends every call: nobody here will answer them."""
+        self.flush()
+        self._channel.close()
+
     def _start(self, call: Call) -> None:
+        log.debug("call %d of %s, with a request of %d bytes", call.id, call.target, len(memoryview(call.request)))
         stream = Stream(self, call.id)
         service = self._services.get(call.target)
         self._streams[call.id] = stream
@@ -226,11 +239,28 @@ class Session:
                 stream.end(f"not a request for {call.target}: {error}", "invalid")
 
 
+class Dialect(NamedTuple):
+    """How a handler's requests and items differ from those that travel."""
+
+    request: Callable[[Any], Any]
+    """Raises `msgspec.ValidationError` for what cannot be a request."""
+    item: Callable[[Any], Any]
+
+
 class GeneratorService:
     """Serves an async generator function: `handler(request)` or `handler(request, context)`."""
 
-    def __init__(self, handler: Callable[..., AsyncIterator[Any]]) -> None:
+    def __init__(
+        self, handler: Callable[..., AsyncIterator[Any]], dialect: Callable[[], Dialect | None] = lambda: None
+    ) -> None:
+        """Serve a handler.
+
+        Args:
+            handler: the function.
+            dialect: returns the handler's, for each call (None: it takes what travels).
+        """
         self._handler = handler
+        self._dialect = dialect
         parameters = [
             parameter
             for parameter in inspect.signature(handler).parameters.values()
@@ -246,12 +276,14 @@ class GeneratorService:
 
     def __call__(self, request: msgspec.Raw, stream: Stream) -> None:
         """Run the handler for a request."""
-        task = asyncio.create_task(self._run(msgspec.msgpack.decode(request, ext_hook=as_list), stream))
+        decoded, dialect = msgspec.msgpack.decode(request, ext_hook=as_list), self._dialect()
+        asked = decoded if dialect is None else dialect.request(decoded)
+        task = asyncio.create_task(self._run(asked, stream, None if dialect is None else dialect.item))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         stream.on_cancel = task.cancel
 
-    async def _run(self, request: Any, stream: Stream) -> None:
+    async def _run(self, request: Any, stream: Stream, travelling: Callable[[Any], Any] | None) -> None:
         gate = asyncio.Event()
         stream.on_unblocked = gate.set
         items = self._handler(request, Context(stream)) if self._wants_context else self._handler(request)
@@ -259,7 +291,7 @@ class GeneratorService:
             async for item in items:
                 if stream.is_over:
                     break
-                stream.send(item)
+                stream.send(item if travelling is None else travelling(item))
                 while stream.is_blocked:
                     gate.clear()
                     await gate.wait()

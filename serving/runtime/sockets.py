@@ -41,6 +41,7 @@ class SocketChannel(asyncio.Protocol):
     def __init__(self, accept: Accept, channels: set["SocketChannel"]) -> None:
         self.is_full = False
         self.is_cut = False
+        self.outage = ""
         self._accept = accept
         self._channels = channels
         self._end: ChannelEnd | None = None
@@ -82,6 +83,9 @@ class SocketChannel(asyncio.Protocol):
         assert self._transport is not None
         if not self._transport.is_closing():
             self._transport.write(data)
+
+    def count_given_up(self) -> None:
+        """Do nothing: there is no outage here."""
 
     def close(self) -> None:
         """Send what is buffered, then hang up."""
@@ -145,6 +149,9 @@ class Unproven(asyncio.Protocol):
 
 class SocketPlane:
     """The request plane over Unix sockets or TCP."""
+
+    outages = None
+    """It needs no server."""
 
     def __init__(self, *, path: Path | None = None, host: str = "127.0.0.1", token: ClusterToken | None = None) -> None:
         """Prepare to listen on a Unix socket at `path`, else on a TCP port of `host` for callers with the token."""
@@ -212,19 +219,25 @@ class SocketPlane:
             raise OSError(f"an instance at {address} needs a request plane other than sockets")
         return channel
 
-    async def close(self) -> None:
-        """Close every channel and stop listening."""
+    async def stop_listening(self) -> None:
+        """Accept no more channels; those that are open stay open."""
         if self._server is not None:
             self._server.close()
             self._server = None
+        for caller in list(self._callers):
+            caller.refuse("this process is stopping")
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    async def close(self) -> None:
+        """Close every channel and stop listening."""
+        await self.stop_listening()
         if self._token is not None:
             self._token.close()
-        for unproven in [*self._callers, *self._listeners]:
+        for unproven in list(self._listeners):
             unproven.refuse("this process is stopping")
         for channel in list(self._channels):
             channel.close()
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
 
     async def _bind(self, path: Path, accept: Accept) -> asyncio.Server:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

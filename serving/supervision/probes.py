@@ -56,7 +56,7 @@ def probe_port() -> int | None:
         ValueError: the environment has something else.
     """
     text = os.environ.get(PORT, "").strip()
-    if not text or text.startswith("-"):  # Dynamo's default is -1
+    if text in ("", "-1"):  # Dynamo's default is -1
         return None
     if not (text.isascii() and text.isdecimal()) or not 0 < int(text) < 1 << 16:
         raise ValueError(f"{PORT} is {text!r}; expected a port from 1 to 65535")

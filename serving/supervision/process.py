@@ -30,6 +30,7 @@ def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, Result]]) -> Result:
 
     async def whole() -> Result:
         expect_lost_connections()
+        _keep_report_private()
         stopping = asyncio.Event()
         async with probed(stopping):
             work = asyncio.create_task(main(stopping))
@@ -54,6 +55,13 @@ def report_ready(known_as: str = "") -> None:
 def report_failure(message: str) -> None:
     """Report to the parent, if it supervises us, why this process is ending."""
     _report(message.encode(errors="replace")[: STATUS_BYTES // 2])
+
+
+def _keep_report_private() -> None:
+    """Keep the pipe on which we report from processes that we start: it should end when we do."""
+    if (descriptor := os.environ.get(STATUS_FD)) is not None:
+        with contextlib.suppress(OSError):  # a process that our parent's child started has the variable, not the pipe
+            os.set_inheritable(int(descriptor), False)
 
 
 def _report(data: bytes) -> None:

@@ -1,5 +1,6 @@
 """The agent: memory, and the ways in which it is reached."""
 
+import logging
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,8 @@ from serving.transfer.agent import MAX_NOTICE_BYTES, AgentAddress, Piece, Transf
 from serving.transfer.links import Deadlines
 from serving.transfer.memory import Memory, runs
 from serving.transfer.way import OnNotice, OwnerAddress, Way
+
+log = logging.getLogger(__name__)
 
 SEVERAL = "auto"
 """The transport of an address that lists several."""
@@ -25,11 +28,12 @@ class MemoryAgent:
 
         Args:
             num_bytes: the size of its memory.
-            ways: how it and others reach each other, the best first.
+            ways: how it and others reach each other, the best first; those that cannot be opened are left out, except
+                for the last one.
             on_notice: is called in the loop, with each notice.
         """
         self._num_bytes = num_bytes
-        self._ways = ways
+        self._ways = list(ways)
         self._on_notice = on_notice
         self._memory: Memory | None = None
         self._address: AgentAddress = {}
@@ -55,13 +59,12 @@ class MemoryAgent:
         id = secrets.token_hex(16)
         self._memory = Memory(self._num_bytes)
         try:
-            addresses = [
-                msgspec.to_builtins(await way.open(self._memory, self._on_notice, id=id)) for way in self._ways
-            ]
+            addresses = [await self._open(way, self._memory, id) for way in list(self._ways)]
         except BaseException:
             await self.close()
             raise
-        self._address = addresses[0] if len(addresses) == 1 else {"transport": SEVERAL, "ways": addresses}
+        several = [address for address in addresses if address is not None]
+        self._address = several[0] if len(several) == 1 else {"transport": SEVERAL, "ways": several}
 
     async def read(self, owner: AgentAddress, pieces: Sequence[Piece], *, timeout_s: float) -> None:
         """Read pieces of another agent's memory into our own.
@@ -93,6 +96,19 @@ class MemoryAgent:
             await way.close()
         if self._memory is not None:
             self._memory.close()
+
+    async def _open(self, way: Way[Any], memory: Memory, id: str) -> AgentAddress | None:
+        """Open a way and return its address; do without it if a later one reaches the same agents."""
+        try:
+            address: AgentAddress = msgspec.to_builtins(await way.open(memory, self._on_notice, id=id))
+        except TransferError as error:
+            if way is self._ways[-1]:
+                raise
+            log.warning("%s; KV travels over %s instead", error, _transport(self._ways[-1]))
+            self._ways.remove(way)
+            await way.close()
+            return None
+        return address
 
     def _choose(self, owner: AgentAddress) -> tuple[Way[Any], OwnerAddress]:
         """Return our best way to an owner, and its address by that way."""

@@ -86,12 +86,17 @@ class Shm:
         self._memory, self._id, self._name = memory, bytes.fromhex(id), f"{id[:16]}.kv"
         path = self._path / self._name
         try:
-            self._folder = PrivateFolder(self._path)
+            self._folder = PrivateFolder(
+                self._path, what="the folder for sockets of KV", remedy=_remedy("folder of your own")
+            )
             _remove_orphans(self._path, self._folder)
-            listener = _listen(socket_name(path.with_suffix(".new")))
+            listener = _listen(socket_name(path.with_suffix(".new"), remedy=_remedy("shorter folder")))
             self._folder.rename(path.with_suffix(".new").name, self._name)
-        except (RuntimeUnavailableError, OSError) as error:
-            raise TransferError(f"a socket for KV cannot be created in {self._path}: {error}", "refused") from error
+        except RuntimeUnavailableError as error:
+            raise TransferError(str(error), "refused") from error
+        except OSError as error:
+            why = f"a socket for KV cannot be created in {self._path}: {error.strerror}"
+            raise TransferError(f"{why}; {_remedy('folder of your own')}", "refused") from error
         self._owner = Owner(memory.view, on_notice, id=id, welcome=self._welcome)
         self._owner.serve(listener)
         return ShmAddress(id=id, num_bytes=len(memory.view), host=_host(), socket=str(path))
@@ -163,6 +168,12 @@ class Shm:
 def _default_folder() -> Path:
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     return Path(base) / f"dynabench-kv-{os.getuid()}"
+
+
+def _remedy(other: str) -> str:
+    """Return what to do if our default folder cannot be used: no flag names it."""
+    variable = "XDG_RUNTIME_DIR" if os.environ.get("XDG_RUNTIME_DIR") else "TMPDIR"
+    return f"set {variable} to a {other}, or choose --transfer tcp"
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from foundation.settings import Count, Wait, Whole, changed, check
 from serving.model.card import Migrations, Role
+from serving.model.parsers import check_parsers
 from serving.router import check_registered_mode
 from serving.runtime.address import EndpointAddress
 
@@ -75,6 +76,7 @@ class WorkerConfig(ModelConfig):
         check(self)
         if self.router_mode is not None:
             check_registered_mode(self.router_mode)
+        check_parsers(self.tool_call_parser, self.reasoning_parser)
 
     @property
     def address(self) -> EndpointAddress:

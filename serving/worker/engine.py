@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
-from serving.model.card import Bootstrap, ModelType
+from serving.model.card import Bootstrap, ModelCard, ModelType
 from serving.model.files import ModelFiles
 from serving.router import StepCosts
 from serving.runtime.server import Stream
@@ -192,4 +192,13 @@ class HoldingEngine(Engine, Protocol):
 
     async def released(self) -> None:
         """Wait until nobody will read the KV that it holds any more; a draining worker waits for this."""
+        ...
+
+
+@runtime_checkable
+class RegisteredEngine(Engine, Protocol):
+    """An engine that needs to know under which card it was registered."""
+
+    def registered_as(self, card: ModelCard) -> None:
+        """Set its model's card; called before the first request."""
         ...

@@ -4,14 +4,17 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from serving.model.files import BYTES_CONTEXT, ModelFiles
 from serving.model.template import ChatTemplate
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
-from serving.runtime.stopping import until_stopped
+from serving.runtime.server import Service, Stream
+from serving.runtime.stopping import cancel_all, until_stopped
 from serving.supervision.process import report_ready
 from serving.worker.config import WorkerConfig
-from serving.worker.engine import Engine, HoldingEngine, TransferringEngine
+from serving.worker.engine import Engine, HoldingEngine, RegisteredEngine, TransferringEngine
 from serving.worker.kv_events import KvEventPublisher, serve_snapshots
 from serving.worker.load_reports import LoadReport, LoadReporter
 from serving.worker.registration import register_llm
@@ -56,6 +59,8 @@ async def serve_engine(
 async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engine, default_name: str) -> None:
     files = await asyncio.to_thread(ModelFiles.read, worker.model_path, worker.model_config)
     ChatTemplate(files)  # fail now: a frontend could only reject it later, again and again
+    for call in engine.calls:
+        log.debug("starts the engine: %s", call)
     if isinstance(engine, TransferringEngine) and engine.needs_token:
         engine.transfer_with(await runtime.cluster_token())
     if not await until_stopped(runtime.stopping, engine.start(files)):
@@ -90,21 +95,55 @@ async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engi
         tool_call_parser=worker.tool_call_parser or traits.tool_call_parser,
         reasoning_parser=worker.reasoning_parser,
     )
-    await runtime.serve(address, engine.service)
+    if isinstance(engine, RegisteredEngine):
+        engine.registered_as(card)
+    await runtime.serve(address, _logged(engine.service) if log.isEnabledFor(logging.DEBUG) else engine.service)
     report_ready(f"{runtime.instance_id:x}")
     log.info("serving %s at %s", card.name, address)
     try:
-        waiting = until_stopped(runtime.stopping, engine.failed())
-        [outcome] = await asyncio.gather(waiting, return_exceptions=True)
-        if runtime.num_streams:
-            log.info("waiting for requests in progress (%d); a second signal stops at once", runtime.num_streams)
-        is_well = not isinstance(outcome, BaseException)
-        # Even if the engine failed: no request should be sent to it while it is taken down.
-        await runtime.drain(engine.released if is_well and isinstance(engine, HoldingEngine) else None)
+        await _serve_until_over(runtime, engine)
     finally:
         await asyncio.gather(reports.close(), *(publisher.close() for publisher in publishers))
-    if isinstance(outcome, BaseException):
-        raise outcome
+
+
+async def _serve_until_over(runtime: DistributedRuntime, engine: Engine) -> None:
+    """Wait until the process is asked to end, and drain; if the engine fails before that is over, leave at once.
+
+    Raises:
+        EngineError: the engine has failed for good.
+    """
+    failing, draining = (
+        asyncio.ensure_future(engine.failed()),
+        asyncio.ensure_future(_drain_when_asked(runtime, engine)),
+    )
+    try:
+        await asyncio.wait([failing, draining], return_when=asyncio.FIRST_COMPLETED)
+        if failing.done():  # its requests will never end: their callers should look elsewhere before it is taken down
+            await cancel_all(draining)
+            await runtime.abandon()
+            await failing
+        await draining
+    finally:
+        await cancel_all(failing, draining)
+
+
+async def _drain_when_asked(runtime: DistributedRuntime, engine: Engine) -> None:
+    await runtime.stopping.wait()
+    if runtime.num_streams:
+        log.info("waiting for requests in progress (%d); a second signal stops at once", runtime.num_streams)
+    await runtime.drain(engine.released if isinstance(engine, HoldingEngine) else None)
+
+
+def _logged(service: Service) -> Service:
+    """Return a service that logs each request before it serves it."""
+
+    def serve(request: msgspec.Raw, stream: Stream) -> None:
+        asked = msgspec.msgpack.decode(request)
+        name = asked.get("request_id") if isinstance(asked, dict) else None
+        log.debug("call %d asks the engine to serve %s", stream.id, name or "a request without an id")
+        service(request, stream)
+
+    return serve
 
 
 def _reporter(

@@ -46,7 +46,8 @@ class PreprocessedRequest(msgspec.Struct, kw_only=True):
     stop_conditions: StopConditions
     sampling_options: dict[str, Any] = {}
     """Among them `guided_decoding`, what the answer must look like: exactly one of `json` (a JSON schema), `regex`, `choice`
-    (a list of texts) and `grammar` (EBNF, as vLLM takes it), if the model's card says that its engine can."""
+    (a list of texts) and `grammar` (EBNF, as vLLM takes it), if the model's card says that its engine can; and `choice`, from
+    1 for the second answer to a prompt without a seed: engines that sample ignore it, a mocker answers differently."""
     tools: list[dict[str, Any]] | None = None
     """What the answer may call, as the client sent it, if it is left to the model: engines that run one ignore it."""
     is_embedding: bool = False

@@ -10,10 +10,12 @@ import msgspec
 from serving.model.card import Bootstrap, ModelCard, ModelType, Role
 from serving.model.errors import ModelError
 from serving.model.files import BYTES_CONTEXT, ModelFiles, files_address, model_name
+from serving.model.parsers import check_parsers
 from serving.model.watch import present_cards
 from serving.router import StepCosts, check_registered_mode
 from serving.runtime.distributed import DistributedRuntime, Endpoint
 from serving.runtime.server import GeneratorService
+from serving.worker.own_engines import dialect
 
 
 async def register_llm(
@@ -40,6 +42,9 @@ async def register_llm(
 ) -> ModelCard:
     """Announce on the network which model an endpoint serves; frontends then offer it.
 
+    A function given to the endpoint's `serve_endpoint` then gets requests for `ModelType.Backend` in full, with every
+    name that Dynamo's requests have.
+
     Args:
         model_type: the kind of requests that the engine takes.
         endpoint: where the model is served.
@@ -62,15 +67,16 @@ async def register_llm(
         reasoning_parser: the format in which the model thinks before it answers (default: it stays text).
 
     Raises:
-        ModelError: the model's files cannot be found, or the endpoint already serves another model or role.
+        ModelError: the model's files cannot be found, a parser is unknown, or the endpoint already serves another model or role.
     """
     if files is None:
         files = await asyncio.to_thread(ModelFiles.read, model_path)
-    if router_mode is not None:
-        try:
+    try:
+        if router_mode is not None:
             check_registered_mode(router_mode)
-        except ValueError as error:
-            raise ModelError(str(error)) from error
+        check_parsers(tool_call_parser, reasoning_parser)
+    except ValueError as error:
+        raise ModelError(str(error)) from error
     if not 0 <= migration_limit <= 1023:
         raise ModelError(f"migration_limit must be from 0 to 1023, not {migration_limit}")
     if role != "aggregated" and model_type is not ModelType.Backend:
@@ -103,6 +109,8 @@ async def register_llm(
         created=int(time.time()),
     )
     await _check_alike(runtime, card)
+    if model_type is ModelType.Backend:
+        runtime.dialects[address] = dialect(card)
     await runtime.serve(files_address(address), GeneratorService(files.send), is_public=False)
     await runtime.register(card.key, msgspec.json.encode(card))
     return card

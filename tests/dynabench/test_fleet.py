@@ -133,6 +133,18 @@ def test_requests_that_come_while_there_is_no_worker_fail_and_those_that_had_one
     assert record.requests.osl[failed].sum() == 0
 
 
+@pytest.mark.parametrize("flow", ["source-first", "destination-first"])
+def test_where_disaggregation_is_enforced_requests_wait_for_a_prefill_worker_as_those_that_lost_one_do(flow):
+    world = apart(timing=TIMING, enforce_disagg=True, flow=flow)
+    arrivals = [(0.0, 96, 5), (2.0, 96, 5), (30.9, 96, 5), (31.1, 96, 5), (50.0, 96, 5)]
+    back = replace(world, fleet=FleetConfig(events="at 1s: =0 prefill; at 57s: +1 prefill", startup_s=4.0))
+    _, record = simulated(back, workload(*arrivals))
+    reason = "there is no prefill worker, and enforce_disagg is on"
+    assert record.requests.error.tolist() == ["", reason, reason, "", ""]
+    assert record.requests.prefill_worker.tolist() == [0, None, None, 2, 2]
+    assert (record.requests.first_token_s[3:] > 61.0).all()
+
+
 def test_requests_that_follow_one_which_waits_at_the_router_in_vain_fail_after_it():
     """The only worker leaves while the second waits at the router; the third follows it."""
     [first, second, third] = workload((0.0, 900, 10), (0.1, 900, 10), (0.2, 96, 10)).requests

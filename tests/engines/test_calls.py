@@ -1,5 +1,6 @@
 """Settings as each engine takes them: what --dry-run shows."""
 
+import asyncio
 import json
 import re
 import sys
@@ -7,6 +8,7 @@ import sys
 import pytest
 
 from foundation.extras import install
+from serving.runtime.messages import CallError
 from serving.worker.config import ModelRunConfig, WorkerConfig, flags_to_arguments
 from serving.worker.registry import ENGINES, make_engine
 from tests.support.commands import dynamo_run, run
@@ -40,6 +42,15 @@ TWO_NODES = {"tensor_parallel_size": 16, "num_nodes": 2, "leader_addr": "10.217.
 def test_settings_become_the_engines_own_arguments(name, run, worker, expected):
     given = call(name, run=run, **worker)
     assert {key: given[key] for key in expected} == expected
+
+
+def test_mistral_rs_refuses_a_seed_that_it_would_ignore():
+    engine = make_engine("mistralrs", WorkerConfig(model_path="m"), ModelRunConfig())
+    conditions = {"max_tokens": 1, "min_tokens": 0, "ignore_eos": False}
+    asked = {"token_ids": [1], "stop_conditions": conditions, "sampling_options": {"seed": 7, "temperature": 0.5}}
+    with pytest.raises(CallError, match=r"seed is 7; expected none, or temperature 0: .*-- --seed N") as refused:
+        asyncio.run(anext(engine.generate(asked)))
+    assert refused.value.kind == "invalid"
 
 
 def test_a_follower_and_a_worker_without_events_publish_none():

@@ -14,11 +14,12 @@ from serving.engines.mock import AnswerConfig, Mocker
 from serving.engines.mock_author import Author
 from serving.engines.mock_embedding import embedding_of
 from serving.model.files import ModelFiles
+from serving.model.parsers import TOOL_CALL_PARSERS, answer_parser
+from serving.model.parts import Arguments, CallStart
 from serving.model.tokenizer import ByteTokenizer, HuggingFaceTokenizer
 from serving.runtime.messages import pack_u32
 from serving.runtime.server import Stream
 from serving.worker.config import WorkerConfig
-from serving.worker.engine import EngineError
 from serving.worker.protocol import PreprocessedRequest, StopConditions
 from tests.serving.test_mock_engine import Reader
 from tests.support.schemas import byte_level
@@ -34,7 +35,7 @@ TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": PERSON}},
     {"type": "function", "function": {"name": "now"}},
 ]
-CALL = re.compile(r"<tool_call>\n(.*)\n</tool_call>")
+CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
 def asked(prompt=(1, 2, 3), *, form=None, seed=0, eos=(), so_far=(), conditions=None, **more):
@@ -236,12 +237,18 @@ def test_the_parameters_that_refuse_a_call_are_named_with_their_tool():
         plan(asked(tools=tools), author(1.0))
 
 
-def test_calls_in_an_unknown_format_are_refused_at_the_start():
-    async def talk(mocker):
-        raise AssertionError
-
-    with pytest.raises(EngineError, match="tool_call_parser is 'odd'; expected hermes"):
-        with_mocker(talk, worker={"tool_call_parser": "odd"}, answers=AnswerConfig(tool_call_share=0.1))
+@pytest.mark.parametrize("parser", TOOL_CALL_PARSERS)
+def test_calls_are_written_in_the_format_of_the_model(parser):
+    always = author(1.0, tool_call_parser=parser)
+    for number in range(10):
+        request = asked([number], tools=TOOLS, conditions={"max_tokens": 600, "stop_after": 300})
+        reader = answer_parser(parser, "", TOOLS)
+        parts = [*reader.push(text(plan(request, always).output)), *reader.end()]
+        names = [part.name for part in parts if isinstance(part, CallStart)]
+        assert names and set(names) <= {"weather", "now"}
+        if names == ["weather"]:
+            arguments = json.loads("".join(part.text for part in parts if isinstance(part, Arguments)))
+            assert isinstance(arguments["name"], str) and isinstance(arguments["age"], int)
 
 
 def test_the_mocker_reports_what_it_can():

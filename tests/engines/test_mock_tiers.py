@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -254,6 +255,24 @@ def test_without_a_folder_the_disk_is_a_temporary_one(world):
     run(main)
 
 
+def test_a_temporary_folder_that_cannot_be_made_is_refused_with_the_flag_that_names_another(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
+
+    async def main():
+        mocker = Mocker(WorkerConfig(), EngineConfig(kv_offloading_size=1, kv_disk_size=1, num_gpu_blocks=100))
+        try:
+            await mocker.start(ModelFiles({}))
+        finally:
+            await mocker.close()
+
+    expected = (
+        r"a temporary folder for KV cannot be made: .*Not a directory: '.*file.*'; name one with --kv-disk-folder"
+    )
+    with pytest.raises(EngineError, match=expected):
+        run(main)
+
+
 def spoil(path):
     data = bytearray(path.read_bytes())
     data[-100] ^= 1
@@ -319,6 +338,23 @@ def test_of_a_chunk_that_is_wrong_on_disk_and_what_follows_it_the_rest_is_comput
                 how(path)
             assert await ask(mocker, PROMPT) == 0
             await settle(mocker)
+            assert await ask(mocker, PROMPT) == 40
+
+    run(main)
+
+
+def test_a_disk_whose_folder_was_removed_is_warm_again_once_the_prompt_was_computed_again(world):
+    async def main():
+        router = Router()
+        async with world.mocker(publishers=[router]) as mocker:
+            await ask(mocker, PROMPT)
+            await fill(mocker, 4)
+            await settle(mocker)
+            shutil.rmtree(world.folder)
+            assert await ask(mocker, PROMPT) == 0
+            await settle(mocker)
+            assert router.blocks["STORAGE"] == set(hashes())
+            await fill(mocker, 4)
             assert await ask(mocker, PROMPT) == 40
 
     run(main)
@@ -526,7 +562,7 @@ def test_a_rank_says_what_its_tiers_hold_and_did_in_bytes_of_the_whole_kv(world)
             host, disk, store = mocker.load(0).kv_tiers
             assert (host.name, host.used_bytes, host.capacity_bytes) == ("host", 16 * chunk, 16 * chunk)
             assert (host.write_bytes, host.num_evicted) == (60 * chunk, 44)
-            assert (disk.name, disk.capacity_bytes, disk.num_faults) == ("disk", 64 * chunk, 1)
+            assert (disk.name, disk.capacity_bytes, disk.num_faults) == ("disk", 64 * chunk, 10)
             assert disk.num_hits == 10
             assert disk.num_asked == 60  # six prompts, of which only the last is there
             assert (disk.num_reads, disk.read_bytes) == (1, 0)

@@ -459,6 +459,7 @@ def test_a_server_that_goes_ends_the_worker_and_the_requests_that_wait_for_it(mo
             await server.__aexit__()
             with pytest.raises(EngineError, match=f"{watched} no longer answers"):
                 await watching
+            await engine.close()
             with pytest.raises(CallError, match="the connection broke") as failed:
                 await asked
             assert failed.value.kind == "lost"

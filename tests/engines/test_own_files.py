@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 
@@ -92,21 +93,19 @@ async def generate(request):
     done = dynamo_run("out=pytok:tok.py", "--model-path", model, "--max-tokens", "50", input=QUESTION, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     request = json.loads(done.stdout.splitlines()[0])
-    assert list(request) == [
-        "token_ids",
-        "stop_conditions",
-        "sampling_options",
-        "eos_token_ids",
-        "mdc_sum",
-        "annotations",
-    ]
-    assert request["stop_conditions"] == {
-        "max_tokens": 50,
-        "stop": None,
-        "stop_token_ids_hidden": request["eos_token_ids"],
-        "min_tokens": None,
-        "ignore_eos": None,
-    }
+    guides = ("token_ids", "stop_conditions", "sampling_options", "eos_token_ids", "mdc_sum", "annotations")
+    assert request.keys() >= {*guides}
+    assert (
+        request["stop_conditions"]
+        | {
+            "max_tokens": 50,
+            "stop": None,
+            "stop_token_ids_hidden": request["eos_token_ids"],
+            "min_tokens": None,
+            "ignore_eos": None,
+        }
+        == request["stop_conditions"]
+    )
     assert request["sampling_options"]["temperature"] == 0.7
     assert set(request["sampling_options"]) >= {"n", "best_of", "top_k", "use_beam_search", "length_penalty", "seed"}
 
@@ -264,3 +263,26 @@ def test_it_serves_http_until_asked_to_end(tmp_path):
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize(
+    ("way_out", "why"),
+    [("sys.exit(3)", "SystemExit: 3"), ("asyncio.get_running_loop().stop()", "it was stopped")],
+)
+def test_an_engine_that_ends_its_loop_has_failed(tmp_path, way_out, why):
+    source = f"""
+import asyncio, sys
+
+async def generate(request):
+    {way_out}
+    yield {{}}
+"""
+    made = engine(tmp_path, source)
+
+    async def talk():
+        asked = asyncio.create_task(anext(made.generate({})))
+        with pytest.raises(EngineError, match=re.escape(why)):
+            await made.failed()
+        asked.cancel()
+
+    with_engine(made, talk)

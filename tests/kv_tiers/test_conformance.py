@@ -145,6 +145,22 @@ def test_a_chunk_of_which_a_byte_is_wrong_is_not_read_and_is_dropped(world, kind
     uvloop.run(main())
 
 
+def test_all_chunks_of_a_read_that_are_wrong_are_dropped_at_once_and_the_others_stay(world, kind):
+    async def main():
+        async with world.tier(kind, 10) as tier:
+            kept = chunks([1, 2, 3, 4, 5])
+            kept[1][100] ^= 1
+            kept[3][100] ^= 1
+            await tier.write([1, 2, 3, 4, 5], kept)
+            into = room(5)
+            assert await tier.read([1, 2, 3, 4, 5], into) == 1
+            assert [await tier.look_up([key]) for key in (1, 2, 3, 4, 5)] == [1, 0, 1, 0, 1]
+            assert tier.counts.num_faults == 2
+            assert await write(tier, [1, 2, 3, 4, 5]) == await read(tier, [1, 2, 3, 4, 5]) == 5
+
+    uvloop.run(main())
+
+
 def test_another_chunk_under_a_key_is_not_read(world, kind):
     async def main():
         async with world.tier(kind, 10) as tier:

@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import logging
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,9 +18,9 @@ import uvloop
 
 from serving.kv_tiers import files as files_module
 from serving.kv_tiers.blocks import KvLayout
-from serving.kv_tiers.chunk_folder import FILE_HEADER, MAGIC, ChunkFolder
+from serving.kv_tiers.chunk_folder import FILE_HEADER, MAGIC, REMEDY, ChunkFolder
 from serving.kv_tiers.files import FileTier
-from serving.kv_tiers.tier import VERSION, ChunkFormat, TierError
+from serving.kv_tiers.tier import VERSION, ChunkFormat, FolderTakenError, TierError
 from tests.kv_tiers.world import FORMAT, chunk, read, room, write
 from tests.support.waiting import until_async
 
@@ -176,6 +178,135 @@ def test_a_file_that_somebody_removed_is_a_plain_miss(world, kv, said):
     assert said() == []
 
 
+def test_all_files_of_a_read_that_somebody_removed_are_missed_at_once(world, kv, said):
+    async def main():
+        async with world.tier("files", 8) as tier:
+            await write(tier, [1, 2, 3, 4, 5])
+            for key in (2, 4):
+                path_of(kv, key).unlink()
+            assert await read(tier, [1, 2, 3, 4, 5]) == 1
+            assert [await tier.look_up([key]) for key in (1, 2, 3, 4, 5)] == [1, 0, 1, 0, 1]
+            assert tier.counts.num_faults == 0
+
+    uvloop.run(main())
+    assert said() == []
+
+
+def test_a_disk_that_fails_ends_a_read_and_only_the_chunk_that_failed_is_dropped(world, monkeypatch):
+    class Failing(ChunkFolder):
+        def read(self, key, memory):
+            if key >= 2:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().read(key, memory)
+
+    monkeypatch.setattr(files_module, "ChunkFolder", Failing)
+
+    async def main():
+        async with world.tier("files", 8) as tier:
+            await write(tier, [1, 2, 3])
+            assert await read(tier, [1, 2, 3]) == 1
+            assert [await tier.look_up([key]) for key in (1, 2, 3)] == [1, 0, 1]
+
+    uvloop.run(main())
+
+
+VANISHED = {
+    "removed": shutil.rmtree,
+    "removed with its parents": lambda kv: shutil.rmtree(kv.parent),
+    "moved away": lambda kv: kv.rename(kv.parent / "away"),
+    "emptied": lambda kv: (shutil.rmtree(kv / "00"), (kv / "lock").unlink()),
+    "replaced": lambda kv: (shutil.rmtree(kv), kv.mkdir(mode=0o700)),
+}
+
+
+@pytest.mark.parametrize("how", VANISHED)
+@pytest.mark.parametrize("reads_first", [True, False])
+def test_a_folder_that_vanished_is_made_again_at_the_next_write(world, said, caplog, how, reads_first):
+    kv = world.folder / "base" / "kv"
+
+    async def main():
+        tier = FileTier(kv, FORMAT, 8)
+        await tier.start()
+        assert await write(tier, range(1, 7)) == 6
+        tier.changes.take()
+        VANISHED[how](kv)
+        if reads_first and how != "moved away":  # its files can still be read
+            assert await read(tier, [1, 2, 3]) == 0
+            assert await tier.look_up([6]) == 0
+            assert tier.counts.num_chunks == 0
+        assert await write(tier, [2, 3, 7]) == await read(tier, [2, 3, 7]) == 3
+        assert sorted(int(path.parent.name + path.stem, 16) for path in kv.rglob("*.kv")) == [2, 3, 7]
+        assert tier.counts.num_chunks == 3
+        came, left = tier.changes.take()
+        assert (sorted(came), sorted(left)) == ([2, 3, 7], [1, 4, 5, 6])
+        with pytest.raises(FolderTakenError):
+            await FileTier(kv, FORMAT, 8).start()
+        await tier.close()
+        again = FileTier(kv, FORMAT, 8)
+        await again.start()
+        assert await read(again, [2, 3, 7]) == 3
+        await again.close()
+
+    uvloop.run(main())
+    assert said() == [
+        f"{kv}: the folder for KV is gone, and its chunks count as absent: somebody removed or replaced it"
+    ]
+    assert f"{kv}: the folder for KV has been made again" in caplog.text
+
+
+def test_a_folder_that_vanished_and_cannot_be_made_again_is_said_once_and_tried_at_every_write(world, kv, said):
+    async def main():
+        async with world.tier("files", 8) as tier:
+            await write(tier, [1])
+            shutil.rmtree(kv)
+            kv.write_text("in the way")
+            assert await write(tier, [1, 2]) == await write(tier, [2]) == await read(tier, [1]) == 0
+            assert tier.counts.num_chunks == 0
+            kv.unlink()
+            assert await write(tier, [1, 2]) == await read(tier, [1, 2]) == 2
+
+    uvloop.run(main())
+    assert len(said()) == 2
+    assert said()[1] == f"{kv}: KV cannot be written: {kv}: the folder for KV cannot be used: File exists; {REMEDY}"
+
+
+def test_another_worker_that_took_the_place_of_a_folder_keeps_it(world, kv, said):
+    async def main():
+        async with world.tier("files", 8) as tier:
+            await write(tier, [1])
+            shutil.rmtree(kv)
+            other = FileTier(kv, FORMAT, 8)
+            await other.start()
+            assert await write(other, [5]) == 1
+            assert await write(tier, [1, 2]) == 0
+            assert await read(other, [5]) == 1
+            assert [path.name for path in kv.rglob("*.kv")] == ["00000000000005.kv"]
+            await other.close()
+            assert await write(tier, [1]) == 1
+            assert await read(tier, [5, 1]) == 2
+
+    uvloop.run(main())
+
+
+def test_many_calls_at_once_make_a_folder_again_once_and_lose_no_file(world, kv):
+    async def main():
+        async with world.tier("files", 100) as tier:
+            await write(tier, range(50))
+            for _ in range(5):
+                shutil.rmtree(kv)
+                await asyncio.gather(
+                    *(write(tier, [key]) for key in range(60)), *(read(tier, [key, key + 1]) for key in range(50))
+                )
+                await write(tier, range(60))
+                there = {key for key in range(60) if await read(tier, [key])}
+                assert there == set(range(60))
+                assert {int(path.parent.name + path.stem, 16) for path in kv.rglob("*.kv")} == there
+                before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+            assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+    uvloop.run(main())
+
+
 @pytest.mark.parametrize("what", ["link", "pipe", "folder"])
 def test_what_is_no_plain_file_is_neither_followed_nor_waited_for(world, kv, what):
     secret = world.folder / "secret"
@@ -251,11 +382,16 @@ def link(kv):
     ("make", "why"),
     [
         (open_to_others, "other users can write to the folder for KV .to fix: chmod 700 .*kv"),
-        (link, "cannot be used: it is a symbolic link"),
-        (lambda kv: kv.write_text(""), "cannot be used: File exists"),
+        (link, "cannot be used: it is a symbolic link; choose one of your own with --kv-disk-folder"),
+        (lambda kv: kv.write_text(""), "cannot be used: File exists; choose one of your own with --kv-disk-folder"),
         (lambda kv: (kv.mkdir(), (kv / "lock").symlink_to(kv.parent / "x")), "cannot be used: Too many levels"),
+        pytest.param(
+            lambda kv: (kv.mkdir(mode=0o700), os.chown(kv, 65534, 65534)),
+            "kv: the folder for KV belongs to user 65534; choose one of your own with --kv-disk-folder",
+            marks=pytest.mark.skipif(os.getuid() != 0, reason="only root can give it away"),
+        ),
     ],
-    ids=["open to others", "link", "file", "lock is a link"],
+    ids=["open to others", "link", "file", "lock is a link", "another user's"],
 )
 def test_a_folder_that_cannot_be_used_is_refused_in_one_line(kv, make, why):
     make(kv)

@@ -72,3 +72,17 @@ def test_a_namespace_or_an_endpoint_can_be_watched_alone():
         assert not network.watches
 
     asyncio.run(main())
+
+
+def test_a_parser_that_only_another_version_knows_hides_no_model(caplog):
+    caplog.set_level(logging.WARNING)
+
+    async def main():
+        network, seen = Network(), []
+        put(network, card(1, tool_call_parser="of-next-year", reasoning_parser="qwen3"))
+        put(network, card(2, tool_call_parser="hermes", reasoning_parser="qwen3"))
+        await watch_cards(network.join(9), lambda key, found: seen.append(found))
+        assert seen == [card(1), card(2, tool_call_parser="hermes", reasoning_parser="qwen3")]
+
+    asyncio.run(main())
+    assert caplog.text.count("tool_call_parser 'of-next-year' is unknown") == 1

@@ -140,9 +140,21 @@ def test_sampling_options_reach_the_engine(client, tokenizer, text_of):
     )
 
 
-def test_a_seed_repeats_an_answer(client, engine):
-    texts = {ask(client, temperature=1.5, max_tokens=30, seed=seed).choices[0].text for seed in (1, 1, 2)}
-    assert len(texts) == (3 if engine.gives_text else 2)  # mistral.rs has one seed for the process
+def test_a_seed_repeats_an_answer_or_is_refused(client, engine):
+    def answer(seed, temperature=1.5):
+        return ask(client, temperature=temperature, max_tokens=30, seed=seed).choices[0].text
+
+    if engine.gives_text:
+        with pytest.raises(openai.BadRequestError, match=r"seed is 1; expected none, or temperature 0"):
+            answer(1)
+        assert answer(1, temperature=0) == answer(2, temperature=0)
+    else:
+        assert len({answer(1), answer(1), answer(2)}) == 2
+
+
+def test_several_answers_without_a_seed_are_different_each_time(client):
+    texts = [choice.text for _ in range(2) for choice in ask(client, temperature=1.5, max_tokens=30, n=2).choices]
+    assert len(set(texts)) == 4
 
 
 def test_requests_run_side_by_side_without_disturbing_each_other(client, stack):

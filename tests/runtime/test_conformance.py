@@ -303,7 +303,7 @@ asyncio.run(main())
 def test_a_process_that_dies_or_hangs_loses_its_streams_and_its_place(config, number, monkeypatch):
     import json
 
-    monkeypatch.setattr("serving.runtime.client.PING_S", 0.1)
+    monkeypatch.setattr("serving.runtime.connection.PING_S", 0.1)
 
     async def talk(net):
         address = somewhere()
@@ -314,7 +314,7 @@ def test_a_process_that_dies_or_hangs_loses_its_streams_and_its_place(config, nu
             stream = client.generate(None)
             await stream.take()
             process.send_signal(number)
-            monkeypatch.setattr("serving.runtime.client.SILENT_S", 1.0)
+            monkeypatch.setattr("serving.runtime.connection.SILENT_S", 1.0)
             with pytest.raises(CallError) as lost:
                 async for _ in stream:
                     pass
@@ -333,6 +333,31 @@ def test_all_processes_of_a_network_know_one_token(config):
         assert len({token() for token in tokens}) == 1
         assert len(tokens[0]()) >= 16
         assert (await (await net.join()).cluster_token())() == tokens[0]()
+
+    network(config, talk)
+
+
+def test_who_abandons_its_callers_ends_their_calls_as_lost_and_is_chosen_by_none_of_them(config):
+    async def talk(net):
+        address = somewhere()
+        runtime, _ = await net.serve(address, Gate(), drain_s=100.0)
+        client = await (await net.join()).client(address)
+        await client.wait_for_instances()
+        stream = client.direct("wait", runtime.instance_id)
+        assert await stream.take() == [1]
+        chosen = []
+
+        async def follow():
+            """What a caller does after its call has ended: look at once for an instance to go on with."""
+            while stream.end is None:
+                await stream.take()
+            chosen.extend(client.instance_ids())
+
+        following = asyncio.create_task(follow())
+        await runtime.abandon()
+        await following
+        assert (stream.end.kind, chosen) == ("lost", [])
+        await runtime.close()
 
     network(config, talk)
 

@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from serving.router.events import BlocksRemoved, BlocksStored
-from serving.runtime import client as calling
+from serving.runtime import connection as calling
 from serving.runtime import nats_connection
 from serving.runtime.address import EndpointAddress, Instance
 from serving.runtime.config import RuntimeConfig

@@ -1,8 +1,11 @@
 """Prefill and decode mockers behind the real frontend, over HTTP: their answers are those of one worker, whatever happens."""
 
 import asyncio
+import json
 import random
+import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
@@ -296,12 +299,46 @@ def test_a_prompt_that_its_decode_worker_has_cached_stays_there(tmp_path):
         assert stack.total("dynamo_frontend_remote_prefills_total") >= 1
 
 
-def test_where_disaggregation_is_enforced_a_model_without_prefill_workers_is_503(tmp_path):
+def test_where_disaggregation_is_enforced_requests_wait_for_a_prefill_worker(tmp_path):
     with apart(tmp_path / "d", enforce_disagg=True) as stack:
         stack.worker("decode", "decode")
         stack.until_there(1)
-        answer = httpx.post(f"{stack.url}/v1/completions", json={"model": "apart", "prompt": "x"})
+        with ThreadPoolExecutor(2) as clients:
+            waiting = [
+                clients.submit(complete, stack, model="apart", max_tokens=9, n=number, **more)
+                for number, more in ((1, {}), (2, {"temperature": 1.0}))
+            ]
+            until(lambda: stack.total("dynamo_frontend_input_tokens_total") or waiting[0].done())
+            stack.worker("prefill", "prefill")
+            found = [client.result(PATIENCE_S)["choices"] for client in waiting]
+        assert [len(choices) for choices in found] == [1, 2]
+        assert found[0][0]["text"] == expected(PROMPT, 9)
+
+
+def test_where_disaggregation_is_enforced_a_model_whose_prefill_workers_do_not_come_is_503(tmp_path, monkeypatch):
+    monkeypatch.setattr("serving.life.life.PATIENCE_S", 0.2)
+    with apart(tmp_path / "d", enforce_disagg=True) as stack:
+        stack.worker("decode", "decode")
+        stack.until_there(1)
+        answer = httpx.post(f"{stack.url}/v1/completions", json={"model": "apart", "prompt": "x", "n": 3})
         assert (answer.status_code, "there is no prefill worker" in answer.text) == (503, True)
-        stack.worker("prefill", "prefill")
-        stack.until_there(2)
-        assert complete(stack, model="apart", max_tokens=9)["choices"][0]["text"] == expected(PROMPT, 9)
+        assert answer.headers["retry-after"]
+        assert stack.total("dynamo_frontend_inflight_requests") == 0
+
+
+def test_a_client_that_leaves_while_it_waits_for_a_prefill_worker_is_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setattr("serving.life.life.PATIENCE_S", 1e6)
+    body = json.dumps({"model": "apart", "prompt": "x"}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    with apart(tmp_path / "d", frontend={"max_inflight_requests": 1}, enforce_disagg=True) as stack:
+        stack.worker("decode", "decode")
+        stack.until_there(1)
+
+        def status():
+            return httpx.post(f"{stack.url}/v1/completions", json={}).status_code
+
+        url = httpx.URL(stack.url)
+        with socket.create_connection((url.host, url.port)) as client:
+            client.sendall(head.encode() + body)
+            until(lambda: status() == 429)  # it waits
+        until(lambda: status() == 400)

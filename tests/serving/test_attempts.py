@@ -14,9 +14,9 @@ from serving.frontend.generation.call import ChoiceRequest
 from serving.frontend.generation.output import Output
 from serving.frontend.preprocess import Prompt
 from serving.life import DisaggregationConfig, Life
-from serving.router.router import AllFullError, NoWorkersError
+from serving.router.router import AllBusyError, AllFullError, NoWorkersError
 from serving.routing.stages import Stages
-from serving.runtime.client import ReplyStream
+from serving.runtime.connection import ReplyStream
 from serving.runtime.messages import CallError, End
 from serving.worker.protocol import StopConditions
 from tests.support.waiting import in_time
@@ -205,11 +205,62 @@ def test_a_request_that_nobody_takes_is_refused_at_once(error, status):
     assert refused.value.status == status
 
 
-def test_a_request_that_must_be_prefilled_apart_is_refused_where_nobody_prefills():
-    life = Life(3, config=DisaggregationConfig(enforce_disagg=True))
-    with pytest.raises(ApiError, match="there is no prefill worker") as refused:
-        Attempts(Stages(Fleet(at_1=[7, ""]), life.config), request(), life)
-    assert refused.value.status == 503
+class Prefilling:
+    """A prefill pool that comes when it is told to."""
+
+    num_ranks = 1
+
+    def __init__(self, error):
+        self.core = SimpleNamespace(stage="prefill")
+        self.error = error
+        self.is_refusable = None
+
+    def pick(self, *_, is_refusable, **__):
+        self.is_refusable = is_refusable
+        raise self.error
+
+
+def enforced(monkeypatch, patience_s, *, is_refusable=True, after=None):
+    """Place a request that must be prefilled apart; `after` so many looks there is a prefill pool, which refuses."""
+    monkeypatch.setattr("serving.life.life.PATIENCE_S", patience_s)
+    monkeypatch.setattr("serving.frontend.generation.attempt.RETRY_S", 0.001)
+    life, looks, prefilling = Life(3, config=DisaggregationConfig(enforce_disagg=True)), count(), Prefilling(after)
+
+    async def run():
+        stages = Stages(
+            Fleet(at_1=[7, ""]),
+            life.config,
+            find_prefill=lambda: prefilling if after is not None and next(looks) > 3 else None,
+        )
+        attempts = Attempts(stages, request(), life, is_refusable=is_refusable)
+        assert not attempts.is_placed
+        async with in_time():
+            await attempts.until_placed()
+
+    with pytest.raises(ApiError) as refused:
+        asyncio.run(run())
+    return refused.value, prefilling
+
+
+def test_a_request_that_must_be_prefilled_apart_is_refused_once_nobody_has_come_to_prefill(monkeypatch):
+    error, _ = enforced(monkeypatch, 0.05)
+    assert (error.status, error.message) == (503, "there is no prefill worker, and enforce_disagg is on")
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"), [(AllFullError("full"), 429), (AllBusyError("busy"), 503), (NoWorkersError("gone"), 503)]
+)
+def test_a_request_that_waited_for_a_prefill_worker_is_refused_as_a_new_one_if_that_is_full(
+    monkeypatch, reason, status
+):
+    is_gone = isinstance(reason, NoWorkersError)  # then it waits to the end
+    error, prefilling = enforced(monkeypatch, 0.05 if is_gone else 1e9, after=reason)
+    assert (error.status, prefilling.is_refusable) == (status, True)
+
+
+def test_what_was_accepted_with_it_waits_for_a_worker_that_is_busy(monkeypatch):
+    error, prefilling = enforced(monkeypatch, 0.05, after=AllBusyError("busy"), is_refusable=False)
+    assert (error.status, prefilling.is_refusable) == (503, False)
 
 
 def test_a_request_that_cannot_be_sent_leaves_no_booking():

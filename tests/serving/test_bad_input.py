@@ -10,6 +10,7 @@ import zlib
 import httpx
 import pytest
 
+from tests.support.stacks import running
 from tests.support.waiting import PATIENCE_S
 
 GOOD = {"model": "mock", "prompt": "x", "max_tokens": 1}
@@ -85,7 +86,7 @@ def test_what_is_no_json_object_is_400(stack, body):
         (COMPLETIONS, {"nvext": {"annotations": ["dp_rank:"]}}, "nvext"),
         (COMPLETIONS, {"nvext": {"annotations": ["token_id"]}}, "nvext"),
         (COMPLETIONS, {"seed": 1.5}, "seed"),
-        (COMPLETIONS, {"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+        (COMPLETIONS, {"stop": list(map(str, range(65)))}, "stop"),
         (COMPLETIONS, {"stop": ""}, "stop"),
         (COMPLETIONS, {"presence_penalty": 3}, "presence_penalty"),
         (COMPLETIONS, {"stream": "yes"}, "stream"),
@@ -424,3 +425,17 @@ def test_expect_100_continue_is_handled(stack):
     connection.send(body.encode())
     assert connection.getresponse().status == 200
     connection.close()
+
+
+@pytest.mark.parametrize("value", [None, False, [], {}, ""])
+def test_an_unknown_field_that_asks_for_nothing_is_accepted(stack, value):
+    assert httpx.post(stack.url + CHATS, json=CHAT | {"temprature": value}).status_code == 200
+
+
+def test_strictly_no_unknown_field_is_accepted():
+    with running(num_workers=1, frontend={"strict": True}) as strict:
+        known = CHAT | {"messages": [{"role": "user", "content": "x", "name": None}], "bad_words": []}
+        assert httpx.post(strict.url + CHATS, json=known).status_code == 200
+        check(httpx.post(strict.url + CHATS, json=CHAT | {"temprature": None}), 400, "temprature", "unknown_parameter")
+        odd = [{"role": "user", "content": "x", "cache_control": None}]
+        check(httpx.post(strict.url + CHATS, json=CHAT | {"messages": odd}), 400, "messages", "unknown_parameter")

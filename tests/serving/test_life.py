@@ -18,7 +18,7 @@ def life(limit=0, *, is_pinned=False, **settings):
 def prefilling(limit=0, **settings):
     """Return a request that is at a prefill worker."""
     started = life(limit, **settings)
-    assert started.next_stage(has_prefill=True) == "prefill"
+    assert started.next_stage(now=100.0, has_prefill=True) == "prefill"
     return started
 
 
@@ -26,7 +26,7 @@ def decoding(limit=0, **settings):
     """Return a request that a prefill worker has prefilled and that is at a decode worker."""
     started = prefilling(limit, **settings)
     assert end(started, "", instance_id=7) == PlaceAgain()
-    assert started.next_stage(has_prefill=True) == "decode"
+    assert started.next_stage(now=100.0, has_prefill=True) == "decode"
     return started
 
 
@@ -42,40 +42,54 @@ def refused(kind):
 
 
 def test_a_request_goes_to_a_prefill_worker_if_there_is_one():
-    assert life().next_stage(has_prefill=True) == "prefill"
-    assert life().next_stage(has_prefill=False) == "decode"
+    assert life().next_stage(now=100.0, has_prefill=True) == "prefill"
+    assert life().next_stage(now=100.0, has_prefill=False) == "decode"
 
 
 def test_a_request_that_bypasses_prefill_workers_is_decoded_at_once():
-    assert life().next_stage(has_prefill=True, bypasses=True) == "decode"
+    assert life().next_stage(now=100.0, has_prefill=True, bypasses=True) == "decode"
 
 
 def test_a_request_for_one_instance_is_decoded_there():
-    assert life(is_pinned=True).next_stage(has_prefill=True) == "decode"
+    assert life(is_pinned=True).next_stage(now=100.0, has_prefill=True) == "decode"
 
 
-def test_without_prefill_workers_a_request_fails_if_they_are_enforced():
-    reason = Refused("there is no prefill worker, and enforce_disagg is on", "unavailable")
-    assert life(enforce_disagg=True).next_stage() == reason
-    assert life(enforce_disagg=True).next_stage(has_prefill=True) == "prefill"
+def test_without_prefill_workers_a_request_waits_for_one_if_they_are_enforced_and_not_forever():
+    state = life(enforce_disagg=True)
+    assert not state.may_wait(100.0)
+    for now in (100.0, 100.0 + PATIENCE_S / 2):  # asking again prolongs nothing
+        assert state.next_stage(now=now) == Refused(
+            "there is no prefill worker, and enforce_disagg is on", "unavailable"
+        )
+    assert state.may_wait(100.0 + PATIENCE_S)
+    assert not state.may_wait(100.1 + PATIENCE_S)
+    assert end(state, "unavailable", now=99.9 + PATIENCE_S) == PlaceAgain(RETRY_S)
+    assert end(state, "unavailable", now=100.0 + PATIENCE_S) == refused("unavailable")
+    assert state.next_stage(now=101.0, has_prefill=True) == "prefill"
+
+
+def test_a_request_that_finds_a_prefill_worker_at_once_may_not_wait():
+    state = life(enforce_disagg=True)
+    assert state.next_stage(now=100.0, has_prefill=True) == "prefill"
+    assert not state.may_wait(100.0)
 
 
 @pytest.mark.parametrize("bypassing", [{"is_pinned": True}, {"bypasses": True}])
 def test_what_needs_no_prefill_worker_does_not_fail_for_want_of_one(bypassing):
     state = life(enforce_disagg=True, is_pinned=bypassing.get("is_pinned", False))
-    assert state.next_stage(bypasses=bypassing.get("bypasses", False)) == "decode"
+    assert state.next_stage(now=100.0, bypasses=bypassing.get("bypasses", False)) == "decode"
 
 
 def test_what_was_prefilled_is_decoded_though_the_prefill_workers_have_gone():
-    assert decoding(enforce_disagg=True).next_stage(has_prefill=False) == "decode"
+    assert decoding(enforce_disagg=True).next_stage(now=100.0, has_prefill=False) == "decode"
 
 
 def test_a_refused_stage_may_be_asked_for_again():
     state = prefilling(limit=1, enforce_disagg=True)
     end(state, "lost", now=100.0)
-    assert isinstance(state.next_stage(has_prefill=False), Refused)
+    assert isinstance(state.next_stage(now=100.0, has_prefill=False), Refused)
     assert state.may_wait(101.0)
-    assert state.next_stage(has_prefill=True) == "prefill"
+    assert state.next_stage(now=100.0, has_prefill=True) == "prefill"
 
 
 # Ended well
@@ -85,7 +99,7 @@ def test_a_request_that_was_prefilled_is_to_be_decoded_then():
     state = prefilling()
     assert end(state, "") == PlaceAgain()
     assert state.is_prefilled
-    assert state.next_stage(has_prefill=True) == "decode"
+    assert state.next_stage(now=100.0, has_prefill=True) == "decode"
     assert end(state, "") == Finished("stop")
 
 
@@ -101,7 +115,7 @@ def test_a_request_that_waits_to_be_decoded_may_wait_for_a_decode_worker():
     state = prefilling()
     end(state, "", now=100.0)
     assert state.may_wait(100.0 + PATIENCE_S)
-    state.next_stage(has_prefill=True)
+    state.next_stage(now=100.0, has_prefill=True)
     assert end(state, "unavailable", now=101.0) == PlaceAgain(RETRY_S)
     assert state.failed_at == set()
 
@@ -116,7 +130,7 @@ def test_a_call_that_was_never_begun_goes_elsewhere_eight_times_and_is_no_migrat
     stage = state.stage
     for _ in range(8):
         assert end(state, kind) == PlaceAgain()
-        assert state.next_stage(has_prefill=started is not life) == stage
+        assert state.next_stage(now=100.0, has_prefill=started is not life) == stage
     assert end(state, kind) == refused(kind)
     assert state.num_migrations == 0
 
@@ -126,7 +140,7 @@ def test_refusals_count_across_stages():
     for instance in range(5):
         assert end(state, "overloaded", instance) == PlaceAgain()
     end(state, "", instance_id=5)
-    assert state.next_stage(has_prefill=True) == "decode"
+    assert state.next_stage(now=100.0, has_prefill=True) == "decode"
     for instance in range(6, 9):
         assert end(state, "draining", instance) == PlaceAgain()
     assert end(state, "overloaded", instance_id=9) == refused("overloaded")
@@ -154,23 +168,23 @@ def test_a_request_lost_while_decoding_is_prefilled_again():
     state = decoding(limit=1)
     assert end(state, "lost") == PlaceAgain()
     assert not state.is_prefilled
-    assert state.next_stage(has_prefill=True) == "prefill"
+    assert state.next_stage(now=100.0, has_prefill=True) == "prefill"
     end(state, "")
-    assert state.next_stage(has_prefill=True) == "decode"
+    assert state.next_stage(now=100.0, has_prefill=True) == "decode"
     assert end(state, "lost") == Refused("it is gone and the migration limit of 1 is exhausted", "lost")
 
 
 def test_a_request_lost_while_decoding_is_decoded_whole_if_no_prefill_worker_is_left():
     state = decoding(limit=1)
     end(state, "lost")
-    assert state.next_stage(has_prefill=False) == "decode"
+    assert state.next_stage(now=100.0, has_prefill=False) == "decode"
     assert not state.is_prefilled
 
 
 def test_a_request_lost_while_prefilling_is_prefilled_elsewhere():
     state = prefilling(limit=1)
     assert end(state, "lost", instance_id=4) == PlaceAgain()
-    assert (state.next_stage(has_prefill=True), state.num_migrations, state.failed_at) == ("prefill", 1, {4})
+    assert (state.next_stage(now=100.0, has_prefill=True), state.num_migrations, state.failed_at) == ("prefill", 1, {4})
 
 
 def test_a_prefill_worker_has_no_last_token_to_give():
@@ -210,7 +224,7 @@ def test_what_would_fail_anywhere_is_refused(started, kind):
 def test_with_fallback_a_decode_worker_computes_a_prompt_whose_prefill_failed(kind):
     state = prefilling(prefill_fallback=True)
     assert end(state, kind) == PlaceAgain()
-    assert state.next_stage(has_prefill=True) == "decode"
+    assert state.next_stage(now=100.0, has_prefill=True) == "decode"
     assert not state.is_prefilled
     assert end(state, kind, now=200.0) == refused(kind)
 
@@ -219,31 +233,31 @@ def test_with_fallback_too_many_refusals_lead_to_a_decode_worker():
     state = prefilling(prefill_fallback=True)
     for _ in range(MAX_REFUSALS):
         end(state, "overloaded")
-        assert state.next_stage(has_prefill=True) == "prefill"
+        assert state.next_stage(now=100.0, has_prefill=True) == "prefill"
     end(state, "overloaded")
-    assert state.next_stage(has_prefill=True) == "decode"
+    assert state.next_stage(now=100.0, has_prefill=True) == "decode"
 
 
 def test_with_fallback_a_lost_prefill_is_tried_elsewhere_first():
     state = prefilling(limit=1, prefill_fallback=True)
     end(state, "lost")
-    assert state.next_stage(has_prefill=True) == "prefill"
+    assert state.next_stage(now=100.0, has_prefill=True) == "prefill"
     end(state, "lost")
-    assert state.next_stage(has_prefill=True) == "decode"
+    assert state.next_stage(now=100.0, has_prefill=True) == "decode"
 
 
 def test_after_a_fallback_a_lost_request_asks_no_prefill_worker_any_more():
     state = prefilling(limit=1, prefill_fallback=True)
     end(state, "engine")
-    state.next_stage(has_prefill=True)
+    state.next_stage(now=100.0, has_prefill=True)
     end(state, "lost")
-    assert state.next_stage(has_prefill=True) == "decode"
+    assert state.next_stage(now=100.0, has_prefill=True) == "decode"
 
 
 def test_after_a_fallback_no_prefill_worker_is_enforced():
     state = prefilling(prefill_fallback=True, enforce_disagg=True)
     end(state, "engine")
-    assert state.next_stage(has_prefill=False) == "decode"
+    assert state.next_stage(now=100.0, has_prefill=False) == "decode"
 
 
 # Every life ends
@@ -262,7 +276,7 @@ def test_every_life_ends_after_a_bounded_number_of_placements(limit, prefill_fal
     # Each migration begins with a prefill; the rest are placed once more each.
     bound = 2 * (limit + 1) + MAX_REFUSALS + 1
     while True:
-        stage = state.next_stage(has_prefill=data.draw(st.booleans()), bypasses=data.draw(st.booleans()))
+        stage = state.next_stage(now=now, has_prefill=data.draw(st.booleans()), bypasses=data.draw(st.booleans()))
         assert not (state.is_prefilled and stage == "prefill")
         num_placements += 1
         kind, is_full = data.draw(KINDS), data.draw(st.booleans())

@@ -19,7 +19,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from serving.engines.processes import descendants
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.openai import ChatRequest, CompletionRequest, parse
+from serving.frontend.api.kinds import parse
+from serving.frontend.api.openai import ChatRequest, CompletionRequest
 from serving.frontend.preparing.messages import Elsewhere
 from serving.frontend.preparing.preparer import Preparer
 from serving.frontend.preprocess import HandedThrough, Prepared, TextModel, is_quick, prepare

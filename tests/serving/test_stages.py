@@ -434,11 +434,28 @@ def test_workers_come_in_any_order_and_prefill_workers_go(tmp_path, order):
     on_site(tmp_path, talk)
 
 
-def test_where_disaggregation_is_enforced_a_request_fails_without_prefill_workers(tmp_path):
+def test_where_disaggregation_is_enforced_a_request_waits_for_a_prefill_worker(tmp_path):
+    async def talk(site):
+        decode = await site.worker("decode")
+        await site.until_there(decode)
+        attempts = site.attempts(PROMPT)
+        placing = asyncio.create_task(attempts.until_placed())
+        prefill = await site.worker("prefill")
+        await placing
+        assert (await tokens_of(attempts))[0] == expected()
+        assert (len(prefill.asked), decode.num_local) == (1, 0)
+
+    on_site(tmp_path, talk, enforce_disagg=True)
+
+
+def test_where_disaggregation_is_enforced_a_request_fails_if_no_prefill_worker_comes(tmp_path, monkeypatch):
+    monkeypatch.setattr("serving.life.life.PATIENCE_S", 0.1)
+
     async def talk(site):
         await site.until_there(await site.worker("decode"))
+        attempts = site.attempts(PROMPT)
         with pytest.raises(ApiError, match="there is no prefill worker") as refused:
-            site.attempts(PROMPT)
+            await attempts.until_placed()
         assert refused.value.status == 503
         await site.until_there(await site.worker("prefill"))
         assert (await tokens_of(site.attempts(PROMPT)))[0] == expected()

@@ -5,9 +5,12 @@ import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import uvloop
 
+from serving.frontend.server import LISTEN_FD, listen
 from serving.supervision.group import LINE_CHARACTERS, Ended, Group, GroupError, Program, Ready
 from tests.support.waiting import PATIENCE_S, until, until_async
 
@@ -15,6 +18,7 @@ READY = "import serving.supervision.process as p; p.report_ready()\n"
 HELD = """
 import asyncio, os, signal, sys
 from serving.supervision.log_writer import LogWriter
+from serving.frontend.server import LISTEN_FD, listen
 from serving.supervision.group import Group, Program
 
 async def main():
@@ -282,3 +286,60 @@ def test_a_process_that_dies_in_a_group_that_does_not_restart_is_reported_so():
             await until_event(events, Ended("child", True, False))
 
     asyncio.run(main())
+
+
+HOLDS = """
+import os, signal, serving.supervision.process as p
+links = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{name}")]
+p.report_ready(" ".join(links))
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_only_the_process_that_listens_has_the_listener(run):
+    async def main():
+        events = []
+        with listen("127.0.0.1", 0) as listener:
+            held = str(Path(f"/proc/self/fd/{listener.fileno()}").readlink())
+            async with Group(restart=False, on_event=events.append) as group:
+                await group.start(
+                    Program("frontend", ["-c", HOLDS], file_descriptors=(listener.fileno(),)),
+                    Program("worker", ["-c", HOLDS]),
+                )
+                await until_async(lambda: len(events) == 2)
+        return {event.name for event in events if held in event.known_as.split()}
+
+    assert run(main()) == {"frontend"}
+
+
+BELOW = """
+import asyncio, os, signal, serving.supervision.process as p
+from serving.frontend.server import listen
+
+async def main(stopping):
+    with listen("127.0.0.1", 0) as listener:
+        given = {name: os.readlink(f"/proc/self/fd/{fd}") for name, fd in
+            {"listener": listener.fileno(), "status": os.environ[p.STATUS_FD]}.items()}
+        below = await asyncio.create_subprocess_exec("ls", "-l", "/proc/self/fd", stdout=asyncio.subprocess.PIPE)
+        seen, _ = await below.communicate()
+        p.report_ready(" ".join(name for name, link in given.items() if link in seen.decode()))
+        await stopping.wait()
+
+p.run(main)
+"""
+
+
+def test_what_a_process_was_given_does_not_go_on_to_those_that_it_starts():
+    async def main():
+        events = []
+        with listen("127.0.0.1", 0) as listener:
+            given = {LISTEN_FD: str(listener.fileno())}
+            async with Group(restart=False, on_event=events.append) as group:
+                await group.start(
+                    Program("frontend", ["-c", BELOW], environment=given, file_descriptors=(listener.fileno(),))
+                )
+                await until_async(lambda: events)
+        return events[0]
+
+    assert uvloop.run(main()) == Ready("frontend", "")

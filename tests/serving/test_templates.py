@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.openai import ChatRequest, parse
+from serving.frontend.api.kinds import parse
+from serving.frontend.api.openai import ChatRequest
 from serving.model.files import ModelFiles
 from serving.model.template import PLAIN, ChatTemplate
 from tests.support.templates import AGENT, PARTS, TEMPLATES, TOOL, USER

@@ -1,5 +1,6 @@
 """Detokenizing, stop strings, and what else ends a text."""
 
+import json
 from itertools import accumulate
 
 import msgspec
@@ -36,8 +37,6 @@ def with_fallback():
     tokenizer.train_from_iterator(
         CORPUS, trainers.BpeTrainer(vocab_size=700, special_tokens=special, show_progress=False)
     )
-    import json
-
     facts = json.loads(tokenizer.to_str())
     facts["added_tokens"] = []
     return HuggingFaceTokenizer(json.dumps(facts).encode())
@@ -78,6 +77,29 @@ def test_the_same_for_tokenizers_with_byte_fallback(with_fallback, text):
 def test_special_tokens_have_no_text(byte_level):
     marked = byte_level.encode("<|im_start|>hello<|im_end|>", special=False).tolist()
     assert "".join(byte_level.detokenizer().texts(marked)) == "hello"
+
+
+def test_special_tokens_that_are_markers_have_text(byte_level):
+    marked = byte_level.encode("<|im_start|>hello<|im_end|>", special=False).tolist()
+    visible = frozenset({"<|im_start|>", "<tool_call>"})
+    for _ in range(2):
+        assert "".join(byte_level.detokenizer(visible).texts(marked)) == "<|im_start|>hello"
+        assert b"".join(byte_level.detokenizer(visible).escaped(marked)) == b"<|im_start|>hello"
+        assert "".join(byte_level.detokenizer().texts(marked)) == "hello"
+
+
+@pytest.mark.parametrize(
+    ("visible", "text"), [([], "once a time"), (["[A]"], "[A] once a time"), (["[A]", "[B]"], "[A] once[B] a time")]
+)
+def test_the_same_for_a_decoder_without_a_table(with_fallback, visible, text):
+    facts = json.loads(with_fallback._tokenizer.to_str())
+    size = with_fallback._tokenizer.get_vocab_size()
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    facts["added_tokens"] = [{"id": size + n, "content": name} | plain for n, name in enumerate(("[A]", "[B]"))]
+    tokenizer = HuggingFaceTokenizer(json.dumps(facts).encode())
+    tokens = tokenizer.encode("[A]once[B]a time", special=False).tolist()
+    assert {size, size + 1} <= set(tokens)
+    assert "".join(tokenizer.detokenizer(frozenset(visible)).texts(tokens)) == text
 
 
 def test_a_broken_tokenizer_is_told():

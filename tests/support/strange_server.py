@@ -7,8 +7,11 @@ import threading
 
 
 @contextlib.contextmanager
-def strange_server(answer, seen=None):
-    """Serve one behaviour: `answer(reader, writer)` after the request was read; `seen` gets what was asked."""
+def strange_server(answer, seen=None, *, heads=None, tls=None):
+    """Serve one behaviour: `answer(reader, writer)` after the request was read.
+
+    `seen` gets what was asked, and `heads` the headers. `tls` is the context of a server with a certificate.
+    """
     started, stopping = threading.Event(), None
     port = 0
 
@@ -22,12 +25,14 @@ def strange_server(answer, seen=None):
                 lines = head.split(b"\r\n")
                 length = next((int(line[15:]) for line in lines if line.startswith(b"content-length:")), 0)
                 body = await reader.readexactly(length)
+                if heads is not None and body:
+                    heads.append(dict(line.decode().split(": ", 1) for line in lines[1:] if line))
                 if seen is not None and body:
                     seen.append(json.loads(body))
                 await answer(reader, writer)
             writer.close()
 
-        server = await asyncio.start_server(on_client, "127.0.0.1", 0)
+        server = await asyncio.start_server(on_client, "127.0.0.1", 0, ssl=tls)
         port = server.sockets[0].getsockname()[1]
         loops.append(asyncio.get_running_loop())
         started.set()
@@ -39,7 +44,7 @@ def strange_server(answer, seen=None):
     thread.start()
     started.wait()
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield f"http{'s' * bool(tls)}://127.0.0.1:{port}"
     finally:
         loops[0].call_soon_threadsafe(stopping.set)
         thread.join()

@@ -55,23 +55,94 @@ def test_the_socket_of_a_process_that_was_killed_is_removed_by_the_next_agent(wo
     uvloop.run(main())
 
 
-@pytest.mark.parametrize("what", ["open to others", "a link", "a file", "too long a name"])
-def test_a_folder_that_others_could_change_is_refused(world, what):
-    folder = world.folder / "f"
+SQUATTED = [
+    "open to others",
+    "a link",
+    "a file",
+    "too long a name",
+    pytest.param("another user's", marks=pytest.mark.skipif(os.getuid() != 0, reason="only root can give it away")),
+]
+
+
+def squatted(folder, what):
+    """Make a folder for KV that cannot be used."""
+    place = folder / f"dynabench-kv-{os.getuid()}"
     if what == "open to others":
-        folder.mkdir()
-        folder.chmod(0o777)
+        place.mkdir()
+        place.chmod(0o777)
     elif what == "a link":
-        folder.symlink_to(world.folder)
+        place.symlink_to(folder)
     elif what == "a file":
-        folder.touch()
+        place.touch()
+    elif what == "another user's":
+        place.mkdir(mode=0o700)
+        os.chown(place, 65534, 65534)
     else:
         folder /= "x" * 120
+        folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("what", SQUATTED)
+@pytest.mark.parametrize("variable", ["XDG_RUNTIME_DIR", "TMPDIR"])
+def test_a_folder_that_others_could_change_is_refused_by_its_name_with_what_to_do(world, monkeypatch, what, variable):
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    folder = squatted(world.folder, what)
+    monkeypatch.setenv(variable, str(folder))
+    monkeypatch.setattr("tempfile.tempdir", None)  # it remembers
 
     async def main():
-        with pytest.raises(TransferError, match="a socket for KV cannot be created in") as caught:
-            await make_agent("shm", MIB, on_notice=print, folder=folder).start()
-        assert caught.value.kind == "refused"
+        with pytest.raises(TransferError) as caught:
+            await make_agent("shm", MIB, on_notice=print).start()
+        return caught.value
+
+    error = uvloop.run(main())
+    assert error.kind == "refused"
+    assert str(folder / f"dynabench-kv-{os.getuid()}") in str(error)
+    assert f"set {variable} to a " in str(error)
+    assert "or choose --transfer tcp" in str(error)
+    assert "discovery" not in str(error)
+    assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("what", SQUATTED)
+def test_if_shared_memory_cannot_be_used_auto_takes_tcp_and_says_so(world, monkeypatch, caplog, what):
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    folder = squatted(world.folder, what)
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+    async def main():
+        agents = [make_agent("auto", MIB, on_notice=print, token=lambda: TOKEN) for _ in range(2)]
+        for agent in agents:
+            await agent.start()
+        async with world.agent("auto") as other:  # it can use shared memory, and is found by TCP
+            owner, reader = agents
+            assert owner.address["transport"] == "tcp"
+            for one, two in ((owner, reader), (owner, other), (other, owner)):
+                fill(one.memory)
+                two.memory[:] = bytes(MIB)
+                await two.read(one.address, [Piece(8, 0, 100)], timeout_s=PATIENCE_S)
+                assert bytes(two.memory[:100]) == pattern(100, 8)
+        for agent in agents:
+            await agent.close()
+
+    uvloop.run(main())
+    said = [record.getMessage() for record in caplog.records if "dynabench-kv-" in record.getMessage()]
+    assert len(said) == 2
+    assert all(line.endswith("; KV travels over tcp instead") for line in said)
+
+
+def test_an_agent_that_needs_a_way_that_cannot_be_opened_does_not_start(world, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(squatted(world.folder, "a file")))
+
+    async def main():
+        for agent in (
+            make_agent("auto", MIB, on_notice=print),
+            make_agent("auto", MIB, on_notice=print, token=lambda: b""),
+        ):
+            with pytest.raises(TransferError):
+                await agent.start()
 
     uvloop.run(main())
 

@@ -23,8 +23,8 @@ def _read(source: Source) -> Iterator[Request]:
 def _write(workload: Workload, file: IO[bytes]) -> None:
     for place, request in enumerate(workload):
         is_chat = not isinstance(request.content, str)
-        body = {"model": "", "messages" if is_chat else "prompt": request.content, "max_tokens": request.output_length}
-        body |= json_priority(request)
+        body = {"model": "", "messages" if is_chat else "prompt": request.content}
+        body |= (request.extra_body or {}) | {request.limit_field: request.output_length} | json_priority(request)
         url = "/v1/chat/completions" if is_chat else "/v1/completions"
         file.write(msgspec.json.encode({"custom_id": str(place), "method": "POST", "url": url, "body": body}) + b"\n")
 
@@ -37,5 +37,5 @@ FORMAT = Format(
     read=_read,
     write=_write,
     block_size=16,
-    keeps=frozenset({"sharing", "text", "priorities"}),
+    keeps=frozenset({"sharing", "text", "priorities", "fields"}),
 )

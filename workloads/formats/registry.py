@@ -33,7 +33,7 @@ from workloads.formats import (
 )
 from workloads.formats.columns import columns as columns_format
 from workloads.formats.format import Format
-from workloads.request import Request, Workload, WorkloadError, in_order
+from workloads.request import Request, Workload, WorkloadError, extra_fields, in_order
 from workloads.shape import MS_AS_SECONDS, SECONDS_AS_MS, unit_hint
 from workloads.source import Source, files_of, first_object, header
 
@@ -237,6 +237,8 @@ def lost(workload: Workload, name: str) -> list[str]:
         found.append("answers that end by EOS")
     if "priorities" not in format.keeps and workload.has_priorities:
         found.append("priorities")
+    if "fields" not in format.keeps and (names := extra_fields(workload.requests)):
+        found.append(f"fields of bodies ({', '.join(names)})")
     if "text" in format.keeps and name != DEFAULT and any(request.content is None for request in requests):
         raise WorkloadError(f"{workload.name} has no texts, only lengths and ids, so it cannot be written as {name}")
     return found

@@ -1,15 +1,14 @@
-"""OpenAI's requests: their fields and the limits of each field."""
+"""OpenAI's requests for answers: their fields and the limits of each field."""
 
-import re
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from serving.frontend.api.errors import ApiError
-from serving.model.template import RESERVED
-
 MAX_CHOICES = 128
+MAX_STOPS = 64
+"""Stop strings of a request; OpenAI allows 4, vLLM any number."""
+MAX_TOOLS = 128
 MAX_KV_BYTES = 1 << 18
 """Maximum size of `kv_transfer_params` as JSON: enough for 100,000 tokens."""
 MAX_TOKENS = 1 << 20
@@ -20,10 +19,10 @@ StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Annotation = Annotated[str, Meta(max_length=256)]
 Label = Annotated[str, Meta(max_length=1024)]
+Tools = Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
 COMPLETION_TOKENS = 16
 """Tokens that a completion without max_tokens may generate, as at OpenAI. A chat may fill the model's context."""
 
-DIGITS = re.compile(r"[0-9]{1,10}")
 DP_RANK = "dp_rank:"
 ANNOTATIONS = ("formatted_prompt", "token_ids", "llm_metrics", "request_id", "query_instance_id")
 """Annotations that Dynamo's clients may request in a stream; `llm_metrics` has no effect here."""
@@ -34,6 +33,8 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+    """Whether events may be padded against eavesdroppers; they never are."""
 
 
 class NvExt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -76,7 +77,7 @@ class Request(msgspec.Struct, kw_only=True):
     top_k: Annotated[int, Meta(ge=-1, le=1 << 20)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=4)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
     seed: Int64 | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
@@ -92,6 +93,19 @@ class Request(msgspec.Struct, kw_only=True):
     kv_transfer_params: dict[str, Any] | None = None
     """From a client that directs disaggregated requests itself, as in vLLM: `do_remote_decode` to compute the prompt for
     another worker; for that worker, the params from the answer to the first request."""
+
+    # What the answer must look like: at most one of these.
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    """vLLM's form; `guided_*` is its former one."""
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: str | None = None
+    """SGLang's form, like `regex` and `ebnf`."""
+    regex: str | None = None
+    ebnf: str | None = None
 
     # These do not affect the answer's text.
     user: Label | None = None
@@ -197,9 +211,14 @@ class ChatRequest(Request, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1, max_length=10_000)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None
+    tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    """Default: auto, if there are tools."""
     parallel_tool_calls: bool | None = None
+    """Whether the answer may call several tools (default: true)."""
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
+    """Whether what the model thought comes apart from what it answers (default: true); `include_reasoning: false` leaves it out."""
     documents: Annotated[list[dict[str, Any]], Meta(max_length=1024)] | None = None
     reasoning_effort: Label | None = None
     """For the template, where it is also `enable_thinking`: false for "none"."""
@@ -219,135 +238,3 @@ class ChatRequest(Request, kw_only=True):
         effort = self.reasoning_effort
         given = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
         return given | (self.chat_template_kwargs or {})
-
-
-class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /tokenize, as in vLLM: a text or a conversation."""
-
-    model: str | None = None
-    """May be left out if only one model is served."""
-    prompt: str | None = None
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=10_000)] | None = None
-    tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None
-    add_special_tokens: bool | None = None
-    """Default: true for a text; false for a conversation, as its template adds them."""
-    add_generation_prompt: bool | None = None
-    """Default: true."""
-    return_token_strs: bool | None = None
-
-
-class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /detokenize."""
-
-    model: str | None = None
-    tokens: Annotated[list[TokenId], Meta(max_length=1 << 20)]
-
-
-AnyRequest = Request | TokenizeRequest | DetokenizeRequest
-KindName = Literal["chat", "completion", "tokenize", "detokenize"]
-
-
-class Kind(NamedTuple):
-    """A kind of request that has a body."""
-
-    type: type[AnyRequest]
-    path: str
-    summary: str
-    endpoint: str = ""
-    """Label of these requests in metrics; empty if they are not counted."""
-
-
-KINDS: dict[KindName, Kind] = {
-    "tokenize": Kind(TokenizeRequest, "/tokenize", "Return the tokens of a text or a conversation"),
-    "detokenize": Kind(DetokenizeRequest, "/detokenize", "Return the text of tokens"),
-    "completion": Kind(CompletionRequest, "/v1/completions", "Complete a prompt", "completions"),
-    "chat": Kind(ChatRequest, "/v1/chat/completions", "Answer a conversation", "chat_completions"),
-}
-
-
-def parse(body: bytes | bytearray, type: Any) -> Any:
-    """Read a request.
-
-    Raises:
-        ApiError: it is not JSON, or not such a request.
-    """
-    try:
-        request = msgspec.json.decode(body, type=type)
-    except msgspec.ValidationError as error:
-        raise ApiError(400, f"the request is not valid: {error}", param=_field_at_fault(str(error))) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON: {error or 'nested too deeply'}") from error
-    if isinstance(request, Request):
-        _check(request)
-    elif isinstance(request, TokenizeRequest) and (request.prompt is None) == (request.messages is None):
-        raise ApiError(400, "expected either prompt or messages", param="prompt")
-    return request
-
-
-def _field_at_fault(message: str) -> str | None:
-    """Return the field that msgspec's validation error is about."""
-    field = re.search(r" - at `\$\.(\w+)", message) or re.search(r"missing required field `(\w+)`", message)
-    return field[1] if field else None
-
-
-def _check(request: Request) -> None:
-    """Reject fields that do not fit together, or that no engine here supports."""
-    if request.stream_options is not None and not request.stream:
-        raise ApiError(400, "stream_options needs stream: true", param="stream_options")
-    if isinstance(request, CompletionRequest):
-        _check_completion(request)
-    elif isinstance(request, ChatRequest):
-        _check_chat(request)
-    request.max_tokens = request.max_completion_tokens or request.max_tokens
-    limit = request.max_tokens
-    if limit is not None and (request.min_tokens or 0) > limit:
-        raise ApiError(
-            400, f"min_tokens ({request.min_tokens}) is larger than max_tokens ({limit})", param="min_tokens"
-        )
-    if request.kv_transfer_params is not None:
-        _check_kv_transfer(request.kv_transfer_params)
-    if request.logit_bias and not all(map(DIGITS.fullmatch, request.logit_bias)):
-        raise ApiError(400, "logit_bias maps token ids to numbers", param="logit_bias")
-    if request.nvext is not None:
-        for note in request.nvext.annotations or ():
-            if note.startswith(DP_RANK) and not DIGITS.fullmatch(note, len(DP_RANK)):
-                raise ApiError(400, f"{DP_RANK}N needs the number of a data-parallel rank, not {note!r}", param="nvext")
-
-
-def _check_kv_transfer(params: dict[str, Any]) -> None:
-    """Reject params that say nothing about KV, or are too large."""
-    parts = [params.get(name) is True for name in ("do_remote_decode", "do_remote_prefill")]
-    if sum(parts) != 1:
-        raise ApiError(
-            400,
-            "kv_transfer_params: expected do_remote_decode: true, or do_remote_prefill: true, and not both",
-            param="kv_transfer_params",
-        )
-    if len(msgspec.json.encode(params)) > MAX_KV_BYTES:
-        raise ApiError(400, f"kv_transfer_params may have at most {MAX_KV_BYTES:,} bytes", param="kv_transfer_params")
-
-
-def _check_completion(request: CompletionRequest) -> None:
-    if isinstance(request.prompt, list) and len(set(map(type, request.prompt))) > 1:
-        raise ApiError(400, "prompt must be a text, token ids, or a list of either", param="prompt")
-    prompts = request.prompts()
-    if not prompts or not all(prompts):
-        raise ApiError(400, "prompt must not be empty", param="prompt")
-    choices = len(prompts) * (request.n or 1)
-    if choices > MAX_CHOICES:
-        raise ApiError(
-            400, f"{len(prompts)} prompts times n make {choices} answers; the limit is {MAX_CHOICES}", param="n"
-        )
-    if request.best_of is not None and request.best_of != (request.n or 1):
-        raise ApiError(400, "best_of other than n is not supported", param="best_of")
-
-
-def _check_chat(request: ChatRequest) -> None:
-    for message in request.messages:
-        if message.role in ("user", "system") and message.content in (None, []):
-            raise ApiError(400, f"a {message.role} message needs content", param="messages")
-    if reserved := RESERVED.intersection(request.chat_template_kwargs or {}):
-        problem = f"chat_template_kwargs must not have {min(reserved)}, which is a field of the request"
-        raise ApiError(400, problem, param="chat_template_kwargs")
-    if request.top_logprobs and not request.logprobs:
-        raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")

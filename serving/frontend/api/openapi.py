@@ -4,7 +4,8 @@ from typing import Any
 
 import msgspec
 
-from serving.frontend.api.openai import KINDS
+from serving.frontend.api.kinds import KINDS
+from serving.frontend.api.messages.request import CountRequest
 
 REFERENCE = "#/components/schemas/{name}"
 ERROR = {
@@ -21,6 +22,19 @@ ERROR = {
                 "code": {"type": ["string", "null"]},
             },
         }
+    },
+}
+
+ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
     },
 }
 
@@ -50,17 +64,18 @@ def openapi() -> dict[str, Any]:
     for kind in KINDS.values():
         schema = {"$ref": REFERENCE.format(name=kind.type.__name__)}
         body = {"required": True, "content": {"application/json": {"schema": schema}}}
-        paths[kind.path] = {"post": _operation(kind.summary) | {"requestBody": body}}
+        error = "AnthropicError" if issubclass(kind.type, CountRequest) else "Error"
+        paths[kind.path] = {"post": _operation(kind.summary, error=error) | {"requestBody": body}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "dynabench frontend", "version": "1"},
         "paths": paths,
-        "components": {"schemas": {**schemas, "Error": ERROR}},
+        "components": {"schemas": {**schemas, "Error": ERROR, "AnthropicError": ANTHROPIC_ERROR}},
     }
 
 
-def _operation(summary: str, *, get: bool = False) -> dict[str, Any]:
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+def _operation(summary: str, *, error: str = "Error", get: bool = False) -> dict[str, Any]:
+    refusal = {"application/json": {"schema": {"$ref": REFERENCE.format(name=error)}}}
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
     if not get:
         content["text/event-stream"] = {}
@@ -72,5 +87,5 @@ def _operation(summary: str, *, get: bool = False) -> dict[str, Any]:
         }
     else:
         for status in (400, 401, 404, 408, 413, 415, 429, 500, 502, 503):
-            responses[str(status)] = {"description": "an error", "content": error}
+            responses[str(status)] = {"description": "an error", "content": refusal}
     return {"summary": summary, "responses": responses}

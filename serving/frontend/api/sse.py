@@ -38,14 +38,17 @@ def unescape(text: bytes) -> str:
     return value
 
 
-def usage(num_prompt: int, num_output: int, num_cached: int) -> dict[str, Any]:
-    """Return OpenAI's usage object."""
-    return {
+def usage(num_prompt: int, num_output: int, num_cached: int, num_reasoning: int | None = None) -> dict[str, Any]:
+    """Return OpenAI's usage object; the tokens of the reasoning are named if they are known."""
+    found: dict[str, Any] = {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
         "prompt_tokens_details": {"cached_tokens": num_cached},
     }
+    return (
+        found if num_reasoning is None else found | {"completion_tokens_details": {"reasoning_tokens": num_reasoning}}
+    )
 
 
 class CompletionFormat:
@@ -73,10 +76,13 @@ class CompletionFormat:
 
     def choice(self, index: int, text: str, reason: str | None, logprobs: Any) -> dict[str, Any]:
         """Return one choice of a whole answer."""
-        content: dict[str, Any] = (
-            {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
-        )
-        return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
+        if self.is_chat:
+            return self.turn(index, {"role": "assistant", "content": text}, reason, logprobs)
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+    def turn(self, index: int, message: dict[str, Any], reason: str | None, logprobs: Any) -> dict[str, Any]:
+        """Return one choice of a whole answer to a conversation."""
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
 
 class ChoiceFormat:
@@ -113,10 +119,14 @@ class ChoiceFormat:
             end += b',"usage":' + _encode(usage)
         return self._before + text + self._quote + end + b"}\n\n"
 
-    def last(self, reason: str, **extras: dict[str, Any] | None) -> bytes:
+    def delta(self, delta: dict[str, Any], logprobs: Any, usage: dict[str, Any] | None = None) -> bytes:
+        """Return the event of a part of a chat's answer, with the log-probabilities of its tokens."""
+        return self._event({"delta": delta, "logprobs": logprobs, "finish_reason": None}, usage=usage)
+
+    def last(self, reason: str, logprobs: Any = None, **extras: dict[str, Any] | None) -> bytes:
         """Return the event with the finish reason and the extras that are not empty."""
         content: dict[str, Any] = {"delta": {}} if self._completion.is_chat else {"text": ""}
-        return self._event({**content, "logprobs": None, "finish_reason": reason}, **extras)
+        return self._event({**content, "logprobs": logprobs, "finish_reason": reason}, **extras)
 
     def _event(self, choice: dict[str, Any], **extras: dict[str, Any] | None) -> bytes:
         fields = self._completion.head | {"choices": [{"index": self._index, **choice}]}

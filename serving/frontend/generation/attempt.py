@@ -27,7 +27,8 @@ from serving.routing.live import Placement, Routing
 from serving.routing.stages import Stages
 from serving.runtime.messages import CallError, End
 
-UNPLACED = (NoWorkersError, AllBusyError, AllFullError, CallError)
+FULL = (AllBusyError, AllFullError)
+UNPLACED = (NoWorkersError, *FULL, CallError)
 """Errors that mean that no worker accepts a request now."""
 
 PROMPT_S = 30.0
@@ -42,6 +43,8 @@ class Attempts:
 
     def __init__(self, stages: Stages, request: ChoiceRequest, life: Life, *, is_refusable: bool = True) -> None:
         """Route and send the request; if it is not refusable, full workers do not refuse it.
+
+        If it may wait for a worker, it is not placed yet: then call `until_placed`.
 
         Raises:
             ApiError: there is no worker to send it to.
@@ -64,10 +67,26 @@ class Attempts:
         self._generated: list[int] = []  # kept while another attempt may need it
         self._watching: asyncio.Task[None] | None = None  # the prefill worker, while another answers
         self._has_prefill_failed = False
+        self._is_refusable = is_refusable
         try:
             self._place(request, is_refusable=is_refusable)
         except UNPLACED as error:
-            raise no_worker(error) from error
+            if not life.may_wait(asyncio.get_running_loop().time()):
+                raise no_worker(error) from error
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether it has been sent to a worker."""
+        return self.prefill is not None or self.decode is not None
+
+    async def until_placed(self) -> None:
+        """Wait until the request can be sent to a worker for the first time, if it may.
+
+        Raises:
+            ApiError: no worker accepts it, or none has come in time.
+        """
+        if not self.is_placed:
+            await self._place_again(is_refusable=self._is_refusable)
 
     @property
     def placement(self) -> Placement:
@@ -206,6 +225,11 @@ class Attempts:
         if isinstance(step, Refused):
             is_theirs = step.kind in ("lost", "engine")  # not the client's fault, nor a general state
             raise failed_call(f"{call.name}: {step.message}" if is_theirs else step.message, step.kind)
+        if self._num_output and "guided_decoding" in self._request.sampling:
+            problem = (
+                f"{end.error}; an answer with a constraint cannot continue elsewhere: the constraint would begin again"
+            )
+            raise failed_call(f"{call.name}: {problem}", end.kind)
         await asyncio.sleep(step.after_s)
         if not self.life.is_prefilled:
             self.close()
@@ -214,13 +238,14 @@ class Attempts:
         await self._place_again()
         return ""
 
-    async def _place_again(self) -> None:
+    async def _place_again(self, *, is_refusable: bool = False) -> None:
         loop, request = asyncio.get_running_loop(), self._request.after(self._generated)
         while True:
             try:
-                self._place(request, is_refusable=False)
+                self._place(request, is_refusable=is_refusable)
             except UNPLACED as error:
-                if not self.life.may_wait(loop.time()):
+                is_refused = is_refusable and isinstance(error, FULL)
+                if is_refused or not self.life.may_wait(loop.time()):
                     raise no_worker(error) from error
             else:
                 return
@@ -238,7 +263,11 @@ class Attempts:
         life, prefill, own, bypass = self.life, self._stages.prefill, request.kv_transfer_params, None
         if not (life.is_prefilled or life.is_pinned or own):
             bypass = self._stages.bypass(len(request.prompt.tokens), request.prompt.hashes)
-        stage = life.next_stage(has_prefill=prefill is not None, bypasses=bypass is not None or own is not None)
+        stage = life.next_stage(
+            now=asyncio.get_running_loop().time(),
+            has_prefill=prefill is not None,
+            bypasses=bypass is not None or own is not None,
+        )
         if isinstance(stage, Refused):
             raise NoWorkersError(stage.message)
         if stage == "prefill":

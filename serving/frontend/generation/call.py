@@ -10,7 +10,7 @@ import numpy as np
 from serving.frontend.generation.output import Output
 from serving.frontend.preprocess import Prompt
 from serving.routing.live import Placement, Routing
-from serving.runtime.client import ReplyStream
+from serving.runtime.connection import ReplyStream
 from serving.runtime.messages import End, pack_u32, pack_u64
 from serving.worker.protocol import PreprocessedRequest, StopConditions
 
@@ -31,6 +31,10 @@ class ChoiceRequest:
     """How many of the prompt's last tokens are part of the answer."""
     kv_transfer_params: dict[str, Any] | None = None
     """For the worker: if two workers share the request, or as sent by a client that directs them itself."""
+    tools: list[dict[str, Any]] | None = None
+    """What the answer may call, if that is left to the model."""
+    is_embedding: bool = False
+    """Whether an embedding of the prompt is wanted instead of an answer."""
     is_held: bool = False
     """Whether the call may last until the prompt's KV has been read."""
 
@@ -72,6 +76,8 @@ class ChoiceRequest:
             stop_conditions=self.conditions,
             sampling_options=self.sampling,
             eos_token_ids=self.eos_token_ids,
+            tools=self.tools,
+            is_embedding=self.is_embedding,
             num_generated=self.num_generated,
             dp_rank=rank,
             request_id=self.request_id,

@@ -1,5 +1,6 @@
 """One choice of an answer: its attempts produce tokens, its text turns them into pieces."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from serving.frontend.api.errors import ApiError
@@ -46,6 +47,11 @@ class Choice:
     def num_completion(self) -> int:
         """Tokens of the answer. If an engine returns text, its own count is better than the number of pieces."""
         return self._text.num_tokens if self._num_counted is None else self._num_counted
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended it, if one did."""
+        return self._text.stop
 
     @property
     def num_overlap_tokens(self) -> int:
@@ -107,6 +113,8 @@ class Choice:
 def start_choices(prepared: Prepared, model: ServedModel, config: FrontendConfig, request_id: str) -> list[Choice]:
     """Send each choice of a request to an engine; once the first is accepted, the others are not refused.
 
+    Choices that may wait for a worker are not placed yet: see `until_placed`.
+
     Raises:
         ApiError: there is no worker to send it to.
     """
@@ -122,6 +130,21 @@ def start_choices(prepared: Prepared, model: ServedModel, config: FrontendConfig
             choice.close()
         raise
     return choices
+
+
+async def until_placed(choices: Sequence[Choice]) -> None:
+    """Wait for workers for choices that could be sent to none yet; close all if one gets none.
+
+    Raises:
+        ApiError: there is no worker for one of them.
+    """
+    try:
+        for choice in choices:
+            await choice.attempts.until_placed()
+    except BaseException:
+        for choice in choices:
+            choice.close()
+        raise
 
 
 def _check_kv_transfer(prepared: Prepared, model: ServedModel, config: FrontendConfig) -> None:
@@ -162,6 +185,7 @@ def _request(
         rank=extension.dp_rank,
         session=extension.session_id or options.session_id,
         kv_transfer_params=options.kv_transfer_params,
+        tools=prepared.tools,
     )
 
 
@@ -173,8 +197,9 @@ def _start(
     is_lost_with_worker = is_pinned or request.kv_transfer_params is not None  # its KV is only there
     life = Life(0 if is_lost_with_worker else limit, is_pinned=is_pinned, config=model.stages.config)
     attempts = Attempts(model.stages, request, life, is_refusable=is_refusable)
+    visible = prepared.shape.visible_tokens if prepared.shape is not None else frozenset[str]()
     text = Text(
-        model.text.tokenizer.detokenizer(),
+        model.text.tokenizer.detokenizer(visible),
         stops=prepared.options.stops,
         end_token_ids=[
             *(prepared.options.stop_token_ids or ()),
@@ -187,7 +212,7 @@ def _start(
 
 
 def _sampling(prepared: Prepared, index: int) -> dict[str, Any]:
-    """Return the sampling options for the engine; each choice has its own seed."""
+    """Return the sampling options for the engine; each choice has its own seed, if the client gave one."""
     request, extension = prepared.options, prepared.extension
     names = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "logit_bias")
     options = {name: getattr(request, name) for name in names}
@@ -196,7 +221,11 @@ def _sampling(prepared: Prepared, index: int) -> dict[str, Any]:
         options[name] = getattr(request, name) if own is None else own
     if extension.greed_sampling:
         options["temperature"] = 0.0
-    if request.seed is not None or index:
-        options["seed"] = (request.seed or 0) + index
+    if request.seed is not None:
+        options["seed"] = request.seed + index
+    elif index:
+        options["choice"] = index
+    if (wanted := prepared.constraint) is not None:
+        options["guided_decoding"] = {wanted.kind: wanted.value}
     options |= {"logprobs": prepared.num_logprobs, "prompt_logprobs": prepared.num_prompt_logprobs}
     return {name: value for name, value in options.items() if value is not None}

@@ -40,6 +40,8 @@ class Output(msgspec.Struct, gc=False):
     """The same for the prompt."""
     kv_transfer_params: dict[str, Any] | None = None
     """Where the prompt's KV is, from a worker that prefills."""
+    embedding: list[float] | None = None
+    """The prompt's embedding, if that was requested."""
     times: dict[str, float] = {}
     """When things happened, in seconds since the request reached the worker."""
     num_transfer_bytes: float = 0.0
@@ -82,6 +84,8 @@ class Output(msgspec.Struct, gc=False):
         if item.get("log_probs") is not None:
             tops = item.get("top_logprobs") or [None] * len(tokens)
             self.logprobs += [(value, tops[index]) for index, value in enumerate(item["log_probs"])]
+        if item.get("embedding") is not None:
+            self.embedding = _embedding(item["embedding"])
         if item.get("kv_transfer_params") is not None:
             self.kv_transfer_params = _kv_transfer_params(item["kv_transfer_params"])
         if isinstance(times := item.get("times"), dict):
@@ -99,6 +103,17 @@ def _count(said: Any) -> int:
     if not isinstance(said, int | float) or not math.isfinite(said):
         raise ApiError(500, "the engine sent a token count that is not a number")
     return max(int(said), 0)
+
+
+def _embedding(said: Any) -> list[float]:
+    """Return the embedding that an engine sent.
+
+    Raises:
+        ApiError: it is not a list of numbers.
+    """
+    if not isinstance(said, list) or not said or not all(isinstance(x, int | float) and math.isfinite(x) for x in said):
+        raise ApiError(500, "the engine sent an embedding that is not a list of numbers")
+    return said
 
 
 def _kv_transfer_params(said: Any) -> dict[str, Any]:

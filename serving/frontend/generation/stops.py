@@ -5,9 +5,15 @@ class StopMatcher:
     """Lets text through up to a stop string; holds back what may be the start of one."""
 
     def __init__(self, stops: list[str]) -> None:
-        self.has_stopped = False
+        self.matched = ""
+        """The stop string that has stopped it."""
         self._stops = stops
         self._held = ""
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether a stop string has come."""
+        return bool(self.matched)
 
     def push(self, text: str, *, may_stop: bool = True) -> str:
         """Add text; return what can be let through now. A stop string and the text after it are dropped.
@@ -18,12 +24,12 @@ class StopMatcher:
             return ""
         old = len(self._held)
         text = self._held + text
-        starts = [text.find(stop, max(old - len(stop) + 1, 0)) for stop in self._stops] if may_stop else []
-        starts = [start for start in starts if start >= 0]
+        starts = {stop: text.find(stop, max(old - len(stop) + 1, 0)) for stop in self._stops} if may_stop else {}
+        starts = {stop: start for stop, start in starts.items() if start >= 0}
         if starts:
-            self.has_stopped = True
+            self.matched = min(starts, key=starts.__getitem__)
             self._held = ""
-            return text[: min(starts)]
+            return text[: starts[self.matched]]
         held = max(_overlap(text, stop) for stop in self._stops)
         cut = len(text) - held
         self._held = text[cut:]

@@ -60,6 +60,11 @@ class Text:
         return tokens
 
     @property
+    def stop(self) -> str | None:
+        """The stop string that ended it, if one did."""
+        return self._matcher.matched if self._matcher is not None and self._matcher.has_stopped else None
+
+    @property
     def _has_matched(self) -> bool:
         return self._matcher is not None and self._matcher.has_stopped
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from serving.frontend.api.openai import KindName
+from serving.frontend.api.kinds import KindName
 from serving.frontend.preprocess import Preprocessed, Prompt
 from serving.model.card import ModelCard
 
@@ -32,6 +32,8 @@ class Model(msgspec.Struct, array_like=True):
 
     card: ModelCard
     files: dict[str, bytes]
+    is_strict: bool
+    """See `TextModel`."""
 
 
 class Ready(msgspec.Struct, array_like=True):

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.openai import KindName
+from serving.frontend.api.kinds import KindName
 from serving.frontend.preparing.messages import (
     LENGTH,
     NUM_JOBS,
@@ -56,8 +56,8 @@ class _EndedError(Exception):
 class Preparer:
     """One model's preparer; it starts when first needed."""
 
-    def __init__(self, card: ModelCard, files: ModelFiles, *, timeout_s: float) -> None:
-        self._model = Model(card, files.contents)
+    def __init__(self, card: ModelCard, files: ModelFiles, *, timeout_s: float, is_strict: bool = False) -> None:
+        self._model = Model(card, files.contents, is_strict)
         self._timeout_s = timeout_s
         self._slots = asyncio.Semaphore(NUM_JOBS)
         self._starting = asyncio.Lock()

@@ -14,7 +14,8 @@ import msgspec
 
 from foundation.processes import end_with_parent
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.openai import KINDS, Request, parse
+from serving.frontend.api.kinds import KINDS, parse
+from serving.frontend.api.openai import Request
 from serving.frontend.preparing.messages import (
     LENGTH,
     NUM_JOBS,
@@ -74,7 +75,7 @@ def _load(message: Model, answers: _Answers) -> TextModel | None:
     """Load the model within a memory limit, and report whether that worked."""
     _limit_memory()
     try:
-        model = TextModel(message.card, ModelFiles(message.files), is_preparer=True)
+        model = TextModel(message.card, ModelFiles(message.files), is_preparer=True, is_strict=message.is_strict)
     except ModelError as error:
         answers.send(Ready(str(error)))
         return None

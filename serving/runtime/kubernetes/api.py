@@ -17,6 +17,7 @@ import msgspec
 from foundation.text import one_line
 from serving.runtime.kubernetes.account import Account
 from serving.runtime.kubernetes.objects import Change, Object, Page, Resource, Status
+from serving.runtime.outages import Outages
 from serving.runtime.ports import RuntimeUnavailableError
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class KubernetesApi:
             RuntimeUnavailableError: the account's files cannot be read.
         """
         self.namespace = account.namespace
+        self.outages = Outages("kubernetes", f"the API server at {account.server}")
         self._account = account
         try:
             trusted = ssl.create_default_context(cadata=account.authority)
@@ -236,15 +238,21 @@ class KubernetesApi:
         if body is not None:
             data = msgspec.json.encode(body)
             headers |= MERGE if verb == "patch" else {"Content-Type": "application/json"}
-        return await self._session.request(
-            method,
-            f"{self._account.server}{resource.path(self.namespace, *names)}",
-            params=query,
-            data=data,
-            headers=headers,
-            timeout=WATCHING if verb == "watch" else TIMEOUT,
-            allow_redirects=False,
-        )
+        try:
+            response = await self._session.request(
+                method,
+                f"{self._account.server}{resource.path(self.namespace, *names)}",
+                params=query,
+                data=data,
+                headers=headers,
+                timeout=WATCHING if verb == "watch" else TIMEOUT,
+                allow_redirects=False,
+            )
+        except (aiohttp.ClientError, OSError) as error:
+            self.outages.begin(one_line(error))
+            raise
+        self.outages.end()
+        return response
 
     def _decoded(self, data: bytes, kind: type[Answer]) -> Answer:
         try:

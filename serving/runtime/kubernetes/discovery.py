@@ -44,6 +44,7 @@ class KubernetesDiscovery:
         self, api: KubernetesApi, pod: ThisPod, id: str, *, lease_ttl_s: float, token_secret: str = TOKEN_SECRET
     ) -> None:
         """Prepare to join, as a process of a pod."""
+        self.outages = api.outages
         self._api = api
         self._id = id
         self._ttl_s = lease_ttl_s

@@ -57,6 +57,8 @@ class Engine:
     latest = None
 
     def __init__(self, **kwargs):
+        if "server_args" in kwargs:
+            kwargs = vars(kwargs["server_args"])
         if unknown := kwargs.keys() - SERVER_ARGS:
             raise TypeError(f"ServerArgs.__init__() got an unexpected keyword argument {sorted(unknown)[0]!r}")
         self.arguments = kwargs
@@ -176,23 +178,28 @@ class Engine:
             return
         count = parameters["max_new_tokens"]
         ends = set(parameters.get("stop_token_ids") or ())
+        so_far = []
         for place in range(count):
             await asyncio.sleep(STEP_S)
             token = tokens[place % len(tokens)] + 1
             reason = {"type": "length", "length": count} if place == count - 1 else None
+            so_far.append(token)
             if token in ends and not parameters["ignore_eos"] and place >= parameters["min_new_tokens"]:
                 reason = {"type": "stop", "matched": token}
             facts = {"id": "x", "finish_reason": reason, "prompt_tokens": len(tokens), "cached_tokens": cached}
             if with_logprobs:
                 facts["output_token_logprobs"] = [(-0.5, token, None)]
                 facts["output_top_logprobs"] = [[(-0.5 - rank, token + rank, None) for rank in range(num_top)]]
-            yield {"output_ids": [token], "meta_info": facts}
+            yield {
+                "output_ids": [token] if self.arguments.get("incremental_streaming_output") else [*so_far],
+                "meta_info": facts,
+            }
             if reason is not None:
                 return
 
     def _store(self, tokens):
         """Keep the prompt's whole pages, tell of the new ones; return how many tokens were there."""
-        size, parent, cached, new = self.arguments["page_size"], None, 0, []
+        size, parent, cached, new = self.arguments.get("page_size", 1), None, 0, []
         first_parent = None
         for start in range(0, len(tokens) // size * size, size):
             page = (parent, tuple(tokens[start : start + size]))

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: its request as a chat request, its answer as events or one object, its errors."""

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: its request as a chat request, its answer as events or one object, earlier responses."""

@@ -1,0 +1,165 @@
+"""Answers in OpenAI's form for completions and chats: events token by token, or part by part if the text is split."""
+
+import secrets
+from typing import Any
+
+from serving.frontend.answer import AcceptedRequest, ChoiceEvents, Collected
+from serving.frontend.answer_parts import AnswerParts
+from serving.frontend.api.deltas import Deltas, message
+from serving.frontend.api.errors import ApiError
+from serving.frontend.api.logprobs import LogprobsFormat, TokenLogprob
+from serving.frontend.api.sse import DONE, ChoiceFormat, CompletionFormat, error_event, escape, unescape, usage
+from serving.frontend.shape import Shape
+
+
+def call_id() -> str:
+    """Return a fresh id for a tool call."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+class CompletionAnswer:
+    """See `Answer`."""
+
+    def __init__(self, accepted: AcceptedRequest) -> None:
+        prepared = accepted.prepared
+        self._accepted = accepted
+        self._format = CompletionFormat(accepted.id, prepared.options.model, is_chat=prepared.is_chat)
+        self._parts: list[AnswerParts] = []
+
+    def events(self, index: int) -> ChoiceEvents:
+        """See `Answer`."""
+        format, shape = ChoiceFormat(self._format, index), self._accepted.prepared.shape
+        if shape is None:
+            return _TokenEvents(self._accepted, format, index)
+        return _PartEvents(self._accepted, format, index, self._split(shape))
+
+    def end(self) -> bytes:
+        """See `Answer`."""
+        has_usage = self._accepted.stream_options.include_usage
+        return (self._format.usage(self._usage()) if has_usage else b"") + DONE
+
+    def whole(self, choices: list[Collected]) -> bytes:
+        """See `Answer`."""
+        values = [self._choice(index, collected) for index, collected in enumerate(choices)]
+        return self._format.whole(values, self._usage(), **self._accepted.extras(self._accepted.choices[0]))
+
+    def failed(self, error: ApiError) -> bytes:
+        """See `Answer`."""
+        return error_event(error)
+
+    def _usage(self) -> dict[str, Any]:
+        shape = self._accepted.prepared.shape
+        has_reasoning = shape is not None and bool(shape.reasoning)
+        return self._accepted.usage(sum(parts.num_reasoning for parts in self._parts) if has_reasoning else None)
+
+    def _split(self, shape: Shape) -> AnswerParts:
+        self._parts.append(AnswerParts(shape))
+        return self._parts[-1]
+
+    def _choice(self, index: int, collected: Collected) -> dict[str, Any]:
+        choice, shape = self._accepted.choices[index], self._accepted.prepared.shape
+        logprobs = [*(choice.prompt_logprobs or ()), *collected.logprobs]
+        value = LogprobsFormat(is_chat=self._format.is_chat).value(logprobs) if logprobs else None
+        if shape is None:
+            text = self._accepted.echo(index) + unescape(b"".join(collected.pieces))
+            return self._format.choice(index, text, choice.finish_reason, value)
+        split = self._split(shape)
+        parts = [part for piece in collected.pieces for part in split.push(piece)] + split.end()
+        return self._format.turn(index, message(parts, call_id), split.reason(choice.finish_reason), value)
+
+
+class _TokenEvents:
+    """The events of a choice that is one text, with what was requested besides it."""
+
+    def __init__(self, accepted: AcceptedRequest, format: ChoiceFormat, index: int) -> None:
+        options = accepted.stream_options
+        self._accepted = accepted
+        self._format = format
+        self._choice = accepted.choices[index]
+        self._echo = accepted.echo(index)
+        self._logprobs = LogprobsFormat(is_chat=accepted.prepared.is_chat)
+        self._has_usage = bool(options.include_usage and options.continuous_usage_stats)
+        self._is_plain = not self._has_usage and accepted.prepared.num_logprobs is None
+
+    def first(self) -> bytes:
+        """Return what comes before the first token: a chat's role."""
+        return self._format.first(self._usage(0))
+
+    def tokens(self, pieces: list[bytes]) -> bytes:
+        """Return an event for each piece, after the prompt if it is to be echoed."""
+        body = self._prompt() if self._echo else b""
+        if not pieces:
+            return body
+        if self._is_plain:
+            return body + self._format.tokens(pieces)
+        logprobs: list[Any] = [self._logprobs.value([token]) for token in self._choice.logprobs]
+        logprobs += [None] * (len(pieces) - len(logprobs))
+        usages = [self._usage(self._choice.num_before + count) for count in range(1, len(pieces) + 1)]
+        return body + b"".join(map(self._format.token, pieces, logprobs, usages))
+
+    def last(self) -> bytes:
+        """Return the event with the finish reason."""
+        choice = self._choice
+        extras = self._accepted.extras(choice)
+        return self._format.last(choice.finish_reason, usage=self._usage(choice.num_completion), **extras)
+
+    def _prompt(self) -> bytes:
+        """Return the event that echoes the prompt, before the first pieces."""
+        text, self._echo = escape(self._echo), ""
+        logprobs = self._choice.prompt_logprobs
+        value = self._logprobs.value(logprobs) if logprobs else None
+        return self._format.token(text, value, self._usage(self._choice.num_before))
+
+    def _usage(self, num_output: int) -> dict[str, Any] | None:
+        if not self._has_usage:
+            return None
+        return usage(self._choice.num_prompt, num_output, self._choice.num_cached)
+
+
+class _PartEvents:
+    """The events of a choice whose text is split; log-probabilities come with the next event after their token."""
+
+    def __init__(self, accepted: AcceptedRequest, format: ChoiceFormat, index: int, parts: AnswerParts) -> None:
+        options = accepted.stream_options
+        self._accepted = accepted
+        self._format = format
+        self._choice = accepted.choices[index]
+        self._parts = parts
+        self._deltas = Deltas(call_id)
+        self._logprobs = LogprobsFormat(is_chat=True)
+        self._waiting: list[TokenLogprob] = []
+        self._has_usage = bool(options.include_usage and options.continuous_usage_stats)
+
+    def first(self) -> bytes:
+        """Return the role."""
+        return self._format.first(self._usage(0))
+
+    def tokens(self, pieces: list[bytes]) -> bytes:
+        """Return an event for each part that the pieces settle."""
+        logprobs, body = list(self._choice.logprobs), b""
+        for count, piece in enumerate(pieces, 1):
+            self._waiting += logprobs[count - 1 : count]
+            for delta in self._deltas.of(self._parts.push(piece)):
+                body += self._event(delta, self._choice.num_before + count)
+        return body
+
+    def last(self) -> bytes:
+        """Return the rest, and the event with the finish reason."""
+        choice = self._choice
+        count, extras = choice.num_completion, self._accepted.extras(choice)
+        body = b"".join(self._event(delta, count) for delta in self._deltas.of(self._parts.end()))
+        return body + self._format.last(
+            self._parts.reason(choice.finish_reason), self._take_logprobs(), usage=self._usage(count), **extras
+        )
+
+    def _event(self, delta: dict[str, Any], num_output: int) -> bytes:
+        return self._format.delta(delta, self._take_logprobs(), self._usage(num_output))
+
+    def _take_logprobs(self) -> dict[str, Any] | None:
+        waiting, self._waiting = self._waiting, []
+        return self._logprobs.value(waiting) if waiting else None
+
+    def _usage(self, num_output: int) -> dict[str, Any] | None:
+        if not self._has_usage:
+            return None
+        return usage(self._choice.num_prompt, num_output, self._choice.num_cached)

@@ -1,0 +1,100 @@
+"""Answers that must call tools: the schema to which an engine constrains them, and their script."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from serving.model.parsers.answer import Answer, Script
+from serving.model.parsers.json_calls import pass_rest, read_array
+from serving.model.parsers.json_text import read_value
+
+DEFINITIONS = ("$defs", "definitions")
+RESOLVED = tuple(f"#/{key}/" for key in DEFINITIONS)
+
+
+def calls_schema(
+    tools: Sequence[Mapping[str, Any]], tool_choice: str | Mapping[str, Any], *, parallel: bool = True
+) -> dict[str, Any]:
+    """Return the JSON schema of an answer that calls tools.
+
+    Args:
+        tools: the tools, as OpenAI's API describes them.
+        tool_choice: "required", for an array of {"name": ..., "parameters": {...}}, or OpenAI's object that names one
+            function, for its arguments alone.
+        parallel: whether there may be several calls.
+
+    Raises:
+        ValueError: the named function is none of the tools, or the tools' definitions and references do not fit together.
+    """
+    functions = {tool["function"]["name"]: _parameters(tool["function"]) for tool in tools}
+    name = chosen_name(tool_choice)
+    if name:
+        if name not in functions:
+            raise ValueError(
+                f"tool_choice names {name!r}, which is not in tools: {', '.join(functions) or 'there are none'}"
+            )
+        return functions[name]
+    schema: dict[str, Any] = {"type": "array", "minItems": 1}
+    for key in DEFINITIONS:
+        found = _collected(functions, key)
+        schema |= {key: found} if found else {}
+    schema["items"] = {"anyOf": [_call(name, parameters) for name, parameters in functions.items()]}
+    return schema if parallel else schema | {"maxItems": 1}
+
+
+def chosen_name(tool_choice: str | Mapping[str, Any] | None) -> str:
+    """Return the function that a tool_choice names, or nothing."""
+    function = tool_choice.get("function") if isinstance(tool_choice, Mapping) else None
+    return str(function["name"]) if isinstance(function, Mapping) and "name" in function else ""
+
+
+def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(function.get("parameters") or {"type": "object", "properties": {}})
+
+
+def _call(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    own = {key: value for key, value in parameters.items() if key not in DEFINITIONS}
+    return {
+        "type": "object",
+        "properties": {"name": {"type": "string", "enum": [name]}, "parameters": own},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
+
+
+def _collected(functions: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Any]:
+    """Return the definitions of all functions: references start at the root of the whole schema."""
+    found: dict[str, Any] = {}
+    for function, parameters in functions.items():
+        _check_references(function, parameters)
+        for name, definition in (parameters.get(key) or {}).items():
+            if found.setdefault(name, definition) != definition:
+                raise ValueError(
+                    f"tools: {function!r} defines {key}/{name} otherwise than another tool; use other names"
+                )
+    return found
+
+
+def _check_references(function: str, schema: Any) -> None:
+    """Refuse references to what is elsewhere within the schema of all tools."""
+    unseen = [schema]
+    while unseen:
+        part = unseen.pop()
+        unseen += part.values() if isinstance(part, Mapping) else part if isinstance(part, list) else ()
+        target = part.get("$ref") if isinstance(part, Mapping) else None
+        if isinstance(target, str) and target.startswith("#") and not target.startswith(RESOLVED):
+            raise ValueError(
+                f"tools: {function!r} refers to {target!r}; with tool_choice required it can refer to #/$defs/... only"
+            )
+
+
+def read_required(answer: Answer, name: str) -> Script[None]:
+    """Read an answer that consists of calls, or of the arguments for one function."""
+    answer.hold()
+    yield from answer.space()
+    text, at = yield from answer.unread()
+    if not name:
+        yield from read_array(answer, ())
+    elif text.startswith("{", at):
+        answer.start(name)
+        _ = (yield from read_value(answer, answer.arguments)) or (yield from pass_rest(answer, ()))
+    answer.give_up()

@@ -1,0 +1,103 @@
+"""What holds for every format."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings, strategies
+
+from serving.model.parsers import REASONING_PARSERS, answer_parser, required_calls_parser, write_calls
+from serving.model.parts import CallStart
+from tests.model.parsers.texts import (
+    FORMATS,
+    TOOLS,
+    arguments,
+    calls,
+    calls_of,
+    content_of,
+    cut,
+    fragments,
+    parsed,
+    read,
+    reasoning_of,
+    safe_texts,
+)
+
+places = strategies.lists(strategies.integers(0, 400))
+quickly = settings(max_examples=30, deadline=None)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@quickly
+@given(strategies.data())
+def test_what_a_model_writes_is_read_back(name, data):
+    made, prose = data.draw(calls), data.draw(safe_texts.filter(lambda text: "{" not in text))
+    prose = "" if name == "openai" else prose
+    text = prose + write_calls(name, made)
+    parts = read(answer_parser(name, "", TOOLS), *cut(text, data.draw(places)))
+    assert parsed(calls_of(parts)) == parsed(made)
+    assert content_of(parts) == (prose if prose.strip() else "")
+
+
+@pytest.mark.parametrize(
+    ("name", "reasoning"), [*zip(FORMATS, itertools.cycle([""])), ("qwen3_coder", "qwen3"), ("mistral", "mistral")]
+)
+@quickly
+@given(strategies.data())
+def test_parts_do_not_depend_on_how_the_text_was_cut(name, reasoning, data):
+    text = data.draw(fragments(name))
+    whole = read(answer_parser(name, reasoning, TOOLS), text)
+    assert read(answer_parser(name, reasoning, TOOLS), *cut(text, data.draw(places))) == whole
+    assert read(answer_parser(name, reasoning, TOOLS), *text) == whole
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "openai"])  # drops markers between messages
+@quickly
+@given(strategies.data())
+def test_a_text_without_a_call_is_content_as_it_is(name, data):
+    text = data.draw(fragments(name))
+    parts = read(answer_parser(name, "", TOOLS), text)
+    if not any(isinstance(part, CallStart) for part in parts):
+        assert content_of(parts) == text
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@quickly
+@given(strategies.data())
+def test_a_call_that_is_cut_off_has_the_arguments_so_far(name, data):
+    text = write_calls(name, [("look_up", data.draw(arguments))])
+    whole = calls_of(read(answer_parser(name, "", TOOLS), text))
+    text = text[: data.draw(strategies.integers(0, len(text)))]
+    found = calls_of(read(answer_parser(name, "", TOOLS), text))
+    assert [given for given, _ in found] in ([], ["look_up"])
+    if name in ("hermes", "mistral", "kimi_k2", "qwen3_coder") and found and "count" not in text:
+        assert whole[0][1].startswith(found[0][1]) or name == "qwen3_coder"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_without_tools_calls_stay_text(name):
+    text = write_calls(name, [("look_up", "{}")])
+    parts = read(answer_parser(name, "", ()), text)
+    assert calls_of(parts) == []
+    assert name == "openai" or content_of(parts) == text
+
+
+@pytest.mark.parametrize("name", [name for name in REASONING_PARSERS if name != "openai_gptoss"])
+@quickly
+@given(
+    strategies.text(),
+    strategies.lists(strategies.sampled_from(["<think>", "</think>", "</", "think>", "\n", "[THINK]", "[/THINK]"])),
+    places,
+)
+def test_reasoning_does_not_depend_on_how_the_text_was_cut(name, text, markers, cuts):
+    text = "".join(markers) + text
+    whole = read(answer_parser("", name), text)
+    assert read(answer_parser("", name), *cut(text, cuts)) == whole
+
+
+@quickly
+@given(calls, places)
+def test_required_calls_are_read_back(made, cuts):
+    text = "[" + ", ".join(f'{{"name": "{name}", "parameters": {text}}}' for name, text in made) + "]"
+    parts = read(required_calls_parser("", "required"), *cut(text, cuts))
+    assert calls_of(parts) == made
+    assert content_of(parts) == reasoning_of(parts) == ""

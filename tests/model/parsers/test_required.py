@@ -1,0 +1,106 @@
+"""Answers that must call tools."""
+
+import json
+
+import jsonschema
+import pytest
+
+from serving.model.parsers import calls_schema, required_calls_parser
+from serving.model.parts import Arguments, CallStart, Content, Reasoning
+from tests.model.parsers.texts import read
+
+
+def tool(name, **parameters):
+    return {"type": "function", "function": {"name": name} | ({"parameters": parameters} if parameters else {})}
+
+
+ADDRESS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+SEND = tool("send", type="object", properties={"to": {"$ref": "#/$defs/Address"}}, **{"$defs": {"Address": ADDRESS}})
+NOW = tool("now")
+ONE = {"type": "function", "function": {"name": "send"}}
+
+
+def accepts(schema, answer):
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema).is_valid(answer)
+
+
+def test_any_tool_may_be_called_with_arguments_of_its_own_schema():
+    schema = calls_schema([SEND, NOW], "required")
+    send, now = {"name": "send", "parameters": {"to": {"city": "Ulm"}}}, {"name": "now", "parameters": {}}
+    assert accepts(schema, [send])
+    assert accepts(schema, [send, now])
+    assert not accepts(schema, [])
+    assert not accepts(schema, [{"name": "send", "parameters": {"to": {}}}])
+    assert not accepts(schema, [{"name": "other", "parameters": {}}])
+    assert not accepts(schema, [{"name": "now"}])
+
+
+def test_without_parallel_calls_there_is_one():
+    schema = calls_schema([NOW], "required", parallel=False)
+    call = {"name": "now", "parameters": {}}
+    assert accepts(schema, [call])
+    assert not accepts(schema, [call, call])
+
+
+def test_a_named_function_takes_its_arguments_alone():
+    schema = calls_schema([NOW, SEND], ONE)
+    assert accepts(schema, {"to": {"city": "Ulm"}})
+    assert not accepts(schema, {"to": {}})
+
+
+def test_the_tools_are_left_as_they_were():
+    before = json.dumps([SEND, NOW])
+    calls_schema([SEND, NOW], "required")
+    calls_schema([SEND, NOW], ONE)
+    assert json.dumps([SEND, NOW]) == before
+
+
+def test_a_name_that_is_no_tool_is_refused():
+    with pytest.raises(ValueError, match="tool_choice names 'send', which is not in tools: now"):
+        calls_schema([NOW], ONE)
+
+
+def test_definitions_that_contradict_each_other_are_refused():
+    other = tool("ask", type="object", **{"$defs": {"Address": {"type": "string"}}})
+    with pytest.raises(ValueError, match="'ask' defines \\$defs/Address otherwise than another tool"):
+        calls_schema([SEND, other], "required")
+    calls_schema([SEND, tool("ask", type="object", **{"$defs": {"Address": ADDRESS}})], "required")
+
+
+def test_references_that_would_not_resolve_are_refused():
+    other = tool("ask", type="object", properties={"a": ADDRESS, "b": {"$ref": "#/properties/a"}})
+    calls_schema([other], {"type": "function", "function": {"name": "ask"}})
+    with pytest.raises(ValueError, match="'ask' refers to '#/properties/a'"):
+        calls_schema([other], "required")
+
+
+def test_names_and_arguments_are_passed_on_as_they_arrive():
+    parser = required_calls_parser("", "required")
+    assert parser.push('[{"name": "se') == []
+    assert parser.push('nd", "parameters": {"to": ') == [CallStart("send"), Arguments('{"to": ')]
+    assert parser.push('{}}}, {"name": "now"') == [Arguments("{}}")]
+    assert parser.push(', "parameters": {}}]\n') == [CallStart("now"), Arguments("{}")]
+    assert parser.end() == []
+
+
+def test_arguments_of_a_named_function_are_passed_on_as_they_arrive():
+    parser = required_calls_parser("", ONE)
+    assert parser.push(' {"to": ') == [CallStart("send"), Arguments('{"to": ')]
+    assert parser.push("{}} ") == [Arguments("{}}")]
+    assert parser.end() == []
+
+
+def test_a_model_may_think_before_it_calls():
+    parser = required_calls_parser("qwen3", ONE, prompt_end="<think>\n")
+    assert read(parser, "hm</think>\n\n{}") == [Reasoning("hm"), CallStart("send"), Arguments("{}")]
+
+
+@pytest.mark.parametrize("choice", ["required", ONE])
+def test_an_answer_that_was_not_constrained_is_content(choice):
+    assert read(required_calls_parser("", choice), "I cannot [do] that") == [Content("I cannot [do] that")]
+
+
+def test_a_call_that_was_cut_off_has_the_arguments_so_far():
+    parts = read(required_calls_parser("", "required"), '[{"name": "send", "parameters": {"to": {"ci')
+    assert parts == [CallStart("send"), Arguments('{"to": {"ci')]
