@@ -80,8 +80,6 @@ def _fitted(attempt: Callable[[float, int], list[int]], target: int, rate: float
     shortest: list[int] | None = None
     num_chars, too_many = target / rate, math.inf
     for number in range(ATTEMPTS):
-        if best is None and number == ATTEMPTS - 1:
-            num_chars = 0
         tokens = attempt(num_chars, number)
         count = len(tokens)
         if shortest is None or count < len(shortest):
@@ -90,7 +88,7 @@ def _fitted(attempt: Callable[[float, int], list[int]], target: int, rate: float
             if not num_chars:
                 break
             too_many = min(too_many, num_chars)
-            num_chars *= 0.9 * target / count
+            num_chars *= 0 if best is None and number >= 2 else 0.97 * target / count
             continue
         if best is not None and count <= len(best) and number >= ATTEMPTS // 2:
             break
@@ -98,7 +96,8 @@ def _fitted(attempt: Callable[[float, int], list[int]], target: int, rate: float
             best = tokens
         if count >= min(ENOUGH * target, target - 2):
             break
-        num_chars = min(num_chars * min(1.05 * target / max(count, 1), 4.0), (num_chars + too_many) / 2)
+        wanted = max(num_chars, count / rate) * min(1.03 * target / max(count, 1), 4.0)
+        num_chars = min(wanted, (num_chars + too_many) / 2)
     assert shortest is not None
     return shortest if best is None else best
 

@@ -69,6 +69,12 @@ class Number(Node):
     last: int | None
     integral: bool
     raws: list[dict[str, Any]]
+    is_exact: bool = field(init=False)
+    """Whether no float is reckoned with."""
+
+    def __post_init__(self) -> None:
+        """Look for steps that are floats."""
+        self.is_exact = self.integral and not any(isinstance(raw.get("multipleOf"), float) for raw in self.raws)
 
     @property
     def near(self) -> tuple[int, int]:
@@ -83,6 +89,8 @@ class Number(Node):
     def at(self, place: int) -> Any:
         """Return a multiple, None if validators that reckon with floats may refuse it."""
         exact = self.step * place
+        if self.is_exact:
+            return int(exact)
         value: Any = int(exact) if self.integral else float(exact)
         return value if all(number_fits(raw, value) for raw in self.raws) else None
 
