@@ -57,7 +57,8 @@ class Fixed(Node):
     def __post_init__(self) -> None:
         """Find the shortest values."""
         sizes = [len(msgspec.json.encode(value)) for value in self.values]
-        self.shortest = [value for value, size in zip(self.values, sizes, strict=True) if size == min(sizes)]
+        least = min(sizes)
+        self.shortest = [value for value, size in zip(self.values, sizes, strict=True) if size == least]
 
 
 @dataclass(slots=True)

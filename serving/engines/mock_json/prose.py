@@ -15,8 +15,6 @@ class Words:
         self.texts = texts
         self.by_id = dict(zip(self.ids, texts, strict=True))
         self._firsts = [place for place, text in enumerate(texts) if text.strip()]
-        self.shortest = min(len(texts[place]) for place in self._firsts)
-        self.mean = sum(map(len, texts)) / len(texts)
 
     def first(self, rng: Random) -> int:
         """Return a token that is not only a space."""
@@ -77,5 +75,6 @@ def prose_of(words: Words, rng: Random, low: int, high: float, count: int) -> Pr
         num_chars += len(words.by_id[token])
     if num_chars >= low and ids:
         return Prose(words, ids, low, high)
-    text = "".join(words.by_id[token] for token in ids)
-    return text + "a" * int(max(low - num_chars, 0) or min(high, 1 if not ids else 0))
+    # No word is as short as what is missing.
+    missing = max(low - num_chars, 0 if ids else min(high, 1))
+    return "".join(words.by_id[token] for token in ids) + "a" * int(missing)
