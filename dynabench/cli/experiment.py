@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from dynabench.cli.gates import Gate, GateConfig, SweepGate, SweepGateConfig
 from dynabench.cli.groups import (
     VARY,
+    Answers,
     Client,
     DeploymentFile,
     Disaggregation,
@@ -58,6 +59,7 @@ from foundation.exit_codes import INTERRUPTED
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.cli.command_line import flat
+from serving.engines.mock_config import AnswerConfig
 from serving.life import DisaggregationConfig
 from serving.planner import PlannerConfig
 from serving.transfer.config import TransferRunConfig
@@ -147,6 +149,7 @@ def run(
     runtime: Runtime | None = None,
     engine: Engine | None = None,
     timing: Timing | None = None,
+    answers: Answers | None = None,
     disaggregation: Disaggregation | None = None,
     kv_transfer: KvTransfer | None = None,
     kv_store: KvStore | None = None,
@@ -171,6 +174,7 @@ def run(
         runtime: How the processes find and reach each other (default: in their own folder).
         engine: Settings of each simulated engine's scheduler.
         timing: How long the steps of simulated engines take.
+        answers: What simulated engines answer.
         disaggregation: How a request is handed from prefill to decode workers.
         kv_transfer: How KV gets from simulated prefill to decode workers, and where it is stored.
         kv_store: A store of KV that all workers share.
@@ -186,6 +190,7 @@ def run(
                 runtime,
                 engine,
                 timing,
+                answers,
                 disaggregation,
                 kv_transfer,
                 kv_store,
@@ -213,7 +218,9 @@ def run(
                 )
             varied = [setting_of(text) for text in experiment.vary]
             deployed = Deployment(
-                pools=live_pools(pool, engine or EngineConfig(), timing or TimingConfig(), varied),
+                pools=live_pools(
+                    pool, engine or EngineConfig(), timing or TimingConfig(), varied, answers=answers or AnswerConfig()
+                ),
                 gpus=pool.gpus,
                 router=router or MeasuredRouterConfig(),
                 frontend=frontend or MeasuredFrontendConfig(),

@@ -29,6 +29,7 @@ from foundation.settings import changed
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.cli.command_line import flat
+from serving.engines.mock_config import AnswerConfig
 from serving.frontend.config import FrontendConfig
 from serving.life import DisaggregationConfig
 from serving.planner import PlannerConfig
@@ -88,6 +89,7 @@ WITHOUT_ROLE = Parameter(parse="^(?!kv_role$)")
 """Leaves out the flag that follows from a pool's role."""
 Engine = Annotated[EngineConfig, WITHOUT_ROLE, flat("Simulated engine", 6)]
 Timing = Annotated[TimingConfig, flat("Simulated engine", 6)]
+Answers = Annotated[AnswerConfig, flat("Simulated engine", 6)]
 Overheads = Annotated[OverheadConfig, flat("Between client and engine", 7)]
 Disaggregation = Annotated[DisaggregationConfig, flat("Prefill and decode workers", 7)]
 Transfers = Annotated[TransferConfig, prefixed("transfer"), flat("Prefill and decode workers", 7)]

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from dynabench.cli.groups import (
+    Answers,
     DeploymentFile,
     Disaggregation,
     Engine,
@@ -27,6 +28,7 @@ from dynabench.live.serve import serve as serve_deployment
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.cli.command_line import flat
+from serving.engines.mock_config import AnswerConfig
 from serving.frontend.config import FrontendConfig
 from serving.life import DisaggregationConfig
 from serving.planner import PlannerConfig
@@ -58,6 +60,7 @@ def serve(
     runtime: Runtime | None = None,
     engine: Engine | None = None,
     timing: Timing | None = None,
+    answers: Answers | None = None,
     disaggregation: Disaggregation | None = None,
     kv_transfer: KvTransfer | None = None,
     kv_store: KvStore | None = None,
@@ -74,6 +77,7 @@ def serve(
         runtime: How the processes find and reach each other.
         engine: Settings of each engine's scheduler.
         timing: How long the engines' steps take.
+        answers: What the engines answer.
         disaggregation: How a request is handed from prefill to decode workers.
         kv_transfer: How KV gets from prefill to decode workers, and where it is stored.
         kv_store: A store of KV that all workers share.
@@ -89,6 +93,7 @@ def serve(
             runtime,
             engine,
             timing,
+            answers,
             disaggregation,
             kv_transfer,
             kv_store,
@@ -102,7 +107,7 @@ def serve(
     with plain_errors():
         pools = simulated_pools(pool, engine or EngineConfig(), timing or TimingConfig(), default_workers=2)
         described = Deployment(
-            pools=tuple(replace(each, worker=worker) for each in pools),
+            pools=tuple(replace(each, worker=worker, answers=answers or AnswerConfig()) for each in pools),
             gpus=pool.gpus,
             router_mode=frontend.router_mode,
             router=router or RouterConfig(),

@@ -22,6 +22,7 @@ from mocker import EngineConfig
 from mocker.models.catalog import find_model
 from mocker.models.layout import refusal
 from mocker.timing.config import TimingConfig
+from serving.engines.mock_config import AnswerConfig
 from serving.frontend.config import FrontendConfig
 from serving.life import DisaggregationConfig
 from serving.model.card import Role
@@ -84,6 +85,9 @@ class Pool:
 
     timing: TimingConfig = TimingConfig()  # noqa: RUF009
     """Step times of a simulated engine."""
+
+    answers: AnswerConfig = AnswerConfig()  # noqa: RUF009
+    """What a simulated engine answers over HTTP."""
 
     run: ModelRunConfig = ModelRunConfig()  # noqa: RUF009
     """How an engine runs a model."""

@@ -16,6 +16,7 @@ from dynabench.deployment.paths import change_pool, settings_of_pool
 from foundation.settings import Count, NotNegative, changed, check
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
+from serving.engines.mock_config import AnswerConfig
 from serving.frontend.config import FrontendConfig, Port
 from serving.model.card import Migrations, Role
 from serving.router import RouterConfig
@@ -225,15 +226,22 @@ def running_pools(pool: LivePoolConfig, model: str | None, varied: Collection[st
 
 
 def live_pools(
-    pool: LivePoolConfig, engine: EngineConfig, timing: TimingConfig, varied: Collection[str] = ()
+    pool: LivePoolConfig,
+    engine: EngineConfig,
+    timing: TimingConfig,
+    varied: Collection[str] = (),
+    *,
+    answers: AnswerConfig = AnswerConfig(),  # noqa: B008 (frozen)
 ) -> tuple[Pool, ...]:
     """Return the workers of a stack on this host, simulated or not.
 
     Raises:
-        ValueError: step times are given for an engine that runs a model, or as for `running_pools`.
+        ValueError: step times or answers are given for an engine that runs a model, or as for `running_pools`.
     """
     if pool.engine == "mocker":
-        return simulated_pools(pool, engine, timing, varied)
+        return tuple(replace(each, answers=answers) for each in simulated_pools(pool, engine, timing, varied))
+    for name in changed(answers):
+        raise ValueError(f"--{name.replace('_', '-')} is for simulated engines, not for --engine {pool.engine}")
     if timing.timing_name != "polynomial":
         raise ValueError(f"--gpu, --timing and --timing-file are for simulated engines, not for --engine {pool.engine}")
     return running_pools(pool, timing.model, varied)

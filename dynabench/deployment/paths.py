@@ -29,6 +29,9 @@ DECIDED = {
 }
 """Fields without a path, because the deployment or the run decides them."""
 
+OF_PROCESSES = ("worker", "run", "answers")
+"""Sections of a pool that apply only to real processes."""
+
 
 @functools.cache
 def hints(kind: type) -> dict[str, Any]:
@@ -59,7 +62,7 @@ def own(kind: type) -> dict[str, Any]:
 @functools.cache
 def sections_of_pool(engine: str) -> dict[str, type]:
     """Return the sections that matter to a pool with this engine."""
-    used = ("mocker", "timing") if engine == "mocker" else () if engine in ECHOES else ("run",)
+    used = ("mocker", "timing", "answers") if engine == "mocker" else () if engine in ECHOES else ("run",)
     return {name: kind for name, kind in sections(Pool).items() if name in (*used, "worker")}
 
 
@@ -140,7 +143,7 @@ def is_of_processes(deployment: Deployment, path: str) -> bool:
     if head != "pools":
         return head in ("frontend", "runtime", "standalone_router", "kv_transfer")
     pool, _, name = rest.partition(".")
-    return any(settings_of_pool(each.engine)[name][0] in ("worker", "run") for each in _pools(deployment, pool))
+    return any(settings_of_pool(each.engine)[name][0] in OF_PROCESSES for each in _pools(deployment, pool))
 
 
 def change(deployment: Deployment, changes: Mapping[str, Any]) -> Deployment:

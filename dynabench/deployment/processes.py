@@ -147,7 +147,7 @@ def _engine(deployment: Deployment, pool: Pool, stores: list[Program]) -> Engine
                 kv_store=f"{service.host}:{service.port}",
                 kv_store_write_policy=deployment.kv_store.kv_store_write_policy,
             )
-        settings = (pool.mocker, pool.timing, transfer, deployment.disaggregation.lease)
+        settings = (pool.mocker, pool.timing, pool.answers, transfer, deployment.disaggregation.lease)
         return LightEngine("serving.mocker", settings=settings)
     if pool.engine in ECHOES:
         return LightEngine("serving.echo", words=(pool.engine.removeprefix("echo_"),))

@@ -124,7 +124,7 @@ def known(settings: Settings) -> list[str]:
     names = {name for kind in (*sent, *shown) for name in paths.hints(kind)}
     for pool in settings.deployment.pools:
         settings_of = paths.settings_of_pool(pool.engine)
-        names |= {name for name, (part, _) in settings_of.items() if not (is_virtual and part in ("worker", "run"))}
+        names |= {name for name, (part, _) in settings_of.items() if not (is_virtual and part in paths.OF_PROCESSES)}
     return ["router_mode", "workers", *sorted(names - {"router_mode"})]
 
 

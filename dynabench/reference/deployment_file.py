@@ -76,8 +76,9 @@ def _pools() -> Iterator[str]:
         holder = type(getattr(Pool(), part))
         if part == "mocker":
             yield from (_line(holder, name, hint) for name, (held, hint) in known if held == part)
-            timing = type(Pool().timing)
-            yield from (_line(timing, name, hint) for name, (held, hint) in known if held == "timing")
+            for section in ("timing", "answers"):
+                kind = type(getattr(Pool(), section))
+                yield from (_line(kind, name, hint) for name, (held, hint) in known if held == section)
             continue
         pool = getattr(Pool(), part)
         yield from (_line(holder, field_of(name), hint, pool, name) for name, (held, hint) in known if held == part)

@@ -18,7 +18,7 @@ from foundation.settings import changed
 from serving.cli.chat_client import AskError, ChatClient
 from serving.cli.command_line import flat, open_standard_streams, program, reason
 from serving.engines.echo import Echo
-from serving.engines.mock import EngineConfig, Mocker, TimingConfig, divide, refuse_idle_tiers
+from serving.engines.mock import AnswerConfig, EngineConfig, Mocker, TimingConfig, divide, refuse_idle_tiers
 from serving.engines.openai import OpenAiServer
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import run_frontends
@@ -49,6 +49,7 @@ RouterSettings = Annotated[RouterConfig, flat("Router", 2)]
 RunSettings = Annotated[ModelRunConfig, flat("Engine", 3)]
 EngineSettings = Annotated[EngineConfig, flat("Simulated engine", 3)]
 TimingSettings = Annotated[TimingConfig, flat("Simulated engine", 3)]
+AnswerSettings = Annotated[AnswerConfig, flat("Simulated engine", 3)]
 DisaggregationSettings = Annotated[DisaggregationConfig, flat("Prefill and decode workers", 3)]
 TransferSettings = Annotated[TransferRunConfig, flat("Prefill and decode workers", 3)]
 LeaseSettings = Annotated[LeaseConfig, flat("Prefill and decode workers", 3)]
@@ -124,6 +125,7 @@ def mocker(
     worker: WorkerSettings = WorkerConfig(),  # noqa: B008
     engine: EngineSettings = EngineConfig(),  # noqa: B008
     timing: TimingSettings = TimingConfig(),  # noqa: B008
+    answers: AnswerSettings = AnswerConfig(),  # noqa: B008
     transfer: TransferSettings = TransferRunConfig(),  # noqa: B008
     lease: LeaseSettings = LeaseConfig(),  # noqa: B008
     runtime: RuntimeSettings | None = None,
@@ -138,6 +140,7 @@ def mocker(
         worker: What to serve, and where.
         engine: Settings of the simulated engine.
         timing: Step times of the simulated engine.
+        answers: What its answers are like.
         transfer: How KV travels between prefill and decode workers.
         lease: How long KV waits for a decode worker.
         runtime: How to be found.
@@ -149,8 +152,8 @@ def mocker(
     if extra_engine_args is not None:
         engine, timing = engine_settings(extra_engine_args, engine, timing)
     refuse_idle_tiers([engine], has_store=bool(transfer.kv_store))
-    worker, engine, timing, transfer, lease, network = _resolve(
-        worker, engine, timing, transfer, lease, runtime or RuntimeConfig()
+    worker, engine, timing, answers, transfer, lease, network = _resolve(
+        worker, engine, timing, answers, transfer, lease, runtime or RuntimeConfig()
     )
     worker = replace_model(worker, model)
     if num_workers < 1:
@@ -158,10 +161,10 @@ def mocker(
 
     async def main(stopping: asyncio.Event) -> None:
         if num_workers > 1:
-            settings = [worker, engine, timing, transfer, lease, network]
+            settings = [worker, engine, timing, answers, transfer, lease, network]
             await run_copies("serving.mocker", num_workers, settings, worker.drain_s, stopping)
             return
-        made = Mocker(worker, engine, timing, transfer=transfer, lease=lease)
+        made = Mocker(worker, engine, timing, answers=answers, transfer=transfer, lease=lease)
         await run_worker(network, worker, made, stopping, default_name="mock")
 
     run(main)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Literal
 
 import msgspec
-import numpy as np
 
 from mocker import EngineConfig
 from mocker.offload.config import HostMemory, refuse_idle_tiers
@@ -15,7 +14,8 @@ from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig, divide
 from serving.engines.kv_exchange import KvExchange
 from serving.engines.kv_shelf import layout_of
-from serving.engines.mock_answers import LETTERS
+from serving.engines.mock_author import FORMS, Author, embedding_size_of
+from serving.engines.mock_config import AnswerConfig
 from serving.engines.mock_costs import step_costs_of
 from serving.engines.mock_handover import Handover, hand_over
 from serving.engines.mock_rank import MockEngine
@@ -35,13 +35,16 @@ from serving.worker.protocol import PreprocessedRequest
 
 POLL_S = 0.02
 
+TOOL_CALL_PARSER = "hermes"
+"""The format in which a mocker calls tools, unless its model's is named."""
+
 KV_ROLES: dict[Role, Literal["kv_producer", "kv_consumer"] | None] = {
     "aggregated": None,
     "prefill": "kv_producer",
     "decode": "kv_consumer",
 }
 
-__all__ = ["EngineConfig", "MockEngine", "Mocker", "TimingConfig", "divide", "refuse_idle_tiers"]
+__all__ = ["AnswerConfig", "EngineConfig", "MockEngine", "Mocker", "TimingConfig", "divide", "refuse_idle_tiers"]
 
 
 class Mocker:
@@ -53,6 +56,7 @@ class Mocker:
         config: EngineConfig,
         timing: TimingConfig = TimingConfig(),  # noqa: B008 (frozen)
         *,
+        answers: AnswerConfig = AnswerConfig(),  # noqa: B008
         transfer: TransferRunConfig = TransferRunConfig(),  # noqa: B008
         lease: LeaseConfig = LeaseConfig(),  # noqa: B008
     ) -> None:
@@ -62,6 +66,7 @@ class Mocker:
             worker: what is served, and which part of each request.
             config: settings of the simulated engine, except for its role.
             timing: its step times.
+            answers: what its answers are like.
             transfer: how KV travels, if requests are shared with other workers.
             lease: how long a prefill worker keeps KV.
 
@@ -80,7 +85,12 @@ class Mocker:
             num_ranks=config.dp_size,
             has_kv_events=worker.kv_events and config.enable_prefix_caching,
             step_costs=step_costs_of(simulated),
+            guided_decoding=FORMS,
+            has_embeddings=True,
+            tool_call_parser=TOOL_CALL_PARSER,
         )
+        self._answers = answers
+        self._parser = worker.tool_call_parser or TOOL_CALL_PARSER
         self._role = worker.role
         self._transfer = transfer
         self._lease = lease
@@ -101,7 +111,7 @@ class Mocker:
         self._token: Callable[[], bytes] | None = None
         self._handover: Handover | None = None
         self._tiers: list[LiveTiers] = []
-        self._vocabulary = LETTERS
+        self._author: Author | None = None
         self._ranks: list[MockEngine] = []
         self._stepping: list[asyncio.Task[None]] = []
         self._decode = msgspec.msgpack.Decoder(PreprocessedRequest).decode
@@ -117,7 +127,8 @@ class Mocker:
 
     async def start(self, files: ModelFiles) -> None:
         """See `Engine`."""
-        self._vocabulary = (await asyncio.to_thread(load, files)).speakable()
+        self._author = await asyncio.to_thread(self._author_of, files)
+        self.traits = replace(self.traits, guided_decoding=self._author.forms)
         if self._layout is not None:
             exchange = KvExchange(self._transfer, self._layout, self._token)
             try:
@@ -129,6 +140,17 @@ class Mocker:
 
         if self._format is not None and self._simulated.host is not None:
             await self._start_tiers(self._format, self._simulated.host)
+
+    def _author_of(self, files: ModelFiles) -> Author:
+        try:
+            return Author(
+                load(files),
+                self._answers,
+                tool_call_parser=self._parser,
+                embedding_size=embedding_size_of(files),
+            )
+        except ValueError as error:
+            raise EngineError(str(error)) from error
 
     async def _start_tiers(self, format: ChunkFormat, memory: HostMemory) -> None:
         for _ in range(self.traits.num_ranks):
@@ -148,7 +170,7 @@ class Mocker:
             MockEngine(
                 self._simulated,
                 publisher=publishers[rank] if publishers else None,
-                vocabulary=np.asarray(self._vocabulary),
+                author=self._author,
                 handover=self._handover,
                 tiers=self._tiers[rank] if self._tiers else None,
             )

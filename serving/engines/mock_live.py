@@ -18,6 +18,7 @@ class Live:
 
     __slots__ = (
         "arrival_s",
+        "embedding",
         "end",
         "has_tiers",
         "is_held",
@@ -62,6 +63,8 @@ class Live:
         self.made = 0
         self.sent = 0
         self.end: dict[str, Any] | None = None
+        self.embedding: list[float] | None = None
+        """What is sent at the end, instead of tokens."""
         self.keys: list[int] = []
         """Keys of its prompt's blocks, if it is shared with another worker."""
         self.load: Load | None = None
@@ -75,6 +78,11 @@ class Live:
         """Read the prompt's KV from another worker."""
         self.load = load
         self.is_plain = False  # its first token comes with times
+
+    def embed(self, embedding: list[float]) -> None:
+        """Send a vector at the end, and nothing before."""
+        self.embedding = embedding
+        self.is_plain = False
 
     def flush(self) -> None:
         """Send what was made but not sent, and the end, unless the reader is not ready."""
@@ -102,6 +110,8 @@ class Live:
         if load is not None and load.error is None and load.kv is not None:
             cached = load.kv.remote_prefill_cached_tokens
         self.end = {"finish_reason": sequence.finish_reason, "cached_tokens": cached, **more}
+        if self.embedding is not None:
+            self.end["embedding"] = self.embedding
         if self.has_tiers and load is None:
             self.end["tier_tokens"] = {
                 "host": sequence.host_tokens,

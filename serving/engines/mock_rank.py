@@ -6,18 +6,19 @@ import math
 from time import monotonic
 
 import numpy as np
-import numpy.typing as npt
 
 from mocker import BlockChain, Engine, Sequence
 from mocker.timing.choose import SimulatedEngine
 from mocker.work import work_of
 from serving.engines.kv_params import Part, parse
-from serving.engines.mock_answers import LETTERS, LogProbabilities, answer_tokens, eos_place, stop_place
+from serving.engines.mock_answers import LogProbabilities
+from serving.engines.mock_author import Author
 from serving.engines.mock_events import router_events
 from serving.engines.mock_handover import Handover, block_keys
 from serving.engines.mock_live import Live
 from serving.engines.mock_tiers import LiveTiers
 from serving.engines.timer import StepTimer
+from serving.model.tokenizer import ByteTokenizer
 from serving.router.hashing import block_hashes, sequence_hashes
 from serving.runtime.messages import CallError
 from serving.runtime.server import Stream
@@ -37,7 +38,7 @@ class MockEngine:
         simulated: SimulatedEngine,
         *,
         publisher: KvEventPublisher | None = None,
-        vocabulary: npt.NDArray[np.uint32] = LETTERS,
+        author: Author | None = None,
         max_waiting: int = MAX_WAITING,
         handover: Handover | None = None,
         tiers: LiveTiers | None = None,
@@ -52,8 +53,7 @@ class MockEngine:
             kv_events=publisher is not None,
         )
         self._publisher = publisher
-        self._vocabulary = vocabulary
-        self._words: list[int] = np.unique(vocabulary).tolist()
+        self._author = author or Author(ByteTokenizer())
         self._max_waiting = max_waiting
         self._handover = handover
         self._tiers = tiers
@@ -67,25 +67,20 @@ class MockEngine:
         if len(self.engine.scheduler.waiting) + len(self.engine.scheduler.fetching) >= self._max_waiting:
             stream.end(f"{self._max_waiting} requests are already waiting for this engine", "overloaded")
             return
+        size = self.config.block_size
+        tokens = np.frombuffer(bytes(request.token_ids.data), "<u4")
         try:
             asked = parse(request.kv_transfer_params)
+            is_prefill = asked is not None and asked.is_prefill
+            answer = (
+                self._author.first(request, tokens)
+                if is_prefill
+                else self._author.plan(request, tokens, most=self.config.max_model_len)
+            )
         except ValueError as error:
             stream.end(str(error), "invalid")
             return
-        size = self.config.block_size
-        tokens = np.frombuffer(bytes(request.token_ids.data), "<u4")
-        prompt = tokens[: len(tokens) - request.num_generated]
-        options = request.sampling_options
-        seed = int(options.get("seed") or options.get("choice") or 0)
-        limit = request.stop_conditions.max_tokens or self.config.max_model_len or len(tokens)
-        stop_after = eos_place(request, prompt, seed)
-        if asked is not None and asked.is_prefill:  # nobody reads its one token
-            limit, stop_after = 1, None
-        length = limit if stop_after is None else min(stop_after, limit)
-        output = answer_tokens(prompt, seed, request.num_generated, length, self._vocabulary)
-        if asked is None or not asked.is_prefill:
-            stop_after = stop_place(request, output) or stop_after
-        output = output[:stop_after]
+        output = answer.output
         hashes = np.frombuffer(bytes(request.sequence_hashes.data), "<u8").tolist() if request.sequence_hashes else []
         tail = np.concatenate([tokens[len(hashes) * size :], np.array(output, np.uint32)])
         ids = hashes + sequence_hashes(block_hashes(tail, size), hashes[-1] if hashes else None)
@@ -93,14 +88,16 @@ class MockEngine:
         sequence = Sequence(
             self._order,
             num_prompt=len(tokens),
-            max_tokens=limit,
-            stop_after=stop_after,
+            max_tokens=answer.limit,
+            stop_after=answer.stop_after,
             chain=BlockChain(ids),
             arrival=float(self._order),
         )
-        log_probabilities = LogProbabilities.wanted(self._words, request.sampling_options)
+        log_probabilities = LogProbabilities.wanted(self._author.words, request.sampling_options)
         live = sequence.payload = Live(tokens, output, stream, log_probabilities, sequence)
         live.has_tiers = self._tiers is not None
+        if answer.embedding is not None:
+            live.embed(answer.embedding)
         stream.on_cancel = lambda: self.engine.abort(sequence)
         stream.on_unblocked = live.flush
         try:
@@ -108,7 +105,7 @@ class MockEngine:
                 self.add(live)
             else:
                 live.keys = block_keys(tokens, ids, num_full=len(tokens) // size, block_size=size)
-                live.is_held = request.is_held and asked.is_prefill
+                live.is_held = request.is_held and is_prefill
                 self._share(live, asked)
         except (ValueError, CallError) as error:
             stream.on_cancel = None

@@ -7,9 +7,12 @@ import pytest
 
 from dynabench.deployment import file, paths
 from dynabench.deployment.description import Deployment, EngineName, Pool
-from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig
+from dynabench.deployment.flags import LivePoolConfig, MeasuredFrontendConfig, MeasuredRouterConfig, live_pools
+from dynabench.deployment.processes import programs
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
+from serving.engines.mock_config import AnswerConfig
+from serving.runtime.config import RuntimeConfig
 from serving.worker.config import ModelRunConfig, WorkerConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -38,6 +41,24 @@ def test_a_file_describes_pools_whose_settings_stand_side_by_side(tmp_path):
     assert (old.timing.gpu, old.num_gpus) == ("a100", 4)
     assert (deployment.router_mode, deployment.router.kv_overlap_score_weight) == ("kv", 0.5)
     assert deployment.num_workers == 3
+
+
+def test_the_share_of_tool_calls_reaches_the_workers_of_its_pool(tmp_path):
+    deployment = read(tmp_path, "pools: {a: {tool_call_share: 0.25, tool_call_parser: mistral}, b: {}}")
+    workers = programs(deployment, RuntimeConfig(), namespace="n", descriptor=3)[:2]
+    assert [setting for worker in workers for setting in worker.settings if isinstance(setting, AnswerConfig)] == [
+        AnswerConfig(tool_call_share=0.25),
+        AnswerConfig(),
+    ]
+    assert file.from_plain(file.as_plain(deployment)) == deployment
+
+
+def test_only_simulated_engines_have_a_share_of_tool_calls(tmp_path):
+    with pytest.raises(file.DeploymentError, match=r"pools.a.tool_call_share is unknown"):
+        read(tmp_path, "pools: {a: {engine: vllm, model: m, tool_call_share: 0.25}}")
+    with pytest.raises(ValueError, match="--tool-call-share is for simulated engines, not for --engine vllm"):
+        answers = AnswerConfig(tool_call_share=0.25)
+        live_pools(LivePoolConfig(engine="vllm"), EngineConfig(), TimingConfig(model="m"), answers=answers)
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)

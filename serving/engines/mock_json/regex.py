@@ -1,0 +1,388 @@
+"""Regular expressions read backwards: texts that they match.
+
+Python parses an expression; what it means is the same in ECMA's dialect, as far as it is supported here. A text that was
+made is matched again, over sets of positions, so the time is bounded whatever the expression is.
+"""
+
+import importlib
+import math
+import warnings
+from dataclasses import dataclass, field
+from functools import lru_cache
+from random import Random
+from typing import Any
+
+from serving.engines.mock_json.errors import FormError
+from serving.engines.mock_json.vocabulary import Work
+
+MAX_PATTERN = 4096
+"""The most characters of an expression."""
+
+MAX_DEPTH = 40
+MAX_TEXT = 65_536
+"""The most characters of a text that must be longer than asked for."""
+
+TRIES = 20
+"""Texts that are made and matched before an expression with anchors or lookarounds inside is refused."""
+
+_parser: Any = importlib.import_module("re._parser")
+PLAIN = "abcdefghijklmnopqrstuvwxyz"
+PRINTABLE = PLAIN + "".join(chr(code) for code in range(32, 127) if chr(code) not in PLAIN)
+
+
+class Tree:
+    """A part of an expression."""
+
+    least: float = 0
+    """The length of its shortest text; infinite if it has none."""
+    most: float = 0
+    steps: float = 1
+    """How many parts are visited to write its shortest text."""
+
+
+@dataclass(slots=True)
+class Chars(Tree):
+    """One character of a class."""
+
+    ranges: list[tuple[int, int]]
+    categories: list[str]
+    negated: bool
+    choices: str = ""
+    """Those to write: letters and spaces if they are allowed."""
+    wide: str = ""
+    """Those to write if lookarounds may want others."""
+    least: float = 1
+    most: float = 1
+    steps: float = 1
+
+    def __post_init__(self) -> None:
+        """Choose characters to write."""
+        self.choices = self.wide = "".join(filter(self.accepts, PRINTABLE)) or "".join(map(chr, self._first()))
+        if self.choices.startswith(PLAIN):
+            self.choices = PLAIN + " " * 5 * self.accepts(" ")
+        if not self.choices:
+            self.least = math.inf
+
+    def _first(self) -> list[int]:
+        if self.negated:
+            return [code for code in (*range(0xA1, 0x250), *range(32)) if self.accepts(chr(code))][:64]
+        found = [low for low, _ in self.ranges if not 0xD800 <= low <= 0xDFFF]
+        return found or [code for code in range(32) if self.accepts(chr(code))]
+
+    def accepts(self, character: str) -> bool:
+        """Return whether it is of the class."""
+        code = ord(character)
+        is_in = any(low <= code <= high for low, high in self.ranges)
+        return (is_in or any(_is_of(character, name) for name in self.categories)) != self.negated
+
+
+def _is_of(character: str, category: str) -> bool:
+    name = category.removeprefix("CATEGORY_")
+    kind = name.removeprefix("NOT_")
+    if kind == "DIGIT":
+        found = character.isdecimal()
+    elif kind == "SPACE":
+        found = character.isspace()
+    elif kind == "WORD":
+        found = character.isalnum() or character == "_"
+    else:
+        raise FormError(f"a character class {category.lower()} is not supported by the mocker")
+    return found != name.startswith("NOT_")
+
+
+@dataclass(slots=True)
+class Row(Tree):
+    """Parts one after another."""
+
+    parts: list[Tree]
+    least: float = field(init=False)
+    most: float = field(init=False)
+    steps: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Add the lengths up."""
+        self.least = sum(part.least for part in self.parts)
+        self.most = sum(part.most for part in self.parts)
+        self.steps = 1 + sum(part.steps for part in self.parts)
+
+
+@dataclass(slots=True)
+class Either(Tree):
+    """One of several parts."""
+
+    branches: list[Tree]
+    least: float = field(init=False)
+    most: float = field(init=False)
+    steps: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find the shortest and the longest."""
+        self.least = min(branch.least for branch in self.branches)
+        self.most = max(branch.most for branch in self.branches)
+        self.steps = 1 + max(branch.steps for branch in self.branches)
+
+
+@dataclass(slots=True)
+class Repeat(Tree):
+    """A part several times."""
+
+    item: Tree
+    low: int
+    high: float
+    least: float = field(init=False)
+    most: float = field(init=False)
+    steps: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Multiply the lengths; a part without texts may be left out."""
+        if self.item.least == math.inf and not self.low:
+            self.high = 0
+        self.least = self.low * self.item.least if self.low else 0
+        self.most = self.high * self.item.most if self.high and self.item.most else 0
+        self.steps = 1 + self.low * self.item.steps
+
+
+@dataclass(slots=True)
+class At(Tree):
+    """A position: `^`, `$` and the like."""
+
+    kind: str
+
+
+@dataclass(slots=True)
+class Look(Tree):
+    """Whether something follows."""
+
+    item: Tree
+    negated: bool
+
+
+class Pattern:
+    """An expression, ready to write texts."""
+
+    def __init__(self, text: str) -> None:
+        """Parse it.
+
+        Raises:
+            FormError: it is not understood, or not supported.
+        """
+        self.text = text
+        if len(text) > MAX_PATTERN:
+            raise FormError(f"a pattern has {len(text):,} characters; the mocker supports {MAX_PATTERN:,}")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                parsed = _parser.parse(text)
+        except (_parser.error, OverflowError, RecursionError) as error:
+            raise FormError(f"pattern {_short(text)} is not understood: {error}") from error
+        self._is_checked = False
+        if extra := parsed.state.flags & ~32:  # 32: texts are Unicode
+            raise FormError(f"pattern {_short(text)}: flags ({extra:#x}) are not supported by the mocker")
+        self.tree = self._row(parsed, 0)
+        if max(self.tree.least, self.tree.steps) > MAX_TEXT:
+            raise FormError(f"pattern {_short(text)} needs texts that are longer than {MAX_TEXT:,} characters")
+
+    def _row(self, parsed: Any, depth: int) -> Row:
+        if depth > MAX_DEPTH:
+            raise FormError(f"pattern {_short(self.text)} is nested more than {MAX_DEPTH} deep")
+        return Row([self._part(str(op), value, depth) for op, value in parsed])
+
+    def _part(self, op: str, value: Any, depth: int) -> Tree:
+        match op:
+            case "LITERAL":
+                return Chars([(value, value)], [], False)
+            case "NOT_LITERAL":
+                return Chars([(value, value)], [], True)
+            case "ANY":
+                return Chars([(10, 10)], [], True)
+            case "IN":
+                return self._chars(value)
+            case "BRANCH":
+                return Either([self._row(branch, depth + 1) for branch in value[1]])
+            case "SUBPATTERN" if not (value[1] or value[2]):
+                return self._row(value[3], depth + 1)
+            case "MAX_REPEAT" | "MIN_REPEAT":
+                low, high, item = value
+                return Repeat(self._row(item, depth + 1), low, math.inf if high is _parser.MAXREPEAT else high)
+            case "AT":
+                self._is_checked = True
+                return At(str(value).removeprefix("AT_"))
+            case "ASSERT" | "ASSERT_NOT" if value[0] > 0:
+                self._is_checked = True
+                return Look(self._row(value[1], depth + 1), op == "ASSERT_NOT")
+        name = {"ASSERT": "lookbehind", "ASSERT_NOT": "lookbehind", "GROUPREF": "backreference"}.get(op, op.lower())
+        raise FormError(f"pattern {_short(self.text)}: a {name} is not supported by the mocker")
+
+    def _chars(self, items: list[tuple[Any, Any]]) -> Chars:
+        ranges: list[tuple[int, int]] = []
+        categories: list[str] = []
+        for op, value in items:
+            if str(op) == "LITERAL":
+                ranges.append((value, value))
+            elif str(op) == "RANGE":
+                ranges.append(value)
+            elif str(op) == "CATEGORY":
+                categories.append(str(value))
+        return Chars(ranges, categories, bool(items) and str(items[0][0]) == "NEGATE")
+
+    def write(
+        self, rng: Random, spare: float, work: Work, *, is_whole: bool, low: int = 0, high: float = math.inf
+    ) -> str:
+        """Return a text that it matches, about `spare` characters longer than the shortest one.
+
+        Args:
+            rng: makes the choices.
+            spare: how much longer than necessary the text should be.
+            work: counts the steps.
+            is_whole: whether the whole text must match; otherwise a part of it may.
+            low: the fewest characters.
+            high: the most.
+
+        Raises:
+            FormError: no text is found.
+        """
+        most = max(min(high, MAX_TEXT) - self.tree.least, 0)
+        for attempt in range(TRIES):
+            more = min(max(spare, low - self.tree.least, 0) + attempt, most)
+            written: list[str] = []
+            _write(self.tree, rng, more, written, is_wide=attempt > 1)
+            text = "".join(written)
+            if not low <= len(text) <= high:
+                spare = spare / 2 if len(text) > high else spare + low - len(text)
+                continue
+            if not self._is_checked or self.matches(text, work, is_whole=is_whole):
+                return text
+        bounds = f" of {low} to {high} characters" if low or high < math.inf else ""
+        raise FormError(f"pattern {_short(self.text)}: the mocker finds no text{bounds} that it matches")
+
+    def matches(self, text: str, work: Work, *, is_whole: bool = False) -> bool:
+        """Return whether it matches a text, or a part of it.
+
+        Raises:
+            FormError: that would take too long.
+        """
+        matching = Matching(text, self.text, work)
+        ends = matching.ends(self.tree, {0} if is_whole else set(range(len(text) + 1)))
+        return len(text) in ends if is_whole else bool(ends)
+
+
+@lru_cache(256)
+def pattern_of(text: str) -> Pattern:
+    """Return an expression, parsed.
+
+    Raises:
+        FormError: see `Pattern`.
+    """
+    return Pattern(text)
+
+
+def _write(tree: Tree, rng: Random, spare: float, written: list[str], *, is_wide: bool) -> None:
+    """Write a text of about the least length and `spare` more."""
+    match tree:
+        case Chars():
+            choices = tree.wide if is_wide else tree.choices
+            written.append(choices[int(rng.random() * len(choices))])
+        case Row():
+            for part, share in zip(tree.parts, _shares(tree.parts, rng, spare), strict=True):
+                _write(part, rng, share, written, is_wide=is_wide)
+        case Either():
+            open_branches = [branch for branch in tree.branches if branch.least <= tree.least + spare]
+            wanted = [branch for branch in open_branches if branch.most >= tree.least + spare] or open_branches
+            chosen = wanted[int(rng.random() * len(wanted))]
+            _write(chosen, rng, tree.least + spare - chosen.least, written, is_wide=is_wide)
+        case Repeat():
+            _repeat(tree, rng, spare, written, is_wide=is_wide)
+
+
+def _repeat(tree: Repeat, rng: Random, spare: float, written: list[str], *, is_wide: bool) -> None:
+    item = tree.item
+    room = min(tree.high - tree.low, spare // max(item.least, 1))
+    is_fixed = item.most == item.least
+    more = int(room) if is_fixed or room < 1 else 1 + int(rng.random() * min(room, 8))
+    count = tree.low + min(more, int(room)) if item.most else 0
+    left = max(spare - (count - tree.low) * item.least, 0)
+    for place in range(count):
+        start = len(written)
+        share = 0.0 if is_fixed else left / (count - place)
+        _write(item, rng, share, written, is_wide=is_wide)
+        left -= max(sum(map(len, written[start:])) - item.least, 0)
+
+
+def _shares(parts: list[Tree], rng: Random, spare: float) -> list[float]:
+    """Divide what is to be added among the parts that can be longer, at random, each within its bounds."""
+    rooms = [part.most - part.least if part.most > part.least else 0.0 for part in parts]
+    shares = [0.0] * len(parts)
+    open_places = [place for place, room in enumerate(rooms) if room]
+    if len(open_places) == 1:
+        shares[open_places[0]] = min(spare, rooms[open_places[0]])
+        return shares
+    weights = {place: 0.2 + rng.random() for place in open_places}
+    total = sum(weights.values())
+    for place in sorted(open_places, key=rooms.__getitem__):  # what the bounded leave goes to the others
+        shares[place] = min(math.floor(spare * weights[place] / total), rooms[place])
+        total -= weights[place]
+        spare -= shares[place]
+        if total <= 1e-9:
+            shares[place] = min(shares[place] + spare, rooms[place])
+    return shares
+
+
+class Matching:
+    """Matches one text by sets of positions: from each set of starts, the set of ends."""
+
+    def __init__(self, text: str, pattern: str, work: Work) -> None:
+        self._text = text
+        self._pattern = pattern
+        self._work = work
+
+    def ends(self, tree: Tree, starts: set[int]) -> set[int]:
+        """Return where a part may end that begins at any of the starts."""
+        self._work.step(len(starts) + 1)
+        text = self._text
+        match tree:
+            case Chars():
+                return {place + 1 for place in starts if place < len(text) and tree.accepts(text[place])}
+            case Row():
+                for part in tree.parts:
+                    if not starts:
+                        break
+                    starts = self.ends(part, starts)
+                return starts
+            case Either():
+                return set().union(*(self.ends(branch, starts) for branch in tree.branches))
+            case Repeat():
+                return self._repeated(tree, starts)
+            case Look():
+                return {place for place in starts if bool(self.ends(tree.item, {place})) != tree.negated}
+            case At():
+                return {place for place in starts if self._is_at(place, tree.kind)}
+        raise AssertionError(tree)
+
+    def _repeated(self, tree: Repeat, starts: set[int]) -> set[int]:
+        for _ in range(tree.low):
+            starts = self.ends(tree.item, starts)
+            if not starts:
+                return starts
+        found, fresh, count = set(starts), starts, tree.low
+        while fresh and count < tree.high:
+            fresh = self.ends(tree.item, fresh) - found
+            found |= fresh
+            count += 1
+        return found
+
+    def _is_at(self, place: int, kind: str) -> bool:
+        match kind:
+            case "BEGINNING" | "BEGINNING_STRING":
+                return place == 0
+            case "END" | "END_STRING":  # Python's `$` also matches before a last newline; ECMA's does not
+                return place == len(self._text)
+            case "BOUNDARY" | "NON_BOUNDARY":
+                before, after = self._text[max(place - 1, 0) : place], self._text[place : place + 1]
+                words = [bool(side) and _is_of(side, "WORD") for side in (before, after)]
+                return (words[0] != words[1]) == (kind == "BOUNDARY")
+        raise FormError(f"pattern {_short(self._pattern)}: {kind.lower()} is not supported by the mocker")
+
+
+def _short(text: str) -> str:
+    """Return a pattern as messages show it."""
+    return repr(text if len(text) <= 80 else text[:77] + "...")

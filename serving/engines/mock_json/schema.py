@@ -1,0 +1,376 @@
+"""A JSON schema understood: `$ref`, `allOf` and neighbours of `anyOf` are put together, place by place.
+
+What the mocker cannot honour makes its place a dead one. A value is made without it if the schema allows one: another
+branch of an `anyOf`, no such optional property. Only if there is none, the schema is refused with the reason.
+"""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from serving.engines.mock_json.check import Check
+from serving.engines.mock_json.errors import FormError
+from serving.engines.mock_json.formats import FORMATS
+from serving.engines.mock_json.nodes import (
+    Array,
+    Choice,
+    Dead,
+    Fixed,
+    Formatted,
+    Matched,
+    Node,
+    Number,
+    Object,
+    Option,
+    Property,
+    Slot,
+    Text,
+    settle,
+)
+from serving.engines.mock_json.regex import MAX_TEXT, pattern_of
+from serving.engines.mock_json.vocabulary import (
+    Raw,
+    Work,
+    bounds_of,
+    count_of,
+    flat,
+    items_of,
+    key_of,
+    listed,
+    mapped,
+    number_of,
+    prefix_length,
+    schema_of,
+    types_of,
+)
+
+MAX_SLOTS = 2_000
+"""The most places of a schema."""
+
+MAX_WORK = 40_000
+"""The most steps that it may take to understand a schema."""
+
+MAX_ENUM = 1_000
+"""How many values of an enum are considered."""
+
+MAX_BYTES = 1 << 19
+
+ANY = ("string", "integer", "boolean")
+"""Types of a value that may be anything."""
+
+NAME: Raw = {"type": "string"}
+"""What any property's name is."""
+
+HINTS = {
+    "object": ("properties", "required", "additionalProperties", "propertyNames", "minProperties", "maxProperties"),
+    "array": ("items", "prefixItems", "minItems", "maxItems", "uniqueItems"),
+    "string": ("minLength", "maxLength", "pattern", "format"),
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+}
+"""Keywords that suggest a type if none is named."""
+
+
+class Schema:
+    """A schema, ready for making values."""
+
+    def __init__(self, raw: Raw) -> None:
+        """Understand it.
+
+        Raises:
+            FormError: the mocker can make no value of it.
+        """
+        self.raw = raw
+        self._work = Work(MAX_WORK)
+        self._check = Check(raw, self._work)
+        self._slots: dict[Any, Slot] = {}
+        self._queue: list[Slot] = []
+        self.needs_check = False
+        """Whether a value that grew must be checked."""
+        self.root = self._slot([raw], "the schema")
+        while self._queue:
+            slot = self._queue.pop()
+            try:
+                slot.node = self._node(slot)
+            except FormError as error:
+                slot.node = Dead(str(error))
+        settle(list(self._slots.values()), Work())
+        if self.root.least == math.inf:
+            raise FormError(_reason(self.root, set()) or "the schema contains itself without end")
+
+    def _slot(
+        self, raws: Sequence[Raw], where: str, chosen: frozenset[tuple[int, str]] = frozenset(), type: str = ""
+    ) -> Slot:
+        """Return the place at which all these schemas hold."""
+        together: list[dict[str, Any]] = []
+        for raw in raws:
+            try:
+                found = flat(self.raw, raw, self._work)
+            except FormError as error:
+                return Slot(where, [], node=Dead(f"{where}: {error}"))
+            if found is None:
+                return Slot(where, [], node=Dead(f"{where} is not allowed"))
+            together += found
+        unique = list({id(each): each for each in together}.values())
+        key = (frozenset(map(id, unique)), chosen, type)
+        if key not in self._slots:
+            if len(self._slots) >= MAX_SLOTS:
+                raise TooLargeError(f"the schema has more than {MAX_SLOTS:,} places or alternatives")
+            slot = self._slots[key] = Slot(where, unique, chosen, type)
+            self._queue.append(slot)
+        return self._slots[key]
+
+    def _node(self, slot: Slot) -> Node:
+        if any("const" in raw or "enum" in raw for raw in slot.together):
+            return self._fixed(slot)
+        for raw in slot.together:
+            for name in ("anyOf", "oneOf"):
+                if name in raw and (id(raw), name) not in slot.chosen:
+                    return self._alternatives(slot, raw, name)
+        types = [slot.type] if slot.type else self._types(slot)
+        if not types:
+            return Dead(f"{slot.where} allows no type")
+        if len(types) > 1:
+            slots = [self._slot(slot.together, slot.where, slot.chosen, type) for type in types]
+            return Choice([Option(each, []) for each in slots])
+        return self._typed(slot, types[0])
+
+    def _fixed(self, slot: Slot) -> Node:
+        """Return those values of the first enum that fit everything."""
+        first = next(raw for raw in slot.together if "const" in raw or "enum" in raw)
+        values = [first["const"]] if "const" in first else listed(first, "enum")[:MAX_ENUM]
+        found = {key_of(value): value for value in values if all(self._check.fits(raw, value) for raw in slot.together)}
+        return Fixed(list(found.values())) if found else Dead(f"{slot.where}: no value of its enum fits")
+
+    def _alternatives(self, slot: Slot, raw: dict[str, Any], name: str) -> Node:
+        branches = [schema_of(branch, name) for branch in listed(raw, name)]
+        chosen = slot.chosen | {(id(raw), name)}
+        options = []
+        for place, branch in enumerate(branches):
+            others = branches[:place] + branches[place + 1 :] if name == "oneOf" else []
+            self.needs_check |= bool(others)
+            options.append(Option(self._branch(slot, branch, f"{slot.where}.{name}[{place}]", chosen), others))
+        return Choice(options) if options else Dead(f"{slot.where}.{name} is empty")
+
+    def _branch(self, slot: Slot, branch: Raw, where: str, chosen: frozenset[tuple[int, str]]) -> Slot:
+        try:
+            own = flat(self.raw, branch, self._work) or []
+        except FormError as error:
+            return Slot(where, [], node=Dead(f"{where}: {error}"))
+        # A branch that leads back to a choice that was made would make that choice its own reason.
+        if any((id(raw), name) in chosen for raw in own for name in ("anyOf", "oneOf")):
+            return Slot(where, [], node=Dead(f"{where} contains itself"))
+        return self._slot([*slot.together, branch], where, chosen)
+
+    def _types(self, slot: Slot) -> list[str]:
+        allowed: set[str] | None = None
+        for raw in slot.together:
+            types = types_of(raw)
+            if types is not None:
+                allowed = types if allowed is None else allowed & types
+        if allowed is None:
+            used = {name for raw in slot.together for name in raw}
+            allowed = {type for type, hints in HINTS.items() if not used.isdisjoint(hints)} or set(ANY)
+        if "number" in allowed:
+            allowed = allowed - {"integer"}
+        return sorted(allowed)
+
+    def _typed(self, slot: Slot, type: str) -> Node:
+        match type:
+            case "null":
+                return Fixed([None])
+            case "boolean":
+                return Fixed([True, False])
+            case "integer" | "number":
+                return _number(slot.together, type == "integer", slot.where)
+            case "string":
+                return _text(slot.together, slot.where)
+            case "array":
+                return self._array(slot)
+        return self._object(slot)
+
+    def _array(self, slot: Slot) -> Node:
+        raws = slot.together
+        low, high = _range(raws, "minItems", "maxItems", slot.where)
+        length = max((prefix_length(raw) for raw in raws), default=0)
+        prefix = [
+            self._slot([items_of(raw, place) for raw in raws], f"{slot.where}[{place}]")
+            for place in range(int(min(length, high)))
+        ]
+        rest = self._slot([items_of(raw, length) for raw in raws], f"{slot.where}[]")
+        is_unique = any(raw.get("uniqueItems") is True for raw in raws)
+        self.needs_check |= is_unique
+        return Array(prefix, rest, low, high, is_unique)
+
+    def _object(self, slot: Slot) -> Node:
+        raws = slot.together
+        required = [name for raw in raws for name in listed(raw, "required")]
+        if any(not isinstance(name, str) for name in required):
+            raise FormError(f"{slot.where}: required is not a list of names")
+        named = dict.fromkeys([name for raw in raws for name in mapped(raw, "properties")])
+        names = [*named, *(name for name in dict.fromkeys(required) if name not in named)]
+        properties = [
+            Property(name, self._slot(self._member(raws, name), _path(slot.where, name)), name in required)
+            for name in names
+        ]
+        low, high = _range(raws, "minProperties", "maxProperties", slot.where)
+        extras = [schema_of(raw.get("additionalProperties", True), "additionalProperties") for raw in raws]
+        spoken = [raw["propertyNames"] for raw in raws if "propertyNames" in raw]
+        return Object(
+            properties,
+            self._slot(extras, f"{slot.where}.*"),
+            self._slot([*(schema_of(name, "propertyNames") for name in spoken), NAME], "a name") if spoken else None,
+            is_map=not any("properties" in raw for raw in raws)
+            or any(isinstance(extra, dict) and extra for extra in extras),
+            low=low,
+            high=high,
+        )
+
+    def _member(self, raws: list[dict[str, Any]], name: str) -> list[Raw]:
+        """Return the schemas of a named member."""
+        found: list[Raw] = []
+        for raw in raws:
+            known = mapped(raw, "properties")
+            own = known[name] if name in known else raw.get("additionalProperties", True)
+            found.append(schema_of(own, name))
+            names = schema_of(raw.get("propertyNames", True), "propertyNames")
+            if names is not True and not self._check.fits(names, name):
+                found.append(False)
+        return found
+
+
+class TooLargeError(Exception):
+    """A schema with too many places."""
+
+
+def _path(where: str, name: str) -> str:
+    return name if where == "the schema" else f"{where}.{name}"
+
+
+def _range(raws: list[dict[str, Any]], least: str, most: str, where: str) -> tuple[int, float]:
+    """Return the bounds of a count that hold together.
+
+    Raises:
+        FormError: they contradict each other.
+    """
+    lows = [found for raw in raws if (found := count_of(raw, least)) is not None]
+    highs = [found for raw in raws if (found := count_of(raw, most)) is not None]
+    low, high = max(lows, default=0), min(highs, default=math.inf)
+    if low > high:
+        raise FormError(f"{where}: {least} is {low} and {most} is {high}, so nothing fits")
+    return low, high
+
+
+def _text(raws: list[dict[str, Any]], where: str) -> Node:
+    low, high = _range(raws, "minLength", "maxLength", where)
+    if low > MAX_TEXT:
+        raise FormError(f"{where}: minLength is {low:,}; the mocker makes texts of up to {MAX_TEXT:,} characters")
+    texts = list(dict.fromkeys(raw["pattern"] for raw in raws if "pattern" in raw))
+    if any(not isinstance(text, str) for text in texts):
+        raise FormError(f"{where}: a pattern is not a text")
+    try:
+        patterns = [pattern_of(text) for text in texts]
+    except FormError as error:
+        raise FormError(f"{where}: {error}") from error
+    formats = list(dict.fromkeys(raw["format"] for raw in raws if raw.get("format") in FORMATS))
+    if len(formats) > 1:
+        raise FormError(f"{where}: formats {' and '.join(formats)} together are not supported by the mocker")
+    if formats:
+        return Formatted(formats[0], patterns, low, high)
+    if not patterns:
+        return Text(low, high)
+    if patterns[0].tree.least > high:
+        raise FormError(f"{where}: maxLength is {high}, and pattern {texts[0]!r} needs more")
+    return Matched(patterns, low, high)
+
+
+def _number(raws: list[dict[str, Any]], integral: bool, where: str) -> Node:
+    """Return the multiples of a step within the bounds; without `multipleOf`, short decimals."""
+    steps = [Fraction(str(found)) for raw in raws if (found := number_of(raw, "multipleOf")) is not None]
+    if any(step <= 0 for step in steps):
+        raise FormError(f"{where}: multipleOf is {min(steps)}; a number above 0 was expected")
+    if steps or integral:
+        grids = [_common([*steps, *([Fraction(1)] if integral else [])])]
+    else:
+        grids = [Fraction(1, 10**digits) for digits in (2, 4, 8, 16)]
+    for step in grids:
+        first, last = _places(raws, step)
+        if first is None or last is None or first <= last:
+            number = Number(step, first, last, integral, raws)
+            if next(number.all(), None) is not None:
+                return number
+    raise FormError(f"{where}: the mocker finds no number within its bounds")
+
+
+def _common(steps: list[Fraction]) -> Fraction:
+    """Return the least common multiple."""
+    found = steps[0]
+    for step in steps[1:]:
+        found = Fraction(math.lcm(found.numerator, step.numerator), math.gcd(found.denominator, step.denominator))
+    return found
+
+
+def _places(raws: list[dict[str, Any]], step: Fraction) -> tuple[int | None, int | None]:
+    """Return the first and the last multiple within all bounds."""
+    firsts, lasts = [], []
+    for raw in raws:
+        for is_low, bound, is_excluded in bounds_of(raw):
+            place = Fraction(str(bound)) / step
+            if is_low:
+                firsts.append(math.floor(place) + 1 if is_excluded else math.ceil(place))
+            else:
+                lasts.append(math.ceil(place) - 1 if is_excluded else math.floor(place))
+    return max(firsts, default=None), min(lasts, default=None)
+
+
+def _reason(slot: Slot, seen: set[int]) -> str:
+    """Return why a place is dead, "" if only because it contains itself."""
+    if id(slot) in seen:
+        return ""
+    seen.add(id(slot))
+    parts: list[Slot] = []
+    match slot.node:
+        case Dead(reason=reason):
+            return reason
+        case Array() as array:
+            if array.low > array.room and array.room == array.high:
+                return f"{slot.where} has too few elements"
+            parts = [array.item(place) for place in range(min(array.low, len(array.prefix) + 1))]
+        case Object() as found:
+            parts = [each.slot for each in found.properties if each.is_required] + [found.extra]
+            if sum(each.is_required for each in found.properties) > found.high:
+                return f"{slot.where}: maxProperties is {found.high}, and more are required"
+        case Choice(options=options):
+            parts = [option.slot for option in options]
+    reasons = [reason for part in parts if part.least == math.inf and (reason := _reason(part, seen))]
+    return reasons[0] if reasons else ""
+
+
+@lru_cache(128)
+def _of_text(text: bytes) -> Schema | str:
+    """Return a schema, or why it is refused: hostile ones are cached, too."""
+    try:
+        return Schema(msgspec.json.decode(text))
+    except (FormError, TooLargeError) as error:
+        return str(error)
+
+
+def schema_from(raw: Any) -> Schema:
+    """Return a schema understood; equal schemas are understood once.
+
+    Raises:
+        FormError: the mocker can make no value of it.
+    """
+    try:
+        text = msgspec.json.encode(schema_of(raw, "the schema"))
+    except RecursionError as error:
+        raise FormError("the schema is nested too deep") from error
+    if len(text) > MAX_BYTES:
+        raise FormError(f"the schema has {len(text):,} bytes; the mocker supports {MAX_BYTES:,}")
+    found = _of_text(text)
+    if isinstance(found, str):
+        raise FormError(found)
+    return found
