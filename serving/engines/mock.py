@@ -86,6 +86,7 @@ class Mocker:
             has_kv_events=worker.kv_events and config.enable_prefix_caching,
             step_costs=step_costs_of(simulated),
             guided_decoding=FORMS,
+            continues_constrained=True,
             has_embeddings=True,
             tool_call_parser=TOOL_CALL_PARSER,
         )

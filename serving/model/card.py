@@ -76,6 +76,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine's steps cost, for router modes that predict times; None if it does not know."""
     guided_decoding: list[str] = []
     """What the engine can make an answer look like: some of `json`, `regex`, `choice` and `grammar`."""
+    continues_constrained: bool = False
+    """Whether such an answer can continue on another worker after its own was lost."""
     has_embeddings: bool = False
     """Whether the engine returns embeddings."""
     tool_call_parser: str = ""

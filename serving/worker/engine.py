@@ -44,6 +44,8 @@ class EngineTraits:
     """What its steps cost, for router modes that predict times; None if it does not know."""
     guided_decoding: tuple[str, ...] = ()
     """What it can make an answer look like: some of `json`, `regex`, `choice` and `grammar`."""
+    continues_constrained: bool = False
+    """Whether an answer that must look like something can continue here after its worker was lost: a grammar begins again."""
     has_embeddings: bool = False
     tool_call_parser: str = ""
     """The format in which it calls tools, if it has no model that decides that (see `ModelCard`)."""

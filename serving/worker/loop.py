@@ -91,6 +91,7 @@ async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engi
         bootstrap=traits.bootstrap,
         step_costs=traits.step_costs,
         guided_decoding=traits.guided_decoding,
+        continues_constrained=traits.continues_constrained,
         has_embeddings=traits.has_embeddings,
         tool_call_parser=worker.tool_call_parser or traits.tool_call_parser,
         reasoning_parser=worker.reasoning_parser,

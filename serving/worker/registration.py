@@ -36,6 +36,7 @@ async def register_llm(
     bootstrap: Bootstrap | None = None,
     step_costs: StepCosts | None = None,
     guided_decoding: Sequence[str] = (),
+    continues_constrained: bool = False,
     has_embeddings: bool = False,
     tool_call_parser: str = "",
     reasoning_parser: str = "",
@@ -62,6 +63,7 @@ async def register_llm(
         bootstrap: how a decode worker meets this prefill worker, if both may be called at once.
         step_costs: what the engine's steps cost, for router modes that predict times.
         guided_decoding: what the engine can make an answer look like: some of json, regex, choice and grammar.
+        continues_constrained: whether such an answer can continue on another worker after its own was lost.
         has_embeddings: whether the engine returns embeddings.
         tool_call_parser: the format in which the model calls tools (default: calls stay text).
         reasoning_parser: the format in which the model thinks before it answers (default: it stays text).
@@ -93,6 +95,7 @@ async def register_llm(
         bootstrap=bootstrap,
         step_costs=step_costs,
         guided_decoding=list(guided_decoding),
+        continues_constrained=continues_constrained,
         has_embeddings=has_embeddings,
         tool_call_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,

@@ -24,8 +24,9 @@ from tests.support.waiting import in_time
 # What remains
 
 
-def request(tokens=(1, 2, 3), **conditions):
+def request(tokens=(1, 2, 3), can_continue=True, **conditions):
     return ChoiceRequest(
+        can_continue=can_continue,
         prompt=Prompt(np.array(tokens, np.uint32), 4),
         conditions=StopConditions(**conditions),
         sampling={},
@@ -194,6 +195,13 @@ def test_without_migration_a_lost_request_fails():
     with pytest.raises(ApiError, match="decode worker 1: it is gone") as failed:
         taken(Fleet(at_1=[7, "lost"], at_2=[9, ""]), limit=0)
     assert failed.value.status == 502
+
+
+def test_an_answer_whose_constraint_would_begin_again_continues_nowhere_once_it_has_begun():
+    with pytest.raises(ApiError, match="an answer with a constraint cannot continue elsewhere") as failed:
+        taken(Fleet(at_1=[7, "lost"], at_2=[9, ""]), can_continue=False)
+    assert failed.value.status == 502
+    assert taken(Fleet(at_1=["lost"], at_2=[9, ""]), can_continue=False) == ([9], "stop")
 
 
 @pytest.mark.parametrize(("error", "status"), [(AllFullError(), 429), (NoWorkersError("none is there"), 503)])

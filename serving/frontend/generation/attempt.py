@@ -225,7 +225,7 @@ class Attempts:
         if isinstance(step, Refused):
             is_theirs = step.kind in ("lost", "engine")  # not the client's fault, nor a general state
             raise failed_call(f"{call.name}: {step.message}" if is_theirs else step.message, step.kind)
-        if self._num_output and "guided_decoding" in self._request.sampling:
+        if self._num_output and not self._request.can_continue:
             problem = (
                 f"{end.error}; an answer with a constraint cannot continue elsewhere: the constraint would begin again"
             )

@@ -31,6 +31,8 @@ class ChoiceRequest:
     """How many of the prompt's last tokens are part of the answer."""
     kv_transfer_params: dict[str, Any] | None = None
     """For the worker: if two workers share the request, or as sent by a client that directs them itself."""
+    can_continue: bool = True
+    """Whether an answer that has begun can continue on another worker."""
     tools: list[dict[str, Any]] | None = None
     """What the answer may call, if that is left to the model."""
     is_embedding: bool = False

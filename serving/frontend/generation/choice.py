@@ -185,6 +185,7 @@ def _request(
         rank=extension.dp_rank,
         session=extension.session_id or options.session_id,
         kv_transfer_params=options.kv_transfer_params,
+        can_continue=prepared.constraint is None or model.card.continues_constrained,
         tools=prepared.tools,
     )
 

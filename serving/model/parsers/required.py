@@ -1,6 +1,6 @@
 """Answers that must call tools: the schema to which an engine constrains them, and their script."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from serving.model.parsers.answer import Answer, Script
@@ -23,7 +23,7 @@ def calls_schema(
         parallel: whether there may be several calls.
 
     Raises:
-        ValueError: the named function is none of the tools, or the tools' definitions and references do not fit together.
+        ValueError: the named function is none of the tools.
     """
     functions = {tool["function"]["name"]: _parameters(tool["function"]) for tool in tools}
     name = chosen_name(tool_choice)
@@ -34,9 +34,15 @@ def calls_schema(
             )
         return functions[name]
     schema: dict[str, Any] = {"type": "array", "minItems": 1}
-    for key in DEFINITIONS:
-        found = _collected(functions, key)
-        schema |= {key: found} if found else {}
+    for index, (name, parameters) in enumerate(functions.items()):
+        if not _fits(parameters, schema):
+            place = f"parameters_{index}"
+            functions[name] = {"$ref": f"#/$defs/{place}"}
+            schema.setdefault("$defs", {})[place] = _moved(parameters, f"#/$defs/{place}")
+            continue
+        for key in DEFINITIONS:
+            if own := parameters.get(key):
+                schema.setdefault(key, {}).update(own)
     schema["items"] = {"anyOf": [_call(name, parameters) for name, parameters in functions.items()]}
     return schema if parallel else schema | {"maxItems": 1}
 
@@ -61,30 +67,35 @@ def _call(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _collected(functions: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Any]:
-    """Return the definitions of all functions: references start at the root of the whole schema."""
-    found: dict[str, Any] = {}
-    for function, parameters in functions.items():
-        _check_references(function, parameters)
-        for name, definition in (parameters.get(key) or {}).items():
-            if found.setdefault(name, definition) != definition:
-                raise ValueError(
-                    f"tools: {function!r} defines {key}/{name} otherwise than another tool; use other names"
-                )
-    return found
+def _fits(parameters: Mapping[str, Any], schema: Mapping[str, Any]) -> bool:
+    """Return whether the parameters' definitions may join those of other functions, with what refers to them as it is."""
+    for key in DEFINITIONS:
+        others = schema.get(key) or {}
+        if any(others.get(name, own) != own for name, own in (parameters.get(key) or {}).items()):
+            return False
+    return all(target.startswith(RESOLVED) for target in _references(parameters))
 
 
-def _check_references(function: str, schema: Any) -> None:
-    """Refuse references to what is elsewhere within the schema of all tools."""
+def _references(schema: Any) -> Iterator[str]:
+    """Yield what a schema refers to within itself."""
     unseen = [schema]
     while unseen:
         part = unseen.pop()
         unseen += part.values() if isinstance(part, Mapping) else part if isinstance(part, list) else ()
         target = part.get("$ref") if isinstance(part, Mapping) else None
-        if isinstance(target, str) and target.startswith("#") and not target.startswith(RESOLVED):
-            raise ValueError(
-                f"tools: {function!r} refers to {target!r}; with tool_choice required it can refer to #/$defs/... only"
-            )
+        if isinstance(target, str) and target.startswith("#"):
+            yield target
+
+
+def _moved(schema: Any, root: str) -> Any:
+    """Return a schema that stands elsewhere: what it refers to starts at its new root."""
+    if isinstance(schema, list):
+        return [_moved(each, root) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    moved = {key: _moved(value, root) for key, value in schema.items()}
+    target = schema.get("$ref")
+    return moved | {"$ref": root + target[1:]} if isinstance(target, str) and target.startswith("#") else moved
 
 
 def read_required(answer: Answer, name: str) -> Script[None]:

@@ -61,18 +61,28 @@ def test_a_name_that_is_no_tool_is_refused():
         calls_schema([NOW], ONE)
 
 
-def test_definitions_that_contradict_each_other_are_refused():
-    other = tool("ask", type="object", **{"$defs": {"Address": {"type": "string"}}})
-    with pytest.raises(ValueError, match="'ask' defines \\$defs/Address otherwise than another tool"):
-        calls_schema([SEND, other], "required")
-    calls_schema([SEND, tool("ask", type="object", **{"$defs": {"Address": ADDRESS}})], "required")
+def fits(schema, value):
+    """Return whether a value fits a schema that engines can use: all that it refers to is in it."""
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema).is_valid(value)
 
 
-def test_references_that_would_not_resolve_are_refused():
-    other = tool("ask", type="object", properties={"a": ADDRESS, "b": {"$ref": "#/properties/a"}})
-    calls_schema([other], {"type": "function", "function": {"name": "ask"}})
-    with pytest.raises(ValueError, match="'ask' refers to '#/properties/a'"):
-        calls_schema([other], "required")
+def test_each_tool_has_its_own_definitions_even_of_the_same_name():
+    own = {"type": "object", "properties": {"to": {"$ref": "#/$defs/Address"}}, "required": ["to"]}
+    as_text, as_number = ({**own, "$defs": {"Address": {"type": type}}} for type in ("string", "number"))
+    schema = calls_schema([tool("send", **as_text), tool("ask", **as_number)], "required")
+    for name, good, bad in (("send", "x", 1), ("ask", 1, "x")):
+        assert fits(schema, [{"name": name, "parameters": {"to": good}}])
+        assert not fits(schema, [{"name": name, "parameters": {"to": bad}}])
+
+
+@pytest.mark.parametrize("target", ["#", "#/properties/next"])
+def test_a_tool_may_refer_to_its_own_root(target):
+    step = {"type": "object", "properties": {"next": {"type": "object"}, "after": {"$ref": target}}}
+    schema = calls_schema([tool("plan", **step), NOW], "required")
+    assert fits(schema, [{"name": "plan", "parameters": {"after": {"after": {}}}}])
+    assert not fits(schema, [{"name": "plan", "parameters": {"after": 5}}])
+    assert fits(schema, [{"name": "now", "parameters": {}}])
 
 
 def test_names_and_arguments_are_passed_on_as_they_arrive():
