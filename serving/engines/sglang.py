@@ -1,4 +1,4 @@
-"""SGLang, through its offline `Engine`: token ids in and out, KV events over ZeroMQ. Checked against the source of 0.5.23, not run here."""
+"""SGLang, through its offline `Engine`: token ids in and out, KV events over ZeroMQ. 0.5.23 ran here on a CPU, as one worker."""
 
 import asyncio
 import contextlib
@@ -87,19 +87,11 @@ class SgLang:
             arguments |= self._events(self._readers.endpoint)
         if self._role == "aggregated":
             self._engine = await self._processes.start(lambda: call_with(package.Engine, arguments))
-            return
-        if arguments["disaggregation_transfer_backend"] == "nixl":
-            require_nixl("SGLang's transfer backend nixl")
-        port = PortReservation(self._host) if self._chooses_port else None
-        # With several nodes, each has its own address, which SGLang finds itself.
-        own = {} if "dist_init_addr" in arguments else {"SGLANG_HOST_IP": self._host} | ucx_at(self._host)
-        with port or contextlib.nullcontext(), defaults(own):
-            if port is not None:
-                arguments[PORT] = port.first
-            self._engine = await self._processes.start(lambda: call_with(package.Engine, arguments))
-        if self._role == "prefill":
-            params = {"bootstrap_host": self._host, "bootstrap_port": arguments.get(PORT, DEFAULT_PORT)}
-            self.traits = dataclasses.replace(self.traits, bootstrap=Bootstrap(params, is_needed=True))
+        else:
+            await self._start_apart(package, arguments)
+        # Its first event, that its cache is empty, is sent before it is connected. Ranks on other nodes never are.
+        if self._readers is not None and int(arguments.get("nnodes") or 1) == 1:
+            await self._readers.connected()
 
     def publish_to(self, publishers: Sequence[KvEventPublisher]) -> None:
         """See `Engine`."""
@@ -161,6 +153,21 @@ class SgLang:
         await self._processes.close(None if self._engine is None else self._engine.shutdown)
         if self._readers is not None:
             await self._readers.close()
+
+    async def _start_apart(self, package: Any, arguments: dict[str, Any]) -> None:
+        """Start a prefill or decode worker's engine."""
+        if arguments["disaggregation_transfer_backend"] == "nixl":
+            require_nixl("SGLang's transfer backend nixl")
+        port = PortReservation(self._host) if self._chooses_port else None
+        # With several nodes, each has its own address, which SGLang finds itself.
+        own = {} if "dist_init_addr" in arguments else {"SGLANG_HOST_IP": self._host} | ucx_at(self._host)
+        with port or contextlib.nullcontext(), defaults(own):
+            if port is not None:
+                arguments = arguments | {PORT: port.first}
+            self._engine = await self._processes.start(lambda: call_with(package.Engine, arguments))
+        if self._role == "prefill":
+            params = {"bootstrap_host": self._host, "bootstrap_port": arguments.get(PORT, DEFAULT_PORT)}
+            self.traits = dataclasses.replace(self.traits, bootstrap=Bootstrap(params, is_needed=True))
 
     def _finish_reason(self, reason: dict[str, Any]) -> str:
         if reason.get("type") != "abort":

@@ -71,16 +71,17 @@ class Engine:
         self.scheduler = subprocess.Popen(["sleep", "600"], preexec_fn=_die_with_parent)
         if kwargs.get("node_rank", 0) > 0:
             self.scheduler.wait()  # the nodes that follow serve nobody, and stay in here
+        self._lock = threading.Lock()
         self._publisher = None
         if "kv_events_config" in kwargs:
             config = json.loads(kwargs["kv_events_config"])
             assert config["publisher"] == "zmq"
             self._publisher = zmq.Context.instance().socket(zmq.XPUB)
             assert not any(wild in config["endpoint"] for wild in ("*", "::", "0.0.0.0"))
-            self._publisher.connect(config["endpoint"])  # as SGLang does for a host that is no wildcard
             self._number = 0
+            self._send([{"type": "AllBlocksCleared"}])  # lost: nobody has subscribed yet
+            self._publisher.connect(config["endpoint"])  # as SGLang does for a host that is no wildcard
         self._held = {}
-        self._lock = threading.Lock()
 
     async def async_generate(
         self,
