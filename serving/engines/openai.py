@@ -20,6 +20,7 @@ import msgspec
 from aiohttp.http_exceptions import HttpProcessingError
 
 from foundation.text import one_line
+from serving.engines.guided import KINDS, guide
 from serving.engines.openai_answers import (
     MAX_BYTES,
     Answer,
@@ -126,7 +127,12 @@ class OpenAiServer:
                 self._model = self._choose(await self._models())
         except CallError as error:
             raise EngineError(f"{error}; expected an OpenAI server there") from error
-        self.traits = EngineTraits(block_size=self.traits.block_size, context_length=self._model.max_model_len or None)
+        self.traits = EngineTraits(
+            block_size=self.traits.block_size,
+            context_length=self._model.max_model_len or None,
+            # Others ignore vLLM's field instead of refusing it.
+            guided_decoding=KINDS if self._model.owned_by == "vllm" else (),
+        )
 
     def publish_to(self, publishers: Sequence[KvEventPublisher]) -> None:
         """See `Engine`; the server reports no KV events here."""
@@ -293,6 +299,8 @@ class OpenAiServer:
             made |= {"logprobs": options["logprobs"], "return_tokens_as_token_ids": True}
         if is_stream:
             made["stream_options"] = {"include_usage": True}
+        if (wanted := guide(request, self.traits.guided_decoding, self._root)) is not None:
+            made["structured_outputs"] = {wanted.kind: wanted.value}
         if params is not None:
             made["kv_transfer_params"] = params
         return made | self._more

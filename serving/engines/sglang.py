@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from serving.engines.block_hashes import EventReaders
+from serving.engines.guided import KINDS, Guide, choice_regex, guide
 from serving.engines.package import call_with, require, require_nixl
 from serving.engines.processes import EngineProcesses
 from serving.engines.sglang_roles import PORT, meeting_host, role_arguments, room
@@ -27,6 +28,11 @@ MEMORY = ENGINES["sglang"].memory_argument
 PAGE_SIZE = 16
 """SGLang's default is one token, which would make every token a KV event."""
 
+GUIDES = {"xgrammar": KINDS, "llguidance": KINDS[:-1], "outlines": KINDS[:-1]}
+"""What SGLang's grammar backends can guide answers by; the last two have no EBNF."""
+
+DEFAULT_GRAMMARS = "xgrammar"
+
 BAD_REQUEST = 400
 DEFAULT_PORT = 8998
 """Port of SGLang's bootstrap server."""
@@ -38,7 +44,6 @@ class SgLang:
     def __init__(self, worker: WorkerConfig, run: ModelRunConfig, arguments: dict[str, Any]) -> None:
         given: dict[str, Any] = {
             "model_path": required_model(worker, "sglang"),
-            "skip_tokenizer_init": True,
             "incremental_streaming_output": True,
             "page_size": run.kv_cache_block_size or PAGE_SIZE,
         }
@@ -89,6 +94,7 @@ class SgLang:
             self._engine = await self._processes.start(lambda: call_with(package.Engine, arguments))
         else:
             await self._start_apart(package, arguments)
+        self.traits = dataclasses.replace(self.traits, guided_decoding=_guides(self._engine.server_args))
         # Its first event, that its cache is empty, is sent before it is connected. Ranks on other nodes never are.
         if self._readers is not None and int(arguments.get("nnodes") or 1) == 1:
             await self._readers.connected()
@@ -108,7 +114,7 @@ class SgLang:
         try:
             outputs = await self._engine.async_generate(
                 input_ids=request["token_ids"],
-                sampling_params=_parameters(request),
+                sampling_params=_parameters(request) | _guided(guide(request, self.traits.guided_decoding, "SGLang")),
                 stream=True,
                 rid=id,
                 return_logprob=wanted is not None,
@@ -182,6 +188,26 @@ class SgLang:
         if not self._has_events or "kv_events_config" in self._arguments:
             return {}
         return {"kv_events_config": json.dumps({"publisher": "zmq", "endpoint": endpoint})}
+
+
+def _guides(server: Any) -> tuple[str, ...]:
+    """Return what it can guide answers by: it needs the tokenizer."""
+    return () if server.skip_tokenizer_init else GUIDES.get(server.grammar_backend or DEFAULT_GRAMMARS, ())
+
+
+def _guided(wanted: Guide | None) -> dict[str, Any]:
+    """Return what an answer must look like, as sampling parameters."""
+    match wanted:
+        case None:
+            return {}
+        case ("json", schema):
+            return {"json_schema": json.dumps(schema)}
+        case ("choice", texts):
+            return {"regex": choice_regex(texts)}
+        case ("regex", pattern):
+            return {"regex": pattern}
+        case (_, grammar):
+            return {"ebnf": grammar}
 
 
 def _parameters(request: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import signal
 import struct
 import subprocess
 import threading
+from types import SimpleNamespace
 
 import msgspec
 import zmq
@@ -21,7 +22,7 @@ SERVER_ARGS = {
     "log_level", "max_running_requests", "mem_fraction_static", "host", "disaggregation_mode",
     "disaggregation_transfer_backend", "disaggregation_bootstrap_port", "disaggregation_ib_device",
     "disaggregation_decode_enable_radix_cache", "enable_hierarchical_cache", "hicache_ratio", "hicache_size",
-    "hicache_write_policy", "hicache_storage_backend",
+    "hicache_write_policy", "hicache_storage_backend", "grammar_backend",
 }  # fmt: skip
 SAMPLING = {
     "max_new_tokens", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p",
@@ -60,6 +61,10 @@ class Engine:
         if unknown := kwargs.keys() - SERVER_ARGS:
             raise TypeError(f"ServerArgs.__init__() got an unexpected keyword argument {sorted(unknown)[0]!r}")
         self.arguments = kwargs
+        self.server_args = SimpleNamespace(
+            skip_tokenizer_init=kwargs.get("skip_tokenizer_init", False),
+            grammar_backend=kwargs.get("grammar_backend"),
+        )
         self.environment = dict(os.environ)
         self.mode = kwargs.get("disaggregation_mode", "null")
         assert self.mode in ("null", "prefill", "decode")
