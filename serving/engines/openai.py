@@ -13,7 +13,6 @@ import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -35,6 +34,7 @@ from serving.engines.openai_answers import (
     failure,
     log_probabilities,
 )
+from serving.engines.openai_url import KEY, root
 from serving.engines.vllm_roles import connector_params, hand_off, prompt_only
 from serving.life.lease import LeaseConfig
 from serving.model.files import ModelFiles
@@ -49,9 +49,6 @@ from serving.worker.protocol import end_tokens, engine_id, finish_reason, sampli
 from serving.worker.protocol import log_probabilities as of_places
 
 log = logging.getLogger(__name__)
-
-KEY = "OPENAI_API_KEY"
-"""Environment variable with the server's key, if it needs one."""
 
 CONNECT_S = 10.0
 CHECK_S = 2.0
@@ -340,25 +337,6 @@ class OpenAiServer:
             )
             self._tokenizer = await in_thread(lambda: load(self._files))
         return [int(token) for token in self._tokenizer.encode(text, special=False)] if text else []
-
-
-def root(url: str) -> str:
-    """Return a server's URL without the trailing /v1 that it may have.
-
-    Raises:
-        ValueError: it is not a server's URL.
-    """
-    expected = f"{one_line(url)!r}: expected http://HOST:PORT, with or without /v1"
-    try:
-        parts = urlsplit(url)
-        is_url = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError as error:
-        raise ValueError(f"{expected} ({error})") from error
-    if not is_url or parts.query or parts.fragment or not url.isprintable() or " " in url:
-        raise ValueError(expected)
-    if "@" in parts.netloc:
-        raise ValueError(f"the URL of {parts.hostname} contains a user; the key is read from the environment ({KEY})")
-    return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> CallError:

@@ -9,7 +9,8 @@ import pytest
 import uvloop
 
 from serving.engines import openai as adapter
-from serving.engines.openai import OpenAiServer, root
+from serving.engines.openai import OpenAiServer
+from serving.engines.openai_url import root
 from serving.life.lease import LeaseConfig
 from serving.model.files import ModelFiles
 from serving.runtime.messages import CallError
