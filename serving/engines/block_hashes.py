@@ -1,6 +1,7 @@
 """KV events of vLLM and SGLang: receives them over ZeroMQ and gives their blocks our hashes.
 
-Both engines send [time, events, rank] in msgpack, numbered from zero. An event is a map with its kind under `type` (older
+Both engines send [time, events, rank] in msgpack, numbered. What an engine sends before it is connected is lost, so a
+first number is as good as any other: wait for the connection before the first request. An event is a map with its kind under `type` (older
 vLLM: an array that begins with the kind). The engine names a block by its own hash; we hash its tokens again, chained to
 its parent, so that every engine's blocks have the names that the router looks for.
 
@@ -164,24 +165,30 @@ class EventReader:
         self._socket.setsockopt(zmq.RCVHWM, MAX_QUEUED)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.subscribe(b"")
+        self._connections = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         try:
             self._socket.bind(f"tcp://127.0.0.1:{port or '*'}")
         except zmq.ZMQError:
-            self._socket.close()
+            self.close()
             raise
         address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.port = int(address.rpartition(":")[2])
 
+    async def connected(self) -> None:
+        """Wait until the engine is connected; call it once."""
+        await self._connections.recv_multipart()
+
     async def run(self, block_size: int, publish: Callable[[Sequence[BlocksEvent]], None]) -> None:
         """Translate and publish forever."""
         translator = HashTranslator(block_size)
-        expected = 0
+        expected: int | None = None
         while True:
             parts = await self._socket.recv_multipart()
             try:
                 _, number, payload = parts
                 _, events, *_ = msgspec.msgpack.decode(payload)
-                if (came := int.from_bytes(number, "big")) != expected:
+                came = int.from_bytes(number, "big")
+                if expected is not None and came != expected:
                     log.warning("lost the engine's KV events %d to %d: forgetting its blocks", expected, came - 1)
                     publish([translator.cleared()])
                 expected = came + 1
@@ -196,6 +203,8 @@ class EventReader:
 
     def close(self) -> None:
         """Give the port back."""
+        self._socket.disable_monitor()
+        self._connections.close()
         self._socket.close()
 
 
@@ -208,6 +217,10 @@ class EventReaders:
         self._tasks: list[asyncio.Task[None]] = []
         self.endpoint = f"tcp://127.0.0.1:{self._readers[0].port}"
         """The address to pass to the engine; as its host is not a wildcard, the engine connects to it instead of listening there."""
+
+    async def connected(self) -> None:
+        """Wait until every rank is connected."""
+        await asyncio.gather(*(reader.connected() for reader in self._readers))
 
     def start(self, block_size: int, publish: Sequence[Callable[[Sequence[BlocksEvent]], None]]) -> None:
         """Start publishing."""

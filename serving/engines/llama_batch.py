@@ -14,6 +14,7 @@ import numpy as np
 
 from serving.router.events import BlocksEvent, BlocksRemoved, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes
+from serving.runtime.messages import CallError
 
 LAST_N = 64
 """How many tokens the penalties look back."""
@@ -31,6 +32,7 @@ class Job:
         ends: frozenset[int],
         sampling: dict[str, Any],
         send: Callable[[Any], None],
+        grammar: str = "",
     ) -> None:
         self.tokens = tokens
         self.max_tokens = max_tokens
@@ -39,6 +41,8 @@ class Job:
         self.sampling = sampling
         self.send = send
         """Called in the caller's thread with each item of the answer, or with an exception if the request failed."""
+        self.grammar = grammar
+        """What the answer must look like, in GBNF."""
         self.is_cancelled = False
         self.num_output = 0
         self.num_cached = 0
@@ -81,7 +85,8 @@ class LlamaBatcher:
         self._context = context
         self._memory = llama.llama_get_memory(context)
         self._model = llama.llama_get_model(context)
-        self._num_vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self._model))
+        self._vocab = llama.llama_model_get_vocab(self._model)
+        self._num_vocab = llama.llama_vocab_n_tokens(self._vocab)
         self._capacity = llama.llama_n_batch(context)
         self._batch = llama.llama_batch_init(self._capacity, 0, 1)
         self._slots = [_Slot(number) for number in range(num_slots)]
@@ -146,7 +151,7 @@ class LlamaBatcher:
             items: list[tuple[Job, Any]] = []
             events: list[BlocksEvent] = []
             self._drop_cancelled()
-            self._admit(events)
+            self._admit(items, events)
             self._step(items, events)
             if items or events:
                 self._post(items, events)
@@ -158,7 +163,7 @@ class LlamaBatcher:
             if slot.job is not None and slot.job.is_cancelled:
                 self._release(slot)
 
-    def _admit(self, events: list[BlocksEvent]) -> None:
+    def _admit(self, items: list[tuple[Job, Any]], events: list[BlocksEvent]) -> None:
         """Give each waiting request the free slot with the longest prefix of its prompt, the least recently used among equals."""
         while True:
             free = [slot for slot in self._slots if slot.job is None]
@@ -166,12 +171,16 @@ class LlamaBatcher:
                 if not free or not self._waiting:
                     return
                 job = self._waiting.pop(0)
+            try:
+                job.sampler = self._sampler(job)
+            except CallError as error:
+                items.append((job, error))
+                continue
             shared = [_common(slot.tokens, job.tokens) for slot in free]
             best = max(range(len(free)), key=lambda place: (shared[place], -free[place].used))
             slot = free[best]
             job.num_cached = self._truncate(slot, min(shared[best], len(job.tokens) - 1), events)
             slot.job = job
-            job.sampler = self._sampler(job.sampling)
 
     def _truncate(self, slot: _Slot, keep: int, events: list[BlocksEvent]) -> int:
         """Forget a slot's tokens beyond `keep`, or all of them if the model cannot forget a part."""
@@ -249,7 +258,8 @@ class LlamaBatcher:
             item["cached_tokens"] = job.num_cached
         job.num_output += 1
         job.tokens.append(token)
-        if token in job.ends and not is_early:
+        is_complete = job.grammar and llama.llama_vocab_is_eog(self._vocab, token)
+        if is_complete or (token in job.ends and not is_early):
             item["finish_reason"] = "stop"
         elif job.num_output >= job.max_tokens:
             item["finish_reason"] = "length"
@@ -272,14 +282,25 @@ class LlamaBatcher:
         self._llama.llama_sampler_free(slot.job.sampler)
         slot.job = None
 
-    def _sampler(self, options: dict[str, Any]) -> Any:
-        """Build llama.cpp's sampler chain for a request's options."""
-        llama = self._llama
+    def _sampler(self, job: Job) -> Any:
+        """Build llama.cpp's sampler chain for a request's options.
+
+        Raises:
+            CallError: llama.cpp does not understand its grammar.
+        """
+        llama, options = self._llama, job.sampling
+        grammar = None
+        if job.grammar:
+            grammar = llama.llama_sampler_init_grammar(self._vocab, job.grammar.encode(), b"root")
+            if not grammar:
+                raise CallError("llama.cpp cannot read the grammar that the answer is to have", "invalid")
         chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
 
         def add(sampler: Any) -> None:
             llama.llama_sampler_chain_add(chain, sampler)
 
+        if grammar is not None:
+            add(grammar)
         if bias := options.get("logit_bias"):
             array = (llama.llama_logit_bias * len(bias))()
             for place, (token, value) in enumerate(bias.items()):

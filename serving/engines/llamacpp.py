@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
+from serving.engines.guided import KINDS, guide
 from serving.engines.llama_batch import Job, LlamaBatcher
+from serving.engines.llama_grammar import gbnf
 from serving.engines.package import require
 from serving.model.files import ModelFiles, local_weights
 from serving.router.events import BlocksEvent
@@ -70,7 +72,15 @@ class LlamaCpp:
         await in_thread(self._load)
         loop = asyncio.get_running_loop()
         size = self.traits.block_size
-        self.traits = EngineTraits(block_size=size, context_length=length, has_kv_events=True)
+        vocab = llama.llama_model_get_vocab(self._model)
+        # Once an answer is complete, a grammar lets nothing follow but such a token.
+        has_end = llama.llama_vocab_eos(vocab) >= 0 or llama.llama_vocab_eot(vocab) >= 0
+        self.traits = EngineTraits(
+            block_size=size,
+            context_length=length,
+            has_kv_events=True,
+            guided_decoding=KINDS if has_end else (),
+        )
         self._batcher = LlamaBatcher(
             llama,
             self._context,
@@ -100,6 +110,7 @@ class LlamaCpp:
             ends=frozenset(end_tokens(request)),
             sampling=request["sampling_options"],
             send=inbox.put_nowait,
+            grammar=await in_thread(lambda: self._grammar(request)),
         )
         self._batcher.submit(job)
         try:
@@ -135,6 +146,19 @@ class LlamaCpp:
         if self._model is not None:
             self._llama.llama_model_free(self._model)
         self._batcher = self._context = self._model = None
+
+    def _grammar(self, request: dict[str, Any]) -> str:
+        wanted = guide(request, self.traits.guided_decoding, "llama.cpp")
+        if wanted is None:
+            return ""
+        if request["stop_conditions"]["min_tokens"]:
+            raise CallError(
+                "llama.cpp does not support min_tokens for an answer that must look a certain way", "invalid"
+            )
+        try:
+            return gbnf(wanted)
+        except ValueError as error:
+            raise CallError(f"{wanted.kind}: {error}", "invalid") from error
 
     def _load(self) -> None:
         llama = self._llama

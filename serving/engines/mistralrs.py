@@ -5,6 +5,7 @@ template that adds nothing. Seeds are not passed on: the package has one for the
 """
 
 import asyncio
+import json
 import logging
 import os
 import tempfile
@@ -15,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from serving.engines.guided import choice_regex, guide
 from serving.engines.package import require
 from serving.model.files import ModelFiles, local_weights
 from serving.model.tokenizer import Tokenizer, load
@@ -29,6 +31,9 @@ from serving.worker.protocol import finish_reason, sampling
 log = logging.getLogger(__name__)
 
 MAX_SEQS = 32
+GUIDES = ("json", "regex", "choice")
+"""Its grammars are Lark's, not EBNF."""
+
 RAW_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
@@ -51,7 +56,9 @@ class MistralRs:
         which |= {name: given.pop(name) for name in ("dtype", "tok_model_id", "arch") if name in given}
         self._kind, self._which, self._arguments = "GGUF" if "quantized_filename" in which else "Plain", which, given
         self.calls = (EngineCall(f"mistralrs.Which.{self._kind}", which), EngineCall("mistralrs.Runner", given))
-        self.traits = EngineTraits(block_size=given.get("pa_blk_size", 16), context_length=worker.context_length)
+        self.traits = EngineTraits(
+            block_size=given.get("pa_blk_size", 16), context_length=worker.context_length, guided_decoding=GUIDES
+        )
         self.service = GeneratorService(self.generate)
         self._max_seqs = int(given["max_seqs"])
         self._lock = threading.Lock()
@@ -131,6 +138,7 @@ class MistralRs:
             given["logit_bias"] = {int(token): float(value) for token, value in bias.items()}
         if (logprobs := options.get("logprobs")) is not None:
             given |= {"logprobs": True, "top_logprobs": logprobs}
+        given |= _grammar(request)
         text = self._tokenizer.decode(request["token_ids"])
         return self._package.ChatCompletionRequest(
             model="default",
@@ -174,6 +182,19 @@ class MistralRs:
     def _tokens(self, text: str) -> list[int]:
         """Return the tokens of a text, in case the answer continues on another worker."""
         return [int(token) for token in self._tokenizer.encode(text, special=False)] if text else []
+
+
+def _grammar(request: dict[str, Any]) -> dict[str, Any]:
+    """Return what the answer must look like, as arguments of a request."""
+    wanted = guide(request, GUIDES, "mistral.rs")
+    if wanted is None:
+        return {}
+    if wanted.kind == "json":
+        return {"grammar_type": "json_schema", "grammar": json.dumps(wanted.value)}
+    return {
+        "grammar_type": "regex",
+        "grammar": choice_regex(wanted.value) if wanted.kind == "choice" else wanted.value,
+    }
 
 
 def _choice(kind: Any, name: str, value: str) -> Any:

@@ -13,13 +13,13 @@ import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 from aiohttp.http_exceptions import HttpProcessingError
 
 from foundation.text import one_line
+from serving.engines.guided import KINDS, guide
 from serving.engines.openai_answers import (
     MAX_BYTES,
     Answer,
@@ -34,6 +34,7 @@ from serving.engines.openai_answers import (
     failure,
     log_probabilities,
 )
+from serving.engines.openai_url import KEY, root
 from serving.engines.vllm_roles import connector_params, hand_off, prompt_only
 from serving.life.lease import LeaseConfig
 from serving.model.files import ModelFiles
@@ -48,9 +49,6 @@ from serving.worker.protocol import end_tokens, engine_id, finish_reason, sampli
 from serving.worker.protocol import log_probabilities as of_places
 
 log = logging.getLogger(__name__)
-
-KEY = "OPENAI_API_KEY"
-"""Environment variable with the server's key, if it needs one."""
 
 CONNECT_S = 10.0
 CHECK_S = 2.0
@@ -126,7 +124,12 @@ class OpenAiServer:
                 self._model = self._choose(await self._models())
         except CallError as error:
             raise EngineError(f"{error}; expected an OpenAI server there") from error
-        self.traits = EngineTraits(block_size=self.traits.block_size, context_length=self._model.max_model_len or None)
+        self.traits = EngineTraits(
+            block_size=self.traits.block_size,
+            context_length=self._model.max_model_len or None,
+            # Others ignore vLLM's field instead of refusing it.
+            guided_decoding=KINDS if self._model.owned_by == "vllm" else (),
+        )
 
     def publish_to(self, publishers: Sequence[KvEventPublisher]) -> None:
         """See `Engine`; the server reports no KV events here."""
@@ -292,6 +295,8 @@ class OpenAiServer:
             made |= {"logprobs": options["logprobs"], "return_tokens_as_token_ids": True}
         if is_stream:
             made["stream_options"] = {"include_usage": True}
+        if (wanted := guide(request, self.traits.guided_decoding, self._root)) is not None:
+            made["structured_outputs"] = {wanted.kind: wanted.value}
         if params is not None:
             made["kv_transfer_params"] = params
         return made | self._more
@@ -331,25 +336,6 @@ class OpenAiServer:
             )
             self._tokenizer = await in_thread(lambda: load(self._files))
         return [int(token) for token in self._tokenizer.encode(text, special=False)] if text else []
-
-
-def root(url: str) -> str:
-    """Return a server's URL without the trailing /v1 that it may have.
-
-    Raises:
-        ValueError: it is not a server's URL.
-    """
-    expected = f"{one_line(url)!r}: expected http://HOST:PORT, with or without /v1"
-    try:
-        parts = urlsplit(url)
-        is_url = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError as error:
-        raise ValueError(f"{expected} ({error})") from error
-    if not is_url or parts.query or parts.fragment or not url.isprintable() or " " in url:
-        raise ValueError(expected)
-    if "@" in parts.netloc:
-        raise ValueError(f"the URL of {parts.hostname} contains a user; the key is read from the environment ({KEY})")
-    return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> CallError:

@@ -91,6 +91,8 @@ class Model(msgspec.Struct):
     id: str
     parent: str | None = None
     """The base model, if this is an adapter."""
+    owned_by: str | None = None
+    """Engines put their name here."""
     max_model_len: Whole | None = None
 
 

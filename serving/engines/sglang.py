@@ -1,4 +1,4 @@
-"""SGLang, through its offline `Engine`: token ids in and out, KV events over ZeroMQ. Checked against the source of 0.5.23, not run here."""
+"""SGLang, through its offline `Engine`: token ids in and out, KV events over ZeroMQ. 0.5.23 ran here on a CPU, as one worker."""
 
 import asyncio
 import contextlib
@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from serving.engines.block_hashes import EventReaders
+from serving.engines.guided import KINDS, Guide, choice_regex, guide
 from serving.engines.package import call_with, require, require_nixl
 from serving.engines.processes import EngineProcesses
 from serving.engines.sglang_roles import PORT, meeting_host, role_arguments, room
@@ -27,6 +28,11 @@ MEMORY = ENGINES["sglang"].memory_argument
 PAGE_SIZE = 16
 """SGLang's default is one token, which would make every token a KV event."""
 
+GUIDES = {"xgrammar": KINDS, "llguidance": KINDS[:-1], "outlines": KINDS[:-1]}
+"""What SGLang's grammar backends can guide answers by; the last two have no EBNF."""
+
+DEFAULT_GRAMMARS = "xgrammar"
+
 BAD_REQUEST = 400
 DEFAULT_PORT = 8998
 """Port of SGLang's bootstrap server."""
@@ -38,7 +44,6 @@ class SgLang:
     def __init__(self, worker: WorkerConfig, run: ModelRunConfig, arguments: dict[str, Any]) -> None:
         given: dict[str, Any] = {
             "model_path": required_model(worker, "sglang"),
-            "skip_tokenizer_init": True,
             "incremental_streaming_output": True,
             "page_size": run.kv_cache_block_size or PAGE_SIZE,
         }
@@ -87,19 +92,12 @@ class SgLang:
             arguments |= self._events(self._readers.endpoint)
         if self._role == "aggregated":
             self._engine = await self._processes.start(lambda: call_with(package.Engine, arguments))
-            return
-        if arguments["disaggregation_transfer_backend"] == "nixl":
-            require_nixl("SGLang's transfer backend nixl")
-        port = PortReservation(self._host) if self._chooses_port else None
-        # With several nodes, each has its own address, which SGLang finds itself.
-        own = {} if "dist_init_addr" in arguments else {"SGLANG_HOST_IP": self._host} | ucx_at(self._host)
-        with port or contextlib.nullcontext(), defaults(own):
-            if port is not None:
-                arguments[PORT] = port.first
-            self._engine = await self._processes.start(lambda: call_with(package.Engine, arguments))
-        if self._role == "prefill":
-            params = {"bootstrap_host": self._host, "bootstrap_port": arguments.get(PORT, DEFAULT_PORT)}
-            self.traits = dataclasses.replace(self.traits, bootstrap=Bootstrap(params, is_needed=True))
+        else:
+            await self._start_apart(package, arguments)
+        self.traits = dataclasses.replace(self.traits, guided_decoding=_guides(self._engine.server_args))
+        # Its first event, that its cache is empty, is sent before it is connected. Ranks on other nodes never are.
+        if self._readers is not None and int(arguments.get("nnodes") or 1) == 1:
+            await self._readers.connected()
 
     def publish_to(self, publishers: Sequence[KvEventPublisher]) -> None:
         """See `Engine`."""
@@ -108,6 +106,7 @@ class SgLang:
 
     async def generate(self, request: dict[str, Any]) -> AsyncIterator[Any]:
         """Answer a request in token ids; leaving early aborts it in the engine."""
+        self._check_seed(request["sampling_options"])
         meeting = room(request, self._role)
         id = engine_id(request)
         rank, wanted = request["dp_rank"], request["sampling_options"].get("logprobs")
@@ -116,7 +115,7 @@ class SgLang:
         try:
             outputs = await self._engine.async_generate(
                 input_ids=request["token_ids"],
-                sampling_params=_parameters(request),
+                sampling_params=_parameters(request) | _guided(guide(request, self.traits.guided_decoding, "SGLang")),
                 stream=True,
                 rid=id,
                 return_logprob=wanted is not None,
@@ -162,6 +161,35 @@ class SgLang:
         if self._readers is not None:
             await self._readers.close()
 
+    async def _start_apart(self, package: Any, arguments: dict[str, Any]) -> None:
+        """Start a prefill or decode worker's engine."""
+        if arguments["disaggregation_transfer_backend"] == "nixl":
+            require_nixl("SGLang's transfer backend nixl")
+        port = PortReservation(self._host) if self._chooses_port else None
+        # With several nodes, each has its own address, which SGLang finds itself.
+        own = {} if "dist_init_addr" in arguments else {"SGLANG_HOST_IP": self._host} | ucx_at(self._host)
+        with port or contextlib.nullcontext(), defaults(own):
+            if port is not None:
+                arguments = arguments | {PORT: port.first}
+            self._engine = await self._processes.start(lambda: call_with(package.Engine, arguments))
+        if self._role == "prefill":
+            params = {"bootstrap_host": self._host, "bootstrap_port": arguments.get(PORT, DEFAULT_PORT)}
+            self.traits = dataclasses.replace(self.traits, bootstrap=Bootstrap(params, is_needed=True))
+
+    def _check_seed(self, options: dict[str, Any]) -> None:
+        """Refuse a seed that SGLang would ignore.
+
+        Raises:
+            CallError: it would.
+        """
+        has_effect = options.get("temperature") == 0 or self._arguments.get("enable_deterministic_inference")
+        if options.get("seed") is not None and not has_effect:
+            raise CallError(
+                f"seed is {options['seed']}; expected none, or temperature 0: SGLang heeds seeds only with "
+                "--enable-deterministic-inference",
+                "invalid",
+            )
+
     def _finish_reason(self, reason: dict[str, Any]) -> str:
         if reason.get("type") != "abort":
             return finish_reason(str(reason.get("type")))
@@ -175,6 +203,26 @@ class SgLang:
         if not self._has_events or "kv_events_config" in self._arguments:
             return {}
         return {"kv_events_config": json.dumps({"publisher": "zmq", "endpoint": endpoint})}
+
+
+def _guides(server: Any) -> tuple[str, ...]:
+    """Return what it can guide answers by: it needs the tokenizer."""
+    return () if server.skip_tokenizer_init else GUIDES.get(server.grammar_backend or DEFAULT_GRAMMARS, ())
+
+
+def _guided(wanted: Guide | None) -> dict[str, Any]:
+    """Return what an answer must look like, as sampling parameters."""
+    match wanted:
+        case None:
+            return {}
+        case ("json", schema):
+            return {"json_schema": json.dumps(schema)}
+        case ("choice", texts):
+            return {"regex": choice_regex(texts)}
+        case ("regex", pattern):
+            return {"regex": pattern}
+        case (_, grammar):
+            return {"ebnf": grammar}
 
 
 def _parameters(request: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from serving.engines.block_hashes import HashTranslator
+from serving.engines.guided import KINDS, choice_regex, guide
 from serving.engines.package import call_with, require
 from serving.engines.processes import EngineProcesses
 from serving.engines.trtllm_roles import context_only, generation_only, hand_off, role_arguments
@@ -47,7 +48,6 @@ class TrtLlm:
             )
         given: dict[str, Any] = {
             "model": required_model(worker, "trtllm"),
-            "skip_tokenizer_init": True,
             "tensor_parallel_size": run.tensor_parallel_size,
         }
         if run.num_nodes > 1:
@@ -67,9 +67,15 @@ class TrtLlm:
         share = {} if run.memory_fraction is None else {MEMORY_FRACTION: run.memory_fraction}
         given[CACHE_CONFIG] = {"tokens_per_block": size} | share | events | cache
         given.setdefault("enable_iter_perf_stats", True)
+        # Its grammars need the tokenizer. It has none unless asked for, and how they go through a hand-over was not tried.
+        is_guided = given.get("guided_decoding_backend") is not None and worker.role == "aggregated"
+        given.setdefault("skip_tokenizer_init", not is_guided)
+        is_guided = is_guided and not given["skip_tokenizer_init"]
         self._arguments = given
         self.calls = (EngineCall("tensorrt_llm.LLM", given),)
-        self.traits = EngineTraits(block_size=size, has_kv_events=self._has_events)
+        self.traits = EngineTraits(
+            block_size=size, has_kv_events=self._has_events, guided_decoding=KINDS if is_guided else ()
+        )
         self.service = GeneratorService(self.generate)
         self._processes = EngineProcesses("TensorRT-LLM", MEMORY)
         self._translator = HashTranslator(size)
@@ -230,6 +236,9 @@ class TrtLlm:
             del given["top_k"]  # all tokens: TensorRT-LLM expects none for that
         if bias := options.get("logit_bias"):
             given["embedding_bias"] = self._bias(bias)
+        if (wanted := guide(request, self.traits.guided_decoding, "TensorRT-LLM")) is not None:
+            kind, value = wanted if wanted.kind != "choice" else ("regex", choice_regex(wanted.value))
+            given["guided_decoding"] = self._package.llmapi.GuidedDecodingParams(**{kind: value})
         ends = end_tokens(request)
         return self._package.SamplingParams(
             max_tokens=conditions["max_tokens"],

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from serving.engines.block_hashes import EventReaders
+from serving.engines.guided import KINDS, guide
 from serving.engines.package import call_with, require, require_nixl
 from serving.engines.processes import EngineProcesses
 from serving.engines.vllm_on_cpu import keep_async_scheduling
@@ -47,7 +48,6 @@ class Vllm:
         refuse_gpu_choice("vllm", run)
         given: dict[str, Any] = {
             "model": required_model(worker, "vllm"),
-            "skip_tokenizer_init": True,
             "disable_log_stats": True,
         }
         if worker.context_length is not None:
@@ -135,6 +135,7 @@ class Vllm:
             context_length=config.model_config.max_model_len,
             num_ranks=self._ranks,
             has_kv_events=self._readers is not None and bool(config.cache_config.enable_prefix_caching),
+            guided_decoding=_guides(config),
         )
 
     def publish_to(self, publishers: Sequence[KvEventPublisher]) -> None:
@@ -286,6 +287,10 @@ class Vllm:
         if bias := options.get("logit_bias"):
             given["logit_bias"] = {int(token): float(value) for token, value in bias.items()}
         given["max_tokens"] = conditions["max_tokens"]
+        if (wanted := guide(request, self.traits.guided_decoding, "vLLM")) is not None:
+            from vllm.sampling_params import StructuredOutputsParams
+
+            given["structured_outputs"] = StructuredOutputsParams(**{wanted.kind: wanted.value})
         from vllm.sampling_params import RequestOutputKind
 
         return self._vllm.SamplingParams(
@@ -297,6 +302,14 @@ class Vllm:
             output_kind=RequestOutputKind.DELTA,
             extra_args=None if params is None else {"kv_transfer_params": dict(params)},
         )
+
+
+def _guides(config: Any) -> tuple[str, ...]:
+    """Return what vLLM's backends can guide answers by: they need the tokenizer."""
+    if config.model_config.skip_tokenizer_init:
+        return ()
+    has_grammars = config.structured_outputs_config.backend in ("auto", "xgrammar", "guidance")
+    return KINDS if has_grammars else KINDS[:-1]
 
 
 def _finish_reason(theirs: str) -> str:

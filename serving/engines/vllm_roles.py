@@ -29,7 +29,8 @@ PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 
 HOST, PORT = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"
 
-LOG_PROBABILITIES = ("logprobs", "prompt_logprobs")
+OF_ANSWERS = ("logprobs", "prompt_logprobs", "guided_decoding")
+"""Sampling options of no use to a worker whose one token nobody sees."""
 
 LEASE_S = 30.0
 """vLLM's default."""
@@ -165,7 +166,7 @@ def counted(before: KvTransfers, stats: Any) -> KvTransfers:
 def prompt_only(request: dict[str, Any]) -> dict[str, Any]:
     """Return a request for which a prefill worker computes only the prompt."""
     conditions = request["stop_conditions"] | {"max_tokens": 1, "min_tokens": 0, "ignore_eos": True}
-    options = {name: value for name, value in request["sampling_options"].items() if name not in LOG_PROBABILITIES}
+    options = {name: value for name, value in request["sampling_options"].items() if name not in OF_ANSWERS}
     return request | {"stop_conditions": conditions, "sampling_options": options}
 
 

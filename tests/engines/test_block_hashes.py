@@ -238,6 +238,28 @@ def test_a_gap_in_the_numbers_and_what_cannot_be_read_forget_what_was_known():
     uvloop.run(main())
 
 
+def test_what_an_engine_sends_before_it_is_connected_is_no_loss():
+    async def main():
+        readers, found = EventReaders(1), []
+        publisher = zmq.Context.instance().socket(zmq.XPUB)
+
+        def send(number, *events):
+            publisher.send_multipart([b"", struct.pack(">q", number), msgspec.msgpack.encode([0.0, events, 0])])
+
+        send(0, {"type": "AllBlocksCleared"})
+        publisher.connect(readers.endpoint)
+        await readers.connected()
+        readers.start(SIZE, [found.extend])
+        await until_async(lambda: publisher.poll(0))  # its socket knows of the subscription
+        send(1, stored([1], None, [1, 2]))
+        await until_async(lambda: found)
+        publisher.close(0)
+        await readers.close()
+        assert found == [BlocksStored(ours([1, 2]), None)]
+
+    uvloop.run(main())
+
+
 def test_the_engine_is_told_an_address_that_listens_to_nobody_else():
     async def main():
         readers = EventReaders(3)

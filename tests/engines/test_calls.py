@@ -182,8 +182,8 @@ def test_dry_run_shows_the_call_and_loads_nothing(tmp_path):
     words += ["--leader-addr", "10.217.98.122:5000", "--dry-run", "--", "--trust-remote-code"]
     done = dynamo_run(*words, check=True)
     assert done.stdout == (
-        "sglang.Engine(\n    model_path='/data/R1/',\n    skip_tokenizer_init=True,\n"
-        "    incremental_streaming_output=True,\n    page_size=16,\n    tp_size=16,\n    nnodes=2,\n    node_rank=1,\n"
+        "sglang.Engine(\n    model_path='/data/R1/',\n    incremental_streaming_output=True,\n"
+        "    page_size=16,\n    tp_size=16,\n    nnodes=2,\n    node_rank=1,\n"
         "    dist_init_addr='10.217.98.122:5000',\n    trust_remote_code=True,\n)\n"
     )
 

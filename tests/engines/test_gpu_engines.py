@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import json
 import os
 import signal
 import subprocess
@@ -162,6 +163,53 @@ def test_sampling_options_arrive_under_the_engines_names(name):
         }
 
     with_engine(name, talk)
+
+
+@ENGINES
+def test_what_an_answer_must_look_like_arrives_under_the_engines_names(name):
+    schema, grammar = {"type": "object", "properties": {"a": {"type": "integer"}}}, 'root ::= "a"'
+    forms = ({"json": schema}, {"regex": "a|b"}, {"choice": ["a.", "b"]}, {"grammar": grammar})
+
+    async def talk(engine, publisher, package):
+        assert engine.traits.guided_decoding == ("json", "regex", "choice", "grammar")
+        for form in forms:
+            [item async for item in engine.generate(request([10], 1, sampling_options={"guided_decoding": form}))]
+        if name == "sglang":
+            names = ("json_schema", "regex", "ebnf")
+            given = [{key: asked[key] for key in names if key in asked} for asked in package.Engine.latest.asked]
+            assert given == [
+                {"json_schema": json.dumps(schema)}, {"regex": "a|b"}, {"regex": r"(a\.|b)"}, {"ebnf": grammar}
+            ]  # fmt: skip
+        else:
+            made = package.llmapi.GuidedDecodingParams
+            given = [result._parameters.guided_decoding for result in package.LLM.latest.results]
+            assert given == [made(json=schema), made(regex="a|b"), made(regex=r"(a\.|b)"), made(grammar=grammar)]
+            assert not package.LLM.latest.arguments["skip_tokenizer_init"]
+
+    with_engine(name, talk, **({} if name == "sglang" else {"guided-decoding-backend": "xgrammar"}))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "able"),
+    [
+        ("sglang", {"grammar-backend": "none"}, ()),
+        ("sglang", {"skip-tokenizer-init": "true"}, ()),
+        ("sglang", {"grammar-backend": "outlines"}, ("json", "regex", "choice")),
+        ("trtllm", {}, ()),
+        ("trtllm", {"guided-decoding-backend": "xgrammar", "skip-tokenizer-init": "true"}, ()),
+    ],
+)
+def test_an_engine_without_what_guides_answers_says_so_and_refuses(name, arguments, able):
+    async def talk(engine, publisher, package):
+        assert engine.traits.guided_decoding == able
+        with pytest.raises(CallError, match="cannot guide answers by grammar") as caught:
+            [
+                item
+                async for item in engine.generate(request([10], sampling_options={"guided_decoding": {"grammar": "x"}}))
+            ]
+        assert caught.value.kind == "invalid"
+
+    with_engine(name, talk, **arguments)
 
 
 def test_sglangs_processes_outlive_the_thread_that_started_them():

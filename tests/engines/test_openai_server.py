@@ -9,7 +9,8 @@ import pytest
 import uvloop
 
 from serving.engines import openai as adapter
-from serving.engines.openai import OpenAiServer, root
+from serving.engines.openai import OpenAiServer
+from serving.engines.openai_url import root
 from serving.life.lease import LeaseConfig
 from serving.model.files import ModelFiles
 from serving.runtime.messages import CallError
@@ -127,6 +128,34 @@ def test_what_is_asked_for_is_asked_of_the_server():
         assert server.asked[-1]["stop_token_ids"] == [2, 9]
 
     with_server(talk)
+
+
+@pytest.mark.parametrize("guided", [{"json": {"type": "object"}}, {"choice": ["a", "b"]}])
+def test_what_an_answer_must_look_like_is_passed_on_to_vllm(guided):
+    async def talk(server, engine):
+        assert engine.traits.guided_decoding == ("json", "regex", "choice", "grammar")
+        [item async for item in engine.generate(request([10], 1, sampling_options={"guided_decoding": guided}))]
+        assert server.asked[0]["structured_outputs"] == guided
+
+    with_server(talk)
+
+
+def test_a_server_that_may_ignore_what_an_answer_must_look_like_is_not_asked():
+    async def main():
+        async def answer(reader, writer):
+            raise AssertionError("it should not have been asked")
+
+        async with strange(answer) as url, started(url) as engine:
+            assert engine.traits.guided_decoding == ()
+            with pytest.raises(CallError, match="cannot guide answers by regex"):
+                [
+                    item
+                    async for item in engine.generate(
+                        request([10], sampling_options={"guided_decoding": {"regex": "a"}})
+                    )
+                ]
+
+    in_a_loop(main)
 
 
 def test_more_fields_of_each_request_come_from_the_user():

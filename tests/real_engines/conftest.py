@@ -31,7 +31,16 @@ VLLM_FLAGS = (
     "--block-size=32",
     "--max-model-len=4096",
 )
-FLAGS = {"vllm": VLLM_FLAGS, "mistralrs": ("--dtype=f32",), "llamacpp": ()}
+SGLANG_FLAGS = (
+    "--device=cpu",
+    "--attention-backend=torch_native",
+    "--sampling-backend=pytorch",
+    "--dtype=float32",
+    "--disable-cuda-graph",
+    "--mem-fraction-static=0.05",
+    "--max-total-tokens=16384",
+)
+FLAGS = {"vllm": VLLM_FLAGS, "sglang": SGLANG_FLAGS, "mistralrs": ("--dtype=f32",), "llamacpp": ()}
 
 os.environ.setdefault("MISTRALRS_CPU_KV_F32", "1")  # or batches of different sizes round differently
 
@@ -44,8 +53,8 @@ if not ENGINE:
     collect_ignore_glob = ["test_*.py"]
 else:
     waiting.PATIENCE_S = 240.0  # without a GPU a model may take minutes to load
-    if ENGINE != "vllm":
-        collect_ignore_glob = ["test_vllm*.py"]
+    others = {"llamacpp", "vllm"} - {ENGINE}
+    collect_ignore_glob = [f"test_{other}*.py" for other in others]
 
 
 class Engine(NamedTuple):

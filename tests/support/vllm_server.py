@@ -54,7 +54,7 @@ class VllmServer:
         if self._key and request.headers.get("Authorization") != f"Bearer {self._key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
         cards = [
-            {"id": name, "object": "model", "root": "/m", "parent": None, "max_model_len": MAX_LEN}
+            {"id": name, "object": "model", "owned_by": "vllm", "root": "/m", "parent": None, "max_model_len": MAX_LEN}
             for name in self.names
         ]
         return web.json_response({"object": "list", "data": cards})

@@ -11,6 +11,7 @@ import signal
 import struct
 import subprocess
 import threading
+from types import SimpleNamespace
 
 import msgspec
 import zmq
@@ -21,7 +22,7 @@ SERVER_ARGS = {
     "log_level", "max_running_requests", "mem_fraction_static", "host", "disaggregation_mode",
     "disaggregation_transfer_backend", "disaggregation_bootstrap_port", "disaggregation_ib_device",
     "disaggregation_decode_enable_radix_cache", "enable_hierarchical_cache", "hicache_ratio", "hicache_size",
-    "hicache_write_policy", "hicache_storage_backend",
+    "hicache_write_policy", "hicache_storage_backend", "grammar_backend",
 }  # fmt: skip
 SAMPLING = {
     "max_new_tokens", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p",
@@ -62,6 +63,10 @@ class Engine:
         if unknown := kwargs.keys() - SERVER_ARGS:
             raise TypeError(f"ServerArgs.__init__() got an unexpected keyword argument {sorted(unknown)[0]!r}")
         self.arguments = kwargs
+        self.server_args = SimpleNamespace(
+            skip_tokenizer_init=kwargs.get("skip_tokenizer_init", False),
+            grammar_backend=kwargs.get("grammar_backend"),
+        )
         self.environment = dict(os.environ)
         self.mode = kwargs.get("disaggregation_mode", "null")
         assert self.mode in ("null", "prefill", "decode")
@@ -73,16 +78,17 @@ class Engine:
         self.scheduler = subprocess.Popen(["sleep", "600"], preexec_fn=_die_with_parent)
         if kwargs.get("node_rank", 0) > 0:
             self.scheduler.wait()  # the nodes that follow serve nobody, and stay in here
+        self._lock = threading.Lock()
         self._publisher = None
         if "kv_events_config" in kwargs:
             config = json.loads(kwargs["kv_events_config"])
             assert config["publisher"] == "zmq"
             self._publisher = zmq.Context.instance().socket(zmq.XPUB)
             assert not any(wild in config["endpoint"] for wild in ("*", "::", "0.0.0.0"))
-            self._publisher.connect(config["endpoint"])  # as SGLang does for a host that is no wildcard
             self._number = 0
+            self._send([{"type": "AllBlocksCleared"}])  # lost: nobody has subscribed yet
+            self._publisher.connect(config["endpoint"])  # as SGLang does for a host that is no wildcard
         self._held = {}
-        self._lock = threading.Lock()
 
     async def async_generate(
         self,

@@ -12,7 +12,7 @@ LLM_ARGS = {
     "model", "tokenizer", "tokenizer_mode", "skip_tokenizer_init", "trust_remote_code", "tensor_parallel_size", "dtype",
     "revision", "tokenizer_revision", "backend", "gpus_per_node", "kv_cache_config", "max_seq_len", "max_batch_size",
     "max_num_tokens", "enable_iter_perf_stats", "enable_chunked_prefill", "cache_transceiver_config",
-    "disable_overlap_scheduler",
+    "disable_overlap_scheduler", "guided_decoding_backend",
 }  # fmt: skip
 KV_CACHE = {
     "enable_block_reuse", "max_tokens", "free_gpu_memory_fraction", "host_cache_size", "event_buffer_max_size",
@@ -49,6 +49,7 @@ class SamplingParams:
     ignore_eos: bool = False
     detokenize: bool = True
     skip_special_tokens: bool = True
+    guided_decoding: Any = None
 
 
 @dataclass
@@ -75,7 +76,16 @@ class DisaggregatedParams:
         assert self.request_type in (None, "context_only", "generation_only", "context_and_generation")
 
 
-llmapi = SimpleNamespace(DisaggregatedParams=DisaggregatedParams)
+@dataclass(slots=True, kw_only=True)
+class GuidedDecodingParams:
+    json: Any = None
+    regex: str | None = None
+    grammar: str | None = None
+    json_object: bool = False
+    structural_tag: str | None = None
+
+
+llmapi = SimpleNamespace(DisaggregatedParams=DisaggregatedParams, GuidedDecodingParams=GuidedDecodingParams)
 executor = SimpleNamespace(result=SimpleNamespace(Logprob=Logprob))
 
 
