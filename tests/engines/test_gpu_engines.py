@@ -162,7 +162,18 @@ def test_sampling_options_arrive_under_the_engines_names(name):
             key: value for key, value in options.items() if key != "seed"
         }
 
-    with_engine(name, talk)
+    seeds = {"enable_deterministic_inference": True} if name == "sglang" else {}
+    with_engine(name, talk, **seeds)
+
+
+def test_a_seed_that_sglang_would_ignore_is_refused():
+    async def talk(engine, publisher, package):
+        with pytest.raises(CallError, match="seed is 7; expected none, or temperature 0") as refused:
+            await anext(engine.generate(request([10], 3, sampling_options={"seed": 7})))
+        assert refused.value.kind == "invalid"
+        await anext(engine.generate(request([10], 3, sampling_options={"seed": 7, "temperature": 0})))
+
+    with_engine("sglang", talk)
 
 
 @ENGINES

@@ -23,6 +23,7 @@ SERVER_ARGS = {
     "disaggregation_transfer_backend", "disaggregation_bootstrap_port", "disaggregation_ib_device",
     "disaggregation_decode_enable_radix_cache", "enable_hierarchical_cache", "hicache_ratio", "hicache_size",
     "hicache_write_policy", "hicache_storage_backend", "grammar_backend",
+    "enable_deterministic_inference",
 }  # fmt: skip
 SAMPLING = {
     "max_new_tokens", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p",
