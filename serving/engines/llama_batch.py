@@ -19,6 +19,9 @@ from serving.runtime.messages import CallError
 LAST_N = 64
 """How many tokens the penalties look back."""
 
+CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+"""llama.cpp's `llama_token_data`."""
+
 
 class Job:
     """A request and its progress."""
@@ -47,6 +50,8 @@ class Job:
         self.num_output = 0
         self.num_cached = 0
         self.sampler: Any = None
+        self.matcher: Any = None
+        """Keeps track of the grammar, if there is one."""
 
 
 class _Slot:
@@ -172,7 +177,7 @@ class LlamaBatcher:
                     return
                 job = self._waiting.pop(0)
             try:
-                job.sampler = self._sampler(job)
+                job.matcher = self._matcher(job.grammar)
             except CallError as error:
                 items.append((job, error))
                 continue
@@ -181,6 +186,7 @@ class LlamaBatcher:
             slot = free[best]
             job.num_cached = self._truncate(slot, min(shared[best], len(job.tokens) - 1), events)
             slot.job = job
+            job.sampler = self._sampler(job.sampling)
 
     def _truncate(self, slot: _Slot, keep: int, events: list[BlocksEvent]) -> int:
         """Forget a slot's tokens beyond `keep`, or all of them if the model cannot forget a part."""
@@ -246,19 +252,25 @@ class LlamaBatcher:
         llama = self._llama
         wants, is_early = job.sampling.get("logprobs"), job.num_output < job.min_tokens
         item: dict[str, Any] = {}
-        if is_early or wants is not None:
+        if is_early or wants is not None or job.matcher is not None:
             pointer = llama.llama_get_logits_ith(self._context, place)
             logits = np.ctypeslib.as_array(pointer, shape=(self._num_vocab,))
+            likely = logits.copy() if wants is not None else logits
             if is_early:
                 logits[list(job.ends)] = -np.inf
+            if job.matcher is not None and not self._mask(job, logits):
+                self._release(slot)
+                return CallError("no token can continue the answer as it must look", "invalid")
         token = int(llama.llama_sampler_sample(job.sampler, self._context, place))
+        if job.matcher is not None:
+            llama.llama_sampler_accept(job.matcher, token)
         if wants is not None:
-            item |= _logprobs(logits, token, wants)
+            item |= _logprobs(likely, token, wants)
         if job.num_output == 0:
             item["cached_tokens"] = job.num_cached
         job.num_output += 1
         job.tokens.append(token)
-        is_complete = job.grammar and llama.llama_vocab_is_eog(self._vocab, token)
+        is_complete = job.matcher is not None and llama.llama_vocab_is_eog(self._vocab, token)
         if is_complete or (token in job.ends and not is_early):
             item["finish_reason"] = "stop"
         elif job.num_output >= job.max_tokens:
@@ -276,31 +288,49 @@ class LlamaBatcher:
             slot.hashes += new
             events.append(BlocksStored(new, parent))
 
+    def _mask(self, job: Job, logits: Any) -> bool:
+        """Rule out the tokens that a job's grammar does not allow; return whether any is left.
+
+        llama.cpp would end the process if it were given a token that is not allowed.
+        """
+        candidates = np.zeros(self._num_vocab, CANDIDATE)
+        candidates["id"] = np.arange(self._num_vocab)
+        data = candidates.ctypes.data_as(ctypes.POINTER(self._llama.llama_token_data))
+        array = self._llama.llama_token_data_array(data=data, size=self._num_vocab, selected=-1, sorted=False)
+        self._llama.llama_sampler_apply(job.matcher, ctypes.byref(array))
+        is_allowed = np.isfinite(candidates["logit"])
+        logits[~is_allowed] = -np.inf
+        return bool(is_allowed.any())
+
     def _release(self, slot: _Slot) -> None:
         """Free a slot; it keeps its tokens."""
         assert slot.job is not None
         self._llama.llama_sampler_free(slot.job.sampler)
+        if slot.job.matcher is not None:
+            self._llama.llama_sampler_free(slot.job.matcher)
         slot.job = None
 
-    def _sampler(self, job: Job) -> Any:
-        """Build llama.cpp's sampler chain for a request's options.
+    def _matcher(self, grammar: str) -> Any:
+        """Return what follows a grammar, None without one.
 
         Raises:
-            CallError: llama.cpp does not understand its grammar.
+            CallError: llama.cpp does not understand it.
         """
-        llama, options = self._llama, job.sampling
-        grammar = None
-        if job.grammar:
-            grammar = llama.llama_sampler_init_grammar(self._vocab, job.grammar.encode(), b"root")
-            if not grammar:
-                raise CallError("llama.cpp cannot read the grammar that the answer is to have", "invalid")
+        if not grammar:
+            return None
+        matcher = self._llama.llama_sampler_init_grammar(self._vocab, grammar.encode(), b"root")
+        if not matcher:
+            raise CallError("llama.cpp cannot read the grammar that the answer is to have", "invalid")
+        return matcher
+
+    def _sampler(self, options: dict[str, Any]) -> Any:
+        """Build llama.cpp's sampler chain for a request's options."""
+        llama = self._llama
         chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
 
         def add(sampler: Any) -> None:
             llama.llama_sampler_chain_add(chain, sampler)
 
-        if grammar is not None:
-            add(grammar)
         if bias := options.get("logit_bias"):
             array = (llama.llama_logit_bias * len(bias))()
             for place, (token, value) in enumerate(bias.items()):

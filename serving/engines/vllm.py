@@ -97,6 +97,7 @@ class Vllm:
         self._shape = (0, 0)  # KV blocks, sequences in a batch
         self._defaults: dict[str, Any] = {}
         self._readers: EventReaders | None = None
+        self._refusals: tuple[type[Exception], ...] = (ValueError,)
         self._vllm: Any = None
         self._llm: Any = None
 
@@ -109,6 +110,7 @@ class Vllm:
         self._vllm = require(
             "vllm", "AsyncEngineArgs", "SamplingParams", "config.KVEventsConfig", "config.KVTransferConfig"
         )
+        self._refusals = _refusals()
         arguments = self._arguments | {"model": await in_thread(lambda: local_weights(self._arguments["model"]))}
         if self._wants_events and "kv_events_config" not in arguments:
             from vllm.config import KVEventsConfig
@@ -161,7 +163,7 @@ class Vllm:
                     yield self._prefilled(output)
                     self._transfers = self._transfers._replace(num_offered=self._transfers.num_offered + 1)
                 is_first = False
-        except ValueError as error:
+        except self._refusals as error:
             raise CallError(str(error), "invalid") from error
         except CallError:
             raise
@@ -302,6 +304,15 @@ class Vllm:
             output_kind=RequestOutputKind.DELTA,
             extra_args=None if params is None else {"kv_transfer_params": dict(params)},
         )
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """Return how vLLM says that a request is at fault; older ones have no class of their own for it."""
+    try:
+        from vllm.exceptions import VLLMClientError
+    except ImportError:
+        return (ValueError,)
+    return ValueError, VLLMClientError
 
 
 def _guides(config: Any) -> tuple[str, ...]:

@@ -246,6 +246,11 @@ def test_what_an_answer_must_look_like_concerns_no_other_request(client, guided,
         assert bound.result() in ("yes", "no")
 
 
+def test_the_tokens_of_such_an_answer_have_log_probabilities(client):
+    answer = ask(client, max_tokens=3, logprobs=3, extra_body={"structured_outputs": {"choice": ["yes", "no"]}})
+    assert all(-1000 < value <= 0 for value in answer.choices[0].logprobs.token_logprobs)
+
+
 @pytest.mark.parametrize("form", [{"regex": "[ab"}, {"json": {"type": "nonsense"}}])
 def test_what_no_answer_can_look_like_is_refused(client, form):
     with pytest.raises(openai.BadRequestError):
