@@ -10,7 +10,7 @@ from serving.frontend.api.openai import StreamOptions
 from serving.frontend.api.sse import usage
 from serving.frontend.generation.choice import Choice
 from serving.frontend.metrics import ModelMetrics
-from serving.frontend.preprocess import Prepared
+from serving.frontend.prepared import Prepared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

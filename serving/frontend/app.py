@@ -32,7 +32,7 @@ from serving.frontend.metrics import FrontendMetrics, ModelMetrics, pool_gauges
 from serving.frontend.model_info import ModelInfo, as_json
 from serving.frontend.models import Models, ServedModel
 from serving.frontend.passthrough import hand_through
-from serving.frontend.preprocess import Embeddable, HandedThrough, Prepared
+from serving.frontend.prepared import Embeddable, HandedThrough, Prepared
 from serving.frontend.request import RequestReader, unless_gone
 from serving.frontend.response import BEGUN, CompletionResponse
 from serving.frontend.server_metrics import server_counts, server_metrics

@@ -14,7 +14,7 @@ from serving.frontend.generation.attempt import Attempts
 from serving.frontend.generation.call import ChoiceRequest
 from serving.frontend.model_info import as_json
 from serving.frontend.models import ServedModel
-from serving.frontend.preprocess import Embeddable, Prompt
+from serving.frontend.prepared import Embeddable, Prompt
 from serving.frontend.together import together
 from serving.life import Life
 from serving.worker.protocol import StopConditions

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serving.frontend.models import ServedModel
-from serving.frontend.preprocess import Detokenized, Tokenized
+from serving.frontend.prepared import Detokenized, Tokenized
 from serving.frontend.request import RequestReader
 from serving.model.card import ModelType
 from serving.model.template import PLAIN, source

@@ -19,7 +19,7 @@ from functools import partial
 from foundation.text import one_line
 from serving.frontend.config import FrontendConfig
 from serving.frontend.preparing.preparer import Preparer
-from serving.frontend.preprocess import TextModel
+from serving.frontend.text_model import TextModel
 from serving.life import DisaggregationConfig
 from serving.life.life import PATIENCE_S
 from serving.model.card import ModelCard, Role

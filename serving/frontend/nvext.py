@@ -12,7 +12,7 @@ from serving.frontend.api.openai import NvExt
 from serving.frontend.api.sse import DONE, annotation
 from serving.frontend.generation.choice import Choice
 from serving.frontend.models import ServedModel
-from serving.frontend.preprocess import Prepared, Prompt
+from serving.frontend.prepared import Prepared, Prompt
 from serving.router.router import AllBusyError, NoWorkersError
 
 

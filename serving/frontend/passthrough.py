@@ -13,7 +13,7 @@ from serving.frontend.api.errors import failed_call, no_worker
 from serving.frontend.api.sse import DONE, error_event, event
 from serving.frontend.metrics import ModelMetrics
 from serving.frontend.models import ServedModel
-from serving.frontend.preprocess import HandedThrough
+from serving.frontend.prepared import HandedThrough
 from serving.frontend.response import BEGUN
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
 from serving.runtime.connection import ReplyStream

@@ -1,38 +1,34 @@
 """From an OpenAI request to prompts in token ids, checked and hashed. Pure: it runs here or in a model's preparer."""
 
-from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from serving.frontend.api.embedding import EmbeddingRequest, ScoreRequest
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.kinds import (
-    KINDS,
     AboutEmbeddings,
     AnyRequest,
     DetokenizeRequest,
-    KindName,
     LikeChat,
     TokenizeRequest,
     check,
 )
 from serving.frontend.api.messages.request import MessagesRequest
-from serving.frontend.api.openai import COMPLETION_TOKENS, ChatRequest, CompletionRequest, Message, NvExt, Request
+from serving.frontend.api.openai import COMPLETION_TOKENS, ChatRequest, CompletionRequest, Message, Request
 from serving.frontend.api.plain import check_plain
-from serving.frontend.api.responses.request import ResponseOptions, ResponsesRequest
-from serving.frontend.api.structure import Constraint, constraint
+from serving.frontend.api.responses.request import ResponsesRequest
+from serving.frontend.api.structure import constraint
 from serving.frontend.api.tools import check_tools, tool_use
 from serving.frontend.api.unsupported import check_fields
-from serving.frontend.shape import Shape, combined, honoured, shape_of
-from serving.model.card import ModelCard, ModelType
+from serving.frontend.prepared import Detokenized, Embeddable, HandedThrough, Prepared, Preprocessed, Prompt, Tokenized
+from serving.frontend.shape import combined, honoured, shape_of
+from serving.frontend.text_model import TextModel, check_tokens, encode, given
+from serving.model.card import ModelType
 from serving.model.context import refusal
-from serving.model.files import ModelFiles
-from serving.model.template import PLAIN, ChatTemplate, TemplateError, source
-from serving.model.tokenizer import Ids, load
-from serving.router.hashing import block_hashes, sequence_hashes
+from serving.model.template import TemplateError
+from serving.model.tokenizer import Ids
 
 MAX_WORK = 1 << 20
 """Tokens that one request may ask for in all its choices together."""
@@ -45,124 +41,6 @@ MAX_LOGPROBS = 1 << 16
 
 QUICK_TOKENS = 16_384
 """This many token ids are checked and hashed in about half a millisecond."""
-
-
-class TextModel:
-    """Turns requests for a model into token ids."""
-
-    def __init__(
-        self, card: ModelCard, files: ModelFiles, *, is_preparer: bool = False, is_strict: bool = False
-    ) -> None:
-        """Load the tokenizer and the template.
-
-        Args:
-            card: the card that the model's workers registered.
-            files: the model's files.
-            is_preparer: whether the model's own template may run in this process.
-            is_strict: whether unknown fields are refused even if their value asks for nothing.
-
-        Raises:
-            ModelError: one of them cannot be used.
-        """
-        self.card = card
-        self.files = files
-        self.is_strict = is_strict
-        self.tokenizer = load(files, encodes=True)
-        self.template = ChatTemplate(files) if is_preparer or source(files) == PLAIN else None
-        self.vocab_size = files.vocab_size
-        """How many tokens the model has, if its files say so: other tokens may crash engines."""
-
-
-class Prompt:
-    """A prompt in token ids, hashed once."""
-
-    def __init__(self, tokens: Ids, block_size: int, hashes: list[int] | None = None) -> None:
-        self.tokens = tokens
-        self.block_size = block_size
-        self.hashes = sequence_hashes(block_hashes(tokens, block_size)) if hashes is None else hashes
-        """Sequence hashes of its full blocks."""
-
-
-class Prepared(msgspec.Struct, kw_only=True, tag=True):
-    """A request in token ids, and what else its answer needs from the request."""
-
-    options: Request
-    kind: KindName
-    shape: Shape | None
-    """None if the answer is one text."""
-    constraint: Constraint | None
-    """What the answer must look like."""
-    tools: list[dict[str, Any]] | None
-    """What it may call, if that is left to the model."""
-    prompts: list[Prompt]
-    limits: list[int]
-    """Tokens that each prompt's answer may have."""
-    has_own_limit: bool
-    """Whether the limits are the request's own, rather than the room that the context leaves."""
-    echoes: list[str]
-    """The text that comes before each prompt's answer."""
-    num_logprobs: int | None
-    """Number of alternatives wanted for each token; None if no log-probabilities are wanted."""
-    num_prompt_logprobs: int | None
-    """The same for the prompt's tokens."""
-    formatted: str
-    """The first prompt as text, if it is text and was requested."""
-    response: ResponseOptions | None = None
-    """For a response, what it needs of its request."""
-
-    @property
-    def endpoint(self) -> str:
-        """The label under which it is counted."""
-        return KINDS[self.kind].endpoint
-
-    @property
-    def is_chat(self) -> bool:
-        """Whether it is a turn of a conversation."""
-        return self.kind != "completion"
-
-    @property
-    def extension(self) -> NvExt:
-        """NVIDIA's extensions."""
-        return self.options.nvext or NvExt()
-
-
-class HandedThrough(msgspec.Struct, kw_only=True, tag=True):
-    """A request that the engine gets as it is."""
-
-    model: str
-    stream: bool
-    request: msgspec.Raw
-    """In msgpack."""
-
-
-class Tokenized(msgspec.Struct, kw_only=True, tag=True):
-    """The answer to a request for tokens."""
-
-    tokens: list[int]
-    token_strs: list[str] | None
-
-
-class Detokenized(msgspec.Struct, tag=True):
-    """The answer to a request for a text."""
-
-    text: str
-
-
-class Embeddable(msgspec.Struct, kw_only=True, tag=True):
-    """Texts in token ids whose embeddings are wanted, and for what."""
-
-    kind: KindName
-    model: str
-    prompts: list[Prompt]
-    """For scores, the first texts and then as many second ones; for a ranking, the query and then the documents."""
-    is_base64: bool = False
-    dimensions: int | None = None
-    top_n: int | None = None
-    documents: list[str] | None = None
-    """Those to be ranked, if the answer has their texts."""
-
-
-Preprocessed = Prepared | HandedThrough | Tokenized | Detokenized | Embeddable
 
 
 def is_quick(request: AnyRequest, model: TextModel) -> bool:
@@ -211,7 +89,7 @@ def preprocess(request: AnyRequest, body: bytes | bytearray, model: TextModel) -
     if isinstance(request, AboutEmbeddings):
         return embeddable(request, model)
     if isinstance(request, DetokenizeRequest):
-        _check_tokens(request.tokens, model, "tokens")
+        check_tokens(request.tokens, model, "tokens")
         return Detokenized(model.tokenizer.decode(request.tokens))
     if isinstance(request, LikeChat):
         return translated(request, model)
@@ -234,7 +112,7 @@ def prepare(request: Request, model: TextModel) -> Prepared:
     Raises:
         ApiError: it cannot be served.
     """
-    _check_tokens(map(int, request.logit_bias or ()), model, "logit_bias")
+    check_tokens(map(int, request.logit_bias or ()), model, "logit_bias")
     use, wanted = None, constraint(request)
     if isinstance(request, ChatRequest):
         check_tools(request)
@@ -297,7 +175,7 @@ def tokenize(request: TokenizeRequest, model: TextModel) -> Tokenized:
         text = _render(
             request.messages, request.tools, model, add_generation_prompt=request.add_generation_prompt is not False
         )
-    tokens = _encode(text, model, "messages" if is_chat else "prompt", special=special).tolist()
+    tokens = encode(text, model, "messages" if is_chat else "prompt", special=special).tolist()
     return Tokenized(
         tokens=tokens, token_strs=list(map(model.tokenizer.text_of, tokens)) if request.return_token_strs else None
     )
@@ -332,7 +210,7 @@ def embeddable(request: AboutEmbeddings, model: TextModel) -> Embeddable:
 def _embeddable(inputs: Sequence[str | list[int]], model: TextModel, param: str) -> list[Prompt]:
     found, size = [], model.card.kv_cache_block_size
     for each in inputs:
-        tokens = _encode(each, model, param, special=True) if isinstance(each, str) else _given(each, model, param)
+        tokens = encode(each, model, param, special=True) if isinstance(each, str) else given(each, model, param)
         if not len(tokens):
             raise ApiError(400, "a text has no tokens", param=param)
         if (message := refusal(model.card.context_length, len(tokens), None)) is not None:
@@ -380,22 +258,16 @@ def _chat_tokens(request: ChatRequest, model: TextModel) -> tuple[str, Ids]:
         "variables": request.template_variables,
     }
     text = _joined(request.messages) if is_raw else _render(request.messages, tools, model, **more)
-    return text, _encode(text, model, "messages", special=is_raw)
+    return text, encode(text, model, "messages", special=is_raw)
 
 
 def _encode_prompt(prompt: str | list[int], request: CompletionRequest, model: TextModel) -> _Encoded:
     if isinstance(prompt, str):
-        tokens = _encode(prompt, model, "prompt", special=True)
+        tokens = encode(prompt, model, "prompt", special=True)
         return _Encoded(prompt, tokens, _limit(request, len(tokens), model, "prompt"))
     limit = _limit(request, len(prompt), model, "prompt")
-    tokens = _given(prompt, model, "prompt")
+    tokens = given(prompt, model, "prompt")
     return _Encoded(model.tokenizer.decode(prompt) if request.echo else "", tokens, limit)
-
-
-def _given(tokens: list[int], model: TextModel, param: str) -> Ids:
-    """Return tokens that came as such, if the model has them."""
-    _check_tokens(tokens, model, param)
-    return np.frombuffer(array("I", tokens), np.uint32)  # three times as fast as np.array
 
 
 def _check_totals(request: Request, encoded: list[_Encoded], num_echoed: int, *, has_own_limit: bool) -> None:
@@ -428,27 +300,6 @@ def _render(messages: list[Message], tools: list[dict[str, Any]] | None, model: 
         return model.template.render(plain, tools, **more)
     except TemplateError as error:
         raise ApiError(400, str(error), param="messages") from error
-
-
-def _encode(text: str, model: TextModel, param: str, *, special: bool) -> Ids:
-    """Return a text's tokens, unless it is too long to fit: a text of megabytes need not be encoded to know that."""
-    longest, context = model.tokenizer.longest_token, model.card.context_length
-    if longest is not None and len(text) > longest * context:
-        raise ApiError(
-            400,
-            f"this model's maximum context length is {context} tokens, of at most {longest} characters each; "
-            f"the prompt has {len(text)} characters",
-            code="context_length_exceeded",
-            param=param,
-        )
-    return model.tokenizer.encode(text, special=special)
-
-
-def _check_tokens(tokens: Iterable[int], model: TextModel, param: str) -> None:
-    """Reject tokens that the model does not have: an engine may fail on them for everyone."""
-    size = model.vocab_size
-    if size is not None and (largest := max(tokens, default=0)) >= size:
-        raise ApiError(400, f"there is no token {largest}; the model has {size} tokens", param=param)
 
 
 def _limit(request: Request, num_prompt: int, model: TextModel, param: str) -> int:

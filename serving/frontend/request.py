@@ -14,8 +14,9 @@ from serving.frontend.config import FrontendConfig
 from serving.frontend.http.body import BodyBudget, read_body
 from serving.frontend.metrics import FrontendMetrics
 from serving.frontend.models import SHOWN_CHARACTERS, Models, ServedModel
+from serving.frontend.prepared import Preprocessed
 from serving.frontend.preparing.messages import Body, Elsewhere
-from serving.frontend.preprocess import Preprocessed, is_quick, preprocess
+from serving.frontend.preprocess import is_quick, preprocess
 
 Result = TypeVar("Result")
 

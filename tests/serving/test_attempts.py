@@ -12,7 +12,7 @@ from serving.frontend.api.errors import ApiError
 from serving.frontend.generation.attempt import Attempts
 from serving.frontend.generation.call import ChoiceRequest
 from serving.frontend.generation.output import Output
-from serving.frontend.preprocess import Prompt
+from serving.frontend.prepared import Prompt
 from serving.life import DisaggregationConfig, Life
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
 from serving.routing.stages import Stages

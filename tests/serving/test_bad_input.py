@@ -135,10 +135,9 @@ def test_missing_fields_are_named(stack, missing):
 
 
 UNSUPPORTED = [
-    {"prompt_logprobs": 1}, {"guided_json": {"type": "object"}}, {"guided_regex": "(a+)+$"}, {"guided_choice": ["a"]},
-    {"structured_outputs": {"json": {}}}, {"return_token_ids": True}, {"prompt_embeds": "AAAA"}, {"cache_salt": "x"},
-    {"use_beam_search": True}, {"skip_special_tokens": False}, {"response_format": {"type": "json_object"}},
-    {"include_stop_str_in_output": True}, {"length_penalty": 2}, {"allowed_token_ids": [1]}, {"regex": "a"},
+    {"prompt_logprobs": 1}, {"guided_grammar": "root ::= 'a'"}, {"ebnf": "root ::= 'a'"}, {"structured_outputs": {"grammar": "x"}},
+    {"return_token_ids": True}, {"prompt_embeds": "AAAA"}, {"cache_salt": "x"}, {"allowed_token_ids": [1]},
+    {"use_beam_search": True}, {"skip_special_tokens": False}, {"include_stop_str_in_output": True}, {"length_penalty": 2},
 ]  # fmt: skip
 
 

@@ -21,10 +21,12 @@ from serving.engines.processes import descendants
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.kinds import parse
 from serving.frontend.api.openai import ChatRequest, CompletionRequest
+from serving.frontend.prepared import HandedThrough, Prepared
 from serving.frontend.preparing.messages import Elsewhere
 from serving.frontend.preparing.preparer import Preparer
-from serving.frontend.preprocess import HandedThrough, Prepared, TextModel, is_quick, prepare
+from serving.frontend.preprocess import is_quick, prepare
 from serving.frontend.request import GUESS_BYTES, guess_model
+from serving.frontend.text_model import TextModel
 from serving.model.card import ModelCard, ModelType
 from serving.model.files import ModelFiles
 from serving.model.tokenizer import HuggingFaceTokenizer
@@ -147,7 +149,7 @@ def test_what_is_longer_than_the_context_is_400(num_prompt, asked):
 def test_what_does_not_fit_is_neither_hashed_nor_keeps_the_next_prompt_busy(monkeypatch):
     model, texts = text_model(), []
     encode = model.tokenizer.encode
-    monkeypatch.setattr("serving.frontend.preprocess.block_hashes", None)
+    monkeypatch.setattr("serving.frontend.prepared.block_hashes", None)
     monkeypatch.setattr(
         model.tokenizer, "encode", lambda text, *, special: texts.append(text) or encode(text, special=special)
     )

@@ -12,7 +12,7 @@ from serving.frontend.config import FrontendConfig
 from serving.frontend.generation.attempt import Attempts
 from serving.frontend.generation.call import ChoiceRequest
 from serving.frontend.models import Models
-from serving.frontend.preprocess import Prompt
+from serving.frontend.prepared import Prompt
 from serving.life import DisaggregationConfig, Life
 from serving.model.card import Bootstrap, ModelType
 from serving.router import RouterConfig

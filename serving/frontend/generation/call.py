@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from serving.frontend.generation.output import Output
-from serving.frontend.preprocess import Prompt
+from serving.frontend.prepared import Prompt
 from serving.routing.live import Placement, Routing
 from serving.runtime.connection import ReplyStream
 from serving.runtime.messages import End, pack_u32, pack_u64

@@ -12,7 +12,7 @@ from serving.frontend.generation.call import ChoiceRequest
 from serving.frontend.generation.output import Output
 from serving.frontend.generation.text import Text
 from serving.frontend.models import ServedModel
-from serving.frontend.preprocess import Prepared, Prompt
+from serving.frontend.prepared import Prepared, Prompt
 from serving.life import Life
 from serving.model.tokenizer import Tokenizer
 from serving.worker.protocol import StopConditions

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from serving.frontend.api.kinds import KindName
-from serving.frontend.preprocess import Preprocessed, Prompt
+from serving.frontend.prepared import Preprocessed, Prompt
 from serving.model.card import ModelCard
 
 Body = bytes | bytearray

@@ -20,6 +20,7 @@ import msgspec
 
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.kinds import KindName
+from serving.frontend.prepared import Preprocessed
 from serving.frontend.preparing.messages import (
     LENGTH,
     NUM_JOBS,
@@ -33,7 +34,6 @@ from serving.frontend.preparing.messages import (
     decode_answer,
     framed,
 )
-from serving.frontend.preprocess import Preprocessed
 from serving.model.card import ModelCard
 from serving.model.errors import ModelError
 from serving.model.files import ModelFiles

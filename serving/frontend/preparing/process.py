@@ -16,6 +16,7 @@ from foundation.processes import end_with_parent
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.kinds import KINDS, parse
 from serving.frontend.api.openai import Request
+from serving.frontend.prepared import Prepared
 from serving.frontend.preparing.messages import (
     LENGTH,
     NUM_JOBS,
@@ -28,7 +29,8 @@ from serving.frontend.preparing.messages import (
     Refusal,
     framed,
 )
-from serving.frontend.preprocess import Prepared, TextModel, preprocess
+from serving.frontend.preprocess import preprocess
+from serving.frontend.text_model import TextModel
 from serving.model.errors import ModelError
 from serving.model.files import ModelFiles
 
