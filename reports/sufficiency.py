@@ -26,8 +26,9 @@ def remarks(run: Record) -> list[str]:
 
 
 def _few(run: Record) -> list[str]:
-    """Say how few requests each worker had; nothing if the number of workers changed."""
-    if run.fleet is not None and run.fleet.is_shown:
+    """Say how few requests each worker had; nothing if the number of workers changed, or is not known."""
+    is_known = bool(run.pools or run.requests.worker.count())
+    if not is_known or (run.fleet is not None and run.fleet.is_shown):
         return []
     workers = max((pool.workers for pool in run.pools), default=run.num_workers)
     each = len(run.requests) / max(workers, 1)

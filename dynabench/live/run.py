@@ -122,7 +122,7 @@ def _record(
         sent.requests,
         sent.gaps,
         wall_s,
-        sum(map(num_ranks_of, plan.deployment.pools)),
+        _num_workers(plan.deployment, client, sent),
         repeat=plan.repeat,
         is_complete=is_complete,
         notes=tuple(notes),
@@ -130,6 +130,14 @@ def _record(
         is_live=True,
         pools=_pools(plan.deployment) if client.url is None else (),
     )
+
+
+def _num_workers(deployment: Deployment, client: ClientConfig, sent: Sent) -> int:
+    """Return how many workers there are; of another server, those that its answers name (none named: one)."""
+    if client.url is None:
+        return sum(map(num_ranks_of, deployment.pools))
+    named = sent.requests.worker.compressed()
+    return int(named.max()) + 1 if len(named) else 1
 
 
 def _watching_kv(target: Target, deployment: Deployment) -> contextlib.AbstractAsyncContextManager[KvWatch]:

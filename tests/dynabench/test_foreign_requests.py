@@ -12,6 +12,7 @@ from dynabench.experiment.store import identity_of
 from dynabench.live.bodies import Bodies, Target
 from dynabench.live.run import run as measure
 from dynabench.plan import ClientConfig, Plan, Settings
+from reports.folder import read
 from tests.dynabench.test_load import send, workload
 from tests.support.commands import dynabench
 from tests.support.strange_server import answers, strange_server
@@ -255,3 +256,13 @@ def test_warm_ups_are_sent_as_the_requests_are():
         measure(Plan.alone(Settings(client=client)), workload(3))
     assert [head["x-tenant"] for head in heads] == ["a"] * 5
     assert [body["seed"] for body in seen] == [7] * 5
+
+
+def test_of_another_server_no_workers_are_known_that_it_does_not_name(tmp_path):
+    with strange_server(answers) as url:
+        done = dynabench("run", "--url", url, "--model", "m", "--max-requests", "8", "--out", tmp_path / "x")
+    assert done.returncode == 0, done.stderr
+    _, [run] = read(tmp_path / "x")
+    assert run.num_workers == 1
+    report = (tmp_path / "x" / "report.html").read_text()
+    assert "workers had" not in report and "worker had" not in report
