@@ -108,7 +108,7 @@ class Vllm:
         if not logging.getLogger().isEnabledFor(logging.DEBUG):
             os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         self._vllm = require(
-            "vllm", "AsyncEngineArgs", "SamplingParams", "config.KVEventsConfig", "config.KVTransferConfig"
+            "vllm", "AsyncEngineArgs", "SamplingParams", "PoolingParams", "config.KVEventsConfig", "config.KVTransferConfig"
         )
         self._refusals = _refusals()
         arguments = self._arguments | {"model": await in_thread(lambda: local_weights(self._arguments["model"]))}
@@ -138,6 +138,7 @@ class Vllm:
             num_ranks=self._ranks,
             has_kv_events=self._readers is not None and bool(config.cache_config.enable_prefix_caching),
             guided_decoding=_guides(config),
+            has_embeddings="embed" in await self._llm.get_supported_tasks(),
         )
 
     def publish_to(self, publishers: Sequence[KvEventPublisher]) -> None:
@@ -151,6 +152,9 @@ class Vllm:
         if self._llm.errored:
             raise CallError("vLLM's engine process died", "draining")
         try:
+            if request.get("is_embedding"):
+                yield await self._embedding(request)
+                return
             async for output in self._llm.generate(
                 {"prompt_token_ids": request["token_ids"]},
                 self._parameters(request),
@@ -171,6 +175,18 @@ class Vllm:
             if self._llm.errored:
                 raise CallError("vLLM's engine process died", "lost") from error
             raise
+
+    async def _embedding(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the embedding of a prompt, from a model that vLLM runs for that (`--runner pooling`)."""
+        prompt, wanted = {"prompt_token_ids": request["token_ids"]}, self._vllm.PoolingParams(task="embed")
+        [output] = [output async for output in self._llm.encode(prompt, wanted, engine_id(request))]
+        numbers = output.outputs.data.float().tolist()
+        return {
+            "token_ids": [],
+            "embedding": numbers,
+            "cached_tokens": output.num_cached_tokens or 0,
+            "finish_reason": "stop",
+        }
 
     def load(self, rank: int) -> EngineLoad:
         """See `Engine`."""
