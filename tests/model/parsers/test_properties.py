@@ -106,7 +106,7 @@ def test_reasoning_does_not_depend_on_how_the_text_was_cut(name, text, markers, 
 @given(calls, places)
 def test_required_calls_are_read_back(made, cuts):
     text = "[" + ", ".join(f'{{"name": "{name}", "parameters": {text}}}' for name, text in made) + "]"
-    parts = read(required_calls_parser("", "required"), *cut(text, cuts))
+    parts = read(required_calls_parser("required"), *cut(text, cuts))
     assert calls_of(parts) == made
     assert content_of(parts) == reasoning_of(parts) == ""
 
@@ -127,7 +127,7 @@ def test_every_part_can_be_encoded_wherever_a_model_writes_half_a_surrogate_pair
 def test_every_part_of_a_required_call_can_be_encoded(half):
     text = '[{"name": "look_up", "parameters": "{\\"text\\": \\"a\\"}"}]'
     for place in range(len(text)):
-        msgspec.json.encode(read(required_calls_parser("", "required"), text[:place] + half + text[place:]))
+        msgspec.json.encode(read(required_calls_parser("required"), text[:place] + half + text[place:]))
 
 
 @pytest.mark.parametrize("name", FORMATS)
