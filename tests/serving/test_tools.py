@@ -211,3 +211,21 @@ def test_a_schema_that_is_nested_too_deeply_or_too_large_is_refused(url):
     large = {"type": "object", "description": "x" * 300_000}
     body = {"model": "agent", "messages": [{"role": "user", "content": "x"}], "guided_json": large}
     assert httpx.post(f"{url}/v1/chat/completions", json=body).json()["error"]["param"] == "guided_json"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_half_a_surrogate_pair_that_a_model_escapes_is_replaced(url, path, is_streamed):
+    said = r'<tool_call>{"name": "\ud800", "arguments": "{\"city\": \"\udc00\"}"}</tool_call>'
+    tool = {"name": "get_time", "parameters": {"type": "object"}}
+    body = {
+        "/v1/chat/completions": {"tools": [TIME], "messages": [{"role": "user", "content": said}]},
+        "/v1/responses": {"tools": [{"type": "function", **tool}], "input": said},
+        "/v1/messages": {
+            "tools": [{"name": "get_time", "input_schema": {"type": "object"}}],
+            "messages": [{"role": "user", "content": said}],
+            "max_tokens": 500,
+        },
+    }[path]
+    answer = httpx.post(url + path, json={"model": "agent", "stream": is_streamed, **body})
+    assert answer.status_code == 200 and answer.text.count("\ufffd") >= 2, answer.text

@@ -2,15 +2,16 @@
 
 from collections.abc import Callable
 
-from serving.frontend.answer import AcceptedRequest, ChoiceEvents, Collected
-from serving.frontend.answer_parts import AnswerParts
+from serving.frontend.answers.accepted import AcceptedRequest
+from serving.frontend.answers.answer import ChoiceEvents, Collected
+from serving.frontend.answers.splitting import AnswerParts
 from serving.frontend.api.answer_format import AnswerFormat, Usage
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.sse import unescape
 from serving.model.parts import Content, Part
 
 
-class PartsAnswer:
+class FormattedAnswer:
     """See `Answer`; it is also the only choice's `ChoiceEvents`."""
 
     def __init__(
