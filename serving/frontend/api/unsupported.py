@@ -17,7 +17,7 @@ NEVER = (
     "logits_processors", "lora_path", "mm_processor_kwargs", "moderation", "prompt_embeds",
     "prompt_logprobs", "reasoning", "reasoning_effort", "repetition_detection", "session_params",
     "stop_regex", "thinking", "thinking_token_budget", "truncate_prompt_tokens",
-    "truncation_side", "verbosity", "vllm_xargs", "web_search_options",
+    "truncation_side", "vllm_xargs", "web_search_options",
 )  # fmt: skip
 """Fields that no engine here supports, whatever their value."""
 
