@@ -69,6 +69,8 @@ def test_a_ranking_is_in_order_of_similarity(url):
         ("/v1/embeddings", {"input": "a", "model": "plain"}, "model"),
         ("/v1/score", {"queries": "a"}, "documents"),
         ("/v1/score", {"documents": "a"}, "queries"),
+        ("/v1/score", {"queries": "a", "text_1": "b", "documents": "a"}, "text_1"),
+        ("/v1/score", {"queries": "a", "documents": "a", "text_2": ["b"]}, "text_2"),
         ("/v1/score", {"queries": ["a", "b"], "documents": ["a", "b", "c"]}, "queries"),
         ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
     ],
