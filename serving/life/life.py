@@ -68,6 +68,9 @@ class Life:
 
     config: DisaggregationConfig = DisaggregationConfig()  # noqa: RUF009 (frozen)
 
+    is_whole: bool = False
+    """Whether one worker computes all of it: no prefill worker is called, nor needed."""
+
     stage: Stage = "decode"
     """The stage that it is in, or was last in."""
 
@@ -80,7 +83,6 @@ class Life:
 
     waits_until: float = 0.0
     _num_refusals: int = 0
-    _is_local: bool = False  # no prefill worker is called again
 
     def next_stage(self, *, now: float, has_prefill: bool = False, bypasses: bool = False) -> Stage | Refused:
         """Return the stage to place it for now; if that is refused, ask again while the request may wait.
@@ -90,7 +92,7 @@ class Life:
             has_prefill: whether there are prefill workers.
             bypasses: whether a decode worker should compute the prompt anyway (see `bypass`).
         """
-        needs_prefill = not (self.is_prefilled or self._is_local or bypasses or self.is_pinned)
+        needs_prefill = not (self.is_prefilled or self.is_whole or bypasses or self.is_pinned)
         if needs_prefill and not has_prefill and self.config.enforce_disagg:
             self.waits_until = self.waits_until or now + PATIENCE_S
             return Refused("there is no prefill worker, and enforce_disagg is on", "unavailable")
@@ -134,7 +136,7 @@ class Life:
             self.num_migrations += 1
             self.is_prefilled = False
         elif is_prefill and self.config.prefill_fallback:
-            self._is_local = True
+            self.is_whole = True
         else:
             return Refused(self._reason(message, kind), kind)
         self.failed_at.add(instance_id)

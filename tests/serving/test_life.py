@@ -135,6 +135,12 @@ def test_a_call_that_was_never_begun_goes_elsewhere_eight_times_and_is_no_migrat
     assert state.num_migrations == 0
 
 
+def test_a_request_that_one_worker_computes_whole_is_not_prefilled_apart():
+    for has_prefill in (True, False):
+        state = Life(0, config=DisaggregationConfig(enforce_disagg=True), is_whole=True)
+        assert state.next_stage(now=100.0, has_prefill=has_prefill) == "decode"
+
+
 def test_refusals_count_across_stages():
     state = prefilling()
     for instance in range(5):
