@@ -70,7 +70,7 @@ async def _vector(model: ServedModel, prompt: Prompt, request_id: str, *, is_ref
         request_id=request_id,
         is_embedding=True,
     )
-    life = Life(model.card.migration_limit, config=model.stages.config)
+    life = Life(model.card.migration_limit, config=model.stages.config, is_whole=True)
     attempts = Attempts(model.stages, request, life, is_refusable=is_refusable)
     try:
         while True:

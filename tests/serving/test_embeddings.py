@@ -85,3 +85,10 @@ def test_requests_are_counted(url):
     post(url, "/v1/rerank", query="a", documents=["b"])
     text = httpx.get(f"{url}/metrics").text
     assert 'endpoint="rerank"' in text and 'status="success"' in text
+
+
+def test_enforce_disagg_does_not_apply_to_what_one_worker_computes_whole(tmp_path):
+    with serving_engine(speaking_engine, tmp_path, 2, "--enforce-disagg") as url:
+        answer = post(url, "/v1/embeddings", input="aab")
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["data"][0]["embedding"] == [2, 1]

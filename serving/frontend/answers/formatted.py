@@ -1,15 +1,8 @@
 """Answers of APIs that have one choice, part by part: see `AnswerFormat`."""
 
-<<<<<<< HEAD:serving/frontend/answers/formatted.py
-from collections.abc import Callable
-
 from serving.frontend.answers.accepted import AcceptedRequest
 from serving.frontend.answers.answer import ChoiceEvents, Collected
 from serving.frontend.answers.splitting import AnswerParts
-=======
-from serving.frontend.answer import AcceptedRequest, ChoiceEvents, Collected
-from serving.frontend.answer_parts import AnswerParts
->>>>>>> w-mendapi:serving/frontend/parts_answer.py
 from serving.frontend.api.answer_format import AnswerFormat, Usage
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.sse import unescape

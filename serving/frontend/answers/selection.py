@@ -22,10 +22,5 @@ def answer_of(accepted: AcceptedRequest, turn: Turn | None) -> Answer:
     if prepared.response is None or turn is None:
         return CompletionAnswer(accepted)
     options = msgspec.structs.replace(prepared.response, echo=prepared.response.echo | {"store": turn.is_kept})
-<<<<<<< HEAD:serving/frontend/answers/selection.py
-    format = ResponsesFormat(options, seed=seed, created_at=int(time.time()))
-    return FormattedAnswer(accepted, format, lambda: turn.keep(format))
-=======
     keep = turn.keep if turn.is_kept else None
-    return PartsAnswer(accepted, ResponsesFormat(options, seed=seed, created_at=int(time.time()), keep=keep))
->>>>>>> w-mendapi:serving/frontend/answers.py
+    return FormattedAnswer(accepted, ResponsesFormat(options, seed=seed, created_at=int(time.time()), keep=keep))
