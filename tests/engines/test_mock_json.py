@@ -1,5 +1,6 @@
 """Values of JSON schemas that the mocker makes up: right, about as long as asked, refused by name, in bounded time."""
 
+import contextlib
 import datetime
 import enum
 import ipaddress
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from serving.engines.mock_json.errors import FormError
 from serving.engines.mock_json.fit import json_tokens
-from tests.support.schemas import ANYTHING, SATISFIABLE, value_of, writers
+from tests.support.schemas import ANYTHING, MISTYPED, SATISFIABLE, value_of, writers
 
 TOKENIZERS = st.sampled_from(["bytes", "byte-level", "pieces"])
 TARGETS = st.integers(1, 200)
@@ -49,6 +50,20 @@ def test_keywords_in_any_combination_are_honoured_or_refused(raw, seed, target):
     except (jsonschema.SchemaError, RecursionError, jsonschema.exceptions._WrappedReferencingError):
         assume(False)
     assert valid, value
+
+
+@settings(QUICKLY, max_examples=500)
+@given(MISTYPED, st.integers(0, 2**64 - 1), TARGETS)
+@example({"type": "string", "format": ["date"]}, 0, 20)
+@example({"const": "x", "pattern": None}, 0, 20)
+@example({"minItems": 1e308}, 0, 20)
+@example({"multipleOf": 1e308}, 0, 20)
+@example({"const": 1e308, "multipleOf": 1e-300}, 0, 20)
+@example({"minimum": 2**70}, 0, 20)
+@example({"required": [[1]], "const": {"a": 1}}, 0, 20)
+def test_a_keyword_of_the_wrong_type_is_refused_or_honoured_and_breaks_nothing(raw, seed, target):
+    with contextlib.suppress(FormError):
+        value_of(raw, seed, target)
 
 
 @QUICKLY
@@ -180,6 +195,12 @@ def test_what_differs_between_prompts_is_drawn_from_the_seed():
         (False, "is not allowed"),
         ([], "a schema was expected"),
         ({"type": "string", "minLength": "3"}, "minLength is '3'; a whole number was expected"),
+        ({"type": "array", "minItems": 1.5}, "minItems is 1.5; a whole number was expected"),
+        ({"type": "array", "minItems": 1e308}, "minItems is 1e+308; a whole number was expected"),
+        ({"type": "array", "minItems": 5000}, "minItems is 5,000; the mocker makes at most 4,000 values"),
+        ({"type": "string", "format": ["date"]}, "format is an array; a text was expected"),
+        ({"type": "object", "required": ["a", [1]]}, "required is ['a', [1]]; a list of names was expected"),
+        ({"const": "x", "pattern": None}, "pattern is null; a text was expected"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(raw, message):

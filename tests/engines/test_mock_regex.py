@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from serving.engines.mock_json.errors import FormError
 from serving.engines.mock_json.fit import choice_tokens, regex_tokens
+from serving.engines.mock_json.keywords import Work
 from serving.engines.mock_json.regex import pattern_of
-from serving.engines.mock_json.vocabulary import Work
 from tests.support.schemas import writers
 
 ATOMS = st.sampled_from(

@@ -9,7 +9,9 @@ import msgspec
 from serving.engines.mock_json.check import Check
 from serving.engines.mock_json.errors import FormError
 from serving.engines.mock_json.formats import FORMATS, WORDS
+from serving.engines.mock_json.keywords import Work, key_of
 from serving.engines.mock_json.nodes import (
+    MAX_VALUES,
     Array,
     Choice,
     Fixed,
@@ -24,10 +26,9 @@ from serving.engines.mock_json.nodes import (
 )
 from serving.engines.mock_json.prose import Prose, Words, prose_of
 from serving.engines.mock_json.schema import Schema
-from serving.engines.mock_json.vocabulary import Work, key_of
 
-MAX_VALUES = 2_000
-"""The most values that are added to an answer, so that the time for one is bounded; it may have as many that it must have."""
+MAX_EXTRA = MAX_VALUES // 2
+"""After so many values, only those are added that must be there."""
 
 MAX_NESTED = 48
 """How deep values may be nested."""
@@ -48,7 +49,7 @@ class Drawing:
     @property
     def _is_full(self) -> bool:
         """Whether only what must be there is added."""
-        return self._num_values > MAX_VALUES or self._work.is_half_done
+        return self._num_values > MAX_EXTRA or self._work.is_half_done
 
     def draw(self, num_chars: float) -> Any:
         """Return a value of about so many characters, if it can be; free texts are short and may still grow.
@@ -62,7 +63,7 @@ class Drawing:
     def _value(self, slot: Slot, spare: float, depth: int) -> tuple[Any, float]:
         """Return a value of about the least length and `spare` more, and its length."""
         self._num_values += 1
-        if self._num_values > 2 * MAX_VALUES:
+        if self._num_values > MAX_VALUES:
             raise FormError(f"{slot.where}: the mocker makes no answers of more than {MAX_VALUES:,} values")
         if depth > MAX_NESTED:
             raise FormError(f"{slot.where}: the mocker makes no values that are nested more than {MAX_NESTED} deep")
@@ -229,7 +230,7 @@ class Drawing:
         declared = {each.name for each in node.properties}
         most = node.low
         if node.is_map and extra.least < math.inf:
-            most = len(found) + 1 + int(rng.random() * 4) if extra.has_prose else MAX_VALUES
+            most = len(found) + 1 + int(rng.random() * 4) if extra.has_prose else MAX_EXTRA
         while len(found) < node.high:
             is_needed = len(found) < node.low
             if not is_needed and (len(found) >= most or spare < node.extra_least):

@@ -11,10 +11,10 @@ import msgspec
 from serving.engines.mock_json.check import Check
 from serving.engines.mock_json.draw import Drawing, plain
 from serving.engines.mock_json.errors import FormError
+from serving.engines.mock_json.keywords import Work
 from serving.engines.mock_json.prose import Prose
 from serving.engines.mock_json.regex import pattern_of
 from serving.engines.mock_json.schema import schema_from
-from serving.engines.mock_json.vocabulary import Work
 from serving.engines.mock_json.writer import Writer
 
 ATTEMPTS = 8

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from serving.engines.mock_json.errors import FormError
-from serving.engines.mock_json.vocabulary import Work
+from serving.engines.mock_json.keywords import Work
 
 MAX_PATTERN = 4096
 """The most characters of an expression."""
