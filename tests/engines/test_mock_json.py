@@ -5,6 +5,7 @@ import datetime
 import enum
 import ipaddress
 import json
+import sys
 import uuid
 from typing import Annotated, Any, Literal
 
@@ -228,7 +229,34 @@ def doubling(keyword, count):
     return {"$ref": "#/$defs/d0", "$defs": defs | {f"d{count}": {"type": "integer"}}}
 
 
+def many(items, count):
+    return {"type": "array", "minItems": count, "items": items}
+
+
+def nested(count):
+    value = 1
+    for _ in range(count):
+        value = [value]
+    return value
+
+
 HOSTILE = {
+    "deep constants": many({"enum": [nested(600)]}, 1) | {"uniqueItems": True},
+    "long texts of a pattern": many({"type": "string", "pattern": "^(a|b)*$", "minLength": 60_000}, 1500),
+    "long constants": many({"const": "x" * 200_000}, 1500),
+    "numbers that floats miss": {
+        "type": "object",
+        "properties": {
+            f"p{n}": {"allOf": [{"multipleOf": 0.1 + n / 1000}, {"multipleOf": 0.3}], "type": "number", "minimum": 1e17}
+            for n in range(1000)
+        },
+        "required": [f"p{n}" for n in range(1000)],
+    },
+    "many long patterns": {
+        "type": "object",
+        "properties": {f"p{n}": {"type": "string", "pattern": f"{n}[a-f]" + "ab" * 2000} for n in range(100)},
+        "required": [f"p{n}" for n in range(100)],
+    },
     "many values": {"type": "array", "minItems": 10**6},
     "a long text": {"type": "string", "minLength": 10**9},
     "deep": deep(400),
@@ -251,10 +279,61 @@ HOSTILE = {
 }
 
 
+@contextlib.contextmanager
+def at_most(num_calls):
+    """Fail what makes more calls than that."""
+    left = num_calls
+
+    def count(frame, event, argument):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            sys.setprofile(None)
+            raise AssertionError(f"there were more than {num_calls:,} calls")
+
+    sys.setprofile(count)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_schemas_are_refused(name):
-    with pytest.raises(FormError):
-        value_of(HOSTILE[name], 0, 1000)
+def test_hostile_schemas_are_refused_in_bounded_work(name):
+    writer = writers()["bytes"]
+    with pytest.raises(FormError), at_most(3_000_000):
+        json_tokens(HOSTILE[name], 0, 1000, writer)
+
+
+LARGE = {
+    "long texts": many({"type": "string", "minLength": 60_000}, 120),
+    "long texts in properties": {
+        "type": "object",
+        "properties": {f"p{n}": {"type": "string", "minLength": 20_000} for n in range(100)},
+        "required": [f"p{n}" for n in range(100)],
+    },
+    "long texts of one branch": {
+        "oneOf": [many({"type": "string", "minLength": 60_000}, 120), {"type": "string", "minLength": 60_000}]
+    },
+    "long texts that differ": many({"type": "string", "minLength": 60_000}, 120) | {"uniqueItems": True},
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_of_a_value_that_is_cut_off_only_the_start_is_made(name):
+    raw, writer = LARGE[name], writers()["bytes"]
+    with at_most(40_000):
+        cut = json_tokens(raw, 2, 20, writer, enough=20)
+    assert len(cut) >= 20
+    assert json_tokens(raw, 2, 20, writer, enough=40)[:20] == cut[:20]
+    with at_most(6_000_000), contextlib.suppress(FormError):
+        json_tokens(raw, 2, 20, writer)
+
+
+def test_a_short_value_is_whole_however_little_is_wanted_of_it():
+    raw = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    writer = writers()["bytes"]
+    assert json.loads(writer.text(json_tokens(raw, 0, 5, writer, enough=40))).keys() == {"a"}
 
 
 def test_a_schema_that_only_refers_to_itself_says_nothing():

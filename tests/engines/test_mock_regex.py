@@ -72,6 +72,18 @@ def test_a_text_of_a_pattern_is_nearly_as_long_as_asked_and_no_longer(pattern, l
         assert re.fullmatch(pattern, writer.text(tokens))
 
 
+def test_a_long_text_of_a_pattern_takes_few_steps():
+    work = Work()
+    text = pattern_of(".*").write(Random(1), 60_000, work, is_whole=True)
+    assert len(text) == 60_000
+    assert work.num_steps < 5_000
+
+
+def test_a_text_that_takes_too_many_steps_is_refused():
+    with pytest.raises(FormError, match="too long texts"):
+        pattern_of("((ab|c)d)*").write(Random(1), 0, Work(1_000), is_whole=True, low=60_000)
+
+
 def test_lengths_and_a_pattern_hold_together():
     text = pattern_of("^[a-z]+$").write(Random(1), 0, Work(), is_whole=False, low=30, high=31)
     assert 30 <= len(text) <= 31

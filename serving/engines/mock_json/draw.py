@@ -34,17 +34,35 @@ MAX_NESTED = 48
 """How deep values may be nested."""
 
 TRIES = 24
+CHARS_PER_STEP = 8
+"""So many characters of a value are about as much work as a value."""
 
 
 class Drawing:
     """Draws one value."""
 
-    def __init__(self, schema: Schema, rng: Random, words: Words) -> None:
+    def __init__(self, schema: Schema, rng: Random, words: Words, work: Work, enough: float = math.inf) -> None:
+        """Prepare to draw.
+
+        Args:
+            schema: what the value is of.
+            rng: makes the choices.
+            words: what free texts are made of.
+            work: counts the steps.
+            enough: how many tokens of the value are read at most.
+        """
         self._schema = schema
         self._rng = rng
         self._words = words
+        self._enough = max(enough, 1)
+        self._num_tokens = 0
         self._num_values = 0
-        self._work = Work()
+        self._work = work
+
+    @property
+    def _is_cut(self) -> bool:
+        """Whether the free texts so far are all that is read: what comes after them may be left out."""
+        return self._num_tokens >= self._enough
 
     @property
     def _is_full(self) -> bool:
@@ -76,7 +94,11 @@ class Drawing:
             case Choice(options=options):
                 return self._choice(slot, options, spare, depth)
         value = self._scalar(slot, spare)
-        return value, _length(value)
+        length = _length(value)
+        self._work.step(1 + int(length) // CHARS_PER_STEP)
+        if isinstance(value, Prose):
+            self._num_tokens += len(value.ids)
+        return value, length
 
     def _scalar(self, slot: Slot, spare: float) -> Any:
         rng = self._rng
@@ -87,7 +109,8 @@ class Drawing:
             case Number() as number:
                 return self._number(number, spare)
             case Text(low=low, high=high):
-                return prose_of(self._words, rng, low, high, 1 + int(rng.random() * 3) if spare > 0 else 1)
+                count = 1 + int(rng.random() * 3) if spare > 0 else 1
+                return prose_of(self._words, rng, low, high, count, self._enough)
             case Matched(patterns=patterns, low=low, high=high):
                 more = min(spare, 24) * rng.random()
                 for _ in range(TRIES):
@@ -102,10 +125,11 @@ class Drawing:
     def _number(self, number: Number, spare: float) -> Any:
         low, high = number.near
         for _ in range(TRIES if spare > 0 else 0):
+            self._work.step()
             value = number.at(low + int(self._rng.random() * (high - low + 1)))
             if value is not None:
                 return value
-        return next(number.all())
+        return number.nearest
 
     def _formatted(self, slot: Slot, node: Formatted) -> str:
         for _ in range(TRIES):
@@ -120,14 +144,16 @@ class Drawing:
         most = slot.least + spare
         usable = [option for option in options if option.slot.least <= most]
         refusal = ""
+        num_tokens = self._num_tokens
         for _ in range(TRIES):
             option = self._option(usable)
+            self._num_tokens = num_tokens
             try:
                 value, size = self._value(option.slot, most - option.slot.least, depth + 1)
             except FormError as error:  # another branch may do
                 refusal = str(error)
                 continue
-            if not option.others or self._is_only(option, value):
+            if not option.others or self._is_cut or self._is_only(option, value):
                 return value, size
             if not refusal:
                 refusal = f"{slot.where}: the mocker finds no value that fits only one branch of its oneOf"
@@ -136,6 +162,7 @@ class Drawing:
 
     def _option(self, options: list[Option]) -> Option:
         """Return a branch; null less often than others."""
+        self._work.step(len(options))
         rng, others = self._rng, [each for each in options if not _is_null(each.slot)]
         if others and (len(others) == len(options) or rng.random() < 0.8):
             options = others
@@ -151,7 +178,7 @@ class Drawing:
         values: list[Any] = []
         keys: set[Any] = set()
         size = 2.0
-        while len(values) < room:
+        while len(values) < room and not self._is_cut:
             item, is_extra = array.item(len(values)), len(values) >= array.low
             if is_extra and (spare < item.least + 1 or (item.has_prose and len(values) > most_prose)):
                 break
@@ -174,13 +201,16 @@ class Drawing:
         return values, size - bool(values)
 
     def _distinct(self, slot: Slot, item: Slot, share: float, depth: int, keys: set[Any]) -> tuple[Any, float]:
+        num_tokens = self._num_tokens
         for _ in range(TRIES):
+            self._num_tokens = num_tokens
             value, length = self._value(item, share + 1, depth + 1)
             key = key_of(plain(value))
-            if key not in keys:
+            if key not in keys or self._is_cut:
                 keys.add(key)
                 return value, length
         for value in _all(item):
+            self._work.step(4)
             if key_of(value) not in keys:
                 keys.add(key_of(value))
                 return value, _length(value)
@@ -193,6 +223,8 @@ class Drawing:
         has_prose = any(each.slot.has_prose for each in chosen)
         found: dict[str, Any] = {}
         for each in chosen:
+            if self._is_cut:
+                break
             share = 0.0
             if each.slot.stretches:
                 share = spare if stretchy == 1 and not has_prose else spare * (0.4 + rng.random()) / (stretchy + 0.4)
@@ -207,6 +239,7 @@ class Drawing:
 
     def _chosen(self, node: Object, spare: float) -> tuple[list[Property], float]:
         """Return the properties that a value has, in their order, and what is left to spend."""
+        self._work.step(len(node.properties))
         possible = [each for each in node.properties if each.slot.least < math.inf]
         required = {each.name for each in possible if each.is_required}
         missing = node.low - len(required)
@@ -231,7 +264,7 @@ class Drawing:
         most = node.low
         if node.is_map and extra.least < math.inf:
             most = len(found) + 1 + int(rng.random() * 4) if extra.has_prose else MAX_EXTRA
-        while len(found) < node.high:
+        while len(found) < node.high and not self._is_cut:
             is_needed = len(found) < node.low
             if not is_needed and (len(found) >= most or spare < node.extra_least):
                 break
@@ -249,6 +282,8 @@ class Drawing:
         return size
 
     def _name(self, node: Object, taken: set[str], depth: int) -> str | None:
+        self._work.step(1 + len(taken) // CHARS_PER_STEP)
+        num_tokens = self._num_tokens  # names are no free texts
         for attempt in range(TRIES):
             if node.names is None:
                 count = 1 + (attempt > 1) + (len(taken) > 8)
@@ -256,6 +291,7 @@ class Drawing:
                 name += str(len(taken)) if attempt > 3 else ""
             else:
                 name = plain(self._value(node.names, 8, depth + 1)[0])
+                self._num_tokens = num_tokens
             if name not in taken:
                 return name
         known = () if node.names is None else _all(node.names)

@@ -49,6 +49,11 @@ class Work:
         self._limit = self._left = limit
 
     @property
+    def num_steps(self) -> int:
+        """How many steps were counted."""
+        return self._limit - self._left
+
+    @property
     def is_half_done(self) -> bool:
         """Whether it is time to come to an end."""
         return self._left < self._limit // 2
@@ -61,7 +66,7 @@ class Work:
         """
         self._left -= count
         if self._left < 0:
-            raise FormError("the schema is too large or has too many alternatives for the mocker")
+            raise FormError("the form is too large, or has too many alternatives or too long texts, for the mocker")
 
 
 def schema_of(raw: Any, where: str) -> Raw:

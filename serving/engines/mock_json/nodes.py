@@ -76,6 +76,21 @@ class Number(Node):
     raws: list[dict[str, Any]]
     is_exact: bool = field(init=False)
     """Whether no float is reckoned with."""
+    nearest: Any = field(init=False, default=None)
+    """The first value, None if none was found."""
+
+    def find(self, work: Work) -> bool:
+        """Look for the first value.
+
+        Raises:
+            FormError: that takes too long.
+        """
+        for place in self._places():
+            work.step(1 if self.is_exact else 8)
+            self.nearest = self.at(place)
+            if self.nearest is not None:
+                return True
+        return False
 
     def __post_init__(self) -> None:
         """Look for steps that are floats."""
@@ -103,9 +118,11 @@ class Number(Node):
 
     def all(self) -> Iterator[Any]:
         """Yield values, not all if there are very many."""
+        yield from (value for place in self._places() if (value := self.at(place)) is not None)
+
+    def _places(self) -> range:
         start, _ = self.near
-        stop = start + 4096 if self.last is None else min(start + 4096, self.last + 1)
-        yield from (value for place in range(start, stop) if (value := self.at(place)) is not None)
+        return range(start, start + 4096 if self.last is None else min(start + 4096, self.last + 1))
 
 
 @dataclass(slots=True)

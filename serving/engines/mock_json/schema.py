@@ -188,9 +188,9 @@ class Schema:
             case "boolean":
                 return Fixed([True, False])
             case "integer" | "number":
-                return _number(slot.together, type == "integer", slot.where)
+                return _number(slot.together, type == "integer", slot.where, self._work)
             case "string":
-                return _text(slot.together, slot.where)
+                return _text(slot.together, slot.where, self._work)
             case "array":
                 return self._array(slot)
         return self._object(slot)
@@ -277,12 +277,13 @@ def _room(raws: list[dict[str, Any]], least: str, most: str, where: str) -> tupl
     return low, high
 
 
-def _text(raws: list[dict[str, Any]], where: str) -> Node:
+def _text(raws: list[dict[str, Any]], where: str, work: Work) -> Node:
     low, high = _range(raws, "minLength", "maxLength", where)
     if low > MAX_TEXT:
         raise FormError(f"{where}: minLength is {low:,}; the mocker makes texts of up to {MAX_TEXT:,} characters")
     try:
         texts = _texts(raws, "pattern")
+        work.step(2 * sum(map(len, texts)))
         patterns = [pattern_of(text) for text in texts]
         formats = [name for name in _texts(raws, "format") if name in FORMATS]
     except FormError as error:
@@ -303,7 +304,7 @@ def _texts(raws: list[dict[str, Any]], name: str) -> list[str]:
     return list(dict.fromkeys(text for raw in raws if (text := text_of(raw, name)) is not None))
 
 
-def _number(raws: list[dict[str, Any]], integral: bool, where: str) -> Node:
+def _number(raws: list[dict[str, Any]], integral: bool, where: str, work: Work) -> Node:
     """Return the multiples of a step within the bounds; without `multipleOf`, short decimals."""
     steps = [Fraction(str(found)) for raw in raws if (found := number_of(raw, "multipleOf")) is not None]
     if any(step <= 0 for step in steps):
@@ -316,7 +317,7 @@ def _number(raws: list[dict[str, Any]], integral: bool, where: str) -> Node:
         first, last = _places(raws, step)
         if first is None or last is None or first <= last:
             number = Number(step, first, last, integral, raws)
-            if next(number.all(), None) is not None:
+            if number.find(work):
                 return number
     raise FormError(f"{where}: the mocker finds no number within its bounds")
 
