@@ -11,7 +11,9 @@ from serving.frontend.api.kinds import parse
 from serving.frontend.api.openai import ChatRequest
 from serving.model.files import ModelFiles
 from serving.model.template import PLAIN, ChatTemplate
-from tests.support.templates import AGENT, PARTS, TEMPLATES, TOOL, USER
+from tests.support.templates import AGENT, CONVERSATIONS, PARTS, PROMPTS, SPECIAL_TOKENS, TEMPLATES, TOOL, USER
+
+TOKENS = {"tokenizer_config.json": msgspec.json.encode(SPECIAL_TOKENS)}
 
 
 def made(source, **more):
@@ -27,9 +29,17 @@ def with_text_arguments(messages):
     return messages
 
 
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_prompt_is_the_one_that_transformers_rendered(name, conversation):
+    messages, tools, variables = CONVERSATIONS[conversation]
+    template = made(TEMPLATES[name], **TOKENS)
+    assert template.render(messages, tools, variables=variables) == PROMPTS[name][conversation]
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_arguments_of_tool_calls_are_objects_however_they_are_sent(name):
-    template = made(TEMPLATES[name])
+    template = made(TEMPLATES[name], **TOKENS)
     sent = template.render(with_text_arguments(AGENT), [TOOL])
     assert sent == template.render(AGENT, [TOOL])
     if "arguments" in TEMPLATES[name]:

@@ -1,6 +1,10 @@
 """Chat templates of our own, of the kinds that models with tools have today, and conversations for them."""
 
 import copy
+import json
+from pathlib import Path
+
+from tests.support.template_families import FAMILIES
 
 TOOL = {
     "type": "function",
@@ -11,7 +15,7 @@ TOOL = {
     },
 }
 
-TEMPLATES = {
+CONSTRUCTS = {
     "hermes": """
         {%- if tools %}<tools>
         {%- for tool in tools %}{{ "\\n" ~ tool | tojson }}{% endfor %}
@@ -59,6 +63,9 @@ TEMPLATES = {
         {% endfor %}""",
 }
 
+TEMPLATES = CONSTRUCTS | FAMILIES
+"""By what they show, or the family of models whose templates are like it."""
+
 USER = {"role": "user", "content": "Wie ist das Wetter in Zürich?"}
 CALL = {
     "id": "c1",
@@ -84,3 +91,8 @@ CONVERSATIONS = {
     "without thinking": ([USER], None, {"enable_thinking": False, "reasoning_effort": "low"}),
 }
 """Messages, tools and variables."""
+
+SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+
+PROMPTS = json.loads((Path(__file__).parent / "prompts.json").read_text())
+"""The prompts of all of these that transformers 5.19 rendered, with the start of an answer."""
