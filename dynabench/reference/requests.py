@@ -8,7 +8,7 @@ from dynabench.reference.others import ENDPOINTS, FIELDS, fields_of
 from serving.frontend.api.fields import names_of
 from serving.frontend.api.kinds import KINDS, WITHOUT_EFFECT, KindName
 from serving.frontend.api.unsupported import neutral_of
-from serving.frontend.app import ROUTES
+from serving.frontend.routes import ROUTES
 
 INTRODUCTION = """\
 # Endpoints and fields

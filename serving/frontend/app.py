@@ -1,7 +1,5 @@
-"""The routes of the frontend, and the guard in front of them."""
+"""The handlers of the frontend."""
 
-import asyncio
-import logging
 import re
 import secrets
 import time
@@ -9,21 +7,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
-from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.frontend import nvext
-from serving.frontend.admission import Admission
 from serving.frontend.answers.accepted import AcceptedRequest
 from serving.frontend.answers.selection import answer_of
-from serving.frontend.answers.sending import BEGUN, CompletionResponse
+from serving.frontend.answers.sending import CompletionResponse
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.kinds import KINDS, KindName
-from serving.frontend.api.messages.errors import error_body
 from serving.frontend.api.openapi import openapi
 from serving.frontend.config import FrontendConfig
 from serving.frontend.embeddings import embed
@@ -37,18 +29,10 @@ from serving.frontend.prepared import Embeddable, HandedThrough, Prepared
 from serving.frontend.request import RequestReader, unless_gone
 from serving.frontend.server_metrics import server_counts, server_metrics
 from serving.runtime.connection import ReplyStream
-from serving.runtime.messages import CallError
 from serving.runtime.outages import Outages
 
-log = logging.getLogger(__name__)
-
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}\Z")
-DEFECT = ApiError(500, "the frontend failed on this request; its log says why")
-EXPOSED_HEADERS = ["x-request-id", "x-worker-id", "x-worker-slot", "x-overlap-tokens", "retry-after"]
-MESSAGES = KINDS["message"].path
-"""Below it, errors are those of Anthropic."""
 
-Handler = Callable[[Request], Awaitable[Response]]
 Siblings = Callable[[], Awaitable[list[dict[str, Any]]]]
 
 
@@ -229,151 +213,6 @@ class Frontend:
             metrics.count("router_decisions", f"{choice.attempts.prompt_placement.rank.instance_id:x}")
         accepted = AcceptedRequest(prepared=prepared, id=request_id, choices=choices, metrics=metrics, started=started)
         return CompletionResponse(accepted, answer_of(accepted, turn), self._responses)
-
-
-class Guard:
-    """In front of every route: counts requests, and answers those that may not pass or that fail with an error."""
-
-    def __init__(self, app: ASGIApp, frontend: Frontend, config: FrontendConfig) -> None:
-        self._app = app
-        self._frontend = frontend
-        self._admission = Admission(config)
-        self._hot: dict[tuple[str, str], Handler] = {
-            ("POST", "/v1/completions"): frontend.complete,
-            ("POST", "/v1/chat/completions"): frontend.chat,
-            ("POST", "/v1/responses"): frontend.respond,
-            ("POST", MESSAGES): frontend.message,
-        }
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request pass, or answer it with an error."""
-        if scope["type"] != "http":
-            return
-        frontend = self._frontend
-        scope["path"] = scope["path"].rstrip("/") or "/"
-        if scope["path"] in ("/health", "/live"):
-            await self._app(scope, receive, send)
-            return
-        method, headers = scope["method"], scope["headers"]
-        error = self._admission.refusal(method, headers, num_open=frontend.num_open, is_draining=frontend.is_draining)
-        if error is not None:
-            await _error_response(error, scope["path"])(scope, receive, send)
-            return
-        frontend.num_open += 1
-        handler = self._hot.get((method, scope["path"]))
-        try:
-            if handler is None:
-                await self._app(scope, receive, send)
-            else:
-                await self._answer(handler, scope, receive, send)
-        finally:
-            frontend.num_open -= 1
-
-    async def _answer(self, handler: Handler, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer without the framework's layers, which would add a tenth of a millisecond to each time to first token."""
-        try:
-            response = await handler(Request(scope, receive))
-            await response(scope, receive, send)
-        except ClientDisconnect:
-            return  # nobody is left to answer
-        except ApiError as error:  # raised before anything was sent: see `CompletionResponse`
-            refusal = error
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if BEGUN in scope or not self._frontend.is_draining or task is None:
-                raise
-            task.uncancel()
-            refusal = ApiError(
-                503, "the server shut down before the request was complete", headers={"connection": "close"}
-            )
-        except Exception:
-            log.exception("a request failed")
-            if BEGUN in scope:
-                raise  # the connection breaks: better than an answer that looks complete
-            refusal = DEFECT
-        else:
-            return
-        await _error_response(refusal, scope["path"])(scope, receive, send)
-
-
-ROUTES: tuple[tuple[str, str, Callable[[Frontend], Handler]], ...] = (
-    ("/v1/completions", "POST", lambda frontend: frontend.complete),
-    ("/v1/chat/completions", "POST", lambda frontend: frontend.chat),
-    ("/v1/responses", "POST", lambda frontend: frontend.respond),
-    ("/v1/responses/{id}", "GET", lambda frontend: frontend.kept.read),
-    ("/v1/responses/{id}", "DELETE", lambda frontend: frontend.kept.delete),
-    (MESSAGES, "POST", lambda frontend: frontend.message),
-    (f"{MESSAGES}/count_tokens", "POST", lambda frontend: frontend.info.message_tokens),
-    ("/v1/embeddings", "POST", lambda frontend: frontend.embed),
-    ("/v1/score", "POST", lambda frontend: frontend.score),
-    ("/score", "POST", lambda frontend: frontend.score),
-    ("/v1/rerank", "POST", lambda frontend: frontend.rerank),
-    ("/rerank", "POST", lambda frontend: frontend.rerank),
-    ("/v1/models", "GET", lambda frontend: frontend.models),
-    ("/v1/models/{name:path}", "GET", lambda frontend: frontend.model),
-    ("/version", "GET", lambda frontend: frontend.info.version),
-    ("/tokenize", "POST", lambda frontend: frontend.info.tokenize),
-    ("/v1/tokenize", "POST", lambda frontend: frontend.info.tokenize),
-    ("/detokenize", "POST", lambda frontend: frontend.info.detokenize),
-    ("/v1/detokenize", "POST", lambda frontend: frontend.info.detokenize),
-    ("/tokenizer_info", "GET", lambda frontend: frontend.info.tokenizer_info),
-    ("/model_info", "GET", lambda frontend: frontend.info.model_info),
-    ("/get_model_info", "GET", lambda frontend: frontend.info.model_info),
-    ("/health", "GET", lambda frontend: frontend.health),
-    ("/live", "GET", lambda frontend: frontend.live),
-    ("/metrics", "GET", lambda frontend: frontend.prometheus),
-    ("/openapi.json", "GET", lambda frontend: frontend.schema),
-)
-"""Each path, its method and its handler."""
-
-
-def make_app(frontend: Frontend, config: FrontendConfig) -> ASGIApp:
-    """Build the application."""
-    app = FastAPI(title="dynabench frontend", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    for path, method, handler in ROUTES:
-        app.router.add_route(path, handler(frontend), methods=[method], include_in_schema=False)
-    app.add_exception_handler(ApiError, _on_api_error)
-    app.add_exception_handler(HTTPException, _on_http_error)
-    app.add_exception_handler(ClientDisconnect, _on_gone)
-    app.add_exception_handler(CallError, _on_defect)
-    app.add_exception_handler(Exception, _on_defect)
-    guard = Guard(app, frontend, config)
-    if not config.cors_allow_origins:
-        return guard
-    origins = [origin.strip() for origin in config.cors_allow_origins.split(",")]
-    return CORSMiddleware(
-        guard, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=EXPOSED_HEADERS
-    )
-
-
-async def _on_api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return _error_response(error, request.url.path)
-
-
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    if error.status_code == 405 and request.method == "OPTIONS":
-        return Response(status_code=204, headers=error.headers)
-    path = request.url.path[:100]
-    messages = {404: f"there is no {path}", 405: f"{path} does not accept {request.method}"}
-    message = messages.get(error.status_code, str(error.detail))
-    return _error_response(ApiError(error.status_code, message, headers=dict(error.headers or {})), path)
-
-
-async def _on_gone(_: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # nobody is left to read it
-
-
-async def _on_defect(request: Request, error: Exception) -> Response:
-    return _error_response(DEFECT, request.url.path)
-
-
-def _error_response(error: ApiError, path: str) -> Response:
-    """Return an error in the form of the API that a path belongs to."""
-    is_anthropic = path == MESSAGES or path.startswith(f"{MESSAGES}/")
-    body = error_body(error) if is_anthropic else error.body()
-    return Response(body, error.status, headers=error.headers, media_type="application/json")
 
 
 def _count_prompts(prepared: Prepared, metrics: ModelMetrics) -> None:

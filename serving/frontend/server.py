@@ -14,11 +14,12 @@ from typing import Any
 
 import uvicorn
 
-from serving.frontend.app import Frontend, make_app
+from serving.frontend.app import Frontend
 from serving.frontend.config import FrontendConfig
 from serving.frontend.http.connection import Connection, sweep
 from serving.frontend.http.limits import Limits
 from serving.frontend.models import Models
+from serving.frontend.routes import make_app
 from serving.life import DisaggregationConfig
 from serving.router import RouterConfig
 from serving.runtime.address import EndpointAddress

@@ -437,4 +437,9 @@ def test_strictly_no_unknown_field_is_accepted():
         assert httpx.post(strict.url + CHATS, json=known).status_code == 200
         check(httpx.post(strict.url + CHATS, json=CHAT | {"temprature": None}), 400, "temprature", "unknown_parameter")
         odd = [{"role": "user", "content": "x", "cache_control": None}]
-        check(httpx.post(strict.url + CHATS, json=CHAT | {"messages": odd}), 400, "messages", "unknown_parameter")
+        refused = httpx.post(strict.url + CHATS, json=CHAT | {"messages": odd})
+        check(refused, 400, "messages[0].cache_control", "unknown_parameter")
+        text = {"model": "mock", "prompt": "x", "messages": None}
+        assert httpx.post(strict.url + "/tokenize", json=text).status_code == 200
+        item = {"model": "mock", "input": [{"role": "user", "content": "x", "foo": None}]}
+        check(httpx.post(strict.url + "/v1/responses", json=item), 400, "input[0].foo", "unknown_parameter")

@@ -1,13 +1,19 @@
 """Conversations of responses that are too large to be kept, or to be continued."""
 
+import asyncio
 import json
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 from serving.frontend.api.answer_format import Usage
+from serving.frontend.api.errors import ApiError
 from serving.frontend.api.responses.format import ResponsesFormat
 from serving.frontend.api.responses.request import ResponseOptions
+from serving.frontend.config import FrontendConfig
+from serving.frontend.metrics import FrontendMetrics
+from serving.frontend.request import RequestReader
 from serving.model.parts import Content
 from tests.support import speaking_engine
 from tests.support.own_engines import serving_engine
@@ -57,3 +63,34 @@ def test_a_response_says_whether_it_is_kept(url, megabytes):
     response = _ask(url, _large(megabytes) + HI).json()
     is_there = httpx.get(f"{url}/{response['id']}").status_code == 200
     assert response["store"] == is_there == (megabytes < 1)
+
+
+def test_a_continued_conversation_takes_room_among_the_bodies():
+    async def refusal():
+        reader = RequestReader(None, FrontendConfig(max_body_mb=4, max_buffered_mb=4), FrontendMetrics())
+        is_held, scope = asyncio.Event(), {"type": "http", "headers": []}
+
+        async def of_another():
+            if is_held.is_set():
+                await asyncio.Event().wait()
+            is_held.set()
+            return {"type": "http.request", "body": b"x" * (3 << 20), "more_body": True}
+
+        async def of_ours():
+            return {"type": "http.request", "body": b"{}", "more_body": False}
+
+        def complete(body, admit):
+            admit(3 << 20)
+            return body
+
+        another = asyncio.create_task(reader.read(Request(scope, of_another), "response"))
+        await is_held.wait()
+        await asyncio.sleep(0)
+        try:
+            with pytest.raises(ApiError) as caught:
+                await reader.read(Request(scope, of_ours), "response", complete)
+        finally:
+            another.cancel()
+        return caught.value.status
+
+    assert asyncio.run(refusal()) == 503

@@ -6,6 +6,7 @@ import httpx
 import openai
 import pytest
 
+from serving.frontend.api.structure import FIELDS
 from tests.support import speaking_engine
 from tests.support.own_engines import serving_engine
 from tests.support.speaking_engine import ASKED
@@ -21,6 +22,7 @@ WEATHER = {
 TIME = {"type": "function", "function": {"name": "get_time"}}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 SECOND = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+CONSTRAINTS = ("response_format", "structured_outputs", *FIELDS)
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
@@ -156,10 +158,7 @@ def test_every_form_of_a_constraint_reaches_the_engine_as_one(client, asked, wan
 @pytest.mark.parametrize(
     "nothing",
     [
-        *({name: ""} for name in ("guided_json", "guided_regex", "guided_grammar", "json_schema", "regex", "ebnf")),
-        {"guided_choice": []},
-        {"guided_json": {}},
-        {"response_format": {}},
+        *({name: value} for name in CONSTRAINTS for value in (None, False, "", [], {})),
         *({"structured_outputs": {kind: value}} for kind in ("json", "regex", "foo") for value in (None, False, "", [], {})),
         {"structured_outputs": {}, "regex": "", "tools": []},
         {"verbosity": "low"},
@@ -209,6 +208,19 @@ def test_what_cannot_be_honoured_is_refused_by_name(url, asked, param):
     body = {"model": "agent", "messages": [{"role": "user", "content": "x"}], **asked}
     answer = httpx.post(f"{url}/v1/chat/completions", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, value) for name in CONSTRAINTS for value in (True, 5, ["a", 1])),
+        *((name, {"a": 1}) for name in CONSTRAINTS if FIELDS.get(name) != "json"),
+    ],
+)
+def test_a_constraint_of_another_type_is_refused_by_name(url, name, value):
+    body = {"model": "agent", "messages": [{"role": "user", "content": "x"}], name: value}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name), answer.text
 
 
 def test_an_engine_without_constraints_cannot_be_forced_to_call(client):

@@ -21,6 +21,8 @@ Annotation = Annotated[str, Meta(max_length=256)]
 Label = Annotated[str, Meta(max_length=1024)]
 Verbosity = Literal["low", "medium", "high"]
 Tools = Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
+Wanted = str | dict[str, Any] | list[Any] | bool | None
+"""A constraint on the answer. Whatever is empty or false asks for none; `constraint` checks the type of all else."""
 COMPLETION_TOKENS = 16
 """Tokens that a completion without max_tokens may generate, as at OpenAI. A chat may fill the model's context."""
 
@@ -96,17 +98,17 @@ class Request(msgspec.Struct, kw_only=True):
     another worker; for that worker, the params from the answer to the first request."""
 
     # What the answer must look like: at most one of these.
-    response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
+    response_format: Wanted = None
+    structured_outputs: Wanted = None
     """vLLM's form; `guided_*` is its former one."""
-    guided_json: str | dict[str, Any] | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    json_schema: str | None = None
+    guided_json: Wanted = None
+    guided_regex: Wanted = None
+    guided_choice: Wanted = None
+    guided_grammar: Wanted = None
+    json_schema: Wanted = None
     """SGLang's form, like `regex` and `ebnf`."""
-    regex: str | None = None
-    ebnf: str | None = None
+    regex: Wanted = None
+    ebnf: Wanted = None
 
     # These do not affect the answer's text.
     user: Label | None = None

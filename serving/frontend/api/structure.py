@@ -70,8 +70,9 @@ def _asked(request: Request) -> Iterator[Constraint]:
             yield Constraint(name, kind, value)
 
 
-def _from_response_format(form: dict[str, Any]) -> Iterator[Constraint]:
+def _from_response_format(form: Any) -> Iterator[Constraint]:
     name = "response_format"
+    _check_object(name, form)
     match form.get("type"):
         case "text":
             return
@@ -86,8 +87,9 @@ def _from_response_format(form: dict[str, Any]) -> Iterator[Constraint]:
             raise ApiError(400, f"{name}: expected text, json_object or json_schema, not {other!r:.100}", param=name)
 
 
-def _from_structured_outputs(form: dict[str, Any]) -> Iterator[Constraint]:
+def _from_structured_outputs(form: Any) -> Iterator[Constraint]:
     name = "structured_outputs"
+    _check_object(name, form)
     for key, value in form.items():
         if not value:
             continue
@@ -97,6 +99,11 @@ def _from_structured_outputs(form: dict[str, Any]) -> Iterator[Constraint]:
             yield Constraint(name, key, value)
         else:
             raise ApiError(400, f"{name}: {key[:100]} is not supported; expected one of {', '.join(KINDS)}", param=name)
+
+
+def _check_object(name: str, form: Any) -> None:
+    if not isinstance(form, dict):
+        raise ApiError(400, f"{name}: expected an object", param=name)
 
 
 def _checked(name: str, kind: str, value: Any) -> Any:
