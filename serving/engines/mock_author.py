@@ -14,9 +14,9 @@ from serving.engines.mock_answers import answer_tokens, eos_place, stop_place
 from serving.engines.mock_calls import call_tokens, callable_tools
 from serving.engines.mock_config import AnswerConfig
 from serving.engines.mock_embedding import DEFAULT_SIZE, embedding_of
-from serving.engines.mock_json.errors import FormError
-from serving.engines.mock_json.fit import choice_tokens, json_tokens, regex_tokens
-from serving.engines.mock_json.writer import Writer
+from serving.engines.mock_forms.errors import FormError
+from serving.engines.mock_forms.fit import choice_tokens, json_tokens, regex_tokens
+from serving.engines.mock_forms.writer import Writer
 from serving.model.constraints import NO_GRAMMAR
 from serving.model.files import ModelFiles
 from serving.model.tokenizer import ByteTokenizer, Tokenizer

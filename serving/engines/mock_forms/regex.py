@@ -9,9 +9,9 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
-from serving.engines.mock_json.errors import FormError
-from serving.engines.mock_json.keywords import Work
-from serving.engines.mock_json.regex_trees import At, Chars, Either, Look, Repeat, Row, Tree, is_of
+from serving.engines.mock_forms.errors import FormError
+from serving.engines.mock_forms.keywords import Work
+from serving.engines.mock_forms.regex_trees import At, Chars, Either, Look, Repeat, Row, Tree, is_of
 from serving.engines.parsed_regex import operation, parsed, repetitions
 
 MAX_PATTERN = 4096
