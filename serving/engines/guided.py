@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from serving.runtime.messages import CallError
 
-KINDS = ("json", "regex", "choice", "grammar")
 META = re.compile(r"[\\.^$*+?{}\[\]|()]")
 
 
@@ -14,7 +13,7 @@ class Guide(NamedTuple):
     """What a request's answer must look like."""
 
     kind: str
-    """One of `KINDS`."""
+    """One of `serving.model.constraints.CONSTRAINTS`."""
     value: Any
 
 

@@ -5,12 +5,12 @@ schema, so such a schema is refused.
 """
 
 import json
-import re
+import math
 from collections.abc import Iterable
-from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
 from serving.engines.guided import Guide
+from serving.engines.parsed_regex import operation, parsed, repetitions
 
 MAX_NESTING = 256
 """llama.cpp reads nested groups by recursion: thousands would end its process."""
@@ -104,16 +104,15 @@ def _below(schema: dict[str, Any]) -> Iterable[Any]:
 
 def _of_regex(pattern: str) -> str:
     try:
-        parsed = parser.parse(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
+        parts, flags = parsed(pattern)
+    except ValueError as error:
         raise ValueError(f"not a regular expression: {error}") from error
-    if parsed.state.flags & ~re.UNICODE:
+    if flags:
         raise ValueError("flags in a regular expression are not supported")
     # A whole answer is matched, so these say nothing more.
-    parts = list(parsed)
-    if parts and _name(parts[0]) == "AT" and str(parts[0][1]) in ("AT_BEGINNING", "AT_BEGINNING_STRING"):
+    if parts and operation(parts[0]) == "AT" and str(parts[0][1]) in ("AT_BEGINNING", "AT_BEGINNING_STRING"):
         del parts[0]
-    if parts and _name(parts[-1]) == "AT" and str(parts[-1][1]) in ("AT_END", "AT_END_STRING"):
+    if parts and operation(parts[-1]) == "AT" and str(parts[-1][1]) in ("AT_END", "AT_END_STRING"):
         del parts[-1]
     return _sequence(parts)
 
@@ -123,7 +122,7 @@ def _sequence(parts: Iterable[Any]) -> str:
 
 
 def _part(part: Any) -> str:
-    name, value = _name(part), part[1]
+    name, value = operation(part), part[1]
     match name:
         case "LITERAL":
             return f'"{_character(value)}"'
@@ -138,17 +137,17 @@ def _part(part: Any) -> str:
         case "SUBPATTERN" if not value[1] and not value[2]:
             return f"({_sequence(value[3])})"
         case "MAX_REPEAT" | "MIN_REPEAT":  # the same texts match, whichever is tried first
-            least, most, repeated = value
-            limit = "" if most is parser.MAXREPEAT else most
-            return f"({_sequence(repeated)}){{{least},{limit}}}"
+            least, most = repetitions(value)
+            limit = "" if most == math.inf else most
+            return f"({_sequence(value[2])}){{{least},{limit}}}"
     raise ValueError(f"{name.lower()} in a regular expression is not supported")
 
 
 def _class(items: list[Any]) -> str:
-    is_negated = _name(items[0]) == "NEGATE"
+    is_negated = operation(items[0]) == "NEGATE"
     body = ""
     for item in items[is_negated:]:
-        match _name(item), item[1]:
+        match operation(item), item[1]:
             case "LITERAL", code:
                 body += _character(code)
             case "RANGE", (first, last):
@@ -160,10 +159,6 @@ def _class(items: list[Any]) -> str:
             case kind, _:
                 raise ValueError(f"{kind.lower()} beside others in [] is not supported")
     return f"[{'^' if is_negated else ''}{body}]"
-
-
-def _name(part: Any) -> str:
-    return str(part[0])
 
 
 def _characters(text: str) -> str:

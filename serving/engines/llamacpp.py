@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
-from serving.engines.guided import KINDS, guide
+from serving.engines.guided import guide
 from serving.engines.llama_batch import Job, LlamaBatcher
 from serving.engines.llama_grammar import gbnf
 from serving.engines.package import require
+from serving.model.constraints import CONSTRAINTS
 from serving.model.files import ModelFiles, local_weights
 from serving.router.events import BlocksEvent
 from serving.runtime.messages import CallError
@@ -79,7 +80,7 @@ class LlamaCpp:
             block_size=size,
             context_length=length,
             has_kv_events=True,
-            guided_decoding=KINDS if has_end else (),
+            guided_decoding=CONSTRAINTS if has_end else (),
         )
         self._batcher = LlamaBatcher(
             llama,

@@ -18,6 +18,7 @@ from typing import Any
 
 from serving.engines.guided import choice_regex, guide
 from serving.engines.package import require
+from serving.model.constraints import NO_GRAMMAR
 from serving.model.files import ModelFiles, local_weights
 from serving.model.tokenizer import Tokenizer, load
 from serving.runtime.messages import CallError
@@ -31,8 +32,6 @@ from serving.worker.protocol import finish_reason, sampling
 log = logging.getLogger(__name__)
 
 MAX_SEQS = 32
-GUIDES = ("json", "regex", "choice")
-"""Its grammars are Lark's, not EBNF."""
 
 RAW_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
@@ -57,7 +56,7 @@ class MistralRs:
         self._kind, self._which, self._arguments = "GGUF" if "quantized_filename" in which else "Plain", which, given
         self.calls = (EngineCall(f"mistralrs.Which.{self._kind}", which), EngineCall("mistralrs.Runner", given))
         self.traits = EngineTraits(
-            block_size=given.get("pa_blk_size", 16), context_length=worker.context_length, guided_decoding=GUIDES
+            block_size=given.get("pa_blk_size", 16), context_length=worker.context_length, guided_decoding=NO_GRAMMAR
         )
         self.service = GeneratorService(self.generate)
         self._max_seqs = int(given["max_seqs"])
@@ -186,7 +185,7 @@ class MistralRs:
 
 def _grammar(request: dict[str, Any]) -> dict[str, Any]:
     """Return what the answer must look like, as arguments of a request."""
-    wanted = guide(request, GUIDES, "mistral.rs")
+    wanted = guide(request, NO_GRAMMAR, "mistral.rs")  # its own grammars are Lark's, not EBNF
     if wanted is None:
         return {}
     if wanted.kind == "json":

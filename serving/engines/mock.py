@@ -14,7 +14,7 @@ from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig, divide
 from serving.engines.kv_exchange import KvExchange
 from serving.engines.kv_shelf import layout_of
-from serving.engines.mock_author import FORMS, Author, embedding_size_of
+from serving.engines.mock_author import Author, embedding_size_of
 from serving.engines.mock_config import AnswerConfig
 from serving.engines.mock_costs import step_costs_of
 from serving.engines.mock_handover import Handover, hand_over
@@ -23,6 +23,7 @@ from serving.engines.mock_tiers import LiveTiers, chunk_format, with_store
 from serving.kv_tiers.tier import ChunkFormat, TierError
 from serving.life.lease import LeaseConfig
 from serving.model.card import Role
+from serving.model.constraints import NO_GRAMMAR
 from serving.model.files import BYTES_CONTEXT, ModelFiles
 from serving.model.tokenizer import load
 from serving.runtime.server import Stream
@@ -85,7 +86,7 @@ class Mocker:
             num_ranks=config.dp_size,
             has_kv_events=worker.kv_events and config.enable_prefix_caching,
             step_costs=step_costs_of(simulated),
-            guided_decoding=FORMS,
+            guided_decoding=NO_GRAMMAR,
             continues_constrained=True,
             has_embeddings=True,
             tool_call_parser=TOOL_CALL_PARSER,

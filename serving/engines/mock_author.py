@@ -14,15 +14,13 @@ from serving.engines.mock_answers import answer_tokens, eos_place, stop_place
 from serving.engines.mock_calls import call_tokens, callable_tools
 from serving.engines.mock_config import AnswerConfig
 from serving.engines.mock_embedding import DEFAULT_SIZE, embedding_of
-from serving.engines.mock_json.errors import FormError
-from serving.engines.mock_json.fit import choice_tokens, json_tokens, regex_tokens
-from serving.engines.mock_json.writer import Writer
+from serving.engines.mock_forms.errors import FormError
+from serving.engines.mock_forms.fit import choice_tokens, json_tokens, regex_tokens
+from serving.engines.mock_forms.writer import Writer
+from serving.model.constraints import NO_GRAMMAR
 from serving.model.files import ModelFiles
 from serving.model.tokenizer import ByteTokenizer, Tokenizer
 from serving.worker.protocol import PreprocessedRequest
-
-FORMS = ("json", "regex", "choice")
-"""What an answer can be made to look like."""
 
 SILENT_BYTE = 256
 """A token without text where tokens are bytes."""
@@ -80,7 +78,7 @@ class Author:
     @property
     def forms(self) -> tuple[str, ...]:
         """What an answer can be made to look like in these tokens."""
-        return () if self._writer is None else FORMS
+        return () if self._writer is None else NO_GRAMMAR
 
     def plan(self, request: PreprocessedRequest, tokens: npt.NDArray[np.uint32], *, most: int | None) -> Plan:
         """Settle the answer to a request.
@@ -175,7 +173,7 @@ def _guided(form: dict[str, Any], seed: int, target: int, writer: Writer, enough
             return regex_tokens(value, seed, target, writer)
         case "choice":
             return choice_tokens(value, seed, writer)
-    raise FormError(f"guided_decoding is {kind}; expected one of {', '.join(FORMS)}: the mocker honours no other")
+    raise FormError(f"guided_decoding is {kind}; expected one of {', '.join(NO_GRAMMAR)}: the mocker honours no other")
 
 
 def embedding_size_of(files: ModelFiles) -> int:

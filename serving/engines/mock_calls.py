@@ -3,9 +3,9 @@
 from random import Random
 from typing import Any
 
-from serving.engines.mock_json.errors import FormError
-from serving.engines.mock_json.fit import json_tokens
-from serving.engines.mock_json.writer import Writer
+from serving.engines.mock_forms.errors import FormError
+from serving.engines.mock_forms.fit import json_tokens
+from serving.engines.mock_forms.writer import Writer
 from serving.model.parsers import write_calls
 
 NO_ARGUMENTS = {"type": "object", "properties": {}}

@@ -19,7 +19,7 @@ import msgspec
 from aiohttp.http_exceptions import HttpProcessingError
 
 from foundation.text import one_line
-from serving.engines.guided import KINDS, guide
+from serving.engines.guided import guide
 from serving.engines.openai_answers import (
     MAX_BYTES,
     Answer,
@@ -37,6 +37,7 @@ from serving.engines.openai_answers import (
 from serving.engines.openai_url import KEY, root
 from serving.engines.vllm_roles import connector_params, hand_off, prompt_only
 from serving.life.lease import LeaseConfig
+from serving.model.constraints import CONSTRAINTS
 from serving.model.files import ModelFiles
 from serving.model.tokenizer import Tokenizer, load
 from serving.runtime.messages import CallError
@@ -128,7 +129,7 @@ class OpenAiServer:
             block_size=self.traits.block_size,
             context_length=self._model.max_model_len or None,
             # Others ignore vLLM's field instead of refusing it.
-            guided_decoding=KINDS if self._model.owned_by == "vllm" else (),
+            guided_decoding=CONSTRAINTS if self._model.owned_by == "vllm" else (),
         )
 
     def publish_to(self, publishers: Sequence[KvEventPublisher]) -> None:

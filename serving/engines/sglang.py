@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from serving.engines.block_hashes import EventReaders
-from serving.engines.guided import KINDS, Guide, choice_regex, guide
+from serving.engines.guided import Guide, choice_regex, guide
 from serving.engines.package import call_with, require, require_nixl
 from serving.engines.processes import EngineProcesses
 from serving.engines.sglang_roles import PORT, meeting_host, role_arguments, room
 from serving.engines.side_channel import LOOPBACK, PortReservation, defaults, ucx_at
 from serving.model.card import Bootstrap
+from serving.model.constraints import CONSTRAINTS, NO_GRAMMAR
 from serving.model.files import ModelFiles, local_weights
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
@@ -28,7 +29,7 @@ MEMORY = ENGINES["sglang"].memory_argument
 PAGE_SIZE = 16
 """SGLang's default is one token, which would make every token a KV event."""
 
-GUIDES = {"xgrammar": KINDS, "llguidance": KINDS[:-1], "outlines": KINDS[:-1]}
+GUIDES = {"xgrammar": CONSTRAINTS, "llguidance": NO_GRAMMAR, "outlines": NO_GRAMMAR}
 """What SGLang's grammar backends can guide answers by; the last two have no EBNF."""
 
 DEFAULT_GRAMMARS = "xgrammar"

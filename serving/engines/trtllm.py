@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from serving.engines.block_hashes import HashTranslator
-from serving.engines.guided import KINDS, choice_regex, guide
+from serving.engines.guided import choice_regex, guide
 from serving.engines.package import call_with, require
 from serving.engines.processes import EngineProcesses
 from serving.engines.trtllm_roles import context_only, generation_only, hand_off, role_arguments
+from serving.model.constraints import CONSTRAINTS
 from serving.model.files import ModelFiles, local_weights
 from serving.router.events import BlocksEvent, Medium
 from serving.runtime.messages import CallError
@@ -74,7 +75,7 @@ class TrtLlm:
         self._arguments = given
         self.calls = (EngineCall("tensorrt_llm.LLM", given),)
         self.traits = EngineTraits(
-            block_size=size, has_kv_events=self._has_events, guided_decoding=KINDS if is_guided else ()
+            block_size=size, has_kv_events=self._has_events, guided_decoding=CONSTRAINTS if is_guided else ()
         )
         self.service = GeneratorService(self.generate)
         self._processes = EngineProcesses("TensorRT-LLM", MEMORY)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from serving.engines.block_hashes import EventReaders
-from serving.engines.guided import KINDS, guide
+from serving.engines.guided import guide
 from serving.engines.package import call_with, require, require_nixl
 from serving.engines.processes import EngineProcesses
 from serving.engines.vllm_on_cpu import keep_async_scheduling
@@ -25,6 +25,7 @@ from serving.engines.vllm_roles import (
     uses_nixl,
 )
 from serving.engines.vllm_tiers import take_offloading, telling
+from serving.model.constraints import CONSTRAINTS, NO_GRAMMAR
 from serving.model.files import ModelFiles, local_weights
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
@@ -341,7 +342,7 @@ def _guides(config: Any) -> tuple[str, ...]:
     if config.model_config.skip_tokenizer_init:
         return ()
     has_grammars = config.structured_outputs_config.backend in ("auto", "xgrammar", "guidance")
-    return KINDS if has_grammars else KINDS[:-1]
+    return CONSTRAINTS if has_grammars else NO_GRAMMAR
 
 
 def _finish_reason(theirs: str) -> str:

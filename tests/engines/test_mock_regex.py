@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.engines.mock_json.errors import FormError
-from serving.engines.mock_json.fit import choice_tokens, regex_tokens
-from serving.engines.mock_json.keywords import Work
-from serving.engines.mock_json.regex import pattern_of
+from serving.engines.mock_forms.errors import FormError
+from serving.engines.mock_forms.fit import choice_tokens, regex_tokens
+from serving.engines.mock_forms.keywords import Work
+from serving.engines.mock_forms.regex import pattern_of
 from tests.support.schemas import writers
 
 ATOMS = st.sampled_from(

@@ -8,6 +8,7 @@ import msgspec
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.openai import Request
 from serving.frontend.api.plain import check_plain
+from serving.model.constraints import CONSTRAINTS
 
 MAX_BYTES = 1 << 18
 """Maximum size of a constraint as JSON."""
@@ -25,8 +26,6 @@ FIELDS = {
 }
 """Fields that are a constraint themselves."""
 
-KINDS = ("json", "regex", "choice", "grammar")
-
 
 class Constraint(NamedTuple):
     """What an answer must look like."""
@@ -34,7 +33,7 @@ class Constraint(NamedTuple):
     field: str
     """The field of the request that says so."""
     kind: str
-    """One of `KINDS`."""
+    """One of `CONSTRAINTS`."""
     value: Any
     """A JSON schema, a regular expression, a list of texts, or a grammar in EBNF."""
 
@@ -95,10 +94,12 @@ def _from_structured_outputs(form: Any) -> Iterator[Constraint]:
             continue
         if key == "json_object":
             yield Constraint(name, "json", ANY_OBJECT)
-        elif key in KINDS:
+        elif key in CONSTRAINTS:
             yield Constraint(name, key, value)
         else:
-            raise ApiError(400, f"{name}: {key[:100]} is not supported; expected one of {', '.join(KINDS)}", param=name)
+            raise ApiError(
+                400, f"{name}: {key[:100]} is not supported; expected one of {', '.join(CONSTRAINTS)}", param=name
+            )
 
 
 def _check_object(name: str, form: Any) -> None:

@@ -3,8 +3,8 @@
 from fractions import Fraction
 from typing import Any
 
-from serving.engines.mock_json.errors import FormError
-from serving.engines.mock_json.keywords import (
+from serving.engines.mock_forms.errors import FormError
+from serving.engines.mock_forms.keywords import (
     MAX_DEPTH,
     Raw,
     Work,
@@ -23,7 +23,7 @@ from serving.engines.mock_json.keywords import (
     type_of,
     types_of,
 )
-from serving.engines.mock_json.regex import pattern_of
+from serving.engines.mock_forms.regex import pattern_of
 
 
 class Check:

@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from serving.engines.mock_json.check import Check
-from serving.engines.mock_json.errors import FormError
-from serving.engines.mock_json.formats import FORMATS
-from serving.engines.mock_json.keywords import (
+from serving.engines.mock_forms.check import Check
+from serving.engines.mock_forms.errors import FormError
+from serving.engines.mock_forms.formats import FORMATS
+from serving.engines.mock_forms.keywords import (
     Raw,
     Work,
     bounds_of,
@@ -32,7 +32,7 @@ from serving.engines.mock_json.keywords import (
     text_of,
     types_of,
 )
-from serving.engines.mock_json.nodes import (
+from serving.engines.mock_forms.nodes import (
     MAX_VALUES,
     Array,
     Choice,
@@ -49,7 +49,7 @@ from serving.engines.mock_json.nodes import (
     Text,
     settle,
 )
-from serving.engines.mock_json.regex import MAX_TEXT, pattern_of
+from serving.engines.mock_forms.regex import MAX_TEXT, pattern_of
 
 MAX_SLOTS = 2_000
 """The most places of a schema."""

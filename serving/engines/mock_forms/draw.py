@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from serving.engines.mock_json.check import Check
-from serving.engines.mock_json.errors import FormError
-from serving.engines.mock_json.formats import FORMATS, WORDS
-from serving.engines.mock_json.keywords import Work, key_of
-from serving.engines.mock_json.nodes import (
+from serving.engines.mock_forms.check import Check
+from serving.engines.mock_forms.errors import FormError
+from serving.engines.mock_forms.formats import FORMATS, WORDS
+from serving.engines.mock_forms.keywords import Work, key_of
+from serving.engines.mock_forms.nodes import (
     MAX_VALUES,
     Array,
     Choice,
@@ -24,8 +24,8 @@ from serving.engines.mock_json.nodes import (
     Slot,
     Text,
 )
-from serving.engines.mock_json.prose import Prose, Words, prose_of
-from serving.engines.mock_json.schema import Schema
+from serving.engines.mock_forms.prose import Prose, Words, prose_of
+from serving.engines.mock_forms.schema import Schema
 
 MAX_EXTRA = MAX_VALUES // 2
 """After so many values, only those are added that must be there."""

@@ -4,16 +4,15 @@ Python parses an expression; what it means is the same in ECMA's dialect, as far
 made is matched again, over sets of positions, so the time is bounded whatever the expression is.
 """
 
-import importlib
 import math
-import warnings
 from functools import lru_cache
 from random import Random
 from typing import Any
 
-from serving.engines.mock_json.errors import FormError
-from serving.engines.mock_json.keywords import Work
-from serving.engines.mock_json.regex_trees import At, Chars, Either, Look, Repeat, Row, Tree, is_of
+from serving.engines.mock_forms.errors import FormError
+from serving.engines.mock_forms.keywords import Work
+from serving.engines.mock_forms.regex_trees import At, Chars, Either, Look, Repeat, Row, Tree, is_of
+from serving.engines.parsed_regex import operation, parsed, repetitions
 
 MAX_PATTERN = 4096
 """The most characters of an expression."""
@@ -24,8 +23,6 @@ MAX_TEXT = 65_536
 
 TRIES = 20
 """Texts that are made and matched before an expression with anchors or lookarounds inside is refused."""
-
-_parser: Any = importlib.import_module("re._parser")
 
 
 class Pattern:
@@ -41,22 +38,20 @@ class Pattern:
         if len(text) > MAX_PATTERN:
             raise FormError(f"a pattern has {len(text):,} characters; the mocker supports {MAX_PATTERN:,}")
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                parsed = _parser.parse(text)
-        except (_parser.error, OverflowError, RecursionError) as error:
+            parts, flags = parsed(text)
+        except ValueError as error:
             raise FormError(f"pattern {_short(text)} is not understood: {error}") from error
         self._is_checked = False
-        if extra := parsed.state.flags & ~32:  # 32: texts are Unicode
-            raise FormError(f"pattern {_short(text)}: flags ({extra:#x}) are not supported by the mocker")
-        self.tree = self._row(parsed, 0)
+        if flags:
+            raise FormError(f"pattern {_short(text)}: flags ({flags:#x}) are not supported by the mocker")
+        self.tree = self._row(parts, 0)
         if max(self.tree.least, self.tree.steps) > MAX_TEXT:
             raise FormError(f"pattern {_short(text)} needs texts that are longer than {MAX_TEXT:,} characters")
 
-    def _row(self, parsed: Any, depth: int) -> Row:
+    def _row(self, parts: Any, depth: int) -> Row:
         if depth > MAX_DEPTH:
             raise FormError(f"pattern {_short(self.text)} is nested more than {MAX_DEPTH} deep")
-        return Row([self._part(str(op), value, depth) for op, value in parsed])
+        return Row([self._part(operation(part), part[1], depth) for part in parts])
 
     def _part(self, op: str, value: Any, depth: int) -> Tree:
         match op:
@@ -73,8 +68,7 @@ class Pattern:
             case "SUBPATTERN" if not (value[1] or value[2]):
                 return self._row(value[3], depth + 1)
             case "MAX_REPEAT" | "MIN_REPEAT":
-                low, high, item = value
-                return Repeat(self._row(item, depth + 1), low, math.inf if high is _parser.MAXREPEAT else high)
+                return Repeat(self._row(value[2], depth + 1), *repetitions(value))
             case "AT":
                 self._is_checked = True
                 return At(str(value).removeprefix("AT_"))

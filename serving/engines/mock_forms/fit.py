@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from serving.engines.mock_json.check import Check
-from serving.engines.mock_json.draw import Drawing, plain
-from serving.engines.mock_json.errors import FormError
-from serving.engines.mock_json.keywords import MAX_WORK, Work
-from serving.engines.mock_json.prose import Prose
-from serving.engines.mock_json.regex import pattern_of
-from serving.engines.mock_json.schema import Schema, schema_from
-from serving.engines.mock_json.writer import Writer
+from serving.engines.mock_forms.check import Check
+from serving.engines.mock_forms.draw import Drawing, plain
+from serving.engines.mock_forms.errors import FormError
+from serving.engines.mock_forms.keywords import MAX_WORK, Work
+from serving.engines.mock_forms.prose import Prose
+from serving.engines.mock_forms.regex import pattern_of
+from serving.engines.mock_forms.schema import Schema, schema_from
+from serving.engines.mock_forms.writer import Writer
 
 ATTEMPTS = 8
 ENOUGH = 0.95

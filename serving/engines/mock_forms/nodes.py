@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from serving.engines.mock_json.check import number_fits
-from serving.engines.mock_json.keywords import Raw, Work
-from serving.engines.mock_json.regex import Pattern
+from serving.engines.mock_forms.check import number_fits
+from serving.engines.mock_forms.keywords import Raw, Work
+from serving.engines.mock_forms.regex import Pattern
 
 MAX_VALUES = 4_000
 """The most values of an answer."""

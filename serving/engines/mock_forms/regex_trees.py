@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from serving.engines.mock_json.errors import FormError
+from serving.engines.mock_forms.errors import FormError
 
 PLAIN = "abcdefghijklmnopqrstuvwxyz"
 PRINTABLE = PLAIN + "".join(chr(code) for code in range(32, 127) if chr(code) not in PLAIN)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
-from serving.engines.mock_json.errors import FormError
+from serving.engines.mock_forms.errors import FormError
 
 Raw = dict[str, Any] | bool
 """A schema as it was sent."""

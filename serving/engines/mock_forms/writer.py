@@ -4,8 +4,8 @@ from functools import lru_cache
 
 import msgspec
 
-from serving.engines.mock_json.errors import FormError
-from serving.engines.mock_json.prose import Words
+from serving.engines.mock_forms.errors import FormError
+from serving.engines.mock_forms.prose import Words
 from serving.model.tokenizer import Tokenizer
 
 SAMPLE = '{"name":"x","items":[{"id":12,"kind":"large","ratio":0.5},{"id":345,"kind":"small","ratio":1.25}],"ok":true}'
