@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
@@ -46,11 +47,11 @@ class Served:
     def log(self):
         return self._log.read_text()
 
-    def until(self, condition):
-        return until(condition, self.process)
+    def until(self, condition, *, patience_s=PATIENCE_S):
+        return until(condition, self.process, patience_s=patience_s)
 
-    def until_says(self, text, count=1):
-        self.until(lambda: self.log.count(text) >= count)
+    def until_says(self, text, count=1, *, patience_s=PATIENCE_S):
+        self.until(lambda: self.log.count(text) >= count, patience_s=patience_s)
 
     def wait_for(self, count):
         wait_for(self.url, count, self.process)
@@ -179,12 +180,18 @@ def test_a_worker_that_does_not_start_is_tried_again_and_nothing_else_ends(tmp_p
 def test_a_start_that_hangs_is_given_up_and_another_one_is_made(tmp_path):
     model = write_model(tmp_path / "model")
     tokenizer = (model / "tokenizer.json").read_bytes()
-    with serving(tmp_path, "--model-path", model, "--startup-timeout-s", 10, model="model") as served:
+    began_s = time.monotonic()
+    with serving(tmp_path, "--model-path", model, model="model"):
+        timeout_s = max(
+            10, round(2 * (time.monotonic() - began_s))
+        )  # a start now, on this machine, takes less than that
+    with serving(tmp_path, "--model-path", model, "--startup-timeout-s", timeout_s, model="model") as served:
         (model / "tokenizer.json").unlink()
         os.mkfifo(model / "tokenizer.json")  # who reads it waits forever
         with served.load():
             served.until_says("worker: 1 -> 2 workers")
-            served.until_says("1 start took longer than 10 s and is given up")
+            given_up = f"1 start took longer than {timeout_s} s and is given up"
+            served.until_says(given_up, patience_s=timeout_s + PATIENCE_S)
             (model / "tokenizer.json").unlink()
             (model / "tokenizer.json").write_bytes(tokenizer)
             served.wait_for(2)

@@ -10,9 +10,9 @@ PATIENCE_S = 120.0
 """A test that waits in vain fails anyway, so patience costs nothing; too little of it fails on a busy machine."""
 
 
-def until(condition, process=None):
+def until(condition, process=None, *, patience_s=PATIENCE_S):
     """Wait until a condition holds and return what it gave; fail at once if the process that must bring it about ended."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while not (found := condition()):
         if process is not None and process.poll() is not None:
             said = "\n".join(filter(None, process.communicate(timeout=PATIENCE_S)))
