@@ -1,10 +1,14 @@
-"""What other servers have: their endpoints, and the fields of their requests. Facts, held against their packages by tests.
+"""What other servers have: their endpoints, and the fields of their requests.
 
-OpenAI's and Anthropic's are those of their SDKs, vLLM's those of 0.32, SGLang's those of 0.5.23; Dynamo's, which have all of
-OpenAI's besides those named here, were read from its source in autumn 2026.
+Tests hold the fields of OpenAI and Anthropic against their SDKs, field by field, and those of vLLM and SGLang against their
+packages where these are installed (`tests/real_engines`). Not checked, as there is nothing to install: Dynamo's fields, which
+are all of OpenAI's besides those named here, and the table of endpoints. Both were read from sources in autumn 2026.
 """
 
 from serving.frontend.api.kinds import KindName
+
+SDKS = {"OpenAI": ("openai", "3.57.0"), "Anthropic": ("anthropic", "2.14.0")}
+"""Their SDKs, and the versions whose fields are those below."""
 
 ENDPOINTS: dict[str, str] = {
     "/v1/chat/completions": "OpenAI vLLM SGLang Dynamo",

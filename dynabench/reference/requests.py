@@ -6,18 +6,19 @@ import msgspec
 
 from dynabench.reference.others import ENDPOINTS, FIELDS, fields_of
 from serving.frontend.api.fields import names_of
-from serving.frontend.api.kinds import KINDS, KindName
+from serving.frontend.api.kinds import KINDS, WITHOUT_EFFECT, KindName
 from serving.frontend.api.unsupported import neutral_of
 from serving.frontend.app import ROUTES
 
 INTRODUCTION = """\
 # Endpoints and fields
 
-Which endpoints the frontend has, and what it does with each field of a request, beside OpenAI, Anthropic, vLLM 0.32, SGLang
-0.5.23 and Dynamo. What is refused gets 400 with the field's name, unless its value is null. Fields that are not
-listed are refused unless their value asks for nothing (null, false, empty); `--strict` refuses them in any case.
-Constraints on answers (`response_format`, `structured_outputs`, `guided_*`, ...) and required tool calls need an engine that
-honours them ([engines](../engines.md)).
+Which endpoints the frontend has, and what it does with each field of a request, beside OpenAI, Anthropic, vLLM 0.32,
+SGLang 0.5.23 and Dynamo. What is refused gets 400 with the field's name, unless its value is null. Fields that are not
+listed are refused unless their value asks for nothing (null, false, empty); `--strict` refuses them in any case. Fields
+without effect are checked and change nothing (a response repeats some of them). Constraints on answers
+(`response_format`, `structured_outputs`, `guided_*`, ...) and required tool calls need an engine that honours them
+([engines](../engines.md)).
 """
 SERVERS = ("OpenAI", "Anthropic", "vLLM", "SGLang", "Dynamo")
 ALIASES = {"/score": "/v1/score", "/rerank": "/v1/rerank", "/v1/tokenize": "/tokenize", "/v1/detokenize": "/detokenize",
@@ -58,6 +59,8 @@ def _kinds() -> Iterator[str]:
 def _treatment(kind: KindName, field: str) -> str:
     """Return what happens to a field here."""
     type = KINDS[kind].type
+    if field in WITHOUT_EFFECT.get(kind, ()):
+        return "accepted, no effect"
     if field in names_of(type):
         return "yes"
     values = neutral_of(type).get(field, ())

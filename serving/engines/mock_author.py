@@ -69,6 +69,14 @@ class Author:
             if config.tool_call_share:
                 raise ValueError(f"tool_call_share is {config.tool_call_share:g}; expected 0: {error}") from error
 
+    def may_be_formed(self, request: PreprocessedRequest) -> bool:
+        """Return whether the answer may have a form, so that it takes a while to make it up."""
+        if request.is_embedding:
+            return False
+        return request.sampling_options.get("guided_decoding") is not None or bool(
+            self._config.tool_call_share and request.tools
+        )
+
     @property
     def forms(self) -> tuple[str, ...]:
         """What an answer can be made to look like in these tokens."""
@@ -94,7 +102,7 @@ class Author:
         limit = request.stop_conditions.max_tokens or most or len(tokens)
         end = eos_place(request, prompt, seed)
         length = limit if end is None else min(end, limit)
-        formed = self._formed(request, prompt, seed, request.num_generated + length)
+        formed = self._formed(request, prompt, seed, request.num_generated + length, request.num_generated + limit)
         if formed is not None:
             output = self._ended(request, formed[request.num_generated :], limit)
             end = None if len(output) == limit and request.stop_conditions.ignore_eos else len(output)
@@ -109,7 +117,7 @@ class Author:
         return Plan(answer_tokens(tokens, 0, 0, 1, self.vocabulary), 1)
 
     def _formed(
-        self, request: PreprocessedRequest, prompt: npt.NDArray[np.uint32], seed: int, target: int
+        self, request: PreprocessedRequest, prompt: npt.NDArray[np.uint32], seed: int, target: int, enough: int
     ) -> list[int] | None:
         """Return the whole answer if it must have a form, or calls tools; None if it is free text."""
         form: dict[str, Any] | None = request.sampling_options.get("guided_decoding")
@@ -121,7 +129,7 @@ class Author:
         if self._writer is None:
             raise FormError("the model's tokenizer does not reproduce JSON text, so answers have no form")
         if form is not None:
-            return _guided(form, drawn, target, self._writer)
+            return _guided(form, drawn, target, self._writer, enough)
         if drawn >= share * 2.0**64:
             return None
         return call_tokens(tools, Random(drawn), target, self._writer, self._parser, share)
@@ -153,7 +161,7 @@ def _refuse_sharing(request: PreprocessedRequest) -> None:
         raise ValueError("an embedding cannot be shared between workers; expected no kv_transfer_params")
 
 
-def _guided(form: dict[str, Any], seed: int, target: int, writer: Writer) -> list[int]:
+def _guided(form: dict[str, Any], seed: int, target: int, writer: Writer, enough: int) -> list[int]:
     """Return an answer of a form in tokens.
 
     Raises:
@@ -162,7 +170,7 @@ def _guided(form: dict[str, Any], seed: int, target: int, writer: Writer) -> lis
     [(kind, value)] = form.items()
     match kind:
         case "json":
-            return json_tokens(value, seed, target, writer)
+            return json_tokens(value, seed, target, writer, enough=enough)
         case "regex":
             return regex_tokens(value, seed, target, writer)
         case "choice":

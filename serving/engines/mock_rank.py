@@ -3,16 +3,18 @@
 import asyncio
 import contextlib
 import math
+from functools import partial
 from time import monotonic
 
 import numpy as np
+import numpy.typing as npt
 
 from mocker import BlockChain, Engine, Sequence
 from mocker.timing.choose import SimulatedEngine
 from mocker.work import work_of
 from serving.engines.kv_params import Part, parse
 from serving.engines.mock_answers import LogProbabilities
-from serving.engines.mock_author import Author
+from serving.engines.mock_author import Author, Plan
 from serving.engines.mock_events import router_events
 from serving.engines.mock_handover import Handover, block_keys
 from serving.engines.mock_live import Live
@@ -22,9 +24,12 @@ from serving.model.tokenizer import ByteTokenizer
 from serving.router.hashing import block_hashes, sequence_hashes
 from serving.runtime.messages import CallError
 from serving.runtime.server import Stream
+from serving.runtime.threads import in_thread
 from serving.worker.engine import EngineLoad, Work
 from serving.worker.kv_events import KvEventPublisher
 from serving.worker.protocol import PreprocessedRequest
+
+Tokens = npt.NDArray[np.uint32]
 
 MAX_WAITING = 4096
 """Most requests that may wait for a place in the batch; an engine refuses more."""
@@ -60,26 +65,56 @@ class MockEngine:
         if tiers is not None:
             tiers.connect(self.engine, self._follow_tiers)
         self._bell = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._planned: set[asyncio.Task[None]] = set()
         self._order = 0
 
     def submit(self, request: PreprocessedRequest, stream: Stream) -> None:
-        """Queue a request, or end it with an error at once if it can never fit or the queue is full."""
-        if len(self.engine.scheduler.waiting) + len(self.engine.scheduler.fetching) >= self._max_waiting:
+        """Queue a request, or end it with an error if it can never fit or the queue is full."""
+        scheduler = self.engine.scheduler
+        if len(scheduler.waiting) + len(scheduler.fetching) + len(self._planned) >= self._max_waiting:
             stream.end(f"{self._max_waiting} requests are already waiting for this engine", "overloaded")
             return
-        size = self.config.block_size
         tokens = np.frombuffer(bytes(request.token_ids.data), "<u4")
         try:
             asked = parse(request.kv_transfer_params)
-            is_prefill = asked is not None and asked.is_prefill
-            answer = (
-                self._author.first(request, tokens)
-                if is_prefill
-                else self._author.plan(request, tokens, most=self.config.max_model_len)
-            )
+            if asked is not None and asked.is_prefill:
+                answer = self._author.first(request, tokens)
+            elif self._author.may_be_formed(request):
+                self._plan_apart(request, stream, tokens, asked)
+                return
+            else:
+                answer = self._author.plan(request, tokens, most=self.config.max_model_len)
         except ValueError as error:
             stream.end(str(error), "invalid")
             return
+        self._queue(request, stream, tokens, asked, answer)
+
+    def _plan_apart(self, request: PreprocessedRequest, stream: Stream, tokens: Tokens, asked: Part | None) -> None:
+        """Queue a request once its answer is settled, in a thread: other requests go on meanwhile."""
+        plan = partial(self._author.plan, request, tokens, most=self.config.max_model_len)
+
+        async def settle() -> None:
+            try:
+                async with self._turn:  # one thread: whoever hangs up and asks again does not get another
+                    if stream.is_over:
+                        return
+                    answer = await in_thread(plan)
+                if not stream.is_over:
+                    self._queue(request, stream, tokens, asked, answer)
+            except ValueError as error:
+                stream.end(str(error), "invalid")
+            except Exception as error:
+                stream.fail(error)
+
+        task = asyncio.create_task(settle())
+        self._planned.add(task)
+        task.add_done_callback(self._planned.discard)
+
+    def _queue(
+        self, request: PreprocessedRequest, stream: Stream, tokens: Tokens, asked: Part | None, answer: Plan
+    ) -> None:
+        size = self.config.block_size
         output = answer.output
         hashes = np.frombuffer(bytes(request.sequence_hashes.data), "<u8").tolist() if request.sequence_hashes else []
         tail = np.concatenate([tokens[len(hashes) * size :], np.array(output, np.uint32)])
@@ -105,7 +140,7 @@ class MockEngine:
                 self.add(live)
             else:
                 live.keys = block_keys(tokens, ids, num_full=len(tokens) // size, block_size=size)
-                live.is_held = request.is_held and is_prefill
+                live.is_held = request.is_held and asked.is_prefill
                 self._share(live, asked)
         except (ValueError, CallError) as error:
             stream.on_cancel = None
@@ -161,6 +196,8 @@ class MockEngine:
             await self._step(engine, timer)
         finally:
             timer.close()
+            for task in self._planned:
+                task.cancel()
 
     async def _step(self, engine: Engine, timer: StepTimer) -> None:
         now = monotonic()  # uvloop's own clock only counts milliseconds

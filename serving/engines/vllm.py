@@ -108,7 +108,12 @@ class Vllm:
         if not logging.getLogger().isEnabledFor(logging.DEBUG):
             os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         self._vllm = require(
-            "vllm", "AsyncEngineArgs", "SamplingParams", "PoolingParams", "config.KVEventsConfig", "config.KVTransferConfig"
+            "vllm",
+            "AsyncEngineArgs",
+            "SamplingParams",
+            "PoolingParams",
+            "config.KVEventsConfig",
+            "config.KVTransferConfig",
         )
         self._refusals = _refusals()
         arguments = self._arguments | {"model": await in_thread(lambda: local_weights(self._arguments["model"]))}

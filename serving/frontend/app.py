@@ -18,8 +18,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.frontend import nvext
 from serving.frontend.admission import Admission
-from serving.frontend.answer import AcceptedRequest
-from serving.frontend.answers import answer_of
+from serving.frontend.answers.accepted import AcceptedRequest
+from serving.frontend.answers.selection import answer_of
+from serving.frontend.answers.sending import BEGUN, CompletionResponse
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.kinds import KINDS, KindName
 from serving.frontend.api.messages.errors import error_body
@@ -34,7 +35,6 @@ from serving.frontend.models import Models, ServedModel
 from serving.frontend.passthrough import hand_through
 from serving.frontend.prepared import Embeddable, HandedThrough, Prepared
 from serving.frontend.request import RequestReader, unless_gone
-from serving.frontend.response import BEGUN, CompletionResponse
 from serving.frontend.server_metrics import server_counts, server_metrics
 from serving.runtime.connection import ReplyStream
 from serving.runtime.messages import CallError

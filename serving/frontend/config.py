@@ -68,7 +68,8 @@ class FrontendConfig:
     """Memory for kept responses and the conversations that led to them (MiB)."""
 
     strict: bool = False
-    """Refuse every unknown field of a request, also those whose value asks for nothing (null, false, empty)."""
+    """Refuse every unknown field of a request and of the messages and other objects in it, also those whose value asks for
+    nothing (null, false, empty)."""
 
     allow_kv_transfer_params: bool = False
     """Let clients direct disaggregated requests, as proxies in front of vLLM do: they may ask prefill workers directly,

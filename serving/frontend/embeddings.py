@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 from starlette.responses import Response
 
+from serving.frontend.answers.sending import together
 from serving.frontend.api.errors import ApiError
 from serving.frontend.generation.attempt import Attempts
 from serving.frontend.generation.call import ChoiceRequest
 from serving.frontend.model_info import as_json
 from serving.frontend.models import ServedModel
 from serving.frontend.prepared import Embeddable, Prompt
-from serving.frontend.together import together
 from serving.life import Life
 from serving.worker.protocol import StopConditions
 
@@ -70,7 +70,7 @@ async def _vector(model: ServedModel, prompt: Prompt, request_id: str, *, is_ref
         request_id=request_id,
         is_embedding=True,
     )
-    life = Life(model.card.migration_limit, config=model.stages.config)
+    life = Life(model.card.migration_limit, config=model.stages.config, is_whole=True)
     attempts = Attempts(model.stages, request, life, is_refusable=is_refusable)
     try:
         while True:

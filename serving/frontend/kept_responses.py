@@ -1,5 +1,8 @@
 """Responses that this process keeps: continued by requests, read and deleted by clients."""
 
+from collections.abc import Callable
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -7,7 +10,6 @@ from serving.frontend.api.conversations import Conversations
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.responses import earlier
 from serving.frontend.api.responses.earlier import Continuing
-from serving.frontend.api.responses.format import ResponsesFormat
 from serving.frontend.config import FrontendConfig
 from serving.frontend.preparing.messages import Body
 
@@ -16,9 +18,8 @@ class KeptResponses:
     """The handlers, and what requests for responses need."""
 
     def __init__(self, config: FrontendConfig) -> None:
-        self.conversations = Conversations(
-            max_number=config.max_kept_responses, max_bytes=config.max_kept_responses_mb << 20
-        )
+        self.max_bytes = config.max_kept_responses_mb << 20
+        self.conversations = Conversations(max_number=config.max_kept_responses, max_bytes=self.max_bytes)
         self.keeps = config.http_workers == 1 and config.max_kept_responses > 0
         """Whether any are kept; of several processes on one port, each would keep only its own."""
 
@@ -39,11 +40,15 @@ class Turn:
         self._items: bytes | None = None
         """Those that lead to the response, if it is to be kept."""
 
-    def complete(self, body: Body) -> Body:
+    def complete(self, body: Body, admit: Callable[[int], None]) -> Body:
         """Return a request with all of its conversation.
 
+        Args:
+            body: the request.
+            admit: called with the number of bytes that the conversation so far adds.
+
         Raises:
-            ApiError: it continues a response that is not kept, or wants what cannot be kept.
+            ApiError: it continues a response that is not kept or not admitted, or wants what cannot be kept.
         """
         asked = Continuing.of(body)
         if not self._kept.keeps:
@@ -51,19 +56,19 @@ class Turn:
             return body
         if asked.store is False and asked.previous_response_id is None:
             return body
-        items = asked.items(self._kept.conversations)
-        self._items = items if asked.store is not False else None
+        items = asked.items(self._kept.conversations, admit)
+        self._items = items if asked.store is not False and len(items) <= self._kept.max_bytes else None
         return body if asked.previous_response_id is None else earlier.with_items(body, items)
 
     @property
     def is_kept(self) -> bool:
-        """Whether the response is to be kept."""
+        """Whether the response is to be kept, if it fits once it is complete."""
         return self._items is not None
 
-    def keep(self, format: ResponsesFormat) -> None:
-        """Keep the response, if that is wanted."""
-        if self._items is not None:
-            earlier.keep(self._kept.conversations, self._items, format)
+    def keep(self, response: dict[str, Any]) -> bool:
+        """Keep a response object, and return whether it fits; only if it is to be kept."""
+        assert self._items is not None
+        return earlier.keep(self._kept.conversations, self._items, response)
 
 
 def _check_nothing_kept(asked: Continuing) -> None:

@@ -9,12 +9,12 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from serving.frontend.answers.sending import BEGUN
 from serving.frontend.api.errors import failed_call, no_worker
 from serving.frontend.api.sse import DONE, error_event, event
 from serving.frontend.metrics import ModelMetrics
 from serving.frontend.models import ServedModel
 from serving.frontend.prepared import HandedThrough
-from serving.frontend.response import BEGUN
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
 from serving.runtime.connection import ReplyStream
 from serving.runtime.messages import CallError, End

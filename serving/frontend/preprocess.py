@@ -7,6 +7,7 @@ import msgspec
 
 from serving.frontend.api.embedding import EmbeddingRequest, ScoreRequest
 from serving.frontend.api.errors import ApiError
+from serving.frontend.api.fields import strictly
 from serving.frontend.api.kinds import (
     AboutEmbeddings,
     AnyRequest,
@@ -151,7 +152,8 @@ def translated(request: LikeChat, model: TextModel) -> Prepared | Tokenized:
         name = "responses" if isinstance(request, ResponsesRequest) else "messages"
         raise ApiError(404, f"model {request.model!r} does not offer {name}", code="model_not_found", param="model")
     check_plain(msgspec.to_builtins(request))
-    chat = request.to_chat()
+    with strictly(model.is_strict):
+        chat = request.to_chat()
     check(chat)
     if not isinstance(request, ResponsesRequest | MessagesRequest):
         return Tokenized(tokens=_chat_tokens(chat, model)[1].tolist(), token_strs=None)

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -11,7 +12,7 @@ from foundation.text import one_line
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.kinds import KINDS, KindName, parse
 from serving.frontend.config import FrontendConfig
-from serving.frontend.http.body import BodyBudget, read_body
+from serving.frontend.http.body import BodyBudget, Share, read_body
 from serving.frontend.metrics import FrontendMetrics
 from serving.frontend.models import SHOWN_CHARACTERS, Models, ServedModel
 from serving.frontend.prepared import Preprocessed
@@ -22,6 +23,9 @@ Result = TypeVar("Result")
 
 INLINE_BYTES = 128 * 1024
 """Larger bodies are parsed by a preparer; parsing this much takes a millisecond."""
+
+Complete = Callable[[Body, Callable[[int], None]], Body]
+"""Adds to a body what it refers to; before that, it calls what it is given with the number of bytes to be added."""
 
 GUESS_BYTES = 4096
 MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]{1,512})"')
@@ -38,7 +42,7 @@ class RequestReader:
         self._bodies = BodyBudget(config.max_buffered_mb << 20)
 
     async def read(
-        self, request: Request, kind: KindName, complete: Callable[[Body], Body] | None = None
+        self, request: Request, kind: KindName, complete: Complete | None = None
     ) -> tuple[ServedModel, Preprocessed]:
         """Return a request's model, and the preprocessed request.
 
@@ -54,7 +58,7 @@ class RequestReader:
         with self._bodies.share() as share:
             body: Body = await read_body(request, share, self._max_bytes)
             if complete is not None:
-                body = complete(body)
+                body = complete(body, partial(self._admit, share, len(body)))
             if len(body) > INLINE_BYTES:
                 model = self._models.get(guess_model(body)) or self._any()
                 return await self._prepare(request, kind, body, model)
@@ -83,6 +87,18 @@ class RequestReader:
             raise ApiError(503, self._models.absence(name), param="model")
         message = f"model {one_line(name, SHOWN_CHARACTERS)!r} is not served here; served: {self._served()}"
         raise ApiError(404, message, code="model_not_found", param="model")
+
+    def _admit(self, share: Share, num_bytes: int, num_more: int) -> None:
+        """Hold what is added to a body against the same limits as the body.
+
+        Raises:
+            ApiError: it is too much.
+        """
+        if num_bytes + num_more > self._max_bytes:
+            limit = f"{self._max_bytes >> 20} MiB (--max-body-mb)"
+            message = f"previous_response_id: with the conversation that it continues, the request is over {limit}"
+            raise ApiError(413, message, code="request_too_large", param="previous_response_id")
+        share.grow(num_bytes + num_more)
 
     async def _prepare(
         self, request: Request, kind: KindName, body: Body, model: ServedModel

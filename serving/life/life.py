@@ -11,6 +11,8 @@ What follows the end of a call:
     draining, unknown, overloaded               PlaceAgain in the same stage, at most 8 times in all: it never started
     lost                                        PlaceAgain from the start, as often as the migration limit allows
     unavailable, within 30 s of one of these    PlaceAgain after a pause: a router has no instance to pass it on to
+    draining, unknown, where it failed before   the same: no other instance is there, and this one is about to leave
+                                                (not in prefill with prefill_fallback, which makes the wait needless)
     anything else                               Refused; in prefill with prefill_fallback: decode
 
 After each `PlaceAgain` without a pause, the request may look for an instance for 30 s. So may a request that `enforce_disagg`
@@ -26,6 +28,9 @@ Stage = Literal["prefill", "decode"]
 
 ELSEWHERE = frozenset({"draining", "unknown", "overloaded"})
 """Kinds of calls that never started: the request goes elsewhere, which does not count as a migration."""
+
+LEAVING = frozenset({"draining", "unknown"})
+"""Kinds of calls to an instance that will soon not be there."""
 
 MAX_REFUSALS = 8
 PATIENCE_S = 30.0
@@ -68,6 +73,9 @@ class Life:
 
     config: DisaggregationConfig = DisaggregationConfig()  # noqa: RUF009 (frozen)
 
+    is_whole: bool = False
+    """Whether one worker computes all of it: no prefill worker is called, nor needed."""
+
     stage: Stage = "decode"
     """The stage that it is in, or was last in."""
 
@@ -80,7 +88,6 @@ class Life:
 
     waits_until: float = 0.0
     _num_refusals: int = 0
-    _is_local: bool = False  # no prefill worker is called again
 
     def next_stage(self, *, now: float, has_prefill: bool = False, bypasses: bool = False) -> Stage | Refused:
         """Return the stage to place it for now; if that is refused, ask again while the request may wait.
@@ -90,7 +97,7 @@ class Life:
             has_prefill: whether there are prefill workers.
             bypasses: whether a decode worker should compute the prompt anyway (see `bypass`).
         """
-        needs_prefill = not (self.is_prefilled or self._is_local or bypasses or self.is_pinned)
+        needs_prefill = not (self.is_prefilled or self.is_whole or bypasses or self.is_pinned)
         if needs_prefill and not has_prefill and self.config.enforce_disagg:
             self.waits_until = self.waits_until or now + PATIENCE_S
             return Refused("there is no prefill worker, and enforce_disagg is on", "unavailable")
@@ -126,15 +133,17 @@ class Life:
             return Finished("stop")  # an engine that ends without a reason is done
         if is_full and not is_prefill:
             return Finished("length")  # lost between its last token and its end
-        if kind == "unavailable" and now < self.waits_until:
+        has_fallback = is_prefill and self.config.prefill_fallback
+        is_leaving = kind in LEAVING and instance_id in self.failed_at and not has_fallback
+        if (kind == "unavailable" or is_leaving) and now < self.waits_until:
             return PlaceAgain(RETRY_S)
-        if kind in ELSEWHERE and not self.is_pinned and self._num_refusals < MAX_REFUSALS:
+        if kind in ELSEWHERE and not self.is_pinned and not is_leaving and self._num_refusals < MAX_REFUSALS:
             self._num_refusals += 1
         elif kind == "lost" and self.num_migrations < self.limit:
             self.num_migrations += 1
             self.is_prefilled = False
-        elif is_prefill and self.config.prefill_fallback:
-            self._is_local = True
+        elif has_fallback:
+            self.is_whole = True
         else:
             return Refused(self._reason(message, kind), kind)
         self.failed_at.add(instance_id)

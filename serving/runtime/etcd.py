@@ -20,7 +20,7 @@ import aiohttp
 
 from serving.runtime.config import RuntimeConfig, masked
 from serving.runtime.etcd_watch import REMOVED, IsAnswering, Watch
-from serving.runtime.outages import ANSWER_S, Outages
+from serving.runtime.outages import ANSWER_S, Outages, first_to_answer
 from serving.runtime.ports import OnChange, RuntimeUnavailableError, Stop
 from serving.runtime.tls import context
 
@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.3
 TIMEOUT = aiohttp.ClientTimeout(total=5)
-ASKING = aiohttp.ClientTimeout(total=ANSWER_S)
 A_KEY = {"key": b64encode(b"v1/").decode(), "limit": "1"}
 STREAMING = aiohttp.ClientTimeout(total=None, sock_connect=5)
 BEGIN_S = 5.0
@@ -96,7 +95,7 @@ class EtcdDiscovery:
             await self._session.close()
             raise
         self._tasks.append(asyncio.create_task(self._keep_alive()))
-        following = self.outages.follow(self._ask, UNREACHABLE, _reason, num_addresses=len(self._endpoints))
+        following = self.outages.follow(self._ask, UNREACHABLE, _reason)
         self._tasks.append(asyncio.create_task(following))
 
     async def put(self, key: str, value: bytes) -> None:
@@ -151,7 +150,8 @@ class EtcdDiscovery:
                 try:
                     await self._put(key, REMOVED)
                 except aiohttp.ClientResponseError:  # our lease has ended, and watchers may keep the key all the same
-                    await self._call("kv/put", {"key": _encode(key), "value": b64encode(REMOVED).decode()})
+                    # Under a lease of its own: if the deletion is cut off, the key goes all the same.
+                    await self._put(key, REMOVED, lease=await self._new_lease())
                 await self._call("kv/deleterange", {"key": _encode(key)})
 
     async def watch(self, prefix: str, on_change: OnChange) -> Stop:
@@ -192,11 +192,14 @@ class EtcdDiscovery:
 
     async def _grant(self) -> None:
         await self._authenticate()
-        granted = await self._call("lease/grant", {"TTL": str(max(int(self._ttl_s), 1))})
-        self._lease = int(granted["ID"])
+        self._lease = await self._new_lease()
         for key in list(self._keys):
             if (value := self._keys.get(key)) is not None:  # not removed meanwhile
                 await self._put(key, value)
+
+    async def _new_lease(self) -> int:
+        granted = await self._call("lease/grant", {"TTL": str(max(int(self._ttl_s), 1))})
+        return int(granted["ID"])
 
     async def _authenticate(self) -> None:
         if self._user is not None:
@@ -204,8 +207,9 @@ class EtcdDiscovery:
             answer = await self._post("auth/authenticate", {"name": name, "password": password}, is_known=False)
             self._token = answer["token"]
 
-    async def _put(self, key: str, value: bytes) -> None:
-        body = {"key": _encode(key), "value": b64encode(value).decode(), "lease": str(self._lease)}
+    async def _put(self, key: str, value: bytes, *, lease: int | None = None) -> None:
+        """Put a key under our lease, or another."""
+        body = {"key": _encode(key), "value": b64encode(value).decode(), "lease": str(lease or self._lease)}
         await self._call("kv/put", body)
 
     async def _keep_alive(self) -> None:
@@ -296,39 +300,40 @@ class EtcdDiscovery:
                 watch.revision = max(watch.revision, int(result["header"]["revision"]))
 
     async def _ask(self) -> None:
-        """Ask for a sign of life; a refusal is one, too."""
+        """Ask for a sign of life; the endpoint that gives one is asked first from then on."""
+        endpoint = await first_to_answer(self._give_sign, self._endpoints, UNREACHABLE)
+        self._endpoints.remove(endpoint)
+        self._endpoints.insert(0, endpoint)
+
+    async def _give_sign(self, endpoint: str) -> None:
         try:
-            await self._call("kv/range", A_KEY, timeout=ASKING)
+            await self._post("kv/range", A_KEY, endpoint=endpoint)
         except aiohttp.ClientResponseError as error:
-            if error.status >= 500:
+            if error.status >= 500:  # a refusal is a sign of life, too
                 raise
 
-    async def _call(
-        self, path: str, body: dict[str, Any], *, timeout: aiohttp.ClientTimeout = TIMEOUT
-    ) -> dict[str, Any]:
+    async def _call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """POST to the first endpoint that answers; that one is asked first from then on."""
         for _ in range(len(self._endpoints) - 1):
             try:
-                return await self._post(path, body, timeout=timeout)
+                return await self._post(path, body)
             except UNREACHABLE as error:
                 if isinstance(error, aiohttp.ClientResponseError) and error.status < 500:
                     break
                 self._endpoints.append(self._endpoints.pop(0))  # it is away, or has no leader
         try:
-            return await self._post(path, body, timeout=timeout)
+            return await self._post(path, body)
         except aiohttp.ClientResponseError as error:
             if error.status != 401 or self._user is None:
                 raise
             await self._authenticate()  # tokens expire, and a restarted server knows none
-            return await self._post(path, body, timeout=timeout)
+            return await self._post(path, body)
 
     async def _post(
-        self, path: str, body: dict[str, Any], *, is_known: bool = True, timeout: aiohttp.ClientTimeout = TIMEOUT
+        self, path: str, body: dict[str, Any], *, is_known: bool = True, endpoint: str | None = None
     ) -> dict[str, Any]:
-        headers = self._headers() if is_known else {}
-        async with self._session.post(
-            f"{self._endpoints[0]}/v3/{path}", json=body, headers=headers, timeout=timeout
-        ) as response:
+        url, headers = f"{endpoint or self._endpoints[0]}/v3/{path}", self._headers() if is_known else {}
+        async with self._session.post(url, json=body, headers=headers, timeout=TIMEOUT) as response:
             response.raise_for_status()
             return _answer(await response.text())
 

@@ -1,6 +1,6 @@
 """What a process sees of the keys below a prefix in etcd, and when a key that etcd no longer has counts as gone.
 
-its process removed it (it puts an empty value first)      at once
+its process removed it (it puts `(removed)` there first)   at once
 its lease ended, and its process does not answer us        at once; if etcd itself was away, after a lease's time,
                                                            as its process needs that long to register again
 its lease ended, and its process answers us                once it does not: etcd may have lost all leases, or that

@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
+
+from serving.runtime.stopping import cancel_all
 
 log = logging.getLogger(__name__)
 
@@ -12,6 +14,9 @@ ASK_S = 0.5
 
 ANSWER_S = 1.4
 """How long it may take to answer before it counts as away. It counts as back with its next answer."""
+
+ALONE_S = 0.4
+"""How long only its first address is asked; if that gives no answer, so are the others."""
 
 LATE_S = 0.2
 """How late a time-out may be. If it is later, our own process hung, and the server is asked again before it is blamed."""
@@ -75,26 +80,53 @@ class Outages:
         ask: Callable[[], Awaitable[object]],
         errors: tuple[type[Exception], ...],
         reason: Callable[[Exception], str],
-        *,
-        num_addresses: int = 1,
     ) -> None:
         """Ask it forever whether it is there.
 
         Args:
-            ask: asks at one address after the other, each for at most `ANSWER_S`.
+            ask: asks all of its addresses, for at most `ANSWER_S` altogether.
             errors: what that raises if it does not answer.
             reason: describes such an error.
-            num_addresses: how many addresses there are.
         """
-        late_s = num_addresses * ANSWER_S + LATE_S
         while True:
             asked_s = monotonic()
             try:
                 await ask()
             except errors as error:
-                if monotonic() - asked_s > late_s:
+                if monotonic() - asked_s > ANSWER_S + LATE_S:
                     continue
                 self.begin(reason(error))
             else:
                 self.end()
             await asyncio.sleep(ASK_S)
+
+
+async def first_to_answer(
+    ask: Callable[[str], Awaitable[object]], addresses: Sequence[str], errors: tuple[type[Exception], ...]
+) -> str:
+    """Return an address of a server that answers: the first, if it is not slow.
+
+    Raises:
+        TimeoutError: none answers within `ANSWER_S`.
+        errors: none answers, as asking failed at each.
+    """
+
+    async def answering(address: str, after_s: float) -> str:
+        await asyncio.sleep(after_s)
+        await ask(address)
+        return address
+
+    asked = [
+        asyncio.create_task(answering(address, ALONE_S if place else 0.0)) for place, address in enumerate(addresses)
+    ]
+    failed: Exception | None = None
+    try:
+        for answer in asyncio.as_completed(asked, timeout=ANSWER_S):
+            try:
+                return await answer
+            except errors as error:
+                failed = error
+    finally:
+        await cancel_all(*asked)
+    assert failed is not None
+    raise failed

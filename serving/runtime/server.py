@@ -66,15 +66,25 @@ class Stream:
         """End the stream; a second end changes nothing."""
         if not self.is_over:
             self.is_over = True
-            error = error.encode(errors="replace").decode()  # text that is not valid Unicode could not be sent
-            self._session.finish(self.id, End(self.id, error, kind))
+            self._finish(error, kind)
+
+    def fail(self, error: Exception) -> None:
+        """End the stream, whose engine raised an error; others share the connection, so it must not go further."""
+        log.error("an engine failed on call %d", self.id, exc_info=error)
+        if not self.is_over:
+            self.cancel()
+            self._finish(f"the engine failed on this request: {type(error).__name__}: {error}", "engine")
+
+    def _finish(self, error: str, kind: str) -> None:
+        error = error.encode(errors="replace").decode()  # text that is not valid Unicode could not be sent
+        self._session.finish(self.id, End(self.id, error, kind))
 
     def cancel(self) -> None:
         """Nobody is waiting any more."""
         if not self.is_over:
             self.is_over = True
             if self.on_cancel is not None:
-                self.on_cancel()
+                guarded(self.on_cancel, "a cancelled call")()
 
     def pause(self) -> None:
         """The reader is slow."""
@@ -87,12 +97,16 @@ class Stream:
 
     def unblock(self) -> None:
         """Notify the producer if it may continue."""
-        if not self.is_blocked and self.on_unblocked is not None and not self.is_over:
+        if self.is_blocked or self.on_unblocked is None or self.is_over:
+            return
+        try:
             self.on_unblocked()
+        except Exception as error:
+            self.fail(error)
 
 
 Service = Callable[[Any, Stream], None]
-"""Handles a request: sends items to the stream, now or later, and ends it."""
+"""Handles a request: sends items to the stream, now or later, and ends it. If it raises, only this call fails."""
 
 
 class Session:
@@ -209,7 +223,7 @@ class Session:
         self._sessions.discard(self)
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            guarded(stream.cancel, "a cancelled call")()  # by an engine that may have failed
+            stream.cancel()
 
     def end_all(self, error: str, kind: str) -> None:
         """End every call with an error."""
@@ -237,6 +251,8 @@ class Session:
                 service(call.request, stream)
             except (msgspec.MsgspecError, RecursionError) as error:
                 stream.end(f"not a request for {call.target}: {error}", "invalid")
+            except Exception as error:
+                stream.fail(error)
 
 
 class Dialect(NamedTuple):

@@ -9,7 +9,7 @@ import instructor
 import litellm
 import openai
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, Field
@@ -20,6 +20,8 @@ from pydantic_ai.providers.openai import OpenAIProvider
 pytestmark = pytest.mark.filterwarnings("ignore")  # the SDKs' own
 MODEL = "mock"
 HI = [{"role": "user", "content": "hi"}]
+RESULT = "sunny " * 50
+"""What tools return. A prompt has a token for each of its bytes, so the server shows that it got it."""
 
 
 class Step(BaseModel):
@@ -78,6 +80,35 @@ class TestOpenAI:
             )
             assert call.function.name == "get_weather"
 
+    def test_a_tools_result_is_sent_back(self, client):
+        asked = {"model": MODEL, "tools": [WEATHER], "max_tokens": 60}
+        turn = client.chat.completions.create(**asked, messages=HI, tool_choice="required").choices[0].message
+
+        def read(result):
+            results = [{"role": "tool", "tool_call_id": call.id, "content": result} for call in turn.tool_calls]
+            return client.chat.completions.create(**asked, messages=[*HI, turn, *results], tool_choice="none")
+
+        answer = read(RESULT)
+        assert answer.choices[0].message.content
+        assert (
+            answer.usage.prompt_tokens - read("").usage.prompt_tokens
+            == len(RESULT) * len(turn.tool_calls)
+            >= len(RESULT)
+        )
+
+    def test_a_response_reads_a_tools_result(self, client):
+        asked = {"model": MODEL, "max_output_tokens": 60, "tools": [{"type": "function", **WEATHER["function"]}]}
+        first = client.responses.create(**asked, input="hi", tool_choice="required", parallel_tool_calls=False)
+        [call] = [item for item in first.output if item.type == "function_call"]
+
+        def read(result):
+            output = {"type": "function_call_output", "call_id": call.call_id, "output": result}
+            return client.responses.create(**asked, input=[output], previous_response_id=first.id, tool_choice="none")
+
+        answer = read(RESULT)
+        assert answer.output_text and call.name == "get_weather"
+        assert answer.usage.input_tokens - read("").usage.input_tokens == len(RESULT)
+
     def test_parse_gives_an_object(self, client):
         parsed = client.chat.completions.parse(model=MODEL, messages=HI, response_format=Step, max_tokens=300)
         assert isinstance(parsed.choices[0].message.parsed, Step)
@@ -116,10 +147,20 @@ class TestAnthropic:
         tool = {"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}
         asked = {"model": MODEL, "max_tokens": 60, "tools": [tool]}
         used = claude.messages.create(**asked, messages=HI, tool_choice={"type": "any"})
-        [block] = [block for block in used.content if block.type == "tool_use"][:1]
-        result = {"type": "tool_result", "tool_use_id": block.id, "content": "sunny"}
-        messages = [*HI, {"role": "assistant", "content": used.content}, {"role": "user", "content": [result]}]
-        assert claude.messages.create(**asked, messages=messages, tool_choice={"type": "none"}).content[0].text
+        blocks = [block for block in used.content if block.type == "tool_use"]
+        assert {block.name for block in blocks} == {"get_weather"}
+
+        def read(result):
+            results = [{"type": "tool_result", "tool_use_id": block.id, "content": result} for block in blocks]
+            messages = [*HI, {"role": "assistant", "content": used.content}, {"role": "user", "content": results}]
+            return claude.messages.create(**asked, messages=messages, tool_choice={"type": "none"})
+
+        def num_input(answer):
+            return answer.usage.input_tokens + answer.usage.cache_read_input_tokens
+
+        answer = read(RESULT)
+        assert answer.content[0].text
+        assert num_input(answer) - num_input(read("")) == len(RESULT) * len(blocks)
 
     def test_tokens_are_counted(self, claude):
         assert claude.messages.count_tokens(model=MODEL, messages=HI).input_tokens > 2
@@ -134,13 +175,25 @@ class TestLangChain:
         assert "".join(chunk.content for chunk in self.chat(max_tokens=5, stream_usage=True).stream("hi")) == text
 
     def test_tools_go_round(self):
-        history = [
-            HumanMessage("hi"),
-            AIMessage("", tool_calls=[{"name": "get_weather", "args": {"city": "Rome"}, "id": "c1"}]),
-            ToolMessage("sunny", tool_call_id="c1"),
-        ]
-        answer = self.chat().bind_tools([WEATHER]).invoke(history)
-        assert answer.tool_calls or answer.content
+        must = self.chat(max_tokens=60).bind_tools([WEATHER], tool_choice="required")
+        turn = must.invoke("hi")
+        assert {call["name"] for call in turn.tool_calls} == {"get_weather"}
+
+        def read(result):
+            results = [ToolMessage(result, tool_call_id=call["id"]) for call in turn.tool_calls]
+            answers = self.chat(max_tokens=60).bind_tools([WEATHER], tool_choice="none")
+            return answers.invoke([HumanMessage("hi"), turn, *results])
+
+        answer, short = read(RESULT), read("")
+        assert answer.content
+        growth = answer.usage_metadata["input_tokens"] - short.usage_metadata["input_tokens"]
+        assert growth == len(RESULT) * len(turn.tool_calls)
+
+    def test_a_stream_of_a_call_is_one_call(self):
+        must = self.chat(max_tokens=60).bind_tools([WEATHER], tool_choice="required", parallel_tool_calls=False)
+        first, *others = must.stream("hi")
+        [call] = sum(others, first).tool_calls
+        assert call["name"] == "get_weather" and isinstance(call["args"]["city"], str)
 
     @pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
     def test_structured_output(self, method):
@@ -163,15 +216,18 @@ class TestLiteLlm:
         ]
         assert "".join(pieces) == text
 
-    def test_a_history_with_calls(self, url):
-        call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
-        messages = [
-            *HI,
-            {"role": "assistant", "content": None, "tool_calls": [call], "function_call": None},
-            {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
-        ]
-        choice = self.ask(url, messages=messages, tools=[WEATHER]).choices[0].message
-        assert choice.tool_calls or choice.content
+    def test_a_tool_goes_round(self, url):
+        asked = {"tools": [WEATHER], "max_tokens": 60}
+        turn = self.ask(url, messages=HI, tool_choice="required", **asked).choices[0].message
+        assert {call.function.name for call in turn.tool_calls} == {"get_weather"}
+
+        def read(result):
+            results = [{"role": "tool", "tool_call_id": call.id, "content": result} for call in turn.tool_calls]
+            return self.ask(url, messages=[*HI, turn, *results], tool_choice="none", **asked)
+
+        answer = read(RESULT)
+        assert answer.choices[0].message.content
+        assert answer.usage.prompt_tokens - read("").usage.prompt_tokens == len(RESULT) * len(turn.tool_calls)
 
     def test_as_vllm(self, url):
         asked = {"model": f"hosted_vllm/{MODEL}", "api_base": f"{url}/v1", "api_key": "x"}
@@ -202,43 +258,58 @@ class TestPydanticAi:
     def test_an_output_type(self, model):
         assert isinstance(Agent(model, output_type=Step).run_sync("hi").output, Step)
 
-    def test_an_agent_with_a_tool_comes_to_an_end(self, model):
+    def test_an_agent_calls_a_tool_reads_its_result_and_comes_to_an_end(self, model):
         agent, rolled = Agent(model), []
 
         @agent.tool_plain
         def roll(sides: int) -> str:
             rolled.append(sides)
-            return str(sides)
+            return RESULT
 
-        for number in range(6):
-            assert agent.run_sync(f"roll {number}").output
+        for number in range(6):  # the model decides by the prompt: it calls for some of these
+            before = len(rolled)
+            run = agent.run_sync(f"roll {number}")
+            prompts = [turn.usage.input_tokens for turn in run.all_messages() if turn.kind == "response"]
+            assert run.output and prompts[-1] - prompts[0] >= (len(rolled) - before) * len(RESULT)
         assert rolled
 
 
 class TestOpenAIAgents:
-    def run(self, **more):
-        agent = agents.Agent(name="a", instructions="i", **more)
-        return asyncio.run(agents.Runner.run(agent, "hi", max_turns=20)).final_output
+    @pytest.fixture(params=["chats", "responses"])
+    def model(self, request):
+        return (
+            MODEL
+            if request.param == "responses"
+            else agents.OpenAIChatCompletionsModel(MODEL, AsyncOpenAI(max_retries=0))
+        )
 
-    def test_the_responses_api(self):
-        assert self.run(model=MODEL)
+    def run(self, model, **more):
+        agent = agents.Agent(name="a", instructions="i", model=model, **more)
+        return asyncio.run(agents.Runner.run(agent, "hi", max_turns=20))
 
-    def test_chats_with_a_tool(self):
+    def test_text(self, model):
+        assert self.run(model).final_output
+
+    def test_an_agent_calls_a_tool_reads_its_result_and_comes_to_an_end(self, model):
+        rolled = []
+
         @agents.function_tool
         def dice() -> str:
             """Roll."""
-            return "4"
+            rolled.append(True)
+            return RESULT
 
-        assert self.run(model=agents.OpenAIChatCompletionsModel(MODEL, AsyncOpenAI(max_retries=0)), tools=[dice])
-        assert self.run(model=MODEL, tools=[dice])
+        must = agents.ModelSettings(tool_choice="required")  # for the first turn; the others are the model's choice
+        run = self.run(model, tools=[dice], model_settings=must)
+        prompts = [response.usage.input_tokens for response in run.raw_responses]
+        assert run.final_output and rolled
+        assert prompts[-1] - prompts[0] >= len(rolled) * len(RESULT)
 
-    def test_an_output_type(self):
+    def test_an_output_type(self, model):
         class Out(BaseModel):
             a: str
 
-        chats = agents.OpenAIChatCompletionsModel(MODEL, AsyncOpenAI(max_retries=0))
-        assert isinstance(self.run(model=chats, output_type=Out), Out)
-        assert isinstance(self.run(model=MODEL, output_type=Out), Out)
+        assert isinstance(self.run(model, output_type=Out).final_output, Out)
 
 
 def test_errors_are_the_sdks_own(client):

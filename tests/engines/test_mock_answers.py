@@ -160,6 +160,29 @@ def test_a_guided_answer_ends_at_a_stop_token_like_any_answer():
     assert found.stop_after == len(found.output)
 
 
+def test_an_answer_with_a_form_is_made_up_while_others_go_on():
+    async def talk(mocker):
+        reader, encode = Reader(), msgspec.msgpack.encode
+        for number, form in enumerate(({"json": {"not": {}}}, {"json": PERSON}, None)):
+            mocker.service(msgspec.Raw(encode(asked(form=form))), Stream(reader, number))
+        assert not reader.ends  # nothing was made up in this turn of the event loop
+        async with in_time():
+            await until_async(lambda: len(reader.ends) == 3)
+        assert [reader.ends[number].kind for number in range(3)] == ["invalid", "", ""]
+        assert json.loads(text(reader.tokens(1))).keys() == {"name", "age"}
+
+    with_mocker(talk)
+
+
+def test_a_fault_in_making_up_an_answer_ends_that_request_only():
+    async def talk(mocker):
+        reader = await said(mocker, asked(form=5), asked(form={"json": PERSON}))  # no frontend sends a 5
+        assert [reader.ends[number].kind for number in range(2)] == ["engine", ""]
+        assert "AttributeError" in reader.ends[0].error
+
+    with_mocker(talk)
+
+
 def test_a_form_that_cannot_be_honoured_is_refused_by_name():
     async def talk(mocker):
         requests = [{"json": {"not": {}}}, {"grammar": "root ::= 'a'"}, {"regex": "("}, {"choice": []}]

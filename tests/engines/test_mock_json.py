@@ -1,9 +1,11 @@
 """Values of JSON schemas that the mocker makes up: right, about as long as asked, refused by name, in bounded time."""
 
+import contextlib
 import datetime
 import enum
 import ipaddress
 import json
+import sys
 import uuid
 from typing import Annotated, Any, Literal
 
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from serving.engines.mock_json.errors import FormError
 from serving.engines.mock_json.fit import json_tokens
-from tests.support.schemas import ANYTHING, SATISFIABLE, value_of, writers
+from tests.support.schemas import ANYTHING, MISTYPED, SATISFIABLE, value_of, writers
 
 TOKENIZERS = st.sampled_from(["bytes", "byte-level", "pieces"])
 TARGETS = st.integers(1, 200)
@@ -49,6 +51,20 @@ def test_keywords_in_any_combination_are_honoured_or_refused(raw, seed, target):
     except (jsonschema.SchemaError, RecursionError, jsonschema.exceptions._WrappedReferencingError):
         assume(False)
     assert valid, value
+
+
+@settings(QUICKLY, max_examples=500)
+@given(MISTYPED, st.integers(0, 2**64 - 1), TARGETS)
+@example({"type": "string", "format": ["date"]}, 0, 20)
+@example({"const": "x", "pattern": None}, 0, 20)
+@example({"minItems": 1e308}, 0, 20)
+@example({"multipleOf": 1e308}, 0, 20)
+@example({"const": 1e308, "multipleOf": 1e-300}, 0, 20)
+@example({"minimum": 2**70}, 0, 20)
+@example({"required": [[1]], "const": {"a": 1}}, 0, 20)
+def test_a_keyword_of_the_wrong_type_is_refused_or_honoured_and_breaks_nothing(raw, seed, target):
+    with contextlib.suppress(FormError):
+        value_of(raw, seed, target)
 
 
 @QUICKLY
@@ -180,6 +196,12 @@ def test_what_differs_between_prompts_is_drawn_from_the_seed():
         (False, "is not allowed"),
         ([], "a schema was expected"),
         ({"type": "string", "minLength": "3"}, "minLength is '3'; a whole number was expected"),
+        ({"type": "array", "minItems": 1.5}, "minItems is 1.5; a whole number was expected"),
+        ({"type": "array", "minItems": 1e308}, "minItems is 1e+308; a whole number was expected"),
+        ({"type": "array", "minItems": 5000}, "minItems is 5,000; the mocker makes at most 4,000 values"),
+        ({"type": "string", "format": ["date"]}, "format is an array; a text was expected"),
+        ({"type": "object", "required": ["a", [1]]}, "required is ['a', [1]]; a list of names was expected"),
+        ({"const": "x", "pattern": None}, "pattern is null; a text was expected"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(raw, message):
@@ -207,7 +229,34 @@ def doubling(keyword, count):
     return {"$ref": "#/$defs/d0", "$defs": defs | {f"d{count}": {"type": "integer"}}}
 
 
+def many(items, count):
+    return {"type": "array", "minItems": count, "items": items}
+
+
+def nested(count):
+    value = 1
+    for _ in range(count):
+        value = [value]
+    return value
+
+
 HOSTILE = {
+    "deep constants": many({"enum": [nested(600)]}, 1) | {"uniqueItems": True},
+    "long texts of a pattern": many({"type": "string", "pattern": "^(a|b)*$", "minLength": 60_000}, 1500),
+    "long constants": many({"const": "x" * 200_000}, 1500),
+    "numbers that floats miss": {
+        "type": "object",
+        "properties": {
+            f"p{n}": {"allOf": [{"multipleOf": 0.1 + n / 1000}, {"multipleOf": 0.3}], "type": "number", "minimum": 1e17}
+            for n in range(1000)
+        },
+        "required": [f"p{n}" for n in range(1000)],
+    },
+    "many long patterns": {
+        "type": "object",
+        "properties": {f"p{n}": {"type": "string", "pattern": f"{n}[a-f]" + "ab" * 2000} for n in range(100)},
+        "required": [f"p{n}" for n in range(100)],
+    },
     "many values": {"type": "array", "minItems": 10**6},
     "a long text": {"type": "string", "minLength": 10**9},
     "deep": deep(400),
@@ -230,10 +279,61 @@ HOSTILE = {
 }
 
 
+@contextlib.contextmanager
+def at_most(num_calls):
+    """Fail what makes more calls than that."""
+    left = num_calls
+
+    def count(frame, event, argument):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            sys.setprofile(None)
+            raise AssertionError(f"there were more than {num_calls:,} calls")
+
+    sys.setprofile(count)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_schemas_are_refused(name):
-    with pytest.raises(FormError):
-        value_of(HOSTILE[name], 0, 1000)
+def test_hostile_schemas_are_refused_in_bounded_work(name):
+    writer = writers()["bytes"]
+    with pytest.raises(FormError), at_most(3_000_000):
+        json_tokens(HOSTILE[name], 0, 1000, writer)
+
+
+LARGE = {
+    "long texts": many({"type": "string", "minLength": 60_000}, 120),
+    "long texts in properties": {
+        "type": "object",
+        "properties": {f"p{n}": {"type": "string", "minLength": 20_000} for n in range(100)},
+        "required": [f"p{n}" for n in range(100)],
+    },
+    "long texts of one branch": {
+        "oneOf": [many({"type": "string", "minLength": 60_000}, 120), {"type": "string", "minLength": 60_000}]
+    },
+    "long texts that differ": many({"type": "string", "minLength": 60_000}, 120) | {"uniqueItems": True},
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_of_a_value_that_is_cut_off_only_the_start_is_made(name):
+    raw, writer = LARGE[name], writers()["bytes"]
+    with at_most(40_000):
+        cut = json_tokens(raw, 2, 20, writer, enough=20)
+    assert len(cut) >= 20
+    assert json_tokens(raw, 2, 20, writer, enough=40)[:20] == cut[:20]
+    with at_most(6_000_000), contextlib.suppress(FormError):
+        json_tokens(raw, 2, 20, writer)
+
+
+def test_a_short_value_is_whole_however_little_is_wanted_of_it():
+    raw = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    writer = writers()["bytes"]
+    assert json.loads(writer.text(json_tokens(raw, 0, 5, writer, enough=40))).keys() == {"a"}
 
 
 def test_a_schema_that_only_refers_to_itself_says_nothing():

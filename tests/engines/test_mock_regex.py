@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from serving.engines.mock_json.errors import FormError
 from serving.engines.mock_json.fit import choice_tokens, regex_tokens
+from serving.engines.mock_json.keywords import Work
 from serving.engines.mock_json.regex import pattern_of
-from serving.engines.mock_json.vocabulary import Work
 from tests.support.schemas import writers
 
 ATOMS = st.sampled_from(
@@ -70,6 +70,18 @@ def test_a_text_of_a_pattern_is_nearly_as_long_as_asked_and_no_longer(pattern, l
         tokens = regex_tokens(pattern, target, target, writer)
         assert least * target <= len(tokens) <= target
         assert re.fullmatch(pattern, writer.text(tokens))
+
+
+def test_a_long_text_of_a_pattern_takes_few_steps():
+    work = Work()
+    text = pattern_of(".*").write(Random(1), 60_000, work, is_whole=True)
+    assert len(text) == 60_000
+    assert work.num_steps < 5_000
+
+
+def test_a_text_that_takes_too_many_steps_is_refused():
+    with pytest.raises(FormError, match="too long texts"):
+        pattern_of("((ab|c)d)*").write(Random(1), 0, Work(1_000), is_whole=True, low=60_000)
 
 
 def test_lengths_and_a_pattern_hold_together():

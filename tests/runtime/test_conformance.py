@@ -9,6 +9,7 @@ import uuid
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 
+import msgspec
 import pytest
 import uvloop
 
@@ -200,6 +201,36 @@ def test_a_handlers_error_is_the_streams_end(config):
             async for item in stream:
                 got += [item]
         assert (got, failed.value.kind) == ([1], "engine")
+
+    network(config, talk)
+
+
+def test_a_service_that_raises_ends_its_own_call_and_no_other(config):
+    open_streams = {}
+
+    def service(request, stream):
+        wanted = msgspec.msgpack.decode(request)
+        open_streams[wanted] = stream
+        if wanted == "raises":
+            raise TypeError("unhashable type: 'list'")
+        if wanted == "raises at its end":
+            stream.on_cancel = {}.popitem
+        stream.send(1)
+
+    async def talk(net):
+        address = somewhere()
+        await (await net.join()).serve(address, service)
+        client = await (await net.join()).client(address)
+        await client.wait_for_instances()
+        innocent, cancelled = client.generate("innocent"), client.generate("raises at its end")
+        assert await innocent.take() == await cancelled.take() == [1]
+        with pytest.raises(CallError, match="TypeError: unhashable type") as failed:
+            assert [item async for item in client.generate("raises")] == []
+        assert failed.value.kind == "engine"
+        cancelled.cancel()
+        await until_async(lambda: open_streams["raises at its end"].is_over)
+        open_streams["innocent"].send(2)
+        assert await innocent.take() == [2]
 
     network(config, talk)
 

@@ -5,7 +5,9 @@ import contextlib
 import logging
 import os
 import signal
+from base64 import b64encode
 
+import aiohttp
 import httpx
 import pytest
 import uvloop
@@ -13,9 +15,10 @@ import uvloop
 from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
+from serving.runtime.etcd import EtcdDiscovery
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
-from tests.support.servers import Etcd, Nats
+from tests.support.servers import Etcd, Nats, Proxy
 from tests.support.waiting import in_time, until_async
 
 ADDRESS = EndpointAddress("away", "backend", "generate")
@@ -213,3 +216,102 @@ def test_what_could_not_be_sent_to_nats_does_not_keep_a_process_from_leaving(tmp
 
     with Nats() as server:
         uvloop.run(main(server))
+
+
+class Endpoint(Proxy):
+    """An endpoint of etcd that can hang: it takes connections, and answers nothing."""
+
+    num_asking = 0
+    is_hanging = False
+
+    def hang(self):
+        self.is_hanging = True
+        for writer in self._writers:
+            writer.close()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
+
+    async def _pass_on(self, reader, writer):
+        if not self.is_hanging:
+            return await super()._pass_on(reader, writer)
+        self.num_asking += 1
+        while await reader.read(1 << 16):
+            pass
+        self.num_asking -= 1
+        return writer.close()
+
+
+@contextlib.asynccontextmanager
+async def three_endpoints(etcd):
+    """Connect to etcd at three endpoints; give them and our discovery, which only looks whether they answer."""
+    async with in_time(), contextlib.AsyncExitStack() as stack:
+        endpoints = [await stack.enter_async_context(Endpoint(etcd.port)) for _ in range(3)]
+        urls = ",".join(endpoint.url for endpoint in endpoints)
+        discovery = EtcdDiscovery(RuntimeConfig(etcd_endpoints=urls, nats_server="", lease_ttl_s=600.0))
+        await discovery.connect()
+        yield endpoints, discovery
+        await discovery.close()
+
+
+def test_all_endpoints_have_the_same_time_to_answer_before_etcd_is_away():
+    async def main(etcd):
+        async with three_endpoints(etcd) as (endpoints, discovery):
+            most = 0
+            for endpoint in endpoints:
+                endpoint.hang()
+
+            def is_away():
+                nonlocal most
+                most = max(most, sum(endpoint.num_asking for endpoint in endpoints))
+                return discovery.outages.is_away
+
+            await until_async(is_away)
+            assert most == 3
+
+    with Etcd() as etcd:
+        uvloop.run(main(etcd))
+
+
+def test_an_endpoint_that_answers_is_asked_first_once_the_first_ones_hang():
+    async def main(etcd):
+        async with three_endpoints(etcd) as (endpoints, discovery):
+            for endpoint in endpoints[:2]:
+                endpoint.hang()
+            await until_async(lambda: discovery._endpoints[0] == endpoints[2].url)
+            assert len(discovery._endpoints) == 3
+
+    with Etcd() as etcd:
+        uvloop.run(main(etcd))
+
+
+class Cut(Proxy):
+    """Passes on everything but requests to delete, on which it hangs up."""
+
+    async def _pump(self, reader, writer):
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                if b"/v3/kv/deleterange" in data:
+                    break
+                writer.write(data)
+        writer.close()
+
+
+def test_a_withdrawal_that_is_cut_off_after_the_lease_ended_leaves_no_key_forever():
+    async def main(etcd):
+        async with in_time(), Cut(etcd.port) as cut, httpx.AsyncClient(base_url=etcd.url) as admin:
+            config = RuntimeConfig(etcd_endpoints=f"127.0.0.1:{cut.port}", nats_server="", lease_ttl_s=60.0)
+            discovery = EtcdDiscovery(config)
+            await discovery.connect()
+            await discovery.put("test/x", b"1")
+            await revoke_all(etcd)
+            with pytest.raises(aiohttp.ClientError):
+                await discovery.delete("test/x")
+            key = {"key": b64encode(b"test/x").decode()}
+            (left,) = (await admin.post("/v3/kv/range", json=key)).json()["kvs"]
+            assert int(left.get("lease", 0))  # so it is gone soon, whatever becomes of us
+            await discovery.close()
+
+    with Etcd() as etcd:
+        uvloop.run(main(etcd))

@@ -191,6 +191,20 @@ def test_it_waits_for_an_instance_once_it_was_accepted():
     assert taken(fleet) == ([9], "stop")
 
 
+def test_an_answer_waits_while_the_only_instance_is_known_and_takes_no_more(monkeypatch):
+    monkeypatch.setattr("serving.life.life.RETRY_S", 0.001)
+    fleet = Fleet(at_1=[7, "lost"])
+    original = fleet.send
+
+    def send(placement, request):
+        stream = original(placement, request)
+        fleet.answers = {1: ["draining"]} if len(fleet.sent) < 30 else {2: [9, ""]}
+        return stream
+
+    fleet.send = send
+    assert taken(fleet) == ([7, 9], "stop")
+
+
 def test_without_migration_a_lost_request_fails():
     with pytest.raises(ApiError, match="decode worker 1: it is gone") as failed:
         taken(Fleet(at_1=[7, "lost"], at_2=[9, ""]), limit=0)

@@ -151,7 +151,7 @@ def test_what_no_engine_here_can_do_is_refused_not_ignored(stack, field):
 @pytest.mark.parametrize(
     "field",
     [{"modalities": ["text", "audio"]}, {"functions": [{}]}, {"web_search_options": {}},
-     {"chat_template": "{{ 1 }}"}, {"verbosity": "low"}, {"echo": True},
+     {"chat_template": "{{ 1 }}"}, {"echo": True},
      {"continue_final_message": True}],
 )  # fmt: skip
 def test_the_same_for_what_only_chats_have(stack, field):

@@ -59,10 +59,11 @@ def test_a_dropped_conversation_gives_its_bytes_back():
 
 def _answered(kept: Conversations, body: bytes, text: str, seed: str) -> bytes:
     """Answer a request as the frontend does, and return the items that it was answered with."""
-    items = Continuing.of(body).items(kept)
-    format = ResponsesFormat(ResponseOptions(echo={"model": "m"}), seed=seed, created_at=0)
-    format.whole([Content(text)], "stop", Usage(1, 1))
-    assert earlier.keep(kept, items, format)
+    items = Continuing.of(body).items(kept, lambda _: None)
+    format = ResponsesFormat(
+        ResponseOptions(echo={"model": "m"}), seed=seed, created_at=0, keep=lambda each: earlier.keep(kept, items, each)
+    )
+    assert msgspec.json.decode(format.whole([Content(text)], "stop", Usage(1, 1)))["store"]
     return earlier.with_items(body, items)
 
 
@@ -89,13 +90,13 @@ def test_a_conversation_continues_with_what_was_asked_and_answered_before():
 def test_a_request_may_continue_without_input():
     kept = Conversations(max_number=8, max_bytes=10_000)
     _answered(kept, b'{"model": "m", "input": " one "}', "1", "a")
-    items = Continuing.of(b'{"model": "m", "previous_response_id": "resp_a"}').items(kept)
+    items = Continuing.of(b'{"model": "m", "previous_response_id": "resp_a"}').items(kept, lambda _: None)
     assert [item["role"] for item in msgspec.json.decode(items)] == ["user", "assistant"]
 
 
 def test_continuing_an_unknown_response_is_refused_in_the_words_of_openai():
     with pytest.raises(ApiError) as caught:
-        Continuing.of(b'{"input": "one", "previous_response_id": "resp_x"}').items(_kept("a"))
+        Continuing.of(b'{"input": "one", "previous_response_id": "resp_x"}').items(_kept("a"), lambda _: None)
     assert (caught.value.status, msgspec.json.decode(caught.value.body())["error"]) == (
         400,
         {
@@ -112,7 +113,7 @@ def test_continuing_an_unknown_response_is_refused_in_the_words_of_openai():
 )
 def test_a_body_that_says_nothing_sensible_of_conversations_is_refused(body):
     with pytest.raises(ApiError) as caught:
-        Continuing.of(body).items(_kept())
+        Continuing.of(body).items(_kept(), lambda _: None)
     assert caught.value.status == 400
 
 
@@ -145,3 +146,21 @@ def test_white_space_is_left_out_only_where_it_stands_alone(parts, expected):
     parts = [Content(part) if isinstance(part, str) else part for part in parts]
     assert "".join(part[0] for each in parts for part in spaces.without([each])) == expected
     assert "".join(part[0] for part in Spaces().without(parts)) == expected
+
+
+def test_of_an_answer_only_what_a_chat_needs_is_kept_for_later_requests():
+    kept = Conversations(max_number=8, max_bytes=10_000)
+    output = [
+        {"type": "reasoning", "id": "rs_1", "status": "completed", "summary": [], "encrypted_content": "x",
+         "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant",
+         "content": [{"type": "output_text", "text": "Hi.", "annotations": [], "logprobs": []}]},
+        {"type": "function_call", "id": "fc_1", "status": "completed", "call_id": "c", "name": "f", "arguments": "{}"},
+    ]  # fmt: skip
+    assert earlier.keep(kept, b"[]", {"id": "resp_a", "output": output})
+    assert msgspec.json.decode(kept.get("resp_a").items) == [
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hi."}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+    ]
+    assert msgspec.json.decode(earlier.find(kept, "resp_a"))["output"] == output

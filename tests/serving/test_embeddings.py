@@ -69,6 +69,8 @@ def test_a_ranking_is_in_order_of_similarity(url):
         ("/v1/embeddings", {"input": "a", "model": "plain"}, "model"),
         ("/v1/score", {"queries": "a"}, "documents"),
         ("/v1/score", {"documents": "a"}, "queries"),
+        ("/v1/score", {"queries": "a", "text_1": "b", "documents": "a"}, "text_1"),
+        ("/v1/score", {"queries": "a", "documents": "a", "text_2": ["b"]}, "text_2"),
         ("/v1/score", {"queries": ["a", "b"], "documents": ["a", "b", "c"]}, "queries"),
         ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
     ],
@@ -83,3 +85,10 @@ def test_requests_are_counted(url):
     post(url, "/v1/rerank", query="a", documents=["b"])
     text = httpx.get(f"{url}/metrics").text
     assert 'endpoint="rerank"' in text and 'status="success"' in text
+
+
+def test_enforce_disagg_does_not_apply_to_what_one_worker_computes_whole(tmp_path):
+    with serving_engine(speaking_engine, tmp_path, 2, "--enforce-disagg") as url:
+        answer = post(url, "/v1/embeddings", input="aab")
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["data"][0]["embedding"] == [2, 1]

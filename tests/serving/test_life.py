@@ -128,11 +128,37 @@ def test_a_request_that_waits_to_be_decoded_may_wait_for_a_decode_worker():
 def test_a_call_that_was_never_begun_goes_elsewhere_eight_times_and_is_no_migration(started, kind):
     state = started()
     stage = state.stage
-    for _ in range(8):
-        assert end(state, kind) == PlaceAgain()
+    for instance in range(8):
+        assert end(state, kind, instance) == PlaceAgain()
         assert state.next_stage(now=100.0, has_prefill=started is not life) == stage
-    assert end(state, kind) == refused(kind)
+    assert end(state, kind, instance_id=8) == refused(kind)
     assert state.num_migrations == 0
+
+
+@pytest.mark.parametrize("kind", ["draining", "unknown"])
+@pytest.mark.parametrize("before", ["lost", "draining"])
+@pytest.mark.parametrize("started", [life, prefilling, decoding])
+def test_an_instance_that_is_about_to_leave_is_called_again_after_pauses_while_the_request_may_wait(
+    started, before, kind
+):
+    state = started(limit=1)
+    end(state, before, instance_id=1, now=100.0)
+    for number in range(2 * MAX_REFUSALS):
+        assert end(state, kind, instance_id=1, now=100.0 + number) == PlaceAgain(RETRY_S)
+    assert end(state, kind, instance_id=1, now=100.0 + PATIENCE_S) == refused(kind)
+
+
+def test_a_prompt_that_decode_workers_may_compute_does_not_wait_for_a_prefill_worker_that_is_about_to_leave():
+    state = prefilling(prefill_fallback=True)
+    for _ in range(MAX_REFUSALS + 1):
+        assert end(state, "draining", instance_id=1) == PlaceAgain()
+    assert state.next_stage(now=100.0, has_prefill=True) == "decode"
+
+
+def test_a_request_that_one_worker_computes_whole_is_not_prefilled_apart():
+    for has_prefill in (True, False):
+        state = Life(0, config=DisaggregationConfig(enforce_disagg=True), is_whole=True)
+        assert state.next_stage(now=100.0, has_prefill=has_prefill) == "decode"
 
 
 def test_refusals_count_across_stages():

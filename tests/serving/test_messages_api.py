@@ -18,7 +18,7 @@ from serving.frontend.api.errors import ApiError
 from serving.frontend.api.messages.errors import error_body
 from serving.frontend.api.messages.format import MessagesFormat
 from serving.frontend.api.messages.request import CountRequest, MessagesRequest
-from serving.frontend.api.openai import ChatRequest
+from serving.frontend.api.openai import MAX_STOPS, ChatRequest
 from serving.frontend.api.unsupported import check_fields
 from serving.model.parts import Arguments, CallStart, Content, Part, Reasoning
 
@@ -360,6 +360,24 @@ def test_thinking_is_a_variable_of_the_template(thinking, expected):
     assert _chat(thinking=thinking, max_tokens=2000).chat_template_kwargs == expected
 
 
+def test_reasoning_that_is_not_to_be_displayed_is_left_out():
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    displays = {None: None, "summarized": None, "omitted": False}
+    for display, expected in displays.items():
+        assert _chat(thinking=thinking | {"display": display}, max_tokens=2000).include_reasoning is expected
+
+
+def test_reasoning_that_only_anthropics_models_can_read_is_left_out():
+    redacted = {"type": "redacted_thinking", "data": "a"}
+    messages = _messages(*HELLO, _assistant(redacted, _text("Hello.")), *HELLO)
+    assert messages == [HELLO[0], {"role": "assistant", "content": "Hello."}, HELLO[0]]
+
+
+def test_as_many_stop_sequences_are_taken_as_a_chat_takes():
+    stops = [str(number) for number in range(MAX_STOPS)]
+    assert _chat(stop_sequences=stops).stops == stops
+
+
 IMAGE = {"type": "image", "source": {"type": "url", "url": "https://a"}}
 
 
@@ -369,7 +387,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "https://a"}}
         ({"messages": [_user(IMAGE)]}, r"messages\[0\].content\[0\]: 'image' is not supported in a user message"),
         ({"messages": [_user({"type": "document"})]}, "'document' is not supported"),
         ({"messages": [_user(_use("a"))]}, "'tool_use' is not supported in a user message"),
-        ({"messages": [*HELLO, _assistant({"type": "redacted_thinking", "data": "a"}), *HELLO]}, "'redacted_thinking' is not supported"),
+        ({"messages": [_user({"type": "redacted_thinking", "data": "a"})]}, "'redacted_thinking' is not supported in a user message"),
         ({"messages": [*HELLO, _assistant(_use("a")), _user(_result("a", content=[IMAGE]))]}, r"tool_result\[0\]: 'image' is not supported"),
         ({"messages": [*HELLO, _assistant(_use("a")), _user(_result("b"))]}, "no tool_use before it has this id"),
         ({"messages": [{"role": "user", "content": ""}]}, r"messages\[0\]: content must not be empty"),
@@ -384,7 +402,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "https://a"}}
         ({"tool_choice": {"type": "any", "name": "a"}}, "expected a name with type tool"),
         ({"thinking": {"type": "enabled"}}, "expected budget_tokens with type enabled"),
         ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "must be less than max_tokens"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 2000, "display": "omitted"}}, "thinking is not valid: .*'omitted'"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2000, "display": "short"}}, "thinking is not valid: .*'short'"),
         ({"thinking": {"type": "between_tools"}}, "thinking is not valid: .*'between_tools'"),
         ({"output_config": {"task_budget": {"total": 1}}}, "output_config.task_budget is not supported"),
         ({"mcp_servers": [{}]}, "mcp_servers is not supported"),
@@ -401,7 +419,13 @@ def test_what_cannot_be_honoured_is_refused_by_name(fields, message):
 
 @pytest.mark.parametrize("field", ["max_tokens", "temperature", "stop_sequences", "messages", "top_k"])
 def test_a_value_out_of_range_is_refused(field):
-    value = {"max_tokens": 0, "temperature": 1.5, "stop_sequences": list("abcde"), "messages": [], "top_k": -1}[field]
+    value = {
+        "max_tokens": 0,
+        "temperature": 1.5,
+        "stop_sequences": ["a"] * (MAX_STOPS + 1),
+        "messages": [],
+        "top_k": -1,
+    }[field]
     with pytest.raises(msgspec.ValidationError, match=field):
         _chat(**{field: value})
 

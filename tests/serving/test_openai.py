@@ -349,7 +349,13 @@ def test_a_request_that_cannot_be_prepared_is_counted(stack, is_large):
         return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
     before = counted()
-    body = {"model": "mock", "stream": True, "prompt": "x", "allowed_token_ids": [1], "metadata": {"a": "x" * 200_000 * is_large}}
+    body = {
+        "model": "mock",
+        "stream": True,
+        "prompt": "x",
+        "allowed_token_ids": [1],
+        "metadata": {"a": "x" * 200_000 * is_large},
+    }
     assert httpx.post(f"{stack.url}/v1/completions", json=body).status_code == 400
     assert counted() == before + 1
 

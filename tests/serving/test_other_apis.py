@@ -218,9 +218,9 @@ def test_a_frontend_that_keeps_no_responses_refuses_to_continue_one(settings):
     kept = KeptResponses(FrontendConfig(**settings))
     for name, value in {"previous_response_id": "resp_1", "store": True}.items():
         with pytest.raises(ApiError, match=f"{name}: this server keeps no responses"):
-            Turn(kept).complete(msgspec.json.encode({"input": "Hi.", name: value}))
+            Turn(kept).complete(msgspec.json.encode({"input": "Hi.", name: value}), lambda _: None)
     turn, body = Turn(kept), b'{"input": "Hi."}'
-    assert (turn.complete(body), turn.is_kept) == (body, False)
+    assert (turn.complete(body, lambda _: None), turn.is_kept) == (body, False)
 
 
 @pytest.mark.parametrize(

@@ -403,9 +403,9 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
         ({"top_logprobs": 2}, "top_logprobs is not supported"),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options is not supported"),
         ({"include": ["message.output_text.logprobs"]}, "include: 'message.output_text.logprobs' is not supported"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity is not supported"),
+        ({"text": {"verbosity": "none"}}, "text is not valid: Invalid enum value 'none'"),
         ({"text": {"format": {"type": "json_schema"}}}, "a json_schema needs a name and a schema"),
-        ({"reasoning": {"summary": "detailed"}}, "reasoning is not valid: Invalid enum value 'detailed'"),
+        ({"reasoning": {"summary": "long"}}, "reasoning is not valid: Invalid enum value 'long'"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode is not supported"),
         ({"messages": [1]}, "unknown parameter: 'messages'"),
     ],
@@ -414,6 +414,15 @@ def test_what_cannot_be_honoured_is_refused_by_name(fields, message):
     with pytest.raises(ApiError, match=message) as caught:
         _chat(**fields)
     assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("summary", ["auto", "concise", "detailed"])
+@pytest.mark.parametrize("verbosity", ["low", "medium", "high"])
+def test_wishes_that_change_nothing_are_accepted_and_repeated(summary, verbosity):
+    request = _request(reasoning={"summary": summary}, text={"verbosity": verbosity})
+    assert request.to_chat() == _chat()
+    echo = request.options().echo
+    assert (echo["reasoning"]["summary"], echo["text"]["verbosity"]) == (summary, verbosity)
 
 
 def test_values_that_ask_for_nothing_are_accepted():

@@ -153,6 +153,30 @@ def test_every_form_of_a_constraint_reaches_the_engine_as_one(client, asked, wan
     assert got(client, extra_body=asked) == [wanted, None]
 
 
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        *({name: ""} for name in ("guided_json", "guided_regex", "guided_grammar", "json_schema", "regex", "ebnf")),
+        {"guided_choice": []},
+        {"guided_json": {}},
+        {"response_format": {}},
+        *({"structured_outputs": {kind: value}} for kind in ("json", "regex", "foo") for value in (None, False, "", [], {})),
+        {"structured_outputs": {}, "regex": "", "tools": []},
+        {"verbosity": "low"},
+    ],
+)  # fmt: skip
+def test_a_constraint_with_an_empty_value_is_none(client, nothing):
+    assert got(client, extra_body=nothing) == [None, None]
+
+
+def test_an_answer_that_must_call_a_tool_has_no_other_form(client):
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
+    assert got(client, tools=[TIME], response_format=form)[0] == {"json": SCHEMA}
+    named = {"type": "function", "function": {"name": "get_time"}}
+    alone = got(client, tools=[TIME], tool_choice=named)
+    assert got(client, tools=[TIME], tool_choice=named, response_format=form) == alone != [{"json": SCHEMA}, None]
+
+
 def test_tools_that_the_model_may_call_reach_the_engine(client):
     assert got(client, tools=[WEATHER])[1] == [WEATHER]
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [TIME]}}
@@ -167,13 +191,13 @@ def test_tools_that_the_model_may_call_reach_the_engine(client):
         ({"guided_json": SCHEMA, "guided_choice": ["a"]}, "guided_choice"),
         ({"guided_json": "{"}, "guided_json"),
         ({"guided_json": "[1]"}, "guided_json"),
-        ({"guided_choice": []}, "guided_choice"),
         ({"guided_choice": [""]}, "guided_choice"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs"),
         ({"response_format": {"type": "structural_tag"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}, "response_format"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools"),
+        ({"tools": [TIME, WEATHER, TIME]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": [1]}}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TIME], "tool_choice": {"type": "function", "function": {"name": "get_weather"}}}, "tool_choice"),
@@ -211,3 +235,21 @@ def test_a_schema_that_is_nested_too_deeply_or_too_large_is_refused(url):
     large = {"type": "object", "description": "x" * 300_000}
     body = {"model": "agent", "messages": [{"role": "user", "content": "x"}], "guided_json": large}
     assert httpx.post(f"{url}/v1/chat/completions", json=body).json()["error"]["param"] == "guided_json"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_half_a_surrogate_pair_that_a_model_escapes_is_replaced(url, path, is_streamed):
+    said = r'<tool_call>{"name": "\ud800", "arguments": "{\"city\": \"\udc00\"}"}</tool_call>'
+    tool = {"name": "get_time", "parameters": {"type": "object"}}
+    body = {
+        "/v1/chat/completions": {"tools": [TIME], "messages": [{"role": "user", "content": said}]},
+        "/v1/responses": {"tools": [{"type": "function", **tool}], "input": said},
+        "/v1/messages": {
+            "tools": [{"name": "get_time", "input_schema": {"type": "object"}}],
+            "messages": [{"role": "user", "content": said}],
+            "max_tokens": 500,
+        },
+    }[path]
+    answer = httpx.post(url + path, json={"model": "agent", "stream": is_streamed, **body})
+    assert answer.status_code == 200 and answer.text.count("\ufffd") >= 2, answer.text

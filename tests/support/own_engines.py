@@ -13,11 +13,11 @@ from tests.support.waiting import PATIENCE_S, until
 
 
 @contextlib.contextmanager
-def serving_engine(module, folder, models):
-    """Run a module's file as a worker, and a frontend; give the frontend's URL once it serves so many models."""
+def serving_engine(module, folder, models, *flags):
+    """Run a module's file as a worker, and a frontend with these flags; give the frontend's URL once it serves so many models."""
     environment = os.environ | {"DYN_DISCOVERY_DIR": str(folder), "DYN_LOG": "off"}
     port = free_port()
-    commands = [[Path(module.__file__)], ["-m", "serving.frontend", "--http-port", port]]
+    commands = [[Path(module.__file__)], ["-m", "serving.frontend", "--http-port", port, *flags]]
     processes = [subprocess.Popen([sys.executable, *map(str, command)], env=environment) for command in commands]
     url = f"http://127.0.0.1:{port}"
 

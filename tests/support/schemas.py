@@ -191,6 +191,19 @@ ANYTHING = st.recursive(_some(KEYWORDS) | st.booleans(), _soup, max_leaves=8)
 """Any keywords together: many have no value, or cannot be honoured."""
 
 
+WRONG = st.sampled_from([
+    None, True, False, 0, 1, -1, 0.5, 1e308, 1e-300, 2**64 - 1, "string", "object", "array", "number", "date", "a+", "#",
+    [], ["a"], [1], [None], [[1]], [{}], [{"type": "string"}], {}, {"a": {}}, {"type": "integer"}, {"a": 1},
+])  # fmt: skip
+TYPED = [
+    "type", "format", "pattern", "minLength", "maxLength", "minItems", "maxItems", "items", "prefixItems", "uniqueItems",
+    "properties", "required", "additionalProperties", "propertyNames", "minProperties", "maxProperties", "enum", "const",
+    "anyOf", "oneOf", "allOf", "$ref", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
+]  # fmt: skip
+MISTYPED = st.dictionaries(st.sampled_from(TYPED), WRONG, min_size=1, max_size=4)
+"""Keywords with values of any type."""
+
+
 def value_of(raw, seed, target, name="bytes"):
     """Return the mocker's value of a schema, and its number of tokens."""
     writer = writers()[name]

@@ -4,8 +4,7 @@ from fractions import Fraction
 from typing import Any
 
 from serving.engines.mock_json.errors import FormError
-from serving.engines.mock_json.regex import pattern_of
-from serving.engines.mock_json.vocabulary import (
+from serving.engines.mock_json.keywords import (
     MAX_DEPTH,
     Raw,
     Work,
@@ -16,12 +15,15 @@ from serving.engines.mock_json.vocabulary import (
     key_of,
     listed,
     mapped,
+    names_of,
     number_of,
     prefix_length,
     schema_of,
+    text_of,
     type_of,
     types_of,
 )
+from serving.engines.mock_json.regex import pattern_of
 
 
 class Check:
@@ -86,7 +88,8 @@ class Check:
         """Formats are annotations."""
         if not _is_between(raw, "minLength", "maxLength", len(value)):
             return False
-        return "pattern" not in raw or pattern_of(raw["pattern"]).matches(value, self._work)
+        pattern = text_of(raw, "pattern")
+        return pattern is None or pattern_of(pattern).matches(value, self._work)
 
     def _array_fits(self, raw: dict[str, Any], value: list[Any]) -> bool:
         if not _is_between(raw, "minItems", "maxItems", len(value)):
@@ -100,7 +103,7 @@ class Check:
     def _object_fits(self, raw: dict[str, Any], value: dict[str, Any]) -> bool:
         if not _is_between(raw, "minProperties", "maxProperties", len(value)):
             return False
-        if any(name not in value for name in listed(raw, "required")):
+        if any(name not in value for name in names_of(raw, "required")):
             return False
         known, others = mapped(raw, "properties"), schema_of(raw.get("additionalProperties", True), "properties")
         names = schema_of(raw.get("propertyNames", True), "propertyNames")
@@ -134,4 +137,7 @@ def is_multiple(value: float, step: float) -> bool:
         return False
     if isinstance(step, int) and isinstance(value, int):
         return True
-    return (value / step) == int(value / step)
+    try:
+        return (value / step) == int(value / step)
+    except OverflowError:  # a float has no such quotient
+        return False

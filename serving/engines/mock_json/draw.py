@@ -9,7 +9,9 @@ import msgspec
 from serving.engines.mock_json.check import Check
 from serving.engines.mock_json.errors import FormError
 from serving.engines.mock_json.formats import FORMATS, WORDS
+from serving.engines.mock_json.keywords import Work, key_of
 from serving.engines.mock_json.nodes import (
+    MAX_VALUES,
     Array,
     Choice,
     Fixed,
@@ -24,31 +26,48 @@ from serving.engines.mock_json.nodes import (
 )
 from serving.engines.mock_json.prose import Prose, Words, prose_of
 from serving.engines.mock_json.schema import Schema
-from serving.engines.mock_json.vocabulary import Work, key_of
 
-MAX_VALUES = 2_000
-"""The most values that are added to an answer, so that the time for one is bounded; it may have as many that it must have."""
+MAX_EXTRA = MAX_VALUES // 2
+"""After so many values, only those are added that must be there."""
 
 MAX_NESTED = 48
 """How deep values may be nested."""
 
 TRIES = 24
+CHARS_PER_STEP = 8
+"""So many characters of a value are about as much work as a value."""
 
 
 class Drawing:
     """Draws one value."""
 
-    def __init__(self, schema: Schema, rng: Random, words: Words) -> None:
+    def __init__(self, schema: Schema, rng: Random, words: Words, work: Work, enough: float = math.inf) -> None:
+        """Prepare to draw.
+
+        Args:
+            schema: what the value is of.
+            rng: makes the choices.
+            words: what free texts are made of.
+            work: counts the steps.
+            enough: how many tokens of the value are read at most.
+        """
         self._schema = schema
         self._rng = rng
         self._words = words
+        self._enough = max(enough, 1)
+        self._num_tokens = 0
         self._num_values = 0
-        self._work = Work()
+        self._work = work
+
+    @property
+    def _is_cut(self) -> bool:
+        """Whether the free texts so far are all that is read: what comes after them may be left out."""
+        return self._num_tokens >= self._enough
 
     @property
     def _is_full(self) -> bool:
         """Whether only what must be there is added."""
-        return self._num_values > MAX_VALUES or self._work.is_half_done
+        return self._num_values > MAX_EXTRA or self._work.is_half_done
 
     def draw(self, num_chars: float) -> Any:
         """Return a value of about so many characters, if it can be; free texts are short and may still grow.
@@ -62,7 +81,7 @@ class Drawing:
     def _value(self, slot: Slot, spare: float, depth: int) -> tuple[Any, float]:
         """Return a value of about the least length and `spare` more, and its length."""
         self._num_values += 1
-        if self._num_values > 2 * MAX_VALUES:
+        if self._num_values > MAX_VALUES:
             raise FormError(f"{slot.where}: the mocker makes no answers of more than {MAX_VALUES:,} values")
         if depth > MAX_NESTED:
             raise FormError(f"{slot.where}: the mocker makes no values that are nested more than {MAX_NESTED} deep")
@@ -75,7 +94,11 @@ class Drawing:
             case Choice(options=options):
                 return self._choice(slot, options, spare, depth)
         value = self._scalar(slot, spare)
-        return value, _length(value)
+        length = _length(value)
+        self._work.step(1 + int(length) // CHARS_PER_STEP)
+        if isinstance(value, Prose):
+            self._num_tokens += len(value.ids)
+        return value, length
 
     def _scalar(self, slot: Slot, spare: float) -> Any:
         rng = self._rng
@@ -86,7 +109,8 @@ class Drawing:
             case Number() as number:
                 return self._number(number, spare)
             case Text(low=low, high=high):
-                return prose_of(self._words, rng, low, high, 1 + int(rng.random() * 3) if spare > 0 else 1)
+                count = 1 + int(rng.random() * 3) if spare > 0 else 1
+                return prose_of(self._words, rng, low, high, count, self._enough)
             case Matched(patterns=patterns, low=low, high=high):
                 more = min(spare, 24) * rng.random()
                 for _ in range(TRIES):
@@ -101,10 +125,11 @@ class Drawing:
     def _number(self, number: Number, spare: float) -> Any:
         low, high = number.near
         for _ in range(TRIES if spare > 0 else 0):
+            self._work.step()
             value = number.at(low + int(self._rng.random() * (high - low + 1)))
             if value is not None:
                 return value
-        return next(number.all())
+        return number.nearest
 
     def _formatted(self, slot: Slot, node: Formatted) -> str:
         for _ in range(TRIES):
@@ -119,14 +144,16 @@ class Drawing:
         most = slot.least + spare
         usable = [option for option in options if option.slot.least <= most]
         refusal = ""
+        num_tokens = self._num_tokens
         for _ in range(TRIES):
             option = self._option(usable)
+            self._num_tokens = num_tokens
             try:
                 value, size = self._value(option.slot, most - option.slot.least, depth + 1)
             except FormError as error:  # another branch may do
                 refusal = str(error)
                 continue
-            if not option.others or self._is_only(option, value):
+            if not option.others or self._is_cut or self._is_only(option, value):
                 return value, size
             if not refusal:
                 refusal = f"{slot.where}: the mocker finds no value that fits only one branch of its oneOf"
@@ -135,6 +162,7 @@ class Drawing:
 
     def _option(self, options: list[Option]) -> Option:
         """Return a branch; null less often than others."""
+        self._work.step(len(options))
         rng, others = self._rng, [each for each in options if not _is_null(each.slot)]
         if others and (len(others) == len(options) or rng.random() < 0.8):
             options = others
@@ -150,7 +178,7 @@ class Drawing:
         values: list[Any] = []
         keys: set[Any] = set()
         size = 2.0
-        while len(values) < room:
+        while len(values) < room and not self._is_cut:
             item, is_extra = array.item(len(values)), len(values) >= array.low
             if is_extra and (spare < item.least + 1 or (item.has_prose and len(values) > most_prose)):
                 break
@@ -173,13 +201,16 @@ class Drawing:
         return values, size - bool(values)
 
     def _distinct(self, slot: Slot, item: Slot, share: float, depth: int, keys: set[Any]) -> tuple[Any, float]:
+        num_tokens = self._num_tokens
         for _ in range(TRIES):
+            self._num_tokens = num_tokens
             value, length = self._value(item, share + 1, depth + 1)
             key = key_of(plain(value))
-            if key not in keys:
+            if key not in keys or self._is_cut:
                 keys.add(key)
                 return value, length
         for value in _all(item):
+            self._work.step(4)
             if key_of(value) not in keys:
                 keys.add(key_of(value))
                 return value, _length(value)
@@ -192,6 +223,8 @@ class Drawing:
         has_prose = any(each.slot.has_prose for each in chosen)
         found: dict[str, Any] = {}
         for each in chosen:
+            if self._is_cut:
+                break
             share = 0.0
             if each.slot.stretches:
                 share = spare if stretchy == 1 and not has_prose else spare * (0.4 + rng.random()) / (stretchy + 0.4)
@@ -206,6 +239,7 @@ class Drawing:
 
     def _chosen(self, node: Object, spare: float) -> tuple[list[Property], float]:
         """Return the properties that a value has, in their order, and what is left to spend."""
+        self._work.step(len(node.properties))
         possible = [each for each in node.properties if each.slot.least < math.inf]
         required = {each.name for each in possible if each.is_required}
         missing = node.low - len(required)
@@ -229,8 +263,8 @@ class Drawing:
         declared = {each.name for each in node.properties}
         most = node.low
         if node.is_map and extra.least < math.inf:
-            most = len(found) + 1 + int(rng.random() * 4) if extra.has_prose else MAX_VALUES
-        while len(found) < node.high:
+            most = len(found) + 1 + int(rng.random() * 4) if extra.has_prose else MAX_EXTRA
+        while len(found) < node.high and not self._is_cut:
             is_needed = len(found) < node.low
             if not is_needed and (len(found) >= most or spare < node.extra_least):
                 break
@@ -248,6 +282,8 @@ class Drawing:
         return size
 
     def _name(self, node: Object, taken: set[str], depth: int) -> str | None:
+        self._work.step(1 + len(taken) // CHARS_PER_STEP)
+        num_tokens = self._num_tokens  # names are no free texts
         for attempt in range(TRIES):
             if node.names is None:
                 count = 1 + (attempt > 1) + (len(taken) > 8)
@@ -255,6 +291,7 @@ class Drawing:
                 name += str(len(taken)) if attempt > 3 else ""
             else:
                 name = plain(self._value(node.names, 8, depth + 1)[0])
+                self._num_tokens = num_tokens
             if name not in taken:
                 return name
         known = () if node.names is None else _all(node.names)

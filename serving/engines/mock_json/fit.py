@@ -11,10 +11,10 @@ import msgspec
 from serving.engines.mock_json.check import Check
 from serving.engines.mock_json.draw import Drawing, plain
 from serving.engines.mock_json.errors import FormError
+from serving.engines.mock_json.keywords import MAX_WORK, Work
 from serving.engines.mock_json.prose import Prose
 from serving.engines.mock_json.regex import pattern_of
-from serving.engines.mock_json.schema import schema_from
-from serving.engines.mock_json.vocabulary import Work
+from serving.engines.mock_json.schema import Schema, schema_from
 from serving.engines.mock_json.writer import Writer
 
 ATTEMPTS = 8
@@ -25,7 +25,7 @@ Piece = list[int] | Prose
 """Tokens, or a free text, which may still grow."""
 
 
-def json_tokens(raw: Any, seed: int, target: int, writer: Writer) -> list[int]:
+def json_tokens(raw: Any, seed: int, target: int, writer: Writer, *, enough: float = math.inf) -> list[int]:
     """Return a value of a JSON schema in tokens, as compact JSON; a pure function.
 
     Args:
@@ -33,32 +33,42 @@ def json_tokens(raw: Any, seed: int, target: int, writer: Writer) -> list[int]:
         seed: makes the choices.
         target: how many tokens there should be; there are more only if no value is that short.
         writer: writes texts in the model's tokens.
+        enough: how many tokens are read at most; after them, a value may be incomplete.
 
     Raises:
         FormError: the mocker can make no value of it.
     """
     schema = schema_from(raw)
 
-    def attempt(num_chars: float, number: int) -> list[int]:
-        value = Drawing(schema, Random(seed * ATTEMPTS + number), writer.words).draw(num_chars)
+    def attempt(num_chars: float, number: int, work: Work) -> list[int]:
+        value = Drawing(schema, Random(seed * ATTEMPTS + number), writer.words, work, enough).draw(num_chars)
         pieces = _pieces(value, writer)
         tokens = _joined(pieces)
         if len(tokens) >= target or not _grow(pieces, Random(seed), target - len(tokens)):
             return tokens
-        # A text that grew may equal another one, or fit a second branch of a `oneOf`.
-        is_good = not schema.needs_check or Check(schema.raw, Work()).fits(schema.raw, plain(value))
-        return _joined(pieces) if is_good else tokens
+        return _joined(pieces) if not schema.needs_check or _still_fits(schema, value, work) else tokens
 
-    return _fitted(attempt, target, writer.rate)
+    try:
+        return _fitted(attempt, target, writer.rate)
+    except RecursionError as error:  # within a constant
+        raise FormError("the schema is nested too deep") from error
+
+
+def _still_fits(schema: Schema, value: Any, work: Work) -> bool:
+    """Return whether a value fits whose texts grew: one may equal another now, or fit a second branch of a `oneOf`."""
+    try:
+        return Check(schema.raw, work).fits(schema.raw, plain(value))
+    except FormError:  # it takes too long to know
+        return False
 
 
 def regex_tokens(pattern: str, seed: int, target: int, writer: Writer) -> list[int]:
     """Return a text that a regular expression matches as a whole; otherwise like `json_tokens`."""
     found = pattern_of(pattern)
 
-    def attempt(num_chars: float, number: int) -> list[int]:
+    def attempt(num_chars: float, number: int, work: Work) -> list[int]:
         spare = max(num_chars - found.tree.least, 0)
-        return writer.tokens(found.write(Random(seed * ATTEMPTS + number), spare, Work(), is_whole=True))
+        return writer.tokens(found.write(Random(seed * ATTEMPTS + number), spare, work, is_whole=True))
 
     return _fitted(attempt, target, writer.rate)
 
@@ -74,13 +84,21 @@ def choice_tokens(choices: Sequence[str], seed: int, writer: Writer) -> list[int
     return writer.tokens(choices[int(Random(seed).random() * len(choices))])
 
 
-def _fitted(attempt: Callable[[float, int], list[int]], target: int, rate: float) -> list[int]:
-    """Return the longest attempt that is not too long, or the shortest one of all; few attempts are made."""
+def _fitted(attempt: Callable[[float, int, Work], list[int]], target: int, rate: float) -> list[int]:
+    """Return the longest attempt that is not too long, or the shortest one of all; few attempts are made.
+
+    Once they took as many steps together as one may, what there is must do.
+    """
     best: list[int] | None = None
     shortest: list[int] | None = None
     num_chars, too_many = target / rate, math.inf
+    num_steps = 0
     for number in range(ATTEMPTS):
-        tokens = attempt(num_chars, number)
+        if num_steps > MAX_WORK:
+            break
+        work = Work()
+        tokens = attempt(num_chars, number, work)
+        num_steps += work.num_steps
         count = len(tokens)
         if shortest is None or count < len(shortest):
             shortest = tokens

@@ -1,6 +1,7 @@
 """A schema as a graph of what may stand at a place; `$ref` cycles are cycles of the graph."""
 
 import math
+import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,8 +11,11 @@ from typing import Any
 import msgspec
 
 from serving.engines.mock_json.check import number_fits
+from serving.engines.mock_json.keywords import Raw, Work
 from serving.engines.mock_json.regex import Pattern
-from serving.engines.mock_json.vocabulary import Raw, Work
+
+MAX_VALUES = 4_000
+"""The most values of an answer."""
 
 SPREAD = 999
 """How far from its nearest bound a number may be, in steps; numbers are short that way."""
@@ -72,6 +76,21 @@ class Number(Node):
     raws: list[dict[str, Any]]
     is_exact: bool = field(init=False)
     """Whether no float is reckoned with."""
+    nearest: Any = field(init=False, default=None)
+    """The first value, None if none was found."""
+
+    def find(self, work: Work) -> bool:
+        """Look for the first value.
+
+        Raises:
+            FormError: that takes too long.
+        """
+        for place in self._places():
+            work.step(1 if self.is_exact else 8)
+            self.nearest = self.at(place)
+            if self.nearest is not None:
+                return True
+        return False
 
     def __post_init__(self) -> None:
         """Look for steps that are floats."""
@@ -92,14 +111,18 @@ class Number(Node):
         exact = self.step * place
         if self.is_exact:
             return int(exact)
+        if abs(exact) > sys.float_info.max:
+            return None
         value: Any = int(exact) if self.integral else float(exact)
         return value if all(number_fits(raw, value) for raw in self.raws) else None
 
     def all(self) -> Iterator[Any]:
         """Yield values, not all if there are very many."""
+        yield from (value for place in self._places() if (value := self.at(place)) is not None)
+
+    def _places(self) -> range:
         start, _ = self.near
-        stop = start + 4096 if self.last is None else min(start + 4096, self.last + 1)
-        yield from (value for place in range(start, stop) if (value := self.at(place)) is not None)
+        return range(start, start + 4096 if self.last is None else min(start + 4096, self.last + 1))
 
 
 @dataclass(slots=True)
@@ -244,13 +267,13 @@ def settle(slots: list[Slot], work: Work) -> None:
 def _least(slot: Slot) -> float:
     match slot.node:
         case Fixed(shortest=shortest):
-            return len(msgspec.json.encode(shortest[0]))
+            return float(len(msgspec.json.encode(shortest[0])))
         case Number():
             return 1 if slot.node.integral else 3
         case Text(low=low):
             return 2 + max(low, 4)
         case Matched(patterns=patterns, low=low):
-            return 2 + max(low, patterns[0].tree.least)
+            return 2.0 + max(low, patterns[0].tree.least)
         case Formatted(low=low):
             return 2 + max(low, 12)
         case Array() as array:
@@ -258,7 +281,7 @@ def _least(slot: Slot) -> float:
                 return math.inf
             prefix = sum(item.least + 1 for item in array.prefix[: array.low])
             rest = max(array.low - len(array.prefix), 0)
-            return 2 + prefix + (rest * (array.rest.least + 1) if rest else 0)
+            return 2.0 + prefix + (rest * (array.rest.least + 1) if rest else 0)
         case Object() as found:
             return found.least
         case Choice(options=options):

@@ -16,6 +16,12 @@ class Words:
         self.by_id = dict(zip(self.ids, texts, strict=True))
         self._firsts = [place for place, text in enumerate(texts) if text.strip()]
 
+        self.longest = max(map(len, texts), default=1)
+
+    def length(self, ids: list[int]) -> int:
+        """Return how many characters some tokens have."""
+        return sum(map(len, map(self.by_id.__getitem__, ids)))
+
     def first(self, rng: Random) -> int:
         """Return a token that is not only a space."""
         return self.ids[self._firsts[int(rng.random() * len(self._firsts))]]
@@ -39,7 +45,7 @@ class Prose:
         self.ids = ids
         self.low = low
         self.high = high
-        self.num_chars = sum(len(words.by_id[token]) for token in ids)
+        self.num_chars = words.length(ids)
 
     @property
     def text(self) -> str:
@@ -63,17 +69,25 @@ class Prose:
         return added
 
 
-def prose_of(words: Words, rng: Random, low: int, high: float, count: int) -> Prose | str:
-    """Return a text of about `count` tokens, or a finished one if its length leaves no choice."""
+def prose_of(words: Words, rng: Random, low: int, high: float, count: int, enough: float) -> Prose | str:
+    """Return a text of about `count` tokens, or a finished one if its length leaves no choice.
+
+    After `enough` tokens it ends, however long it must be: nobody reads on.
+    """
     ids: list[int] = []
     num_chars = 0
-    while num_chars < low or len(ids) < count:
+    # Most of a long text is drawn in a few goes.
+    while (block := int(min((low - num_chars) // words.longest, enough - len(ids)))) > 8:
+        more = [words.first(rng), *rng.choices(words.ids, k=block - 1)]
+        ids += more
+        num_chars += words.length(more)
+    while (num_chars < low or len(ids) < count) and len(ids) < enough:
         token = words.fitting(rng, high - num_chars) if ids else words.first(rng)
         if token is None or num_chars + len(words.by_id[token]) > high:
             break
         ids.append(token)
         num_chars += len(words.by_id[token])
-    if num_chars >= low and ids:
+    if ids and (num_chars >= low or len(ids) >= enough):
         return Prose(words, ids, low, high)
     # No word is as short as what is missing.
     missing = max(low - num_chars, 0 if ids else min(high, 1))

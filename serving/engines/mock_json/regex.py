@@ -7,13 +7,13 @@ made is matched again, over sets of positions, so the time is bounded whatever t
 import importlib
 import math
 import warnings
-from dataclasses import dataclass, field
 from functools import lru_cache
 from random import Random
 from typing import Any
 
 from serving.engines.mock_json.errors import FormError
-from serving.engines.mock_json.vocabulary import Work
+from serving.engines.mock_json.keywords import Work
+from serving.engines.mock_json.regex_trees import At, Chars, Either, Look, Repeat, Row, Tree, is_of
 
 MAX_PATTERN = 4096
 """The most characters of an expression."""
@@ -26,135 +26,6 @@ TRIES = 20
 """Texts that are made and matched before an expression with anchors or lookarounds inside is refused."""
 
 _parser: Any = importlib.import_module("re._parser")
-PLAIN = "abcdefghijklmnopqrstuvwxyz"
-PRINTABLE = PLAIN + "".join(chr(code) for code in range(32, 127) if chr(code) not in PLAIN)
-
-
-class Tree:
-    """A part of an expression."""
-
-    least: float = 0
-    """The length of its shortest text; infinite if it has none."""
-    most: float = 0
-    steps: float = 1
-    """How many parts are visited to write its shortest text."""
-
-
-@dataclass(slots=True)
-class Chars(Tree):
-    """One character of a class."""
-
-    ranges: list[tuple[int, int]]
-    categories: list[str]
-    negated: bool
-    choices: str = ""
-    """Those to write: letters and spaces if they are allowed."""
-    wide: str = ""
-    """Those to write if lookarounds may want others."""
-    least: float = 1
-    most: float = 1
-    steps: float = 1
-
-    def __post_init__(self) -> None:
-        """Choose characters to write."""
-        self.choices = self.wide = "".join(filter(self.accepts, PRINTABLE)) or "".join(map(chr, self._first()))
-        if self.choices.startswith(PLAIN):
-            self.choices = PLAIN + " " * 5 * self.accepts(" ")
-        if not self.choices:
-            self.least = math.inf
-
-    def _first(self) -> list[int]:
-        if self.negated:
-            return [code for code in (*range(0xA1, 0x250), *range(32)) if self.accepts(chr(code))][:64]
-        found = [low for low, _ in self.ranges if not 0xD800 <= low <= 0xDFFF]
-        return found or [code for code in range(32) if self.accepts(chr(code))]
-
-    def accepts(self, character: str) -> bool:
-        """Return whether it is of the class."""
-        code = ord(character)
-        is_in = any(low <= code <= high for low, high in self.ranges)
-        return (is_in or any(_is_of(character, name) for name in self.categories)) != self.negated
-
-
-def _is_of(character: str, category: str) -> bool:
-    name = category.removeprefix("CATEGORY_")
-    kind = name.removeprefix("NOT_")
-    if kind == "DIGIT":
-        found = character.isdecimal()
-    elif kind == "SPACE":
-        found = character.isspace()
-    elif kind == "WORD":
-        found = character.isalnum() or character == "_"
-    else:
-        raise FormError(f"a character class {category.lower()} is not supported by the mocker")
-    return found != name.startswith("NOT_")
-
-
-@dataclass(slots=True)
-class Row(Tree):
-    """Parts one after another."""
-
-    parts: list[Tree]
-    least: float = field(init=False)
-    most: float = field(init=False)
-    steps: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Add the lengths up."""
-        self.least = sum(part.least for part in self.parts)
-        self.most = sum(part.most for part in self.parts)
-        self.steps = 1 + sum(part.steps for part in self.parts)
-
-
-@dataclass(slots=True)
-class Either(Tree):
-    """One of several parts."""
-
-    branches: list[Tree]
-    least: float = field(init=False)
-    most: float = field(init=False)
-    steps: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Find the shortest and the longest."""
-        self.least = min(branch.least for branch in self.branches)
-        self.most = max(branch.most for branch in self.branches)
-        self.steps = 1 + max(branch.steps for branch in self.branches)
-
-
-@dataclass(slots=True)
-class Repeat(Tree):
-    """A part several times."""
-
-    item: Tree
-    low: int
-    high: float
-    least: float = field(init=False)
-    most: float = field(init=False)
-    steps: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Multiply the lengths; a part without texts may be left out."""
-        if self.item.least == math.inf and not self.low:
-            self.high = 0
-        self.least = self.low * self.item.least if self.low else 0
-        self.most = self.high * self.item.most if self.high and self.item.most else 0
-        self.steps = 1 + self.low * self.item.steps
-
-
-@dataclass(slots=True)
-class At(Tree):
-    """A position: `^`, `$` and the like."""
-
-    kind: str
-
-
-@dataclass(slots=True)
-class Look(Tree):
-    """Whether something follows."""
-
-    item: Tree
-    negated: bool
 
 
 class Pattern:
@@ -239,14 +110,14 @@ class Pattern:
             high: the most.
 
         Raises:
-            FormError: no text is found.
+            FormError: no text is found, or not in time.
         """
         most = max(min(high, MAX_TEXT) - self.tree.least, 0)
         for attempt in range(TRIES):
             more = min(max(spare, low - self.tree.least, 0) + attempt, most)
-            written: list[str] = []
-            _write(self.tree, rng, more, written, is_wide=attempt > 1)
-            text = "".join(written)
+            writing = Writing(rng, work, is_wide=attempt > 1)
+            writing.write(self.tree, more)
+            text = writing.text
             if not low <= len(text) <= high:
                 spare = spare / 2 if len(text) > high else spare + low - len(text)
                 continue
@@ -276,36 +147,65 @@ def pattern_of(text: str) -> Pattern:
     return Pattern(text)
 
 
-def _write(tree: Tree, rng: Random, spare: float, written: list[str], *, is_wide: bool) -> None:
-    """Write a text of about the least length and `spare` more."""
-    match tree:
-        case Chars():
-            choices = tree.wide if is_wide else tree.choices
-            written.append(choices[int(rng.random() * len(choices))])
-        case Row():
-            for part, share in zip(tree.parts, _shares(tree.parts, rng, spare), strict=True):
-                _write(part, rng, share, written, is_wide=is_wide)
-        case Either():
-            open_branches = [branch for branch in tree.branches if branch.least <= tree.least + spare]
-            wanted = [branch for branch in open_branches if branch.most >= tree.least + spare] or open_branches
-            chosen = wanted[int(rng.random() * len(wanted))]
-            _write(chosen, rng, tree.least + spare - chosen.least, written, is_wide=is_wide)
-        case Repeat():
-            _repeat(tree, rng, spare, written, is_wide=is_wide)
+class Writing:
+    """Writes one text."""
 
+    def __init__(self, rng: Random, work: Work, *, is_wide: bool) -> None:
+        self._rng = rng
+        self._work = work
+        self._is_wide = is_wide
+        self._written: list[str] = []
 
-def _repeat(tree: Repeat, rng: Random, spare: float, written: list[str], *, is_wide: bool) -> None:
-    item = tree.item
-    room = min(tree.high - tree.low, spare // max(item.least, 1))
-    is_fixed = item.most == item.least
-    more = int(room) if is_fixed or room < 1 else 1 + int(rng.random() * min(room, 8))
-    count = tree.low + min(more, int(room)) if item.most else 0
-    left = max(spare - (count - tree.low) * item.least, 0)
-    for place in range(count):
-        start = len(written)
-        share = 0.0 if is_fixed else left / (count - place)
-        _write(item, rng, share, written, is_wide=is_wide)
-        left -= max(sum(map(len, written[start:])) - item.least, 0)
+    @property
+    def text(self) -> str:
+        """What was written."""
+        return "".join(self._written)
+
+    def write(self, tree: Tree, spare: float) -> int:
+        """Write a text of about the least length and `spare` more; return its length.
+
+        Raises:
+            FormError: that takes too long.
+        """
+        rng = self._rng
+        self._work.step()
+        match tree:
+            case Chars():
+                return self._chars(tree, 1)
+            case Row():
+                shares = _shares(tree.parts, rng, spare)
+                return sum(self.write(part, share) for part, share in zip(tree.parts, shares, strict=True))
+            case Either():
+                self._work.step(len(tree.branches))
+                open_branches = [branch for branch in tree.branches if branch.least <= tree.least + spare]
+                wanted = [branch for branch in open_branches if branch.most >= tree.least + spare] or open_branches
+                chosen = wanted[int(rng.random() * len(wanted))]
+                return self.write(chosen, tree.least + spare - chosen.least)
+            case Repeat():
+                return self._repeat(tree, spare)
+        return 0
+
+    def _chars(self, tree: Chars, count: int) -> int:
+        self._work.step(count // 16)  # all in one go: quick
+        self._written += self._rng.choices(tree.wide if self._is_wide else tree.choices, k=count)
+        return count
+
+    def _repeat(self, tree: Repeat, spare: float) -> int:
+        item = tree.item
+        room = min(tree.high - tree.low, spare // max(item.least, 1))
+        is_fixed = item.most == item.least
+        more = int(room) if is_fixed or room < 1 else 1 + int(self._rng.random() * min(room, 8))
+        count = tree.low + min(more, int(room)) if item.most else 0
+        match item:
+            case Row(parts=[Chars() as chars]) if count:
+                return self._chars(chars, count)
+        left = max(spare - (count - tree.low) * item.least, 0)
+        total = 0
+        for place in range(count):
+            length = self.write(item, 0.0 if is_fixed else left / (count - place))
+            left -= max(length - item.least, 0)
+            total += length
+        return total
 
 
 def _shares(parts: list[Tree], rng: Random, spare: float) -> list[float]:
@@ -378,7 +278,7 @@ class Matching:
                 return place == len(self._text)
             case "BOUNDARY" | "NON_BOUNDARY":
                 before, after = self._text[max(place - 1, 0) : place], self._text[place : place + 1]
-                words = [bool(side) and _is_of(side, "WORD") for side in (before, after)]
+                words = [bool(side) and is_of(side, "WORD") for side in (before, after)]
                 return (words[0] != words[1]) == (kind == "BOUNDARY")
         raise FormError(f"pattern {_short(self._pattern)}: {kind.lower()} is not supported by the mocker")
 

@@ -15,7 +15,25 @@ import msgspec
 from serving.engines.mock_json.check import Check
 from serving.engines.mock_json.errors import FormError
 from serving.engines.mock_json.formats import FORMATS
+from serving.engines.mock_json.keywords import (
+    Raw,
+    Work,
+    bounds_of,
+    count_of,
+    flat,
+    items_of,
+    key_of,
+    listed,
+    mapped,
+    names_of,
+    number_of,
+    prefix_length,
+    schema_of,
+    text_of,
+    types_of,
+)
 from serving.engines.mock_json.nodes import (
+    MAX_VALUES,
     Array,
     Choice,
     Dead,
@@ -32,21 +50,6 @@ from serving.engines.mock_json.nodes import (
     settle,
 )
 from serving.engines.mock_json.regex import MAX_TEXT, pattern_of
-from serving.engines.mock_json.vocabulary import (
-    Raw,
-    Work,
-    bounds_of,
-    count_of,
-    flat,
-    items_of,
-    key_of,
-    listed,
-    mapped,
-    number_of,
-    prefix_length,
-    schema_of,
-    types_of,
-)
 
 MAX_SLOTS = 2_000
 """The most places of a schema."""
@@ -185,16 +188,16 @@ class Schema:
             case "boolean":
                 return Fixed([True, False])
             case "integer" | "number":
-                return _number(slot.together, type == "integer", slot.where)
+                return _number(slot.together, type == "integer", slot.where, self._work)
             case "string":
-                return _text(slot.together, slot.where)
+                return _text(slot.together, slot.where, self._work)
             case "array":
                 return self._array(slot)
         return self._object(slot)
 
     def _array(self, slot: Slot) -> Node:
         raws = slot.together
-        low, high = _range(raws, "minItems", "maxItems", slot.where)
+        low, high = _room(raws, "minItems", "maxItems", slot.where)
         length = max((prefix_length(raw) for raw in raws), default=0)
         prefix = [
             self._slot([items_of(raw, place) for raw in raws], f"{slot.where}[{place}]")
@@ -207,16 +210,14 @@ class Schema:
 
     def _object(self, slot: Slot) -> Node:
         raws = slot.together
-        required = [name for raw in raws for name in listed(raw, "required")]
-        if any(not isinstance(name, str) for name in required):
-            raise FormError(f"{slot.where}: required is not a list of names")
+        required = [name for raw in raws for name in names_of(raw, "required")]
         named = dict.fromkeys([name for raw in raws for name in mapped(raw, "properties")])
         names = [*named, *(name for name in dict.fromkeys(required) if name not in named)]
         properties = [
             Property(name, self._slot(self._member(raws, name), _path(slot.where, name)), name in required)
             for name in names
         ]
-        low, high = _range(raws, "minProperties", "maxProperties", slot.where)
+        low, high = _room(raws, "minProperties", "maxProperties", slot.where)
         extras = [schema_of(raw.get("additionalProperties", True), "additionalProperties") for raw in raws]
         spoken = [raw["propertyNames"] for raw in raws if "propertyNames" in raw]
         return Object(
@@ -264,18 +265,29 @@ def _range(raws: list[dict[str, Any]], least: str, most: str, where: str) -> tup
     return low, high
 
 
-def _text(raws: list[dict[str, Any]], where: str) -> Node:
+def _room(raws: list[dict[str, Any]], least: str, most: str, where: str) -> tuple[int, float]:
+    """Return the bounds of a number of values.
+
+    Raises:
+        FormError: they contradict each other, or are more than the mocker makes.
+    """
+    low, high = _range(raws, least, most, where)
+    if low > MAX_VALUES:
+        raise FormError(f"{where}: {least} is {low:,}; the mocker makes at most {MAX_VALUES:,} values")
+    return low, high
+
+
+def _text(raws: list[dict[str, Any]], where: str, work: Work) -> Node:
     low, high = _range(raws, "minLength", "maxLength", where)
     if low > MAX_TEXT:
         raise FormError(f"{where}: minLength is {low:,}; the mocker makes texts of up to {MAX_TEXT:,} characters")
-    texts = list(dict.fromkeys(raw["pattern"] for raw in raws if "pattern" in raw))
-    if any(not isinstance(text, str) for text in texts):
-        raise FormError(f"{where}: a pattern is not a text")
     try:
+        texts = _texts(raws, "pattern")
+        work.step(2 * sum(map(len, texts)))
         patterns = [pattern_of(text) for text in texts]
+        formats = [name for name in _texts(raws, "format") if name in FORMATS]
     except FormError as error:
         raise FormError(f"{where}: {error}") from error
-    formats = list(dict.fromkeys(raw["format"] for raw in raws if raw.get("format") in FORMATS))
     if len(formats) > 1:
         raise FormError(f"{where}: formats {' and '.join(formats)} together are not supported by the mocker")
     if formats:
@@ -287,7 +299,12 @@ def _text(raws: list[dict[str, Any]], where: str) -> Node:
     return Matched(patterns, low, high)
 
 
-def _number(raws: list[dict[str, Any]], integral: bool, where: str) -> Node:
+def _texts(raws: list[dict[str, Any]], name: str) -> list[str]:
+    """Return what a keyword is in some schemas, each text once."""
+    return list(dict.fromkeys(text for raw in raws if (text := text_of(raw, name)) is not None))
+
+
+def _number(raws: list[dict[str, Any]], integral: bool, where: str, work: Work) -> Node:
     """Return the multiples of a step within the bounds; without `multipleOf`, short decimals."""
     steps = [Fraction(str(found)) for raw in raws if (found := number_of(raw, "multipleOf")) is not None]
     if any(step <= 0 for step in steps):
@@ -300,7 +317,7 @@ def _number(raws: list[dict[str, Any]], integral: bool, where: str) -> Node:
         first, last = _places(raws, step)
         if first is None or last is None or first <= last:
             number = Number(step, first, last, integral, raws)
-            if next(number.all(), None) is not None:
+            if number.find(work):
                 return number
     raise FormError(f"{where}: the mocker finds no number within its bounds")
 
@@ -356,6 +373,8 @@ def _of_text(text: bytes) -> Schema | str:
         return Schema(msgspec.json.decode(text))
     except (FormError, TooLargeError) as error:
         return str(error)
+    except RecursionError:
+        return "the schema is nested too deep"
 
 
 def schema_from(raw: Any) -> Schema:
@@ -364,10 +383,13 @@ def schema_from(raw: Any) -> Schema:
     Raises:
         FormError: the mocker can make no value of it.
     """
+    schema_of(raw, "the schema")
     try:
-        text = msgspec.json.encode(schema_of(raw, "the schema"))
+        text = msgspec.json.encode(raw)
     except RecursionError as error:
         raise FormError("the schema is nested too deep") from error
+    except (OverflowError, TypeError, ValueError) as error:
+        raise FormError(f"the schema cannot be sent as JSON: {error}") from error
     if len(text) > MAX_BYTES:
         raise FormError(f"the schema has {len(text):,} bytes; the mocker supports {MAX_BYTES:,}")
     found = _of_text(text)

@@ -62,6 +62,9 @@ class ScoreRequest(msgspec.Struct, kw_only=True):
         Raises:
             ApiError: they do not match.
         """
+        for name, former in {"queries": "text_1", "documents": "text_2"}.items():
+            if getattr(self, name) and getattr(self, former):
+                raise ApiError(400, f"expected {name} or {former}, not both", param=former)
         first, second = _texts(self.queries or self.text_1), _texts(self.documents or self.text_2)
         if not first or not second:
             raise ApiError(400, "expected queries and documents", param="documents" if first else "queries")

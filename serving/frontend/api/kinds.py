@@ -91,6 +91,23 @@ KINDS: dict[KindName, Kind] = {
 }
 
 
+LABELS = frozenset({
+    "metadata", "prediction", "prompt_cache_key", "prompt_cache_retention", "request_id", "safety_identifier",
+    "service_tier", "store", "user",
+})  # fmt: skip
+WITHOUT_EFFECT: dict[KindName, frozenset[str]] = {
+    "completion": LABELS,
+    "chat": LABELS | {"verbosity"},
+    "response": LABELS - {"prediction", "request_id", "store"} | {"max_tool_calls"},
+    "message": frozenset({"cache_control", "metadata"}),
+    "message_tokens": frozenset({"cache_control"}),
+    "embedding": frozenset({"user"}),
+    "score": frozenset({"user"}),
+    "rerank": frozenset({"user"}),
+}
+"""Fields that are accepted, checked, and change nothing; a response repeats some of them."""
+
+
 def parse(body: bytes | bytearray, type: Any) -> Any:
     """Read a request.
 

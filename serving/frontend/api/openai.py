@@ -19,6 +19,7 @@ StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Annotation = Annotated[str, Meta(max_length=256)]
 Label = Annotated[str, Meta(max_length=1024)]
+Verbosity = Literal["low", "medium", "high"]
 Tools = Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
 COMPLETION_TOKENS = 16
 """Tokens that a completion without max_tokens may generate, as at OpenAI. A chat may fill the model's context."""
@@ -226,6 +227,8 @@ class ChatRequest(Request, kw_only=True):
     """Further variables of the chat template."""
     add_generation_prompt: bool | None = None
     """Default: true."""
+    verbosity: Verbosity | None = None
+    """A wish that no engine here gets."""
 
     @property
     def num_logprobs(self) -> int | None:

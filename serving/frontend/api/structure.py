@@ -60,13 +60,13 @@ def constraint(request: Request) -> Constraint | None:
 
 
 def _asked(request: Request) -> Iterator[Constraint]:
-    """Yield each constraint of a request."""
-    if request.response_format is not None:
+    """Yield each constraint of a request; an empty value asks for none, like null."""
+    if request.response_format:
         yield from _from_response_format(request.response_format)
-    if request.structured_outputs is not None:
+    if request.structured_outputs:
         yield from _from_structured_outputs(request.structured_outputs)
     for name, kind in FIELDS.items():
-        if (value := getattr(request, name)) is not None:
+        if value := getattr(request, name):
             yield Constraint(name, kind, value)
 
 
@@ -89,7 +89,7 @@ def _from_response_format(form: dict[str, Any]) -> Iterator[Constraint]:
 def _from_structured_outputs(form: dict[str, Any]) -> Iterator[Constraint]:
     name = "structured_outputs"
     for key, value in form.items():
-        if value in (None, False):
+        if not value:
             continue
         if key == "json_object":
             yield Constraint(name, "json", ANY_OBJECT)

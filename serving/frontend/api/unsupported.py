@@ -2,17 +2,14 @@
 
 from typing import Any
 
-import msgspec
-
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.fields import Neutral, check_body, names_of
+from serving.frontend.api.fields import Neutral, check_body, check_within, names_of
 from serving.frontend.api.kinds import KINDS, AnyRequest
 from serving.frontend.api.messages import request as messages
-from serving.frontend.api.openai import ANNOTATIONS, Message, Request
+from serving.frontend.api.openai import ANNOTATIONS, Request
 from serving.frontend.api.responses import request as responses
 
 FIELDS: dict[type[AnyRequest], frozenset[str]] = {kind.type: names_of(kind.type) for kind in KINDS.values()}
-MESSAGE_FIELDS = names_of(Message)
 NEVER = (
     "allowed_token_ids", "audio", "cache_salt", "chat_template", "chat_template_kwargs", "custom_logit_processor",
     "custom_params", "documents", "function_call", "functions", "guided_decoding_backend",
@@ -20,7 +17,7 @@ NEVER = (
     "logits_processors", "lora_path", "mm_processor_kwargs", "moderation", "prompt_embeds",
     "prompt_logprobs", "reasoning", "reasoning_effort", "repetition_detection", "session_params",
     "stop_regex", "thinking", "thinking_token_budget", "truncate_prompt_tokens",
-    "truncation_side", "verbosity", "vllm_xargs", "web_search_options",
+    "truncation_side", "vllm_xargs", "web_search_options",
 )  # fmt: skip
 """Fields that no engine here supports, whatever their value."""
 
@@ -68,30 +65,18 @@ def check_fields(body: bytes | bytearray, request: AnyRequest, *, is_strict: boo
     Args:
         body: the request as it came.
         request: the same, read.
-        is_strict: whether unknown fields are rejected even if their value asks for nothing, in messages too.
+        is_strict: whether unknown fields are rejected even if their value asks for nothing, also those of
+            the objects within it. What is read later is checked by `read` (see `strictly`).
 
     Raises:
         ApiError: there is such a field or annotation, or a field occurs twice.
     """
     fields = check_body(body, FIELDS[type(request)], neutral_of(type(request)), is_strict=is_strict)
-    if is_strict and "messages" in fields and not isinstance(request, messages.CountRequest):
-        _check_messages(fields["messages"])
+    if is_strict:
+        check_within(fields, type(request))
     if not isinstance(request, Request):
         return
     for note in (request.nvext.annotations or ()) if request.nvext is not None else ():
         if note not in ANNOTATIONS and ":" not in note:
             message = f"nvext.annotations: unknown annotation {note!r}; known: {', '.join(ANNOTATIONS)}, dp_rank:N"
             raise ApiError(400, message, param="nvext")
-
-
-def _check_messages(messages: msgspec.Raw) -> None:
-    """Reject fields of messages that no template gets."""
-    for message in _decode_messages(messages):
-        for name in message:
-            if name not in MESSAGE_FIELDS:
-                raise ApiError(
-                    400, f"messages: unknown field: {name[:100]!r}", code="unknown_parameter", param="messages"
-                )
-
-
-_decode_messages = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode

@@ -261,7 +261,7 @@ class Attempts:
             UNPLACED: no worker accepts it now.
         """
         life, prefill, own, bypass = self.life, self._stages.prefill, request.kv_transfer_params, None
-        if not (life.is_prefilled or life.is_pinned or own):
+        if not (life.is_prefilled or life.is_whole or life.is_pinned or own):
             bypass = self._stages.bypass(len(request.prompt.tokens), request.prompt.hashes)
         stage = life.next_stage(
             now=asyncio.get_running_loop().time(),

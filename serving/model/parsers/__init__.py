@@ -8,7 +8,7 @@ unknown names; the other functions expect names that it accepts.
 
 - `answer_parser(tool_calls, reasoning, tools, prompt_end=...)`: for an answer in which the model may call tools. Without
   tools, calls stay text.
-- `required_calls_parser(reasoning, tool_choice, prompt_end=...)`: for an answer that is constrained to
+- `required_calls_parser(tool_choice)`: for an answer that is constrained from its start, so without reasoning, to
   `calls_schema(tools, tool_choice, parallel=...)`, where `tool_choice` is "required" or names a function.
 - `visible_tokens(tool_calls, reasoning)`: the special tokens that these parsers look for, which
   `Tokenizer.detokenizer(visible)` then does not drop. Where there are no tools, give it no format of calls.

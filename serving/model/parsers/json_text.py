@@ -167,7 +167,12 @@ def read_string(answer: Answer) -> Script[str | None]:
     pieces: list[str] = []
     if not text.startswith('"', at) or not (yield from read_value(answer, pieces.append)):
         return None
-    return str(json.loads("".join(pieces)))
+    return encodable(json.loads("".join(pieces)))
+
+
+def encodable(text: str) -> str:
+    """Return a text that was escaped, as text can be: halves of surrogate pairs are joined, single ones replaced."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def read_object(answer: Answer, sink: Sink) -> Script[bool]:

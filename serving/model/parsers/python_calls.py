@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from serving.model.parsers.answer import Answer, Script
+from serving.model.parsers.json_text import encodable
 from serving.model.parsers.schema_types import ToolTypes
 
 _NAME = re.compile(r"[\w.]*")
@@ -123,9 +124,8 @@ def _arguments(text: str) -> str | None:
         call = ast.parse(text, mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             return None
-        return json.dumps(
-            {_key(word): _value(word.value) for word in call.keywords}, ensure_ascii=False, allow_nan=False
-        )
+        values = {_key(word): _value(word.value) for word in call.keywords}
+        return encodable(json.dumps(values, ensure_ascii=False, allow_nan=False))
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
 

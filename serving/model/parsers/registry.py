@@ -86,25 +86,14 @@ def _noise(form: CallFormat | Thoughts | None) -> tuple[str, ...]:
     return form.noise if isinstance(form, (Thoughts, Harmony)) else ()
 
 
-def required_calls_parser(
-    reasoning: str, tool_choice: str | Mapping[str, Any], *, prompt_end: str | None = None
-) -> AnswerParser:
-    """Return a parser of one answer that, after any reasoning, was constrained to `calls_schema`.
+def required_calls_parser(tool_choice: str | Mapping[str, Any]) -> AnswerParser:
+    """Return a parser of one answer that was constrained to `calls_schema` from its start.
 
     Args:
-        reasoning: the format in which the model thinks.
         tool_choice: "required", or OpenAI's object that names a function.
-        prompt_end: the end of the prompt's text; None if it is unknown.
     """
-    _, thoughts = _formats("", reasoning, has_tools=False)
     answer = Answer()
-    return ScriptParser(answer, _read_required(answer, thoughts, chosen_name(tool_choice), prompt_end))
-
-
-def _read_required(answer: Answer, thoughts: Thoughts | None, name: str, prompt_end: str | None) -> Script[None]:
-    if thoughts:
-        yield from thoughts.read(answer, prompt_end, ())
-    yield from read_required(answer, name)
+    return ScriptParser(answer, read_required(answer, chosen_name(tool_choice)))
 
 
 def visible_tokens(tool_calls: str, reasoning: str) -> frozenset[str]:

@@ -5,6 +5,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from serving.model.parsers.json_text import encodable
+
 NAMES_OF_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 TYPES = frozenset((*NAMES_OF_TYPES.values(), "null"))
 
@@ -98,7 +100,7 @@ def to_json(text: str, types: frozenset[str]) -> str:
     readers = [reader for name, reader in _READERS if name in types]
     for reader in readers if "string" in types else [*readers, _finite]:
         try:
-            return json.dumps(reader(text), ensure_ascii=False)
+            return encodable(json.dumps(reader(text), ensure_ascii=False))
         except (ValueError, KeyError, RecursionError):
             continue
     return json.dumps(text, ensure_ascii=False)

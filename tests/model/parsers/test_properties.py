@@ -2,6 +2,7 @@
 
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import given, settings, strategies
 
@@ -10,6 +11,9 @@ from serving.model.parsers.formats import CALLS
 from serving.model.parsers.harmony import Harmony
 from serving.model.parsers.tag_calls import TagCalls
 from serving.model.parts import CallStart
+from tests.model.parsers.texts import (
+    CALLS as WRITTEN,
+)
 from tests.model.parsers.texts import (
     FORMATS,
     TOOLS,
@@ -102,6 +106,40 @@ def test_reasoning_does_not_depend_on_how_the_text_was_cut(name, text, markers, 
 @given(calls, places)
 def test_required_calls_are_read_back(made, cuts):
     text = "[" + ", ".join(f'{{"name": "{name}", "parameters": {text}}}' for name, text in made) + "]"
-    parts = read(required_calls_parser("", "required"), *cut(text, cuts))
+    parts = read(required_calls_parser("required"), *cut(text, cuts))
     assert calls_of(parts) == made
     assert content_of(parts) == reasoning_of(parts) == ""
+
+
+HALVES = ["\\ud800", "\\udc00", "\\ud800x\\udc00"]
+"""Halves of surrogate pairs, as models may escape them: no text can hold one of them alone."""
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_part_can_be_encoded_wherever_a_model_writes_half_a_surrogate_pair(name, half):
+    text = write_calls(name, WRITTEN)
+    for place in range(len(text)):
+        msgspec.json.encode(read(answer_parser(name, "", TOOLS), text[:place] + half + text[place:]))
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_every_part_of_a_required_call_can_be_encoded(half):
+    text = '[{"name": "look_up", "parameters": "{\\"text\\": \\"a\\"}"}]'
+    for place in range(len(text)):
+        msgspec.json.encode(read(required_calls_parser("required"), text[:place] + half + text[place:]))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@quickly
+@given(strategies.data())
+def test_every_part_of_any_text_can_be_encoded(name, data):
+    text = data.draw(fragments(name, *HALVES))
+    msgspec.json.encode(read(answer_parser(name, "", TOOLS), text))
+
+
+def test_halves_of_a_surrogate_pair_become_one_character_and_single_ones_the_replacement():
+    written = '[look_up(text="\\ud83d\\ude00 \\ud83d", list=["\\ude00"])]'
+    assert parsed(calls_of(read(answer_parser("pythonic", "", TOOLS), written))) == [
+        ("look_up", {"text": "\U0001f600 \ufffd", "list": ["\ufffd"]})
+    ]

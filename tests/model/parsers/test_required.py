@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 
 from serving.model.parsers import calls_schema, required_calls_parser
-from serving.model.parts import Arguments, CallStart, Content, Reasoning
+from serving.model.parts import Arguments, CallStart, Content
 from tests.model.parsers.texts import read
 
 
@@ -86,7 +86,7 @@ def test_a_tool_may_refer_to_its_own_root(target):
 
 
 def test_names_and_arguments_are_passed_on_as_they_arrive():
-    parser = required_calls_parser("", "required")
+    parser = required_calls_parser("required")
     assert parser.push('[{"name": "se') == []
     assert parser.push('nd", "parameters": {"to": ') == [CallStart("send"), Arguments('{"to": ')]
     assert parser.push('{}}}, {"name": "now"') == [Arguments("{}}")]
@@ -95,22 +95,17 @@ def test_names_and_arguments_are_passed_on_as_they_arrive():
 
 
 def test_arguments_of_a_named_function_are_passed_on_as_they_arrive():
-    parser = required_calls_parser("", ONE)
+    parser = required_calls_parser(ONE)
     assert parser.push(' {"to": ') == [CallStart("send"), Arguments('{"to": ')]
     assert parser.push("{}} ") == [Arguments("{}}")]
     assert parser.end() == []
 
 
-def test_a_model_may_think_before_it_calls():
-    parser = required_calls_parser("qwen3", ONE, prompt_end="<think>\n")
-    assert read(parser, "hm</think>\n\n{}") == [Reasoning("hm"), CallStart("send"), Arguments("{}")]
-
-
 @pytest.mark.parametrize("choice", ["required", ONE])
 def test_an_answer_that_was_not_constrained_is_content(choice):
-    assert read(required_calls_parser("", choice), "I cannot [do] that") == [Content("I cannot [do] that")]
+    assert read(required_calls_parser(choice), "I cannot [do] that") == [Content("I cannot [do] that")]
 
 
 def test_a_call_that_was_cut_off_has_the_arguments_so_far():
-    parts = read(required_calls_parser("", "required"), '[{"name": "send", "parameters": {"to": {"ci')
+    parts = read(required_calls_parser("required"), '[{"name": "send", "parameters": {"to": {"ci')
     assert parts == [CallStart("send"), Arguments('{"to": {"ci')]

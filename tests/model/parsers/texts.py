@@ -42,11 +42,29 @@ calls = strategies.lists(
 CALLS = [("look_up", '{"text": "a\\n\\"b\\"", "count": 3, "list": [1, {"x": null}]}'), ("files.write", "{}")]
 
 
-def fragments(name):
-    """Return texts of pieces of a format's markers and calls, in any order."""
+def fragments(name, *more):
+    """Return texts of pieces of a format's markers and calls, in any order, with more pieces among them."""
     whole = write_calls(name, CALLS)
     tokens = sorted(visible_tokens(name, ""))
-    pieces = [*tokens, *whole.split(), whole, "{", "}", "[", "]", '"', ":", ",", " ", "\n", "a", "\\", "name", "\0"]
+    pieces = [
+        *tokens,
+        *whole.split(),
+        whole,
+        "{",
+        "}",
+        "[",
+        "]",
+        '"',
+        ":",
+        ",",
+        " ",
+        "\n",
+        "a",
+        "\\",
+        "name",
+        "\0",
+        *more,
+    ]
     cuts = strategies.tuples(strategies.integers(0, len(whole)), strategies.integers(0, len(whole)))
     parts = strategies.sampled_from(pieces) | cuts.map(lambda ends: whole[min(ends) : max(ends)])
     return strategies.lists(parts, max_size=12).map("".join)

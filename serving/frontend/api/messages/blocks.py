@@ -46,6 +46,13 @@ class ThinkingBlock(msgspec.Struct, kw_only=True):
     signature: str | None = None
 
 
+class RedactedThinkingBlock(msgspec.Struct, kw_only=True):
+    """What a model at Anthropic thought, encrypted: only that model could read it, so it is left out."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
 class ToolUseBlock(msgspec.Struct, kw_only=True):
     """A call of a tool."""
 
@@ -66,10 +73,15 @@ class ToolResultBlock(msgspec.Struct, kw_only=True):
     cache_control: CacheControl | None = None
 
 
-BlockType = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+BlockType = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 BLOCKS: dict[str, dict[str, type[BlockType]]] = {
     "user": {"text": TextBlock, "tool_result": ToolResultBlock},
-    "assistant": {"text": TextBlock, "thinking": ThinkingBlock, "tool_use": ToolUseBlock},
+    "assistant": {
+        "text": TextBlock,
+        "thinking": ThinkingBlock,
+        "redacted_thinking": RedactedThinkingBlock,
+        "tool_use": ToolUseBlock,
+    },
     "system": {"text": TextBlock},
 }
 """The blocks that a role's messages may have."""
@@ -125,6 +137,8 @@ def _add(messages: list[Message], role: Role, block: BlockType, calls: set[str],
         case ThinkingBlock():
             message = _turn(messages, role)
             message.reasoning_content = (message.reasoning_content or "") + block.thinking
+        case RedactedThinkingBlock():
+            _turn(messages, role)
         case ToolUseBlock():
             calls.add(block.id)
             arguments = msgspec.json.encode(block.input).decode()

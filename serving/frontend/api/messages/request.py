@@ -9,7 +9,7 @@ from serving.frontend.api.errors import ApiError
 from serving.frontend.api.fields import Neutral, read
 from serving.frontend.api.messages.blocks import CacheControl, chat_messages, system_content
 from serving.frontend.api.messages.tools import ToolChoice, chat_choice, chat_tool
-from serving.frontend.api.openai import ChatRequest, Label, Message, StopString, Tokens
+from serving.frontend.api.openai import MAX_STOPS, ChatRequest, Label, Message, StopString, Tokens, Tools
 
 MIN_BUDGET = 1024
 NEVER = (
@@ -37,8 +37,8 @@ class Thinking(msgspec.Struct, kw_only=True):
     """For the template, `enable_thinking`: true, its own default, or false."""
     budget_tokens: Annotated[int, Meta(ge=MIN_BUDGET)] | None = None
     """A wish that no engine here gets: `max_tokens` limits thinking and answer together."""
-    display: Literal["summarized"] | None = None
-    """The whole reasoning is returned, so there is no shorter summary."""
+    display: Literal["summarized", "omitted"] | None = None
+    """The whole reasoning is returned, so there is no shorter summary; "omitted" leaves it out."""
 
 
 class JsonFormat(msgspec.Struct, kw_only=True):
@@ -61,7 +61,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
     model: Annotated[str, Meta(min_length=1, max_length=10_000)]
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=10_000)]
     system: str | list[dict[str, Any]] | None = None
-    tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None
+    tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
@@ -73,7 +73,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
         Raises:
             ApiError: there is none.
         """
-        choice, output = self.tool_choice, self._output
+        choice, output, thinking = self.tool_choice, self._output, self._thinking
         messages = chat_messages(self.messages)
         if self.system:
             messages.insert(0, Message("system", system_content(self.system)))
@@ -86,6 +86,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
             reasoning_effort=output.effort,
             response_format=None if output.format is None else _response_format(output.format),
             chat_template_kwargs=self._template_variables(),
+            include_reasoning=False if thinking is not None and thinking.display == "omitted" else None,
         )
 
     @property
@@ -108,7 +109,7 @@ class MessagesRequest(CountRequest, kw_only=True):
     """POST /v1/messages; null is the same as absent."""
 
     max_tokens: Tokens
-    stop_sequences: Annotated[list[StopString], Meta(max_length=4)] | None = None
+    stop_sequences: Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0, le=1 << 20)] | None = None

@@ -1,10 +1,15 @@
 """Responses that are kept: continued by later requests, read, and deleted. On JSON, so that only bounds cost memory."""
 
+from collections.abc import Callable
+
 import msgspec
 
 from serving.frontend.api.conversations import Conversation, Conversations
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.responses.format import ResponsesFormat
+from serving.frontend.api.responses.format import Fields
+
+ESSENTIAL = ("type", "role", "content", "call_id", "name", "arguments")
+"""What a chat needs of the items of an answer."""
 
 
 class Continuing(msgspec.Struct):
@@ -26,11 +31,15 @@ class Continuing(msgspec.Struct):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ApiError(400, f"the request is not valid: {error or 'nested too deeply'}") from error
 
-    def items(self, kept: Conversations) -> bytes:
+    def items(self, kept: Conversations, admit: Callable[[int], None]) -> bytes:
         """Return the items of the whole conversation: those of the earlier response that it continues, then its own.
 
+        Args:
+            kept: where the earlier response is.
+            admit: called with the number of bytes that it adds.
+
         Raises:
-            ApiError: the earlier response is not kept.
+            ApiError: the earlier response is not kept, or not admitted.
         """
         own = _items(bytes(self.input))
         if self.previous_response_id is None:
@@ -39,6 +48,7 @@ class Continuing(msgspec.Struct):
         if earlier is None:
             message = f"Previous response with id '{self.previous_response_id[:100]}' not found."
             raise ApiError(400, message, code="previous_response_not_found", param="previous_response_id")
+        admit(len(earlier.items))
         return _concatenated(earlier.items, own)
 
 
@@ -49,19 +59,19 @@ def with_items(body: bytes | bytearray, items: bytes) -> bytes:
     return msgspec.json.encode(fields)
 
 
-def keep(kept: Conversations, items: bytes, format: ResponsesFormat) -> bool:
+def keep(kept: Conversations, items: bytes, response: Fields) -> bool:
     """Keep a response that is complete, for requests that continue it.
 
     Args:
         kept: where.
         items: the items that it answers.
-        format: what has written it.
+        response: the response object.
 
     Returns:
         Whether it fits.
     """
-    items = _concatenated(items, msgspec.json.encode(format.output))
-    return kept.keep(format.id, Conversation(items, msgspec.json.encode(format.response)))
+    items = _concatenated(items, msgspec.json.encode(list(map(_essence, response["output"]))))
+    return kept.keep(response["id"], Conversation(items, msgspec.json.encode(response)))
 
 
 def find(kept: Conversations, id: str) -> bytes:
@@ -85,6 +95,14 @@ def delete(kept: Conversations, id: str) -> bytes:
     if not kept.drop(id):
         raise _absent(id)
     return msgspec.json.encode({"id": id, "object": "response", "deleted": True})
+
+
+def _essence(item: Fields) -> Fields:
+    """Return of an item what a chat needs."""
+    found = {name: value for name, value in item.items() if name in ESSENTIAL}
+    if "content" in found:
+        found["content"] = [{"type": part["type"], "text": part["text"]} for part in found["content"]]
+    return found
 
 
 def _absent(id: str) -> ApiError:

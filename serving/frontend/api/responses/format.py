@@ -10,6 +10,7 @@ The answer's items follow each other; each is opened, filled and closed:
 A part of another kind, a further call and the end of the answer close the open item.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -21,6 +22,8 @@ from serving.frontend.api.responses.sealed import sealed
 from serving.model.parts import Arguments, CallStart, Content, Part, Reasoning
 
 Fields = dict[str, Any]
+Keep = Callable[[Fields], bool]
+"""Keeps a response object for later requests; returns whether it fits."""
 TEXTS = {"reasoning": "reasoning_text", "message": "output_text"}
 """Types of the one part that such an item has."""
 
@@ -28,19 +31,19 @@ TEXTS = {"reasoning": "reasoning_text", "message": "output_text"}
 class ResponsesFormat:
     """Writes one response."""
 
-    def __init__(self, options: ResponseOptions, *, seed: str, created_at: int) -> None:
+    def __init__(self, options: ResponseOptions, *, seed: str, created_at: int, keep: Keep | None = None) -> None:
         """Prepare to write it.
 
         Args:
             options: what it needs of its request.
             seed: what the ids of the response and of its items are made of; it must be unique.
             created_at: seconds since 1970.
+            keep: keeps the whole response, if that is wanted.
         """
         self.id = f"resp_{seed}"
-        self.output: list[Fields] = []
+        self._output: list[Fields] = []
         """The items so far, without the open one."""
-        self.response: Fields = {}
-        """The response object, once it is complete."""
+        self._keep = keep
         self._head = {"id": self.id, "object": "response", "created_at": created_at, **options.echo}
         self._seed = seed
         self._wants_sealed = options.wants_sealed
@@ -65,16 +68,14 @@ class ResponsesFormat:
         """Return the events that end the stream."""
         status = "incomplete" if reason == "length" else "completed"
         events = self._close(status)
-        self.response = self._response(status, usage=usage)
-        return events + self._event(f"response.{status}", response=self.response)
+        return events + self._event(f"response.{status}", response=self._complete(status, usage))
 
     def whole(self, parts: list[Part], reason: str, usage: Usage, *, stop: str | None = None) -> bytes:
         """Return the body of a response that is not streamed."""
         status = "incomplete" if reason == "length" else "completed"
         self.parts(joined(parts))
         self._close(status)
-        self.response = self._response(status, usage=usage)
-        return msgspec.json.encode(self.response)
+        return msgspec.json.encode(self._complete(status, usage))
 
     def failed(self, error: ApiError) -> bytes:
         """Return the events that end a stream that fails."""
@@ -112,9 +113,9 @@ class ResponsesFormat:
     def _add(self, type: str, prefix: str, **fields: Any) -> bytes:
         """Close the open item and open the next."""
         events = self._close("completed")
-        id = f"{prefix}_{self._seed}{len(self.output):02d}"
+        id = f"{prefix}_{self._seed}{len(self._output):02d}"
         self._open = {"id": id, "type": type, "status": "in_progress", **fields}
-        return events + self._event("response.output_item.added", output_index=len(self.output), item=self._open)
+        return events + self._event("response.output_item.added", output_index=len(self._output), item=self._open)
 
     def _close(self, status: str) -> bytes:
         """Close the open item, if there is one."""
@@ -133,26 +134,34 @@ class ResponsesFormat:
             if type == "reasoning" and self._wants_sealed:
                 content["encrypted_content"] = sealed(text)
         item = self._open | content | {"status": status}
-        events += self._event("response.output_item.done", output_index=len(self.output), item=item)
-        self.output.append(item)
+        events += self._event("response.output_item.done", output_index=len(self._output), item=item)
+        self._output.append(item)
         self._open, self._texts = None, []
         return events
 
     def _place(self) -> Fields:
         assert self._open is not None
-        return {"item_id": self._open["id"], "output_index": len(self.output)}
+        return {"item_id": self._open["id"], "output_index": len(self._output)}
 
     def _event(self, type: str, **fields: Any) -> bytes:
         number = self._num_events
         self._num_events += 1
         return named_event({"type": type, "sequence_number": number, **fields})
 
+    def _complete(self, status: str, usage: Usage) -> Fields:
+        """Return the complete response object; its `store` is whether it is kept, which depends on its size, too."""
+        response = self._response(status, usage=usage)
+        if self._keep is not None:
+            response["store"] = True
+            response["store"] = self._keep(response)
+        return response
+
     def _response(self, status: str, *, usage: Usage | None = None, error: Fields | None = None) -> Fields:
         return self._head | {
             "status": status,
             "error": error,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "output": self.output,
+            "output": self._output,
             "usage": usage and _usage(usage),
         }
 

@@ -7,12 +7,13 @@ from msgspec import Meta
 
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.fields import Neutral, read
-from serving.frontend.api.openai import ChatRequest, Label, Message, Tokens
+from serving.frontend.api.openai import ChatRequest, Label, Message, Tokens, Tools, Verbosity
 from serving.frontend.api.responses.items import chat_messages
 from serving.frontend.api.responses.tools import Choice, chat_choice, chat_tool
 
 MAX_ITEMS = 10_000
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Summary = Literal["auto", "concise", "detailed"]
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
@@ -42,9 +43,9 @@ class Reasoning(msgspec.Struct, kw_only=True):
     """How much a model is to think, and what its client wants to see of it."""
 
     effort: Effort | None = None
-    summary: Literal["auto"] | None = None
+    summary: Summary | None = None
     """The whole reasoning is returned, so there is no shorter summary."""
-    generate_summary: Literal["auto"] | None = None
+    generate_summary: Summary | None = None
     """The same, by its older name."""
 
 
@@ -65,6 +66,8 @@ class TextOptions(msgspec.Struct, kw_only=True):
     """What is wanted of the answer's text."""
 
     format: dict[str, Any] | None = None
+    verbosity: Verbosity | None = None
+    """A wish that no engine here gets."""
 
 
 class ResponseOptions(msgspec.Struct, kw_only=True):
@@ -85,7 +88,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     instructions: str | None = None
     """A system message in front of the input; a later response does not inherit it."""
     previous_response_id: Label | None = None
-    tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None
+    tools: Tools | None = None
     tool_choice: Choice | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
@@ -177,7 +180,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
         return messages
 
     def _response_format(self) -> dict[str, Any] | None:
-        options = read(self.text or {}, TextOptions, where="text", neutral={"verbosity": ("medium",)})
+        options = read(self.text or {}, TextOptions, where="text", neutral={})
         if options.format is None:
             return None
         format = read(options.format, TextFormat, where="text.format", neutral={})

@@ -32,6 +32,9 @@ UNSUPPORTED = (
 )
 """Keywords that constrain values in ways that the mocker does not reckon with; any other unknown one is an annotation."""
 
+MAX_COUNT = 1 << 64
+"""The largest number of things that a keyword may name."""
+
 MAX_DEPTH = 64
 """How deep `allOf` and `$ref` may be nested in each other."""
 
@@ -46,6 +49,11 @@ class Work:
         self._limit = self._left = limit
 
     @property
+    def num_steps(self) -> int:
+        """How many steps were counted."""
+        return self._limit - self._left
+
+    @property
     def is_half_done(self) -> bool:
         """Whether it is time to come to an end."""
         return self._left < self._limit // 2
@@ -58,7 +66,7 @@ class Work:
         """
         self._left -= count
         if self._left < 0:
-            raise FormError("the schema is too large or has too many alternatives for the mocker")
+            raise FormError("the form is too large, or has too many alternatives or too long texts, for the mocker")
 
 
 def schema_of(raw: Any, where: str) -> Raw:
@@ -134,6 +142,18 @@ def listed(raw: dict[str, Any], name: str) -> list[Any]:
     return value
 
 
+def names_of(raw: dict[str, Any], name: str) -> list[str]:
+    """Return a keyword's list of names, empty if it is not there.
+
+    Raises:
+        FormError: it is something else.
+    """
+    names = listed(raw, name)
+    if any(not isinstance(each, str) for each in names):
+        raise FormError(f"{name} is {_short(names)}; a list of names was expected")
+    return names
+
+
 def mapped(raw: dict[str, Any], name: str) -> dict[str, Any]:
     """Return a keyword's object, empty if it is not there.
 
@@ -155,9 +175,23 @@ def count_of(raw: dict[str, Any], name: str) -> int | None:
     value = raw.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != int(value):
-        raise FormError(f"{name} is {_short(value)}; a whole number was expected")
+    if not _is_number(value) or not 0 <= value <= MAX_COUNT or value != int(value):
+        raise FormError(f"{name} is {_short(value)}; a whole number was expected, at most {MAX_COUNT}")
     return int(value)
+
+
+def text_of(raw: dict[str, Any], name: str) -> str | None:
+    """Return a keyword's text, None if it is not there.
+
+    Raises:
+        FormError: it is not a text.
+    """
+    if name not in raw:
+        return None
+    value = raw[name]
+    if not isinstance(value, str):
+        raise FormError(f"{name} is {_kind(value)}; a text was expected")
+    return value
 
 
 def number_of(raw: dict[str, Any], name: str) -> float | None:
@@ -169,9 +203,14 @@ def number_of(raw: dict[str, Any], name: str) -> float | None:
     value = raw.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) == float("inf"):
+    if not _is_number(value):
         raise FormError(f"{name} is {_short(value)}; a number was expected")
-    return value
+    found: float = value
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
 
 
 def bounds_of(raw: dict[str, Any]) -> Iterator[tuple[bool, float, bool]]:

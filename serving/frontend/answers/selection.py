@@ -5,21 +5,22 @@ import time
 
 import msgspec
 
-from serving.frontend.answer import AcceptedRequest, Answer
+from serving.frontend.answers.accepted import AcceptedRequest
+from serving.frontend.answers.answer import Answer
+from serving.frontend.answers.completion import CompletionAnswer
+from serving.frontend.answers.formatted import FormattedAnswer
 from serving.frontend.api.messages.format import MessagesFormat
 from serving.frontend.api.responses.format import ResponsesFormat
-from serving.frontend.completion_answer import CompletionAnswer
 from serving.frontend.kept_responses import Turn
-from serving.frontend.parts_answer import PartsAnswer
 
 
 def answer_of(accepted: AcceptedRequest, turn: Turn | None) -> Answer:
     """Return what writes an accepted request's answer; a response is kept for the turns after it, if that is wanted."""
     prepared, seed = accepted.prepared, secrets.token_hex(16)
     if prepared.kind == "message":
-        return PartsAnswer(accepted, MessagesFormat(prepared.options.model, seed=seed))
+        return FormattedAnswer(accepted, MessagesFormat(prepared.options.model, seed=seed))
     if prepared.response is None or turn is None:
         return CompletionAnswer(accepted)
     options = msgspec.structs.replace(prepared.response, echo=prepared.response.echo | {"store": turn.is_kept})
-    format = ResponsesFormat(options, seed=seed, created_at=int(time.time()))
-    return PartsAnswer(accepted, format, lambda: turn.keep(format))
+    keep = turn.keep if turn.is_kept else None
+    return FormattedAnswer(accepted, ResponsesFormat(options, seed=seed, created_at=int(time.time()), keep=keep))

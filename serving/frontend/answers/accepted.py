@@ -1,11 +1,9 @@
-"""What an accepted request's answer is made of, and how an API turns it into bytes."""
+"""A request whose answer is in progress."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from serving.frontend import nvext
-from serving.frontend.api.errors import ApiError
-from serving.frontend.api.logprobs import TokenLogprob
 from serving.frontend.api.openai import StreamOptions
 from serving.frontend.api.sse import usage
 from serving.frontend.generation.choice import Choice
@@ -60,47 +58,3 @@ class AcceptedRequest:
             "x-worker-slot": str(placement.slot),
             "x-overlap-tokens": str(self.choices[0].num_overlap_tokens),
         }
-
-
-class Collected(NamedTuple):
-    """All of one choice, for an answer that is not streamed."""
-
-    pieces: list[bytes]
-    """The text of each token, escaped for JSON."""
-    logprobs: list[TokenLogprob]
-
-
-class ChoiceEvents(Protocol):
-    """The events of one streamed choice."""
-
-    def first(self) -> bytes:
-        """Return what comes before the first token."""
-        ...
-
-    def tokens(self, pieces: list[bytes]) -> bytes:
-        """Return the events of tokens, whose texts are escaped for JSON."""
-        ...
-
-    def last(self) -> bytes:
-        """Return what comes after the last token: the choice is over."""
-        ...
-
-
-class Answer(Protocol):
-    """One API's way to write an answer."""
-
-    def events(self, index: int) -> ChoiceEvents:
-        """Return what writes a choice of a stream."""
-        ...
-
-    def end(self) -> bytes:
-        """Return what comes after all choices of a stream."""
-        ...
-
-    def whole(self, choices: list[Collected]) -> bytes:
-        """Return the body of an answer that is not streamed."""
-        ...
-
-    def failed(self, error: ApiError) -> bytes:
-        """Return the last event of a stream that has failed."""
-        ...

@@ -48,6 +48,6 @@ class AnswerParts:
 def _parser(shape: Shape) -> AnswerParser:
     use = shape.use
     if use is not None and use.is_forced:
-        return required_calls_parser("", use.forced)
+        return required_calls_parser(use.forced)
     tools = [] if use is None else use.tools
     return answer_parser(shape.tool_calls, shape.reasoning, tools, prompt_end=shape.prompt_end)

@@ -1,14 +1,17 @@
 """Answers in OpenAI's form for completions and chats: events token by token, or part by part if the text is split."""
 
 import secrets
+from dataclasses import dataclass
 from typing import Any
 
-from serving.frontend.answer import AcceptedRequest, ChoiceEvents, Collected
-from serving.frontend.answer_parts import AnswerParts
+from serving.frontend.answers.accepted import AcceptedRequest
+from serving.frontend.answers.answer import ChoiceEvents, Collected
+from serving.frontend.answers.splitting import AnswerParts
 from serving.frontend.api.deltas import Deltas, message
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.logprobs import LogprobsFormat, TokenLogprob
 from serving.frontend.api.sse import DONE, ChoiceFormat, CompletionFormat, error_event, escape, unescape, usage
+from serving.frontend.generation.choice import Choice
 from serving.frontend.shape import Shape
 
 
@@ -28,10 +31,9 @@ class CompletionAnswer:
 
     def events(self, index: int) -> ChoiceEvents:
         """See `Answer`."""
-        format, shape = ChoiceFormat(self._format, index), self._accepted.prepared.shape
-        if shape is None:
-            return _TokenEvents(self._accepted, format, index)
-        return _PartEvents(self._accepted, format, index, self._split(shape))
+        shape = self._accepted.prepared.shape
+        stream = _ChoiceStream(self._accepted, ChoiceFormat(self._format, index), index)
+        return _TokenEvents(stream) if shape is None else _PartEvents(stream, self._split(shape))
 
     def end(self) -> bytes:
         """See `Answer`."""
@@ -68,71 +70,92 @@ class CompletionAnswer:
         return self._format.turn(index, message(parts, call_id), split.reason(choice.finish_reason), value)
 
 
-class _TokenEvents:
-    """The events of a choice that is one text, with what was requested besides it."""
+@dataclass(frozen=True, slots=True)
+class _ChoiceStream:
+    """What the events of a choice are written from, whatever they contain."""
 
-    def __init__(self, accepted: AcceptedRequest, format: ChoiceFormat, index: int) -> None:
-        options = accepted.stream_options
-        self._accepted = accepted
-        self._format = format
-        self._choice = accepted.choices[index]
-        self._echo = accepted.echo(index)
-        self._logprobs = LogprobsFormat(is_chat=accepted.prepared.is_chat)
-        self._has_usage = bool(options.include_usage and options.continuous_usage_stats)
-        self._is_plain = not self._has_usage and accepted.prepared.num_logprobs is None
+    accepted: AcceptedRequest
+    format: ChoiceFormat
+    index: int
+
+    @property
+    def choice(self) -> Choice:
+        """The choice."""
+        return self.accepted.choices[self.index]
+
+    @property
+    def has_usage(self) -> bool:
+        """Whether each event has the usage so far."""
+        options = self.accepted.stream_options
+        return bool(options.include_usage and options.continuous_usage_stats)
+
+    def usage(self, num_output: int) -> dict[str, Any] | None:
+        """Return the usage after so many tokens, if each event has it."""
+        return usage(self.choice.num_prompt, num_output, self.choice.num_cached) if self.has_usage else None
 
     def first(self) -> bytes:
         """Return what comes before the first token: a chat's role."""
-        return self._format.first(self._usage(0))
+        return self.format.first(self.usage(0))
+
+    def last(self, reason: str, logprobs: dict[str, Any] | None = None) -> bytes:
+        """Return the event with the finish reason."""
+        extras = self.accepted.extras(self.choice)
+        return self.format.last(reason, logprobs, usage=self.usage(self.choice.num_completion), **extras)
+
+
+class _TokenEvents:
+    """The events of a choice that is one text, with what was requested besides it."""
+
+    def __init__(self, stream: _ChoiceStream) -> None:
+        prepared = stream.accepted.prepared
+        self._stream = stream
+        self._choice = stream.choice
+        self._echo = stream.accepted.echo(stream.index)
+        self._logprobs = LogprobsFormat(is_chat=prepared.is_chat)
+        self._is_plain = not stream.has_usage and prepared.num_logprobs is None
+
+    def first(self) -> bytes:
+        """See `ChoiceEvents`."""
+        return self._stream.first()
 
     def tokens(self, pieces: list[bytes]) -> bytes:
         """Return an event for each piece, after the prompt if it is to be echoed."""
-        body = self._prompt() if self._echo else b""
+        body, stream = self._prompt() if self._echo else b"", self._stream
         if not pieces:
             return body
         if self._is_plain:
-            return body + self._format.tokens(pieces)
+            return body + stream.format.tokens(pieces)
         logprobs: list[Any] = [self._logprobs.value([token]) for token in self._choice.logprobs]
         logprobs += [None] * (len(pieces) - len(logprobs))
-        usages = [self._usage(self._choice.num_before + count) for count in range(1, len(pieces) + 1)]
-        return body + b"".join(map(self._format.token, pieces, logprobs, usages))
+        usages = [stream.usage(self._choice.num_before + count) for count in range(1, len(pieces) + 1)]
+        return body + b"".join(map(stream.format.token, pieces, logprobs, usages))
 
     def last(self) -> bytes:
-        """Return the event with the finish reason."""
-        choice = self._choice
-        extras = self._accepted.extras(choice)
-        return self._format.last(choice.finish_reason, usage=self._usage(choice.num_completion), **extras)
+        """See `ChoiceEvents`."""
+        return self._stream.last(self._choice.finish_reason)
 
     def _prompt(self) -> bytes:
         """Return the event that echoes the prompt, before the first pieces."""
         text, self._echo = escape(self._echo), ""
         logprobs = self._choice.prompt_logprobs
         value = self._logprobs.value(logprobs) if logprobs else None
-        return self._format.token(text, value, self._usage(self._choice.num_before))
-
-    def _usage(self, num_output: int) -> dict[str, Any] | None:
-        if not self._has_usage:
-            return None
-        return usage(self._choice.num_prompt, num_output, self._choice.num_cached)
+        return self._stream.format.token(text, value, self._stream.usage(self._choice.num_before))
 
 
 class _PartEvents:
     """The events of a choice whose text is split; log-probabilities come with the next event after their token."""
 
-    def __init__(self, accepted: AcceptedRequest, format: ChoiceFormat, index: int, parts: AnswerParts) -> None:
-        options = accepted.stream_options
-        self._accepted = accepted
-        self._format = format
-        self._choice = accepted.choices[index]
+    def __init__(self, stream: _ChoiceStream, parts: AnswerParts) -> None:
+        self._stream = stream
+        self._choice = stream.choice
         self._parts = parts
         self._deltas = Deltas(call_id)
         self._logprobs = LogprobsFormat(is_chat=True)
         self._waiting: list[TokenLogprob] = []
-        self._has_usage = bool(options.include_usage and options.continuous_usage_stats)
 
     def first(self) -> bytes:
-        """Return the role."""
-        return self._format.first(self._usage(0))
+        """See `ChoiceEvents`."""
+        return self._stream.first()
 
     def tokens(self, pieces: list[bytes]) -> bytes:
         """Return an event for each part that the pieces settle."""
@@ -145,21 +168,13 @@ class _PartEvents:
 
     def last(self) -> bytes:
         """Return the rest, and the event with the finish reason."""
-        choice = self._choice
-        count, extras = choice.num_completion, self._accepted.extras(choice)
+        count = self._choice.num_completion
         body = b"".join(self._event(delta, count) for delta in self._deltas.of(self._parts.end()))
-        return body + self._format.last(
-            self._parts.reason(choice.finish_reason), self._take_logprobs(), usage=self._usage(count), **extras
-        )
+        return body + self._stream.last(self._parts.reason(self._choice.finish_reason), self._take_logprobs())
 
     def _event(self, delta: dict[str, Any], num_output: int) -> bytes:
-        return self._format.delta(delta, self._take_logprobs(), self._usage(num_output))
+        return self._stream.format.delta(delta, self._take_logprobs(), self._stream.usage(num_output))
 
     def _take_logprobs(self) -> dict[str, Any] | None:
         waiting, self._waiting = self._waiting, []
         return self._logprobs.value(waiting) if waiting else None
-
-    def _usage(self, num_output: int) -> dict[str, Any] | None:
-        if not self._has_usage:
-            return None
-        return usage(self._choice.num_prompt, num_output, self._choice.num_cached)

@@ -1,27 +1,23 @@
 """Answers of APIs that have one choice, part by part: see `AnswerFormat`."""
 
-from collections.abc import Callable
-
-from serving.frontend.answer import AcceptedRequest, ChoiceEvents, Collected
-from serving.frontend.answer_parts import AnswerParts
+from serving.frontend.answers.accepted import AcceptedRequest
+from serving.frontend.answers.answer import ChoiceEvents, Collected
+from serving.frontend.answers.splitting import AnswerParts
 from serving.frontend.api.answer_format import AnswerFormat, Usage
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.sse import unescape
 from serving.model.parts import Content, Part
 
 
-class PartsAnswer:
+class FormattedAnswer:
     """See `Answer`; it is also the only choice's `ChoiceEvents`."""
 
-    def __init__(
-        self, accepted: AcceptedRequest, format: AnswerFormat, on_end: Callable[[], None] | None = None
-    ) -> None:
-        """Prepare to answer; `on_end` is called once the format has written a whole answer."""
+    def __init__(self, accepted: AcceptedRequest, format: AnswerFormat) -> None:
+        """Prepare to answer."""
         shape = accepted.prepared.shape
         self._choice = accepted.choices[0]
         self._split = None if shape is None else AnswerParts(shape)
         self._format = format
-        self._on_end = on_end
 
     def events(self, index: int) -> ChoiceEvents:
         """See `Answer`."""
@@ -34,9 +30,7 @@ class PartsAnswer:
     def whole(self, choices: list[Collected]) -> bytes:
         """See `Answer`."""
         parts = self._parts(choices[0].pieces) + self._rest()
-        body = self._format.whole(parts, self._reason, self._usage(), stop=self._choice.stop)
-        self._ended()
-        return body
+        return self._format.whole(parts, self._reason, self._usage(), stop=self._choice.stop)
 
     def failed(self, error: ApiError) -> bytes:
         """See `Answer`."""
@@ -53,9 +47,7 @@ class PartsAnswer:
     def last(self) -> bytes:
         """See `ChoiceEvents`."""
         events = self._format.parts(self._rest())
-        events += self._format.last(self._reason, self._usage(), stop=self._choice.stop)
-        self._ended()
-        return events
+        return events + self._format.last(self._reason, self._usage(), stop=self._choice.stop)
 
     def _parts(self, pieces: list[bytes]) -> list[Part]:
         if self._split is None:
@@ -73,7 +65,3 @@ class PartsAnswer:
     def _usage(self) -> Usage:
         choice, num_reasoning = self._choice, 0 if self._split is None else self._split.num_reasoning
         return Usage(choice.num_prompt, choice.num_completion, choice.num_cached, num_reasoning)
-
-    def _ended(self) -> None:
-        if self._on_end is not None:
-            self._on_end()

@@ -2,17 +2,20 @@
 
 import asyncio
 import time
-from typing import Any
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from serving.frontend import nvext
-from serving.frontend.answer import AcceptedRequest, Answer, Collected
+from serving.frontend.answers.accepted import AcceptedRequest
+from serving.frontend.answers.answer import Answer, Collected
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.logprobs import TokenLogprob
 from serving.frontend.metrics import TokenTimer
-from serving.frontend.together import together
+
+Result = TypeVar("Result")
 
 BEGUN = "dynabench.begun"
 """Set in a request's scope once part of its answer has been sent."""
@@ -164,3 +167,16 @@ class CompletionResponse(Response):
         metrics.observe("request_duration_seconds", time.perf_counter() - accepted.started)
         for choice in accepted.choices:
             metrics.count_choice(choice, accepted.started)
+
+
+async def together(parts: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Run several coroutines; the first failure cancels the others and is raised."""
+    if len(parts) == 1:
+        return [await parts[0]]
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

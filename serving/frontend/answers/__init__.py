@@ -1,0 +1,1 @@
+"""Answers in progress: what they are made of, how each API writes them, and how they are sent."""
