@@ -23,7 +23,8 @@ from serving.frontend.answers.selection import answer_of
 from serving.frontend.answers.sending import BEGUN, CompletionResponse
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.kinds import KINDS, KindName
-from serving.frontend.api.messages.errors import error_body
+from serving.frontend.api.messages.errors import PATH as MESSAGES
+from serving.frontend.api.messages.errors import body_at
 from serving.frontend.api.openapi import openapi
 from serving.frontend.config import FrontendConfig
 from serving.frontend.embeddings import embed
@@ -45,8 +46,6 @@ log = logging.getLogger(__name__)
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}\Z")
 DEFECT = ApiError(500, "the frontend failed on this request; its log says why")
 EXPOSED_HEADERS = ["x-request-id", "x-worker-id", "x-worker-slot", "x-overlap-tokens", "retry-after"]
-MESSAGES = KINDS["message"].path
-"""Below it, errors are those of Anthropic."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 Siblings = Callable[[], Awaitable[list[dict[str, Any]]]]
@@ -300,8 +299,7 @@ ROUTES: tuple[tuple[str, str, Callable[[Frontend], Handler]], ...] = (
     ("/v1/completions", "POST", lambda frontend: frontend.complete),
     ("/v1/chat/completions", "POST", lambda frontend: frontend.chat),
     ("/v1/responses", "POST", lambda frontend: frontend.respond),
-    ("/v1/responses/{id}", "GET", lambda frontend: frontend.kept.read),
-    ("/v1/responses/{id}", "DELETE", lambda frontend: frontend.kept.delete),
+    ("/v1/responses/{id}", "GET, DELETE", lambda frontend: frontend.kept.answer),
     (MESSAGES, "POST", lambda frontend: frontend.message),
     (f"{MESSAGES}/count_tokens", "POST", lambda frontend: frontend.info.message_tokens),
     ("/v1/embeddings", "POST", lambda frontend: frontend.embed),
@@ -324,14 +322,14 @@ ROUTES: tuple[tuple[str, str, Callable[[Frontend], Handler]], ...] = (
     ("/metrics", "GET", lambda frontend: frontend.prometheus),
     ("/openapi.json", "GET", lambda frontend: frontend.schema),
 )
-"""Each path, its method and its handler."""
+"""Each path, once; its methods, which the answer to another method names; and its handler."""
 
 
 def make_app(frontend: Frontend, config: FrontendConfig) -> ASGIApp:
     """Build the application."""
     app = FastAPI(title="dynabench frontend", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    for path, method, handler in ROUTES:
-        app.router.add_route(path, handler(frontend), methods=[method], include_in_schema=False)
+    for path, methods, handler in ROUTES:
+        app.router.add_route(path, handler(frontend), methods=methods.split(", "), include_in_schema=False)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientDisconnect, _on_gone)
@@ -371,9 +369,7 @@ async def _on_defect(request: Request, error: Exception) -> Response:
 
 def _error_response(error: ApiError, path: str) -> Response:
     """Return an error in the form of the API that a path belongs to."""
-    is_anthropic = path == MESSAGES or path.startswith(f"{MESSAGES}/")
-    body = error_body(error) if is_anthropic else error.body()
-    return Response(body, error.status, headers=error.headers, media_type="application/json")
+    return Response(body_at(path, error), error.status, headers=error.headers, media_type="application/json")
 
 
 def _count_prompts(prepared: Prepared, metrics: ModelMetrics) -> None:
