@@ -11,16 +11,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from serving.frontend.admission import Admission
 from serving.frontend.answers.sending import BEGUN
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.kinds import KINDS
-from serving.frontend.api.messages.errors import error_body
+from serving.frontend.api.messages.errors import PATH as MESSAGES
+from serving.frontend.api.messages.errors import body_at
 from serving.frontend.app import Frontend
 from serving.frontend.config import FrontendConfig
 
 log = logging.getLogger(__name__)
 
 DEFECT = ApiError(500, "the frontend failed on this request; its log says why")
-MESSAGES = KINDS["message"].path
-"""Below it, errors are those of Anthropic."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -92,6 +90,4 @@ class Guard:
 
 def error_response(error: ApiError, path: str) -> Response:
     """Return an error in the form of the API that a path belongs to."""
-    is_anthropic = path == MESSAGES or path.startswith(f"{MESSAGES}/")
-    body = error_body(error) if is_anthropic else error.body()
-    return Response(body, error.status, headers=error.headers, media_type="application/json")
+    return Response(body_at(path, error), error.status, headers=error.headers, media_type="application/json")

@@ -23,13 +23,10 @@ class KeptResponses:
         self.keeps = config.http_workers == 1 and config.max_kept_responses > 0
         """Whether any are kept; of several processes on one port, each would keep only its own."""
 
-    async def read(self, request: Request) -> Response:
-        """GET /v1/responses/{id}."""
-        return Response(earlier.find(self.conversations, request.path_params["id"]), media_type="application/json")
-
-    async def delete(self, request: Request) -> Response:
-        """DELETE /v1/responses/{id}."""
-        return Response(earlier.delete(self.conversations, request.path_params["id"]), media_type="application/json")
+    async def answer(self, request: Request) -> Response:
+        """GET or DELETE /v1/responses/{id}."""
+        act = earlier.delete if request.method == "DELETE" else earlier.find
+        return Response(act(self.conversations, request.path_params["id"]), media_type="application/json")
 
 
 class Turn:

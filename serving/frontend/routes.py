@@ -10,9 +10,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from serving.frontend.api.errors import ApiError
+from serving.frontend.api.messages.errors import PATH as MESSAGES
 from serving.frontend.app import Frontend
 from serving.frontend.config import FrontendConfig
-from serving.frontend.guard import DEFECT, MESSAGES, Guard, Handler, error_response
+from serving.frontend.guard import DEFECT, Guard, Handler, error_response
 from serving.runtime.messages import CallError
 
 EXPOSED_HEADERS = ["x-request-id", "x-worker-id", "x-worker-slot", "x-overlap-tokens", "retry-after"]
@@ -21,8 +22,7 @@ ROUTES: tuple[tuple[str, str, Callable[[Frontend], Handler]], ...] = (
     ("/v1/completions", "POST", lambda frontend: frontend.complete),
     ("/v1/chat/completions", "POST", lambda frontend: frontend.chat),
     ("/v1/responses", "POST", lambda frontend: frontend.respond),
-    ("/v1/responses/{id}", "GET", lambda frontend: frontend.kept.read),
-    ("/v1/responses/{id}", "DELETE", lambda frontend: frontend.kept.delete),
+    ("/v1/responses/{id}", "GET, DELETE", lambda frontend: frontend.kept.answer),
     (MESSAGES, "POST", lambda frontend: frontend.message),
     (f"{MESSAGES}/count_tokens", "POST", lambda frontend: frontend.info.message_tokens),
     ("/v1/embeddings", "POST", lambda frontend: frontend.embed),
@@ -45,14 +45,14 @@ ROUTES: tuple[tuple[str, str, Callable[[Frontend], Handler]], ...] = (
     ("/metrics", "GET", lambda frontend: frontend.prometheus),
     ("/openapi.json", "GET", lambda frontend: frontend.schema),
 )
-"""Each path, its method and its handler."""
+"""Each path, once; its methods, which the answer to another method names; and its handler."""
 
 
 def make_app(frontend: Frontend, config: FrontendConfig) -> ASGIApp:
     """Build the application."""
     app = FastAPI(title="dynabench frontend", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    for path, method, handler in ROUTES:
-        app.router.add_route(path, handler(frontend), methods=[method], include_in_schema=False)
+    for path, methods, handler in ROUTES:
+        app.router.add_route(path, handler(frontend), methods=methods.split(", "), include_in_schema=False)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientDisconnect, _on_gone)

@@ -35,7 +35,7 @@ def combined(use: ToolUse | None, wanted: Constraint | None) -> Constraint | Non
     """Return what an answer must look like: calls of tools, if it must call some, whatever else was wanted.
 
     Raises:
-        ApiError: the schemas of its tools contradict each other.
+        ApiError: the schemas of its tools are none, or cannot be combined.
     """
     if use is None or not use.is_forced:
         return wanted
@@ -43,6 +43,9 @@ def combined(use: ToolUse | None, wanted: Constraint | None) -> Constraint | Non
         schema = calls_schema(use.tools, use.forced, parallel=use.is_parallel)
     except ValueError as error:
         raise ApiError(400, str(error), param="tools") from error
+    except (AttributeError, LookupError, RecursionError, TypeError) as error:  # a client wrote them
+        problem = f"tools: their parameters do not make one schema: {error!r:.100}"
+        raise ApiError(400, problem, param="tools") from error
     return Constraint("tool_choice", "json", schema)
 
 

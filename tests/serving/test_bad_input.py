@@ -346,6 +346,9 @@ def test_routes_and_methods_that_are_not_there(stack):
     wrong = httpx.get(stack.url + COMPLETIONS)
     check(wrong, 405)
     assert wrong.headers["allow"] == "POST"
+    kept = httpx.post(f"{stack.url}/v1/responses/resp_1")
+    check(kept, 405)
+    assert set(kept.headers["allow"].split(", ")) == {"GET", "HEAD", "DELETE"}
     assert httpx.head(f"{stack.url}/v1/models").status_code == 200
     assert httpx.options(stack.url + COMPLETIONS).status_code == 204
 

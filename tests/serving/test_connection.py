@@ -449,6 +449,29 @@ def test_what_is_not_http_is_refused_with_openais_error(start, data, status):
     until(server.is_empty)
 
 
+@pytest.mark.parametrize(
+    ("path", "rest", "status", "type"),
+    [
+        (b"/v1/messages", b" HTTP/1.1\r\ncontent-length: -5\r\n\r\n", 400, "invalid_request_error"),
+        (b"/v1/messages/count_tokens?x=1", b" HTTP/2.0\r\n\r\n", 400, "invalid_request_error"),
+        (b"/v1/messages/?", b"x" * (1 << 17), 414, "invalid_request_error"),
+        (b"/v1/messages", b" HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", 400, "invalid_request_error"),
+        (b"/v1/messages", b" HTTP/1.1\r\ntransfer-encoding: gzip, chunked\r\n\r\n", 501, "api_error"),
+    ],
+    ids=["length", "version", "address", "chunk size", "coding"],
+)
+def test_a_refusal_has_the_form_of_the_api_that_was_asked(start, path, rest, status, type):
+    data = start().ask(b"POST " + path + rest)
+    assert data.startswith(b"HTTP/1.1 %d " % status), data[:300]
+    error = json.loads(data.partition(b"\r\n\r\n")[2])
+    assert (error["type"], error["error"]["type"]) == ("error", type)
+
+
+def test_what_is_not_http_after_a_request_of_anthropics_is_of_no_api(start):
+    data = start().ask(b"GET /v1/messages HTTP/1.1\r\n\r\n" + b"garbage\r\n\r\n")
+    check_refusal(data[data.index(b"HTTP/1.1 400") :], 400)
+
+
 def test_a_refusal_waits_for_the_answers_before_it(start):
     server = start()
     server.gate.clear()

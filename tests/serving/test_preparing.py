@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from serving.engines.processes import descendants
+from serving.frontend.api.embedding import EmbeddingRequest
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.kinds import parse
 from serving.frontend.api.openai import ChatRequest, CompletionRequest
 from serving.frontend.prepared import HandedThrough, Prepared
 from serving.frontend.preparing.messages import Elsewhere
 from serving.frontend.preparing.preparer import Preparer
-from serving.frontend.preprocess import is_quick, prepare
+from serving.frontend.preprocess import is_quick, prepare, preprocess
 from serving.frontend.request import GUESS_BYTES, guess_model
 from serving.frontend.text_model import TextModel
 from serving.model.card import ModelCard, ModelType
@@ -119,6 +120,16 @@ def test_a_tokenizer_that_fastokens_encodes_otherwise_is_left_to_tokenizers(monk
 def test_no_text_has_fewer_tokens_than_its_length_says(family, text):
     tokenizer = FAMILIES[family]
     assert len(text) <= tokenizer.longest_token * len(tokenizer.encode(text, special=False))
+
+
+@pytest.mark.parametrize(("path", "field"), [(CompletionRequest, "prompt"), (EmbeddingRequest, "input")])
+def test_token_ids_are_checked_alike_wherever_they_come(tmp_path, path, field):
+    body = json.dumps({"model": "m", field: [0, 99_999_999]}).encode()
+    any_ids, few_ids = (text_model(folder, has_embeddings=True) for folder in (None, slow_model(tmp_path / "m")))
+    assert preprocess(parse(body, path), body, any_ids).prompts[0].tokens.tolist() == [0, 99_999_999]
+    with pytest.raises(ApiError, match="there is no token 99999999; the model has 3 tokens") as refused:
+        preprocess(parse(body, path), body, few_ids)
+    assert refused.value.param == field
 
 
 def test_what_cannot_fit_is_refused_before_it_is_encoded(monkeypatch):

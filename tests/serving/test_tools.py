@@ -72,6 +72,14 @@ def test_an_answer_that_only_calls_has_no_content(client):
     assert message.content is None
 
 
+def test_a_stop_string_ends_an_answer_inside_a_call(client):
+    choice = ask(client, CALL, tools=[WEATHER], stop='e"').choices[0]
+    assert (choice.message.content, choice.finish_reason) == ('<tool_call>\n{"nam', "stop")
+    choice = ask(client, CALL, tools=[WEATHER], stop="Rome").choices[0]
+    assert (choice.message.content, choice.finish_reason) == (None, "tool_calls")
+    assert choice.message.tool_calls[0].function.arguments == '{"city": "'
+
+
 def test_streamed_calls_come_in_deltas(client):
     content, _, calls, reason = streamed(client, f"So. {CALL}{SECOND}", tools=[WEATHER, TIME])
     assert (content, reason) == ("So. ", "tool_calls")

@@ -26,6 +26,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from serving.frontend.api.errors import ApiError
+from serving.frontend.api.messages.errors import body_at
 from serving.frontend.http.limits import MAX_HEAD_BYTES, Limits, body_excess, check_head, head_excess
 from serving.frontend.http.transport import Flow, Transport
 
@@ -333,7 +334,8 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _answer_refusal(self, error: ApiError) -> None:
-        body = error.body()
+        path = b"" if self._phase is IDLE else self.url.partition(b"?")[0].rstrip(b"/")
+        body = body_at(path.decode("latin-1"), error)
         given = error.headers | {"content-type": "application/json", "connection": "close"}
         headers = [(name.encode(), value.encode()) for name, value in given.items()]
         headers += [*self.server_state.default_headers, (b"content-length", b"%d" % len(body))]

@@ -23,7 +23,7 @@ def calls_schema(
         parallel: whether there may be several calls.
 
     Raises:
-        ValueError: the named function is none of the tools.
+        ValueError: the named function is none of the tools, or the definitions of one are no definitions.
     """
     functions = {tool["function"]["name"]: _parameters(tool["function"]) for tool in tools}
     name = chosen_name(tool_choice)
@@ -35,6 +35,7 @@ def calls_schema(
         return functions[name]
     schema: dict[str, Any] = {"type": "array", "minItems": 1}
     for index, (name, parameters) in enumerate(functions.items()):
+        _check_definitions(name, parameters)
         if not _fits(parameters, schema):
             place = f"parameters_{index}"
             functions[name] = {"$ref": f"#/$defs/{place}"}
@@ -55,6 +56,13 @@ def chosen_name(tool_choice: str | Mapping[str, Any] | None) -> str:
 
 def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
     return dict(function.get("parameters") or {"type": "object", "properties": {}})
+
+
+def _check_definitions(name: str, parameters: Mapping[str, Any]) -> None:
+    for key in DEFINITIONS:
+        own = parameters.get(key, {})
+        if not isinstance(own, Mapping):
+            raise ValueError(f"the parameters of {name!r}: {key} must be an object, not {own!r:.100}")
 
 
 def _call(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:

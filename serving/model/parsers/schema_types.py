@@ -8,37 +8,79 @@ from typing import Any
 from serving.model.parsers.json_text import encodable
 
 NAMES_OF_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+TYPES = frozenset((*NAMES_OF_TYPES.values(), "null"))
+
+Types = frozenset[str]
+STRING = frozenset({"string"})
 
 
 class ToolTypes:
-    """The types of tools' parameters."""
+    """The types of tools' parameters; those of one tool are found together, when its first call is read."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         functions = [tool.get("function") for tool in tools]
         self._schemas = {
             function.get("name"): function.get("parameters") for function in functions if isinstance(function, Mapping)
         }
+        self._found: dict[str, dict[str, Types]] = {}
 
-    def of(self, function: str, parameter: str) -> frozenset[str]:
+    def of(self, function: str, parameter: str) -> Types:
         """Return the types of a function's parameter; one that the schema does not describe is a string."""
-        schema = self._schemas.get(function)
-        properties = schema.get("properties") if isinstance(schema, Mapping) else None
-        described = properties.get(parameter) if isinstance(properties, Mapping) else None
-        return _types(described, schema, depth=8) or frozenset({"string"})
+        if function not in self._found:
+            self._found[function] = _parameter_types(self._schemas.get(function))
+        return self._found[function].get(parameter) or STRING
 
 
-def _types(schema: object, root: object, depth: int) -> frozenset[str]:
-    """Return the types that a schema names, by itself, its values, its alternatives, or what it refers to."""
-    if not isinstance(schema, Mapping) or not depth:
-        return frozenset()
+def _parameter_types(root: object) -> dict[str, Types]:
+    """Return the types that each property of a schema may have.
+
+    A client wrote the schema: what it refers to may be anything, itself included. Each place is visited once, and then
+    its types spread to the places that name it, each of them at most once.
+    """
+    properties = root.get("properties") if isinstance(root, Mapping) else None
+    if not isinstance(properties, Mapping):
+        return {}
+    types: dict[int, set[str]] = {}
+    users: dict[int, list[int]] = {}
+    unseen = list(properties.values())
+    while unseen:
+        place = unseen.pop()
+        if not isinstance(place, Mapping) or id(place) in types:
+            continue
+        types[id(place)] = _own_types(place)
+        choices = _choices(place, root)
+        unseen += choices
+        for choice in choices:
+            users.setdefault(id(choice), []).append(id(place))
+    _spread(types, users)
+    return {name: frozenset(types.get(id(place), ())) for name, place in properties.items()}
+
+
+def _spread(types: dict[int, set[str]], users: dict[int, list[int]]) -> None:
+    """Add to each place the types of the places that it names."""
+    fresh = [(place, name) for place, names in types.items() for name in names]
+    while fresh:
+        place, name = fresh.pop()
+        for user in users.get(place, ()):
+            if name not in types[user]:
+                types[user].add(name)
+                fresh.append((user, name))
+
+
+def _own_types(schema: Mapping[str, Any]) -> set[str]:
+    """Return the types that a schema names by itself or by its values."""
     named = schema.get("type")
-    found = {named} if isinstance(named, str) else {name for name in named or () if isinstance(name, str)}
+    names = [named] if isinstance(named, str) else [name for name in _list(named) if isinstance(name, str)]
     values = [*_list(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
-    found |= {NAMES_OF_TYPES.get(type(value), "null") for value in values}
+    found = {name if name in TYPES else "any" for name in names}
+    return found | {NAMES_OF_TYPES.get(type(value), "null") for value in values}
+
+
+def _choices(schema: Mapping[str, Any], root: object) -> list[Any]:
+    """Return the schemas that a schema names: its alternatives, and what it refers to."""
     choices = [choice for key in ("anyOf", "oneOf", "allOf") for choice in _list(schema.get(key))]
-    if isinstance(schema.get("$ref"), str):
-        choices.append(_referred(schema["$ref"], root))
-    return frozenset(found).union(*(_types(choice, root, depth - 1) for choice in choices))
+    reference = schema.get("$ref")
+    return [*choices, _referred(reference, root)] if isinstance(reference, str) else choices
 
 
 def _list(value: object) -> list[Any]:

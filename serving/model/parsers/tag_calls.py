@@ -9,8 +9,10 @@ from serving.model.parsers.answer import Answer, Script, markers
 from serving.model.parsers.header_calls import NAME
 from serving.model.parsers.schema_types import ToolTypes, to_json
 
-QUOTED = re.compile(r"""\s*["']?([^"'>]+?)["']?\s*(?:string=["'](true|false)["']\s*)?\Z""")
-"""A parameter's name, perhaps in quotes, and perhaps whether its value is a string."""
+KIND = re.compile(r"""string=["'](true|false)["']\Z""")
+"""Whether a value is a string, after its parameter's name."""
+
+QUOTES = ('"', "'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +107,12 @@ class TagCalls:
 
     def _parameter(self, key: str, types: ToolTypes, function: str) -> tuple[str, frozenset[str]]:
         """Return a parameter's name, and the types that its value may have."""
-        match = QUOTED.match(key)
-        name, is_string = match.groups() if match else (key.strip(), None)
-        if is_string is None:
-            return name, types.of(function, name)
-        return name, frozenset({"string"} if is_string == "true" else {"any"})
+        key = key.strip()
+        kind = KIND.search(key)
+        name = _unquoted(key[: kind.start()].rstrip() if kind else key)
+        if not kind or not name:
+            return name or key, types.of(function, name or key)
+        return name, frozenset({"string"} if kind.group(1) == "true" else {"any"})
 
     def _read_value(self, answer: Answer, types: frozenset[str]) -> Script[bool]:
         """Pass a value on as JSON; return whether it was complete."""
@@ -158,3 +161,9 @@ class TagCalls:
 
 def _ignore(text: str) -> None:
     """Read what stands between parameters."""
+
+
+def _unquoted(name: str) -> str:
+    """Return a name without the quotes around it; nothing if it is no name."""
+    bare = name[name[:1] in QUOTES : len(name) - (name[-1:] in QUOTES)]
+    return "" if any(mark in bare for mark in "\"'>") else bare

@@ -5,6 +5,10 @@ from typing import Any
 import msgspec
 
 from serving.frontend.api.errors import ApiError
+from serving.frontend.api.kinds import KINDS
+
+PATH = KINDS["message"].path
+"""At and below it, errors are those of Anthropic."""
 
 TYPES = {
     401: "authentication_error",
@@ -24,6 +28,7 @@ def error_fields(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": type, "message": error.message}}
 
 
-def error_body(error: ApiError) -> bytes:
-    """Return the body of an answer that is an error."""
-    return msgspec.json.encode(error_fields(error))
+def body_at(path: str, error: ApiError) -> bytes:
+    """Return the body of an answer that is an error, in the form of the API that a path belongs to."""
+    is_anthropic = path == PATH or path.startswith(f"{PATH}/")
+    return msgspec.json.encode(error_fields(error)) if is_anthropic else error.body()
