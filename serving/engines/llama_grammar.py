@@ -15,6 +15,9 @@ from serving.engines.parsed_regex import operation, parsed, repetitions
 MAX_NESTING = 256
 """llama.cpp reads nested groups by recursion: thousands would end its process."""
 
+MAX_PATTERN = 16_384
+"""Characters of a regular expression: Python's parser takes time that grows with the square of what branches share."""
+
 NOTES = {
     "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description", "examples", "readOnly",
     "title", "writeOnly",
@@ -103,18 +106,27 @@ def _below(schema: dict[str, Any]) -> Iterable[Any]:
 
 
 def _of_regex(pattern: str) -> str:
+    if len(pattern) > MAX_PATTERN:
+        raise ValueError(f"a regular expression of {len(pattern)} characters; at most {MAX_PATTERN} are supported")
+    try:
+        return _sequence(_without_anchors(pattern))
+    except RecursionError as error:
+        raise ValueError("not a regular expression: nested too deeply") from error
+
+
+def _without_anchors(pattern: str) -> list[Any]:
+    """Return the parts of a pattern but for the anchors at its ends: a whole answer is matched."""
     try:
         parts, flags = parsed(pattern)
     except ValueError as error:
         raise ValueError(f"not a regular expression: {error}") from error
     if flags:
         raise ValueError("flags in a regular expression are not supported")
-    # A whole answer is matched, so these say nothing more.
     if parts and operation(parts[0]) == "AT" and str(parts[0][1]) in ("AT_BEGINNING", "AT_BEGINNING_STRING"):
         del parts[0]
     if parts and operation(parts[-1]) == "AT" and str(parts[-1][1]) in ("AT_END", "AT_END_STRING"):
         del parts[-1]
-    return _sequence(parts)
+    return parts
 
 
 def _sequence(parts: Iterable[Any]) -> str:

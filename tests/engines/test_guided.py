@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.engines.guided import Guide, choice_regex, guide
-from serving.engines.llama_grammar import MAX_NESTING, gbnf
+from serving.engines.llama_grammar import MAX_NESTING, MAX_PATTERN, gbnf
 from serving.runtime.messages import CallError
 
 
@@ -54,6 +54,18 @@ def test_a_regular_expression_becomes_a_grammar_for_llamacpp(pattern, expected):
 def test_a_regular_expression_without_a_grammar_is_refused(pattern):
     with pytest.raises(ValueError, match=r"regular expression|not supported"):
         gbnf(Guide("regex", pattern))
+
+
+@pytest.mark.parametrize("pattern", ["(" * 200 + "a|bc" + "){2}" * 200, "(?:" * 3000 + "a" + ")*" * 3000])
+def test_a_regular_expression_too_deep_to_read_is_refused(pattern):
+    with pytest.raises(ValueError, match=r"not a regular expression|groups inside each other"):
+        gbnf(Guide("regex", pattern))
+
+
+def test_a_regular_expression_too_long_to_parse_in_a_moment_is_refused():
+    assert gbnf(Guide("regex", "[a]" * (MAX_PATTERN // 3)))
+    with pytest.raises(ValueError, match="a regular expression of 16385 characters; at most 16384 are supported"):
+        gbnf(Guide("regex", "a" * (MAX_PATTERN + 1)))
 
 
 def test_choices_and_grammars_for_llamacpp():
