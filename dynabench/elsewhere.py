@@ -116,8 +116,8 @@ ANSWERS = {
     "use --http-port": "port server-port",
     "use --model-name": "served-model-name",
     "use --http-workers": "api-server-count",
-    "answers of simulated engines are made up, so nothing parses them": """
-        reasoning-parser tool-call-parser enable-auto-tool-choice chat-template""",
+    "tools need no switch; the format of calls is --tool-call-parser": "enable-auto-tool-choice",
+    "the template comes with the model; use --model-path": "chat-template",
 }
 """The same of what there is under another name, with the flags of the same command."""
 

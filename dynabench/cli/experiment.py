@@ -15,6 +15,7 @@ from dynabench.cli.groups import (
     Engine,
     Experiment,
     Fleet,
+    Formats,
     KvStore,
     KvTransfer,
     LivePool,
@@ -63,6 +64,7 @@ from serving.engines.mock_config import AnswerConfig
 from serving.life import DisaggregationConfig
 from serving.planner import PlannerConfig
 from serving.transfer.config import TransferRunConfig
+from serving.worker.config import ModelConfig
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
@@ -150,6 +152,7 @@ def run(
     engine: Engine | None = None,
     timing: Timing | None = None,
     answers: Answers | None = None,
+    formats: Formats | None = None,
     disaggregation: Disaggregation | None = None,
     kv_transfer: KvTransfer | None = None,
     kv_store: KvStore | None = None,
@@ -175,6 +178,7 @@ def run(
         engine: Settings of each simulated engine's scheduler.
         timing: How long the steps of simulated engines take.
         answers: What simulated engines answer.
+        formats: How engines write calls of tools and reasoning.
         disaggregation: How a request is handed from prefill to decode workers.
         kv_transfer: How KV gets from simulated prefill to decode workers, and where it is stored.
         kv_store: A store of KV that all workers share.
@@ -191,6 +195,7 @@ def run(
                 engine,
                 timing,
                 answers,
+                formats,
                 disaggregation,
                 kv_transfer,
                 kv_store,
@@ -219,7 +224,12 @@ def run(
             varied = [setting_of(text) for text in experiment.vary]
             deployed = Deployment(
                 pools=live_pools(
-                    pool, engine or EngineConfig(), timing or TimingConfig(), varied, answers=answers or AnswerConfig()
+                    pool,
+                    engine or EngineConfig(),
+                    timing or TimingConfig(),
+                    varied,
+                    answers=answers or AnswerConfig(),
+                    formats=formats or ModelConfig(),
                 ),
                 gpus=pool.gpus,
                 router=router or MeasuredRouterConfig(),

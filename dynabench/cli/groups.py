@@ -36,6 +36,7 @@ from serving.planner import PlannerConfig
 from serving.router import RouterConfig
 from serving.runtime.config import RuntimeConfig
 from serving.transfer.config import OF_TIERS, TransferRunConfig
+from serving.worker.config import ModelConfig
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
@@ -90,6 +91,9 @@ WITHOUT_ROLE = Parameter(parse="^(?!kv_role$)")
 Engine = Annotated[EngineConfig, WITHOUT_ROLE, flat("Simulated engine", 6)]
 Timing = Annotated[TimingConfig, flat("Simulated engine", 6)]
 Answers = Annotated[AnswerConfig, flat("Simulated engine", 6)]
+FORMATS = Parameter(parse="^(?!(model_path|model_name|model_config|context_length)$)")
+"""Leaves out the flags that say which model it is."""
+Formats = Annotated[ModelConfig, FORMATS, flat("Tools and reasoning", 6)]
 Overheads = Annotated[OverheadConfig, flat("Between client and engine", 7)]
 Disaggregation = Annotated[DisaggregationConfig, flat("Prefill and decode workers", 7)]
 Transfers = Annotated[TransferConfig, prefixed("transfer"), flat("Prefill and decode workers", 7)]

@@ -8,6 +8,7 @@ from dynabench.cli.groups import (
     DeploymentFile,
     Disaggregation,
     Engine,
+    Formats,
     Frontend,
     KvStore,
     KvTransfer,
@@ -25,6 +26,7 @@ from dynabench.deployment.file import read
 from dynabench.deployment.flags import PoolConfig, simulated_pools
 from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.live.serve import serve as serve_deployment
+from foundation.settings import changed
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.cli.command_line import flat
@@ -34,7 +36,7 @@ from serving.life import DisaggregationConfig
 from serving.planner import PlannerConfig
 from serving.router import RouterConfig
 from serving.transfer.config import TransferRunConfig
-from serving.worker.config import WorkerConfig
+from serving.worker.config import ModelConfig, WorkerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,7 @@ def serve(
     engine: Engine | None = None,
     timing: Timing | None = None,
     answers: Answers | None = None,
+    formats: Formats | None = None,
     disaggregation: Disaggregation | None = None,
     kv_transfer: KvTransfer | None = None,
     kv_store: KvStore | None = None,
@@ -78,6 +81,7 @@ def serve(
         engine: Settings of each engine's scheduler.
         timing: How long the engines' steps take.
         answers: What the engines answer.
+        formats: How they write calls of tools and reasoning.
         disaggregation: How a request is handed from prefill to decode workers.
         kv_transfer: How KV gets from prefill to decode workers, and where it is stored.
         kv_store: A store of KV that all workers share.
@@ -94,6 +98,7 @@ def serve(
             engine,
             timing,
             answers,
+            formats,
             disaggregation,
             kv_transfer,
             kv_store,
@@ -103,7 +108,12 @@ def serve(
         serve_deployment(read(deployment))
         return
     frontend, served, pool = frontend or FrontendConfig(), served or ServedConfig(), pool or PoolConfig()
-    worker = WorkerConfig(model_path=served.model_path, model_name=served.model_name, migration_limit=3)
+    worker = WorkerConfig(
+        model_path=served.model_path,
+        model_name=served.model_name,
+        migration_limit=3,
+        **changed(formats or ModelConfig()),
+    )
     with plain_errors():
         pools = simulated_pools(pool, engine or EngineConfig(), timing or TimingConfig(), default_workers=2)
         described = Deployment(

@@ -20,7 +20,7 @@ from serving.engines.mock_config import AnswerConfig
 from serving.frontend.config import FrontendConfig, Port
 from serving.model.card import Migrations, Role
 from serving.router import RouterConfig
-from serving.worker.config import ModelRunConfig, WorkerConfig
+from serving.worker.config import ModelConfig, ModelRunConfig, WorkerConfig
 
 DECIDED = Parameter(parse=False)
 """Marks a setting that the experiment decides, so that it has no flag."""
@@ -232,6 +232,7 @@ def live_pools(
     varied: Collection[str] = (),
     *,
     answers: AnswerConfig = AnswerConfig(),  # noqa: B008 (frozen)
+    formats: ModelConfig = ModelConfig(),  # noqa: B008
 ) -> tuple[Pool, ...]:
     """Return the workers of a stack on this host, simulated or not.
 
@@ -239,9 +240,16 @@ def live_pools(
         ValueError: step times or answers are given for an engine that runs a model, or as for `running_pools`.
     """
     if pool.engine == "mocker":
-        return tuple(replace(each, answers=answers) for each in simulated_pools(pool, engine, timing, varied))
+        simulated = simulated_pools(pool, engine, timing, varied)
+        return tuple(replace(each, answers=answers, worker=_with(each.worker, formats)) for each in simulated)
     for name in changed(answers):
         raise ValueError(f"--{name.replace('_', '-')} is for simulated engines, not for --engine {pool.engine}")
     if timing.timing_name != "polynomial":
         raise ValueError(f"--gpu, --timing and --timing-file are for simulated engines, not for --engine {pool.engine}")
-    return running_pools(pool, timing.model, varied)
+    running = running_pools(pool, timing.model, varied)
+    return tuple(replace(each, worker=_with(each.worker, formats)) for each in running)
+
+
+def _with(worker: WorkerConfig, formats: ModelConfig) -> WorkerConfig:
+    """Return a worker whose model writes its answers in these formats."""
+    return replace(worker, **changed(formats))

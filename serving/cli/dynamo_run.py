@@ -14,6 +14,7 @@ from serving.cli.all_in_one import run_all_in_one
 from serving.cli.batch import is_answered
 from serving.cli.command_line import flat, program, version
 from serving.cli.commands import (
+    AnswerSettings,
     DisaggregationSettings,
     FrontendSettings,
     RouterSettings,
@@ -41,6 +42,7 @@ from serving.cli.ways import (
     read_way_in,
     read_way_out,
 )
+from serving.engines.mock_config import AnswerConfig
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import run_frontends
 from serving.life import DisaggregationConfig
@@ -132,6 +134,7 @@ def launch(
     frontend: FrontendSettings = FrontendConfig(),  # noqa: B008
     router: RouterSettings = RouterConfig(),  # noqa: B008
     engine: RunSettings = ModelRunConfig(),  # noqa: B008
+    answers: AnswerSettings = AnswerConfig(),  # noqa: B008
     disaggregation: DisaggregationSettings = DisaggregationConfig(),  # noqa: B008
     transfer: TransferSettings = TransferRunConfig(),  # noqa: B008
     runtime: RuntimeSettings | None = None,
@@ -150,6 +153,7 @@ def launch(
         frontend: How to serve over HTTP; a worker (in=dyn://) uses only its migration limit and its drain time.
         router: Settings of the router.
         engine: How the engine runs the model.
+        answers: What a mocker's answers are like.
         disaggregation: How to use separate prefill and decode workers.
         transfer: How KV travels between simulated engines.
         runtime: How processes find and reach each other.
@@ -164,15 +168,16 @@ def launch(
     if model is not None and served.model_path:
         raise UsageError(f"the model is given twice: {model} and --model-path {served.model_path}")
     served = replace_model(served, model)
-    answers = read_way_out(way_out or default_engine(served.model_path))
-    frontend, router = _fitting(asks, answers, frontend, router)
+    answered_by = read_way_out(way_out or default_engine(served.model_path))
+    frontend, router = _fitting(asks, answered_by, frontend, router)
     job = Job(
         asks,
-        answers,
+        answered_by,
         served,
         launcher,
         frontend,
         engine,
+        answers,
         router,
         disaggregation,
         transfer,
@@ -183,12 +188,12 @@ def launch(
     _warn_of_what_has_no_effect(launcher)
     made = make(job)
     if dry_run:
-        print(*(made.calls if made is not None else [f"out={answers}: no engine runs in this process"]), sep="\n")
+        print(*(made.calls if made is not None else [f"out={answered_by}: no engine runs in this process"]), sep="\n")
         return
     if isinstance(asks, Batch) and is_answered(asks.file, identity_of(job)):
         return
-    if isinstance(answers, ModelEngine):
-        check_installed(answers.name)
+    if isinstance(answered_by, ModelEngine):
+        check_installed(answered_by.name)
     sys.exit(run(lambda stopping: carry_out(job, made, stopping)))
 
 

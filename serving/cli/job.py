@@ -31,7 +31,7 @@ from serving.cli.ways import (
     WayOut,
 )
 from serving.engines.echo import Echo
-from serving.engines.mock import EngineConfig, Mocker, TimingConfig
+from serving.engines.mock import AnswerConfig, EngineConfig, Mocker, TimingConfig
 from serving.engines.openai import OpenAiServer
 from serving.engines.own import OwnEngine
 from serving.frontend.config import FrontendConfig
@@ -87,6 +87,7 @@ class Job:
     launcher: AskConfig
     frontend: FrontendConfig
     model_run: ModelRunConfig
+    answers: AnswerConfig
     router: RouterConfig
     disaggregation: DisaggregationConfig
     transfer: TransferRunConfig
@@ -130,7 +131,13 @@ def make(job: Job) -> Engine | None:
         case Remote():
             return None
         case Mocked():
-            return Mocker(job.worker, *_simulated(job.model_run), transfer=job.transfer, lease=job.disaggregation)
+            return Mocker(
+                job.worker,
+                *_simulated(job.model_run),
+                answers=job.answers,
+                transfer=job.transfer,
+                lease=job.disaggregation,
+            )
         case Echoed(kind):
             refuse_role(job.worker, f"out={job.way_out}")
             return Echo(kind)
@@ -173,7 +180,7 @@ def identity_of(job: Job) -> Identity:
 
 def _settings(job: Job) -> Iterator[tuple[str, object]]:
     """Yield the settings that may change an answer."""
-    for part in (job.model, job.model_run):
+    for part in (job.model, job.model_run, job.answers):
         yield from dataclasses.asdict(part).items()
     yield from [(name, getattr(job.launcher, name)) for name in ("temperature", "max_tokens")]
 
@@ -215,6 +222,9 @@ def check_job(job: Job) -> None:
                 raise UsageError(
                     f"--{field.name.replace('_', '-')} is for out=mocker and out=http://... with --role prefill or decode"
                 )
+    if not isinstance(job.way_out, Mocked):
+        for name in changed(job.answers):
+            raise UsageError(f"--{name.replace('_', '-')} is for out=mocker")
     if job.arguments and isinstance(job.way_out, Remote | Mocked | Echoed):
         raise UsageError(f"out={job.way_out} takes no arguments after --")
     match job.way_out:
@@ -238,7 +248,7 @@ def _check_frontend(job: Job) -> None:
         raise UsageError("cannot use an endpoint for both in and out: a worker needs an engine such as out=mocker")
     if isinstance(job.way_in, NoInput):
         raise UsageError(f"in=none runs an engine without input; out={job.way_out} has no engine")
-    given = [name for name in changed(job.model) if name in ("context_length", "model_config")]
+    given = [name for name in changed(job.model) if name not in ("model_path", "model_name")]
     for name in (*given, *changed(job.model_run)):
         raise UsageError(f"--{name.replace('_', '-')} is for workers, not for the frontend (out=dyn)")
 

@@ -21,7 +21,7 @@ Model = TypeVar("Model", bound="ModelConfig")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which model is served."""
+    """Which model is served, and the formats of its answers."""
 
     model_path: str = ""
     """Folder, Hugging Face id or GGUF file of the model (mocker: only its tokenizer; none: tokens are bytes of UTF-8)."""
@@ -35,9 +35,17 @@ class ModelConfig:
     context_length: Count | None = None
     """Maximum tokens of a sequence (default: the model's context length)."""
 
+    tool_call_parser: str = ""
+    """Format in which the model calls tools, by vLLM's name: hermes, llama3_json, mistral, qwen3_coder, glm45, deepseek_v31, ...
+    (none: calls stay text; a mocker's is hermes)."""
+
+    reasoning_parser: str = ""
+    """Format in which the model thinks before it answers, by vLLM's name: qwen3, deepseek_r1, glm45, ... (none: it stays text)."""
+
     def __post_init__(self) -> None:
         """Reject invalid values."""
         check(self)
+        check_parsers(self.tool_call_parser, self.reasoning_parser)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +65,6 @@ class WorkerConfig(ModelConfig):
 
     migration_limit: Migrations = 0
     """How often a request may continue on another worker after losing its own (0 to 1023)."""
-
-    tool_call_parser: str = ""
-    """Format in which the model calls tools, by vLLM's name: hermes, llama3_json, mistral, qwen3_coder, glm45, deepseek_v31, ...
-    (none: calls stay text; a mocker's is hermes)."""
-
-    reasoning_parser: str = ""
-    """Format in which the model thinks before it answers, by vLLM's name: qwen3, deepseek_r1, glm45, ... (none: it stays text)."""
 
     kv_events: bool = True
     """Report KV events, if the engine can; otherwise routers predict what the worker holds."""

@@ -16,6 +16,7 @@ from foundation.identity import Identity
 from serving.cli.batch import BatchError, is_answered, read, run_batch
 from serving.cli.job import AskConfig, Job, identity_of
 from serving.cli.ways import Batch, Mocked, OwnFile, Server
+from serving.engines.mock_config import AnswerConfig
 from serving.frontend.config import FrontendConfig
 from serving.life import DisaggregationConfig
 from serving.router import RouterConfig
@@ -197,7 +198,7 @@ def test_answers_that_another_engine_or_other_settings_gave_are_not_taken(tmp_pa
 def job(tmp_path, out, *arguments, model=""):
     return Job(
         Batch(tmp_path / "prompts.jsonl"), out, ModelConfig(model_path=str(model)), AskConfig(), FrontendConfig(),
-        ModelRunConfig(), RouterConfig(), DisaggregationConfig(), TransferRunConfig(), RuntimeConfig(), arguments,
+        ModelRunConfig(), AnswerConfig(), RouterConfig(), DisaggregationConfig(), TransferRunConfig(), RuntimeConfig(), arguments,
     )  # fmt: skip
 
 
