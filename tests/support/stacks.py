@@ -8,6 +8,7 @@ from dynabench.deployment.description import Deployment, Pool
 from dynabench.live.stack import LocalStack
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig, divide
+from serving.engines.mock_config import AnswerConfig
 from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
 from serving.worker.config import WorkerConfig
@@ -15,7 +16,7 @@ from tests.support.waiting import PATIENCE_S
 
 
 @contextlib.contextmanager
-def running(num_workers=2, frontend=None, router=None, worker=None, engine=None, runtime=None, **options):
+def running(num_workers=2, frontend=None, router=None, worker=None, engine=None, runtime=None, answers=None, **options):
     """Run a stack in the background; give it."""
     dials, times = divide({"num_gpu_blocks": 2000, "block_size": 16, "speedup_ratio": 20.0} | (engine or {}))
     served = {"http_port": 0, "router_mode": "kv", "drain_s": 5.0} | (frontend or {})
@@ -24,6 +25,7 @@ def running(num_workers=2, frontend=None, router=None, worker=None, engine=None,
         mocker=EngineConfig(**dials),
         timing=TimingConfig(**times),
         worker=WorkerConfig(**({"migration_limit": 3, "drain_s": 5.0} | (worker or {}))),
+        answers=AnswerConfig(**(answers or {})),
     )
     deployment = Deployment(
         pools=(pool,),
