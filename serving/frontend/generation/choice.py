@@ -179,7 +179,7 @@ def _request(
     options, extension = prepared.options, prepared.extension
     conditions = StopConditions(
         max_tokens=limit,
-        is_default_limit=not prepared.has_own_limit,
+        is_default_limit=prepared.is_limit_a_bound,
         min_tokens=options.min_tokens or 0,
         stop=options.stops or None,
         stop_token_ids=options.stop_token_ids or [],
