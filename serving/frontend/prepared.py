@@ -61,6 +61,11 @@ class Prepared(msgspec.Struct, kw_only=True, tag=True):
         return self.kind != "completion"
 
     @property
+    def is_limit_a_bound(self) -> bool:
+        """Whether the limits only bound the answer: none was set, or the API has no other kind (Anthropic's must be set)."""
+        return not self.has_own_limit or self.kind in ("response", "message")
+
+    @property
     def extension(self) -> NvExt:
         """NVIDIA's extensions."""
         return self.options.nvext or NvExt()

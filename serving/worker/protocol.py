@@ -27,7 +27,8 @@ class StopConditions(msgspec.Struct, kw_only=True):
 
     max_tokens: int | None = None
     is_default_limit: bool = False
-    """The client set no limit: `max_tokens` is what fits in the context."""
+    """`max_tokens` only bounds the answer: it is what fits in the context, or the limit of a response or a message. The
+    mocker then ends an answer by itself; otherwise it fills the limit, as benchmarks need it."""
     min_tokens: int = 0
     stop: list[str] | None = None
     stop_token_ids: list[int] = []

@@ -61,7 +61,11 @@ def _answered(kept: Conversations, body: bytes, text: str, seed: str) -> bytes:
     """Answer a request as the frontend does, and return the items that it was answered with."""
     items = Continuing.of(body).items(kept, lambda _: None)
     format = ResponsesFormat(
-        ResponseOptions(echo={"model": "m"}), seed=seed, created_at=0, keep=lambda each: earlier.keep(kept, items, each)
+        ResponseOptions(echo={"model": "m"}),
+        seed=seed,
+        fingerprint=seed,
+        created_at=0,
+        keep=lambda each: earlier.keep(kept, items, each),
     )
     assert msgspec.json.decode(format.whole([Content(text)], "stop", Usage(1, 1)))["store"]
     return earlier.with_items(body, items)

@@ -51,6 +51,7 @@ def test_a_response_that_outgrows_the_memory_says_that_it_is_not_kept(keeps):
     format = ResponsesFormat(
         ResponseOptions(echo={"store": True}),
         seed="a",
+        fingerprint="a",
         created_at=0,
         keep=lambda response: stored.append(response) or keeps,
     )

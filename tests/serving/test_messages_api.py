@@ -75,7 +75,7 @@ def _result(id: str, **fields: Any) -> dict[str, Any]:
 
 
 def _format() -> MessagesFormat:
-    return MessagesFormat("m", seed="5eed")
+    return MessagesFormat("m", seed="5eed", fingerprint="5eed")
 
 
 def _stream(parts: list[Part], reason: str = "stop", stop: str | None = None) -> bytes:

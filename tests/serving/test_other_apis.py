@@ -116,6 +116,25 @@ def test_a_response_that_is_cut_says_so(client):
     assert (response.output[0].status, response.usage.output_tokens) == ("incomplete", 5)
 
 
+def test_the_mocker_ends_a_response_or_a_message_before_a_limit_that_is_far(stack, client):
+    response = client.responses.create(model="mock", input="Hello there", max_output_tokens=2000)
+    unlimited = client.responses.create(model="mock", input="Hello there")
+    assert (response.status, response.incomplete_details) == ("completed", None)
+    assert (response.output_text, response.usage) == (unlimited.output_text, unlimited.usage)
+    with anthropic.Anthropic(base_url=stack.url, api_key="none", max_retries=0) as other:
+        message = other.messages.create(model="mock", max_tokens=2000, messages=_said("Hello there"))
+        cut = other.messages.create(model="mock", max_tokens=5, messages=_said("Hello there"))
+    assert (message.stop_reason, 16 <= message.usage.output_tokens <= 271) == ("end_turn", True)
+    assert (cut.stop_reason, cut.usage.output_tokens) == ("max_tokens", 5)
+
+
+def test_the_mocker_fills_the_limit_of_a_chat_and_of_a_completion(client):
+    chat = client.chat.completions.create(model="mock", messages=_said("Hello there"), max_tokens=300)
+    completion = client.completions.create(model="mock", prompt="Hello there", max_tokens=300)
+    for answer in (chat, completion):
+        assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("length", 300)
+
+
 def test_a_response_that_fits_a_schema_is_a_constraint_for_the_engine(responses):
     form = {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}
     constraint, _ = json.loads(responses.create(model="agent", input=ASKED, text=form).output_text)

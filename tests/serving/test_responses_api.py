@@ -61,7 +61,7 @@ def _messages(**fields: Any) -> list[dict[str, Any]]:
 def _format(**fields: Any) -> ResponsesFormat:
     request = _request(**fields)
     request.to_chat()
-    return ResponsesFormat(request.options(), seed="5eed", created_at=1_700_000_000)
+    return ResponsesFormat(request.options(), seed="5eed", fingerprint="5eed", created_at=1_700_000_000)
 
 
 def _stream(format: ResponsesFormat, parts: list[Part], reason: str = "stop") -> bytes:

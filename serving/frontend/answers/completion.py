@@ -1,23 +1,18 @@
 """Answers in OpenAI's form for completions and chats: events token by token, or part by part if the text is split."""
 
-import secrets
 from dataclasses import dataclass
 from typing import Any
 
 from serving.frontend.answers.accepted import AcceptedRequest
 from serving.frontend.answers.answer import ChoiceEvents, Collected
 from serving.frontend.answers.splitting import AnswerParts
+from serving.frontend.api.answer_format import CallIds
 from serving.frontend.api.deltas import Deltas, message
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.logprobs import LogprobsFormat, TokenLogprob
 from serving.frontend.api.sse import DONE, ChoiceFormat, CompletionFormat, error_event, escape, unescape, usage
 from serving.frontend.generation.choice import Choice
 from serving.frontend.shape import Shape
-
-
-def call_id() -> str:
-    """Return a fresh id for a tool call."""
-    return f"call_{secrets.token_hex(12)}"
 
 
 class CompletionAnswer:
@@ -67,7 +62,9 @@ class CompletionAnswer:
             return self._format.choice(index, text, choice.finish_reason, value)
         split = self._split(shape)
         parts = [part for piece in collected.pieces for part in split.push(piece)] + split.end()
-        return self._format.turn(index, message(parts, call_id), split.reason(choice.finish_reason), value)
+        return self._format.turn(
+            index, message(parts, CallIds(f"call_{choice.fingerprint}")), split.reason(choice.finish_reason), value
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +146,7 @@ class _PartEvents:
         self._stream = stream
         self._choice = stream.choice
         self._parts = parts
-        self._deltas = Deltas(call_id)
+        self._deltas = Deltas(CallIds(f"call_{stream.choice.fingerprint}"))
         self._logprobs = LogprobsFormat(is_chat=True)
         self._waiting: list[TokenLogprob] = []
 

@@ -84,7 +84,10 @@ class Spaces:
 
 
 class CallIds:
-    """The ids of an answer's calls: the model's own, as its template may want them back, unless it repeats itself."""
+    """The ids of an answer's calls: the model's own, as its template may want them back, unless it repeats itself.
+
+    The others are the same whenever the same answer is made, as a template may put them into the next prompt.
+    """
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix

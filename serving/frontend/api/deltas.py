@@ -1,16 +1,17 @@
 """The parts of a chat's answer in OpenAI's form: deltas of a stream, or one message."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from serving.frontend.api.answer_format import CallIds
 from serving.model.parts import Arguments, CallStart, Content, Part, Reasoning
 
 
 class Deltas:
     """Turns parts into deltas, and counts the calls."""
 
-    def __init__(self, new_id: Callable[[], str]) -> None:
-        self._new_id = new_id
+    def __init__(self, call_ids: CallIds) -> None:
+        self._call_ids = call_ids
         self._index = -1
 
     def of(self, parts: Iterable[Part]) -> Iterator[dict[str, Any]]:
@@ -19,7 +20,7 @@ class Deltas:
             match part:
                 case CallStart(name, id):
                     self._index += 1
-                    yield _calls({"index": self._index, **_call(id or self._new_id(), name)})
+                    yield _calls({"index": self._index, **_call(self._call_ids.next(id), name)})
                 case Arguments(text) if text:
                     yield _calls({"index": self._index, "function": {"arguments": text}})
                 case Content(text) if text:
@@ -28,13 +29,13 @@ class Deltas:
                     yield {"reasoning_content": text}
 
 
-def message(parts: Iterable[Part], new_id: Callable[[], str]) -> dict[str, Any]:
+def message(parts: Iterable[Part], call_ids: CallIds) -> dict[str, Any]:
     """Return the message that consists of these parts; its content is null if it only calls tools."""
     content, reasoning, calls = "", "", list[dict[str, Any]]()
     for part in parts:
         match part:
             case CallStart(name, id):
-                calls.append(_call(id or new_id(), name))
+                calls.append(_call(call_ids.next(id), name))
             case Arguments(text):
                 calls[-1]["function"]["arguments"] += text
             case Content(text):

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from xxhash import xxh3_128_hexdigest
+
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.logprobs import TokenLogprob, name_tokens
 from serving.frontend.api.sse import unescape
@@ -52,6 +54,15 @@ class Choice:
     def stop(self) -> str | None:
         """The stop string that ended it, if one did."""
         return self._text.stop
+
+    @property
+    def fingerprint(self) -> str:
+        """Return what tells it from the choices of other prompts, of other seeds and beside it, and is the same again.
+
+        Ids made of it are unique in a conversation, in which each prompt is longer than the one before.
+        """
+        seed, place = (self._request.sampling.get(name, 0) for name in ("seed", "choice"))
+        return xxh3_128_hexdigest(self._request.prompt.tokens.tobytes() + b"%d %d" % (seed, place))
 
     @property
     def num_overlap_tokens(self) -> int:
@@ -168,7 +179,7 @@ def _request(
     options, extension = prepared.options, prepared.extension
     conditions = StopConditions(
         max_tokens=limit,
-        is_default_limit=not prepared.has_own_limit,
+        is_default_limit=prepared.is_limit_a_bound,
         min_tokens=options.min_tokens or 0,
         stop=options.stops or None,
         stop_token_ids=options.stop_token_ids or [],

@@ -26,13 +26,19 @@ Fields = dict[str, Any]
 class MessagesFormat:
     """Writes one message."""
 
-    def __init__(self, model: str, *, seed: str) -> None:
-        """Prepare to write it; the seed is what its ids are made of, and must be unique."""
+    def __init__(self, model: str, *, seed: str, fingerprint: str) -> None:
+        """Prepare to write it.
+
+        Args:
+            model: its name.
+            seed: what the id of the message is made of; it must be unique.
+            fingerprint: what the ids of its calls are made of.
+        """
         self.id = f"msg_{seed}"
         self._model = model
         self._seed = seed
         self._spaces = Spaces()
-        self._call_ids = CallIds(f"toolu_{seed}")
+        self._call_ids = CallIds(f"toolu_{fingerprint}")
         self._blocks: list[Fields] = []
         self._texts: list[str] = []
         self._is_open = False

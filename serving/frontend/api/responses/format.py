@@ -31,12 +31,15 @@ TEXTS = {"reasoning": "reasoning_text", "message": "output_text"}
 class ResponsesFormat:
     """Writes one response."""
 
-    def __init__(self, options: ResponseOptions, *, seed: str, created_at: int, keep: Keep | None = None) -> None:
+    def __init__(
+        self, options: ResponseOptions, *, seed: str, fingerprint: str, created_at: int, keep: Keep | None = None
+    ) -> None:
         """Prepare to write it.
 
         Args:
             options: what it needs of its request.
             seed: what the ids of the response and of its items are made of; it must be unique.
+            fingerprint: what the ids of its calls are made of.
             created_at: seconds since 1970.
             keep: keeps the whole response, if that is wanted.
         """
@@ -48,7 +51,7 @@ class ResponsesFormat:
         self._seed = seed
         self._wants_sealed = options.wants_sealed
         self._spaces = Spaces()
-        self._call_ids = CallIds(f"call_{seed}")
+        self._call_ids = CallIds(f"call_{fingerprint}")
         self._num_events = 0
         self._open: Fields | None = None
         self._texts: list[str] = []
