@@ -26,6 +26,10 @@ ALIASES = {"/score": "/v1/score", "/rerank": "/v1/rerank", "/v1/tokenize": "/tok
 """Endpoints with two addresses."""
 
 
+NARROW: dict[KindName, dict[str, str]] = {"embedding": {"dimensions": "only the model's own size"}}
+"""Fields of which only some values can be honoured, which depends on the model."""
+
+
 def page() -> str:
     """Return the page in Markdown."""
     return "\n".join([INTRODUCTION, "## Endpoints\n", *_endpoints(), *_kinds()])
@@ -62,7 +66,7 @@ def _treatment(kind: KindName, field: str) -> str:
     if field in WITHOUT_EFFECT.get(kind, ()):
         return "accepted, no effect"
     if field in names_of(type):
-        return "yes"
+        return NARROW.get(kind, {}).get(field, "yes")
     values = neutral_of(type).get(field, ())
     shown = " or ".join(f"`{msgspec.json.encode(value).decode()}`" for value in values)
     return f"only {shown}" if shown else "no"

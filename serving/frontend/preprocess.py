@@ -40,6 +40,9 @@ MAX_ECHO = 1 << 21
 MAX_LOGPROBS = 1 << 16
 """Log-probabilities of prompts that one request may ask for."""
 
+NAMES_IN_RESPONSES = {"max_tokens": "max_output_tokens", "messages": "input"}
+"""What a response's request calls the fields of the chat that it is translated to."""
+
 QUICK_TOKENS = 16_384
 """This many token ids are checked and hashed in about half a millisecond."""
 
@@ -157,7 +160,12 @@ def translated(request: LikeChat, model: TextModel) -> Prepared | Tokenized:
     check(chat)
     if not isinstance(request, ResponsesRequest | MessagesRequest):
         return Tokenized(tokens=_chat_tokens(chat, model)[1].tolist(), token_strs=None)
-    prepared = prepare(chat, model)
+    try:
+        prepared = prepare(chat, model)
+    except ApiError as error:
+        if isinstance(request, ResponsesRequest):
+            error.param = NAMES_IN_RESPONSES.get(error.param or "", error.param)
+        raise
     prepared.kind = "message"
     if isinstance(request, ResponsesRequest):
         prepared.kind, prepared.response = "response", request.options()
@@ -314,8 +322,14 @@ def _limit(request: Request, num_prompt: int, model: TextModel, param: str) -> i
         raise ApiError(400, "the prompt has no tokens", param=param)
     context, limit = model.card.context_length, request.max_tokens
     if (message := refusal(context, num_prompt, limit)) is not None:
-        raise ApiError(400, message, code="context_length_exceeded", param=param)
+        fits = num_prompt < context
+        raise ApiError(400, message, code="context_length_exceeded", param=_name_of_limit(request) if fits else param)
     room = context - num_prompt
     if limit is None and isinstance(request, CompletionRequest):
         return min(max(COMPLETION_TOKENS, request.min_tokens or 0), room)
     return min(limit or room, room)
+
+
+def _name_of_limit(request: Request) -> str:
+    """Return the field that set the limit, of two that can."""
+    return "max_completion_tokens" if request.max_completion_tokens is not None else "max_tokens"

@@ -65,3 +65,8 @@ def test_the_page_says_which_fields_have_no_effect():
     assert "| `store` | accepted, no effect |" in chat.partition("\n## ")[0]
     _, _, responses = page().partition("## Fields of /v1/responses")
     assert "| `store` | yes |" in responses.partition("\n## ")[0]
+
+
+def test_a_field_of_which_one_value_is_taken_is_not_simply_yes():
+    row = next(line for line in page().split("\n") if line.startswith("| `dimensions` |"))
+    assert row.startswith("| `dimensions` | only the model's own size |")

@@ -15,6 +15,7 @@ from tests.support.waiting import PATIENCE_S
 
 GOOD = {"model": "mock", "prompt": "x", "max_tokens": 1}
 CHAT = {"model": "mock", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+RESPONSE = {"model": "mock", "input": "x"}
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 
 
@@ -314,9 +315,21 @@ def test_an_unknown_model_is_404(stack, model):
 def test_more_than_the_context_holds_is_400(stack):
     long = httpx.post(stack.url + COMPLETIONS, json=GOOD | {"prompt": "x" * 40_000})
     check(long, 400, "prompt", "context_length_exceeded")
-    greedy = httpx.post(stack.url + CHATS, json=CHAT | {"max_tokens": 200_000})
-    check(greedy, 400, "messages", "context_length_exceeded")
+    longer = CHAT | {"messages": [{"role": "user", "content": "x" * 40_000}], "max_tokens": 200_000}
+    check(httpx.post(stack.url + CHATS, json=longer), 400, "messages", "context_length_exceeded")
+    check(httpx.post(stack.url + "/v1/responses", json=RESPONSE | {"input": "x" * 40_000}), 400, "input")
     check(httpx.post(stack.url + COMPLETIONS, json=GOOD | {"n": 128, "max_tokens": 31_000}), 400)
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_limit_that_alone_is_more_than_the_context_is_named(stack, name):
+    for path, body in ((CHATS, CHAT), (COMPLETIONS, GOOD)):
+        check(httpx.post(stack.url + path, json=body | {name: 200_000}), 400, name, "context_length_exceeded")
+
+
+def test_the_limit_of_a_response_is_named_as_its_api_does(stack):
+    greedy = httpx.post(stack.url + "/v1/responses", json=RESPONSE | {"max_output_tokens": 200_000})
+    check(greedy, 400, "max_output_tokens", "context_length_exceeded")
 
 
 @pytest.mark.parametrize(
