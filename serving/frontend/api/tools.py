@@ -39,15 +39,15 @@ def check_tools(request: ChatRequest) -> None:
     Raises:
         ApiError: they are not.
     """
-    names: set[str] = set()
+    seen: dict[str, dict[str, Any]] = {}
     for tool in request.tools or ():
         if tool.get("type") != "function":
             raise ApiError(400, f"tools: expected type function, not {tool.get('type')!r:.100}", param="tools")
         if not _is_name(function_name(tool)):
             raise ApiError(400, f"tools: expected function: {{name, ...}}, a name of 1 to {MAX_NAME} characters", param="tools")  # fmt: skip
-        if (name := function_name(tool)) in names:
-            raise ApiError(400, f"tools: there are two functions {name!r:.100}", param="tools")
-        names.add(name)
+        name = function_name(tool)
+        if seen.setdefault(name, tool) != tool:
+            raise ApiError(400, f"tools: there are two different functions {name!r:.100}", param="tools")
         parameters = tool["function"].get("parameters")
         if parameters is not None and not isinstance(parameters, dict):
             problem = f"tools: the parameters of {name!r} must be a JSON schema, an object"
