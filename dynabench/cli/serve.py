@@ -129,5 +129,7 @@ def serve(
             kv_store=kv_store or KvStoreConfig(),
             planner=planner or PlannerConfig(),
         )
+        if frontend.namespace:
+            described = replace(described, name=frontend.namespace)
         refuse_without_roles(described)
     serve_deployment(described)
