@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import importlib.util
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -26,7 +27,7 @@ from serving.cli.commands import (
     split_arguments,
 )
 from serving.cli.help import HELP_ALL, HELP_FLAGS
-from serving.cli.job import AskConfig, Job, check_job, identity_of, make
+from serving.cli.job import ALONE, AskConfig, Job, check_job, identity_of, make
 from serving.cli.ways import (
     Batch,
     Endpoint,
@@ -62,6 +63,8 @@ from serving.worker.registry import ENGINES, check_installed
 log = logging.getLogger(__name__)
 
 NAME = "dynamo-run"
+SERVERS = ("ETCD_ENDPOINTS", "NATS_SERVER")
+"""The variables that name servers."""
 USAGE = """\
 Usage: dynamo-run [in=WAY] [out=ENGINE] [flags] [MODEL] [-- engine arguments]
 
@@ -185,7 +188,7 @@ def launch(
         engine_arguments,
     )
     check_job(job)
-    _warn_of_what_has_no_effect(launcher)
+    _warn_of_what_has_no_effect(job)
     made = make(job)
     if dry_run:
         print(*(made.calls if made is not None else [f"out={answered_by}: no engine runs in this process"]), sep="\n")
@@ -216,11 +219,14 @@ def _fitting(
     return frontend, router
 
 
-def _warn_of_what_has_no_effect(launcher: AskConfig) -> None:
+def _warn_of_what_has_no_effect(job: Job) -> None:
     for name in ("kv_gpu_cache_usage_weight", "kv_waiting_requests_weight"):
-        if getattr(launcher, name) is not None:
+        if getattr(job.launcher, name) is not None:
             flag = name.replace("_", "-")
             log.warning("--%s has no effect: the kv mode's cost has no such term", flag)
+    named = [name for name in SERVERS if os.environ.get(name)] if job.is_alone else []
+    if named:
+        log.warning("%s: servers are for processes that find each other, %s", " and ".join(named), ALONE)
 
 
 async def carry_out(job: Job, engine: Engine | None, stopping: asyncio.Event) -> int:
