@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from serving.cli.all_in_one import run_all_in_one
 from serving.cli.batch import is_answered
-from serving.cli.command_line import flat, program, version
+from serving.cli.command_line import Verbosity, flat, program, version
 from serving.cli.commands import (
     AnswerSettings,
     DisaggregationSettings,
@@ -22,7 +22,6 @@ from serving.cli.commands import (
     RunSettings,
     RuntimeSettings,
     TransferSettings,
-    Verbosity,
     failing_in_one_line,
     split_arguments,
 )

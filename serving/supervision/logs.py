@@ -32,10 +32,7 @@ def set_up(verbosity: int = 0, *, default: str = "info") -> None:
     Raises:
         LogError: DYN_LOG is not of the form `level`, `target` or `target=level`,..., or there are too many -v.
     """
-    if verbosity > 2:
-        raise LogError("expected at most -vv")
-    if verbosity:
-        os.environ[VARIABLE] = ("debug", "trace")[verbosity - 1]
+    os.environ |= variable_of(verbosity)
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.WARNING,
@@ -46,6 +43,17 @@ def set_up(verbosity: int = 0, *, default: str = "info") -> None:
     logging.addLevelName(TRACE, "TRACE")
     for target, level in levels(os.environ.get(VARIABLE, default)).items():
         logging.getLogger(target).setLevel(level)
+
+
+def variable_of(verbosity: int) -> dict[str, str]:
+    """Return the environment in which processes log as much as -v or -vv says.
+
+    Raises:
+        LogError: there are too many -v.
+    """
+    if verbosity > 2:
+        raise LogError("expected at most -vv")
+    return {VARIABLE: ("debug", "trace")[verbosity - 1]} if verbosity else {}
 
 
 def levels(text: str) -> dict[str, int]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.commands import dynabench
 from tests.support.model import write_model
 from tests.support.servers import free_port
 from tests.support.waiting import PATIENCE_S, instances, until, wait_for
@@ -234,6 +235,14 @@ def test_a_stack_that_finds_workers_of_another_says_where_and_how_to_be_alone(tm
     assert "--discovery-dir or --namespace (DYN_NAMESPACE" in line
     finish(second, signal.SIGTERM)
     finish(first, signal.SIGTERM)
+
+
+def test_v_makes_the_processes_log_more_and_vvv_is_refused(tmp_path):
+    process = start(tmp_path, *STACK, free_port(), "-v")
+    assert logged(process, "DEBUG").split()[0] in ("worker-0", "frontend", "frontend-0")
+    finish(process, signal.SIGTERM)
+    refused = dynabench("serve", "-vvv")
+    assert (refused.returncode, refused.stderr) == (2, "dynabench: expected at most -vv\n")
 
 
 def test_a_stack_with_a_namespace_of_its_own_is_alone_and_says_nothing(tmp_path):
