@@ -46,7 +46,7 @@ from serving.engines.mock_config import AnswerConfig
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import run_frontends
 from serving.life import DisaggregationConfig
-from serving.model.files import ModelFiles
+from serving.model.files import ModelFiles, check_exists
 from serving.router import RouterConfig
 from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
@@ -196,6 +196,8 @@ def launch(
         return
     if isinstance(answered_by, ModelEngine):
         check_installed(answered_by.name)
+    if made is not None:
+        check_exists(served.model_path)
     sys.exit(run(lambda stopping: carry_out(job, made, stopping)))
 
 

@@ -1,5 +1,6 @@
 """Logging: levels from DYN_LOG, in RUST_LOG's syntax, or from -v and -vv."""
 
+import difflib
 import logging
 import os
 import sys
@@ -74,8 +75,10 @@ def levels(text: str) -> dict[str, int]:
             found[_name(part)] = TRACE
         else:
             modules = "" if equals else ", or a module such as serving.routing"
+            close = difflib.get_close_matches(level.strip().lower(), LEVELS, n=1, cutoff=0.7)
             raise LogError(
                 f"{VARIABLE}={text!r}: {level!r} is not a level; expected one of {', '.join(LEVELS)}{modules}"
+                + "".join(f"; did you mean {name}?" for name in close)
             )
     return found
 

@@ -30,6 +30,12 @@ def test_servers_in_the_environment_are_named_in_one_warning():
     assert " WARN " in line
 
 
+def test_a_model_that_does_not_exist_is_refused_before_anything_listens():
+    refused = dynamo_run("in=http", "out=mocker", "--http-port", "0", "--model-path", "/nope")
+    assert refused.returncode == 2
+    assert refused.stderr == ("dynamo-run: /nope does not exist; expected a folder, a GGUF file or a Hugging Face id\n")
+
+
 @pytest.mark.parametrize("words", [("in=dyn://", "out=mocker"), ("in=http", "out=dyn")])
 def test_workers_and_frontends_take_servers(words):
     servers = {"NATS_SERVER": NOWHERE, "ETCD_ENDPOINTS": "http://127.0.0.1:1"}
