@@ -33,9 +33,9 @@ from dynabench.cli.groups import (
     Shape,
     Timing,
     Transfers,
-    flags_of,
     plain_errors,
     refuse_beside,
+    refuse_with_url,
     refuse_without_roles,
 )
 from dynabench.deployment.description import Deployment
@@ -209,17 +209,9 @@ def run(
             deployed = read(deployment, is_measured=True)
         else:
             pool = pool or LivePoolConfig()
-            if client.url is not None and pool.engine != "mocker":
-                raise UserError(
-                    f"--engine {pool.engine} applies to dynabench's own stack, but --url measures another server"
-                )
-            if client.url is not None and pool.names_roles:
-                raise UserError(
-                    "--prefill-workers and --decode-workers apply to dynabench's own stack, but --url measures another server"
-                )
-            if client.url is not None and planner is not None:
-                raise UserError(
-                    f"{next(flags_of(planner), '--planner')} applies to dynabench's own stack, but --url measures another server"
+            if client.url is not None:
+                refuse_with_url(
+                    pool, experiment, router, answers, formats, disaggregation, kv_transfer, kv_store, planner
                 )
             varied = [setting_of(text) for text in experiment.vary]
             deployed = Deployment(

@@ -133,6 +133,24 @@ def refuse_beside(file: Path, *groups: Any, hint: str = "") -> None:
         raise UserError(f"{what} cannot be used with --deployment {file}; put the setting in the file{hint}")
 
 
+def refuse_with_url(pool: LivePoolConfig, experiment: ExperimentConfig, *groups: Any) -> None:
+    """Refuse flags that describe our own stack if another server is measured.
+
+    Raises:
+        UserError: there is one.
+    """
+    given = [flag for group in groups if group is not None for flag in flags_of(group)]
+    if experiment.router_mode:
+        given.insert(0, "--router-mode")
+    if pool.names_roles:
+        given.insert(0, "--prefill-workers and --decode-workers")
+    elif changed(pool):
+        given.insert(0, f"--engine {pool.engine}" if pool.engine != "mocker" else next(flags_of(pool)))
+    if given:
+        verb = "apply" if " and " in given[0] else "applies"
+        raise UserError(f"{given[0]} {verb} to dynabench's own stack, but --url measures another server")
+
+
 def flags_of(group: Any, prefix: str = "") -> Iterator[str]:
     """Yield the flags of the settings that differ from their defaults."""
     if isinstance(group, TransferConfig):

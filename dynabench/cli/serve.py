@@ -1,5 +1,6 @@
 """`dynabench serve`."""
 
+import os
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -29,12 +30,13 @@ from dynabench.live.serve import serve as serve_deployment
 from foundation.settings import changed
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from serving.cli.command_line import flat
+from serving.cli.command_line import Verbosity, flat
 from serving.engines.mock_config import AnswerConfig
 from serving.frontend.config import FrontendConfig
 from serving.life import DisaggregationConfig
 from serving.planner import PlannerConfig
 from serving.router import RouterConfig
+from serving.supervision.logs import variable_of
 from serving.transfer.config import TransferRunConfig
 from serving.worker.config import ModelConfig, WorkerConfig
 
@@ -69,6 +71,7 @@ def serve(
     kv_store: KvStore | None = None,
     planner: Planner | None = None,
     served: Annotated[ServedConfig, flat("Model", 4)] | None = None,
+    verbose: Verbosity = 0,
 ) -> None:
     """Serve a deployment: a frontend, the router and workers as one supervised group, until Ctrl-C.
 
@@ -87,7 +90,10 @@ def serve(
         kv_store: A store of KV that all workers share.
         planner: What decides how many workers each pool has.
         served: The model, and where the router runs.
+        verbose: How much the processes log.
     """
+    with plain_errors():
+        os.environ |= variable_of(verbose)
     if deployment is not None:
         refuse_beside(
             deployment,
@@ -129,5 +135,7 @@ def serve(
             kv_store=kv_store or KvStoreConfig(),
             planner=planner or PlannerConfig(),
         )
+        if frontend.namespace:
+            described = replace(described, name=frontend.namespace)
         refuse_without_roles(described)
     serve_deployment(described)

@@ -6,14 +6,17 @@ import sys
 
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.engines import refuse_idle_settings
-from dynabench.deployment.processes import programs
+from dynabench.deployment.processes import home_of, programs
+from dynabench.live.strangers import Network, Strangers
 from dynabench.planner.hands import Hands
 from dynabench.planner.programs import check_planner, hands_of, has_planner, planner_program
 from foundation.errors import UserError
 from serving.frontend.server import PortError, listen
+from serving.model.watch import watch_cards
 from serving.runtime.config import RuntimeConfig
+from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.ports import RuntimeUnavailableError
-from serving.supervision.group import Group, GroupError, Program
+from serving.supervision.group import Event, Group, GroupError, Program
 from serving.supervision.log_writer import LogWriter
 from serving.supervision.process import report_ready, run
 
@@ -49,15 +52,29 @@ async def _serve(
             deployment, runtime, namespace=namespace, beside=wanted, say=lambda text: log.say(f"{'fleet':>10} {text}")
         )
         wanted = [*wanted, planner_program(deployment, runtime, namespace=namespace, url=url)]
+    home = Network(home_of(deployment, deployment.name), runtime.place)
+    strangers = Strangers(home, deployment.models, lambda text: log.say(f"{'fleet':>10} {text}"))
+
+    def on_event(event: Event) -> None:
+        strangers.on_event(event)
+        if hands is not None:
+            hands.on_event(event)
+
     try:
-        async with Group(restart=True, say=log.say, on_event=hands.on_event if hands else None) as group:
+        async with (
+            await DistributedRuntime.connect(runtime) as connected,
+            Group(restart=True, say=log.say, on_event=on_event) as group,
+        ):
+            await watch_cards(connected.discovery, strangers.on_card, home.namespace)
             async with hands.at_work(group, runtime) if hands else contextlib.nullcontext():
                 await group.start(*wanted)
+                strangers.watch(group)
                 report_ready()
                 await group.wait(stopping)
             log.say(f"stopping: requests in progress have {drain_s:g} s to finish; Ctrl-C again stops at once")
             await group.stop(drain_s + 5)
     finally:
+        strangers.close()
         log.close()
 
 

@@ -21,8 +21,8 @@ from dynabench.planner.cluster_hands import ClusterHands
 from dynabench.planner.programs import check_planner, has_planner
 from dynabench.planner.service import PlannerService, PlannerServiceConfig
 from foundation.errors import UserError
-from serving.cli.command_line import PLAIN_DEFAULTS, version
-from serving.cli.commands import RuntimeSettings, Verbosity, failing_in_one_line
+from serving.cli.command_line import PLAIN_DEFAULTS, Verbosity, version
+from serving.cli.commands import RuntimeSettings, failing_in_one_line
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.supervision.group import SETTINGS

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 from cyclopts import CoercionError, Group, Parameter, UnusedCliTokensError
 
@@ -13,6 +13,10 @@ from serving.cli.questions import QUESTIONS
 
 MAX_REASON = 4000
 """In characters: enough for a list of all settings."""
+
+Verbosity = Annotated[
+    int, Parameter(name=["-v", "--verbose", "--verbosity"], count=True, help="-v: debug, -vv: everything.")
+]
 
 
 def flat(title: str, order: int) -> Parameter:

@@ -16,7 +16,7 @@ from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
 from foundation.exit_codes import INTERRUPTED, USAGE_ERROR
 from foundation.settings import changed
 from serving.cli.chat_client import AskError, ChatClient
-from serving.cli.command_line import flat, open_standard_streams, program, reason
+from serving.cli.command_line import Verbosity, flat, open_standard_streams, program, reason
 from serving.engines.echo import Echo
 from serving.engines.mock import AnswerConfig, EngineConfig, Mocker, TimingConfig, divide, refuse_idle_tiers
 from serving.engines.openai import OpenAiServer
@@ -54,9 +54,6 @@ DisaggregationSettings = Annotated[DisaggregationConfig, flat("Prefill and decod
 TransferSettings = Annotated[TransferRunConfig, flat("Prefill and decode workers", 3)]
 LeaseSettings = Annotated[LeaseConfig, flat("Prefill and decode workers", 3)]
 RuntimeSettings = Annotated[RuntimeConfig, flat("Runtime", 4)]
-Verbosity = Annotated[
-    int, Parameter(name=["-v", "--verbose", "--verbosity"], count=True, help="-v: debug, -vv: everything.")
-]
 
 frontend_app = program("serving.frontend", "The OpenAI frontend, with the router inside.")
 mocker_app = program("serving.mocker", "Mocker workers: simulated engines that serve in real time.")

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import importlib.util
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -12,7 +13,7 @@ from cyclopts import Parameter
 
 from serving.cli.all_in_one import run_all_in_one
 from serving.cli.batch import is_answered
-from serving.cli.command_line import flat, program, version
+from serving.cli.command_line import Verbosity, flat, program, version
 from serving.cli.commands import (
     AnswerSettings,
     DisaggregationSettings,
@@ -21,12 +22,11 @@ from serving.cli.commands import (
     RunSettings,
     RuntimeSettings,
     TransferSettings,
-    Verbosity,
     failing_in_one_line,
     split_arguments,
 )
 from serving.cli.help import HELP_ALL, HELP_FLAGS
-from serving.cli.job import AskConfig, Job, check_job, identity_of, make
+from serving.cli.job import ALONE, AskConfig, Job, check_job, identity_of, make
 from serving.cli.ways import (
     Batch,
     Endpoint,
@@ -46,7 +46,7 @@ from serving.engines.mock_config import AnswerConfig
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import run_frontends
 from serving.life import DisaggregationConfig
-from serving.model.files import ModelFiles
+from serving.model.files import ModelFiles, check_exists
 from serving.router import RouterConfig
 from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
@@ -62,6 +62,8 @@ from serving.worker.registry import ENGINES, check_installed
 log = logging.getLogger(__name__)
 
 NAME = "dynamo-run"
+SERVERS = ("ETCD_ENDPOINTS", "NATS_SERVER")
+"""The variables that name servers."""
 USAGE = """\
 Usage: dynamo-run [in=WAY] [out=ENGINE] [flags] [MODEL] [-- engine arguments]
 
@@ -185,7 +187,7 @@ def launch(
         engine_arguments,
     )
     check_job(job)
-    _warn_of_what_has_no_effect(launcher)
+    _warn_of_what_has_no_effect(job)
     made = make(job)
     if dry_run:
         print(*(made.calls if made is not None else [f"out={answered_by}: no engine runs in this process"]), sep="\n")
@@ -194,6 +196,8 @@ def launch(
         return
     if isinstance(answered_by, ModelEngine):
         check_installed(answered_by.name)
+    if made is not None:
+        check_exists(served.model_path)
     sys.exit(run(lambda stopping: carry_out(job, made, stopping)))
 
 
@@ -216,11 +220,14 @@ def _fitting(
     return frontend, router
 
 
-def _warn_of_what_has_no_effect(launcher: AskConfig) -> None:
+def _warn_of_what_has_no_effect(job: Job) -> None:
     for name in ("kv_gpu_cache_usage_weight", "kv_waiting_requests_weight"):
-        if getattr(launcher, name) is not None:
+        if getattr(job.launcher, name) is not None:
             flag = name.replace("_", "-")
             log.warning("--%s has no effect: the kv mode's cost has no such term", flag)
+    named = [name for name in SERVERS if os.environ.get(name)] if job.is_alone else []
+    if named:
+        log.warning("%s: servers are for processes that find each other, %s", " and ".join(named), ALONE)
 
 
 async def carry_out(job: Job, engine: Engine | None, stopping: asyncio.Event) -> int:

@@ -48,6 +48,9 @@ from serving.worker.registry import ENGINES, make_engine, refuse_role
 SECRET = re.compile(r"--[\w-]*(key|token|secret|password)")
 """Flags of engines whose value is not written anywhere."""
 
+ALONE = "but this is one process; start a worker with in=dyn:// and a frontend with in=http out=dyn instead"
+"""Why settings of the network have no effect."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskConfig:
@@ -98,6 +101,11 @@ class Job:
     def is_remote(self) -> bool:
         """Whether the engines are workers on the network."""
         return isinstance(self.way_out, Remote)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this one process does everything, so that there is nobody to find."""
+        return not self.is_remote and not isinstance(self.way_in, Endpoint)
 
     @property
     def asks_itself(self) -> bool:
@@ -225,6 +233,9 @@ def check_job(job: Job) -> None:
     if not isinstance(job.way_out, Mocked):
         for name in changed(job.answers):
             raise UsageError(f"--{name.replace('_', '-')} is for out=mocker")
+    if job.is_alone:
+        for name in changed(job.runtime):
+            raise UsageError(f"--{name.replace('_', '-')} is for processes that find each other, {ALONE}")
     if job.arguments and isinstance(job.way_out, Remote | Mocked | Echoed):
         raise UsageError(f"out={job.way_out} takes no arguments after --")
     match job.way_out:

@@ -32,6 +32,18 @@ RECEIVE_TIMEOUT_S = 30.0
 BYTES_CONTEXT = 131_072
 """Context length of a model without a config.json."""
 
+EXPECTED = "expected a folder, a GGUF file or a Hugging Face id"
+
+
+def check_exists(model_path: str) -> None:
+    """Refuse a model that is neither on this host nor an id, before anything is started for it.
+
+    Raises:
+        ModelError: it does not exist.
+    """
+    if model_path and not is_hub_id(model_path) and not Path(model_path).expanduser().exists():
+        raise ModelError(f"{model_path} does not exist; {EXPECTED}")
+
 
 class ModelFiles:
     """A model's small files, by name."""
@@ -66,8 +78,8 @@ class ModelFiles:
         if is_hub_id(model_path):
             folder = fetch(model_path, FILE_NAMES)
         elif not folder.is_dir():
-            problem = "is not a folder or a GGUF file" if folder.exists() else "does not exist"
-            raise ModelError(f"{model_path} {problem}; expected a folder, a GGUF file or a Hugging Face id")
+            check_exists(model_path)
+            raise ModelError(f"{model_path} is not a folder or a GGUF file; {EXPECTED}")
         contents = {name: (folder / name).read_bytes() for name in FILE_NAMES if (folder / name).is_file()}
         if "tokenizer.json" not in contents:
             raise ModelError(f"{model_path} has no tokenizer.json; expected a folder of a Hugging Face model")

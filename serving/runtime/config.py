@@ -127,9 +127,14 @@ class RuntimeConfig:
         """Whether we present neither a password nor a certificate to etcd."""
         return not self.etcd_username and not self.etcd_client_cert
 
+    @property
+    def place(self) -> str:
+        """Where processes find each other."""
+        if self.discovery_backend == "kubernetes":
+            return "Kubernetes"
+        return f"etcd at {masked(self.etcd_endpoints)}" if self.etcd_endpoints else f"folder {self.folder}"
+
     def describe(self) -> str:
         """Summarize where discovery, requests and events go."""
-        discovery = f"etcd at {masked(self.etcd_endpoints)}" if self.etcd_endpoints else f"folder {self.folder}"
-        discovery = "Kubernetes" if self.discovery_backend == "kubernetes" else discovery
         requests = f"NATS at {masked(self.nats_server)}" if self.nats_server else "sockets and ZeroMQ"
-        return f"discovery: {discovery}; requests and events: {requests}"
+        return f"discovery: {self.place}; requests and events: {requests}"

@@ -1,5 +1,6 @@
 """Logging: levels from DYN_LOG, in RUST_LOG's syntax, or from -v and -vv."""
 
+import difflib
 import logging
 import os
 import sys
@@ -32,10 +33,7 @@ def set_up(verbosity: int = 0, *, default: str = "info") -> None:
     Raises:
         LogError: DYN_LOG is not of the form `level`, `target` or `target=level`,..., or there are too many -v.
     """
-    if verbosity > 2:
-        raise LogError("expected at most -vv")
-    if verbosity:
-        os.environ[VARIABLE] = ("debug", "trace")[verbosity - 1]
+    os.environ |= variable_of(verbosity)
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.WARNING,
@@ -46,6 +44,17 @@ def set_up(verbosity: int = 0, *, default: str = "info") -> None:
     logging.addLevelName(TRACE, "TRACE")
     for target, level in levels(os.environ.get(VARIABLE, default)).items():
         logging.getLogger(target).setLevel(level)
+
+
+def variable_of(verbosity: int) -> dict[str, str]:
+    """Return the environment in which processes log as much as -v or -vv says.
+
+    Raises:
+        LogError: there are too many -v.
+    """
+    if verbosity > 2:
+        raise LogError("expected at most -vv")
+    return {VARIABLE: ("debug", "trace")[verbosity - 1]} if verbosity else {}
 
 
 def levels(text: str) -> dict[str, int]:
@@ -66,8 +75,10 @@ def levels(text: str) -> dict[str, int]:
             found[_name(part)] = TRACE
         else:
             modules = "" if equals else ", or a module such as serving.routing"
+            close = difflib.get_close_matches(level.strip().lower(), LEVELS, n=1, cutoff=0.7)
             raise LogError(
                 f"{VARIABLE}={text!r}: {level!r} is not a level; expected one of {', '.join(LEVELS)}{modules}"
+                + "".join(f"; did you mean {name}?" for name in close)
             )
     return found
 

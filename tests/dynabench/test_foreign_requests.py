@@ -19,6 +19,7 @@ from tests.support.strange_server import answers, strange_server
 from workloads import Request
 
 SECRET = "sk-hunter2-hunter2"
+OURS = "applies to dynabench's own stack, but --url measures another server"
 URL = "http://127.0.0.1:1"
 CHAT = [{"role": "user", "content": "and in Rome"}]
 FIELDS = {"tools": [{"type": "function", "function": {"name": "f"}}], "temperature": 0.2, "stop": ["\n"]}
@@ -179,6 +180,13 @@ def test_extra_fields_that_cannot_be_are_refused(text, problem):
     ("words", "problem"),
     [
         (["--header", f"x {SECRET}", "--url", URL], "header is not understood"),
+        (["--tool-call-share", "1", "--url", URL], f"--tool-call-share {OURS}"),
+        (["--tool-call-parser", "hermes", "--url", URL], f"--tool-call-parser {OURS}"),
+        (["--router-mode", "kv", "--router-mode", "round-robin", "--url", URL], f"--router-mode {OURS}"),
+        (["--workers", "3", "--url", URL], f"--workers {OURS}"),
+        (["--kv-overlap-score-weight", "2", "--url", URL], f"--kv-overlap-score-weight {OURS}"),
+        (["--engine", "vllm", "--url", URL], f"--engine vllm {OURS}"),
+        (["--planner", "hpa", "--url", URL], f"--planner {OURS}"),
         (["--header", "x: y"], "header applies to another server; give its --url"),
         (["--extra-body", "{", "--url", URL], "extra_body is '{'; expected a JSON object"),
         (["--insecure"], "insecure applies to certificates; give the --url of a server with https://"),

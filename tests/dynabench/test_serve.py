@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.commands import dynabench
 from tests.support.model import write_model
 from tests.support.servers import free_port
 from tests.support.waiting import PATIENCE_S, instances, until, wait_for
@@ -212,3 +213,47 @@ def test_kv_survives_its_worker_on_disk_and_in_the_store_and_the_store_may_die(t
     log = finish(process, signal.SIGINT)
     assert "kv-store ended with code -9; restarting it" in log
     assert "is not there" not in log.partition("stopping: ")[2]  # the store ends after its workers
+
+
+def logged(process, text):
+    """Return the first line of a log with a text."""
+    return next(line for line in process.stdout if text in line)
+
+
+STACK = ("--workers", 1, "--speedup-ratio", 0, "--http-port")
+
+
+def test_a_stack_that_finds_workers_of_another_says_where_and_how_to_be_alone(tmp_path):
+    ports = free_port(), free_port()
+    first = start(tmp_path, *STACK, ports[0])
+    wait_for(f"http://127.0.0.1:{ports[0]}", 1, first)
+    second = start(tmp_path, *STACK, ports[1])
+    line, told = logged(second, "not started by this command"), logged(first, "not started by this command")
+    assert "1 worker of mock was" in told
+    assert "1 worker of mock was" in line
+    assert f"namespace dynamo of folder {tmp_path / 'd'}" in line
+    assert "--discovery-dir or --namespace (DYN_NAMESPACE" in line
+    finish(second, signal.SIGTERM)
+    finish(first, signal.SIGTERM)
+
+
+def test_v_makes_the_processes_log_more_and_vvv_is_refused(tmp_path):
+    process = start(tmp_path, *STACK, free_port(), "-v")
+    assert logged(process, "DEBUG").split()[0] in ("worker-0", "frontend", "frontend-0")
+    finish(process, signal.SIGTERM)
+    refused = dynabench("serve", "-vvv")
+    assert (refused.returncode, refused.stderr) == (2, "dynabench: expected at most -vv\n")
+
+
+def test_a_stack_with_a_namespace_of_its_own_is_alone_and_says_nothing(tmp_path):
+    ports = free_port(), free_port()
+    stacks = []
+    for port, name in zip(ports, ("one", "two"), strict=True):
+        stacks.append(start(tmp_path, *STACK, port, "--namespace", name))
+        wait_for(f"http://127.0.0.1:{port}", 1, stacks[-1])
+    assert [len(instances(f"http://127.0.0.1:{port}")) for port in ports] == [1, 1]
+    os.kill(children(stacks[1])[0], signal.SIGKILL)
+    before = instances(f"http://127.0.0.1:{ports[1]}")
+    until(lambda: instances(f"http://127.0.0.1:{ports[1]}") not in ([], before), stacks[1])
+    for process in stacks:
+        assert "not started by this command" not in finish(process, signal.SIGTERM)

@@ -50,6 +50,13 @@ def test_a_part_that_is_neither_a_level_nor_a_module_is_refused(wrong):
         levels(f"info,{wrong}")
 
 
+def test_a_level_that_is_misspelt_is_suggested():
+    with pytest.raises(LogError, match=r"'inf' is not a level; .*; did you mean info\?$"):
+        levels("inf")
+    with pytest.raises(LogError, match=r"a module such as serving.routing$"):
+        levels("x.y")
+
+
 def logged(folder, *words, until_it_logs=None, **environment):
     """Run a server, ask it once, stop it, and return what it logged as (level, logger, text)."""
     port = free_port()

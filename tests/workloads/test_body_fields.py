@@ -25,7 +25,9 @@ DECIDED_BY_THE_RUN = {"stream": False, "stream_options": {}, "ignore_eos": False
 
 def batch(tmp_path, *bodies):
     file = tmp_path / "batch.jsonl"
-    rows = [{"custom_id": str(n), "method": "POST", "url": "/v1/x", "body": body} for n, body in enumerate(bodies)]
+    rows = [
+        {"custom_id": str(n), "method": "POST", "url": "/v1/completions", "body": body} for n, body in enumerate(bodies)
+    ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return formats.read(file)
 

@@ -450,6 +450,8 @@ def test_texts_share_blocks_where_they_share_words(tmp_path):
         ("burstgpt", "Timestamp,Request tokens,Response tokens\n1,x,2\n", "line 2: Request tokens must be a number, not 'x'"),
         ("weka", json.dumps(WEKA | {"requests": [{"agent_id": "x", "type": "subagent"}]}), r"requests\[0\]: requests must be a list of objects"),
         ("weka", json.dumps(WEKA | {"requests": [{"in": 64, "out": 1, "hash_ids": [1, 2, 3]}]}), r"requests\[0\]: 64 tokens in blocks of 64 need 1 hash_ids, not 3"),
+        ("openai-batch", lines({"url": "/v1/embeddings", "body": {"input": "x"}}), "line 1: url '/v1/embeddings' is not supported; expected /v1/chat/completions or /v1/completions"),
+        ("openai-batch", lines({"url": "/v1/responses", "body": {"input": "x"}}), "line 1: url '/v1/responses' is not supported"),
         ("openai-batch", lines({"body": {"model": "m"}}), "line 1, body: messages or prompt is missing"),
         ("vllm-custom", '{"prompt": "a"}\n{"prompt"\n', "line 2: not JSON"),
         ("sharegpt", "[]", "the format is not recognised"),

@@ -8,12 +8,18 @@ import msgspec
 from workloads import texts
 from workloads.formats.format import Format, has, json_priority
 from workloads.request import Request, Workload
-from workloads.row import Row
+from workloads.row import Row, short
 from workloads.source import Source
+
+ENDPOINTS = ("/chat/completions", "/completions")
+"""Ends of the addresses whose requests can be sent again."""
 
 
 def _read(source: Source) -> Iterator[Request]:
     for row in source.objects():
+        url = row.values.get("url", "/completions")
+        if not str(url).endswith(ENDPOINTS):
+            raise row.fail(f"url {short(url)} is not supported; expected /v1/chat/completions or /v1/completions")
         body = row.values.get("body")
         if not isinstance(body, dict):
             raise row.fail("body must be an object")
