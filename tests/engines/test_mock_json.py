@@ -6,6 +6,7 @@ import enum
 import ipaddress
 import json
 import sys
+import tracemalloc
 import uuid
 from typing import Annotated, Any, Literal
 
@@ -270,6 +271,7 @@ HOSTILE = {
         "properties": {f"p{n}": {"type": "integer", "minimum": n} for n in range(9000)},
     },
     "distinct values": {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "minItems": 500},
+    "a wide oneOf": {"oneOf": [True] * 13_000},
     "nested unions": {"oneOf": [{"oneOf": [{"oneOf": [{"type": "string"}] * 9}] * 9}] * 9},
     "wide recursion": {
         "type": "object",
@@ -303,6 +305,19 @@ def test_hostile_schemas_are_refused_in_bounded_work(name):
     writer = writers()["bytes"]
     with pytest.raises(FormError), at_most(3_000_000):
         json_tokens(HOSTILE[name], 0, 1000, writer)
+
+
+def test_the_branches_of_a_oneof_are_not_copied_for_each_of_them():
+    writer = writers()["bytes"]
+    tracemalloc.start()
+    try:
+        for count in (1_900, 13_000):
+            with pytest.raises(FormError):
+                json_tokens({"oneOf": [True] * count}, 0, 20, writer)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 5_000_000
 
 
 LARGE = {

@@ -153,7 +153,7 @@ class Drawing:
             except FormError as error:  # another branch may do
                 refusal = str(error)
                 continue
-            if not option.others or self._is_cut or self._is_only(option, value):
+            if not option.branches or self._is_cut or self._is_only(option, value):
                 return value, size
             if not refusal:
                 refusal = f"{slot.where}: the mocker finds no value that fits only one branch of its oneOf"
@@ -312,7 +312,7 @@ def _all(slot: Slot) -> Any:
             return values
         case Number() as number:
             return number.all()
-        case Choice(options=options) if not any(option.others for option in options):
+        case Choice(options=options) if not any(option.branches for option in options):
             return (
                 value for option in options for value in _all(option.slot) if not isinstance(option.slot.node, Choice)
             )

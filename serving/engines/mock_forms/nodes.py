@@ -229,7 +229,15 @@ class Option:
     """A branch, and those that must not fit as well (`oneOf`)."""
 
     slot: Slot
-    others: list[Raw]
+    branches: list[Raw]
+    """All branches; none if others may fit, too. They are one list for all options."""
+    place: int
+    """Which of them this one is."""
+
+    @property
+    def others(self) -> Iterator[Raw]:
+        """Those that must not fit."""
+        return (branch for place, branch in enumerate(self.branches) if place != self.place)
 
 
 @dataclass(slots=True)

@@ -52,7 +52,9 @@ from serving.engines.mock_forms.nodes import (
 from serving.engines.mock_forms.regex import MAX_TEXT, pattern_of
 
 MAX_SLOTS = 2_000
-"""The most places of a schema."""
+"""The most places of a schema, and the most alternatives."""
+
+TOO_MANY = f"the schema has more than {MAX_SLOTS:,} places or alternatives"
 
 MAX_WORK = 40_000
 """The most steps that it may take to understand a schema."""
@@ -91,6 +93,7 @@ class Schema:
         self._check = Check(raw, self._work)
         self._slots: dict[Any, Slot] = {}
         self._queue: list[Slot] = []
+        self._num_options = 0
         self.needs_check = False
         """Whether a value that grew must be checked."""
         self.root = self._slot([raw], "the schema")
@@ -121,7 +124,7 @@ class Schema:
         key = (frozenset(map(id, unique)), chosen, type)
         if key not in self._slots:
             if len(self._slots) >= MAX_SLOTS:
-                raise TooLargeError(f"the schema has more than {MAX_SLOTS:,} places or alternatives")
+                raise TooLargeError(TOO_MANY)
             slot = self._slots[key] = Slot(where, unique, chosen, type)
             self._queue.append(slot)
         return self._slots[key]
@@ -138,7 +141,7 @@ class Schema:
             return Dead(f"{slot.where} allows no type")
         if len(types) > 1:
             slots = [self._slot(slot.together, slot.where, slot.chosen, type) for type in types]
-            return Choice([Option(each, []) for each in slots])
+            return Choice([Option(each, [], place) for place, each in enumerate(slots)])
         return self._typed(slot, types[0])
 
     def _fixed(self, slot: Slot) -> Node:
@@ -150,12 +153,16 @@ class Schema:
 
     def _alternatives(self, slot: Slot, raw: dict[str, Any], name: str) -> Node:
         branches = [schema_of(branch, name) for branch in listed(raw, name)]
+        self._num_options += len(branches)
+        if self._num_options > MAX_SLOTS:
+            raise TooLargeError(TOO_MANY)
         chosen = slot.chosen | {(id(raw), name)}
-        options = []
-        for place, branch in enumerate(branches):
-            others = branches[:place] + branches[place + 1 :] if name == "oneOf" else []
-            self.needs_check |= bool(others)
-            options.append(Option(self._branch(slot, branch, f"{slot.where}.{name}[{place}]", chosen), others))
+        single = branches if name == "oneOf" and len(branches) > 1 else []
+        self.needs_check |= bool(single)
+        options = [
+            Option(self._branch(slot, branch, f"{slot.where}.{name}[{place}]", chosen), single, place)
+            for place, branch in enumerate(branches)
+        ]
         return Choice(options) if options else Dead(f"{slot.where}.{name} is empty")
 
     def _branch(self, slot: Slot, branch: Raw, where: str, chosen: frozenset[tuple[int, str]]) -> Slot:
