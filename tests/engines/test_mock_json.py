@@ -5,7 +5,6 @@ import datetime
 import enum
 import ipaddress
 import json
-import sys
 import tracemalloc
 import uuid
 from typing import Annotated, Any, Literal
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 
 from serving.engines.mock_forms.errors import FormError
 from serving.engines.mock_forms.fit import json_tokens
+from tests.support.calls import at_most
 from tests.support.schemas import ANYTHING, MISTYPED, SATISFIABLE, value_of, writers
 
 TOKENIZERS = st.sampled_from(["bytes", "byte-level", "pieces"])
@@ -271,6 +271,16 @@ HOSTILE = {
         "properties": {f"p{n}": {"type": "integer", "minimum": n} for n in range(9000)},
     },
     "distinct values": {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "minItems": 500},
+    "a long reference in each branch": {
+        "$defs": {"A" * 30_000: {"type": "string"}},
+        "x": {"$ref": "#/$defs/" + "%41" * 30_000},
+        "oneOf": [{"$ref": "#/x", "title": str(place)} for place in range(1_900)],
+    },
+    "many required names": {"type": "object", "required": [f"a{place}" for place in range(28_000)]},
+    "long texts of an enum": many({"enum": ["x" * 100_000, "y" * 100_000]}, 1900),
+    "a long name in each element": many(
+        {"type": "object", "properties": {"k" * 100_000: {"type": "null"}}, "required": ["k" * 100_000]}, 1000
+    ),
     "a wide oneOf": {"oneOf": [True] * 13_000},
     "nested unions": {"oneOf": [{"oneOf": [{"oneOf": [{"type": "string"}] * 9}] * 9}] * 9},
     "wide recursion": {
@@ -281,30 +291,20 @@ HOSTILE = {
 }
 
 
-@contextlib.contextmanager
-def at_most(num_calls):
-    """Fail what makes more calls than that."""
-    left = num_calls
-
-    def count(frame, event, argument):
-        nonlocal left
-        left -= 1
-        if left < 0:
-            sys.setprofile(None)
-            raise AssertionError(f"there were more than {num_calls:,} calls")
-
-    sys.setprofile(count)
-    try:
-        yield
-    finally:
-        sys.setprofile(None)
-
-
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_schemas_are_refused_in_bounded_work(name):
     writer = writers()["bytes"]
     with pytest.raises(FormError), at_most(3_000_000):
         json_tokens(HOSTILE[name], 0, 1000, writer)
+
+
+def test_a_large_constant_is_compared_few_times():
+    branches = [{"$ref": "#/$defs/c"}] * 1500
+    raw = {"$defs": {"c": {"const": list(range(30_000))}}, "oneOf": [*branches, {"type": "string"}]}
+    with at_most(3_000_000):
+        assert isinstance(value_of(raw, 5, 100)[0], str)
+    with pytest.raises(FormError), at_most(3_000_000):
+        value_of({"$defs": raw["$defs"], "oneOf": branches}, 5, 100)
 
 
 def test_the_branches_of_a_oneof_are_not_copied_for_each_of_them():

@@ -58,6 +58,7 @@ class Drawing:
         self._num_tokens = 0
         self._num_values = 0
         self._work = work
+        self._check = Check(schema.raw, work)
 
     @property
     def _is_cut(self) -> bool:
@@ -169,8 +170,8 @@ class Drawing:
         return options[int(rng.random() * len(options))]
 
     def _is_only(self, option: Option, value: Any) -> bool:
-        check, found = Check(self._schema.raw, self._work), plain(value)
-        return not any(check.fits(other, found) for other in option.others)
+        found = plain(value)
+        return not any(self._check.fits(other, found) for other in option.others)
 
     def _array(self, slot: Slot, array: Array, spare: float, depth: int) -> tuple[Any, float]:
         room, rng = array.room, self._rng
@@ -205,14 +206,14 @@ class Drawing:
         for _ in range(TRIES):
             self._num_tokens = num_tokens
             value, length = self._value(item, share + 1, depth + 1)
-            key = key_of(plain(value))
+            key = key_of(plain(value), self._work)
             if key not in keys or self._is_cut:
                 keys.add(key)
                 return value, length
         for value in _all(item):
             self._work.step(4)
-            if key_of(value) not in keys:
-                keys.add(key_of(value))
+            if (key := key_of(value, self._work)) not in keys:
+                keys.add(key)
                 return value, _length(value)
         return _NOTHING, 0
 
@@ -231,6 +232,7 @@ class Drawing:
                 stretchy -= 1
             elif spare > 0:
                 share = 1.0
+            self._work.step(len(each.name) // CHARS_PER_STEP)
             found[each.name], length = self._value(each.slot, share, depth + 1)
             spare = max(spare - (length - each.slot.least), 0)
             size += length + len(each.name) + 4

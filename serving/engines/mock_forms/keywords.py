@@ -106,16 +106,17 @@ def _flatten(root: Raw, raw: Raw, found: list[dict[str, Any]], seen: set[int], w
     found.append(raw)
     parts: list[Raw] = [schema_of(part, "allOf") for part in listed(raw, "allOf")]
     if "$ref" in raw:
-        parts.append(target(root, raw["$ref"]))
+        parts.append(target(root, raw["$ref"], work))
     return all(_flatten(root, part, found, seen, work, depth + 1) for part in parts)
 
 
-def target(root: Raw, reference: Any) -> Raw:
+def target(root: Raw, reference: Any, work: Work) -> Raw:
     """Return what a `$ref` refers to.
 
     Raises:
-        FormError: it is not in this document.
+        FormError: it is not in this document, or takes too long.
     """
+    work.step(len(str(reference)) // 16)
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         raise FormError(f"$ref {_short(reference)} is not supported by the mocker; expected #/... in the same schema")
     place: Any = root
@@ -285,15 +286,23 @@ def type_of(value: Any) -> str:
     return "object"
 
 
-def key_of(value: Any) -> Any:
-    """Return something hashable that is equal for equal JSON values: 1 is 1.0, and not true."""
+def key_of(value: Any, work: Work) -> Any:
+    """Return something hashable that is equal for equal JSON values: 1 is 1.0, and not true.
+
+    Raises:
+        FormError: that takes too long.
+    """
     match value:
         case bool():
             return ("boolean", value)
+        case str():
+            work.step(len(value) // 256)  # hashed and compared in one go
         case list():
-            return ("array", *map(key_of, value))
+            work.step(1 + len(value) // 8)
+            return ("array", *(key_of(each, work) for each in value))
         case dict():
-            return ("object", frozenset((name, key_of(each)) for name, each in value.items()))
+            work.step(1 + len(value) // 8)
+            return ("object", frozenset((name, key_of(each, work)) for name, each in value.items()))
     return value
 
 

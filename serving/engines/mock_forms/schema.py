@@ -148,7 +148,11 @@ class Schema:
         """Return those values of the first enum that fit everything."""
         first = next(raw for raw in slot.together if "const" in raw or "enum" in raw)
         values = [first["const"]] if "const" in first else listed(first, "enum")[:MAX_ENUM]
-        found = {key_of(value): value for value in values if all(self._check.fits(raw, value) for raw in slot.together)}
+        found = {
+            key_of(value, self._work): value
+            for value in values
+            if all(self._check.fits(raw, value) for raw in slot.together)
+        }
         return Fixed(list(found.values())) if found else Dead(f"{slot.where}: no value of its enum fits")
 
     def _alternatives(self, slot: Slot, raw: dict[str, Any], name: str) -> Node:
@@ -217,9 +221,9 @@ class Schema:
 
     def _object(self, slot: Slot) -> Node:
         raws = slot.together
-        required = [name for raw in raws for name in names_of(raw, "required")]
+        required = dict.fromkeys([name for raw in raws for name in names_of(raw, "required")])
         named = dict.fromkeys([name for raw in raws for name in mapped(raw, "properties")])
-        names = [*named, *(name for name in dict.fromkeys(required) if name not in named)]
+        names = [*named, *(name for name in required if name not in named)]
         properties = [
             Property(name, self._slot(self._member(raws, name), _path(slot.where, name)), name in required)
             for name in names
@@ -240,6 +244,7 @@ class Schema:
     def _member(self, raws: list[dict[str, Any]], name: str) -> list[Raw]:
         """Return the schemas of a named member."""
         found: list[Raw] = []
+        self._work.step(len(raws))
         for raw in raws:
             known = mapped(raw, "properties")
             own = known[name] if name in known else raw.get("additionalProperties", True)
