@@ -159,6 +159,31 @@ def test_the_shortest_value_is_made_if_even_that_is_too_long():
     assert value_of(raw, 0, 5)[0] == {"a": "x" * 30}
 
 
+@pytest.mark.parametrize("type", ["integer", "number"])
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"minimum": 1e300},
+        {"maximum": -1e300},
+        {"minimum": 1.797e308},
+        {"minimum": 2**63 - 1},
+        {"minimum": -(2**63), "maximum": 2**63 - 1},
+        {"exclusiveMinimum": 2**60},
+        {"exclusiveMinimum": 1e17},
+        {"exclusiveMinimum": 1e300},
+        {"exclusiveMinimum": 1.797e308},
+        {"minimum": 1e300, "maximum": 1e300},
+        {"minimum": -1e308, "maximum": 1e308},
+    ],
+)
+def test_extreme_numbers_fit_as_whole_numbers_and_as_floats(type, bounds):
+    for raw in ({"type": type} | bounds, {"oneOf": [{"type": "null"}, {"type": type} | bounds]}):
+        for seed in range(5):
+            value, _ = value_of(raw, seed, 20)
+            validator(raw).validate(value)
+            validator(raw).validate(None if value is None else float(value))
+
+
 def test_free_texts_are_words():
     text = value_of({"type": "string"}, 1, 60)[0]
     assert set(text) <= set("abcdefghijklmnopqrstuvwxyz ")

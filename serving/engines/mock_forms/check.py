@@ -126,13 +126,20 @@ def _is_between(raw: dict[str, Any], low: str, high: str, count: int) -> bool:
 
 def number_fits(raw: dict[str, Any], value: float) -> bool:
     """Return whether a number is within its bounds, and a multiple of what it must be a multiple of."""
-    for is_low, bound, is_excluded in bounds_of(raw):
-        if (value < bound if is_low else value > bound) or (is_excluded and value == bound):
-            return False
+    if not is_within(raw, value):
+        return False
     step = number_of(raw, "multipleOf")
     if step is not None and step <= 0:
         raise FormError(f"multipleOf is {step:g}; a number above 0 was expected")
     return step is None or is_multiple(value, step)
+
+
+def is_within(raw: dict[str, Any], value: float) -> bool:
+    """Return whether a number is within its bounds."""
+    return not any(
+        (value < bound if is_low else value > bound) or (is_excluded and value == bound)
+        for is_low, bound, is_excluded in bounds_of(raw)
+    )
 
 
 def is_multiple(value: float, step: float) -> bool:

@@ -10,12 +10,15 @@ from typing import Any
 
 import msgspec
 
-from serving.engines.mock_forms.check import number_fits
+from serving.engines.mock_forms.check import is_within, number_fits
 from serving.engines.mock_forms.keywords import Raw, Work
 from serving.engines.mock_forms.regex import Pattern
 
 MAX_VALUES = 4_000
 """The most values of an answer."""
+
+EXACT = 1 << 53
+"""Up to here, floats tell whole numbers apart."""
 
 SPREAD = 999
 """How far from its nearest bound a number may be, in steps; numbers are short that way."""
@@ -109,12 +112,13 @@ class Number(Node):
     def at(self, place: int) -> Any:
         """Return a multiple, None if validators that reckon with floats may refuse it."""
         exact = self.step * place
-        if self.is_exact:
+        if self.is_exact and abs(exact) <= EXACT:
             return int(exact)
         if abs(exact) > sys.float_info.max:
             return None
         value: Any = int(exact) if self.integral else float(exact)
-        return value if all(number_fits(raw, value) for raw in self.raws) else None
+        is_right = all(number_fits(raw, value) and is_within(raw, float(value)) for raw in self.raws)
+        return value if is_right else None
 
     def all(self) -> Iterator[Any]:
         """Yield values, not all if there are very many."""

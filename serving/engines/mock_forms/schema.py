@@ -6,7 +6,6 @@ branch of an `anyOf`, no such optional property. Only if there is none, the sche
 
 import math
 from collections.abc import Sequence
-from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +17,6 @@ from serving.engines.mock_forms.formats import FORMATS
 from serving.engines.mock_forms.keywords import (
     Raw,
     Work,
-    bounds_of,
     count_of,
     flat,
     items_of,
@@ -26,7 +24,6 @@ from serving.engines.mock_forms.keywords import (
     listed,
     mapped,
     names_of,
-    number_of,
     prefix_length,
     schema_of,
     text_of,
@@ -41,7 +38,6 @@ from serving.engines.mock_forms.nodes import (
     Formatted,
     Matched,
     Node,
-    Number,
     Object,
     Option,
     Property,
@@ -49,6 +45,7 @@ from serving.engines.mock_forms.nodes import (
     Text,
     settle,
 )
+from serving.engines.mock_forms.numbers import number_node
 from serving.engines.mock_forms.regex import MAX_TEXT, pattern_of
 
 MAX_SLOTS = 2_000
@@ -199,7 +196,7 @@ class Schema:
             case "boolean":
                 return Fixed([True, False])
             case "integer" | "number":
-                return _number(slot.together, type == "integer", slot.where, self._work)
+                return number_node(slot.together, type == "integer", slot.where, self._work)
             case "string":
                 return _text(slot.together, slot.where, self._work)
             case "array":
@@ -314,45 +311,6 @@ def _text(raws: list[dict[str, Any]], where: str, work: Work) -> Node:
 def _texts(raws: list[dict[str, Any]], name: str) -> list[str]:
     """Return what a keyword is in some schemas, each text once."""
     return list(dict.fromkeys(text for raw in raws if (text := text_of(raw, name)) is not None))
-
-
-def _number(raws: list[dict[str, Any]], integral: bool, where: str, work: Work) -> Node:
-    """Return the multiples of a step within the bounds; without `multipleOf`, short decimals."""
-    steps = [Fraction(str(found)) for raw in raws if (found := number_of(raw, "multipleOf")) is not None]
-    if any(step <= 0 for step in steps):
-        raise FormError(f"{where}: multipleOf is {min(steps)}; a number above 0 was expected")
-    if steps or integral:
-        grids = [_common([*steps, *([Fraction(1)] if integral else [])])]
-    else:
-        grids = [Fraction(1, 10**digits) for digits in (2, 4, 8, 16)]
-    for step in grids:
-        first, last = _places(raws, step)
-        if first is None or last is None or first <= last:
-            number = Number(step, first, last, integral, raws)
-            if number.find(work):
-                return number
-    raise FormError(f"{where}: the mocker finds no number within its bounds")
-
-
-def _common(steps: list[Fraction]) -> Fraction:
-    """Return the least common multiple."""
-    found = steps[0]
-    for step in steps[1:]:
-        found = Fraction(math.lcm(found.numerator, step.numerator), math.gcd(found.denominator, step.denominator))
-    return found
-
-
-def _places(raws: list[dict[str, Any]], step: Fraction) -> tuple[int | None, int | None]:
-    """Return the first and the last multiple within all bounds."""
-    firsts, lasts = [], []
-    for raw in raws:
-        for is_low, bound, is_excluded in bounds_of(raw):
-            place = Fraction(str(bound)) / step
-            if is_low:
-                firsts.append(math.floor(place) + 1 if is_excluded else math.ceil(place))
-            else:
-                lasts.append(math.ceil(place) - 1 if is_excluded else math.floor(place))
-    return max(firsts, default=None), min(lasts, default=None)
 
 
 def _reason(slot: Slot, seen: set[int]) -> str:
