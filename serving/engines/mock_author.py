@@ -11,7 +11,7 @@ import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from serving.engines.mock_answers import answer_tokens, eos_place, stop_place
-from serving.engines.mock_calls import call_tokens, callable_tools
+from serving.engines.mock_calls import call_tokens, callable_tools, check_tools
 from serving.engines.mock_config import AnswerConfig
 from serving.engines.mock_embedding import DEFAULT_SIZE, embedding_of
 from serving.engines.mock_forms.errors import FormError
@@ -128,6 +128,7 @@ class Author:
             raise FormError("the model's tokenizer does not reproduce JSON text, so answers have no form")
         if form is not None:
             return _guided(form, drawn, target, self._writer, enough)
+        check_tools(tools, self._writer)
         if drawn >= share * 2.0**64:
             return None
         return call_tokens(tools, Random(drawn), target, self._writer, self._parser, share)

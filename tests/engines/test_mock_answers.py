@@ -316,3 +316,14 @@ def test_texts_that_share_words_are_more_similar_than_others(tokenizer):
         np.array(embedding_of(tokenizer.encode(each, special=False), 384, is_bytes=is_bytes)) for each in TEXTS
     )
     assert first @ near > first @ far + 0.2
+
+
+@pytest.mark.parametrize("bad", [{"not": {}}, {"properties": {"a": {"type": "strin"}}, "required": ["a"]}])
+def test_a_tool_that_cannot_be_called_is_refused_whichever_tool_an_answer_calls(bad):
+    tools = [*TOOLS, {"type": "function", "function": {"name": "bad", "parameters": bad}}]
+    author = Author(ByteTokenizer(), AnswerConfig(tool_call_share=0.5))
+    for seed in range(16):
+        with pytest.raises(ValueError, match="bad"):
+            plan(asked(seed=seed, tools=tools), author)
+        plan(asked(seed=seed, tools=TOOLS), author)
+        plan(asked(seed=seed, tools=tools))  # no answer calls tools

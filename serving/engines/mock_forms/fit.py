@@ -54,6 +54,18 @@ def json_tokens(raw: Any, seed: int, target: int, writer: Writer, *, enough: flo
         raise FormError("the schema is nested too deep") from error
 
 
+def check_json(raw: Any, writer: Writer) -> None:
+    """Refuse a schema of which no value can be made; a value of each is made once.
+
+    Raises:
+        FormError: see `json_tokens`.
+    """
+    schema = schema_from(raw)
+    if not schema.has_values:
+        json_tokens(raw, 0, 0, writer)
+        schema.has_values = True
+
+
 def _still_fits(schema: Schema, value: Any, work: Work) -> bool:
     """Return whether a value fits whose texts grew: one may equal another now, or fit a second branch of a `oneOf`."""
     try:

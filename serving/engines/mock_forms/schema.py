@@ -93,6 +93,8 @@ class Schema:
         self._num_options = 0
         self.needs_check = False
         """Whether a value that grew must be checked."""
+        self.has_values = False
+        """Whether a value was made."""
         self.root = self._slot([raw], "the schema")
         while self._queue:
             slot = self._queue.pop()
