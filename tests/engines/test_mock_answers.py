@@ -327,3 +327,12 @@ def test_a_tool_that_cannot_be_called_is_refused_whichever_tool_an_answer_calls(
             plan(asked(seed=seed, tools=tools), author)
         plan(asked(seed=seed, tools=TOOLS), author)
         plan(asked(seed=seed, tools=tools))  # no answer calls tools
+
+
+def test_without_a_limit_a_guided_answer_has_room_for_elements():
+    lines = {"type": "array", "items": PERSON}
+    form = {"json": {"type": "object", "properties": {"lines": lines, "more": lines}, "required": ["lines", "more"]}}
+    conditions = {"max_tokens": 5000, "is_default_limit": True}
+    for number in range(20):
+        value = json.loads(text(plan(asked([number], form=form, conditions=conditions)).output))
+        assert value["lines"] and value["more"]

@@ -184,6 +184,29 @@ def test_extreme_numbers_fit_as_whole_numbers_and_as_floats(type, bounds):
             validator(raw).validate(None if value is None else float(value))
 
 
+class Line(pydantic.BaseModel):
+    sku: str
+    price: float
+
+
+class Order(pydantic.BaseModel):
+    customer: str
+    lines: list[Line]
+    tags: list[str] = []
+    note: str | None = None
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "byte-level", "pieces"])
+def test_a_value_with_room_has_elements_and_optional_properties_and_texts_of_words(tokenizer):
+    orders = [Order(**value_of(Order.model_json_schema(), seed, 300, tokenizer)[0]) for seed in range(20)]
+    assert all(1 <= len(order.lines) <= 3 for order in orders)
+    assert sum(bool(order.tags) for order in orders) >= 14
+    for order in orders:
+        texts = [order.customer, *order.tags, *(line.sku for line in order.lines)]
+        assert all(text == " ".join(text.split()) for text in texts)
+        assert sum(len(text) > 30 for text in texts) <= 2  # what is padded
+
+
 def test_free_texts_are_words():
     text = value_of({"type": "string"}, 1, 60)[0]
     assert set(text) <= set("abcdefghijklmnopqrstuvwxyz ")

@@ -111,7 +111,7 @@ class Drawing:
                 return self._number(number, spare)
             case Text(low=low, high=high):
                 count = 1 + int(rng.random() * 3) if spare > 0 else 1
-                return prose_of(self._words, rng, low, high, count, self._enough)
+                return prose_of(self._words, rng, low, high, count, spare, self._enough)
             case Matched(patterns=patterns, low=low, high=high):
                 more = min(spare, 24) * rng.random()
                 for _ in range(TRIES):
@@ -175,18 +175,20 @@ class Drawing:
 
     def _array(self, slot: Slot, array: Array, spare: float, depth: int) -> tuple[Any, float]:
         room, rng = array.room, self._rng
-        most_prose = array.low + int(rng.random() * 4) if spare > 0 else array.low
+        most_prose = max(array.low, 1) + int(rng.random() * 3) if spare > 0 else array.low
         values: list[Any] = []
         keys: set[Any] = set()
         size = 2.0
         while len(values) < room and not self._is_cut:
             item, is_extra = array.item(len(values)), len(values) >= array.low
-            if is_extra and (spare < item.least + 1 or (item.has_prose and len(values) > most_prose)):
+            comma = bool(values)
+            if is_extra and (spare < item.least + comma or (item.has_prose and len(values) >= most_prose)):
                 break
             if is_extra and self._is_full:
                 break
-            spare -= (item.least + 1) * is_extra
-            share = spare * rng.random() * 0.5 if item.stretches else min(spare, 4.0)
+            spare -= (item.least + comma) * is_extra
+            share = min(item.wish, spare) if len(values) < most_prose else 0.0
+            share = max(share, spare * rng.random() * 0.5) if item.stretches else max(share, min(spare, 4.0))
             value, length = (
                 self._distinct(slot, item, share, depth, keys)
                 if array.is_unique
@@ -223,15 +225,19 @@ class Drawing:
         stretchy = sum(each.slot.stretches for each in chosen) + node.is_map
         has_prose = any(each.slot.has_prose for each in chosen)
         found: dict[str, Any] = {}
+        wishes = sum(each.slot.wish for each in chosen)
         for each in chosen:
             if self._is_cut:
                 break
-            share = 0.0
+            wish = min(each.slot.wish, spare * each.slot.wish / wishes) if wishes else 0.0
+            wishes -= each.slot.wish
+            free = max(spare - wish - wishes, 0)
             if each.slot.stretches:
-                share = spare if stretchy == 1 and not has_prose else spare * (0.4 + rng.random()) / (stretchy + 0.4)
+                free = free if stretchy == 1 and not has_prose else free * (0.4 + rng.random()) / (stretchy + 0.4)
                 stretchy -= 1
-            elif spare > 0:
-                share = 1.0
+            else:
+                free = min(free, 1.0)
+            share = wish + free
             self._work.step(len(each.name) // CHARS_PER_STEP)
             found[each.name], length = self._value(each.slot, share, depth + 1)
             spare = max(spare - (length - each.slot.least), 0)

@@ -20,6 +20,9 @@ MAX_VALUES = 4_000
 EXACT = 1 << 53
 """Up to here, floats tell whole numbers apart."""
 
+MAX_WISHES = 24
+"""How deep places may be that wish for more than they must have."""
+
 SPREAD = 999
 """How far from its nearest bound a number may be, in steps; numbers are short that way."""
 
@@ -41,6 +44,8 @@ class Slot:
     node: Node | None = None
     least: float = math.inf
     """The fewest characters of a value, about; infinite if there is none."""
+    wish: float = 0
+    """How many characters more a value has that looks like one of an application."""
     has_prose: bool = False
     """Whether values may have texts of any length."""
     stretches: bool = False
@@ -219,8 +224,10 @@ class Object(Node):
         for cost in optional[: max(self.low - count, 0)]:
             if cost < math.inf:
                 least, count = least + cost, count + 1
-        missing = self.low - count
-        return least + missing * self.extra_least if missing > 0 else least
+        missing = max(self.low - count, 0)
+        if missing:
+            least += missing * self.extra_least
+        return least - bool(count + missing)  # no comma after the last
 
     @property
     def extra_least(self) -> float:
@@ -274,6 +281,32 @@ def settle(slots: list[Slot], work: Work) -> None:
             affected = [parent for parent in parents.get(id(slot), ()) if id(parent) not in queued]
             queued |= set(map(id, affected))
             waiting += affected
+
+
+WORDS = 14
+"""The characters of a few words."""
+
+
+def wish(slot: Slot, seen: set[int], depth: int = 0) -> float:
+    """Find what a place wishes for, and those inside; places that contain themselves wish for nothing more."""
+    if id(slot) in seen or slot.least == math.inf or depth > MAX_WISHES:
+        return slot.wish
+    seen.add(id(slot))
+    parts = [(part, wish(part, seen, depth + 1)) for part in _parts(slot) if part.least < math.inf]
+    match slot.node:
+        case Text(low=low, high=high):
+            slot.wish = max(min(high, WORDS) - max(low, 4), 0)
+        case Number():
+            slot.wish = 2
+        case Array() as array:
+            more = max(int(min(array.room, 2)) - array.low, 0)
+            slot.wish = sum(extra for _, extra in parts) + sum(part.least + 1 for part, _ in parts[:1] * more)
+        case Object() as found:
+            optional = sum(each.least for each in found.properties if not each.is_required and each.least < math.inf)
+            slot.wish = sum(extra for _, extra in parts) + optional
+        case Choice():
+            slot.wish = max((part.least + extra - slot.least for part, extra in parts), default=0)
+    return slot.wish
 
 
 def _least(slot: Slot) -> float:

@@ -44,6 +44,7 @@ from serving.engines.mock_forms.nodes import (
     Slot,
     Text,
     settle,
+    wish,
 )
 from serving.engines.mock_forms.numbers import number_node
 from serving.engines.mock_forms.regex import MAX_TEXT, pattern_of
@@ -103,6 +104,7 @@ class Schema:
             except FormError as error:
                 slot.node = Dead(str(error))
         settle(list(self._slots.values()), Work())
+        wish(self.root, set())
         if self.root.least == math.inf:
             raise FormError(_reason(self.root, set()) or "the schema contains itself without end")
 
