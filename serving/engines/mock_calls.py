@@ -77,7 +77,7 @@ def _named(function: dict[str, Any]) -> Iterator[None]:
     try:
         yield
     except FormError as error:
-        raise FormError(f"parameters of tool {function['name']}: {error}") from error
+        raise FormError(f'parameters of tool "{function["name"]}": {error}') from error
 
 
 def callable_tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:

@@ -130,7 +130,7 @@ def number_fits(raw: dict[str, Any], value: float) -> bool:
         return False
     step = number_of(raw, "multipleOf")
     if step is not None and step <= 0:
-        raise FormError(f"multipleOf is {step:g}; a number above 0 was expected")
+        raise FormError(f'"multipleOf" is {step:g}; a number above 0 was expected')
     return step is None or is_multiple(value, step)
 
 

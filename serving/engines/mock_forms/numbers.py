@@ -18,7 +18,7 @@ def number_node(raws: list[dict[str, Any]], integral: bool, where: str, work: Wo
     """
     steps = [Fraction(str(found)) for raw in raws if (found := number_of(raw, "multipleOf")) is not None]
     if any(step <= 0 for step in steps):
-        raise FormError(f"{where}: multipleOf is {min(steps)}; a number above 0 was expected")
+        raise FormError(f'{where}: "multipleOf" is {min(steps)}; a number above 0 was expected')
     if not steps and (gap := _gap(raws)) > 1:
         grids = [gap]
     elif steps or integral:

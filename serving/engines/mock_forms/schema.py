@@ -61,6 +61,8 @@ MAX_ENUM = 1_000
 """How many values of an enum are considered."""
 
 MAX_BYTES = 1 << 19
+MAX_SHOWN = 80
+"""How many characters of a name messages show."""
 
 ANY = ("string", "integer", "boolean")
 """Types of a value that may be anything."""
@@ -96,17 +98,18 @@ class Schema:
         """Whether a value that grew must be checked."""
         self.has_values = False
         """Whether a value was made."""
-        self.root = self._slot([raw], "the schema")
+        self.root = self._slot([raw], "#")
         while self._queue:
             slot = self._queue.pop()
             try:
                 slot.node = self._node(slot)
             except FormError as error:
-                slot.node = Dead(str(error))
+                reason = str(error)
+                slot.node = Dead(reason if reason.startswith("#") else f"{slot.where}: {reason}")
         settle(list(self._slots.values()), Work())
         wish(self.root, set())
         if self.root.least == math.inf:
-            raise FormError(_reason(self.root, set()) or "the schema contains itself without end")
+            raise FormError(_reason(self.root, set()) or "# contains itself without end")
 
     def _slot(
         self, raws: Sequence[Raw], where: str, chosen: frozenset[tuple[int, str]] = frozenset(), type: str = ""
@@ -119,7 +122,7 @@ class Schema:
             except FormError as error:
                 return Slot(where, [], node=Dead(f"{where}: {error}"))
             if found is None:
-                return Slot(where, [], node=Dead(f"{where} is not allowed"))
+                return Slot(where, [], node=Dead(f"{where}: nothing is allowed"))
             together += found
         unique = list({id(each): each for each in together}.values())
         key = (frozenset(map(id, unique)), chosen, type)
@@ -165,10 +168,10 @@ class Schema:
         single = branches if name == "oneOf" and len(branches) > 1 else []
         self.needs_check |= bool(single)
         options = [
-            Option(self._branch(slot, branch, f"{slot.where}.{name}[{place}]", chosen), single, place)
+            Option(self._branch(slot, branch, f"{slot.where}/{name}/{place}", chosen), single, place)
             for place, branch in enumerate(branches)
         ]
-        return Choice(options) if options else Dead(f"{slot.where}.{name} is empty")
+        return Choice(options) if options else Dead(f'{slot.where}: "{name}" is empty')
 
     def _branch(self, slot: Slot, branch: Raw, where: str, chosen: frozenset[tuple[int, str]]) -> Slot:
         try:
@@ -212,10 +215,10 @@ class Schema:
         low, high = _room(raws, "minItems", "maxItems", slot.where)
         length = max((prefix_length(raw) for raw in raws), default=0)
         prefix = [
-            self._slot([items_of(raw, place) for raw in raws], f"{slot.where}[{place}]")
+            self._slot([items_of(raw, place) for raw in raws], f"{slot.where}/prefixItems/{place}")
             for place in range(int(min(length, high)))
         ]
-        rest = self._slot([items_of(raw, length) for raw in raws], f"{slot.where}[]")
+        rest = self._slot([items_of(raw, length) for raw in raws], f"{slot.where}/items")
         is_unique = any(raw.get("uniqueItems") is True for raw in raws)
         self.needs_check |= is_unique
         return Array(prefix, rest, low, high, is_unique)
@@ -234,8 +237,10 @@ class Schema:
         spoken = [raw["propertyNames"] for raw in raws if "propertyNames" in raw]
         return Object(
             properties,
-            self._slot(extras, f"{slot.where}.*"),
-            self._slot([*(schema_of(name, "propertyNames") for name in spoken), NAME], "a name") if spoken else None,
+            self._slot(extras, f"{slot.where}/additionalProperties"),
+            self._slot([*(schema_of(name, "propertyNames") for name in spoken), NAME], f"{slot.where}/propertyNames")
+            if spoken
+            else None,
             is_map=not any("properties" in raw for raw in raws)
             or any(isinstance(extra, dict) and extra for extra in extras),
             low=low,
@@ -261,7 +266,8 @@ class TooLargeError(Exception):
 
 
 def _path(where: str, name: str) -> str:
-    return name if where == "the schema" else f"{where}.{name}"
+    """Return the JSON pointer to a property."""
+    return f"{where}/properties/{name.replace('~', '~0').replace('/', '~1')[:MAX_SHOWN]}"
 
 
 def _range(raws: list[dict[str, Any]], least: str, most: str, where: str) -> tuple[int, float]:
@@ -274,7 +280,7 @@ def _range(raws: list[dict[str, Any]], least: str, most: str, where: str) -> tup
     highs = [found for raw in raws if (found := count_of(raw, most)) is not None]
     low, high = max(lows, default=0), min(highs, default=math.inf)
     if low > high:
-        raise FormError(f"{where}: {least} is {low} and {most} is {high}, so nothing fits")
+        raise FormError(f'{where}: "{least}" is {low} and "{most}" is {high}, so nothing fits')
     return low, high
 
 
@@ -286,14 +292,14 @@ def _room(raws: list[dict[str, Any]], least: str, most: str, where: str) -> tupl
     """
     low, high = _range(raws, least, most, where)
     if low > MAX_VALUES:
-        raise FormError(f"{where}: {least} is {low:,}; the mocker makes at most {MAX_VALUES:,} values")
+        raise FormError(f'{where}: "{least}" is {low:,}; the mocker makes at most {MAX_VALUES:,} values')
     return low, high
 
 
 def _text(raws: list[dict[str, Any]], where: str, work: Work) -> Node:
     low, high = _range(raws, "minLength", "maxLength", where)
     if low > MAX_TEXT:
-        raise FormError(f"{where}: minLength is {low:,}; the mocker makes texts of up to {MAX_TEXT:,} characters")
+        raise FormError(f'{where}: "minLength" is {low:,}; the mocker makes texts of up to {MAX_TEXT:,} characters')
     try:
         texts = _texts(raws, "pattern")
         work.step(2 * sum(map(len, texts)))
@@ -308,7 +314,7 @@ def _text(raws: list[dict[str, Any]], where: str, work: Work) -> Node:
     if not patterns:
         return Text(low, high)
     if patterns[0].tree.least > high:
-        raise FormError(f"{where}: maxLength is {high}, and pattern {texts[0]!r} needs more")
+        raise FormError(f'{where}: "maxLength" is {high}, and pattern {texts[0]!r} needs more')
     return Matched(patterns, low, high)
 
 
@@ -333,7 +339,7 @@ def _reason(slot: Slot, seen: set[int]) -> str:
         case Object() as found:
             parts = [each.slot for each in found.properties if each.is_required] + [found.extra]
             if sum(each.is_required for each in found.properties) > found.high:
-                return f"{slot.where}: maxProperties is {found.high}, and more are required"
+                return f'{slot.where}: "maxProperties" is {found.high}, and more are required'
         case Choice(options=options):
             parts = [option.slot for option in options]
     reasons = [reason for part in parts if part.least == math.inf and (reason := _reason(part, seen))]
