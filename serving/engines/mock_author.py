@@ -11,11 +11,11 @@ import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from serving.engines.mock_answers import answer_tokens, eos_place, stop_place
-from serving.engines.mock_calls import call_tokens, callable_tools
+from serving.engines.mock_calls import call_tokens, callable_tools, check_tools
 from serving.engines.mock_config import AnswerConfig
 from serving.engines.mock_embedding import DEFAULT_SIZE, embedding_of
 from serving.engines.mock_forms.errors import FormError
-from serving.engines.mock_forms.fit import choice_tokens, json_tokens, regex_tokens
+from serving.engines.mock_forms.fit import choice_tokens, json_tokens, regex_tokens, usual_tokens
 from serving.engines.mock_forms.writer import Writer
 from serving.model.constraints import NO_GRAMMAR
 from serving.model.files import ModelFiles
@@ -127,7 +127,9 @@ class Author:
         if self._writer is None:
             raise FormError("the model's tokenizer does not reproduce JSON text, so answers have no form")
         if form is not None:
-            return _guided(form, drawn, target, self._writer, enough)
+            is_free = request.stop_conditions.is_default_limit
+            return _guided(form, drawn, target, self._writer, enough, is_free=is_free)
+        check_tools(tools, self._writer)
         if drawn >= share * 2.0**64:
             return None
         return call_tokens(tools, Random(drawn), target, self._writer, self._parser, share)
@@ -159,8 +161,8 @@ def _refuse_sharing(request: PreprocessedRequest) -> None:
         raise ValueError("an embedding cannot be shared between workers; expected no kv_transfer_params")
 
 
-def _guided(form: dict[str, Any], seed: int, target: int, writer: Writer, enough: int) -> list[int]:
-    """Return an answer of a form in tokens.
+def _guided(form: dict[str, Any], seed: int, target: int, writer: Writer, enough: int, *, is_free: bool) -> list[int]:
+    """Return an answer of a form in tokens; if its length is free, one that looks like an application's.
 
     Raises:
         FormError: the mocker cannot make it up.
@@ -168,6 +170,8 @@ def _guided(form: dict[str, Any], seed: int, target: int, writer: Writer, enough
     [(kind, value)] = form.items()
     match kind:
         case "json":
+            if is_free:
+                target = max(target, min(usual_tokens(value, writer), enough))
             return json_tokens(value, seed, target, writer, enough=enough)
         case "regex":
             return regex_tokens(value, seed, target, writer)

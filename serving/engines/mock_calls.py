@@ -1,10 +1,12 @@
 """The mocker's calls of tools: which answers call some, which they call, and with what arguments."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 
 from serving.engines.mock_forms.errors import FormError
-from serving.engines.mock_forms.fit import json_tokens
+from serving.engines.mock_forms.fit import check_json, json_tokens
 from serving.engines.mock_forms.writer import Writer
 from serving.model.parsers import write_calls
 
@@ -26,7 +28,7 @@ def call_tokens(
         share: share of answers that call a tool.
 
     Raises:
-        FormError: the arguments of a tool that was drawn cannot be made up.
+        FormError: the arguments of a tool cannot be made up.
     """
     count = 1 + (rng.random() < share / 2)
     chosen = [tools[int(rng.random() * len(tools))]["function"] for _ in range(count)]
@@ -46,14 +48,36 @@ def call_tokens(
     return shortest
 
 
+def check_tools(tools: list[dict[str, Any]], writer: Writer) -> None:
+    """Refuse tools whose arguments cannot be made up, whichever tool an answer calls.
+
+    Raises:
+        FormError: there is one.
+    """
+    for tool in tools:
+        with _named(tool["function"]):
+            check_json(_parameters(tool["function"]), writer)
+
+
 def _arguments(function: dict[str, Any], seed: int, target: int, writer: Writer) -> str:
+    with _named(function):
+        return writer.text(json_tokens(_parameters(function), seed, target, writer))
+
+
+def _parameters(function: dict[str, Any]) -> Any:
     parameters = function.get("parameters") or NO_ARGUMENTS
     if isinstance(parameters, dict) and "type" not in parameters:
-        parameters = parameters | {"type": "object"}
+        return parameters | {"type": "object"}
+    return parameters
+
+
+@contextmanager
+def _named(function: dict[str, Any]) -> Iterator[None]:
+    """Put the name of a tool before what is wrong with it."""
     try:
-        return writer.text(json_tokens(parameters, seed, target, writer))
+        yield
     except FormError as error:
-        raise FormError(f"parameters of tool {function['name']}: {error}") from error
+        raise FormError(f'parameters of tool "{function["name"]}": {error}') from error
 
 
 def callable_tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:

@@ -189,7 +189,7 @@ def test_a_form_that_cannot_be_honoured_is_refused_by_name():
         reader = await said(mocker, *[asked(form=form) for form in requests])
         assert {end.kind for end in reader.ends.values()} == {"invalid"}
         messages = [reader.ends[number].error for number in range(4)]
-        assert "not is not supported" in messages[0]
+        assert '"not" is not supported' in messages[0]
         assert "guided_decoding is grammar; expected one of json, regex, choice" in messages[1]
         assert "is not understood" in messages[2]
         assert "choice is empty" in messages[3]
@@ -256,7 +256,7 @@ def test_an_answer_with_calls_is_as_long_as_asked_and_ends_behind_them():
 
 def test_the_parameters_that_refuse_a_call_are_named_with_their_tool():
     tools = [{"type": "function", "function": {"name": "odd", "parameters": {"type": "object", "not": {}}}}]
-    with pytest.raises(ValueError, match="parameters of tool odd: the schema: not is not supported"):
+    with pytest.raises(ValueError, match='parameters of tool "odd": #: "not" is not supported'):
         plan(asked(tools=tools), author(1.0))
 
 
@@ -316,3 +316,25 @@ def test_texts_that_share_words_are_more_similar_than_others(tokenizer):
         np.array(embedding_of(tokenizer.encode(each, special=False), 384, is_bytes=is_bytes)) for each in TEXTS
     )
     assert first @ near > first @ far + 0.2
+
+
+@pytest.mark.parametrize("bad", [{"not": {}}, {"properties": {"a": {"type": "strin"}}, "required": ["a"]}])
+def test_a_tool_that_cannot_be_called_is_refused_whichever_tool_an_answer_calls(bad):
+    tools = [*TOOLS, {"type": "function", "function": {"name": "bad", "parameters": bad}}]
+    author = Author(ByteTokenizer(), AnswerConfig(tool_call_share=0.5))
+    for seed in range(16):
+        with pytest.raises(
+            ValueError, match=r'parameters of tool "bad": #(/properties/a)?: "(not|type)" .*(supported|unknown)'
+        ):
+            plan(asked(seed=seed, tools=tools), author)
+        plan(asked(seed=seed, tools=TOOLS), author)
+        plan(asked(seed=seed, tools=tools))  # no answer calls tools
+
+
+def test_without_a_limit_a_guided_answer_has_room_for_elements():
+    lines = {"type": "array", "items": PERSON}
+    form = {"json": {"type": "object", "properties": {"lines": lines, "more": lines}, "required": ["lines", "more"]}}
+    conditions = {"max_tokens": 5000, "is_default_limit": True}
+    for number in range(20):
+        value = json.loads(text(plan(asked([number], form=form, conditions=conditions)).output))
+        assert value["lines"] and value["more"]

@@ -5,7 +5,7 @@ import datetime
 import enum
 import ipaddress
 import json
-import sys
+import tracemalloc
 import uuid
 from typing import Annotated, Any, Literal
 
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from serving.engines.mock_forms.errors import FormError
 from serving.engines.mock_forms.fit import json_tokens
+from tests.support.calls import at_most
 from tests.support.schemas import ANYTHING, MISTYPED, SATISFIABLE, value_of, writers
 
 TOKENIZERS = st.sampled_from(["bytes", "byte-level", "pieces"])
@@ -158,6 +159,54 @@ def test_the_shortest_value_is_made_if_even_that_is_too_long():
     assert value_of(raw, 0, 5)[0] == {"a": "x" * 30}
 
 
+@pytest.mark.parametrize("type", ["integer", "number"])
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"minimum": 1e300},
+        {"maximum": -1e300},
+        {"minimum": 1.797e308},
+        {"minimum": 2**63 - 1},
+        {"minimum": -(2**63), "maximum": 2**63 - 1},
+        {"exclusiveMinimum": 2**60},
+        {"exclusiveMinimum": 1e17},
+        {"exclusiveMinimum": 1e300},
+        {"exclusiveMinimum": 1.797e308},
+        {"minimum": 1e300, "maximum": 1e300},
+        {"minimum": -1e308, "maximum": 1e308},
+    ],
+)
+def test_extreme_numbers_fit_as_whole_numbers_and_as_floats(type, bounds):
+    for raw in ({"type": type} | bounds, {"oneOf": [{"type": "null"}, {"type": type} | bounds]}):
+        for seed in range(5):
+            value, _ = value_of(raw, seed, 20)
+            validator(raw).validate(value)
+            validator(raw).validate(None if value is None else float(value))
+
+
+class Line(pydantic.BaseModel):
+    sku: str
+    price: float
+
+
+class Order(pydantic.BaseModel):
+    customer: str
+    lines: list[Line]
+    tags: list[str] = []
+    note: str | None = None
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "byte-level", "pieces"])
+def test_a_value_with_room_has_elements_and_optional_properties_and_texts_of_words(tokenizer):
+    orders = [Order(**value_of(Order.model_json_schema(), seed, 300, tokenizer)[0]) for seed in range(20)]
+    assert all(1 <= len(order.lines) <= 3 for order in orders)
+    assert sum(bool(order.tags) for order in orders) >= 14
+    for order in orders:
+        texts = [order.customer, *order.tags, *(line.sku for line in order.lines)]
+        assert all(text == " ".join(text.split()) for text in texts)
+        assert sum(len(text) > 30 for text in texts) <= 2  # what is padded
+
+
 def test_free_texts_are_words():
     text = value_of({"type": "string"}, 1, 60)[0]
     assert set(text) <= set("abcdefghijklmnopqrstuvwxyz ")
@@ -177,31 +226,36 @@ def test_what_differs_between_prompts_is_drawn_from_the_seed():
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        ({"not": {"type": "string"}}, "not is not supported"),
-        ({"properties": {"a": {"if": {}}}, "required": ["a"]}, "a: if is not supported"),
-        ({"type": "object", "patternProperties": {"^a": {}}}, "patternProperties is not supported"),
+        ({"not": {"type": "string"}}, '#: "not" is not supported'),
+        ({"properties": {"a": {"if": {}}}, "required": ["a"]}, '#/properties/a: "if" is not supported'),
+        ({"type": "object", "patternProperties": {"^a": {}}}, '"patternProperties" is not supported'),
         ({"type": "string", "pattern": "(?<=a)b"}, "lookbehind is not supported"),
         ({"type": "string", "pattern": r"(a)\1"}, "backreference is not supported"),
         ({"type": "string", "pattern": "("}, "is not understood"),
-        ({"$ref": "https://example.com/schema"}, "$ref 'https://example.com/schema' is not supported"),
+        ({"$ref": "https://example.com/schema"}, "#: \"$ref\" 'https://example.com/schema' is not supported"),
         ({"$ref": "#/$defs/none"}, "refers to nothing"),
         ({"type": "integer", "minimum": 3, "maximum": 2}, "no number within its bounds"),
-        ({"type": "string", "minLength": 3, "maxLength": 2}, "minLength is 3 and maxLength is 2"),
+        ({"type": "string", "minLength": 3, "maxLength": 2}, '"minLength" is 3 and "maxLength" is 2'),
         ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "allows no type"),
         ({"enum": [1, 2], "type": "string"}, "no value of its enum fits"),
         ({"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 3}, "no 3 elements that differ"),
         ({"oneOf": [{"type": "string"}, {"type": "string"}]}, "fits only one branch"),
         ({"properties": {"self": {"$ref": "#"}}, "required": ["self"]}, "contains itself without end"),
-        ({"type": "nothing"}, "type 'nothing' is unknown"),
-        (False, "is not allowed"),
+        ({"type": "nothing"}, "#: \"type\" 'nothing' is unknown"),
+        (False, "#: nothing is allowed"),
         ([], "a schema was expected"),
-        ({"type": "string", "minLength": "3"}, "minLength is '3'; a whole number was expected"),
-        ({"type": "array", "minItems": 1.5}, "minItems is 1.5; a whole number was expected"),
-        ({"type": "array", "minItems": 1e308}, "minItems is 1e+308; a whole number was expected"),
-        ({"type": "array", "minItems": 5000}, "minItems is 5,000; the mocker makes at most 4,000 values"),
-        ({"type": "string", "format": ["date"]}, "format is an array; a text was expected"),
-        ({"type": "object", "required": ["a", [1]]}, "required is ['a', [1]]; a list of names was expected"),
-        ({"const": "x", "pattern": None}, "pattern is null; a text was expected"),
+        ({"type": "string", "minLength": "3"}, "\"minLength\" is '3'; a whole number was expected"),
+        ({"type": "array", "minItems": 1.5}, '"minItems" is 1.5; a whole number was expected'),
+        ({"type": "array", "minItems": 1e308}, '"minItems" is 1e+308; a whole number was expected'),
+        ({"type": "array", "minItems": 5000}, '"minItems" is 5,000; the mocker makes at most 4,000 values'),
+        ({"type": "string", "format": ["date"]}, '"format" is an array; a text was expected'),
+        ({"type": "object", "required": ["a", [1]]}, "\"required\" is ['a', [1]]; a list of names was expected"),
+        ({"const": "x", "pattern": None}, '"pattern" is null; a text was expected'),
+        (
+            {"properties": {"a/b": {"items": {"anyOf": [{"not": {}}]}, "minItems": 1}}, "required": ["a/b"]},
+            '#/properties/a~1b/items/anyOf/0: "not" is not supported by the mocker',
+        ),
+        ({"properties": {"a": {"required": [1]}}, "required": ["a"]}, '#/properties/a: "required" is [1]; a list'),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(raw, message):
@@ -270,6 +324,17 @@ HOSTILE = {
         "properties": {f"p{n}": {"type": "integer", "minimum": n} for n in range(9000)},
     },
     "distinct values": {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "minItems": 500},
+    "a long reference in each branch": {
+        "$defs": {"A" * 30_000: {"type": "string"}},
+        "x": {"$ref": "#/$defs/" + "%41" * 30_000},
+        "oneOf": [{"$ref": "#/x", "title": str(place)} for place in range(1_900)],
+    },
+    "many required names": {"type": "object", "required": [f"a{place}" for place in range(28_000)]},
+    "long texts of an enum": many({"enum": ["x" * 100_000, "y" * 100_000]}, 1900),
+    "a long name in each element": many(
+        {"type": "object", "properties": {"k" * 100_000: {"type": "null"}}, "required": ["k" * 100_000]}, 1000
+    ),
+    "a wide oneOf": {"oneOf": [True] * 13_000},
     "nested unions": {"oneOf": [{"oneOf": [{"oneOf": [{"type": "string"}] * 9}] * 9}] * 9},
     "wide recursion": {
         "type": "object",
@@ -279,30 +344,33 @@ HOSTILE = {
 }
 
 
-@contextlib.contextmanager
-def at_most(num_calls):
-    """Fail what makes more calls than that."""
-    left = num_calls
-
-    def count(frame, event, argument):
-        nonlocal left
-        left -= 1
-        if left < 0:
-            sys.setprofile(None)
-            raise AssertionError(f"there were more than {num_calls:,} calls")
-
-    sys.setprofile(count)
-    try:
-        yield
-    finally:
-        sys.setprofile(None)
-
-
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_schemas_are_refused_in_bounded_work(name):
     writer = writers()["bytes"]
     with pytest.raises(FormError), at_most(3_000_000):
         json_tokens(HOSTILE[name], 0, 1000, writer)
+
+
+def test_a_large_constant_is_compared_few_times():
+    branches = [{"$ref": "#/$defs/c"}] * 1500
+    raw = {"$defs": {"c": {"const": list(range(30_000))}}, "oneOf": [*branches, {"type": "string"}]}
+    with at_most(3_000_000):
+        assert isinstance(value_of(raw, 5, 100)[0], str)
+    with pytest.raises(FormError), at_most(3_000_000):
+        value_of({"$defs": raw["$defs"], "oneOf": branches}, 5, 100)
+
+
+def test_the_branches_of_a_oneof_are_not_copied_for_each_of_them():
+    writer = writers()["bytes"]
+    tracemalloc.start()
+    try:
+        for count in (1_900, 13_000):
+            with pytest.raises(FormError):
+                json_tokens({"oneOf": [True] * count}, 0, 20, writer)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 5_000_000
 
 
 LARGE = {

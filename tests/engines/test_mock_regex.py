@@ -11,6 +11,7 @@ from serving.engines.mock_forms.errors import FormError
 from serving.engines.mock_forms.fit import choice_tokens, regex_tokens
 from serving.engines.mock_forms.keywords import Work
 from serving.engines.mock_forms.regex import pattern_of
+from tests.support.calls import at_most
 from tests.support.schemas import writers
 
 ATOMS = st.sampled_from(
@@ -82,6 +83,19 @@ def test_a_long_text_of_a_pattern_takes_few_steps():
 def test_a_text_that_takes_too_many_steps_is_refused():
     with pytest.raises(FormError, match="too long texts"):
         pattern_of("((ab|c)d)*").write(Random(1), 0, Work(1_000), is_whole=True, low=60_000)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        f"^([{''.join(chr(0x3000 + 2 * place) for place in range(4000))}a-b])*$",
+        f"({'(?!x)' * 500}.)*",
+    ],
+    ids=["many ranges", "many lookaheads"],
+)
+def test_hostile_patterns_are_refused_in_bounded_work(pattern):
+    with pytest.raises(FormError), at_most(3_000_000):
+        regex_tokens(pattern, 1, 60_000, writers()["bytes"])
 
 
 def test_lengths_and_a_pattern_hold_together():

@@ -32,7 +32,7 @@ class Check:
     def __init__(self, root: Raw, work: Work) -> None:
         self._root = root
         self._work = work
-        self._enums: dict[int, set[Any]] = {}
+        self._listed: dict[int, list[set[Any]]] = {}
         self._depth = 0
 
     def fits(self, raw: Raw, value: Any) -> bool:
@@ -56,9 +56,7 @@ class Check:
         kind = type_of(value)
         if types is not None and kind not in types:
             return False
-        if "const" in raw and key_of(raw["const"]) != key_of(value):
-            return False
-        if "enum" in raw and key_of(value) not in self._enum(raw):
+        if ("const" in raw or "enum" in raw) and not self._is_listed(raw, key_of(value, self._work)):
             return False
         if "anyOf" in raw and not any(self.fits(schema_of(each, "anyOf"), value) for each in listed(raw, "anyOf")):
             return False
@@ -75,14 +73,18 @@ class Check:
                 return self._object_fits(raw, value)
         return True
 
-    def _enum(self, raw: dict[str, Any]) -> set[Any]:
-        if id(raw) not in self._enums:
-            self._enums[id(raw)] = self._keys(listed(raw, "enum"))
-        return self._enums[id(raw)]
+    def _is_listed(self, raw: dict[str, Any], key: Any) -> bool:
+        """Return whether a value is the constant, and one of the enum."""
+        if id(raw) not in self._listed:
+            lists = [[raw["const"]]] if "const" in raw else []
+            self._listed[id(raw)] = [
+                self._keys(each) for each in [*lists, *([listed(raw, "enum")] if "enum" in raw else [])]
+            ]
+        return all(key in keys for keys in self._listed[id(raw)])
 
     def _keys(self, values: list[Any]) -> set[Any]:
         self._work.step(len(values))
-        return set(map(key_of, values))
+        return {key_of(value, self._work) for value in values}
 
     def _text_fits(self, raw: dict[str, Any], value: str) -> bool:
         """Formats are annotations."""
@@ -103,7 +105,9 @@ class Check:
     def _object_fits(self, raw: dict[str, Any], value: dict[str, Any]) -> bool:
         if not _is_between(raw, "minProperties", "maxProperties", len(value)):
             return False
-        if any(name not in value for name in names_of(raw, "required")):
+        required = names_of(raw, "required")
+        self._work.step(len(required) // 8)
+        if any(name not in value for name in required):
             return False
         known, others = mapped(raw, "properties"), schema_of(raw.get("additionalProperties", True), "properties")
         names = schema_of(raw.get("propertyNames", True), "propertyNames")
@@ -122,13 +126,20 @@ def _is_between(raw: dict[str, Any], low: str, high: str, count: int) -> bool:
 
 def number_fits(raw: dict[str, Any], value: float) -> bool:
     """Return whether a number is within its bounds, and a multiple of what it must be a multiple of."""
-    for is_low, bound, is_excluded in bounds_of(raw):
-        if (value < bound if is_low else value > bound) or (is_excluded and value == bound):
-            return False
+    if not is_within(raw, value):
+        return False
     step = number_of(raw, "multipleOf")
     if step is not None and step <= 0:
-        raise FormError(f"multipleOf is {step:g}; a number above 0 was expected")
+        raise FormError(f'"multipleOf" is {step:g}; a number above 0 was expected')
     return step is None or is_multiple(value, step)
+
+
+def is_within(raw: dict[str, Any], value: float) -> bool:
+    """Return whether a number is within its bounds."""
+    return not any(
+        (value < bound if is_low else value > bound) or (is_excluded and value == bound)
+        for is_low, bound, is_excluded in bounds_of(raw)
+    )
 
 
 def is_multiple(value: float, step: float) -> bool:

@@ -58,6 +58,7 @@ class Drawing:
         self._num_tokens = 0
         self._num_values = 0
         self._work = work
+        self._check = Check(schema.raw, work)
 
     @property
     def _is_cut(self) -> bool:
@@ -110,7 +111,7 @@ class Drawing:
                 return self._number(number, spare)
             case Text(low=low, high=high):
                 count = 1 + int(rng.random() * 3) if spare > 0 else 1
-                return prose_of(self._words, rng, low, high, count, self._enough)
+                return prose_of(self._words, rng, low, high, count, spare, self._enough)
             case Matched(patterns=patterns, low=low, high=high):
                 more = min(spare, 24) * rng.random()
                 for _ in range(TRIES):
@@ -153,7 +154,7 @@ class Drawing:
             except FormError as error:  # another branch may do
                 refusal = str(error)
                 continue
-            if not option.others or self._is_cut or self._is_only(option, value):
+            if not option.branches or self._is_cut or self._is_only(option, value):
                 return value, size
             if not refusal:
                 refusal = f"{slot.where}: the mocker finds no value that fits only one branch of its oneOf"
@@ -169,23 +170,25 @@ class Drawing:
         return options[int(rng.random() * len(options))]
 
     def _is_only(self, option: Option, value: Any) -> bool:
-        check, found = Check(self._schema.raw, self._work), plain(value)
-        return not any(check.fits(other, found) for other in option.others)
+        found = plain(value)
+        return not any(self._check.fits(other, found) for other in option.others)
 
     def _array(self, slot: Slot, array: Array, spare: float, depth: int) -> tuple[Any, float]:
         room, rng = array.room, self._rng
-        most_prose = array.low + int(rng.random() * 4) if spare > 0 else array.low
+        most_prose = max(array.low, 1) + int(rng.random() * 3) if spare > 0 else array.low
         values: list[Any] = []
         keys: set[Any] = set()
         size = 2.0
         while len(values) < room and not self._is_cut:
             item, is_extra = array.item(len(values)), len(values) >= array.low
-            if is_extra and (spare < item.least + 1 or (item.has_prose and len(values) > most_prose)):
+            comma = bool(values)
+            if is_extra and (spare < item.least + comma or (item.has_prose and len(values) >= most_prose)):
                 break
             if is_extra and self._is_full:
                 break
-            spare -= (item.least + 1) * is_extra
-            share = spare * rng.random() * 0.5 if item.stretches else min(spare, 4.0)
+            spare -= (item.least + comma) * is_extra
+            share = min(item.wish, spare) if len(values) < most_prose else 0.0
+            share = max(share, spare * rng.random() * 0.5) if item.stretches else max(share, min(spare, 4.0))
             value, length = (
                 self._distinct(slot, item, share, depth, keys)
                 if array.is_unique
@@ -205,14 +208,14 @@ class Drawing:
         for _ in range(TRIES):
             self._num_tokens = num_tokens
             value, length = self._value(item, share + 1, depth + 1)
-            key = key_of(plain(value))
+            key = key_of(plain(value), self._work)
             if key not in keys or self._is_cut:
                 keys.add(key)
                 return value, length
         for value in _all(item):
             self._work.step(4)
-            if key_of(value) not in keys:
-                keys.add(key_of(value))
+            if (key := key_of(value, self._work)) not in keys:
+                keys.add(key)
                 return value, _length(value)
         return _NOTHING, 0
 
@@ -222,15 +225,20 @@ class Drawing:
         stretchy = sum(each.slot.stretches for each in chosen) + node.is_map
         has_prose = any(each.slot.has_prose for each in chosen)
         found: dict[str, Any] = {}
+        wishes = sum(each.slot.wish for each in chosen)
         for each in chosen:
             if self._is_cut:
                 break
-            share = 0.0
+            wish = min(each.slot.wish, spare * each.slot.wish / wishes) if wishes else 0.0
+            wishes -= each.slot.wish
+            free = max(spare - wish - wishes, 0)
             if each.slot.stretches:
-                share = spare if stretchy == 1 and not has_prose else spare * (0.4 + rng.random()) / (stretchy + 0.4)
+                free = free if stretchy == 1 and not has_prose else free * (0.4 + rng.random()) / (stretchy + 0.4)
                 stretchy -= 1
-            elif spare > 0:
-                share = 1.0
+            else:
+                free = min(free, 1.0)
+            share = wish + free
+            self._work.step(len(each.name) // CHARS_PER_STEP)
             found[each.name], length = self._value(each.slot, share, depth + 1)
             spare = max(spare - (length - each.slot.least), 0)
             size += length + len(each.name) + 4
@@ -312,7 +320,7 @@ def _all(slot: Slot) -> Any:
             return values
         case Number() as number:
             return number.all()
-        case Choice(options=options) if not any(option.others for option in options):
+        case Choice(options=options) if not any(option.branches for option in options):
             return (
                 value for option in options for value in _all(option.slot) if not isinstance(option.slot.node, Choice)
             )

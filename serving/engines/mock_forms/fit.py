@@ -21,6 +21,9 @@ ATTEMPTS = 8
 ENOUGH = 0.95
 """An answer of so much of the wanted length is long enough."""
 
+MAX_USUAL = 1_000
+"""The most tokens of a value if the request sets no limit."""
+
 Piece = list[int] | Prose
 """Tokens, or a free text, which may still grow."""
 
@@ -52,6 +55,28 @@ def json_tokens(raw: Any, seed: int, target: int, writer: Writer, *, enough: flo
         return _fitted(attempt, target, writer.rate)
     except RecursionError as error:  # within a constant
         raise FormError("the schema is nested too deep") from error
+
+
+def usual_tokens(raw: Any, writer: Writer) -> int:
+    """Return how many tokens a value has that looks like one of an application, at most 1,000.
+
+    Raises:
+        FormError: see `json_tokens`.
+    """
+    root = schema_from(raw).root
+    return int(min((root.least + root.wish) * writer.rate, MAX_USUAL))
+
+
+def check_json(raw: Any, writer: Writer) -> None:
+    """Refuse a schema of which no value can be made; a value of each is made once.
+
+    Raises:
+        FormError: see `json_tokens`.
+    """
+    schema = schema_from(raw)
+    if not schema.has_values:
+        json_tokens(raw, 0, 0, writer)
+        schema.has_values = True
 
 
 def _still_fits(schema: Schema, value: Any, work: Work) -> bool:
@@ -169,8 +194,10 @@ def _joined(pieces: list[Piece]) -> list[int]:
 
 
 def _grow(pieces: list[Piece], rng: Random, count: int) -> bool:
-    """Give the free texts `count` tokens more, if they have room; return whether any grew."""
-    texts = sorted((piece for piece in pieces if isinstance(piece, Prose)), key=lambda text: text.high)
+    """Give the longest free text `count` tokens more, or all if their lengths have bounds; return whether any grew."""
+    found = [piece for piece in pieces if isinstance(piece, Prose)]
+    free = [text for text in found if text.high == math.inf]
+    texts = [max(free, key=lambda text: text.num_chars)] if free else sorted(found, key=lambda text: text.high)
     weights = [0.2 + rng.random() for _ in texts]
     total, left = sum(weights), count
     for text, weight in zip(texts, weights, strict=True):

@@ -102,22 +102,23 @@ def _flatten(root: Raw, raw: Raw, found: list[dict[str, Any]], seen: set[int], w
         raise FormError(f"$ref and allOf are nested more than {MAX_DEPTH} deep")
     for name in UNSUPPORTED:
         if name in raw and not (name == "patternProperties" and not raw[name]):
-            raise FormError(f"{name} is not supported by the mocker")
+            raise FormError(f'"{name}" is not supported by the mocker')
     found.append(raw)
     parts: list[Raw] = [schema_of(part, "allOf") for part in listed(raw, "allOf")]
     if "$ref" in raw:
-        parts.append(target(root, raw["$ref"]))
+        parts.append(target(root, raw["$ref"], work))
     return all(_flatten(root, part, found, seen, work, depth + 1) for part in parts)
 
 
-def target(root: Raw, reference: Any) -> Raw:
+def target(root: Raw, reference: Any, work: Work) -> Raw:
     """Return what a `$ref` refers to.
 
     Raises:
-        FormError: it is not in this document.
+        FormError: it is not in this document, or takes too long.
     """
+    work.step(len(str(reference)) // 16)
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-        raise FormError(f"$ref {_short(reference)} is not supported by the mocker; expected #/... in the same schema")
+        raise FormError(f'"$ref" {_short(reference)} is not supported by the mocker; expected #/... in the same schema')
     place: Any = root
     for part in reference[2:].split("/") if reference != "#" else ():
         name = unquote(part).replace("~1", "/").replace("~0", "~")
@@ -126,7 +127,7 @@ def target(root: Raw, reference: Any) -> Raw:
         elif isinstance(place, list) and name.isdecimal() and int(name) < len(place):
             place = place[int(name)]
         else:
-            raise FormError(f"$ref {_short(reference)} refers to nothing")
+            raise FormError(f'"$ref" {_short(reference)} refers to nothing')
     return schema_of(place, f"$ref {_short(reference)}")
 
 
@@ -138,7 +139,7 @@ def listed(raw: dict[str, Any], name: str) -> list[Any]:
     """
     value = raw.get(name, [])
     if not isinstance(value, list):
-        raise FormError(f"{name} is {_kind(value)}; a list was expected")
+        raise FormError(f'"{name}" is {_kind(value)}; a list was expected')
     return value
 
 
@@ -150,7 +151,7 @@ def names_of(raw: dict[str, Any], name: str) -> list[str]:
     """
     names = listed(raw, name)
     if any(not isinstance(each, str) for each in names):
-        raise FormError(f"{name} is {_short(names)}; a list of names was expected")
+        raise FormError(f'"{name}" is {_short(names)}; a list of names was expected')
     return names
 
 
@@ -162,7 +163,7 @@ def mapped(raw: dict[str, Any], name: str) -> dict[str, Any]:
     """
     value = raw.get(name, {})
     if not isinstance(value, dict):
-        raise FormError(f"{name} is {_kind(value)}; an object was expected")
+        raise FormError(f'"{name}" is {_kind(value)}; an object was expected')
     return value
 
 
@@ -176,7 +177,7 @@ def count_of(raw: dict[str, Any], name: str) -> int | None:
     if value is None:
         return None
     if not _is_number(value) or not 0 <= value <= MAX_COUNT or value != int(value):
-        raise FormError(f"{name} is {_short(value)}; a whole number was expected, at most {MAX_COUNT}")
+        raise FormError(f'"{name}" is {_short(value)}; a whole number was expected, at most {MAX_COUNT}')
     return int(value)
 
 
@@ -190,7 +191,7 @@ def text_of(raw: dict[str, Any], name: str) -> str | None:
         return None
     value = raw[name]
     if not isinstance(value, str):
-        raise FormError(f"{name} is {_kind(value)}; a text was expected")
+        raise FormError(f'"{name}" is {_kind(value)}; a text was expected')
     return value
 
 
@@ -204,7 +205,7 @@ def number_of(raw: dict[str, Any], name: str) -> float | None:
     if value is None:
         return None
     if not _is_number(value):
-        raise FormError(f"{name} is {_short(value)}; a number was expected")
+        raise FormError(f'"{name}" is {_short(value)}; a number was expected')
     found: float = value
     return found
 
@@ -244,7 +245,7 @@ def types_of(raw: dict[str, Any]) -> set[str] | None:
     named = names if isinstance(names, list) else [names]
     for name in named:
         if name not in TYPES:
-            raise FormError(f"type {_short(name)} is unknown; expected one of {', '.join(TYPES)}")
+            raise FormError(f'"type" {_short(name)} is unknown; expected one of {", ".join(TYPES)}')
     return {*named, *(["integer"] if "number" in named else [])}
 
 
@@ -285,15 +286,23 @@ def type_of(value: Any) -> str:
     return "object"
 
 
-def key_of(value: Any) -> Any:
-    """Return something hashable that is equal for equal JSON values: 1 is 1.0, and not true."""
+def key_of(value: Any, work: Work) -> Any:
+    """Return something hashable that is equal for equal JSON values: 1 is 1.0, and not true.
+
+    Raises:
+        FormError: that takes too long.
+    """
     match value:
         case bool():
             return ("boolean", value)
+        case str():
+            work.step(len(value) // 256)  # hashed and compared in one go
         case list():
-            return ("array", *map(key_of, value))
+            work.step(1 + len(value) // 8)
+            return ("array", *(key_of(each, work) for each in value))
         case dict():
-            return ("object", frozenset((name, key_of(each)) for name, each in value.items()))
+            work.step(1 + len(value) // 8)
+            return ("object", frozenset((name, key_of(each, work)) for name, each in value.items()))
     return value
 
 

@@ -10,12 +10,18 @@ from typing import Any
 
 import msgspec
 
-from serving.engines.mock_forms.check import number_fits
+from serving.engines.mock_forms.check import is_within, number_fits
 from serving.engines.mock_forms.keywords import Raw, Work
 from serving.engines.mock_forms.regex import Pattern
 
 MAX_VALUES = 4_000
 """The most values of an answer."""
+
+EXACT = 1 << 53
+"""Up to here, floats tell whole numbers apart."""
+
+MAX_WISHES = 24
+"""How deep places may be that wish for more than they must have."""
 
 SPREAD = 999
 """How far from its nearest bound a number may be, in steps; numbers are short that way."""
@@ -38,6 +44,8 @@ class Slot:
     node: Node | None = None
     least: float = math.inf
     """The fewest characters of a value, about; infinite if there is none."""
+    wish: float = 0
+    """How many characters more a value has that looks like one of an application."""
     has_prose: bool = False
     """Whether values may have texts of any length."""
     stretches: bool = False
@@ -109,12 +117,13 @@ class Number(Node):
     def at(self, place: int) -> Any:
         """Return a multiple, None if validators that reckon with floats may refuse it."""
         exact = self.step * place
-        if self.is_exact:
+        if self.is_exact and abs(exact) <= EXACT:
             return int(exact)
         if abs(exact) > sys.float_info.max:
             return None
         value: Any = int(exact) if self.integral else float(exact)
-        return value if all(number_fits(raw, value) for raw in self.raws) else None
+        is_right = all(number_fits(raw, value) and is_within(raw, float(value)) for raw in self.raws)
+        return value if is_right else None
 
     def all(self) -> Iterator[Any]:
         """Yield values, not all if there are very many."""
@@ -215,8 +224,10 @@ class Object(Node):
         for cost in optional[: max(self.low - count, 0)]:
             if cost < math.inf:
                 least, count = least + cost, count + 1
-        missing = self.low - count
-        return least + missing * self.extra_least if missing > 0 else least
+        missing = max(self.low - count, 0)
+        if missing:
+            least += missing * self.extra_least
+        return least - bool(count + missing)  # no comma after the last
 
     @property
     def extra_least(self) -> float:
@@ -229,7 +240,15 @@ class Option:
     """A branch, and those that must not fit as well (`oneOf`)."""
 
     slot: Slot
-    others: list[Raw]
+    branches: list[Raw]
+    """All branches; none if others may fit, too. They are one list for all options."""
+    place: int
+    """Which of them this one is."""
+
+    @property
+    def others(self) -> Iterator[Raw]:
+        """Those that must not fit."""
+        return (branch for place, branch in enumerate(self.branches) if place != self.place)
 
 
 @dataclass(slots=True)
@@ -262,6 +281,32 @@ def settle(slots: list[Slot], work: Work) -> None:
             affected = [parent for parent in parents.get(id(slot), ()) if id(parent) not in queued]
             queued |= set(map(id, affected))
             waiting += affected
+
+
+WORDS = 14
+"""The characters of a few words."""
+
+
+def wish(slot: Slot, seen: set[int], depth: int = 0) -> float:
+    """Find what a place wishes for, and those inside; places that contain themselves wish for nothing more."""
+    if id(slot) in seen or slot.least == math.inf or depth > MAX_WISHES:
+        return slot.wish
+    seen.add(id(slot))
+    parts = [(part, wish(part, seen, depth + 1)) for part in _parts(slot) if part.least < math.inf]
+    match slot.node:
+        case Text(low=low, high=high):
+            slot.wish = max(min(high, WORDS) - max(low, 4), 0)
+        case Number():
+            slot.wish = 2
+        case Array() as array:
+            more = max(int(min(array.room, 2)) - array.low, 0)
+            slot.wish = sum(extra for _, extra in parts) + sum(part.least + 1 for part, _ in parts[:1] * more)
+        case Object() as found:
+            optional = sum(each.least for each in found.properties if not each.is_required and each.least < math.inf)
+            slot.wish = sum(extra for _, extra in parts) + optional
+        case Choice():
+            slot.wish = max((part.least + extra - slot.least for part, extra in parts), default=0)
+    return slot.wish
 
 
 def _least(slot: Slot) -> float:

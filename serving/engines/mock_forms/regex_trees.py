@@ -1,6 +1,7 @@
 """The parts of a regular expression: what they match, and how long their texts are."""
 
 import math
+from bisect import bisect
 from dataclasses import dataclass, field
 
 from serving.engines.mock_forms.errors import FormError
@@ -33,9 +34,18 @@ class Chars(Tree):
     least: float = 1
     most: float = 1
     steps: float = 1
+    _lows: list[int] = field(default_factory=list)
+    _highs: list[int] = field(default_factory=list)
+    """The ranges in order, without overlaps."""
 
     def __post_init__(self) -> None:
         """Choose characters to write."""
+        for low, high in sorted(self.ranges):
+            if self._highs and low <= self._highs[-1]:
+                self._highs[-1] = max(high, self._highs[-1])
+            else:
+                self._lows.append(low)
+                self._highs.append(high)
         match self.ranges:
             case [(low, high)] if low == high < 0xD800 and not self.negated and not self.categories:
                 self.choices = self.wide = chr(low)  # as most parts of most expressions
@@ -55,7 +65,8 @@ class Chars(Tree):
     def accepts(self, character: str) -> bool:
         """Return whether it is of the class."""
         code = ord(character)
-        is_in = any(low <= code <= high for low, high in self.ranges)
+        place = bisect(self._lows, code) - 1
+        is_in = place >= 0 and code <= self._highs[place]
         return (is_in or any(is_of(character, name) for name in self.categories)) != self.negated
 
 

@@ -6,7 +6,6 @@ branch of an `anyOf`, no such optional property. Only if there is none, the sche
 
 import math
 from collections.abc import Sequence
-from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +17,6 @@ from serving.engines.mock_forms.formats import FORMATS
 from serving.engines.mock_forms.keywords import (
     Raw,
     Work,
-    bounds_of,
     count_of,
     flat,
     items_of,
@@ -26,7 +24,6 @@ from serving.engines.mock_forms.keywords import (
     listed,
     mapped,
     names_of,
-    number_of,
     prefix_length,
     schema_of,
     text_of,
@@ -41,18 +38,21 @@ from serving.engines.mock_forms.nodes import (
     Formatted,
     Matched,
     Node,
-    Number,
     Object,
     Option,
     Property,
     Slot,
     Text,
     settle,
+    wish,
 )
+from serving.engines.mock_forms.numbers import number_node
 from serving.engines.mock_forms.regex import MAX_TEXT, pattern_of
 
 MAX_SLOTS = 2_000
-"""The most places of a schema."""
+"""The most places of a schema, and the most alternatives."""
+
+TOO_MANY = f"the schema has more than {MAX_SLOTS:,} places or alternatives"
 
 MAX_WORK = 40_000
 """The most steps that it may take to understand a schema."""
@@ -61,6 +61,8 @@ MAX_ENUM = 1_000
 """How many values of an enum are considered."""
 
 MAX_BYTES = 1 << 19
+MAX_SHOWN = 80
+"""How many characters of a name messages show."""
 
 ANY = ("string", "integer", "boolean")
 """Types of a value that may be anything."""
@@ -91,18 +93,23 @@ class Schema:
         self._check = Check(raw, self._work)
         self._slots: dict[Any, Slot] = {}
         self._queue: list[Slot] = []
+        self._num_options = 0
         self.needs_check = False
         """Whether a value that grew must be checked."""
-        self.root = self._slot([raw], "the schema")
+        self.has_values = False
+        """Whether a value was made."""
+        self.root = self._slot([raw], "#")
         while self._queue:
             slot = self._queue.pop()
             try:
                 slot.node = self._node(slot)
             except FormError as error:
-                slot.node = Dead(str(error))
+                reason = str(error)
+                slot.node = Dead(reason if reason.startswith("#") else f"{slot.where}: {reason}")
         settle(list(self._slots.values()), Work())
+        wish(self.root, set())
         if self.root.least == math.inf:
-            raise FormError(_reason(self.root, set()) or "the schema contains itself without end")
+            raise FormError(_reason(self.root, set()) or "# contains itself without end")
 
     def _slot(
         self, raws: Sequence[Raw], where: str, chosen: frozenset[tuple[int, str]] = frozenset(), type: str = ""
@@ -115,13 +122,13 @@ class Schema:
             except FormError as error:
                 return Slot(where, [], node=Dead(f"{where}: {error}"))
             if found is None:
-                return Slot(where, [], node=Dead(f"{where} is not allowed"))
+                return Slot(where, [], node=Dead(f"{where}: nothing is allowed"))
             together += found
         unique = list({id(each): each for each in together}.values())
         key = (frozenset(map(id, unique)), chosen, type)
         if key not in self._slots:
             if len(self._slots) >= MAX_SLOTS:
-                raise TooLargeError(f"the schema has more than {MAX_SLOTS:,} places or alternatives")
+                raise TooLargeError(TOO_MANY)
             slot = self._slots[key] = Slot(where, unique, chosen, type)
             self._queue.append(slot)
         return self._slots[key]
@@ -138,25 +145,33 @@ class Schema:
             return Dead(f"{slot.where} allows no type")
         if len(types) > 1:
             slots = [self._slot(slot.together, slot.where, slot.chosen, type) for type in types]
-            return Choice([Option(each, []) for each in slots])
+            return Choice([Option(each, [], place) for place, each in enumerate(slots)])
         return self._typed(slot, types[0])
 
     def _fixed(self, slot: Slot) -> Node:
         """Return those values of the first enum that fit everything."""
         first = next(raw for raw in slot.together if "const" in raw or "enum" in raw)
         values = [first["const"]] if "const" in first else listed(first, "enum")[:MAX_ENUM]
-        found = {key_of(value): value for value in values if all(self._check.fits(raw, value) for raw in slot.together)}
+        found = {
+            key_of(value, self._work): value
+            for value in values
+            if all(self._check.fits(raw, value) for raw in slot.together)
+        }
         return Fixed(list(found.values())) if found else Dead(f"{slot.where}: no value of its enum fits")
 
     def _alternatives(self, slot: Slot, raw: dict[str, Any], name: str) -> Node:
         branches = [schema_of(branch, name) for branch in listed(raw, name)]
+        self._num_options += len(branches)
+        if self._num_options > MAX_SLOTS:
+            raise TooLargeError(TOO_MANY)
         chosen = slot.chosen | {(id(raw), name)}
-        options = []
-        for place, branch in enumerate(branches):
-            others = branches[:place] + branches[place + 1 :] if name == "oneOf" else []
-            self.needs_check |= bool(others)
-            options.append(Option(self._branch(slot, branch, f"{slot.where}.{name}[{place}]", chosen), others))
-        return Choice(options) if options else Dead(f"{slot.where}.{name} is empty")
+        single = branches if name == "oneOf" and len(branches) > 1 else []
+        self.needs_check |= bool(single)
+        options = [
+            Option(self._branch(slot, branch, f"{slot.where}/{name}/{place}", chosen), single, place)
+            for place, branch in enumerate(branches)
+        ]
+        return Choice(options) if options else Dead(f'{slot.where}: "{name}" is empty')
 
     def _branch(self, slot: Slot, branch: Raw, where: str, chosen: frozenset[tuple[int, str]]) -> Slot:
         try:
@@ -188,7 +203,7 @@ class Schema:
             case "boolean":
                 return Fixed([True, False])
             case "integer" | "number":
-                return _number(slot.together, type == "integer", slot.where, self._work)
+                return number_node(slot.together, type == "integer", slot.where, self._work)
             case "string":
                 return _text(slot.together, slot.where, self._work)
             case "array":
@@ -200,19 +215,19 @@ class Schema:
         low, high = _room(raws, "minItems", "maxItems", slot.where)
         length = max((prefix_length(raw) for raw in raws), default=0)
         prefix = [
-            self._slot([items_of(raw, place) for raw in raws], f"{slot.where}[{place}]")
+            self._slot([items_of(raw, place) for raw in raws], f"{slot.where}/prefixItems/{place}")
             for place in range(int(min(length, high)))
         ]
-        rest = self._slot([items_of(raw, length) for raw in raws], f"{slot.where}[]")
+        rest = self._slot([items_of(raw, length) for raw in raws], f"{slot.where}/items")
         is_unique = any(raw.get("uniqueItems") is True for raw in raws)
         self.needs_check |= is_unique
         return Array(prefix, rest, low, high, is_unique)
 
     def _object(self, slot: Slot) -> Node:
         raws = slot.together
-        required = [name for raw in raws for name in names_of(raw, "required")]
+        required = dict.fromkeys([name for raw in raws for name in names_of(raw, "required")])
         named = dict.fromkeys([name for raw in raws for name in mapped(raw, "properties")])
-        names = [*named, *(name for name in dict.fromkeys(required) if name not in named)]
+        names = [*named, *(name for name in required if name not in named)]
         properties = [
             Property(name, self._slot(self._member(raws, name), _path(slot.where, name)), name in required)
             for name in names
@@ -222,8 +237,10 @@ class Schema:
         spoken = [raw["propertyNames"] for raw in raws if "propertyNames" in raw]
         return Object(
             properties,
-            self._slot(extras, f"{slot.where}.*"),
-            self._slot([*(schema_of(name, "propertyNames") for name in spoken), NAME], "a name") if spoken else None,
+            self._slot(extras, f"{slot.where}/additionalProperties"),
+            self._slot([*(schema_of(name, "propertyNames") for name in spoken), NAME], f"{slot.where}/propertyNames")
+            if spoken
+            else None,
             is_map=not any("properties" in raw for raw in raws)
             or any(isinstance(extra, dict) and extra for extra in extras),
             low=low,
@@ -233,6 +250,7 @@ class Schema:
     def _member(self, raws: list[dict[str, Any]], name: str) -> list[Raw]:
         """Return the schemas of a named member."""
         found: list[Raw] = []
+        self._work.step(len(raws))
         for raw in raws:
             known = mapped(raw, "properties")
             own = known[name] if name in known else raw.get("additionalProperties", True)
@@ -248,7 +266,8 @@ class TooLargeError(Exception):
 
 
 def _path(where: str, name: str) -> str:
-    return name if where == "the schema" else f"{where}.{name}"
+    """Return the JSON pointer to a property."""
+    return f"{where}/properties/{name.replace('~', '~0').replace('/', '~1')[:MAX_SHOWN]}"
 
 
 def _range(raws: list[dict[str, Any]], least: str, most: str, where: str) -> tuple[int, float]:
@@ -261,7 +280,7 @@ def _range(raws: list[dict[str, Any]], least: str, most: str, where: str) -> tup
     highs = [found for raw in raws if (found := count_of(raw, most)) is not None]
     low, high = max(lows, default=0), min(highs, default=math.inf)
     if low > high:
-        raise FormError(f"{where}: {least} is {low} and {most} is {high}, so nothing fits")
+        raise FormError(f'{where}: "{least}" is {low} and "{most}" is {high}, so nothing fits')
     return low, high
 
 
@@ -273,14 +292,14 @@ def _room(raws: list[dict[str, Any]], least: str, most: str, where: str) -> tupl
     """
     low, high = _range(raws, least, most, where)
     if low > MAX_VALUES:
-        raise FormError(f"{where}: {least} is {low:,}; the mocker makes at most {MAX_VALUES:,} values")
+        raise FormError(f'{where}: "{least}" is {low:,}; the mocker makes at most {MAX_VALUES:,} values')
     return low, high
 
 
 def _text(raws: list[dict[str, Any]], where: str, work: Work) -> Node:
     low, high = _range(raws, "minLength", "maxLength", where)
     if low > MAX_TEXT:
-        raise FormError(f"{where}: minLength is {low:,}; the mocker makes texts of up to {MAX_TEXT:,} characters")
+        raise FormError(f'{where}: "minLength" is {low:,}; the mocker makes texts of up to {MAX_TEXT:,} characters')
     try:
         texts = _texts(raws, "pattern")
         work.step(2 * sum(map(len, texts)))
@@ -295,52 +314,13 @@ def _text(raws: list[dict[str, Any]], where: str, work: Work) -> Node:
     if not patterns:
         return Text(low, high)
     if patterns[0].tree.least > high:
-        raise FormError(f"{where}: maxLength is {high}, and pattern {texts[0]!r} needs more")
+        raise FormError(f'{where}: "maxLength" is {high}, and pattern {texts[0]!r} needs more')
     return Matched(patterns, low, high)
 
 
 def _texts(raws: list[dict[str, Any]], name: str) -> list[str]:
     """Return what a keyword is in some schemas, each text once."""
     return list(dict.fromkeys(text for raw in raws if (text := text_of(raw, name)) is not None))
-
-
-def _number(raws: list[dict[str, Any]], integral: bool, where: str, work: Work) -> Node:
-    """Return the multiples of a step within the bounds; without `multipleOf`, short decimals."""
-    steps = [Fraction(str(found)) for raw in raws if (found := number_of(raw, "multipleOf")) is not None]
-    if any(step <= 0 for step in steps):
-        raise FormError(f"{where}: multipleOf is {min(steps)}; a number above 0 was expected")
-    if steps or integral:
-        grids = [_common([*steps, *([Fraction(1)] if integral else [])])]
-    else:
-        grids = [Fraction(1, 10**digits) for digits in (2, 4, 8, 16)]
-    for step in grids:
-        first, last = _places(raws, step)
-        if first is None or last is None or first <= last:
-            number = Number(step, first, last, integral, raws)
-            if number.find(work):
-                return number
-    raise FormError(f"{where}: the mocker finds no number within its bounds")
-
-
-def _common(steps: list[Fraction]) -> Fraction:
-    """Return the least common multiple."""
-    found = steps[0]
-    for step in steps[1:]:
-        found = Fraction(math.lcm(found.numerator, step.numerator), math.gcd(found.denominator, step.denominator))
-    return found
-
-
-def _places(raws: list[dict[str, Any]], step: Fraction) -> tuple[int | None, int | None]:
-    """Return the first and the last multiple within all bounds."""
-    firsts, lasts = [], []
-    for raw in raws:
-        for is_low, bound, is_excluded in bounds_of(raw):
-            place = Fraction(str(bound)) / step
-            if is_low:
-                firsts.append(math.floor(place) + 1 if is_excluded else math.ceil(place))
-            else:
-                lasts.append(math.ceil(place) - 1 if is_excluded else math.floor(place))
-    return max(firsts, default=None), min(lasts, default=None)
 
 
 def _reason(slot: Slot, seen: set[int]) -> str:
@@ -359,7 +339,7 @@ def _reason(slot: Slot, seen: set[int]) -> str:
         case Object() as found:
             parts = [each.slot for each in found.properties if each.is_required] + [found.extra]
             if sum(each.is_required for each in found.properties) > found.high:
-                return f"{slot.where}: maxProperties is {found.high}, and more are required"
+                return f'{slot.where}: "maxProperties" is {found.high}, and more are required'
         case Choice(options=options):
             parts = [option.slot for option in options]
     reasons = [reason for part in parts if part.least == math.inf and (reason := _reason(part, seen))]

@@ -15,6 +15,8 @@ BEFORE = '{"a":"b'
 
 SPACES = (" ", "\n", "\t")
 CACHED_CHARS = 256
+MAX_STARTS = 1_000
+"""How many words are looked for that a text may start with."""
 
 
 class Writer:
@@ -35,10 +37,17 @@ class Writer:
             raise FormError("the model's tokenizer does not reproduce JSON text")
         ids = tokenizer.speakable()
         texts = [self.text([token]) for token in ids.tolist()]
-        self.words = Words(ids, texts)
+        self.words = Words(ids, texts, self._starts(texts))
         self.rate = len(self.tokens(SAMPLE)) / len(SAMPLE)
         """Tokens per character of JSON, about."""
         self._spaces = [tokens[0] for space in SPACES if len(tokens := self._encode(space) or []) == 1]
+
+    def _starts(self, texts: list[str]) -> dict[int, str]:
+        """Return the tokens of some words without the blank before them, where they have one."""
+        spaced = [text for text in texts if text.startswith(" ") and text.strip()]
+        words = [text.strip() for text in spaced[:: 1 + len(spaced) // MAX_STARTS]]
+        tokens = [(self._encoded(word) or [], word) for word in words]
+        return {found[0]: word for found, word in tokens if len(found) == 1}
 
     def tokens(self, text: str) -> list[int]:
         """Return the tokens of a piece of an answer.
