@@ -34,8 +34,8 @@ class Deployed(Served):
         self.processes = []
         self.file = folder / "chat.yaml"
 
-    def until(self, condition):
-        return until(condition)
+    def until(self, condition, *, patience_s=PATIENCE_S):
+        return until(condition, patience_s=patience_s)
 
     def start(self, pod, *command):
         """Start a process in a pod."""

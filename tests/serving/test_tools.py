@@ -204,7 +204,7 @@ def test_tools_that_the_model_may_call_reach_the_engine(client):
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}, "response_format"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools"),
-        ({"tools": [TIME, WEATHER, TIME]}, "tools"),
+        ({"tools": [TIME, WEATHER, {"type": "function", "function": {"name": "get_time", "strict": True}}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": [1]}}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TIME], "tool_choice": {"type": "function", "function": {"name": "get_weather"}}}, "tool_choice"),
