@@ -15,7 +15,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from serving.frontend.api.answer_format import Usage
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.messages.errors import error_body
+from serving.frontend.api.messages.errors import PATH, body_at
 from serving.frontend.api.messages.format import MessagesFormat
 from serving.frontend.api.messages.request import CountRequest, MessagesRequest
 from serving.frontend.api.openai import MAX_STOPS, ChatRequest
@@ -239,7 +239,7 @@ def test_a_failing_stream_ends_with_an_error_that_the_client_raises():
 )
 def test_errors_are_those_of_anthropic(status, type, exception):
     error = ApiError(status, "no")
-    client = _client(lambda body: httpx2.Response(status, content=error_body(error)))
+    client = _client(lambda body: httpx2.Response(status, content=body_at(PATH, error)))
     with pytest.raises(exception) as caught:
         client.messages.create(model="m", max_tokens=9, messages=HELLO)
     assert caught.value.body == {"type": "error", "error": {"type": type, "message": "no"}}
