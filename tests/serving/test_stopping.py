@@ -92,7 +92,7 @@ def test_the_second_ctrl_c_ends_dynamo_run_at_once(tmp_path, way):
             pieces = answer.iter_lines()
             next(pieces)
             process.send_signal(signal.SIGINT)
-            assert "Ctrl-C again stops at once" in read_until(process, "requests in progress (1)")
+            assert "requests in progress (1)" in read_until(process, "Ctrl-C again stops at once")
             assert process.poll() is None
             process.send_signal(signal.SIGINT)
             assert "error" in "".join(pieces)
