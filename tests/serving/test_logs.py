@@ -119,7 +119,7 @@ def test_vv_shows_frames_too(tmp_path):
     sent = texts(lines, "TRACE", "serving.runtime.server")
     assert re.search(r"received \d+ bytes: Call 0", sent)
     assert re.search(r"sent a frame of \d+ bytes: \d+ items, 1 ends", sent)
-    received = texts(lines, "TRACE", "serving.runtime.client")
+    received = texts(lines, "TRACE", "serving.runtime.connection")
     assert re.search(r"sent \d+ bytes: Call", received)
     assert re.search(r"received a frame: \d+ items, 1 ends", received)
     assert "request 0, 5 tokens" in texts(lines, "DEBUG", "serving.routing.live")
