@@ -181,8 +181,10 @@ class Connection:
             log.warning("closed the connection to a process: %s", error)
             self.close()
             return
+        is_traced = log.isEnabledFor(TRACE)  # asked once a read: a frame comes with every token
         for step in frames:
-            log.log(TRACE, "received a frame: %d items, %d ends", len(step.items), len(step.ends))
+            if is_traced:
+                log.log(TRACE, "received a frame: %d items, %d ends", len(step.items), len(step.ends))
             for id, item in zip(step.ids, step.items, strict=True):
                 stream = streams.get(id)
                 if stream is not None:

@@ -161,7 +161,8 @@ class Session:
                 data = frame(turn)
             except UNENCODABLE:
                 data = frame(self._without_unencodable(turn))
-            log.log(TRACE, "sent a frame of %d bytes: %d items, %d ends", len(data), len(turn.ids), len(turn.ends))
+            if log.isEnabledFor(TRACE):
+                log.log(TRACE, "sent a frame of %d bytes: %d items, %d ends", len(data), len(turn.ids), len(turn.ends))
             self._channel.write(data)
 
     def _without_unencodable(self, turn: Frame) -> Frame:
