@@ -1,7 +1,9 @@
 import openai
 import pytest
 
+from tests.support import speaking_engine
 from tests.support.model import write_model
+from tests.support.own_engines import serving_engine
 from tests.support.stacks import running
 
 
@@ -34,3 +36,10 @@ def client(stack):
 def tiny_client(tiny):
     with openai.OpenAI(base_url=f"{tiny.url}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def url(tmp_path_factory):
+    """The frontend of an engine that says what it is asked for (`tests.support.speaking_engine`)."""
+    with serving_engine(speaking_engine, tmp_path_factory.mktemp("d"), models=2) as url:
+        yield url

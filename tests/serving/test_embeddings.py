@@ -13,12 +13,6 @@ from tests.support.own_engines import serving_engine
 MODEL = {"model": "agent"}
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory):
-    with serving_engine(speaking_engine, tmp_path_factory.mktemp("d"), models=2) as url:
-        yield url
-
-
 def post(url, path, **body):
     return httpx.post(url + path, json=MODEL | body)
 

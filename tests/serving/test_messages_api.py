@@ -1,7 +1,7 @@
 """The Messages API's types, against those of Anthropic's client."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import anthropic
@@ -11,7 +11,7 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
 from serving.frontend.api.answer_format import Usage
 from serving.frontend.api.errors import ApiError
@@ -21,6 +21,7 @@ from serving.frontend.api.messages.request import CountRequest, MessagesRequest
 from serving.frontend.api.openai import MAX_STOPS, ChatRequest
 from serving.frontend.api.unsupported import check_fields
 from serving.model.parts import Arguments, CallStart, Content, Part, Reasoning
+from tests.support.sdk_events import events_of, models_in
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 USAGE = Usage(num_prompt=10, num_completion=7, num_cached=4, num_reasoning=2)
@@ -84,24 +85,6 @@ def _stream(parts: list[Part], reason: str = "stop", stop: str | None = None) ->
     return b"".join([*events, format.last(reason, USAGE, stop=stop)])
 
 
-def _events(stream: bytes) -> list[dict[str, Any]]:
-    """Return the events' data; each is named after its type."""
-    events = []
-    for event in stream.decode().removesuffix("\n\n").split("\n\n"):
-        name, data = event.split("\n")
-        events.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {events[-1]['type']}"
-    return events
-
-
-def _models(value: Any) -> Iterator[BaseModel]:
-    if isinstance(value, BaseModel):
-        yield value
-        value = dict(value)
-    for entry in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _models(entry)
-
-
 def _client(answer: Callable[[dict[str, Any]], httpx2.Response]) -> anthropic.Anthropic:
     transport = httpx2.MockTransport(lambda request: answer(json.loads(request.content)))
     return anthropic.Anthropic(
@@ -116,7 +99,7 @@ def _streaming(content: bytes) -> Callable[[dict[str, Any]], httpx2.Response]:
 def test_a_stream_has_all_events_of_all_kinds_of_blocks_in_order():
     types = [
         event["delta"]["type"] if event["type"] == "content_block_delta" else event["type"]
-        for event in _events(_stream(ALL_KINDS))
+        for event in events_of(_stream(ALL_KINDS))
     ]
     start, stop = "content_block_start", "content_block_stop"
     assert types == [
@@ -132,14 +115,14 @@ def test_a_stream_has_all_events_of_all_kinds_of_blocks_in_order():
 @pytest.mark.parametrize("reason", ["stop", "length", "tool_calls"])
 @pytest.mark.parametrize("parts", [ALL_KINDS, ALL_KINDS[2:4], ALL_KINDS[4:6], ALL_KINDS[:1], []])
 def test_every_event_is_of_a_type_that_the_client_knows(parts, reason):
-    for event in _events(_stream(parts, reason)):
+    for event in events_of(_stream(parts, reason)):
         if event["type"] != "ping":  # the client drops these by name
-            assert not any(model.model_extra for model in _models(EVENTS.validate_python(event, strict=True)))
+            assert not any(model.model_extra for model in models_in(EVENTS.validate_python(event, strict=True)))
 
 
 def test_the_blocks_of_a_message_are_what_the_model_thought_said_and_called():
     message = Message.model_validate_json(_format().whole(ALL_KINDS, "tool_calls", USAGE), strict=True)
-    assert not any(model.model_extra for model in _models(message))
+    assert not any(model.model_extra for model in models_in(message))
     thought, said, first, second = message.content
     assert (thought.thinking, said.text) == ("It is about weather.", 'Let me look: "☔"\n')
     assert (first.name, first.input, second.input) == ("weather", {"city": "Paris"}, {"city": "Rome"})
@@ -160,7 +143,7 @@ def test_the_blocks_of_a_message_are_what_the_model_thought_said_and_called():
 def test_a_message_says_why_it_stopped(parts, reason, stop, expected):
     message = json.loads(_format().whole(parts, reason, USAGE, stop=stop))
     assert (message["stop_reason"], message["stop_sequence"]) == expected
-    assert _events(_stream(parts, reason, stop))[-2]["delta"] == {
+    assert events_of(_stream(parts, reason, stop))[-2]["delta"] == {
         "stop_reason": expected[0],
         "stop_sequence": expected[1],
     }
@@ -206,7 +189,7 @@ def _same(rebuilt: Any, whole: bytes) -> bool:
 
 
 @given(parts=PARTS, reason=st.sampled_from(["stop", "length", "tool_calls"]))
-def test_the_client_builds_the_whole_message_from_the_events(parts, reason):
+def test_the_client_builds_the_whole_message_from_theevents_of(parts, reason):
     assert _same(_rebuilt(_stream(parts, reason)), _format().whole(parts, reason, USAGE))
 
 

@@ -12,8 +12,6 @@ from serving.frontend.admission import Admission
 from serving.frontend.api.errors import ApiError
 from serving.frontend.config import FrontendConfig
 from serving.frontend.kept_responses import KeptResponses, Turn
-from tests.support import speaking_engine
-from tests.support.own_engines import serving_engine
 from tests.support.speaking_engine import ASKED
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -22,12 +20,6 @@ TOOL = {"name": "get_weather", "input_schema": PARAMETERS}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 THOUGHT = "<think>\nIt rains?\n</think>\n\nYes."
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory):
-    with serving_engine(speaking_engine, tmp_path_factory.mktemp("d"), models=2) as url:
-        yield url
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """The Responses API's types, against those of OpenAI's client."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -20,6 +20,7 @@ from serving.frontend.api.responses.format import ResponsesFormat
 from serving.frontend.api.responses.request import ResponsesRequest
 from serving.frontend.api.unsupported import check_fields
 from serving.model.parts import Arguments, CallStart, Content, Part, Reasoning
+from tests.support.sdk_events import events_of, models_in
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 USAGE = Usage(num_prompt=10, num_completion=7, num_cached=4, num_reasoning=2)
@@ -69,28 +70,10 @@ def _stream(format: ResponsesFormat, parts: list[Part], reason: str = "stop") ->
     return b"".join(events)
 
 
-def _events(stream: bytes) -> list[dict[str, Any]]:
-    """Return the events' data; each is named after its type."""
-    events = []
-    for event in stream.decode().removesuffix("\n\n").split("\n\n"):
-        name, data = event.split("\n")
-        events.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {events[-1]['type']}"
-    return events
-
-
-def _models(value: Any) -> Iterator[BaseModel]:
-    if isinstance(value, BaseModel):
-        yield value
-        value = dict(value)
-    for entry in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _models(entry)
-
-
 def _check(event: dict[str, Any]) -> None:
     """Check an event against the client's types; they let further fields through, which must not be typing errors."""
     further = {
-        name for model in _models(EVENTS.validate_python(event, strict=True)) for name in model.model_extra or ()
+        name for model in models_in(EVENTS.validate_python(event, strict=True)) for name in model.model_extra or ()
     }
     assert further <= {"store"}
 
@@ -108,7 +91,7 @@ def _client(answer: Callable[[dict[str, Any]], bytes]) -> openai.OpenAI:
 
 
 def test_a_stream_has_all_events_of_all_kinds_of_items_in_order():
-    types = [event["type"].removeprefix("response.") for event in _events(_stream(_format(), ALL_KINDS))]
+    types = [event["type"].removeprefix("response.") for event in events_of(_stream(_format(), ALL_KINDS))]
     opened = ["output_item.added", "content_part.added"]
     closed = ["content_part.done", "output_item.done"]
     calls = "function_call_arguments"
@@ -126,12 +109,12 @@ def test_a_stream_has_all_events_of_all_kinds_of_items_in_order():
 @pytest.mark.parametrize("parts", [ALL_KINDS, ALL_KINDS[2:4], ALL_KINDS[4:6], ALL_KINDS[:1], []])
 def test_every_event_is_of_a_type_that_the_client_knows(parts, reason):
     request = {"tools": [WEATHER], "text": {"format": {"type": "json_object"}}, "metadata": {"a": "b"}}
-    for event in _events(_stream(_format(**request, include=["reasoning.encrypted_content"]), parts, reason)):
+    for event in events_of(_stream(_format(**request, include=["reasoning.encrypted_content"]), parts, reason)):
         _check(event)
 
 
 def test_events_are_numbered_without_gaps():
-    numbers = [event["sequence_number"] for event in _events(_stream(_format(), ALL_KINDS))]
+    numbers = [event["sequence_number"] for event in events_of(_stream(_format(), ALL_KINDS))]
     assert numbers == list(range(len(numbers)))
 
 
@@ -158,7 +141,7 @@ def test_a_cut_answer_is_incomplete_and_so_is_only_its_last_item():
     response = json.loads(format.whole(ALL_KINDS[:6], "length", USAGE))
     assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert [item["status"] for item in response["output"]] == ["completed", "completed", "incomplete"]
-    assert _events(_stream(_format(), ALL_KINDS[:6], "length"))[-1]["type"] == "response.incomplete"
+    assert events_of(_stream(_format(), ALL_KINDS[:6], "length"))[-1]["type"] == "response.incomplete"
 
 
 def test_usage_counts_cached_tokens_in_the_input_and_reasoning_in_the_output():
@@ -174,7 +157,7 @@ def test_usage_counts_cached_tokens_in_the_input_and_reasoning_in_the_output():
 
 def test_a_failing_stream_closes_its_item_and_ends_with_the_error_and_the_failed_response():
     format = _format()
-    events = _events(
+    events = events_of(
         format.first(USAGE) + format.parts([Content("Hi")]) + format.failed(ApiError(503, "no worker left"))
     )
     assert [event["type"] for event in events[-3:]] == ["response.output_item.done", "error", "response.failed"]
@@ -186,7 +169,7 @@ def test_a_failing_stream_closes_its_item_and_ends_with_the_error_and_the_failed
 
 def test_a_stream_may_fail_before_its_first_part():
     format = _format()
-    for event in _events(format.first(USAGE) + format.failed(ApiError(429, "later"))):
+    for event in events_of(format.first(USAGE) + format.failed(ApiError(429, "later"))):
         _check(event)
 
 
@@ -206,7 +189,7 @@ ITEMS = st.one_of(
 
 @given(parts=st.lists(ITEMS, max_size=5).map(_with_ends), reason=st.sampled_from(["stop", "length", "tool_calls"]))
 def test_however_an_answer_arrives_the_end_of_its_stream_has_the_whole_answer(parts, reason):
-    last = _events(_stream(_format(), parts, reason))[-1]
+    last = events_of(_stream(_format(), parts, reason))[-1]
     assert last["response"] == json.loads(_format().whole(parts, reason, USAGE))
 
 

@@ -7,8 +7,6 @@ import openai
 import pytest
 
 from serving.frontend.api.structure import FIELDS
-from tests.support import speaking_engine
-from tests.support.own_engines import serving_engine
 from tests.support.speaking_engine import ASKED
 
 WEATHER = {
@@ -24,12 +22,6 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</t
 SECOND = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
 CONSTRAINTS = ("response_format", "structured_outputs", *FIELDS)
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory):
-    with serving_engine(speaking_engine, tmp_path_factory.mktemp("d"), models=2) as url:
-        yield url
 
 
 @pytest.fixture

@@ -143,7 +143,7 @@ def is_within(raw: dict[str, Any], value: float) -> bool:
 
 
 def is_multiple(value: float, step: float) -> bool:
-    """Return whether a number is a multiple of another, both as decimals and as validators reckon with floats."""
+    """Return whether a number is a multiple of another, both exactly and in floats, as some validators compute."""
     if Fraction(str(value)) % Fraction(str(step)):
         return False
     if isinstance(step, int) and isinstance(value, int):

@@ -30,7 +30,7 @@ UNSUPPORTED = (
     "extends",
     "disallow",
 )
-"""Keywords that constrain values in ways that the mocker does not reckon with; any other unknown one is an annotation."""
+"""Keywords that constrain values and that the mocker does not support; any other unknown one is an annotation."""
 
 MAX_COUNT = 1 << 64
 """The largest number of things that a keyword may name."""

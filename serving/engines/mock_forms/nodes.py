@@ -83,7 +83,7 @@ class Number(Node):
     integral: bool
     raws: list[dict[str, Any]]
     is_exact: bool = field(init=False)
-    """Whether no float is reckoned with."""
+    """Whether no float is involved."""
     nearest: Any = field(init=False, default=None)
     """The first value, None if none was found."""
 
@@ -115,7 +115,7 @@ class Number(Node):
         return 0, SPREAD if last is None else min(last, SPREAD)
 
     def at(self, place: int) -> Any:
-        """Return a multiple, None if validators that reckon with floats may refuse it."""
+        """Return a multiple, None if validators that compute with floats may refuse it."""
         exact = self.step * place
         if self.is_exact and abs(exact) <= EXACT:
             return int(exact)

@@ -16,11 +16,13 @@ from serving.frontend.kept_responses import Turn
 
 def answer_of(accepted: AcceptedRequest, turn: Turn | None) -> Answer:
     """Return what writes an accepted request's answer; a response is kept for the turns after it, if that is wanted."""
-    prepared, seed, fingerprint = accepted.prepared, secrets.token_hex(16), accepted.choices[0].fingerprint
+    prepared = accepted.prepared
+    if prepared.kind not in ("message", "response"):
+        return CompletionAnswer(accepted)
+    seed, fingerprint = secrets.token_hex(16), accepted.choices[0].fingerprint
     if prepared.kind == "message":
         return FormattedAnswer(accepted, MessagesFormat(prepared.options.model, seed=seed, fingerprint=fingerprint))
-    if prepared.response is None or turn is None:
-        return CompletionAnswer(accepted)
+    assert prepared.response is not None and turn is not None
     options = msgspec.structs.replace(prepared.response, echo=prepared.response.echo | {"store": turn.is_kept})
     keep = turn.keep if turn.is_kept else None
     format = ResponsesFormat(options, seed=seed, fingerprint=fingerprint, created_at=int(time.time()), keep=keep)

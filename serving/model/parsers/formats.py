@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from serving.model.parsers.call_format import CallFormat
 from serving.model.parsers.harmony import Harmony
@@ -25,17 +26,7 @@ _qwen_coder = TagCalls(
     end="</tool_call>",
     has_lines=True,
 )
-_seed = TagCalls(
-    start="<seed:tool_call>",
-    function="<function=",
-    name_end=">",
-    parameter="<parameter=",
-    key_end=">",
-    value_end="</parameter>",
-    function_end="</function>",
-    end="</seed:tool_call>",
-    has_lines=True,
-)
+_seed = replace(_qwen_coder, start="<seed:tool_call>", end="</seed:tool_call>")
 _glm = TagCalls(
     start="<tool_call>",
     parameter="<arg_key>",
