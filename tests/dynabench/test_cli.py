@@ -401,5 +401,5 @@ def test_record_without_vllm_says_how_to_get_it(tmp_path):
     scenario.write_text('{"engine": {}, "requests": []}')
     done = dynabench("record", "--scenario", scenario, "--out", tmp_path / "o.jsonl")
     assert done.returncode == 2
-    assert f"install it with: {install('record')}" in done.stderr
+    assert f"pip install 'vllm>=0.11'; without a GPU: {install('record')}" in done.stderr
     assert not (tmp_path / "o.jsonl").exists()
