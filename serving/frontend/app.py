@@ -127,7 +127,7 @@ class Frontend:
         }
         if self.is_draining:
             return as_json({"status": "not_ready", "stage": "draining", **facts}, 503)
-        if not any(model.routing.num_ranks for model in models):
+        if not any(model.workers.num_ranks for model in models):
             message = "; ".join(["No endpoints available", *self._models.absences(), *map(str, away)])
             return as_json({"status": "unhealthy", "message": message, **facts}, 503)
         if away:
