@@ -6,8 +6,10 @@ import math
 from functools import partial
 from time import monotonic
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
 
 from mocker import BlockChain, Engine, Sequence
 from mocker.timing.choose import SimulatedEngine
@@ -116,9 +118,7 @@ class MockEngine:
     ) -> None:
         size = self.config.block_size
         output = answer.output
-        hashes = np.frombuffer(bytes(request.sequence_hashes.data), "<u8").tolist() if request.sequence_hashes else []
-        tail = np.concatenate([tokens[len(hashes) * size :], np.array(output, np.uint32)])
-        ids = hashes + sequence_hashes(block_hashes(tail, size), hashes[-1] if hashes else None)
+        ids = self._names(request, tokens, output)
         chain = BlockChain(ids)
         if self._events is not None:
             chain.payload = self._events.content(request, tokens, output)
@@ -148,6 +148,18 @@ class MockEngine:
         except (ValueError, CallError) as error:
             stream.on_cancel = None
             stream.end(str(error), error.kind if isinstance(error, CallError) else "invalid")
+
+    def _names(self, request: PreprocessedRequest, tokens: Tokens, output: list[int]) -> list[int]:
+        """Name the blocks of a prompt and its answer; the frontend has named those of a prompt that anyone may share."""
+        size, scope = self.config.block_size, request.cache_scope
+        given = request.sequence_hashes if scope is None else None
+        hashes = np.frombuffer(bytes(given.data), "<u8").tolist() if given else []
+        root = hashes[-1] if hashes else None
+        if scope is not None:
+            root = xxh3_64_intdigest(msgspec.msgpack.encode(scope))
+        tail = np.concatenate([tokens[len(hashes) * size :], np.array(output, np.uint32)])
+        named: list[int] = hashes + sequence_hashes(block_hashes(tail, size), root)
+        return named
 
     def _share(self, live: Live, asked: Part) -> None:
         """Start our part of a request; another worker does the rest.
@@ -184,7 +196,7 @@ class MockEngine:
         Raises:
             RuntimeError: see `mocker.engine.Engine.reset_prefix_cache`.
         """
-        done = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._resets.append((preempts_running, done))
         if self.engine.step is None:
             self._reset()
