@@ -17,6 +17,7 @@ from serving.stand_in.config import StandInConfig, TlsConfig
 from serving.stand_in.local import LocalWorkers
 from serving.stand_in.served import OneModel, served_model
 from serving.stand_in.vllm.app import VllmServer
+from serving.stand_in.vllm.kv_events.ranks import sinks_of
 from serving.supervision.process import report_ready
 from serving.worker.config import WorkerConfig
 
@@ -79,9 +80,10 @@ async def stand_in(config: StandInConfig) -> AsyncIterator[VllmServer]:
         transfer=config.transfer,
         lease=config.lease,
     )
+    closing = contextlib.AsyncExitStack()
     try:
         await engine.start(files)
-        engine.publish_to([])
+        engine.run(await closing.enter_async_context(sinks_of(config)))
         workers = LocalWorkers(engine)
         model = await served_model(config, engine.traits, files, workers)
         try:
@@ -91,6 +93,7 @@ async def stand_in(config: StandInConfig) -> AsyncIterator[VllmServer]:
             await model.preparer.close()
     finally:
         await engine.close()
+        await closing.aclose()
 
 
 def worker_config(config: StandInConfig) -> WorkerConfig:
