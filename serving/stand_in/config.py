@@ -1,0 +1,403 @@
+"""Everything that one stand-in is told.
+
+The classes follow the parts that read them: HTTP (`HttpConfig`), requests and answers (`ApiConfig`), adapters
+(`LoraConfig`), KV events (`KvEventsConfig`), handover of KV (`KvHandoverConfig`), ranks (`RanksConfig`) and logs
+(`LogConfig`). Defaults are those of `vllm serve`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from foundation.settings import Count, Positive, Wait, Whole, check
+from serving.engines.mock import AnswerConfig, EngineConfig, TimingConfig
+from serving.frontend.config import Port
+from serving.life.lease import LeaseConfig
+from serving.model.parsers import check_parsers
+from serving.transfer.config import TransferRunConfig
+
+KvRole = Literal["kv_producer", "kv_consumer", "kv_both"]
+ContentFormat = Literal["auto", "string", "openai"]
+FingerprintMode = Literal["full", "hash", "custom", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsConfig:
+    """The files with which the server proves who it is."""
+
+    certificate: str
+    """File of the certificate (PEM)."""
+
+    key: str
+    """File of its key (PEM)."""
+
+    client_authorities: str = ""
+    """File of the authorities that may sign clients' certificates (PEM)."""
+
+    client_certificates: Literal[0, 1, 2] = 0
+    """Whether clients need certificates, as numbered in Python's ssl: 0 no, 1 optional, 2 required."""
+
+    ciphers: str = ""
+    """Ciphers of TLS 1.2 and older (none: those of OpenSSL)."""
+
+    refresh: bool = False
+    """Load the files again when they change."""
+
+    def __post_init__(self) -> None:
+        """Reject invalid values."""
+        check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpConfig:
+    """Settings of the server."""
+
+    host: str = ""
+    """Address to listen on (none: all)."""
+
+    port: Port = 8000
+    """Port to listen on (0: any free one)."""
+
+    uds: str = ""
+    """Path of a Unix socket to listen on, instead of host and port."""
+
+    tls: TlsConfig | None = None
+    """TLS, if the server speaks it."""
+
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    """Keys of which clients must send one (none: no key needed)."""
+
+    root_path: str = ""
+    """Path under which a proxy in front shows this server."""
+
+    allowed_origins: tuple[str, ...] = ()
+    """Origins whose web pages may call."""
+
+    allowed_methods: tuple[str, ...] = ("*",)
+    """Methods with which they may."""
+
+    allowed_headers: tuple[str, ...] = ("*",)
+    """Headers that they may send."""
+
+    allow_credentials: bool = False
+    """Whether they may send credentials."""
+
+    enable_request_id_headers: bool = False
+    """Whether answers have X-Request-Id."""
+
+    has_docs: bool = True
+    """Whether /docs and /openapi.json are there."""
+
+    max_header_bytes: Count = 4 << 20
+    """Largest head of a request, in bytes."""
+
+    max_headers: Count = 256
+    """Most headers of a request."""
+
+    keep_alive_s: Wait = 5.0
+    """How long a connection may idle (s). Environment: VLLM_HTTP_TIMEOUT_KEEP_ALIVE."""
+
+    sse_keep_alive_interval_s: Whole = 0
+    """A stream in which nothing was written for this long gets a comment (s; 0: never)."""
+
+    shutdown_timeout_s: Whole = 0
+    """How long requests in progress may take to finish after the process is asked to end (s; 0: they are aborted)."""
+
+    def __post_init__(self) -> None:
+        """Reject invalid values."""
+        check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiConfig:
+    """How requests are read, and answers written."""
+
+    chat_template: str = ""
+    """File of the chat template, or the template itself (none: the model's)."""
+
+    chat_template_content_format: ContentFormat = "auto"
+    """Whether the template gets the content of messages as text or as parts (auto: as it seems to expect)."""
+
+    default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the chat template that requests may replace."""
+
+    trust_request_chat_template: bool = False
+    """Whether requests may bring a chat template."""
+
+    response_role: str = "assistant"
+    """Role of the answers."""
+
+    enable_auto_tool_choice: bool = False
+    """Whether the model may choose to call tools."""
+
+    exclude_tools_when_tool_choice_none: bool = False
+    """Leave tools out of the prompt if the request says that none may be called."""
+
+    tool_call_parser: str = ""
+    """Format in which the model calls tools, by vLLM's name (none: calls stay text)."""
+
+    reasoning_parser: str = ""
+    """Format in which the model thinks before it answers, by vLLM's name (none: it stays text)."""
+
+    max_logprobs: Annotated[int, Meta(ge=-1)] = 20
+    """Most log probabilities of a token that requests may ask for (-1: as many as the vocabulary has)."""
+
+    return_tokens_as_token_ids: bool = False
+    """Write tokens of log probabilities as token_id:NUMBER."""
+
+    enable_prompt_tokens_details: bool = False
+    """Whether the usage says how many tokens of the prompt were cached."""
+
+    enable_force_include_usage: bool = False
+    """Whether every stream ends with the usage, asked for or not."""
+
+    enable_per_request_metrics: bool = False
+    """Whether answers have the times of their request."""
+
+    enable_server_load_tracking: bool = False
+    """Whether /load counts the requests in progress."""
+
+    enable_tokenizer_info_endpoint: bool = False
+    """Whether /tokenizer_info is there."""
+
+    fingerprint_mode: FingerprintMode = "full"
+    """What system_fingerprint of answers is."""
+
+    fingerprint_value: str = ""
+    """The fingerprint itself, if custom."""
+
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling parameters of requests that name none, from the model's generation_config.json and the flags."""
+
+    max_queued_requests: Count | None = None
+    """Requests that wait beyond which more are refused (none: no limit)."""
+
+    max_queued_tokens: Count | None = None
+    """Tokens of prompts that wait beyond which more are refused (none: no limit)."""
+
+    stream_interval: Count = 1
+    """Tokens that gather before a stream writes them."""
+
+    def __post_init__(self) -> None:
+        """Reject invalid values."""
+        check(self)
+        check_parsers(self.tool_call_parser, self.reasoning_parser)
+        if self.enable_auto_tool_choice and not self.tool_call_parser:
+            raise ValueError(
+                "enable_auto_tool_choice needs a tool_call_parser: the format in which the model calls tools"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraModule:
+    """An adapter that is served from the start."""
+
+    name: str
+    path: str
+    base_model_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraConfig:
+    """Settings of adapters."""
+
+    max_loras: Count = 1
+    """Adapters that may run in one step."""
+
+    max_cpu_loras: Count | None = None
+    """Adapters in host memory (none: as many as max_loras)."""
+
+    max_lora_rank: Count = 16
+    """Highest rank of an adapter."""
+
+    modules: tuple[LoraModule, ...] = ()
+    """Adapters that are served from the start."""
+
+    may_change: bool = False
+    """Whether adapters can be loaded and unloaded over HTTP. Environment: VLLM_ALLOW_RUNTIME_LORA_UPDATING."""
+
+    def __post_init__(self) -> None:
+        """Reject invalid values."""
+        check(self)
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise ValueError(
+                f"max_cpu_loras must be at least max_loras ({self.max_loras}), not {self.max_cpu_loras}: adapters that "
+                "run are kept in host memory, too"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvEventsConfig:
+    """Where KV events are published over ZeroMQ, as in vLLM's --kv-events-config."""
+
+    endpoint: str = "tcp://*:5557"
+    """Where events are published; rank N adds N to the port."""
+
+    replay_endpoint: str | None = None
+    """Where subscribers ask for events that they missed (none: nowhere)."""
+
+    buffer_steps: Count = 10_000
+    """Messages that are kept for them."""
+
+    hwm: Count = 100_000
+    """Messages that may wait for a slow subscriber before more are dropped."""
+
+    max_queue_size: Count = 100_000
+    """Messages that may wait to be published."""
+
+    topic: str = ""
+    """Topic of the messages."""
+
+    def __post_init__(self) -> None:
+        """Reject invalid values."""
+        check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvHandoverConfig:
+    """How KV is handed to other instances, as in vLLM's --kv-transfer-config with NixlConnector."""
+
+    role: KvRole = "kv_both"
+    """Whether other instances read KV from this one, it reads from them, or both."""
+
+    engine_id: str | None = None
+    """Name of this instance in kv_transfer_params (none: drawn at start)."""
+
+    side_channel_host: str = "localhost"
+    """Address at which others find this instance. Environment: VLLM_NIXL_SIDE_CHANNEL_HOST."""
+
+    side_channel_port: Port = 5600
+    """Port at which they do; rank N adds N. Environment: VLLM_NIXL_SIDE_CHANNEL_PORT."""
+
+    def __post_init__(self) -> None:
+        """Reject invalid values."""
+        check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksConfig:
+    """Which data-parallel ranks run here; `EngineConfig.dp_size` says how many."""
+
+    size: Count = 1
+    """Ranks in all, on all hosts."""
+
+    first: Whole = 0
+    """Number of the first rank that runs here."""
+
+    is_external: bool = False
+    """Whether something in front chooses between ranks, so that each is a server of its own."""
+
+    def __post_init__(self) -> None:
+        """Reject invalid values."""
+        check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """What is logged."""
+
+    level: Literal["critical", "error", "warning", "info", "debug", "trace"] = "info"
+    """The least that the HTTP server logs."""
+
+    requests: bool = False
+    """Log each request."""
+
+    outputs: bool = False
+    """Log each answer, too."""
+
+    deltas: bool = True
+    """Log each piece of a streamed answer, if answers are logged."""
+
+    max_length: Whole | None = None
+    """Most characters or token ids of a prompt or an answer that are logged (none: all)."""
+
+    stats_interval_s: Positive | None = 10.0
+    """How often a line with the throughput and queues is logged (s; none: never). Environment: VLLM_LOG_STATS_INTERVAL."""
+
+    has_stats: bool = True
+    """Whether there are metrics of the engine, and lines of them in the log."""
+
+    access: bool = True
+    """Log a line for each call."""
+
+    quiet_endpoints: tuple[str, ...] = ()
+    """Paths whose calls are not logged."""
+
+    def __post_init__(self) -> None:
+        """Reject invalid values."""
+        check(self)
+        if self.outputs and not self.requests:
+            raise ValueError("enable_log_outputs needs enable_log_requests")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandInConfig:
+    """Settings of one stand-in."""
+
+    model: str = "Qwen/Qwen3-0.6B"
+    """The model as the user named it: a folder or a Hugging Face id."""
+
+    model_path: str = ""
+    """Folder with its tokenizer (none: tokens are bytes of UTF-8)."""
+
+    served_model_names: tuple[str, ...] = ()
+    """Names that clients may ask for; answers have the first (none: `model`)."""
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """The scheduler and cache of each rank."""
+
+    timing: TimingConfig = field(default_factory=TimingConfig)
+    """How long its steps take."""
+
+    answers: AnswerConfig = field(default_factory=AnswerConfig)
+    """What it answers."""
+
+    transfer: TransferRunConfig = field(default_factory=TransferRunConfig)
+    """How KV travels."""
+
+    lease: LeaseConfig = field(default_factory=LeaseConfig)
+    """How long KV waits for another instance."""
+
+    http: HttpConfig = field(default_factory=HttpConfig)
+    """Where it listens, and for whom."""
+
+    api: ApiConfig = field(default_factory=ApiConfig)
+    """How it reads requests and writes answers."""
+
+    logs: LogConfig = field(default_factory=LogConfig)
+    """What it logs."""
+
+    ranks: RanksConfig = field(default_factory=RanksConfig)
+    """Which data-parallel ranks run here."""
+
+    lora: LoraConfig | None = None
+    """Adapters, if there may be some."""
+
+    kv_events: KvEventsConfig | None = None
+    """KV events over ZeroMQ, if they are published."""
+
+    kv_handover: KvHandoverConfig | None = None
+    """Handover of KV to other instances, if there is any."""
+
+    enable_sleep_mode: bool = False
+    """Whether /sleep and /wake_up may free memory."""
+
+    is_dev_mode: bool = False
+    """Whether the routes for development are there. Environment: VLLM_SERVER_DEV_MODE."""
+
+    seed: int = 0
+    """Seed of what is drawn, such as answers."""
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """The arguments that differ from vLLM's defaults, by vLLM's names, as /server_info and the log show them."""
+
+    def __post_init__(self) -> None:
+        """Name the model if it has no other name, and reject invalid values."""
+        object.__setattr__(self, "served_model_names", self.served_model_names or (self.model,))
+        check(self)
+        if self.engine.dp_size > self.ranks.size - self.ranks.first:
+            raise ValueError(
+                f"{self.engine.dp_size} ranks from number {self.ranks.first} on are more than there are in all, {self.ranks.size}"
+            )

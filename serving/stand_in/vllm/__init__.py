@@ -1,0 +1,1 @@
+"""What is vLLM's: the flags of `vllm serve`, and how its server talks."""

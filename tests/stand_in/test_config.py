@@ -1,0 +1,24 @@
+import pytest
+
+from serving.engines.mock import EngineConfig
+from serving.stand_in.config import ApiConfig, LogConfig, LoraConfig, RanksConfig, StandInConfig
+
+
+def test_a_stand_in_is_served_under_its_models_name_if_it_has_no_other():
+    assert StandInConfig(model="org/model").served_model_names == ("org/model",)
+    assert StandInConfig(model="org/model", served_model_names=("a", "b")).served_model_names == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ApiConfig(enable_auto_tool_choice=True), "needs a tool_call_parser"),
+        (lambda: ApiConfig(tool_call_parser="nonsense"), "nonsense"),
+        (lambda: LoraConfig(max_loras=4, max_cpu_loras=2), "at least max_loras"),
+        (lambda: LogConfig(outputs=True), "enable_log_requests"),
+        (lambda: StandInConfig(engine=EngineConfig(dp_size=2), ranks=RanksConfig(size=3, first=2)), "more than"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
