@@ -11,6 +11,16 @@ from mocker.step import StepLog
 from serving.engines.mock_live import Live
 from serving.worker.protocol import PreprocessedRequest
 
+MANY_GAPS = 1 << 14
+"""So many rows of times between tokens gather before an observer is told of them, unless somebody asks for them earlier."""
+
+
+class Gaps(NamedTuple):
+    """Times between tokens (s), and how many tokens came after each."""
+
+    seconds: npt.NDArray[np.float64]
+    counts: npt.NDArray[np.float64]
+
 
 class Observer(Protocol):
     """Sees what happens to the requests of one rank, as it happens. What can be read off the rank is not told."""
@@ -19,15 +29,22 @@ class Observer(Protocol):
         """A request waits for its turn."""
         ...
 
-    def on_step(self, num_decoded: int, prefilled: list[Live], finished: list[Live], preempted: list[Live]) -> None:
+    def on_step(
+        self, end_s: float, num_decoded: int, prefilled: list[Live], finished: list[Live], preempted: list[Live]
+    ) -> None:
         """A step has ended, and its output is about to be sent.
 
         Args:
+            end_s: when it ended, on the engine's clock.
             num_decoded: requests that got another token.
             prefilled: requests whose prompt is computed now, those that were preempted before included: they got a token.
             finished: requests that ended with this step.
             preempted: requests that got a token, and will have to wait for the next.
         """
+        ...
+
+    def on_gaps(self, gaps: Gaps) -> None:
+        """Tokens came, with these times between them; this is told now and then."""
         ...
 
     def on_left(self, live: Live, *, has_stopped: bool) -> None:
@@ -65,13 +82,6 @@ def queues_of(engine: Engine, num_planned: int) -> Queues:
         num_kv_loaded=len(holding) - num_loading,
         kv_usage=1.0 - pool.num_free / pool.num_blocks,
     )
-
-
-class Gaps(NamedTuple):
-    """Times between tokens (s), and how many tokens came after each."""
-
-    seconds: npt.NDArray[np.float64]
-    counts: npt.NDArray[np.float64]
 
 
 def take_gaps(engine: Engine) -> Gaps:

@@ -20,7 +20,7 @@ from serving.engines.mock_author import Author, Plan
 from serving.engines.mock_events import router_events
 from serving.engines.mock_handover import Handover, block_keys
 from serving.engines.mock_live import Live, live_of
-from serving.engines.mock_observer import Gaps, Observer, Queues, queues_of, take_gaps
+from serving.engines.mock_observer import MANY_GAPS, Gaps, Observer, Queues, queues_of, take_gaps
 from serving.engines.mock_tiers import LiveTiers
 from serving.engines.timer import StepTimer
 from serving.model.tokenizer import ByteTokenizer
@@ -298,9 +298,12 @@ class MockEngine:
         if self._has_lost:
             self._has_lost = False
             decoded = [sequence for sequence in decoded if not live_of(sequence).stream.is_over]
+        if len(self.engine.log.starts_s) >= MANY_GAPS:
+            observer.on_gaps(self.take_gaps())
         ahead = self.engine.ahead
         preempted = ahead.preempted if ahead is not None else NOBODY
         observer.on_step(
+            output.end,
             len(decoded),
             [live_of(sequence) for sequence in output.sampled],
             [live_of(sequence) for sequence in output.finished],

@@ -17,6 +17,7 @@ from serving.stand_in.config import StandInConfig, TlsConfig
 from serving.stand_in.local import LocalWorkers
 from serving.stand_in.served import OneModel, served_model
 from serving.stand_in.vllm.app import VllmServer
+from serving.stand_in.vllm.metrics.metrics import VllmMetrics
 from serving.worker.config import WorkerConfig
 
 log = logging.getLogger(__name__)
@@ -73,11 +74,13 @@ async def stand_in(config: StandInConfig) -> AsyncIterator[VllmServer]:
     )
     try:
         await engine.start(files)
-        engine.publish_to([])
         workers = LocalWorkers(engine)
         model = await served_model(config, engine.traits, files, workers)
+        metrics = VllmMetrics(config, model.card.context_length)
+        metrics.observe(engine)
+        engine.publish_to([])
         try:
-            yield VllmServer(config, engine, OneModel(config.served_model_names, model))
+            yield VllmServer(config, engine, OneModel(config.served_model_names, model), metrics)
         finally:
             workers.calls.end_all("the server shut down before the answer was complete", "draining")
             await model.preparer.close()
