@@ -13,10 +13,9 @@ from pathlib import Path
 import httpx
 
 from tests.real_engines.serving_vllm import until_ready, vllm_serve
-from tests.stand_in.metric_facts import facts
+from tests.stand_in.metric_facts import facts, record
 
 ROOT = Path(__file__).parents[2]
-RECORD = ROOT / "tests" / "stand_in" / "vllm_metrics.json"
 
 NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
 SPECULATION = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
@@ -28,7 +27,6 @@ OFFLOADING = {
 SETTINGS = {
     "default": (),
     "without_stats": ("--disable-log-stats", "--tool-call-parser=hermes"),
-    "two_ranks": ("--data-parallel-size=2",),
     "everything": (
         "--enable-lora",
         "--max-loras=2",
@@ -61,14 +59,14 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "tiny"
         subprocess.run([sys.executable, ROOT / "examples" / "tiny_model.py", model], check=True)
-        recorded = {}
+        found = {}
         for name, flags in SETTINGS.items():
             log = Path(folder) / "log"
             with vllm_serve(model, log, *flags) as (url, process):
                 until_ready(url, process, log)
-                recorded[name] = facts(httpx.get(f"{url}/metrics").text)
-        recorded["offloading"] = facts(shown_by_logger(model, OFFLOADING))
-    RECORD.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n")
+                found[name] = facts(httpx.get(f"{url}/metrics").text)
+        found["offloading"] = facts(shown_by_logger(model, OFFLOADING))
+    record(found)
 
 
 def shown_by_logger(model, transfer):
