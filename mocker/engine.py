@@ -125,6 +125,11 @@ class Engine:
         return bool(holding) and not (is_busy or is_copying or any(each.state == LOADING for each in holding))
 
     @property
+    def ahead(self) -> Batch | None:
+        """The batch that was closed ahead, if there is one."""
+        return self._ahead
+
+    @property
     def num_free_blocks(self) -> int:
         """Blocks that could be allocated now."""
         return self.scheduler.pool.num_free
