@@ -77,8 +77,8 @@ class Scheduler:
             )
         self.offload = None if host is None else Offload(host, self.pool, config.block_size)
         self._expected: list[Sequence] = []  # arrived, and tiers behind host memory may have parts of them
-        self._has_fence = config.is_async and (config.kv_role == "kv_consumer" or self.offload is not None)
-        self._drops_output = config.is_async and config.kv_role == "kv_producer"  # if preempted: its KV is gone
+        self._has_fence = config.is_async and (config.is_kv_consumer or self.offload is not None)
+        self._drops_output = config.is_async and config.is_kv_producer  # if preempted: its KV is gone
         self.dropped = NOBODY  # whose output in flight does not count
         self._reset = NOBODY  # preempted by a reset of the prefix cache, until a batch reports them
         self._before = self._latest = Batch(0)  # the two batches closed last, if there is a fence
