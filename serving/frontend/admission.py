@@ -10,17 +10,17 @@ from serving.frontend.api.errors import ApiError
 from serving.frontend.config import FrontendConfig
 
 
-class Admission:
-    """Decides from a request's method and headers."""
+class KeyAndRoom:
+    """See `Admission`: our key, and room for one more request."""
 
     def __init__(self, config: FrontendConfig) -> None:
         self._key = config.api_key.encode()
         self._limit = config.max_inflight_requests
 
     def refusal(
-        self, method: str, headers: Iterable[tuple[bytes, bytes]], *, num_open: int, is_draining: bool
+        self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]], *, num_open: int, is_draining: bool
     ) -> ApiError | None:
-        """Return the error for a request that may not pass."""
+        """See `Admission`."""
         if self._key and not self._has_key(headers):
             unauthorized = {"www-authenticate": "Bearer"}
             return ApiError(401, "no valid API key was given", code="invalid_api_key", headers=unauthorized)

@@ -2,64 +2,85 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Collection, Iterable, Mapping
+from typing import Protocol
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serving.frontend.admission import Admission
+from serving.frontend.answering import Answering, Handler
 from serving.frontend.answers.sending import BEGUN
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.messages.errors import PATH as MESSAGES
-from serving.frontend.api.messages.errors import body_at
-from serving.frontend.app import Frontend
-from serving.frontend.config import FrontendConfig
+from serving.frontend.dialect import Dialect
 
 log = logging.getLogger(__name__)
 
 DEFECT = ApiError(500, "the frontend failed on this request; its log says why")
 
-Handler = Callable[[Request], Awaitable[Response]]
+
+class Admission(Protocol):
+    """Which requests may pass."""
+
+    def refusal(
+        self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]], *, num_open: int, is_draining: bool
+    ) -> ApiError | None:
+        """Return the error for a request that may not pass."""
+        ...
 
 
 class Guard:
     """In front of every route: counts requests, and answers those that may not pass or that fail with an error."""
 
-    def __init__(self, app: ASGIApp, frontend: Frontend, config: FrontendConfig) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        answering: Answering,
+        admission: Admission,
+        *,
+        hot: Mapping[tuple[str, str], Handler],
+        open_paths: Collection[str],
+    ) -> None:
+        """Guard an application.
+
+        Args:
+            app: the application.
+            answering: the requests in progress.
+            admission: which requests may pass.
+            hot: handlers that are called directly, by method and path.
+            open_paths: paths that are neither guarded nor counted.
+        """
         self._app = app
-        self._frontend = frontend
-        self._admission = Admission(config)
-        self._hot: dict[tuple[str, str], Handler] = {
-            ("POST", "/v1/completions"): frontend.complete,
-            ("POST", "/v1/chat/completions"): frontend.chat,
-            ("POST", "/v1/responses"): frontend.respond,
-            ("POST", MESSAGES): frontend.message,
-        }
+        self._answering = answering
+        self._admission = admission
+        self._hot = hot
+        self._open = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request pass, or answer it with an error."""
         if scope["type"] != "http":
             return
-        frontend = self._frontend
-        scope["path"] = scope["path"].rstrip("/") or "/"
-        if scope["path"] in ("/health", "/live"):
+        answering = self._answering
+        path = scope["path"] = scope["path"].rstrip("/") or "/"
+        if path in self._open:
             await self._app(scope, receive, send)
             return
         method, headers = scope["method"], scope["headers"]
-        error = self._admission.refusal(method, headers, num_open=frontend.num_open, is_draining=frontend.is_draining)
+        error = self._admission.refusal(
+            method, path, headers, num_open=answering.num_open, is_draining=answering.is_draining
+        )
         if error is not None:
-            await error_response(error, scope["path"])(scope, receive, send)
+            await error_response(error, path, answering.dialect)(scope, receive, send)
             return
-        frontend.num_open += 1
-        handler = self._hot.get((method, scope["path"]))
+        answering.num_open += 1
+        handler = self._hot.get((method, path))
         try:
             if handler is None:
                 await self._app(scope, receive, send)
             else:
                 await self._answer(handler, scope, receive, send)
         finally:
-            frontend.num_open -= 1
+            answering.num_open -= 1
 
     async def _answer(self, handler: Handler, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer without the framework's layers, which would add a tenth of a millisecond to each time to first token."""
@@ -72,7 +93,7 @@ class Guard:
             refusal = error
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if BEGUN in scope or not self._frontend.is_draining or task is None:
+            if BEGUN in scope or not self._answering.is_draining or task is None:
                 raise
             task.uncancel()
             refusal = ApiError(
@@ -85,9 +106,9 @@ class Guard:
             refusal = DEFECT
         else:
             return
-        await error_response(refusal, scope["path"])(scope, receive, send)
+        await error_response(refusal, scope["path"], self._answering.dialect)(scope, receive, send)
 
 
-def error_response(error: ApiError, path: str) -> Response:
+def error_response(error: ApiError, path: str, dialect: Dialect) -> Response:
     """Return an error in the form of the API that a path belongs to."""
-    return Response(body_at(path, error), error.status, headers=error.headers, media_type="application/json")
+    return Response(dialect.error_body(path, error), error.status, headers=error.headers, media_type="application/json")

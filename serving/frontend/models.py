@@ -31,6 +31,7 @@ from serving.router.books import RankBooks
 from serving.routing.following import Rank, traits_of
 from serving.routing.live import Routing
 from serving.routing.stages import Stages
+from serving.routing.workers import Course, Workers
 from serving.runtime.address import EndpointAddress
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import CallError
@@ -50,15 +51,15 @@ MAX_SEEN = 1000
 class ServedModel:
     """A model that can answer requests."""
 
-    def __init__(self, text: TextModel, stages: Stages, preparer: Preparer) -> None:
+    def __init__(self, text: TextModel, stages: Course, preparer: Preparer) -> None:
         self.card = text.card
         self.text = text
         self.stages = stages
         self.preparer = preparer
 
     @property
-    def routing(self) -> Routing:
-        """The routing to the workers that answer."""
+    def workers(self) -> Workers:
+        """The workers that answer."""
         return self.stages.decode
 
 

@@ -88,12 +88,12 @@ def instance_query(model: ServedModel, prompt: Prompt, request_id: str) -> Respo
     Raises:
         ApiError: there is no worker to send it to.
     """
-    routing = model.routing
+    workers = model.workers
     try:
-        placement = routing.pick(len(prompt.tokens), prompt.hashes, is_refusable=False)
+        placement = workers.pick(len(prompt.tokens), prompt.hashes, is_refusable=False)
     except (NoWorkersError, AllBusyError) as error:
         raise no_worker(error) from error
-    routing.on_finish(placement)
+    workers.on_finish(placement)
     body = annotation("worker_instance_id", str(placement.rank.instance_id))
     body += annotation("token_ids", prompt.tokens.tolist()) + DONE
     return Response(body, media_type="text/event-stream", headers={"x-request-id": request_id})

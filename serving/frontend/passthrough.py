@@ -31,18 +31,18 @@ def hand_through(
     Raises:
         ApiError: there is no worker to send it to.
     """
-    routing, started = model.routing, time.perf_counter()
+    workers, started = model.workers, time.perf_counter()
     labels = endpoint, "stream" if request.stream else "unary"
     try:
-        placement = routing.pick(1, [])
+        placement = workers.pick(1, [])
     except (NoWorkersError, AllBusyError, AllFullError) as error:
         metrics.count("requests", *labels, "error")
         metrics.count("model_rejection", endpoint)
         raise no_worker(error) from error
     try:
-        stream = routing.send(placement, request.request)
+        stream = workers.send(placement, request.request)
     except CallError as error:
-        routing.on_finish(placement)
+        workers.on_finish(placement)
         raise failed_call(str(error), error.kind) from error
     metrics.inflight += 1
     streams.add(stream)
@@ -50,7 +50,7 @@ def hand_through(
     def release(status: str) -> None:
         stream.cancel()
         streams.discard(stream)
-        routing.on_finish(placement)
+        workers.on_finish(placement)
         metrics.inflight -= 1
         metrics.count("requests", *labels, status)
         metrics.observe("request_duration_seconds", time.perf_counter() - started)

@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -14,7 +14,7 @@ from serving.frontend.api.kinds import KINDS, KindName, parse
 from serving.frontend.config import FrontendConfig
 from serving.frontend.http.body import BodyBudget, Share, read_body
 from serving.frontend.metrics import FrontendMetrics
-from serving.frontend.models import SHOWN_CHARACTERS, Models, ServedModel
+from serving.frontend.models import SHOWN_CHARACTERS, ServedModel
 from serving.frontend.prepared import Preprocessed
 from serving.frontend.preparing.messages import Body, Elsewhere
 from serving.frontend.preprocess import is_quick, preprocess
@@ -32,10 +32,34 @@ MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]{1,512})"')
 STREAM = re.compile(rb'"stream"\s*:\s*true')
 
 
+class KnownModels(Protocol):
+    """The models that are served, or may be soon."""
+
+    def get(self, name: str) -> ServedModel | None:
+        """Return a model by its name."""
+        ...
+
+    def all(self) -> list[ServedModel]:
+        """Return every model."""
+        ...
+
+    def is_expected(self, name: str) -> bool:
+        """Return whether a model that is not served now may be soon."""
+        ...
+
+    def absence(self, name: str) -> str:
+        """Return why an expected model cannot answer."""
+        ...
+
+    def absences(self) -> list[str]:
+        """Return why models that have workers cannot answer, for each that cannot."""
+        ...
+
+
 class RequestReader:
     """Reads requests: quick ones at once, the others with their model's preparer."""
 
-    def __init__(self, models: Models, config: FrontendConfig, metrics: FrontendMetrics) -> None:
+    def __init__(self, models: KnownModels, config: FrontendConfig, metrics: FrontendMetrics) -> None:
         self._models = models
         self._metrics = metrics
         self._max_bytes = config.max_body_mb << 20

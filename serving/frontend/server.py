@@ -1,25 +1,19 @@
 """A frontend process, or several that share a port."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
 import socket
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
 from serving.frontend.app import Frontend
 from serving.frontend.config import FrontendConfig
-from serving.frontend.http.connection import Connection, sweep
-from serving.frontend.http.limits import Limits
+from serving.frontend.http.server import serve_http
 from serving.frontend.models import Models
-from serving.frontend.routes import make_app
+from serving.frontend.routes import frontend_app
 from serving.life import DisaggregationConfig
 from serving.router import RouterConfig
 from serving.runtime.address import EndpointAddress
@@ -29,7 +23,6 @@ from serving.runtime.messages import CallError
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.runtime.private_folder import socket_name
 from serving.runtime.server import GeneratorService
-from serving.runtime.stopping import until_stopped
 from serving.supervision.group import Group, Program
 from serving.supervision.process import report_ready
 
@@ -69,14 +62,6 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-class _Server(uvicorn.Server):
-    """A server that leaves signals to us: the first one drains."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 def listen_at(path: Path) -> socket.socket:
     """Bind a listening Unix socket.
 
@@ -97,47 +82,17 @@ async def serve_frontend(
     frontend = Frontend(models, config, await _siblings(runtime), runtime.outages)
     await _count_for_siblings(runtime, frontend)
     await models.start()
-    limits = Limits(unread_timeout_s=config.write_timeout_s)
-    server = _server(frontend, config, limits)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    sweeping = asyncio.create_task(sweep(server.server_state.connections, limits))
-    if listener.family != socket.AF_UNIX:
-        log.info("listening on http://%s:%d", *listener.getsockname()[:2])
-    report_ready()
     try:
-        await until_stopped(runtime.stopping, asyncio.shield(serving))
-        await _drain(frontend, config.drain_s)
-    finally:
-        frontend.end_all()
-        await models.close()
-        server.should_exit = True
-        sweeping.cancel()
-        await serving
-
-
-def _server(frontend: Frontend, config: FrontendConfig, limits: Limits) -> _Server:
-    return _Server(
-        uvicorn.Config(
-            make_app(frontend, config),
-            log_level="warning",
-            access_log=False,
-            http=partial(Connection, limits=limits),  # type: ignore[arg-type]  # uvicorn only calls it
-            ws="none",
-            lifespan="off",
-            timeout_graceful_shutdown=1,
-            backlog=2048,
+        await serve_http(
+            frontend_app(frontend, config),
+            frontend.answering,
+            listener,
+            runtime.stopping,
+            drain_s=config.drain_s,
+            write_timeout_s=config.write_timeout_s,
         )
-    )
-
-
-async def _drain(frontend: Frontend, drain_s: float) -> None:
-    """Accept no more requests, and wait for those in progress, up to a limit."""
-    frontend.is_draining = True
-    if frontend.num_open:
-        log.info("waiting for requests in progress (%d); Ctrl-C again stops at once", frontend.num_open)
-    deadline = asyncio.get_running_loop().time() + drain_s
-    while frontend.num_open and asyncio.get_running_loop().time() < deadline:
-        await asyncio.sleep(0.02)
+    finally:
+        await models.close()
 
 
 async def run_frontends(

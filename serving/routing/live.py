@@ -5,7 +5,7 @@ import itertools
 import logging
 import random
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from serving.model.card import Role
 from serving.router import Decision, Prompt, PromptBlocks, Router, RouterConfig
@@ -13,6 +13,7 @@ from serving.router.books import RankBooks
 from serving.router.router import NoWorkersError
 from serving.routing.following import Following, Rank, WorkerTraits
 from serving.routing.peers import Peers
+from serving.routing.placement import Placement
 from serving.runtime.address import EndpointAddress
 from serving.runtime.connection import ReplyStream
 from serving.runtime.distributed import DistributedRuntime
@@ -25,20 +26,8 @@ NUM_SHOWN = 8
 """Candidates that are logged with a decision, the cheapest first."""
 
 
-class Placement(NamedTuple):
-    """Where a request goes, and the number under which it is booked."""
-
-    request: int
-    rank: Rank
-    slot: int
-    overlap_blocks: int
-    decision: Decision
-    queue_depth: int
-    """Requests in flight there when it was placed, this one not included."""
-
-
 class Routing:
-    """Routes to the instances of one endpoint."""
+    """Routes to the instances of one endpoint (see `Workers`)."""
 
     def __init__(
         self,
@@ -80,8 +69,13 @@ class Routing:
         await self._following.close()
 
     @property
+    def stage(self) -> Role:
+        """See `Workers`."""
+        return self.core.stage
+
+    @property
     def num_ranks(self) -> int:
-        """Ranks that can be routed to."""
+        """See `Workers`."""
         return len(self._following.ranks)
 
     @property
@@ -106,7 +100,7 @@ class Routing:
         return self._following.ranks[slot]
 
     async def wait_for_workers(self) -> None:
-        """Wait until there is one."""
+        """See `Workers`."""
         await self._following.client.wait_for_instances()
 
     def on_card(self, instance_id: int) -> None:
@@ -125,15 +119,7 @@ class Routing:
         is_refusable: bool = True,
         is_local: bool = True,
     ) -> Placement:
-        """Choose a rank, or use the requested one, and book the request there; instances to avoid come last.
-
-        The prompt is local unless a rank of another pool has computed it.
-
-        Raises:
-            NoWorkersError: there is none, or not the requested one.
-            AllBusyError: all are busy.
-            AllFullError: all are full, and the request is refusable.
-        """
+        """See `Workers`."""
         if not self.num_ranks:
             raise NoWorkersError(f"{self.address} has no instance")
         only = None if instance_id is None else self._slot(instance_id, dp_rank or 0)
@@ -183,20 +169,16 @@ class Routing:
         return frozenset(slot for rank, slot in self._following.slots.items() if rank.instance_id in instances)
 
     def send(self, placement: Placement, request: Any) -> ReplyStream:
-        """Send a request where it was placed.
-
-        Raises:
-            CallError: the instance is gone.
-        """
+        """See `Workers`."""
         return self._following.client.direct(request, placement.rank.instance_id)
 
     def on_first_token(self, placement: Placement) -> None:
-        """Record that its prompt is computed."""
+        """See `Workers`."""
         self.core.on_first_token(placement.request)
         self._peers.on_first_token(placement.request)
 
     def on_finish(self, placement: Placement) -> None:
-        """Record that it is over, whichever way it ended."""
+        """See `Workers`."""
         self.core.on_finish(placement.request)
         self._peers.on_finish(placement.request)
 

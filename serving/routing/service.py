@@ -24,7 +24,8 @@ from serving.model.watch import watch_cards
 from serving.router import RouterConfig, check_live_mode
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
 from serving.routing.following import traits_of
-from serving.routing.live import Placement, Routing
+from serving.routing.live import Routing
+from serving.routing.placement import Placement
 from serving.runtime.address import EndpointAddress
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import CallError, pack_u32, pack_u64

@@ -9,7 +9,8 @@ from serving.life import DisaggregationConfig
 from serving.life.bypass import bypasses, room
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
 from serving.routing.following import Rank
-from serving.routing.live import Placement, Routing
+from serving.routing.live import Routing
+from serving.routing.placement import Placement
 
 ROOM = "bootstrap_room"
 
@@ -19,7 +20,7 @@ def _nobody() -> Routing | None:
 
 
 class Stages:
-    """Where a request may go, and how two workers that share it meet."""
+    """The stages of a model on the network (see `Course`)."""
 
     def __init__(
         self,
@@ -41,12 +42,12 @@ class Stages:
 
     @property
     def prefill(self) -> Routing | None:
-        """The routing to workers that prefill, if there are any now."""
+        """See `Course`."""
         routing = self._find_prefill()
         return routing if routing is not None and routing.num_ranks else None
 
     def bypass(self, num_tokens: int, hashes: list[int]) -> Rank | None:
-        """Return the rank that should both compute a prompt and answer it, if any."""
+        """See `Course`."""
         prefill, decode = self.prefill, self.decode
         if prefill is None or self.config.conditional_disagg == "never":
             return None
@@ -72,9 +73,10 @@ class Stages:
         )
         return rank if is_bypassed else None
 
-    def meet(self, prefill: Routing, placement: Placement) -> dict[str, Any] | None:
-        """Return the data with which a request's two workers meet, None if the prompt is computed first."""
-        traits = prefill.traits(placement.rank.instance_id)
+    def meet(self, placement: Placement) -> dict[str, Any] | None:
+        """See `Course`."""
+        prefill = self.prefill
+        traits = None if prefill is None else prefill.traits(placement.rank.instance_id)
         bootstrap = None if traits is None else traits.bootstrap
         if traits is None or bootstrap is None:
             return None  # such a worker can only go first

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -25,16 +25,32 @@ ANSWERING_S = 3.0
 """A process that has not answered pings for this long no longer counts as one that answers, whatever discovery lost."""
 
 
+class Caller(Protocol):
+    """What the answers of calls ask of what made the calls."""
+
+    def pause(self, id: int) -> None:
+        """Ask to pause a call."""
+        ...
+
+    def resume(self, id: int) -> None:
+        """Let a call continue."""
+        ...
+
+    def forget(self, id: int, *, cancel: bool) -> None:
+        """Stop waiting for a call."""
+        ...
+
+
 class ReplyStream:
     """The answer to one call: read it with `take`, or iterate."""
 
-    __slots__ = ("_connection", "_is_paused", "_num_taken", "_waiter", "end", "id", "items")
+    __slots__ = ("_caller", "_is_paused", "_num_taken", "_waiter", "end", "id", "items")
 
-    def __init__(self, connection: "Connection", id: int) -> None:
+    def __init__(self, caller: Caller, id: int) -> None:
         self.id = id
         self.items: list[Any] = []
         self.end: End | None = None
-        self._connection = connection
+        self._caller = caller
         self._is_paused = False
         self._num_taken = 0
         self._waiter: asyncio.Future[None] | None = None
@@ -54,7 +70,7 @@ class ReplyStream:
         self._num_taken += len(items)
         if self._is_paused:
             self._is_paused = False
-            self._connection.resume(self.id)
+            self._caller.resume(self.id)
         return items
 
     async def __aiter__(self) -> AsyncIterator[Any]:
@@ -74,7 +90,7 @@ class ReplyStream:
 
     def cancel(self) -> None:
         """Report to the process that nobody is waiting any more; after the end, do nothing."""
-        self._connection.forget(self.id, cancel=self.end is None)
+        self._caller.forget(self.id, cancel=self.end is None)
 
     def abort(self, error: str, kind: str) -> None:
         """Cancel the call, and show its reader this end."""
@@ -89,7 +105,7 @@ class ReplyStream:
             self._waiter.set_result(None)
         elif len(self.items) > PAUSE_AT_ITEMS and not self._is_paused:
             self._is_paused = True
-            self._connection.pause(self.id)
+            self._caller.pause(self.id)
 
 
 class Connection:
@@ -158,15 +174,15 @@ class Connection:
         return stream
 
     def pause(self, id: int) -> None:
-        """Ask to pause a call."""
+        """See `Caller`."""
         self._send(Pause(id))
 
     def resume(self, id: int) -> None:
-        """Let a call continue."""
+        """See `Caller`."""
         self._send(Resume(id))
 
     def forget(self, id: int, *, cancel: bool) -> None:
-        """Stop waiting for a call."""
+        """See `Caller`."""
         if self._streams.pop(id, None) is not None and cancel:
             self._send(Cancel(id))
 

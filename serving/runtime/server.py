@@ -5,7 +5,7 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Callable
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -39,28 +39,45 @@ MAX_CALLS = 65_536
 """The most calls that one process may have open for one client."""
 
 
+class Audience(Protocol):
+    """Those who hear the answers to calls."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether they accept nothing more for now."""
+        ...
+
+    def push(self, id: int, item: Any) -> None:
+        """Pass on an item of a call."""
+        ...
+
+    def finish(self, id: int, end: End) -> None:
+        """Pass on the end of a call."""
+        ...
+
+
 class Stream:
     """The answer to one call: items, then one end. Nothing here waits; look at `is_blocked` to be fair to slow readers."""
 
-    __slots__ = ("_is_paused", "_session", "id", "is_over", "on_cancel", "on_unblocked")
+    __slots__ = ("_audience", "_is_paused", "id", "is_over", "on_cancel", "on_unblocked")
 
-    def __init__(self, session: "Session", id: int) -> None:
+    def __init__(self, audience: Audience, id: int) -> None:
         self.id = id
         self.is_over = False
         """Whether it has ended, or nobody is waiting for it any more."""
         self.on_cancel: Callable[[], object] | None = None
         self.on_unblocked: Callable[[], object] | None = None
-        self._session = session
+        self._audience = audience
         self._is_paused = False
 
     @property
     def is_blocked(self) -> bool:
         """Whether its reader, or the whole client, accepts nothing more for now; `on_unblocked` is called later."""
-        return self._is_paused or self._session.is_full
+        return self._is_paused or self._audience.is_full
 
     def send(self, item: Any) -> None:
         """Send an item with this turn's frame."""
-        self._session.push(self.id, item)
+        self._audience.push(self.id, item)
 
     def end(self, error: str = "", kind: str = "") -> None:
         """End the stream; a second end changes nothing."""
@@ -77,7 +94,7 @@ class Stream:
 
     def _finish(self, error: str, kind: str) -> None:
         error = error.encode(errors="replace").decode()  # text that is not valid Unicode could not be sent
-        self._session.finish(self.id, End(self.id, error, kind))
+        self._audience.finish(self.id, End(self.id, error, kind))
 
     def cancel(self) -> None:
         """Nobody is waiting any more."""
@@ -127,7 +144,7 @@ class Session:
 
     @property
     def is_full(self) -> bool:
-        """Whether the client accepts nothing more for now."""
+        """See `Audience`."""
         return self._channel.is_full
 
     @property
@@ -136,14 +153,14 @@ class Session:
         return len(self._streams)
 
     def push(self, id: int, item: Any) -> None:
-        """Put an item into this turn's frame."""
+        """See `Audience`: it goes into this turn's frame."""
         self._ids.append(id)
         self._items.append(item)
         if not self._will_flush:
             self._flush_soon()
 
     def finish(self, id: int, end: End) -> None:
-        """Put an end into this turn's frame."""
+        """See `Audience`: it goes into this turn's frame."""
         log.debug("call %d has %s", id, f"failed ({end.kind}): {end.error}" if end.kind else "ended")
         self._streams.pop(id, None)
         self._ends.append(end)

@@ -2,13 +2,13 @@
 
 import pytest
 
-from serving.frontend.admission import Admission
+from serving.frontend.admission import KeyAndRoom
 from serving.frontend.config import FrontendConfig
 
 
 def refusal(method="POST", headers=(), *, num_open=0, is_draining=False, **config):
-    admission = Admission(FrontendConfig(**({"max_inflight_requests": 2} | config)))
-    return admission.refusal(method, headers, num_open=num_open, is_draining=is_draining)
+    admission = KeyAndRoom(FrontendConfig(**({"max_inflight_requests": 2} | config)))
+    return admission.refusal(method, "/v1/completions", headers, num_open=num_open, is_draining=is_draining)
 
 
 @pytest.mark.parametrize(

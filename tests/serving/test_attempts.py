@@ -114,7 +114,7 @@ class Fleet:
         self.first_tokens: list[int] = []
         self.refused: list[Exception] = []
         self._numbers = count()
-        self.core = SimpleNamespace(stage="decode")
+        self.stage = "decode"
 
     def pick(self, num_tokens, hashes, instance_id, dp_rank, *, avoid, session, is_refusable, is_local):
         if self.refused:

@@ -8,7 +8,7 @@ import msgspec
 import openai
 import pytest
 
-from serving.frontend.admission import Admission
+from serving.frontend.admission import KeyAndRoom
 from serving.frontend.api.errors import ApiError
 from serving.frontend.config import FrontendConfig
 from serving.frontend.kept_responses import KeptResponses, Turn
@@ -246,7 +246,9 @@ def test_a_frontend_that_keeps_no_responses_refuses_to_continue_one(settings):
     ],
 )
 def test_a_key_may_come_as_anthropics_clients_send_it(headers, passes):
-    error = Admission(FrontendConfig(api_key="secret")).refusal("POST", headers, num_open=0, is_draining=False)
+    error = KeyAndRoom(FrontendConfig(api_key="secret")).refusal(
+        "POST", "/v1/completions", headers, num_open=0, is_draining=False
+    )
     assert (error is None) == passes
 
 

@@ -23,8 +23,8 @@ from serving.frontend.generation.output import Output
 from serving.life import Finished, Life, Refused
 from serving.life.life import RETRY_S, Stage
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
-from serving.routing.live import Placement, Routing
-from serving.routing.stages import Stages
+from serving.routing.placement import Placement
+from serving.routing.workers import Course, Workers
 from serving.runtime.messages import CallError, End
 
 FULL = (AllBusyError, AllFullError)
@@ -41,7 +41,7 @@ LATE_S = 1.0
 class Attempts:
     """Calls workers until a choice's answer is complete; `close` it then, and on any other way out."""
 
-    def __init__(self, stages: Stages, request: ChoiceRequest, life: Life, *, is_refusable: bool = True) -> None:
+    def __init__(self, stages: Course, request: ChoiceRequest, life: Life, *, is_refusable: bool = True) -> None:
         """Route and send the request; if it is not refusable, full workers do not refuse it.
 
         If it may wait for a worker, it is not placed yet: then call `until_placed`.
@@ -282,15 +282,15 @@ class Attempts:
             if bypass is not None:
                 request = replace(request, instance_id=bypass.instance_id, rank=bypass.dp_rank)
         is_for_prefill = own is not None and own.get("do_remote_decode") is True
-        if is_for_prefill and prefill is None and self._stages.decode.core.stage == "decode":
+        if is_for_prefill and prefill is None and self._stages.decode.stage == "decode":
             raise NoWorkersError("there is no prefill worker now")
-        routing = prefill if is_for_prefill and prefill is not None else self._stages.decode
-        call = self._book(routing, request, is_refusable=is_refusable)
+        workers = prefill if is_for_prefill and prefill is not None else self._stages.decode
+        call = self._book(workers, request, is_refusable=is_refusable)
         with closed_unless_sent(call):
             call.send(request, is_refusable=is_refusable)
         self.decode = call
 
-    def _place_both(self, prefill: Routing, request: ChoiceRequest, *, is_refusable: bool) -> None:
+    def _place_both(self, prefill: Workers, request: ChoiceRequest, *, is_refusable: bool) -> None:
         """Have a prompt computed; if both workers of a request are called at once, call the decode worker, too.
 
         Raises:
@@ -300,7 +300,7 @@ class Attempts:
         self.has_bypassed = self._has_prefill_failed = False
         call = self.prefill = self._book(prefill, request, is_refusable=is_refusable)
         with closed_unless_sent(call):
-            meeting = self._stages.meet(prefill, call.placement)
+            meeting = self._stages.meet(call.placement)
             if meeting is None:
                 call.send(request.to_prefill({}), is_refusable=is_refusable)
                 return
@@ -312,14 +312,14 @@ class Attempts:
         self.decode = other
         self._watching = asyncio.create_task(self._watch(call, other))
 
-    def _book(self, routing: Routing, request: ChoiceRequest, *, is_refusable: bool) -> Call:
+    def _book(self, workers: Workers, request: ChoiceRequest, *, is_refusable: bool) -> Call:
         """Choose a worker.
 
         Raises:
             UNPLACED: there is none now.
         """
         params = request.kv_transfer_params
-        placement = routing.pick(
+        placement = workers.pick(
             len(request.prompt.tokens),
             request.prompt.hashes,
             request.instance_id,
@@ -329,7 +329,7 @@ class Attempts:
             is_refusable=is_refusable,
             is_local=not (params and params.get("do_remote_prefill")),
         )
-        return Call(routing, placement)
+        return Call(workers, placement)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,8 @@ import numpy as np
 
 from serving.frontend.generation.output import Output
 from serving.frontend.prepared import Prompt
-from serving.routing.live import Placement, Routing
+from serving.routing.placement import Placement
+from serving.routing.workers import Workers
 from serving.runtime.connection import ReplyStream
 from serving.runtime.messages import End, pack_u32, pack_u64
 from serving.worker.protocol import PreprocessedRequest, StopConditions
@@ -92,7 +93,7 @@ class ChoiceRequest:
 class Call:
     """A call to one worker; it stays booked with its router from the placement until it is closed."""
 
-    def __init__(self, routing: Routing, placement: Placement) -> None:
+    def __init__(self, workers: Workers, placement: Placement) -> None:
         self.placement = placement
         self.sent_s = self.ended_s = 0.0
         """By the process's performance counter; 0 until then."""
@@ -102,7 +103,7 @@ class Call:
         """When things happened at the worker, as it reports, in seconds since it got the request."""
         self.num_transfer_bytes = 0.0
         """Bytes of KV that the worker read."""
-        self._routing = routing
+        self._workers = workers
         self._stream: ReplyStream | None = None
         self._num_before = 0
         self._is_booked = True
@@ -111,12 +112,12 @@ class Call:
     def worker_labels(self) -> tuple[str, str, str]:
         """The labels of the worker in metrics: instance, data-parallel rank, and the role of its pool."""
         rank = self.placement.rank
-        return f"{rank.instance_id:x}", str(rank.dp_rank), self._routing.core.stage
+        return f"{rank.instance_id:x}", str(rank.dp_rank), self._workers.stage
 
     @property
     def name(self) -> str:
         """The worker's name in logs and errors."""
-        rank, role = self.placement.rank, self._routing.core.stage
+        rank, role = self.placement.rank, self._workers.stage
         return f"{role} worker {rank.instance_id:x}" + (f", rank {rank.dp_rank}" if rank.dp_rank else "")
 
     @property
@@ -136,7 +137,7 @@ class Call:
         """
         self._num_before, self.sent_s = request.num_generated, time.perf_counter()
         packed = request.packed(self.placement.rank.dp_rank, is_refusable=is_refusable)
-        self._stream = self._routing.send(self.placement, packed)
+        self._stream = self._workers.send(self.placement, packed)
 
     async def read(self, output: Output) -> End | None:
         """Wait for output and add it; return the end once there is nothing more.
@@ -149,7 +150,7 @@ class Call:
         items = await stream.take()
         if items and not self.has_begun:
             self.has_begun = True
-            self._routing.on_first_token(self.placement)
+            self._workers.on_first_token(self.placement)
         output.read(items, self._num_before)
         self.times |= output.times
         self.num_transfer_bytes = output.num_transfer_bytes or self.num_transfer_bytes
@@ -173,7 +174,7 @@ class Call:
         """Release the booking: the work is done."""
         if self._is_booked:
             self._is_booked = False
-            self._routing.on_finish(self.placement)
+            self._workers.on_finish(self.placement)
 
 
 async def whole(call: Call) -> tuple[Output, End]:

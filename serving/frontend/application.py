@@ -1,0 +1,75 @@
+"""An application: routes, behind the guard, whose failures are answered in one dialect."""
+
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from typing import NamedTuple
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from serving.frontend.answering import Answering, Handler
+from serving.frontend.api.errors import ApiError
+from serving.frontend.guard import DEFECT, Admission, Guard, error_response
+from serving.runtime.messages import CallError
+
+HOT = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+"""Paths whose POST handlers are called without the framework's layers."""
+
+
+class Route(NamedTuple):
+    """A path, its methods, which the answer to another method names, and its handler."""
+
+    path: str
+    methods: str
+    handler: Handler
+
+
+def make_app(
+    routes: Iterable[Route], answering: Answering, admission: Admission, *, open_paths: Collection[str]
+) -> ASGIApp:
+    """Build an application; requests to `open_paths` are neither guarded nor counted."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    hot: dict[tuple[str, str], Handler] = {}
+    for path, methods, handler in routes:
+        app.router.add_route(path, handler, methods=methods.split(", "), include_in_schema=False)
+        if path in HOT:
+            hot["POST", path] = handler
+    for kind, answer in _failures(answering).items():
+        app.add_exception_handler(kind, answer)
+    return Guard(app, answering, admission, hot=hot, open_paths=open_paths)
+
+
+def _failures(answering: Answering) -> dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]]:
+    """Return what answers each kind of failure."""
+
+    def refused(request: Request, error: ApiError) -> Response:
+        return error_response(error, request.url.path, answering.dialect)
+
+    async def on_api_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        return refused(request, error)
+
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 405 and request.method == "OPTIONS":
+            return Response(status_code=204, headers=error.headers)
+        path = request.url.path[:100]
+        messages = {404: f"there is no {path}", 405: f"{path} does not accept {request.method}"}
+        message = messages.get(error.status_code, str(error.detail))
+        return refused(request, ApiError(error.status_code, message, headers=dict(error.headers or {})))
+
+    async def on_gone(_: Request, error: Exception) -> Response:
+        return Response(status_code=499)  # nobody is left to read it
+
+    async def on_defect(request: Request, error: Exception) -> Response:
+        return refused(request, DEFECT)
+
+    return {
+        ApiError: on_api_error,
+        HTTPException: on_http_error,
+        ClientDisconnect: on_gone,
+        CallError: on_defect,
+        Exception: on_defect,
+    }

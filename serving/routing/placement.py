@@ -1,0 +1,18 @@
+"""Where a request goes."""
+
+from typing import NamedTuple
+
+from serving.router import Decision
+from serving.routing.following import Rank
+
+
+class Placement(NamedTuple):
+    """Where a request goes, and the number under which it is booked."""
+
+    request: int
+    rank: Rank
+    slot: int
+    overlap_blocks: int
+    decision: Decision
+    queue_depth: int
+    """Requests in flight there when it was placed, this one not included."""

@@ -1,0 +1,85 @@
+"""The model of a stand-in, as its frontend sees it."""
+
+import asyncio
+import time
+
+from serving.frontend.models import ServedModel
+from serving.frontend.preparing.preparer import Preparer
+from serving.frontend.text_model import TextModel
+from serving.model.card import ModelCard, ModelType
+from serving.model.files import BYTES_CONTEXT, ModelFiles
+from serving.stand_in.config import StandInConfig
+from serving.stand_in.local import HERE, LocalCourse, LocalWorkers
+from serving.worker.engine import EngineTraits
+
+PREPARE_TIMEOUT_S = 10.0
+"""How long a model's chat template and tokenizer may take for one request."""
+
+
+class OneModel:
+    """The only model, under each of its names (see `KnownModels`)."""
+
+    def __init__(self, names: tuple[str, ...], model: ServedModel) -> None:
+        self.names = names
+        self.model = model
+
+    def get(self, name: str) -> ServedModel | None:
+        """See `KnownModels`."""
+        return self.model if name in self.names else None
+
+    def all(self) -> list[ServedModel]:
+        """See `KnownModels`."""
+        return [self.model]
+
+    def is_expected(self, name: str) -> bool:
+        """See `KnownModels`: what is not there now never comes."""
+        return False
+
+    def absence(self, name: str) -> str:
+        """See `KnownModels`."""
+        raise AssertionError("no model is expected")
+
+    def absences(self) -> list[str]:
+        """See `KnownModels`."""
+        return []
+
+
+async def served_model(
+    config: StandInConfig, traits: EngineTraits, files: ModelFiles, workers: LocalWorkers
+) -> ServedModel:
+    """Load the model's tokenizer and chat template.
+
+    Raises:
+        ModelError: one of them cannot be used.
+    """
+    card = card_of(config, traits, files)
+    text = await asyncio.to_thread(TextModel, card, files)
+    preparer = Preparer(card, files, timeout_s=PREPARE_TIMEOUT_S)
+    if files.contents:
+        await preparer.start()
+    return ServedModel(text, LocalCourse(workers), preparer)
+
+
+def card_of(config: StandInConfig, traits: EngineTraits, files: ModelFiles) -> ModelCard:
+    """Return the card of the model; nobody else reads it."""
+    longest = files.context_length if files.contents else BYTES_CONTEXT
+    return ModelCard(
+        name=config.served_model_names[0],
+        model_type=ModelType.Backend,
+        namespace="local",
+        component="stand_in",
+        endpoint="generate",
+        instance_id=HERE,
+        model_path=config.model,
+        context_length=traits.context_length or longest,
+        kv_cache_block_size=traits.block_size,
+        files=files.digests,
+        eos_token_ids=files.eos_token_ids,
+        num_ranks=traits.num_ranks,
+        guided_decoding=list(traits.guided_decoding),
+        continues_constrained=traits.continues_constrained,
+        has_embeddings=traits.has_embeddings,
+        tool_call_parser=config.api.tool_call_parser,
+        reasoning_parser=config.api.reasoning_parser,
+        created=int(time.time()),
+    )

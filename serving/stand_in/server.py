@@ -1,0 +1,135 @@
+"""One stand-in: an engine, its server and the socket between them and the world, from start to end."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from serving.engines.mock import Mocker
+from serving.frontend.http.server import serve_http
+from serving.frontend.server import listen, listen_at
+from serving.model.files import ModelFiles
+from serving.runtime.stopping import cancel_all
+from serving.stand_in.config import StandInConfig, TlsConfig
+from serving.stand_in.local import LocalWorkers
+from serving.stand_in.served import OneModel, served_model
+from serving.stand_in.vllm.app import VllmServer
+from serving.worker.config import WorkerConfig
+
+log = logging.getLogger(__name__)
+
+WRITE_TIMEOUT_S = 60.0
+"""How long a client may leave its answer unread before its connection is closed."""
+
+ALL = "0.0.0.0"  # noqa: S104 (vLLM's own default)
+
+
+async def serve(config: StandInConfig, stopping: asyncio.Event, listener: socket.socket | None = None) -> None:
+    """Serve until the event is set; then let requests in progress finish, or end them.
+
+    Args:
+        config: what the stand-in is told.
+        stopping: set when the process is asked to end.
+        listener: where it listens (none: as `config` says).
+
+    Raises:
+        ModelError, EngineError: the model cannot be used.
+        PortError: the port cannot be used.
+        ValueError: the settings do not determine an engine.
+    """
+    with listener or listener_of(config) as listener:
+        async with stand_in(config) as server:
+            serving = serve_http(
+                server.app,
+                server.answering,
+                listener,
+                stopping,
+                drain_s=config.http.shutdown_timeout_s,
+                write_timeout_s=WRITE_TIMEOUT_S,
+                tls=_tls(config.http.tls),
+            )
+            await _unless_failed(serving, server.engine)
+
+
+@contextlib.asynccontextmanager
+async def stand_in(config: StandInConfig) -> AsyncIterator[VllmServer]:
+    """Start an engine and what answers for it; end both on the way out.
+
+    Raises:
+        ModelError, EngineError: the model cannot be used.
+        ValueError: the settings do not determine an engine.
+    """
+    files = await asyncio.to_thread(ModelFiles.read, config.model_path)
+    engine = Mocker(
+        worker_config(config),
+        config.engine,
+        config.timing,
+        answers=config.answers,
+        transfer=config.transfer,
+        lease=config.lease,
+    )
+    try:
+        await engine.start(files)
+        engine.publish_to([])
+        workers = LocalWorkers(engine)
+        model = await served_model(config, engine.traits, files, workers)
+        try:
+            yield VllmServer(config, engine, OneModel(config.served_model_names, model))
+        finally:
+            workers.calls.end_all("the server shut down before the answer was complete", "draining")
+            await model.preparer.close()
+    finally:
+        await engine.close()
+
+
+def worker_config(config: StandInConfig) -> WorkerConfig:
+    """Return what the engine is told of its model."""
+    return WorkerConfig(
+        model_path=config.model_path,
+        model_name=config.served_model_names[0],
+        tool_call_parser=config.api.tool_call_parser,
+        reasoning_parser=config.api.reasoning_parser,
+        kv_events=config.kv_events is not None,
+    )
+
+
+def listener_of(config: StandInConfig) -> socket.socket:
+    """Bind the socket where a stand-in listens.
+
+    Raises:
+        PortError: the port cannot be used.
+    """
+    http = config.http
+    return listen_at(Path(http.uds)) if http.uds else listen(http.host or ALL, http.port)
+
+
+def _tls(tls: TlsConfig | None) -> Mapping[str, Any] | None:
+    if tls is None:
+        return None
+    settings = {
+        "ssl_certfile": tls.certificate,
+        "ssl_keyfile": tls.key,
+        "ssl_ca_certs": tls.client_authorities or None,
+        "ssl_cert_reqs": tls.client_certificates,
+        "ssl_ciphers": tls.ciphers or None,
+    }
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+async def _unless_failed(serving: Any, engine: Mocker) -> None:
+    """Serve until that is over, or the engine has failed for good.
+
+    Raises:
+        EngineError: it has.
+    """
+    running, failing = asyncio.ensure_future(serving), asyncio.ensure_future(engine.failed())
+    try:
+        await asyncio.wait([running, failing], return_when=asyncio.FIRST_COMPLETED)
+        if failing.done():
+            await failing
+        await running
+    finally:
+        await cancel_all(running, failing)

@@ -1,0 +1,29 @@
+"""A stand-in in the test's own process, and a client of it."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+
+from serving.engines.mock import EngineConfig
+from serving.stand_in.config import StandInConfig
+from serving.stand_in.server import serve
+
+
+@contextlib.asynccontextmanager
+async def running(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """Run a stand-in with these settings of `StandInConfig`; yield a client."""
+    defaults = {"model": "tiny", "engine": EngineConfig(block_size=16, num_gpu_blocks=256)}
+    stopping = asyncio.Event()
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = "http://{}:{}".format(*listener.getsockname())
+    serving = asyncio.create_task(serve(StandInConfig(**(defaults | settings)), stopping, listener))
+    try:
+        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+            yield client
+    finally:
+        stopping.set()
+        await serving

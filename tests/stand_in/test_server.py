@@ -1,0 +1,52 @@
+"""A stand-in answers over HTTP, from an engine in its own process."""
+
+import asyncio
+
+from serving.engines.mock import EngineConfig
+from serving.stand_in.config import HttpConfig, RanksConfig
+from tests.stand_in.support import running
+
+
+def test_it_answers_completions_and_chats():
+    async def ask():
+        async with running() as client:
+            completion = await client.post("/v1/completions", json={"model": "tiny", "prompt": "a", "max_tokens": 7})
+            asked = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+            return completion.json(), (await client.post("/v1/chat/completions", json=asked)).json()
+
+    completion, chat = asyncio.run(ask())
+    assert (completion["usage"]["completion_tokens"], completion["choices"][0]["finish_reason"]) == (7, "length")
+    assert chat["usage"]["completion_tokens"] == 3
+    assert chat["choices"][0]["message"]["role"] == "assistant"
+
+
+def test_the_same_prompt_is_found_in_the_cache_by_the_scheduler():
+    async def ask():
+        async with running() as client:
+            asked = {"model": "tiny", "prompt": "x" * 64, "max_tokens": 1}
+            answers = [(await client.post("/v1/completions", json=asked)).json() for _ in range(2)]
+            return [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in answers]
+
+    assert asyncio.run(ask()) == [0, 48]  # the block with the last token is computed
+
+
+def test_each_of_several_ranks_has_its_own_cache_and_the_least_loaded_is_asked():
+    async def ask():
+        engine = EngineConfig(block_size=16, num_gpu_blocks=256, dp_size=2)
+        async with running(engine=engine, ranks=RanksConfig(size=2)) as client:
+            asked = {"model": "tiny", "prompt": "x" * 64, "max_tokens": 200}
+            both = await asyncio.gather(*(client.post("/v1/completions", json=asked) for _ in range(2)))
+            return [each.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for each in both]
+
+    assert asyncio.run(ask()) == [0, 0]
+
+
+def test_with_keys_only_what_is_below_v1_needs_one():
+    async def ask():
+        async with running(http=HttpConfig(api_keys=("one", "two"))) as client:
+            bearer = {"authorization": "Bearer two"}
+            paths = ("/v1/models", "/health", "/version")
+            without = [(await client.get(path)).status_code for path in paths]
+            return without, (await client.get("/v1/models", headers=bearer)).status_code
+
+    assert asyncio.run(ask()) == ([401, 200, 200], 200)
