@@ -30,8 +30,8 @@ class TlsConfig:
     certificate: str
     """File of the certificate (PEM)."""
 
-    key: str
-    """File of its key (PEM)."""
+    key: str = ""
+    """File of its key (PEM; none: it is in the certificate's)."""
 
     client_authorities: str = ""
     """File of the authorities that may sign clients' certificates (PEM)."""

@@ -27,8 +27,12 @@ FORMER = {
 """Flags of older versions, and what to do instead."""
 
 
-def parse(words: Sequence[str]) -> dict[str, Any]:
+def parse(words: Sequence[str], *, beside: Sequence[str] = ()) -> dict[str, Any]:
     """Return the arguments that are given, by their names in vLLM.
+
+    Args:
+        words: the words after `vllm serve`.
+        beside: other flags, which an unknown one may be meant to be.
 
     Raises:
         ValueError: one is unknown, or its value is not what it takes; the message is one line.
@@ -41,7 +45,7 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
         name = _known(error.argument_name)
         raise ValueError(f"{name}: {error.message}" if name else str(error.message)) from None
     if unknown:
-        raise ValueError(_unknown(unknown[0]))
+        raise ValueError(_unknown(unknown[0], beside))
     given = vars(parsed)
     _take_model(given, words)
     return given
@@ -130,13 +134,13 @@ def _known(name: str | None) -> str:
     return next((part for part in (name or "").split("/") if part.startswith("--")), name or "")
 
 
-def _unknown(word: str) -> str:
+def _unknown(word: str, beside: Sequence[str]) -> str:
     if not word.startswith("-"):
         return f"{word}: there is no place for this; vllm serve takes one model, and flags"
     flag = word.partition("=")[0].partition(".")[0]
     if flag in FORMER:
         return f"{flag}: vllm serve {version()} has it no more; {FORMER[flag]}"
     flags = [each for argument in arguments().values() for each in argument.flags]
-    close = difflib.get_close_matches(flag, flags, n=2, cutoff=0.7)
+    close = difflib.get_close_matches(flag, [*beside, *flags], n=2, cutoff=0.7)
     guess = f"did you mean {' or '.join(close)}?" if close else "dynabench vllm --help=WORD searches them"
     return f"{flag}: unknown to vllm serve {version()}; {guess}"

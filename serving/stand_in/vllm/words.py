@@ -1,9 +1,9 @@
 """The words of a command line in the one form that argparse reads, out of all those that `vllm serve` takes.
 
-    --max_model_len 8k                        --max-model-len 8k
-    -O3                                       --optimization-level 3
-    --kv-transfer-config.kv_role kv_both      --kv-transfer-config '{"kv_role": "kv_both"}'
-    --config FILE.yaml                        what the file says, before all other words, which win
+--max_model_len 8k                        --max-model-len 8k
+-O3                                       --optimization-level 3
+--kv-transfer-config.kv_role kv_both      --kv-transfer-config '{"kv_role": "kv_both"}'
+--config FILE.yaml                        what the file says, before all other words, which win
 """
 
 import json
@@ -95,7 +95,7 @@ def _words_of(settings: Mapping[str, Any]) -> Iterator[str]:
 
 def _levelled(words: list[str]) -> Iterator[str]:
     """Spell out -O3, -O=3 and -O 3."""
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for word, after in zip(words, [*words[1:], ""], strict=False):  # the last word has none after it
         if word == "-O" and after in LEVELS:
             yield "--optimization-level"
         elif word.startswith("-O") and word != "-O":
