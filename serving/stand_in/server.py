@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from serving.stand_in.config import StandInConfig, TlsConfig
 from serving.stand_in.local import LocalWorkers
 from serving.stand_in.served import OneModel, served_model
 from serving.stand_in.vllm.app import VllmServer
+from serving.supervision.process import report_ready
 from serving.worker.config import WorkerConfig
 
 log = logging.getLogger(__name__)
@@ -27,13 +28,19 @@ WRITE_TIMEOUT_S = 60.0
 ALL = "0.0.0.0"  # noqa: S104 (vLLM's own default)
 
 
-async def serve(config: StandInConfig, stopping: asyncio.Event, listener: socket.socket | None = None) -> None:
+async def serve(
+    config: StandInConfig,
+    stopping: asyncio.Event,
+    listener: socket.socket | None = None,
+    on_ready: Callable[[], object] = report_ready,
+) -> None:
     """Serve until the event is set; then let requests in progress finish, or end them.
 
     Args:
         config: what the stand-in is told.
         stopping: set when the process is asked to end.
         listener: where it listens (none: as `config` says).
+        on_ready: called once it answers.
 
     Raises:
         ModelError, EngineError: the model cannot be used.
@@ -50,6 +57,7 @@ async def serve(config: StandInConfig, stopping: asyncio.Event, listener: socket
                 drain_s=config.http.shutdown_timeout_s,
                 write_timeout_s=WRITE_TIMEOUT_S,
                 tls=_tls(config.http.tls),
+                on_ready=on_ready,
             )
             await _unless_failed(serving, server.engine)
 
