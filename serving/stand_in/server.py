@@ -121,7 +121,7 @@ def _tls(tls: TlsConfig | None) -> Mapping[str, Any] | None:
         return None
     settings = {
         "ssl_certfile": tls.certificate,
-        "ssl_keyfile": tls.key,
+        "ssl_keyfile": tls.key or None,
         "ssl_ca_certs": tls.client_authorities or None,
         "ssl_cert_reqs": tls.client_certificates,
         "ssl_ciphers": tls.ciphers or None,
