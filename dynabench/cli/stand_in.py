@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -16,11 +17,12 @@ from serving.kv_tiers.tier import TierError
 from serving.model.errors import ModelError
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.stand_in.config import StandInConfig
-from serving.stand_in.server import serve
+from serving.stand_in.replicas import ReplicasConfig, replicas_of, serve_replicas
 from serving.stand_in.simulation import SimulationConfig
 from serving.stand_in.vllm.flags import parse
 from serving.stand_in.vllm.help import help_of
 from serving.stand_in.vllm.settings import about_times, stand_in_config, without_effect
+from serving.supervision.group import GroupError
 from serving.supervision.logs import set_up
 from serving.supervision.process import run
 from serving.transfer.config import TransferRunConfig
@@ -32,6 +34,7 @@ HELP = "--help="
 
 Words = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
 """The model and the flags of the other server, which reads them itself."""
+Replicas = Annotated[ReplicasConfig, flat("Many at once", 2)]
 Simulation = Annotated[SimulationConfig, flat("In place of GPUs", 1)]
 Transfer = Annotated[TransferRunConfig, ELSEWHERE, flat("KV between processes", 7)]
 
@@ -39,6 +42,7 @@ Transfer = Annotated[TransferRunConfig, ELSEWHERE, flat("KV between processes", 
 def vllm(
     *words: Words,
     simulation: Simulation | None = None,
+    replicas: Replicas | None = None,
     answers: Answers | None = None,
     kv_transfer: Transfer | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
@@ -52,6 +56,7 @@ def vllm(
     Args:
         words: The model, and flags of vLLM.
         simulation: What takes the place of the GPUs.
+        replicas: How many there are.
         answers: What is answered.
         kv_transfer: How KV gets to other instances.
         dry_run: Print the settings that follow from all flags, and exit.
@@ -71,13 +76,15 @@ def vllm(
             answers=answers or AnswerConfig(),
             transfer=kv_transfer or TransferRunConfig(),
         )
+        many = replicas or ReplicasConfig()
+        configs = replicas_of(config, many.replicas)
     if dry_run:
         print(json.dumps(_shown(config), indent=2, default=str))
         return
     log.info(about_times(config.timing))
     if unused := without_effect(given, own):
         log.info(unused)
-    _serve(config)
+    _serve(configs, many.num_processes)
 
 
 OWN_FLAGS = (
@@ -88,6 +95,8 @@ OWN_FLAGS = (
     "--speedup-ratio",
     "--decode-speedup-ratio",
     "--dry-run",
+    "--replicas",
+    "--replica-processes",
 )
 """Flags of ours that a word may be meant to be."""
 
@@ -97,10 +106,10 @@ def _print_help(word: str) -> None:
         print(help_of(word))
 
 
-def _serve(config: StandInConfig) -> None:
+def _serve(configs: Sequence[StandInConfig], num_processes: int) -> None:
     try:
-        run(lambda stopping: serve(config, stopping))
-    except (ModelError, EngineError, RuntimeUnavailableError, TierError) as error:
+        run(lambda stopping: serve_replicas(configs, num_processes, stopping))
+    except (ModelError, EngineError, RuntimeUnavailableError, TierError, GroupError) as error:
         raise UserError(str(error)) from error
 
 
