@@ -50,7 +50,8 @@ def run(scenario):
             prompt = {"prompt_token_ids": request["prompt"]} | request.get("more", {})
             parameters = vllm.SamplingParams(max_tokens=request["max_tokens"], ignore_eos=True, temperature=0)
             engine.add_request(request["id"], prompt, parameters, session_id=request.get("session_id"))
-        while engine.has_unfinished_requests():
+        # As in the loop of vLLM's server, which goes on until no step is in flight.
+        while engine.has_unfinished_requests() or engine.engine_core.engine_core.batch_queue:
             for output in engine.step():
                 if output.finished:
                     outputs[output.request_id] = list(output.outputs[0].token_ids)
