@@ -12,6 +12,8 @@ import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from mocker import BlockChain, Engine, Sequence
+from mocker.batch import NOBODY
+from mocker.step import StepOutput
 from mocker.timing.choose import SimulatedEngine
 from mocker.work import work_of
 from serving.engines.kv_params import Part, parse
@@ -19,7 +21,8 @@ from serving.engines.mock_answers import LogProbabilities
 from serving.engines.mock_author import Author, Plan
 from serving.engines.mock_events import EventSink
 from serving.engines.mock_handover import Handover, block_keys
-from serving.engines.mock_live import Live
+from serving.engines.mock_live import Live, live_of
+from serving.engines.mock_observer import MANY_GAPS, Gaps, Observer, Queues, queues_of, take_gaps
 from serving.engines.mock_tiers import LiveTiers
 from serving.engines.timer import StepTimer
 from serving.model.tokenizer import ByteTokenizer
@@ -48,6 +51,7 @@ class MockEngine:
         max_waiting: int = MAX_WAITING,
         handover: Handover | None = None,
         tiers: LiveTiers | None = None,
+        observer: Observer | None = None,
     ) -> None:
         config = self.config = simulated.config
         self.engine = Engine(
@@ -63,6 +67,8 @@ class MockEngine:
         self._max_waiting = max_waiting
         self._handover = handover
         self._tiers = tiers
+        self._observer = observer
+        self._has_lost = False  # an observed request, since the last step
         if tiers is not None:
             tiers.connect(self.engine, self._follow_tiers)
         self._resets: list[tuple[bool, asyncio.Future[bool]]] = []
@@ -77,22 +83,25 @@ class MockEngine:
         if len(scheduler.waiting) + len(scheduler.fetching) + len(self._planned) >= self._max_waiting:
             stream.end(f"{self._max_waiting} requests are already waiting for this engine", "overloaded")
             return
+        arrival_s = monotonic()
         tokens = np.frombuffer(bytes(request.token_ids.data), "<u4")
         try:
             asked = parse(request.kv_transfer_params)
             if asked is not None and asked.is_prefill:
                 answer = self._author.first(request, tokens)
             elif self._author.may_be_formed(request):
-                self._plan_apart(request, stream, tokens, asked)
+                self._plan_apart(request, stream, tokens, asked, arrival_s)
                 return
             else:
                 answer = self._author.plan(request, tokens, most=self.config.max_model_len)
         except ValueError as error:
             stream.end(str(error), "invalid")
             return
-        self._queue(request, stream, tokens, asked, answer)
+        self._queue(request, stream, tokens, asked, answer, arrival_s)
 
-    def _plan_apart(self, request: PreprocessedRequest, stream: Stream, tokens: Tokens, asked: Part | None) -> None:
+    def _plan_apart(
+        self, request: PreprocessedRequest, stream: Stream, tokens: Tokens, asked: Part | None, arrival_s: float
+    ) -> None:
         """Queue a request once its answer is settled, in a thread: other requests go on meanwhile."""
         plan = partial(self._author.plan, request, tokens, most=self.config.max_model_len)
 
@@ -103,7 +112,7 @@ class MockEngine:
                         return
                     answer = await in_thread(plan)
                 if not stream.is_over:
-                    self._queue(request, stream, tokens, asked, answer)
+                    self._queue(request, stream, tokens, asked, answer, arrival_s)
             except ValueError as error:
                 stream.end(str(error), "invalid")
             except Exception as error:
@@ -114,7 +123,13 @@ class MockEngine:
         task.add_done_callback(self._planned.discard)
 
     def _queue(
-        self, request: PreprocessedRequest, stream: Stream, tokens: Tokens, asked: Part | None, answer: Plan
+        self,
+        request: PreprocessedRequest,
+        stream: Stream,
+        tokens: Tokens,
+        asked: Part | None,
+        answer: Plan,
+        arrival_s: float,
     ) -> None:
         size = self.config.block_size
         output = answer.output
@@ -132,7 +147,7 @@ class MockEngine:
             arrival=float(self._order),
         )
         log_probabilities = LogProbabilities.wanted(self._author.words, request.sampling_options)
-        live = sequence.payload = Live(tokens, output, stream, log_probabilities, sequence)
+        live = sequence.payload = Live(tokens, output, stream, log_probabilities, sequence, arrival_s)
         live.has_tiers = self._tiers is not None
         if answer.embedding is not None:
             live.embed(answer.embedding)
@@ -148,6 +163,22 @@ class MockEngine:
         except (ValueError, CallError) as error:
             stream.on_cancel = None
             stream.end(str(error), error.kind if isinstance(error, CallError) else "invalid")
+            return
+        if self._observer is not None:
+            self._observe(self._observer, live, request)
+
+    def _observe(self, observer: Observer, live: Live, request: PreprocessedRequest) -> None:
+        """Let a queued request be observed, including its client's leaving it."""
+        observer.on_queued(live, request)
+        drop = live.stream.on_cancel
+
+        def leave() -> None:
+            self._has_lost = True
+            observer.on_left(live, has_stopped=live.stream.has_stopped)
+            if drop is not None:
+                drop()
+
+        live.stream.on_cancel = leave
 
     def _names(self, request: PreprocessedRequest, tokens: Tokens, output: list[int]) -> list[int]:
         """Name the blocks of a prompt and its answer; the frontend has named those of a prompt that anyone may share."""
@@ -228,6 +259,14 @@ class MockEngine:
             work=Work(*work_of(scheduler)),
         )
 
+    def queues(self) -> Queues:
+        """Report what the requests here do now."""
+        return queues_of(self.engine, len(self._planned))
+
+    def take_gaps(self) -> Gaps:
+        """Return the times between tokens since the last call."""
+        return take_gaps(self.engine)
+
     async def run(self) -> None:
         """Step forever."""
         engine, timer = self.engine, StepTimer()
@@ -272,6 +311,8 @@ class MockEngine:
     def _send(self, engine: Engine) -> None:
         decoded = engine.decoded()
         output = engine.complete()
+        if self._observer is not None:
+            self._report(self._observer, decoded, output)
         for sequence in output.finished:
             live = sequence.payload
             assert isinstance(live, Live)
@@ -292,6 +333,23 @@ class MockEngine:
             self._serve_tiers(self._tiers)
         elif self._events is not None and engine.has_events:
             self._events.publish(engine.take_events())
+
+    def _report(self, observer: Observer, decoded: list[Sequence], output: StepOutput) -> None:
+        """Report a step to the observer."""
+        if self._has_lost:
+            self._has_lost = False
+            decoded = [sequence for sequence in decoded if not live_of(sequence).stream.is_over]
+        if len(self.engine.log.starts_s) >= MANY_GAPS:
+            observer.on_gaps(self.take_gaps())
+        ahead = self.engine.ahead
+        preempted = ahead.preempted if ahead is not None else NOBODY
+        observer.on_step(
+            output.end,
+            len(decoded),
+            [live_of(sequence) for sequence in output.sampled],
+            [live_of(sequence) for sequence in output.finished],
+            [live_of(sequence) for sequence in preempted if sequence in decoded or sequence in output.sampled],
+        )
 
     def _serve_tiers(self, tiers: LiveTiers) -> None:
         """Update the bytes beyond the GPU as the engine reports, and do the tier work that it asks for."""

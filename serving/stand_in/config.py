@@ -31,8 +31,8 @@ class TlsConfig:
     certificate: str
     """File of the certificate (PEM)."""
 
-    key: str
-    """File of its key (PEM)."""
+    key: str = ""
+    """File of its key (PEM; none: it is in the certificate's)."""
 
     client_authorities: str = ""
     """File of the authorities that may sign clients' certificates (PEM)."""
@@ -172,11 +172,11 @@ class ApiConfig:
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Sampling parameters of requests that name none, from the model's generation_config.json and the flags."""
 
-    max_queued_requests: Count | None = None
-    """Requests that wait beyond which more are refused (none: no limit)."""
+    max_num_queued_reqs: Whole | None = None
+    """Requests that wait or run, on all ranks, beyond which more get 503 (none: no limit)."""
 
-    max_queued_tokens: Count | None = None
-    """Tokens of prompts that wait beyond which more are refused (none: no limit)."""
+    max_num_queued_tokens: Whole | None = None
+    """Tokens of the prompts of requests that have no first token yet, beyond which more get 503 (none: no limit)."""
 
     stream_interval: Count = 1
     """Tokens that gather before a stream writes them."""

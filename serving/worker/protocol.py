@@ -74,6 +74,8 @@ class PreprocessedRequest(msgspec.Struct, kw_only=True):
     the decode worker. If both are called at once, both get those of a card's `Bootstrap` and a `bootstrap_room`."""
     is_held: bool = False
     """Whether a call that only prefills may last until the prompt's KV has been read; cancelling it drops the KV."""
+    num_choices: int = 1
+    """How many answers the client wants to the prompt, under the same request id; this is one of them."""
     request_id: str = ""
     cache_scope: CacheScope | None = None
     """Whose cached KV it may share, if not everybody's; only mockers read it."""
