@@ -13,6 +13,10 @@ from tests.support.servers import free_port
 from tests.support.waiting import until
 
 
+START_S = 480.0
+"""Patience with its start: on a busy machine it takes minutes."""
+
+
 @contextlib.contextmanager
 def vllm_serve(folder, log, *flags):
     """Run vLLM's own server for a model, named `tiny`; give its URL, which answers soon, and its process."""
@@ -39,7 +43,7 @@ def vllm_serve(folder, log, *flags):
 
 def until_ready(url, process, log):
     """Wait until a server answers."""
-    until(lambda: process.poll() is not None or answers(url))
+    until(lambda: process.poll() is not None or answers(url), patience_s=START_S)
     assert process.poll() is None, log.read_text()[-3000:]
 
 
