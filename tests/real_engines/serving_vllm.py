@@ -12,7 +12,6 @@ from tests.real_engines.conftest import VLLM_FLAGS
 from tests.support.servers import free_port
 from tests.support.waiting import until
 
-
 START_S = 480.0
 """Patience with its start: on a busy machine it takes minutes."""
 
