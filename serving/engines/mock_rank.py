@@ -6,8 +6,10 @@ import math
 from functools import partial
 from time import monotonic
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
 
 from mocker import BlockChain, Engine, Sequence
 from mocker.batch import NOBODY
@@ -17,7 +19,7 @@ from mocker.work import work_of
 from serving.engines.kv_params import Part, parse
 from serving.engines.mock_answers import LogProbabilities
 from serving.engines.mock_author import Author, Plan
-from serving.engines.mock_events import router_events
+from serving.engines.mock_events import EventSink
 from serving.engines.mock_handover import Handover, block_keys
 from serving.engines.mock_live import Live, live_of
 from serving.engines.mock_observer import MANY_GAPS, Gaps, Observer, Queues, queues_of, take_gaps
@@ -29,7 +31,6 @@ from serving.runtime.messages import CallError
 from serving.runtime.server import Stream
 from serving.runtime.threads import in_thread
 from serving.worker.engine import EngineLoad, Work
-from serving.worker.kv_events import KvEventPublisher
 from serving.worker.protocol import PreprocessedRequest
 
 Tokens = npt.NDArray[np.uint32]
@@ -45,7 +46,7 @@ class MockEngine:
         self,
         simulated: SimulatedEngine,
         *,
-        publisher: KvEventPublisher | None = None,
+        events: EventSink | None = None,
         author: Author | None = None,
         max_waiting: int = MAX_WAITING,
         handover: Handover | None = None,
@@ -59,9 +60,9 @@ class MockEngine:
             num_blocks=simulated.num_blocks,
             host=simulated.host,
             more=simulated.more,
-            kv_events=publisher is not None,
+            kv_events=events is not None,
         )
-        self._publisher = publisher
+        self._events = events
         self._author = author or Author(ByteTokenizer())
         self._max_waiting = max_waiting
         self._handover = handover
@@ -70,6 +71,7 @@ class MockEngine:
         self._has_lost = False  # an observed request, since the last step
         if tiers is not None:
             tiers.connect(self.engine, self._follow_tiers)
+        self._resets: list[tuple[bool, asyncio.Future[bool]]] = []
         self._bell = asyncio.Event()
         self._turn = asyncio.Lock()
         self._planned: set[asyncio.Task[None]] = set()
@@ -131,16 +133,17 @@ class MockEngine:
     ) -> None:
         size = self.config.block_size
         output = answer.output
-        hashes = np.frombuffer(bytes(request.sequence_hashes.data), "<u8").tolist() if request.sequence_hashes else []
-        tail = np.concatenate([tokens[len(hashes) * size :], np.array(output, np.uint32)])
-        ids = hashes + sequence_hashes(block_hashes(tail, size), hashes[-1] if hashes else None)
+        ids = self._names(request, tokens, output)
+        chain = BlockChain(ids)
+        if self._events is not None:
+            chain.payload = self._events.content(request, tokens, output)
         self._order += 1
         sequence = Sequence(
             self._order,
             num_prompt=len(tokens),
             max_tokens=answer.limit,
             stop_after=answer.stop_after,
-            chain=BlockChain(ids),
+            chain=chain,
             arrival=float(self._order),
         )
         log_probabilities = LogProbabilities.wanted(self._author.words, request.sampling_options)
@@ -177,6 +180,18 @@ class MockEngine:
 
         live.stream.on_cancel = leave
 
+    def _names(self, request: PreprocessedRequest, tokens: Tokens, output: list[int]) -> list[int]:
+        """Name the blocks of a prompt and its answer; the frontend has named those of a prompt that anyone may share."""
+        size, scope = self.config.block_size, request.cache_scope
+        given = request.sequence_hashes if scope is None else None
+        hashes = np.frombuffer(bytes(given.data), "<u8").tolist() if given else []
+        root = hashes[-1] if hashes else None
+        if scope is not None:
+            root = xxh3_64_intdigest(msgspec.msgpack.encode(scope))
+        tail = np.concatenate([tokens[len(hashes) * size :], np.array(output, np.uint32)])
+        named: list[int] = hashes + sequence_hashes(block_hashes(tail, size), root)
+        return named
+
     def _share(self, live: Live, asked: Part) -> None:
         """Start our part of a request; another worker does the rest.
 
@@ -205,6 +220,30 @@ class MockEngine:
     def wake(self) -> None:
         """Check again whether there is something to do."""
         self._bell.set()
+
+    async def reset_prefix_cache(self, *, preempts_running: bool = False) -> bool:
+        """Forget all cached blocks, once the step in flight has ended; return False if any is in use.
+
+        Raises:
+            RuntimeError: see `mocker.engine.Engine.reset_prefix_cache`.
+        """
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._resets.append((preempts_running, done))
+        if self.engine.step is None:
+            self._reset()
+        return await done
+
+    def _reset(self) -> None:
+        resets, self._resets = self._resets, []
+        for preempts_running, done in resets:
+            try:
+                is_reset = self.engine.reset_prefix_cache(preempts_running=preempts_running)
+            except RuntimeError as error:
+                if not done.done():
+                    done.set_exception(error)
+            else:
+                if not done.done():
+                    done.set_result(is_reset)
 
     def load(self) -> EngineLoad:
         """Report what the engine is doing."""
@@ -256,6 +295,8 @@ class MockEngine:
             # Deadlines are absolute: a late timer delays one step, not all later ones.
             await timer.until(step.end)
             self._send(engine)
+            if self._resets:
+                self._reset()
             now = step.end
 
     async def _wait(self) -> None:
@@ -290,8 +331,8 @@ class MockEngine:
             self._end_shared(self._handover, output.finished)
         if self._tiers is not None:
             self._serve_tiers(self._tiers)
-        elif self._publisher is not None and engine.has_events:
-            self._publisher.publish(list(router_events(engine.take_events())))
+        elif self._events is not None and engine.has_events:
+            self._events.publish(engine.take_events())
 
     def _report(self, observer: Observer, decoded: list[Sequence], output: StepOutput) -> None:
         """Report a step to the observer."""
@@ -315,9 +356,9 @@ class MockEngine:
         events = self.engine.take_events() + self.engine.take_host_events()
         if events:
             tiers.note(events)
-        news = [*router_events(events), *tiers.take_reports()]
-        if news and self._publisher is not None:
-            self._publisher.publish(news)
+        beyond = tiers.take_reports()
+        if self._events is not None and (events or beyond):
+            self._events.publish(events, beyond)
         tiers.act(self.engine.take_tier_work())
 
     def _follow_tiers(self) -> None:
