@@ -141,8 +141,6 @@ def test_a_stream_that_prefills_ends_with_where_the_kv_is(urls):
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
-        ({"kv_transfer_params": {}}, "expected do_remote_decode: true, or do_remote_prefill: true, and not both"),
-        ({"kv_transfer_params": {"do_remote_decode": 1}}, "expected do_remote_decode: true"),
         ({"kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": True}}, "and not both"),
         ({"kv_transfer_params": [1]}, "Expected `object | null`"),
         ({"kv_transfer_params": {"do_remote_decode": True, "x": "y" * 300_000}}, "at most 262,144 bytes"),
@@ -155,6 +153,13 @@ def test_what_makes_no_sense_is_400(urls, more, problem):
     answer = httpx.post(urls[1] + path, json=body, timeout=60)
     assert answer.status_code == 400, answer.text
     assert problem in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("params", [{}, {"do_remote_decode": False, "do_remote_prefill": False}])
+def test_parameters_that_ask_for_nothing_are_of_no_account(urls, params):
+    path, body = completion(kv_transfer_params=params)
+    answer = httpx.post(urls[1] + path, json=body, timeout=60)
+    assert (answer.status_code, answer.json()["usage"]["completion_tokens"]) == (200, 24)
 
 
 def test_a_plain_request_to_prefill_workers_alone_is_503(tmp_path):
