@@ -125,6 +125,11 @@ class Engine:
         return bool(holding) and not (is_busy or is_copying or any(each.state == LOADING for each in holding))
 
     @property
+    def ahead(self) -> Batch | None:
+        """The batch that was closed ahead, if there is one."""
+        return self._ahead
+
+    @property
     def num_free_blocks(self) -> int:
         """Blocks that could be allocated now."""
         return self.scheduler.pool.num_free
@@ -152,7 +157,8 @@ class Engine:
         if sequence.decoding:
             num_starved = sum(sequence in batch.starved for batch in (step.batch, ahead) if batch is not None)
             return self.scheduler.num_tokens(sequence, num_starved)
-        return count - (ahead is not None and sequence in ahead.preempted and sequence in step.batch.decodes)
+        is_awaited = ahead is not None and sequence in ahead.preempted and sequence in step.batch.decodes
+        return count - (is_awaited and sequence not in self.scheduler.dropped)
 
     def change_timing(self, timing: TimingModel) -> None:
         """Use another step-time model from the next step on."""
@@ -257,9 +263,13 @@ class Engine:
             self.scheduler.retention.let_go(sequence)
         return over
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks, or return False if any is in use."""
-        return self.scheduler.reset_prefix_cache()
+    def reset_prefix_cache(self, *, preempts_running: bool = False) -> bool:
+        """Forget all cached blocks, or return False if any is in use; call it between steps.
+
+        The next step that ends brings the event. See `Scheduler.reset_prefix_cache`.
+        """
+        assert self.step is None, "complete the step in flight first"
+        return self.scheduler.reset_prefix_cache(preempts_running=preempts_running)
 
     def schedule(self, now: float, *, max_iterations: int = 1) -> Step | None:
         """Close a batch and return its duration, or None if there is nothing to do.

@@ -18,6 +18,8 @@ from serving.stand_in.config import StandInConfig, TlsConfig
 from serving.stand_in.local import LocalWorkers
 from serving.stand_in.served import OneModel, served_model
 from serving.stand_in.vllm.app import VllmServer
+from serving.stand_in.vllm.kv_events.ranks import sinks_of
+from serving.stand_in.vllm.metrics.metrics import VllmMetrics
 from serving.supervision.process import report_ready
 from serving.worker.config import WorkerConfig
 
@@ -81,18 +83,18 @@ async def stand_in(config: StandInConfig) -> AsyncIterator[VllmServer]:
         lease=config.lease,
         peers=_peers(config),
     )
-    try:
+    async with contextlib.AsyncExitStack() as closing:
+        sinks = await closing.enter_async_context(sinks_of(config))  # the engine's last events still go there
+        closing.push_async_callback(engine.close)
         await engine.start(files)
-        engine.publish_to([])
         workers = LocalWorkers(engine, has_peers=config.kv_handover is not None)
         model = await served_model(config, engine.traits, files, workers)
-        try:
-            yield VllmServer(config, engine, OneModel(config.served_model_names, model))
-        finally:
-            workers.close()
-            await model.preparer.close()
-    finally:
-        await engine.close()
+        closing.push_async_callback(model.preparer.close)
+        closing.callback(workers.close)
+        metrics = VllmMetrics(config, model.card.context_length)
+        metrics.observe(engine)
+        engine.run(sinks)
+        yield VllmServer(config, engine, OneModel(config.served_model_names, model), metrics)
 
 
 def _peers(config: StandInConfig) -> list[Peer]:
@@ -134,7 +136,7 @@ def _tls(tls: TlsConfig | None) -> Mapping[str, Any] | None:
         return None
     settings = {
         "ssl_certfile": tls.certificate,
-        "ssl_keyfile": tls.key,
+        "ssl_keyfile": tls.key or None,
         "ssl_ca_certs": tls.client_authorities or None,
         "ssl_cert_reqs": tls.client_certificates,
         "ssl_ciphers": tls.ciphers or None,

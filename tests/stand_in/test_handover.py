@@ -246,10 +246,7 @@ def test_clients_that_hang_up_at_any_moment_leave_no_blocks_held():
         async with stand_in(config) as server, client_of(server) as both:
             for number in range(24):
                 asked = request(f"{number} {PROMPT}", max_tokens=2000)
-                if number % 3:
-                    given = (await prefill_of(both, asked))["kv_transfer_params"]
-                else:
-                    given = ASK
+                given = (await prefill_of(both, asked))["kv_transfer_params"] if number % 3 else ASK
                 call = asyncio.create_task(both.post("/v1/completions", json=asked | {"kv_transfer_params": given}))
                 await asyncio.sleep(0.004 * (number % 5))
                 call.cancel()
