@@ -5,7 +5,7 @@ another with the same prompt. They have the names and types that vLLM's NixlConn
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 from uuid import uuid4
 
@@ -37,20 +37,28 @@ class KvHandoverConfig:
     side_channel_port: Annotated[int, Meta(ge=0, le=65535)] = 5600
     """Port at which they do; rank N adds N (0: any free one). Environment: VLLM_NIXL_SIDE_CHANNEL_PORT."""
 
-    secret: str = field(default_factory=lambda: os.environ.get(SECRET, ""), repr=False)
-    """What instances that hand KV to each other across hosts all know. Environment: DYNABENCH_KV_SECRET."""
-
     def __post_init__(self) -> None:
         """Reject invalid values."""
         check(self)
-        num_bytes = len(self.secret.encode())
-        if self.secret and num_bytes < MIN_SECRET_BYTES:
-            raise ValueError(f"{SECRET} has {num_bytes} bytes; expected at least {MIN_SECRET_BYTES}")
-        if not self.secret and not is_loopback(self.side_channel_host):
-            raise ValueError(
-                f"VLLM_NIXL_SIDE_CHANNEL_HOST is {self.side_channel_host}, which other hosts may reach; expected {SECRET}, "
-                f"the same text of at least {MIN_SECRET_BYTES} bytes at all instances, or a loopback address"
-            )
+        secret_of(self.side_channel_host)
+
+
+def secret_of(host: str) -> str:
+    """Return what instances that hand KV to each other across hosts all know, from the environment.
+
+    Raises:
+        ValueError: there is none, or too short a one, and other hosts reach this one.
+    """
+    secret = os.environ.get(SECRET, "")
+    num_bytes = len(secret.encode())
+    if secret and num_bytes < MIN_SECRET_BYTES:
+        raise ValueError(f"{SECRET} has {num_bytes} bytes; expected at least {MIN_SECRET_BYTES}")
+    if not secret and not is_loopback(host):
+        raise ValueError(
+            f"VLLM_NIXL_SIDE_CHANNEL_HOST is {host}, which other hosts may reach; expected {SECRET}, the same text of at "
+            f"least {MIN_SECRET_BYTES} bytes at all instances, or a loopback address"
+        )
+    return secret
 
 
 class Peer(NamedTuple):
@@ -66,14 +74,14 @@ class Peer(NamedTuple):
 
 def peers_of(config: KvHandoverConfig, *, num_ranks: int, first: int, size: int, tp_size: int) -> list[Peer]:
     """Return what each rank here is to its peers; vLLM adds the number of a rank to the name if there are several."""
-    id = config.engine_id or str(uuid4())
+    id, secret = config.engine_id or str(uuid4()), secret_of(config.side_channel_host)
     return [
         Peer(
             config.role,
             f"{id}_dp{rank}" if size > 1 else id,
             config.side_channel_host,
             config.side_channel_port and config.side_channel_port + rank,
-            config.secret,
+            secret,
             tp_size,
         )
         for rank in range(first, first + num_ranks)

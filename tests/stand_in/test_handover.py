@@ -14,6 +14,8 @@ from serving.stand_in.config import RanksConfig, StandInConfig
 from serving.stand_in.server import stand_in
 from serving.transfer.config import TransferRunConfig
 from tests.stand_in.support import running
+from tests.support import proxies
+from tests.support.proxies import side_car, toy_proxy
 from tests.support.waiting import until_async
 
 NULLS = ("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")
@@ -198,6 +200,29 @@ def test_a_stream_of_two_instances_has_the_tokens_of_one():
                 lines = [line async for line in response.aiter_lines() if line.startswith("data: {")]
             assert len(lines) >= 12
             assert response.status_code == 200
+
+    asyncio.run(talk())
+
+
+PROMPTS = {
+    "/v1/completions": {"prompt": PROMPT, "max_tokens": 12},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": PROMPT}], "max_completion_tokens": 12},
+}
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("path", PROMPTS)
+@pytest.mark.parametrize("proxy", [toy_proxy, side_car])
+def test_proxies_of_others_get_the_answer_of_one_instance(proxy, path, is_streamed):
+    async def talk():
+        async with pair() as (prefill, decode), running(engine=ENGINE) as whole:
+            body = {"model": "tiny", "seed": 3} | PROMPTS[path]
+            expected = proxies.text_of(await whole.post(path, json=body))
+            more = {"stream": True, "stream_options": {"include_usage": True}} if is_streamed else {}
+            urls = str(prefill.base_url), str(decode.base_url)
+            _, answer = await asyncio.to_thread(proxy, *urls, path, body | more)
+            read = proxies.streamed_text if is_streamed else proxies.text_of
+            assert (answer.status_code, read(answer)) == (200, expected)
 
     asyncio.run(talk())
 
