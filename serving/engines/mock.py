@@ -188,6 +188,11 @@ class Mocker:
             return
         self._ranks[asked.dp_rank].submit(asked, stream)
 
+    def slow_down(self, factor: float) -> None:
+        """Make each step, from the next on, take this many times as long as usual."""
+        for rank in self._ranks:
+            rank.slow_down(factor)
+
     def load(self, rank: int) -> EngineLoad:
         """See `Engine`."""
         found = self._ranks[rank].load()

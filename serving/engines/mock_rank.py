@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from mocker import BlockChain, Engine, Sequence
 from mocker.timing.choose import SimulatedEngine
+from mocker.timing.model import Faster
 from mocker.work import work_of
 from serving.engines.kv_params import Part, parse
 from serving.engines.mock_answers import LogProbabilities
@@ -49,6 +50,7 @@ class MockEngine:
         tiers: LiveTiers | None = None,
     ) -> None:
         config = self.config = simulated.config
+        self._usual_timing = simulated.timing
         self.engine = Engine(
             config,
             simulated.timing,
@@ -174,6 +176,11 @@ class MockEngine:
     def wake(self) -> None:
         """Check again whether there is something to do."""
         self._bell.set()
+
+    def slow_down(self, factor: float) -> None:
+        """Make each step, from the next on, take this many times as long as usual."""
+        usual = self._usual_timing
+        self.engine.change_timing(usual if factor == 1 else Faster(usual, 1 / factor, 1 / factor))
 
     def load(self) -> EngineLoad:
         """Report what the engine is doing."""

@@ -11,6 +11,7 @@ from serving.frontend.application import Route, make_app
 from serving.frontend.config import FrontendConfig
 from serving.frontend.model_info import ModelInfo, as_json
 from serving.stand_in.config import StandInConfig
+from serving.stand_in.local import LocalCalls
 from serving.stand_in.served import OneModel
 from serving.stand_in.vllm.admission import Keys
 from serving.stand_in.vllm.dialect import VLLM
@@ -24,9 +25,10 @@ OPEN_PATHS = ("/health", "/ping", "/metrics")
 class VllmServer:
     """The application, its handlers, and the engine behind them."""
 
-    def __init__(self, config: StandInConfig, engine: Mocker, models: OneModel) -> None:
+    def __init__(self, config: StandInConfig, engine: Mocker, models: OneModel, calls: LocalCalls) -> None:
         self.config = config
         self.engine = engine
+        self.calls = calls
         self.models = models
         self.answering = Answering(models, FrontendConfig(allow_kv_transfer_params=True), VLLM)
         self.info = ModelInfo(self.answering.reader)
