@@ -1,6 +1,7 @@
 """Between a publisher of KV events and its socket: messages are lost, come late or in another order."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -26,8 +27,8 @@ class FaultyWire(Generic[Message]):
         self._rank = rank
         self._num_messages = 0
         self._held: Message | None = None  # until the next one has gone
-        self._last_s = 0.0
-        self._timers: set[asyncio.TimerHandle] = set()
+        self._waiting: deque[tuple[float, Message]] = deque()  # and when each is due
+        self._timer: asyncio.TimerHandle | None = None
 
     def __call__(self, message: Message) -> None:
         """Send a message, or do not."""
@@ -49,24 +50,28 @@ class FaultyWire(Generic[Message]):
 
     def close(self) -> None:
         """Send nothing more."""
-        for timer in self._timers:
-            timer.cancel()
-        self._timers.clear()
+        self._waiting.clear()
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _send(self, message: Message, delay_s: float) -> None:
         """Send a message so much later, and after those before it."""
         if delay_s:
             self._faults.count("kv_events_delay")
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        self._last_s = max(now + delay_s, self._last_s)
-        if self._last_s <= now:
+        elif not self._waiting:
             self._put(message)
             return
+        loop = asyncio.get_running_loop()
+        last_s = self._waiting[-1][0] if self._waiting else 0.0
+        self._waiting.append((max(loop.time() + delay_s, last_s), message))
+        if self._timer is None:
+            self._wait(loop)
 
-        def put() -> None:
-            self._timers.discard(timer)
-            self._put(message)
+    def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = loop.call_at(self._waiting[0][0], self._put_due, loop) if self._waiting else None
 
-        timer = loop.call_at(self._last_s, put)
-        self._timers.add(timer)
+    def _put_due(self, loop: asyncio.AbstractEventLoop) -> None:
+        due_s = self._waiting[0][0]
+        while self._waiting and self._waiting[0][0] <= due_s:
+            self._put(self._waiting.popleft()[1])
+        self._wait(loop)
