@@ -20,6 +20,7 @@ from serving.transfer.config import TransferRunConfig
 
 KvRole = Literal["kv_producer", "kv_consumer", "kv_both"]
 ContentFormat = Literal["auto", "string", "openai"]
+HashAlgorithm = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
 FingerprintMode = Literal["full", "hash", "custom", "none"]
 
 
@@ -249,6 +250,19 @@ class KvEventsConfig:
 
     topic: str = ""
     """Topic of the messages."""
+
+    hash_algorithm: HashAlgorithm = "sha256"
+    """How blocks are named, as vLLM's --prefix-caching-hash-algo."""
+
+    hash_seed: str | None = None
+    """Seed of their names (none: vLLM's own, or for xxhash one that is drawn). Environment: PYTHONHASHSEED."""
+
+    use_int_block_hashes: bool = True
+    """Whether names are the last 64 bits as a number, instead of all bytes. Environment:
+    VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES."""
+
+    describes_chunks: bool = False
+    """Whether events of host memory have tokens, as with self_describing_kv_events in --kv-transfer-config."""
 
     def __post_init__(self) -> None:
         """Reject invalid values."""

@@ -17,6 +17,8 @@ from serving.stand_in.config import StandInConfig, TlsConfig
 from serving.stand_in.local import LocalWorkers
 from serving.stand_in.served import OneModel, served_model
 from serving.stand_in.vllm.app import VllmServer
+from serving.stand_in.vllm.kv_events.ranks import sinks_of
+from serving.stand_in.vllm.metrics.metrics import VllmMetrics
 from serving.supervision.process import report_ready
 from serving.worker.config import WorkerConfig
 
@@ -79,18 +81,18 @@ async def stand_in(config: StandInConfig) -> AsyncIterator[VllmServer]:
         transfer=config.transfer,
         lease=config.lease,
     )
-    try:
+    async with contextlib.AsyncExitStack() as closing:
+        sinks = await closing.enter_async_context(sinks_of(config))  # the engine's last events still go there
+        closing.push_async_callback(engine.close)
         await engine.start(files)
-        engine.publish_to([])
         workers = LocalWorkers(engine)
         model = await served_model(config, engine.traits, files, workers)
-        try:
-            yield VllmServer(config, engine, OneModel(config.served_model_names, model))
-        finally:
-            workers.calls.end_all("the server shut down before the answer was complete", "draining")
-            await model.preparer.close()
-    finally:
-        await engine.close()
+        closing.push_async_callback(model.preparer.close)
+        closing.callback(workers.calls.end_all, "the server shut down before the answer was complete", "draining")
+        metrics = VllmMetrics(config, model.card.context_length)
+        metrics.observe(engine)
+        engine.run(sinks)
+        yield VllmServer(config, engine, OneModel(config.served_model_names, model), metrics)
 
 
 def worker_config(config: StandInConfig) -> WorkerConfig:
