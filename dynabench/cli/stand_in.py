@@ -3,24 +3,25 @@
 import json
 import logging
 import os
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from dynabench.cli.groups import ELSEWHERE, Answers, plain_errors
-from foundation.errors import UserError
+from foundation.errors import UserError, plain_errors
+from foundation.settings import Count
 from serving.cli.command_line import Verbosity, flat
 from serving.engines.mock_config import AnswerConfig
 from serving.kv_tiers.tier import TierError
 from serving.model.errors import ModelError
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.stand_in.config import StandInConfig
-from serving.stand_in.server import serve
+from serving.stand_in.replicas import processes_for, replicas_of, serve_replicas
 from serving.stand_in.simulation import SimulationConfig
 from serving.stand_in.vllm.flags import parse
 from serving.stand_in.vllm.help import help_of
 from serving.stand_in.vllm.settings import about_times, stand_in_config, without_effect
+from serving.supervision.group import GroupError
 from serving.supervision.logs import set_up
 from serving.supervision.process import run
 from serving.transfer.config import TransferRunConfig
@@ -33,7 +34,9 @@ HELP = "--help="
 Words = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
 """The model and the flags of the other server, which reads them itself."""
 Simulation = Annotated[SimulationConfig, flat("In place of GPUs", 1)]
-Transfer = Annotated[TransferRunConfig, ELSEWHERE, flat("KV between processes", 7)]
+Answers = Annotated[AnswerConfig, flat("Simulated engine", 6)]
+OF_HANDOVER = Parameter(parse="^(transfer|transfer_host|transfer_memory_mb|kv_bytes_scale|transfer_read_timeout_s)$")
+Transfer = Annotated[TransferRunConfig, OF_HANDOVER, flat("KV between processes", 7)]
 
 
 def vllm(
@@ -41,6 +44,8 @@ def vllm(
     simulation: Simulation | None = None,
     answers: Answers | None = None,
     kv_transfer: Transfer | None = None,
+    replicas: Count = 1,
+    processes: Count | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     verbose: Verbosity = 0,
 ) -> None:
@@ -54,16 +59,19 @@ def vllm(
         simulation: What takes the place of the GPUs.
         answers: What is answered.
         kv_transfer: How KV gets to other instances.
+        replicas: Number of stand-ins, on consecutive ports from `--port` on.
+        processes: Processes that they share (default: one for each core).
         dry_run: Print the settings that follow from all flags, and exit.
         verbose: How much to log.
     """
     if searched := [word.removeprefix(HELP) for word in words if word.startswith(HELP)]:
-        _print_help(searched[0])
+        with plain_errors():
+            print(help_of(searched[0]))
         return
     own = simulation or SimulationConfig()
     with plain_errors():
         set_up(verbose)
-        given = parse(words, beside=OWN_FLAGS)
+        given = parse(words, beside=_own_flags())
         config = stand_in_config(
             given,
             own,
@@ -71,36 +79,26 @@ def vllm(
             answers=answers or AnswerConfig(),
             transfer=kv_transfer or TransferRunConfig(),
         )
+        configs = replicas_of(config, replicas)
     if dry_run:
         print(json.dumps(_shown(config), indent=2, default=str))
         return
     log.info(about_times(config.timing))
     if unused := without_effect(given, own):
         log.info(unused)
-    _serve(config)
+    _serve(configs, processes or processes_for(replicas))
 
 
-OWN_FLAGS = (
-    "--gpu",
-    "--timing-file",
-    "--model-shape",
-    "--link-gbps",
-    "--speedup-ratio",
-    "--decode-speedup-ratio",
-    "--dry-run",
-)
-"""Flags of ours that a word may be meant to be."""
+def _own_flags() -> list[str]:
+    """Return flags of ours that an unknown word may be meant to be."""
+    names = [field.name for kind in (SimulationConfig, AnswerConfig) for field in fields(kind)]
+    return [f"--{name.replace('_', '-')}" for name in (*names, "replicas", "processes", "dry_run")]
 
 
-def _print_help(word: str) -> None:
-    with plain_errors():
-        print(help_of(word))
-
-
-def _serve(config: StandInConfig) -> None:
+def _serve(configs: list[StandInConfig], num_processes: int) -> None:
     try:
-        run(lambda stopping: serve(config, stopping))
-    except (ModelError, EngineError, RuntimeUnavailableError, TierError) as error:
+        run(lambda stopping: serve_replicas(configs, num_processes, stopping))
+    except (ModelError, EngineError, RuntimeUnavailableError, TierError, GroupError) as error:
         raise UserError(str(error)) from error
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from dynabench.reference.setting import item, paragraph
+from dynabench.reference.setting import item
 from serving.stand_in.vllm.arguments import Argument, version
 from serving.stand_in.vllm.help import groups, values
 from serving.stand_in.vllm.treatment import treatments
