@@ -3,20 +3,20 @@
 import json
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from foundation.errors import UserError, plain_errors
-from foundation.settings import Count
 from serving.cli.command_line import Verbosity, flat
 from serving.engines.mock_config import AnswerConfig
 from serving.kv_tiers.tier import TierError
 from serving.model.errors import ModelError
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.stand_in.config import StandInConfig
-from serving.stand_in.replicas import processes_for, replicas_of, serve_replicas
+from serving.stand_in.replicas import ReplicasConfig, replicas_of, serve_replicas
 from serving.stand_in.simulation import SimulationConfig
 from serving.stand_in.vllm.flags import parse
 from serving.stand_in.vllm.help import help_of
@@ -34,6 +34,7 @@ HELP = "--help="
 Words = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
 """The model and the flags of the other server, which reads them itself."""
 Simulation = Annotated[SimulationConfig, flat("In place of GPUs", 1)]
+Replicas = Annotated[ReplicasConfig, flat("Many at once", 2)]
 Answers = Annotated[AnswerConfig, flat("Simulated engine", 6)]
 OF_HANDOVER = Parameter(parse="^(transfer|transfer_host|transfer_memory_mb|kv_bytes_scale|transfer_read_timeout_s)$")
 Transfer = Annotated[TransferRunConfig, OF_HANDOVER, flat("KV between processes", 7)]
@@ -42,10 +43,9 @@ Transfer = Annotated[TransferRunConfig, OF_HANDOVER, flat("KV between processes"
 def vllm(
     *words: Words,
     simulation: Simulation | None = None,
+    replicas: Replicas | None = None,
     answers: Answers | None = None,
     kv_transfer: Transfer | None = None,
-    replicas: Count = 1,
-    processes: Count | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     verbose: Verbosity = 0,
 ) -> None:
@@ -57,10 +57,9 @@ def vllm(
     Args:
         words: The model, and flags of vLLM.
         simulation: What takes the place of the GPUs.
+        replicas: How many there are.
         answers: What is answered.
         kv_transfer: How KV gets to other instances.
-        replicas: Number of stand-ins, on consecutive ports from `--port` on.
-        processes: Processes that they share (default: one for each core).
         dry_run: Print the settings that follow from all flags, and exit.
         verbose: How much to log.
     """
@@ -79,23 +78,24 @@ def vllm(
             answers=answers or AnswerConfig(),
             transfer=kv_transfer or TransferRunConfig(),
         )
-        configs = replicas_of(config, replicas)
+        many = replicas or ReplicasConfig()
+        configs = replicas_of(config, many.replicas)
     if dry_run:
         print(json.dumps(_shown(config), indent=2, default=str))
         return
     log.info(about_times(config.timing))
     if unused := without_effect(given, own):
         log.info(unused)
-    _serve(configs, processes or processes_for(replicas))
+    _serve(configs, many.num_processes)
 
 
 def _own_flags() -> list[str]:
     """Return flags of ours that an unknown word may be meant to be."""
-    names = [field.name for kind in (SimulationConfig, AnswerConfig) for field in fields(kind)]
-    return [f"--{name.replace('_', '-')}" for name in (*names, "replicas", "processes", "dry_run")]
+    names = [field.name for kind in (SimulationConfig, ReplicasConfig, AnswerConfig) for field in fields(kind)]
+    return [f"--{name.replace('_', '-')}" for name in (*names, "dry_run")]
 
 
-def _serve(configs: list[StandInConfig], num_processes: int) -> None:
+def _serve(configs: Sequence[StandInConfig], num_processes: int) -> None:
     try:
         run(lambda stopping: serve_replicas(configs, num_processes, stopping))
     except (ModelError, EngineError, RuntimeUnavailableError, TierError, GroupError) as error:

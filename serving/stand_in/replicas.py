@@ -16,11 +16,13 @@ import re
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
+from foundation.settings import Count, check
 from serving.stand_in.config import KvEventsConfig, StandInConfig
 from serving.stand_in.server import listener_of, serve
 from serving.supervision.group import Event, Group, Program
@@ -33,6 +35,27 @@ STOP_S = 5.0
 """How much longer a process may take to end than its requests."""
 
 PORT = re.compile(r"(?P<before>.*:)(?P<port>\d+)\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicasConfig:
+    """How many stand-ins there are, alike in all but where they are reached."""
+
+    replicas: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Stand-ins on consecutive ports, from --port on; whatever else has a port (KV events, side channel, admin) also gets
+    one of its own in each."""
+
+    replica_processes: Count | None = None
+    """Processes that they share (default: one for each core; if one ends, it is started again)."""
+
+    def __post_init__(self) -> None:
+        """Reject invalid values."""
+        check(self)
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that they share."""
+        return min(self.replicas, self.replica_processes or _num_cores())
 
 
 def replicas_of(config: StandInConfig, count: int) -> list[StandInConfig]:
@@ -177,6 +200,5 @@ def run_here(settings: str) -> None:
     run(lambda stopping: serve_here(configs, listeners, stopping))
 
 
-def processes_for(count: int) -> int:
-    """Return how many processes several stand-ins share unless asked: one for each core, or each of them."""
-    return min(count, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
