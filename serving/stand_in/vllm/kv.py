@@ -48,6 +48,12 @@ def kv_of(given: Mapping[str, Any], environment: Mapping[str, str], *, block_siz
     return Kv(engine, _handover(role, config, environment), _lease(nixl))
 
 
+def describes_chunks(given: Mapping[str, Any]) -> bool:
+    """Whether KV events of host memory have tokens."""
+    extras = [each.get(EXTRA) or {} for each in children(given.get("kv_transfer_config"))]
+    return any(extra.get("self_describing_kv_events", False) for extra in extras)
+
+
 def _of_host_memory(config: Mapping[str, Any] | None, size: float | None, block_size: int) -> dict[str, Any]:
     """Return the engine's settings of host memory, and of loads that fail."""
     keeping = [each for each in children(config) if each.get(NAME) not in NIXL]
