@@ -11,6 +11,7 @@ from serving.stand_in.config import KvHandoverConfig
 NIXL = ("NixlConnector", "NixlPullConnector")
 OFFLOADING = "OffloadingConnector"
 HOST, PORT = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"
+DESCRIBING = "self_describing_kv_events"
 GIB = 1 << 30
 
 
@@ -46,6 +47,14 @@ def kv_of(given: Mapping[str, Any], environment: Mapping[str, str], *, block_siz
     if role != "kv_both":
         engine["kv_role"] = role
     return Kv(engine, _handover(role, config, environment), _lease(nixl))
+
+
+def describes_chunks(given: Mapping[str, Any]) -> bool:
+    """Return whether KV events of host memory have the tokens of its chunks."""
+    config = given.get("kv_transfer_config")
+    if given.get("kv_offloading_size") is not None:
+        return bool(_extra(config).get(DESCRIBING))
+    return any(bool((each.get(EXTRA) or {}).get(DESCRIBING)) for each in children(config))
 
 
 def _of_host_memory(config: Mapping[str, Any] | None, size: float | None, block_size: int) -> dict[str, Any]:

@@ -68,6 +68,7 @@ MODELLED = {
     "kv_offloading_size": "the host memory for KV (GiB)",
     "kv_transfer_config": "handover of KV with NixlConnector, host memory with OffloadingConnector, or a MultiConnector of both",
     "kv_events_config": "where KV events are published",
+    "prefix_caching_hash_algo": "how KV events name blocks",
     "enable_sleep_mode": "whether /sleep may free memory",
     # Adapters
     "enable_lora": "whether requests may name adapters",
@@ -253,7 +254,6 @@ REFUSED = {
     "mamba_cache_mode": "states are cached as by default; leave it out",
     "enable_mamba_shared_prefix_checkpoint": "states are cached as by default; leave it out",
     "swa_bounded_replay": "windows are cached as by default; leave it out",
-    "prefix_caching_hash_algo": "blocks in KV events have names of our own making, whatever the algorithm; leave it out",
     "kv_offloading_backend": "only host memory of vLLM's own is simulated; use native",
     "ec_transfer_config": "encoders on other instances are not simulated; leave it out",
     "runner": POOLING,
