@@ -13,12 +13,12 @@ from msgspec import Meta
 
 from foundation.settings import Count, Positive, Wait, Whole, check
 from serving.engines.mock import AnswerConfig, EngineConfig, TimingConfig
+from serving.engines.nixl_peer import KvHandoverConfig
 from serving.frontend.config import Port
 from serving.life.lease import LeaseConfig
 from serving.model.parsers import check_parsers
 from serving.transfer.config import TransferRunConfig
 
-KvRole = Literal["kv_producer", "kv_consumer", "kv_both"]
 ContentFormat = Literal["auto", "string", "openai"]
 HashAlgorithm = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
 FingerprintMode = Literal["full", "hash", "custom", "none"]
@@ -263,27 +263,6 @@ class KvEventsConfig:
 
     describes_chunks: bool = False
     """Whether events of host memory have tokens, as with self_describing_kv_events in --kv-transfer-config."""
-
-    def __post_init__(self) -> None:
-        """Reject invalid values."""
-        check(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvHandoverConfig:
-    """How KV is handed to other instances, as in vLLM's --kv-transfer-config with NixlConnector."""
-
-    role: KvRole = "kv_both"
-    """Whether other instances read KV from this one, it reads from them, or both."""
-
-    engine_id: str | None = None
-    """Name of this instance in kv_transfer_params (none: drawn at start)."""
-
-    side_channel_host: str = "localhost"
-    """Address at which others find this instance. Environment: VLLM_NIXL_SIDE_CHANNEL_HOST."""
-
-    side_channel_port: Port = 5600
-    """Port at which they do; rank N adds N. Environment: VLLM_NIXL_SIDE_CHANNEL_PORT."""
 
     def __post_init__(self) -> None:
         """Reject invalid values."""

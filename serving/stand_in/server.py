@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.engines.mock import Mocker
+from serving.engines.nixl_peer import Peer, peers_of
 from serving.frontend.http.server import serve_http
 from serving.frontend.server import listen, listen_at
 from serving.model.files import ModelFiles
@@ -80,19 +81,33 @@ async def stand_in(config: StandInConfig) -> AsyncIterator[VllmServer]:
         answers=config.answers,
         transfer=config.transfer,
         lease=config.lease,
+        peers=_peers(config),
     )
     async with contextlib.AsyncExitStack() as closing:
         sinks = await closing.enter_async_context(sinks_of(config))  # the engine's last events still go there
         closing.push_async_callback(engine.close)
         await engine.start(files)
-        workers = LocalWorkers(engine)
+        workers = LocalWorkers(engine, has_peers=config.kv_handover is not None)
         model = await served_model(config, engine.traits, files, workers)
         closing.push_async_callback(model.preparer.close)
-        closing.callback(workers.calls.end_all, "the server shut down before the answer was complete", "draining")
+        closing.callback(workers.close)
         metrics = VllmMetrics(config, model.card.context_length)
         metrics.observe(engine)
         engine.run(sinks)
         yield VllmServer(config, engine, OneModel(config.served_model_names, model), metrics)
+
+
+def _peers(config: StandInConfig) -> list[Peer]:
+    """Return what each rank is to other instances, if there is a way to them."""
+    if config.kv_handover is None:
+        return []
+    return peers_of(
+        config.kv_handover,
+        num_ranks=config.engine.dp_size,
+        first=config.ranks.first,
+        size=config.ranks.size,
+        tp_size=config.timing.tensor_parallel_size,
+    )
 
 
 def worker_config(config: StandInConfig) -> WorkerConfig:
