@@ -152,7 +152,8 @@ class Engine:
         if sequence.decoding:
             num_starved = sum(sequence in batch.starved for batch in (step.batch, ahead) if batch is not None)
             return self.scheduler.num_tokens(sequence, num_starved)
-        return count - (ahead is not None and sequence in ahead.preempted and sequence in step.batch.decodes)
+        is_awaited = ahead is not None and sequence in ahead.preempted and sequence in step.batch.decodes
+        return count - (is_awaited and sequence not in self.scheduler.dropped)
 
     def change_timing(self, timing: TimingModel) -> None:
         """Use another step-time model from the next step on."""
@@ -257,9 +258,13 @@ class Engine:
             self.scheduler.retention.let_go(sequence)
         return over
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks, or return False if any is in use."""
-        return self.scheduler.reset_prefix_cache()
+    def reset_prefix_cache(self, *, preempts_running: bool = False) -> bool:
+        """Forget all cached blocks, or return False if any is in use; call it between steps.
+
+        The next step that ends brings the event. See `Scheduler.reset_prefix_cache`.
+        """
+        assert self.step is None, "complete the step in flight first"
+        return self.scheduler.reset_prefix_cache(preempts_running=preempts_running)
 
     def schedule(self, now: float, *, max_iterations: int = 1) -> Step | None:
         """Close a batch and return its duration, or None if there is nothing to do.

@@ -78,6 +78,7 @@ class Scheduler:
         self._has_fence = config.is_async and (config.kv_role == "kv_consumer" or self.offload is not None)
         self._drops_output = config.is_async and config.kv_role == "kv_producer"  # if preempted: its KV is gone
         self.dropped = NOBODY  # whose output in flight does not count
+        self._reset = NOBODY  # preempted by a reset of the prefix cache, until a batch reports them
         self._before = self._latest = Batch(0)  # the two batches closed last, if there is a fence
 
     def schedule(self) -> Batch | None:
@@ -96,6 +97,8 @@ class Scheduler:
             budget = self._schedule_one_by_one(batch)
         if not batch.preempted and (self.waiting or self.holding):
             self._admit(batch, budget)
+        if self._reset:  # not before: what a reset preempts may be admitted at once
+            batch.preempted, self._reset = [*self._reset, *batch.preempted], NOBODY
         has_copies = self.offload is not None and self._offer(self.offload, batch)
         if not (self.running or batch.preempted):
             return None
@@ -149,7 +152,8 @@ class Scheduler:
             if self._has_fence and self._is_in_flight(victim):
                 return None  # its blocks would not be free at once
             refund = granted.pop(victim, 0)
-            self._preempt(batch, victim, was_granted=refund > 0)
+            self._preempt(victim, was_granted=refund > 0, is_dropped=self._drops_output)
+            batch.preempted.append(victim)
             if victim is sequence:
                 return None
             refunds += refund
@@ -244,17 +248,19 @@ class Scheduler:
     def _victim(self) -> Sequence:
         return max(self.running, key=_priority) if self._by_priority else self.running[-1]
 
-    def _preempt(self, batch: Batch, sequence: Sequence, *, was_granted: bool) -> None:
-        """Return a running sequence to the waiting queue; it keeps its tokens, but not its blocks."""
+    def _preempt(self, sequence: Sequence, *, was_granted: bool, is_dropped: bool) -> None:
+        """Return a running sequence to the waiting queue; it keeps its tokens, but not its blocks.
+
+        With `is_dropped`, it does not keep a token that is in flight.
+        """
         self.running.remove(sequence)
         sequence.state = WAITING
-        self._stop_computing(sequence, was_granted=was_granted)
+        self._stop_computing(sequence, was_granted=was_granted, is_dropped=is_dropped)
         self.pool.release(sequence, sequence.num_blocks)
         if self.offload is not None:
             self.offload.preempt(sequence)
         sequence.num_computed = 0
         sequence.num_preemptions += 1
-        batch.preempted.append(sequence)
         if self._by_priority:
             self._enqueue(self.waiting, sequence)
         else:
@@ -262,11 +268,9 @@ class Scheduler:
             sequence.order = -self._num_put_back
             self.waiting.appendleft(sequence)
 
-    def _stop_computing(self, sequence: Sequence, *, was_granted: bool) -> None:
+    def _stop_computing(self, sequence: Sequence, *, was_granted: bool, is_dropped: bool) -> None:
         """Stop the decoding of a preempted sequence; a token in flight is delivered unless it is dropped."""
-        is_dropped = (
-            self._drops_output and (sequence.decoding or sequence in self._ending) and sequence not in self._starved
-        )
+        is_dropped &= (sequence.decoding or sequence in self._ending) and sequence not in self._starved
         if sequence.decoding:
             sequence.num_known = self.iteration - sequence.origin + 1 - int(is_dropped)
             if sequence.last_iteration < self.iteration and not is_dropped:
@@ -696,9 +700,26 @@ class Scheduler:
             else:
                 self._free(sequence)
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks, unless any is in use (then False)."""
-        return self.pool.reset()
+    def reset_prefix_cache(self, *, preempts_running: bool = False) -> bool:
+        """Forget all cached blocks, unless any is in use (then False). At most one iteration is in flight.
+
+        With `preempts_running`, sequences that run do not stand in the way: they are preempted, the last one first, and
+        what is being computed for them is dropped.
+
+        Raises:
+            RuntimeError: they were preempted, or cannot be, and blocks are still in use.
+        """
+        if not preempts_running:
+            return self.pool.reset()
+        if self._has_fence and any(map(self._is_in_flight, self.running)):
+            raise RuntimeError("a step in flight may still write blocks that a load could take: reset again later")
+        while self.running:
+            sequence = self.running[-1]
+            self._preempt(sequence, was_granted=False, is_dropped=bool(self._lag))
+            self._reset = [*self._reset, sequence]
+        if not self.pool.reset():
+            raise RuntimeError("blocks are in use for KV that is being transferred: reset again later")
+        return True
 
     def _place(self, sequence: Sequence) -> tuple[int, float, int]:
         return _priority(sequence) if self._by_priority else (0, 0.0, sequence.order)

@@ -17,6 +17,7 @@ from serving.engines.kv_shelf import layout_of
 from serving.engines.mock_author import Author, embedding_size_of
 from serving.engines.mock_config import AnswerConfig
 from serving.engines.mock_costs import step_costs_of
+from serving.engines.mock_events import EventSink, RouterSink
 from serving.engines.mock_handover import Handover, hand_over
 from serving.engines.mock_rank import MockEngine
 from serving.engines.mock_tiers import LiveTiers, chunk_format, with_store
@@ -168,10 +169,14 @@ class Mocker:
 
     def publish_to(self, publishers: Several[KvEventPublisher]) -> None:
         """See `Engine`."""
+        self.run([RouterSink(publisher) for publisher in publishers])
+
+    def run(self, events: Several[EventSink] = ()) -> None:
+        """Run the engines of all ranks; if sinks are given, one for each, they hear of their KV events."""
         self._ranks = [
             MockEngine(
                 self._simulated,
-                publisher=publishers[rank] if publishers else None,
+                events=events[rank] if events else None,
                 author=self._author,
                 handover=self._handover,
                 tiers=self._tiers[rank] if self._tiers else None,

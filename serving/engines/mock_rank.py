@@ -15,7 +15,7 @@ from mocker.work import work_of
 from serving.engines.kv_params import Part, parse
 from serving.engines.mock_answers import LogProbabilities
 from serving.engines.mock_author import Author, Plan
-from serving.engines.mock_events import router_events
+from serving.engines.mock_events import EventSink
 from serving.engines.mock_handover import Handover, block_keys
 from serving.engines.mock_live import Live
 from serving.engines.mock_tiers import LiveTiers
@@ -26,7 +26,6 @@ from serving.runtime.messages import CallError
 from serving.runtime.server import Stream
 from serving.runtime.threads import in_thread
 from serving.worker.engine import EngineLoad, Work
-from serving.worker.kv_events import KvEventPublisher
 from serving.worker.protocol import PreprocessedRequest
 
 Tokens = npt.NDArray[np.uint32]
@@ -42,7 +41,7 @@ class MockEngine:
         self,
         simulated: SimulatedEngine,
         *,
-        publisher: KvEventPublisher | None = None,
+        events: EventSink | None = None,
         author: Author | None = None,
         max_waiting: int = MAX_WAITING,
         handover: Handover | None = None,
@@ -55,15 +54,16 @@ class MockEngine:
             num_blocks=simulated.num_blocks,
             host=simulated.host,
             more=simulated.more,
-            kv_events=publisher is not None,
+            kv_events=events is not None,
         )
-        self._publisher = publisher
+        self._events = events
         self._author = author or Author(ByteTokenizer())
         self._max_waiting = max_waiting
         self._handover = handover
         self._tiers = tiers
         if tiers is not None:
             tiers.connect(self.engine, self._follow_tiers)
+        self._resets: list[tuple[bool, asyncio.Future[bool]]] = []
         self._bell = asyncio.Event()
         self._turn = asyncio.Lock()
         self._planned: set[asyncio.Task[None]] = set()
@@ -119,13 +119,16 @@ class MockEngine:
         hashes = np.frombuffer(bytes(request.sequence_hashes.data), "<u8").tolist() if request.sequence_hashes else []
         tail = np.concatenate([tokens[len(hashes) * size :], np.array(output, np.uint32)])
         ids = hashes + sequence_hashes(block_hashes(tail, size), hashes[-1] if hashes else None)
+        chain = BlockChain(ids)
+        if self._events is not None:
+            chain.payload = self._events.content(request, tokens, output)
         self._order += 1
         sequence = Sequence(
             self._order,
             num_prompt=len(tokens),
             max_tokens=answer.limit,
             stop_after=answer.stop_after,
-            chain=BlockChain(ids),
+            chain=chain,
             arrival=float(self._order),
         )
         log_probabilities = LogProbabilities.wanted(self._author.words, request.sampling_options)
@@ -175,6 +178,30 @@ class MockEngine:
         """Check again whether there is something to do."""
         self._bell.set()
 
+    async def reset_prefix_cache(self, *, preempts_running: bool = False) -> bool:
+        """Forget all cached blocks, once the step in flight has ended; return False if any is in use.
+
+        Raises:
+            RuntimeError: see `mocker.engine.Engine.reset_prefix_cache`.
+        """
+        done = asyncio.get_running_loop().create_future()
+        self._resets.append((preempts_running, done))
+        if self.engine.step is None:
+            self._reset()
+        return await done
+
+    def _reset(self) -> None:
+        resets, self._resets = self._resets, []
+        for preempts_running, done in resets:
+            try:
+                is_reset = self.engine.reset_prefix_cache(preempts_running=preempts_running)
+            except RuntimeError as error:
+                if not done.done():
+                    done.set_exception(error)
+            else:
+                if not done.done():
+                    done.set_result(is_reset)
+
     def load(self) -> EngineLoad:
         """Report what the engine is doing."""
         scheduler = self.engine.scheduler
@@ -217,6 +244,8 @@ class MockEngine:
             # Deadlines are absolute: a late timer delays one step, not all later ones.
             await timer.until(step.end)
             self._send(engine)
+            if self._resets:
+                self._reset()
             now = step.end
 
     async def _wait(self) -> None:
@@ -249,17 +278,17 @@ class MockEngine:
             self._end_shared(self._handover, output.finished)
         if self._tiers is not None:
             self._serve_tiers(self._tiers)
-        elif self._publisher is not None and engine.has_events:
-            self._publisher.publish(list(router_events(engine.take_events())))
+        elif self._events is not None and engine.has_events:
+            self._events.publish(engine.take_events())
 
     def _serve_tiers(self, tiers: LiveTiers) -> None:
         """Update the bytes beyond the GPU as the engine reports, and do the tier work that it asks for."""
         events = self.engine.take_events() + self.engine.take_host_events()
         if events:
             tiers.note(events)
-        news = [*router_events(events), *tiers.take_reports()]
-        if news and self._publisher is not None:
-            self._publisher.publish(news)
+        beyond = tiers.take_reports()
+        if self._events is not None and (events or beyond):
+            self._events.publish(events, beyond)
         tiers.act(self.engine.take_tier_work())
 
     def _follow_tiers(self) -> None:

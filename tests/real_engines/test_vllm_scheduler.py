@@ -20,14 +20,15 @@ NUM_SCENARIOS = 60
 END = 2
 QUEUES = ("running", "waiting", "holding", "loading")
 ALWAYS = ("preempted", "stop", "length", "reset", "aborted running", "aborted waiting")
+WHILE_RUNNING = (*ALWAYS, "reset while running")
 LOADED_HERE = ("loads", "error", "aborted loading")
 RARE = {
-    (None, False): ALWAYS,
-    (None, True): ALWAYS,
-    ("kv_consumer", False): (*ALWAYS, *LOADED_HERE),
+    (None, False): WHILE_RUNNING,
+    (None, True): WHILE_RUNNING,
+    ("kv_consumer", False): (*WHILE_RUNNING, *LOADED_HERE),
     ("kv_consumer", True): (*ALWAYS, *LOADED_HERE, "fenced"),
-    ("kv_producer", False): (*ALWAYS, "sends"),
-    ("kv_producer", True): (*ALWAYS, "sends", "dropped"),
+    ("kv_producer", False): (*WHILE_RUNNING, "sends"),
+    ("kv_producer", True): (*WHILE_RUNNING, "sends", "dropped"),
 }
 """What has to happen in some scenario."""
 REMOTE = {
@@ -428,10 +429,19 @@ class Pair:
         assert self._ours.state() == self._theirs.state()
         self.seen += Counter({f"aborted {where}": asked.number in before[where] for where in before if where in QUEUES})
 
-    def reset(self):
-        is_reset = self._ours.scheduler.reset_prefix_cache()
-        assert self._theirs.scheduler.reset_prefix_cache() is is_reset
+    def reset(self, *, preempts_running):
+        num_running = len(self._ours.scheduler.running)
+        try:
+            is_reset = self._ours.scheduler.reset_prefix_cache(preempts_running=preempts_running)
+        except RuntimeError:
+            with pytest.raises(RuntimeError):
+                self._theirs.scheduler.reset_prefix_cache(reset_running_requests=True)
+            is_reset = False
+        else:
+            assert self._theirs.scheduler.reset_prefix_cache(reset_running_requests=preempts_running) is is_reset
+        assert self._ours.state() == self._theirs.state()
         self.seen["reset"] += is_reset
+        self.seen["reset while running"] += preempts_running and num_running
 
     def schedule(self):
         """Schedule a step, if vLLM's loop would; return whether it would schedule another before one is known."""
@@ -468,6 +478,8 @@ def drive(rng, config, model):
     pair, workers = Pair(config, model), Workers(rng)
     asked = deque(requests_of(rng, config))
     aborts = sorted([one for one in asked if one.aborted is not None], key=lambda one: one.aborted)
+    # Else vLLM preempts and then fails, which ours refuses before.
+    can_preempt_all = not (config.async_scheduling and config.kv_role == "kv_consumer")
     turn = 0
     while asked or pair.has_work:
         turn += 1
@@ -477,7 +489,7 @@ def drive(rng, config, model):
         while aborts and aborts[0].aborted < turn:
             pair.abort(aborts.pop(0))
         if rng.random() < 0.03:
-            pair.reset()
+            pair.reset(preempts_running=can_preempt_all and rng.random() < 0.5)
         if pair.schedule():
             continue
         while aborts and aborts[0].aborted <= turn and rng.random() < 0.5:
