@@ -61,6 +61,7 @@ class Mocker:
         answers: AnswerConfig = AnswerConfig(),  # noqa: B008
         transfer: TransferRunConfig = TransferRunConfig(),  # noqa: B008
         lease: LeaseConfig = LeaseConfig(),  # noqa: B008
+        max_loras: int | None = None,
     ) -> None:
         """Determine the engine's step times and blocks; nothing runs yet.
 
@@ -71,6 +72,7 @@ class Mocker:
             answers: what its answers are like.
             transfer: how KV travels, if requests are shared with other workers.
             lease: how long a prefill worker keeps KV.
+            max_loras: adapters that may run in one step (none: requests have none).
 
         Raises:
             ValueError: the settings do not determine them.
@@ -97,6 +99,7 @@ class Mocker:
         self._role = worker.role
         self._transfer = transfer
         self._lease = lease
+        self._max_loras = max_loras
         self._layout = (
             layout_of(transfer, timing, block_size=config.block_size) if worker.role != "aggregated" else None
         )
@@ -115,7 +118,7 @@ class Mocker:
         self._handover: Handover | None = None
         self._tiers: list[LiveTiers] = []
         self._author: Author | None = None
-        self._ranks: list[MockEngine] = []
+        self.ranks: list[MockEngine] = []
         self._stepping: list[asyncio.Task[None]] = []
         self._decode = msgspec.msgpack.Decoder(PreprocessedRequest).decode
 
@@ -173,29 +176,30 @@ class Mocker:
 
     def run(self, events: Several[EventSink] = ()) -> None:
         """Run the engines of all ranks; if sinks are given, one for each, they hear of their KV events."""
-        self._ranks = [
+        self.ranks = [
             MockEngine(
                 self._simulated,
                 events=events[rank] if events else None,
                 author=self._author,
                 handover=self._handover,
                 tiers=self._tiers[rank] if self._tiers else None,
+                max_loras=self._max_loras,
             )
             for rank in range(self.traits.num_ranks)
         ]
-        self._stepping = [asyncio.create_task(each.run()) for each in self._ranks]
+        self._stepping = [asyncio.create_task(each.run()) for each in self.ranks]
 
     def service(self, request: msgspec.Raw, stream: Stream) -> None:
         """See `Engine`."""
         asked = self._decode(request)
-        if not 0 <= asked.dp_rank < len(self._ranks):
-            stream.end(f"there is no rank {asked.dp_rank}; this worker has {len(self._ranks)}", "invalid")
+        if not 0 <= asked.dp_rank < len(self.ranks):
+            stream.end(f"there is no rank {asked.dp_rank}; this worker has {len(self.ranks)}", "invalid")
             return
-        self._ranks[asked.dp_rank].submit(asked, stream)
+        self.ranks[asked.dp_rank].submit(asked, stream)
 
     def load(self, rank: int) -> EngineLoad:
         """See `Engine`."""
-        found = self._ranks[rank].load()
+        found = self.ranks[rank].load()
         return found if rank or self._handover is None else found._replace(kv_transfers=self._handover.transfers())
 
     async def released(self) -> None:

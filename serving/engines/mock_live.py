@@ -31,6 +31,7 @@ class Live:
         "offer",
         "output",
         "prompt",
+        "request_id",
         "room",
         "sent",
         "sequence",
@@ -47,6 +48,8 @@ class Live:
     ) -> None:
         self.sequence = sequence
         """The request in the engine."""
+        self.request_id = ""
+        """The client's id of it; others may have the same."""
         self.is_held = False
         """Whether its call lasts until nobody will read its prompt's KV any more."""
         self.has_tiers = False
@@ -120,6 +123,13 @@ class Live:
             }
         if load is None:
             self.end["times"] = self.times()
+
+    def abort(self) -> None:
+        """Send what was made and the end: nobody wants the rest."""
+        cached = self.sequence.cached_tokens
+        self.end = {"finish_reason": "abort", "cached_tokens": cached, "times": self.times()}
+        self.is_held = False
+        self.flush()
 
     def release(self) -> None:
         """End a call that lasted as long as its prompt's KV."""

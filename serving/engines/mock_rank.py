@@ -21,7 +21,7 @@ from serving.engines.mock_live import Live
 from serving.engines.mock_tiers import LiveTiers
 from serving.engines.timer import StepTimer
 from serving.model.tokenizer import ByteTokenizer
-from serving.router.hashing import block_hashes, sequence_hashes
+from serving.router.hashing import block_hashes, salt_hash, sequence_hashes
 from serving.runtime.messages import CallError
 from serving.runtime.server import Stream
 from serving.runtime.threads import in_thread
@@ -46,6 +46,7 @@ class MockEngine:
         max_waiting: int = MAX_WAITING,
         handover: Handover | None = None,
         tiers: LiveTiers | None = None,
+        max_loras: int | None = None,
     ) -> None:
         config = self.config = simulated.config
         self.engine = Engine(
@@ -55,6 +56,7 @@ class MockEngine:
             host=simulated.host,
             more=simulated.more,
             kv_events=events is not None,
+            max_loras=max_loras,
         )
         self._events = events
         self._author = author or Author(ByteTokenizer())
@@ -64,6 +66,7 @@ class MockEngine:
         if tiers is not None:
             tiers.connect(self.engine, self._follow_tiers)
         self._resets: list[tuple[bool, asyncio.Future[bool]]] = []
+        self._quiet: list[asyncio.Future[None]] = []
         self._bell = asyncio.Event()
         self._turn = asyncio.Lock()
         self._planned: set[asyncio.Task[None]] = set()
@@ -118,7 +121,7 @@ class MockEngine:
         output = answer.output
         hashes = np.frombuffer(bytes(request.sequence_hashes.data), "<u8").tolist() if request.sequence_hashes else []
         tail = np.concatenate([tokens[len(hashes) * size :], np.array(output, np.uint32)])
-        ids = hashes + sequence_hashes(block_hashes(tail, size), hashes[-1] if hashes else None)
+        ids = hashes + sequence_hashes(block_hashes(tail, size), hashes[-1] if hashes else salt_hash(request.salt))
         chain = BlockChain(ids)
         if self._events is not None:
             chain.payload = self._events.content(request, tokens, output)
@@ -130,10 +133,12 @@ class MockEngine:
             stop_after=answer.stop_after,
             chain=chain,
             arrival=float(self._order),
+            adapter=request.adapter,
         )
         log_probabilities = LogProbabilities.wanted(self._author.words, request.sampling_options)
         live = sequence.payload = Live(tokens, output, stream, log_probabilities, sequence)
         live.has_tiers = self._tiers is not None
+        live.request_id = request.request_id
         if answer.embedding is not None:
             live.embed(answer.embedding)
         stream.on_cancel = lambda: self.engine.abort(sequence)
@@ -190,6 +195,32 @@ class MockEngine:
             self._reset()
         return await done
 
+    def lives(self) -> list[Live]:
+        """Return the requests that the engine has."""
+        scheduler = self.engine.scheduler
+        found = [each.payload for each in (*scheduler.running, *scheduler.queued(), *scheduler.holding)]
+        return [live for live in found if isinstance(live, Live)]
+
+    def abort(self, live: Live) -> None:
+        """End a request with what was generated so far, and say so to its client."""
+        self.engine.abort(live.sequence)
+        live.stream.on_cancel = None
+        live.abort()
+        self.wake()
+
+    async def until_quiet(self) -> None:
+        """Wait until no step is in flight and nothing can be scheduled: for a paused engine, until the pause is complete."""
+        done = asyncio.get_running_loop().create_future()
+        self._quiet.append(done)
+        self.wake()
+        await done
+
+    def _be_quiet(self) -> None:
+        quiet, self._quiet = self._quiet, []
+        for done in quiet:
+            if not done.done():
+                done.set_result(None)
+
     def _reset(self) -> None:
         resets, self._resets = self._resets, []
         for preempts_running, done in resets:
@@ -236,6 +267,8 @@ class MockEngine:
             if self._tiers is not None:
                 self._serve_tiers(self._tiers)
             if step is None:
+                if self._quiet and not (engine.scheduler.holding and engine.scheduler.pause != "all"):
+                    self._be_quiet()
                 await self._wait()
                 now = monotonic()
                 continue

@@ -65,6 +65,10 @@ class PreprocessedRequest(msgspec.Struct, kw_only=True):
     the decode worker. If both are called at once, both get those of a card's `Bootstrap` and a `bootstrap_room`."""
     is_held: bool = False
     """Whether a call that only prefills may last until the prompt's KV has been read; cancelling it drops the KV."""
+    salt: str = ""
+    """Only requests with the same salt share cached blocks: the chain of `sequence_hashes` starts with it."""
+    adapter: str = ""
+    """The LoRA adapter that the model is with; its salt says so, too."""
     request_id: str = ""
 
 

@@ -186,8 +186,9 @@ def _request(
         ignore_eos=bool(options.ignore_eos if extension.ignore_eos is None else extension.ignore_eos),
         stop_after=extension.stop_after,
     )
+    adapter = model.adapter
     return ChoiceRequest(
-        prompt=prompt,
+        prompt=prompt if adapter is None else prompt.salted(adapter.salt),
         conditions=conditions,
         sampling=_sampling(prepared, index),
         eos_token_ids=model.card.eos_token_ids,
@@ -198,6 +199,7 @@ def _request(
         kv_transfer_params=options.kv_transfer_params,
         can_continue=prepared.constraint is None or model.card.continues_constrained,
         tools=prepared.tools,
+        adapter="" if adapter is None else adapter.name,
     )
 
 
