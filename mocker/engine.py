@@ -127,6 +127,11 @@ class Engine:
         return bool(holding) and not (is_busy or is_copying or any(each.state == LOADING for each in holding))
 
     @property
+    def ahead(self) -> Batch | None:
+        """The batch that was closed ahead, if there is one."""
+        return self._ahead
+
+    @property
     def num_free_blocks(self) -> int:
         """Blocks that could be allocated now."""
         return self.scheduler.pool.num_free
@@ -512,7 +517,7 @@ class Engine:
     def _mixed_duration(self, batch: Batch) -> float:
         """Return how long a batch takes (s). To the GPU, the one token of a prompt whose KV was loaded is a decode."""
         num_decodes, num_kv_tokens, chunks = len(batch.decodes), batch.num_kv_tokens, batch.chunks
-        if self.config.kv_role == "kv_consumer" or self.host_link is not None:
+        if self.config.is_kv_consumer or self.host_link is not None:
             chunks = [(sequence, count) for sequence, count in chunks if count > 1 or sequence.num_computed == 1]
             num_kv_tokens += sum([s.num_computed - 1 for s, count in batch.chunks if count == 1])
             num_decodes += len(batch.chunks) - len(chunks)

@@ -31,6 +31,7 @@ from mocker.batch import NOBODY, Batch
 from mocker.block_pool import BlockPool
 from mocker.config import EngineConfig
 from mocker.decoding import Decoding
+from mocker.look_ups import LookUps
 from mocker.models.kv_cache import MoreBlocks
 from mocker.offload.config import HostMemory
 from mocker.offload.offload import Offload
@@ -69,6 +70,7 @@ class Scheduler:
         self.holding: list[Sequence] = []  # these wait and hold blocks: their KV is on its way or has arrived
         self.loads: list[Sequence] = []  # those whose load has started, until the driver takes them
         self.shipped: list[Sequence] = []  # recently admitted, with a token that arrived with the KV
+        self.look_ups = LookUps()
         self.retention = Retention(self.pool)
         self.iteration = 0  # the next to be scheduled
         self.num_ended = 0  # iterations passed to `update`
@@ -88,8 +90,8 @@ class Scheduler:
             )
         self.offload = None if host is None else Offload(host, self.pool, config.block_size)
         self._expected: list[Sequence] = []  # arrived, and tiers behind host memory may have parts of them
-        self._has_fence = config.is_async and (config.kv_role == "kv_consumer" or self.offload is not None)
-        self._drops_output = config.is_async and config.kv_role == "kv_producer"  # if preempted: its KV is gone
+        self._has_fence = config.is_async and (config.is_kv_consumer or self.offload is not None)
+        self._drops_output = config.is_async and config.is_kv_producer  # if preempted: its KV is gone
         self.dropped = NOBODY  # whose output in flight does not count
         self._reset = NOBODY  # preempted by a reset of the prefix cache, until a batch reports them
         self._before = self._latest = Batch(0)  # the two batches closed last, if there is a fence
@@ -386,6 +388,7 @@ class Scheduler:
             self.pool.allocate_more(sequence)
         if not sequence.num_preemptions:
             sequence.cached_tokens = hits * self.config.block_size
+            self.look_ups.count(sequence.num_prompt, sequence.cached_tokens)
 
     def _enqueue(self, queue: list[Sequence] | deque[Sequence], sequence: Sequence) -> None:
         if self._by_priority:
@@ -427,11 +430,16 @@ class Scheduler:
         if sequence.is_remote_prefill:
             sequence.is_remote_prefill = False
             self.loads.append(sequence)
+            if not sequence.num_preemptions:
+                self.look_ups.num_elsewhere += num_computed - sequence.cached_tokens
         elif self.offload is not None:
             num_local = hits * self.config.block_size
             if not sequence.num_preemptions:
                 sequence.cached_tokens = num_computed
             self.offload.load(sequence, num_local, num_computed - num_local)
+            if not sequence.num_preemptions:
+                self.look_ups.num_host += sequence.host_tokens
+                self.look_ups.num_disk += sequence.disk_tokens + sequence.store_tokens
         return True
 
     def num_reserved_blocks(self) -> int:

@@ -6,11 +6,24 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mocker import AllBlocksCleared, BlockRemoved, BlockStored
-from mocker.events import KvEvent, TierStored
+from mocker import AllBlocksCleared, BlockChain, BlockRemoved, BlockStored
+from mocker.events import KvEvent, TierRemoved, TierStored
 from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
 from serving.worker.kv_events import KvEventPublisher
 from serving.worker.protocol import PreprocessedRequest
+
+__all__ = [
+    "AllBlocksCleared",
+    "BlockChain",
+    "BlockRemoved",
+    "BlockStored",
+    "EventSink",
+    "KvEvent",
+    "RouterSink",
+    "TierRemoved",
+    "TierStored",
+    "router_events",
+]
 
 
 class EventSink(Protocol):

@@ -25,6 +25,7 @@ class Live:
         "is_plain",
         "is_queued",
         "keys",
+        "kv_name",
         "load",
         "log_probabilities",
         "made",
@@ -45,6 +46,7 @@ class Live:
         stream: Stream,
         log_probabilities: LogProbabilities | None,
         sequence: Sequence,
+        arrival_s: float,
     ) -> None:
         self.sequence = sequence
         """The request in the engine."""
@@ -60,7 +62,7 @@ class Live:
         self.output = output
         self.stream = stream
         self.log_probabilities = log_probabilities
-        self.arrival_s = monotonic()
+        self.arrival_s = arrival_s
         self.is_plain = log_probabilities is None
         """Whether only tokens are sent until the end."""
         self.made = 0
@@ -74,6 +76,8 @@ class Live:
         """The load of its prompt's KV, which another worker computes."""
         self.offer: Offer | None = None
         """The offer of its prompt's KV, which another worker will read."""
+        self.kv_name = ""
+        """The start of the name by which others ask for its prompt's KV."""
         self.room: int | None = None
         """The room in which it meets that worker."""
 
@@ -110,8 +114,8 @@ class Live:
         """Make the next flush send the end as well."""
         sequence, load = self.sequence, self.load
         cached = sequence.cached_tokens
-        if load is not None and load.error is None and load.kv is not None:
-            cached = load.kv.remote_prefill_cached_tokens
+        if load is not None:
+            cached = self._cached_elsewhere(load, cached)
         self.end = {"finish_reason": sequence.finish_reason, "cached_tokens": cached, **more}
         if self.embedding is not None:
             self.end["embedding"] = self.embedding
@@ -130,6 +134,18 @@ class Live:
         self.end = {"finish_reason": "abort", "cached_tokens": cached, "times": self.times()}
         self.is_held = False
         self.flush()
+
+    def _cached_elsewhere(self, load: Load, here: int) -> int:
+        """Return how much of a prompt was found in a cache, if another worker computed it.
+
+        A client that chose both workers need not pass on what the other one found: then all that was read counts, as in
+        vLLM.
+        """
+        if load.num_cached_tokens is not None:
+            return load.num_cached_tokens
+        if load.error is not None or load.kv is None:
+            return here
+        return self.sequence.num_prompt if load.is_directed else load.kv.remote_prefill_cached_tokens
 
     def release(self) -> None:
         """End a call that lasted as long as its prompt's KV."""
@@ -160,3 +176,10 @@ class Live:
             more["times"] = self.times()
         self.is_plain = logs is None
         return more
+
+
+def live_of(sequence: Sequence) -> Live:
+    """Return the request that a sequence in the engine stands for."""
+    live = sequence.payload
+    assert isinstance(live, Live)
+    return live

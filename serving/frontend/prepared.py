@@ -26,10 +26,6 @@ class Prompt:
         self.salt = salt
         """Only prompts with the same salt share cached blocks."""
 
-    def salted(self, salt: str) -> "Prompt":
-        """Return the same prompt with more salt."""
-        return Prompt(self.tokens, self.block_size, salt=salt + self.salt)
-
 
 class Prepared(msgspec.Struct, kw_only=True, tag=True):
     """A request in token ids, and what else its answer needs from the request."""

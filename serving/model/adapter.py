@@ -6,11 +6,8 @@ from typing import NamedTuple
 class Adapter(NamedTuple):
     """See the module."""
 
+    id: int
+    """Its number, from 1; an adapter that replaces another of the same name keeps it."""
     name: str
     path: str
     """Where its weights come from: a folder or a Hugging Face id."""
-
-    @property
-    def salt(self) -> str:
-        """What keeps the cached blocks of its prompts apart from those of others."""
-        return f"{self.name}\0{self.path}\0"

@@ -13,13 +13,15 @@ from msgspec import Meta
 
 from foundation.settings import Count, Positive, Wait, Whole, check
 from serving.engines.mock import AnswerConfig, EngineConfig, TimingConfig
+from serving.engines.nixl_peer import KvHandoverConfig
 from serving.frontend.config import Port
 from serving.life.lease import LeaseConfig
 from serving.model.parsers import check_parsers
+from serving.stand_in.faults.config import AdminConfig, FaultConfig
 from serving.transfer.config import TransferRunConfig
 
-KvRole = Literal["kv_producer", "kv_consumer", "kv_both"]
 ContentFormat = Literal["auto", "string", "openai"]
+HashAlgorithm = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
 FingerprintMode = Literal["full", "hash", "custom", "none"]
 
 
@@ -30,8 +32,8 @@ class TlsConfig:
     certificate: str
     """File of the certificate (PEM)."""
 
-    key: str
-    """File of its key (PEM)."""
+    key: str = ""
+    """File of its key (PEM; none: it is in the certificate's)."""
 
     client_authorities: str = ""
     """File of the authorities that may sign clients' certificates (PEM)."""
@@ -171,11 +173,11 @@ class ApiConfig:
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Sampling parameters of requests that name none, from the model's generation_config.json and the flags."""
 
-    max_queued_requests: Count | None = None
-    """Requests that wait beyond which more are refused (none: no limit)."""
+    max_num_queued_reqs: Whole | None = None
+    """Requests that wait or run, on all ranks, beyond which more get 503 (none: no limit)."""
 
-    max_queued_tokens: Count | None = None
-    """Tokens of prompts that wait beyond which more are refused (none: no limit)."""
+    max_num_queued_tokens: Whole | None = None
+    """Tokens of the prompts of requests that have no first token yet, beyond which more get 503 (none: no limit)."""
 
     stream_interval: Count = 1
     """Tokens that gather before a stream writes them."""
@@ -250,26 +252,18 @@ class KvEventsConfig:
     topic: str = ""
     """Topic of the messages."""
 
-    def __post_init__(self) -> None:
-        """Reject invalid values."""
-        check(self)
+    hash_algorithm: HashAlgorithm = "sha256"
+    """How blocks are named, as vLLM's --prefix-caching-hash-algo."""
 
+    hash_seed: str | None = None
+    """Seed of their names (none: vLLM's own, or for xxhash one that is drawn). Environment: PYTHONHASHSEED."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvHandoverConfig:
-    """How KV is handed to other instances, as in vLLM's --kv-transfer-config with NixlConnector."""
+    use_int_block_hashes: bool = True
+    """Whether names are the last 64 bits as a number, instead of all bytes. Environment:
+    VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES."""
 
-    role: KvRole = "kv_both"
-    """Whether other instances read KV from this one, it reads from them, or both."""
-
-    engine_id: str | None = None
-    """Name of this instance in kv_transfer_params (none: drawn at start)."""
-
-    side_channel_host: str = "localhost"
-    """Address at which others find this instance. Environment: VLLM_NIXL_SIDE_CHANNEL_HOST."""
-
-    side_channel_port: Port = 5600
-    """Port at which they do; rank N adds N. Environment: VLLM_NIXL_SIDE_CHANNEL_PORT."""
+    describes_chunks: bool = False
+    """Whether events of host memory have tokens, as with self_describing_kv_events in --kv-transfer-config."""
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
@@ -380,6 +374,12 @@ class StandInConfig:
 
     kv_handover: KvHandoverConfig | None = None
     """Handover of KV to other instances, if there is any."""
+
+    faults: FaultConfig = field(default_factory=FaultConfig)
+    """What goes wrong on purpose."""
+
+    admin: AdminConfig | None = None
+    """Where faults are changed while it runs, if anywhere."""
 
     enable_sleep_mode: bool = False
     """Whether /sleep and /wake_up may free memory."""

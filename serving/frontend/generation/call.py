@@ -9,11 +9,12 @@ import numpy as np
 
 from serving.frontend.generation.output import Output
 from serving.frontend.prepared import Prompt
+from serving.model.adapter import Adapter
 from serving.routing.placement import Placement
 from serving.routing.workers import Workers
 from serving.runtime.connection import ReplyStream
 from serving.runtime.messages import End, pack_u32, pack_u64
-from serving.worker.protocol import PreprocessedRequest, StopConditions
+from serving.worker.protocol import CacheScope, PreprocessedRequest, StopConditions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +41,10 @@ class ChoiceRequest:
     """Whether an embedding of the prompt is wanted instead of an answer."""
     is_held: bool = False
     """Whether the call may last until the prompt's KV has been read."""
-    adapter: str = ""
-    """The adapter that the model is with ("": none)."""
+    adapter: Adapter | None = None
+    """The adapter that the model is with, if it is with one."""
+    num_choices: int = 1
+    """How many answers the client wants to the prompt: this is one of them."""
 
     def after(self, tokens: list[int]) -> "ChoiceRequest":
         """Return the request for the rest of the answer after these tokens."""
@@ -74,6 +77,13 @@ class ChoiceRequest:
         sampling = {name: value for name, value in self.sampling.items() if name != "prompt_logprobs"}
         return replace(self, sampling=sampling, kv_transfer_params=params)
 
+    def cache_scope(self) -> CacheScope | None:
+        """Return whose cached KV it may share, None if everybody's."""
+        salt, adapter = self.prompt.salt, self.adapter
+        if adapter is None:
+            return CacheScope(salt=salt) if salt else None
+        return CacheScope(salt=salt, lora_name=adapter.name, lora_id=adapter.id, lora_path=adapter.path)
+
     def packed(self, rank: int, *, is_refusable: bool) -> PreprocessedRequest:
         """Return the request as it travels to a worker."""
         return PreprocessedRequest(
@@ -90,8 +100,8 @@ class ChoiceRequest:
             is_refusable=is_refusable,
             kv_transfer_params=self.kv_transfer_params,
             is_held=self.is_held,
-            salt=self.prompt.salt,
-            adapter=self.adapter,
+            cache_scope=self.cache_scope(),
+            num_choices=self.num_choices,
         )
 
 
@@ -169,9 +179,10 @@ class Call:
         if self._stream is not None:
             self._stream.abort(message, kind)
 
-    def close(self) -> None:
-        """Release the booking, and cancel the call if it is still in progress."""
+    def close(self, *, has_stopped: bool = False) -> None:
+        """Release the booking, and cancel the call if it is still in progress: the answer has stopped, or is given up."""
         if self._stream is not None:
+            self._stream.has_stopped = has_stopped
             self._stream.cancel()
         self.settle()
 

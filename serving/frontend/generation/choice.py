@@ -95,7 +95,7 @@ class Choice:
 
     def close(self) -> None:
         """Release the bookings, and cancel the calls still in progress."""
-        self.attempts.close()
+        self.attempts.close(has_stopped=bool(self.finish_reason))
 
     def _read_logprobs(self, output: Output, pieces: list[bytes]) -> None:
         """Add the tokens' texts to the requested log-probabilities.
@@ -186,9 +186,8 @@ def _request(
         ignore_eos=bool(options.ignore_eos if extension.ignore_eos is None else extension.ignore_eos),
         stop_after=extension.stop_after,
     )
-    adapter = model.adapter
     return ChoiceRequest(
-        prompt=prompt if adapter is None else prompt.salted(adapter.salt),
+        prompt=prompt,
         conditions=conditions,
         sampling=_sampling(prepared, index),
         eos_token_ids=model.card.eos_token_ids,
@@ -199,7 +198,8 @@ def _request(
         kv_transfer_params=options.kv_transfer_params,
         can_continue=prepared.constraint is None or model.card.continues_constrained,
         tools=prepared.tools,
-        adapter="" if adapter is None else adapter.name,
+        adapter=model.adapter,
+        num_choices=prepared.options.n or 1,
     )
 
 

@@ -8,9 +8,12 @@ from serving.frontend.answering import Answering
 from serving.frontend.application import make_app
 from serving.frontend.config import FrontendConfig
 from serving.stand_in.config import StandInConfig
+from serving.stand_in.local import LocalCalls
 from serving.stand_in.served import OneModel
 from serving.stand_in.vllm.dialect import VLLM
 from serving.stand_in.vllm.front import Everybody, Front
+from serving.stand_in.vllm.metrics.http import Counted
+from serving.stand_in.vllm.metrics.metrics import VllmMetrics
 from serving.stand_in.vllm.paths import routes
 from serving.stand_in.vllm.rooms import Rooms
 
@@ -20,7 +23,9 @@ OPEN_PATHS = ("/health", "/ping", "/metrics")
 class VllmServer:
     """The application, its handlers, and the engine behind them."""
 
-    def __init__(self, config: StandInConfig, engine: Mocker, models: OneModel) -> None:
+    def __init__(
+        self, config: StandInConfig, engine: Mocker, models: OneModel, metrics: VllmMetrics, calls: LocalCalls
+    ) -> None:
         """Build the application.
 
         Raises:
@@ -28,16 +33,19 @@ class VllmServer:
         """
         self.config = config
         self.engine = engine
+        self.calls = calls
         self.models = models
+        self.metrics = metrics
         self.answering = Answering(models, FrontendConfig(allow_kv_transfer_params=True), VLLM)
-        self.rooms = Rooms(config, engine, models, self.answering)
+        self.rooms = Rooms(config, engine, models, self.answering, metrics)
         self.app = self._app()
 
     def _app(self) -> ASGIApp:
         """Return the application: keys come before CORS, as in vLLM, so that a page never reads that its key is wrong."""
         http, found = self.config.http, routes(self.rooms)
+        app = make_app(found, self.answering, Everybody(), open_paths=OPEN_PATHS, is_bare=True)
         app = CORSMiddleware(
-            make_app(found, self.answering, Everybody(), open_paths=OPEN_PATHS, is_bare=True),
+            Counted(app, self.metrics.http, found),
             allow_origins=http.allowed_origins,
             allow_methods=http.allowed_methods,
             allow_headers=http.allowed_headers,

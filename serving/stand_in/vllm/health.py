@@ -1,11 +1,13 @@
 """What probes and balancers ask: whether the server lives, how much it does, what it is."""
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
 from serving.frontend.answering import Answering
 from serving.stand_in.config import KvEventsConfig, StandInConfig
 from serving.stand_in.vllm.asked import as_json, done
+from serving.stand_in.vllm.metrics.metrics import VllmMetrics
 
 VERSION = "0.32.0"
 """The version of vLLM that this follows."""
@@ -14,7 +16,8 @@ VERSION = "0.32.0"
 class Health:
     """The handlers."""
 
-    def __init__(self, config: StandInConfig, answering: Answering) -> None:
+    def __init__(self, config: StandInConfig, answering: Answering, metrics: VllmMetrics) -> None:
+        self._metrics = metrics
         self._answering = answering
         self._counts_load = config.api.enable_server_load_tracking
         self._sources = {
@@ -34,6 +37,10 @@ class Health:
     async def on_version(self, request: Request) -> Response:
         """GET /version."""
         return as_json({"version": VERSION})
+
+    async def on_metrics(self, request: Request) -> Response:
+        """GET /metrics."""
+        return Response(self._metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def on_kv_event_sources(self, request: Request) -> Response:
         """GET /kv_event_sources: where each rank publishes KV events."""

@@ -32,6 +32,7 @@ class Adapters:
         """
         self._config = config
         self._models = models
+        self._num_loaded = 0
         for module in config.modules:
             try:
                 self.load(module.name, module.path, base=module.base_model_name)
@@ -59,7 +60,11 @@ class Adapters:
             raise RefusedError(400, "InvalidUserInput", message)
         _check_path(name, path, self._config.max_lora_rank)
         model = models.model
-        served = ServedModel(model.text, model.stages, model.preparer, Adapter(name, path))
+        previous = models.adapters.get(name)
+        if previous is None or previous.adapter is None:
+            self._num_loaded += 1
+        id = self._num_loaded if previous is None or previous.adapter is None else previous.adapter.id
+        served = ServedModel(model.text, model.stages, model.preparer, Adapter(id, name, path))
         models.adapters[name] = served
         models.parents[name] = base if base in models.names else models.names[0]
 

@@ -59,6 +59,7 @@ def _facts(rooms: Rooms) -> Iterator[tuple[str, str, Handler]]:
     yield "/health", GET, rooms.health.on_health
     yield "/ping", GET, rooms.health.on_health
     yield "/ping", POST, rooms.health.on_health
+    yield "/metrics", GET, rooms.health.on_metrics
     yield "/load", GET, rooms.health.on_load
     yield "/version", GET, rooms.health.on_version
     yield "/kv_event_sources", GET, rooms.health.on_kv_event_sources

@@ -9,6 +9,7 @@ from serving.stand_in.vllm.dev import Development
 from serving.stand_in.vllm.health import Health
 from serving.stand_in.vllm.invocations import Invocations
 from serving.stand_in.vllm.lora import Adapters
+from serving.stand_in.vllm.metrics.metrics import VllmMetrics
 from serving.stand_in.vllm.models import ModelList
 from serving.stand_in.vllm.progress import Progress
 from serving.stand_in.vllm.scale import Scale
@@ -20,7 +21,9 @@ from serving.stand_in.vllm.weights import Weights
 class Rooms:
     """See the module."""
 
-    def __init__(self, config: StandInConfig, engine: Mocker, models: OneModel, answering: Answering) -> None:
+    def __init__(
+        self, config: StandInConfig, engine: Mocker, models: OneModel, answering: Answering, metrics: VllmMetrics
+    ) -> None:
         """Furnish the rooms.
 
         Raises:
@@ -31,11 +34,11 @@ class Rooms:
         self.adapters = None if config.lora is None else Adapters(config.lora, models)
         self.caches = Caches(engine)
         self.dev = Development(config, engine)
-        self.health = Health(config, answering)
+        self.health = Health(config, answering, metrics)
         self.invocations = Invocations(answering, models.names[0])
         self.models = ModelList(models, config.model)
         self.progress = Progress(engine)
         self.scale = Scale(config.ranks.size)
-        self.sleep = Sleep(engine)
+        self.sleep = Sleep(engine, metrics)
         self.tokens = Tokens(answering.reader, models)
         self.weights = Weights()

@@ -8,7 +8,6 @@ memory: it has none to free.
 """
 
 import asyncio
-from collections.abc import Mapping
 from typing import cast
 
 from starlette.requests import Request
@@ -17,6 +16,7 @@ from starlette.responses import Response
 from serving.engines.mock import Mocker
 from serving.engines.mock_pause import PauseMode, pause, resume
 from serving.stand_in.vllm.asked import RefusedError, as_json, choice, flag, whole
+from serving.stand_in.vllm.metrics.metrics import VllmMetrics
 
 MODES = ("abort", "wait", "keep")
 TAGS = frozenset(("weights", "kv_cache"))
@@ -32,19 +32,10 @@ FAILED = "InternalServerError"
 class Sleep:
     """Whether the engine sleeps, and the handlers that change that."""
 
-    def __init__(self, engine: Mocker) -> None:
+    def __init__(self, engine: Mocker, metrics: VllmMetrics) -> None:
         self._engine = engine
+        self._metrics = metrics
         self._asleep: frozenset[str] = frozenset()
-        self._level: int | None = None
-
-    @property
-    def states(self) -> Mapping[str, int]:
-        """The values of `vllm:engine_sleep_state`, by the label `sleep_state`; a pause is no sleep."""
-        return {
-            "awake": int(self._level is None),
-            "weights_offloaded": int(self._level == 1),
-            "discard_all": int(self._level == 2),
-        }
 
     @property
     def is_paused(self) -> bool:
@@ -62,7 +53,7 @@ class Sleep:
         await self._pause(_mode(request), clears_cache=level >= 1)
         if level >= 1:
             self._asleep |= TAGS
-        self._level = level
+        self._metrics.sleep_level = level
         return as_json({"status": "sleeping", "level": level})
 
     async def on_wake_up(self, request: Request) -> Response:
@@ -75,7 +66,7 @@ class Sleep:
             self._asleep -= set(woken)
         if not self._asleep:
             self._resume()
-            self._level = None
+            self._metrics.sleep_level = None
         return as_json({"status": "sleeping" if self._asleep else "awake", "tags": tags})
 
     async def on_is_sleeping(self, request: Request) -> Response:
@@ -91,7 +82,8 @@ class Sleep:
             raise RefusedError(500, FAILED, f"{call}all memory must be resident, and {sorted(self._asleep)} sleep")
         for rank in self._engine.ranks:
             await rank.reset_prefix_cache(preempts_running=True)
-        self._asleep, self._level = frozenset(("kv_cache",)), 0
+        self._asleep = frozenset(("kv_cache",))
+        self._metrics.sleep_level = 0
         return as_json({"status": "kv_cache_released"})
 
     async def on_pause(self, request: Request) -> Response:
