@@ -31,6 +31,7 @@ class Live:
         "offer",
         "output",
         "prompt",
+        "reason",
         "room",
         "sent",
         "sequence",
@@ -51,6 +52,8 @@ class Live:
         """Whether its call lasts until nobody will read its prompt's KV any more."""
         self.has_tiers = False
         """Whether its prompt's KV may come from beyond the GPU."""
+        self.reason = ""
+        """Why it ends, if that is known from the start."""
         self.is_queued = False
         """Whether the engine has it."""
         self.prompt = prompt
@@ -109,7 +112,7 @@ class Live:
         cached = sequence.cached_tokens
         if load is not None and load.error is None and load.kv is not None:
             cached = load.kv.remote_prefill_cached_tokens
-        self.end = {"finish_reason": sequence.finish_reason, "cached_tokens": cached, **more}
+        self.end = {"finish_reason": self.reason or sequence.finish_reason, "cached_tokens": cached, **more}
         if self.embedding is not None:
             self.end["embedding"] = self.embedding
         if self.has_tiers and load is None:

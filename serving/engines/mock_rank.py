@@ -21,7 +21,7 @@ from serving.engines.mock_live import Live
 from serving.engines.mock_tiers import LiveTiers
 from serving.engines.timer import StepTimer
 from serving.model.tokenizer import ByteTokenizer
-from serving.router.hashing import block_hashes, sequence_hashes
+from serving.router.hashing import block_hashes, salt_hash, sequence_hashes
 from serving.runtime.messages import CallError
 from serving.runtime.server import Stream
 from serving.runtime.threads import in_thread
@@ -118,7 +118,7 @@ class MockEngine:
         output = answer.output
         hashes = np.frombuffer(bytes(request.sequence_hashes.data), "<u8").tolist() if request.sequence_hashes else []
         tail = np.concatenate([tokens[len(hashes) * size :], np.array(output, np.uint32)])
-        ids = hashes + sequence_hashes(block_hashes(tail, size), hashes[-1] if hashes else None)
+        ids = hashes + sequence_hashes(block_hashes(tail, size), hashes[-1] if hashes else salt_hash(request.salt))
         self._order += 1
         sequence = Sequence(
             self._order,
@@ -126,11 +126,13 @@ class MockEngine:
             max_tokens=answer.limit,
             stop_after=answer.stop_after,
             chain=BlockChain(ids),
+            priority=request.priority,
             arrival=float(self._order),
         )
         log_probabilities = LogProbabilities.wanted(self._author.words, request.sampling_options)
         live = sequence.payload = Live(tokens, output, stream, log_probabilities, sequence)
         live.has_tiers = self._tiers is not None
+        live.reason = answer.reason
         if answer.embedding is not None:
             live.embed(answer.embedding)
         stream.on_cancel = lambda: self.engine.abort(sequence)

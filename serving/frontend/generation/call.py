@@ -40,6 +40,8 @@ class ChoiceRequest:
     """Whether an embedding of the prompt is wanted instead of an answer."""
     is_held: bool = False
     """Whether the call may last until the prompt's KV has been read."""
+    priority: int = 0
+    """Requests of a smaller one go first, if the engine's scheduler heeds it."""
 
     def after(self, tokens: list[int]) -> "ChoiceRequest":
         """Return the request for the rest of the answer after these tokens."""
@@ -52,7 +54,8 @@ class ChoiceRequest:
             min_tokens=max(self.conditions.min_tokens - len(tokens), 0),
             stop_after=None if end is None else max(end - len(tokens), 1),
         )
-        prompt = Prompt(np.concatenate([self.prompt.tokens, np.array(tokens, np.uint32)]), self.prompt.block_size)
+        known = np.concatenate([self.prompt.tokens, np.array(tokens, np.uint32)])
+        prompt = Prompt(known, self.prompt.block_size, salt=self.prompt.salt)
         return replace(self, prompt=prompt, conditions=conditions, num_generated=self.num_generated + len(tokens))
 
     def to_prefill(self, params: dict[str, Any]) -> "ChoiceRequest":
@@ -87,6 +90,8 @@ class ChoiceRequest:
             is_refusable=is_refusable,
             kv_transfer_params=self.kv_transfer_params,
             is_held=self.is_held,
+            salt=self.prompt.salt,
+            priority=self.priority,
         )
 
 

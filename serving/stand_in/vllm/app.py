@@ -4,6 +4,7 @@ import time
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from serving.engines.mock import Mocker
 from serving.frontend.answering import Answering
@@ -13,10 +14,9 @@ from serving.frontend.model_info import ModelInfo, as_json
 from serving.stand_in.config import StandInConfig
 from serving.stand_in.served import OneModel
 from serving.stand_in.vllm.admission import Keys
-from serving.stand_in.vllm.dialect import VLLM
-
-VERSION = "0.32.0"
-"""The version of vLLM that this follows."""
+from serving.stand_in.vllm.dialect import VERSION, dialect_of
+from serving.stand_in.vllm.errors import as_json_only
+from serving.stand_in.vllm.request_ids import RequestIds
 
 OPEN_PATHS = ("/health", "/ping", "/metrics")
 
@@ -28,18 +28,21 @@ class VllmServer:
         self.config = config
         self.engine = engine
         self.models = models
-        self.answering = Answering(models, FrontendConfig(allow_kv_transfer_params=True), VLLM)
+        self.answering = Answering(
+            models, FrontendConfig(allow_kv_transfer_params=True), dialect_of(config, models.model)
+        )
         self.info = ModelInfo(self.answering.reader)
         self._started = int(time.time())
-        self.app = make_app(self._routes(), self.answering, Keys(config.http.api_keys), open_paths=OPEN_PATHS)
+        app = make_app(self._routes(), self.answering, Keys(config.http.api_keys), open_paths=OPEN_PATHS)
+        self.app: ASGIApp = RequestIds(app) if config.http.enable_request_id_headers else app
 
     def _routes(self) -> list[Route]:
         answering, info = self.answering, self.info
         return [
-            Route("/v1/completions", "POST", answering.complete),
-            Route("/v1/chat/completions", "POST", answering.chat),
-            Route("/v1/responses", "POST", answering.respond),
-            Route("/v1/messages", "POST", answering.message),
+            Route("/v1/completions", "POST", as_json_only(answering.complete)),
+            Route("/v1/chat/completions", "POST", as_json_only(answering.chat)),
+            Route("/v1/responses", "POST", as_json_only(answering.respond)),
+            Route("/v1/messages", "POST", as_json_only(answering.message)),
             Route("/v1/models", "GET", self.list_models),
             Route("/health", "GET", self.health),
             Route("/version", "GET", self.version),
