@@ -209,6 +209,11 @@ class Mocker:
             return
         self.ranks[asked.dp_rank].submit(asked, stream)
 
+    def slow_down(self, factor: float) -> None:
+        """Make each step, from the next on, take this many times as long as usual."""
+        for rank in self.ranks:
+            rank.slow_down(factor)
+
     def load(self, rank: int) -> EngineLoad:
         """See `Engine`."""
         found = self.ranks[rank].load()

@@ -16,6 +16,7 @@ from mocker import BlockChain, Engine, Sequence
 from mocker.batch import NOBODY
 from mocker.step import StepOutput
 from mocker.timing.choose import SimulatedEngine
+from mocker.timing.model import Faster
 from mocker.work import work_of
 from serving.engines.kv_params import Part, part_of
 from serving.engines.mock_answers import LogProbabilities
@@ -59,6 +60,7 @@ class MockEngine:
         observer: Observer | None = None,
     ) -> None:
         config = self.config = simulated.config
+        self._usual_timing = simulated.timing
         self.engine = Engine(
             config,
             simulated.timing,
@@ -250,6 +252,11 @@ class MockEngine:
             else:
                 if not done.done():
                     done.set_result(is_reset)
+
+    def slow_down(self, factor: float) -> None:
+        """Make each step, from the next on, take this many times as long as usual."""
+        usual = self._usual_timing
+        self.engine.change_timing(usual if factor == 1 else Faster(usual, 1 / factor, 1 / factor))
 
     def load(self) -> EngineLoad:
         """Report what the engine is doing."""

@@ -17,6 +17,7 @@ from serving.engines.nixl_peer import KvHandoverConfig
 from serving.frontend.config import Port
 from serving.life.lease import LeaseConfig
 from serving.model.parsers import check_parsers
+from serving.stand_in.faults.config import AdminConfig, FaultConfig
 from serving.transfer.config import TransferRunConfig
 
 ContentFormat = Literal["auto", "string", "openai"]
@@ -373,6 +374,12 @@ class StandInConfig:
 
     kv_handover: KvHandoverConfig | None = None
     """Handover of KV to other instances, if there is any."""
+
+    faults: FaultConfig = field(default_factory=FaultConfig)
+    """What goes wrong on purpose."""
+
+    admin: AdminConfig | None = None
+    """Where faults are changed while it runs, if anywhere."""
 
     enable_sleep_mode: bool = False
     """Whether /sleep and /wake_up may free memory."""
