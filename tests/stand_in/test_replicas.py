@@ -9,10 +9,14 @@ import httpx
 import pytest
 
 from serving.engines.mock import EngineConfig
-from serving.stand_in.config import HttpConfig, KvEventsConfig, KvHandoverConfig, StandInConfig
+from serving.stand_in.config import ApiConfig, HttpConfig, KvEventsConfig, KvHandoverConfig, StandInConfig
 from serving.stand_in.replicas import replicas_of, serve_replicas
 
-CONFIG = StandInConfig(model="tiny", engine=EngineConfig(block_size=16, num_gpu_blocks=64))
+CONFIG = StandInConfig(
+    model="tiny",
+    engine=EngineConfig(block_size=16, num_gpu_blocks=64),
+    api=ApiConfig(enable_prompt_tokens_details=True),
+)
 
 
 def free_ports(count):
