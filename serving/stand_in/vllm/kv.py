@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from mocker.offload.foreign import settings_of
+from serving.engines.nixl_peer import KvHandoverConfig
 from serving.engines.vllm_tiers import EXTRA, MULTI, NAME, OF_ALL, children
 from serving.life.lease import LeaseConfig
-from serving.stand_in.config import KvHandoverConfig
 
 NIXL = ("NixlConnector", "NixlPullConnector")
 OFFLOADING = "OffloadingConnector"
