@@ -17,6 +17,7 @@ from serving.engines.nixl_peer import KvHandoverConfig
 from serving.frontend.config import Port
 from serving.life.lease import LeaseConfig
 from serving.model.parsers import check_parsers
+from serving.stand_in.faults.config import AdminConfig, FaultConfig
 from serving.transfer.config import TransferRunConfig
 
 HashAlgorithm = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
@@ -203,11 +204,11 @@ class KvEventsConfig:
     replay_endpoint: str | None = None
     """Where subscribers ask for events that they missed (none: nowhere)."""
 
-    buffer_steps: Count = 10_000
+    buffer_steps: Whole = 10_000
     """Messages that are kept for them."""
 
-    hwm: Count = 100_000
-    """Messages that may wait for a slow subscriber before more are dropped."""
+    hwm: Whole = 100_000
+    """Messages that may wait for a slow subscriber before more are dropped (0: no limit)."""
 
     max_queue_size: Count = 100_000
     """Messages that may wait to be published."""
@@ -314,6 +315,12 @@ class StandInConfig:
 
     kv_handover: KvHandoverConfig | None = None
     """Handover of KV to other instances, if there is any."""
+
+    faults: FaultConfig = field(default_factory=FaultConfig)
+    """What goes wrong on purpose."""
+
+    admin: AdminConfig | None = None
+    """Where faults are changed while it runs, if anywhere."""
 
     enable_sleep_mode: bool = False
     """Whether /sleep and /wake_up may free memory."""

@@ -15,6 +15,8 @@ from serving.frontend.server import listen, listen_at
 from serving.model.files import ModelFiles
 from serving.runtime.stopping import cancel_all
 from serving.stand_in.config import StandInConfig, TlsConfig
+from serving.stand_in.faults.app import faulty
+from serving.stand_in.faults.run import Victim, faults_of
 from serving.stand_in.local import LocalWorkers
 from serving.stand_in.served import OneModel, served_model
 from serving.stand_in.vllm.app import VllmServer
@@ -50,19 +52,23 @@ async def serve(
         PortError: the port cannot be used.
         ValueError: the settings do not determine an engine.
     """
-    with listener or listener_of(config) as listener:
-        async with stand_in(config) as server:
-            serving = serve_http(
-                server.app,
-                server.answering,
-                listener,
-                stopping,
-                drain_s=config.http.shutdown_timeout_s,
-                write_timeout_s=WRITE_TIMEOUT_S,
-                tls=_tls(config.http.tls),
-                on_ready=on_ready,
-            )
-            await _unless_failed(serving, server.engine)
+    async with faults_of(config.faults, config.admin, stopping) as faults:
+        with listener or listener_of(config) as listener:
+            async with stand_in(config) as server:
+                if faults is not None:
+                    server.app = faulty(server.app, faults, server.answering.dialect)
+                    faults.connect(Victim(server.engine, server.calls, stopping))
+                serving = serve_http(
+                    server.app,
+                    server.answering,
+                    listener,
+                    stopping,
+                    drain_s=config.http.shutdown_timeout_s,
+                    write_timeout_s=WRITE_TIMEOUT_S,
+                    tls=_tls(config.http.tls),
+                    on_ready=on_ready,
+                )
+                await _unless_failed(serving, server.engine)
 
 
 @contextlib.asynccontextmanager
@@ -71,7 +77,7 @@ async def stand_in(config: StandInConfig) -> AsyncIterator[VllmServer]:
 
     Raises:
         ModelError, EngineError: the model cannot be used.
-        ValueError: the settings do not determine an engine.
+        ValueError: the settings do not determine an engine, or an adapter cannot be loaded.
     """
     files = await asyncio.to_thread(ModelFiles.read, config.model_path)
     engine = Mocker(
@@ -81,6 +87,7 @@ async def stand_in(config: StandInConfig) -> AsyncIterator[VllmServer]:
         answers=config.answers,
         transfer=config.transfer,
         lease=config.lease,
+        max_loras=None if config.lora is None else config.lora.max_loras,
         peers=_peers(config),
     )
     async with contextlib.AsyncExitStack() as closing:
@@ -94,7 +101,9 @@ async def stand_in(config: StandInConfig) -> AsyncIterator[VllmServer]:
         metrics = VllmMetrics(config, model.card.context_length)
         metrics.observe(engine)
         engine.run(sinks)
-        yield VllmServer(config, engine, OneModel(config.served_model_names, model), metrics)
+        metrics.follow()
+        closing.callback(metrics.close)
+        yield VllmServer(config, engine, OneModel(config.served_model_names, model), metrics, workers.calls)
 
 
 def _peers(config: StandInConfig) -> list[Peer]:
