@@ -22,7 +22,6 @@ OTHERS = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "`1` lets clients of `dynabench vllm` load and unload adapters.",
     "VLLM_API_KEY": "`dynabench vllm`: key that clients must send, if there is no `--api-key`.",
     "VLLM_CPU_KVCACHE_SPACE": "vLLM's size of the KV cache on a CPU (GiB); it wins over `--memory-fraction`.",
-    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "`dynabench vllm`: how long a connection may idle (s; default: 5).",
     "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "`0`: KV events of `dynabench vllm` name blocks by all bytes of their hashes, not by 64 bits.",
     "VLLM_LOG_STATS_INTERVAL": "`dynabench vllm`: how often throughput and queues are logged (s; default: 10).",
     "VLLM_NIXL_SIDE_CHANNEL_HOST": "Address at which vLLM's workers, or stand-ins for them, ask each other for KV (default: 127.0.0.1; for stand-ins localhost).",

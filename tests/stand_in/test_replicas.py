@@ -47,7 +47,8 @@ def served(count, num_processes):
 
     async def run():
         stopping = asyncio.Event()
-        config = replace(CONFIG, http=HttpConfig(host="127.0.0.1", port=first))
+        api = ApiConfig(enable_prompt_tokens_details=True)
+        config = replace(CONFIG, http=HttpConfig(host="127.0.0.1", port=first), api=api)
         serving = asyncio.create_task(serve_replicas(replicas_of(config, count), num_processes, stopping))
         try:
             async with httpx.AsyncClient(timeout=60) as client:
