@@ -4,21 +4,25 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from serving.engines.mock import Mocker
 from serving.frontend.http.server import serve_http
-from serving.frontend.server import listen, listen_at
+from serving.frontend.server import BACKLOG, listen, listen_at
 from serving.model.files import ModelFiles
 from serving.runtime.stopping import cancel_all
 from serving.stand_in.config import StandInConfig, TlsConfig
 from serving.stand_in.faults.app import faulty
 from serving.stand_in.faults.run import Victim, faults_of
+from serving.stand_in.faults.state import Faults
 from serving.stand_in.local import LocalWorkers
 from serving.stand_in.served import OneModel, served_model
 from serving.stand_in.vllm.app import VllmServer
+from serving.stand_in.vllm.kv_events.ranks import sinks_of
+from serving.stand_in.vllm.metrics.metrics import VllmMetrics
+from serving.supervision.process import report_ready
 from serving.worker.config import WorkerConfig
 
 log = logging.getLogger(__name__)
@@ -29,39 +33,42 @@ WRITE_TIMEOUT_S = 60.0
 ALL = "0.0.0.0"  # noqa: S104 (vLLM's own default)
 
 
-async def serve(config: StandInConfig, stopping: asyncio.Event, listener: socket.socket | None = None) -> None:
+async def serve(
+    config: StandInConfig,
+    stopping: asyncio.Event,
+    listener: socket.socket | None = None,
+    on_ready: Callable[[], object] = report_ready,
+) -> None:
     """Serve until the event is set; then let requests in progress finish, or end them.
 
     Args:
         config: what the stand-in is told.
         stopping: set when the process is asked to end.
         listener: where it listens (none: as `config` says).
+        on_ready: called once it answers.
 
     Raises:
         ModelError, EngineError: the model cannot be used.
         PortError: the port cannot be used.
         ValueError: the settings do not determine an engine.
     """
-    async with faults_of(config.faults, config.admin, stopping) as faults:
-        with listener or listener_of(config) as listener:
-            async with stand_in(config) as server:
-                if faults is not None:
-                    server.app = faulty(server.app, faults, server.answering.dialect)
-                    faults.connect(Victim(server.engine, server.calls, stopping))
-                serving = serve_http(
-                    server.app,
-                    server.answering,
-                    listener,
-                    stopping,
-                    drain_s=config.http.shutdown_timeout_s,
-                    write_timeout_s=WRITE_TIMEOUT_S,
-                    tls=_tls(config.http.tls),
-                )
-                await _unless_failed(serving, server.engine)
+    with listener or listener_of(config) as listener:
+        async with faults_of(config.faults, config.admin, stopping) as faults, stand_in(config, faults) as server:
+            serving = serve_http(
+                server.app,
+                server.answering,
+                listener,
+                stopping if faults is None else faults.ending,
+                drain_s=config.http.shutdown_timeout_s,
+                write_timeout_s=WRITE_TIMEOUT_S,
+                tls=_tls(config.http.tls),
+                on_ready=on_ready,
+            )
+            await _unless_failed(serving, server.engine)
 
 
 @contextlib.asynccontextmanager
-async def stand_in(config: StandInConfig) -> AsyncIterator[VllmServer]:
+async def stand_in(config: StandInConfig, faults: Faults | None = None) -> AsyncIterator[VllmServer]:
     """Start an engine and what answers for it; end both on the way out.
 
     Raises:
@@ -77,18 +84,22 @@ async def stand_in(config: StandInConfig) -> AsyncIterator[VllmServer]:
         transfer=config.transfer,
         lease=config.lease,
     )
-    try:
+    async with contextlib.AsyncExitStack() as closing:
+        sinks = await closing.enter_async_context(sinks_of(config, faults))  # the engine's last events still go there
+        closing.push_async_callback(engine.close)
         await engine.start(files)
-        engine.publish_to([])
         workers = LocalWorkers(engine)
         model = await served_model(config, engine.traits, files, workers)
-        try:
-            yield VllmServer(config, engine, OneModel(config.served_model_names, model), workers.calls)
-        finally:
-            workers.calls.end_all("the server shut down before the answer was complete", "draining")
-            await model.preparer.close()
-    finally:
-        await engine.close()
+        closing.push_async_callback(model.preparer.close)
+        closing.callback(workers.calls.end_all, "the server shut down before the answer was complete", "draining")
+        metrics = VllmMetrics(config, model.card.context_length)
+        metrics.observe(engine)
+        engine.run(sinks)
+        server = VllmServer(config, engine, OneModel(config.served_model_names, model), metrics)
+        if faults is not None:
+            server.app = faulty(server.app, faults, server.answering.dialect)
+            faults.connect(Victim(engine, workers.calls, faults.ending))
+        yield server
 
 
 def worker_config(config: StandInConfig) -> WorkerConfig:
@@ -103,13 +114,13 @@ def worker_config(config: StandInConfig) -> WorkerConfig:
 
 
 def listener_of(config: StandInConfig) -> socket.socket:
-    """Bind the socket where a stand-in listens.
+    """Bind the socket where a stand-in listens; with late startup, it refuses connections until it is served.
 
     Raises:
         PortError: the port cannot be used.
     """
-    http = config.http
-    return listen_at(Path(http.uds)) if http.uds else listen(http.host or ALL, http.port)
+    http, backlog = config.http, None if config.faults.startup else BACKLOG
+    return listen_at(Path(http.uds), backlog) if http.uds else listen(http.host or ALL, http.port, backlog)
 
 
 def _tls(tls: TlsConfig | None) -> Mapping[str, Any] | None:
@@ -117,7 +128,7 @@ def _tls(tls: TlsConfig | None) -> Mapping[str, Any] | None:
         return None
     settings = {
         "ssl_certfile": tls.certificate,
-        "ssl_keyfile": tls.key,
+        "ssl_keyfile": tls.key or None,
         "ssl_ca_certs": tls.client_authorities or None,
         "ssl_cert_reqs": tls.client_certificates,
         "ssl_ciphers": tls.ciphers or None,

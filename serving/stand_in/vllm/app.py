@@ -2,8 +2,10 @@
 
 import time
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from serving.engines.mock import Mocker
 from serving.frontend.answering import Answering
@@ -11,10 +13,11 @@ from serving.frontend.application import Route, make_app
 from serving.frontend.config import FrontendConfig
 from serving.frontend.model_info import ModelInfo, as_json
 from serving.stand_in.config import StandInConfig
-from serving.stand_in.local import LocalCalls
 from serving.stand_in.served import OneModel
 from serving.stand_in.vllm.admission import Keys
 from serving.stand_in.vllm.dialect import VLLM
+from serving.stand_in.vllm.metrics.http import Counted
+from serving.stand_in.vllm.metrics.metrics import VllmMetrics
 
 VERSION = "0.32.0"
 """The version of vLLM that this follows."""
@@ -25,15 +28,17 @@ OPEN_PATHS = ("/health", "/ping", "/metrics")
 class VllmServer:
     """The application, its handlers, and the engine behind them."""
 
-    def __init__(self, config: StandInConfig, engine: Mocker, models: OneModel, calls: LocalCalls) -> None:
+    def __init__(self, config: StandInConfig, engine: Mocker, models: OneModel, metrics: VllmMetrics) -> None:
         self.config = config
         self.engine = engine
-        self.calls = calls
         self.models = models
+        self.metrics = metrics
         self.answering = Answering(models, FrontendConfig(allow_kv_transfer_params=True), VLLM)
         self.info = ModelInfo(self.answering.reader)
         self._started = int(time.time())
-        self.app = make_app(self._routes(), self.answering, Keys(config.http.api_keys), open_paths=OPEN_PATHS)
+        routes = self._routes()
+        app = make_app(routes, self.answering, Keys(config.http.api_keys), open_paths=OPEN_PATHS)
+        self.app: ASGIApp = Counted(app, metrics.http, routes)
 
     def _routes(self) -> list[Route]:
         answering, info = self.answering, self.info
@@ -45,6 +50,7 @@ class VllmServer:
             Route("/v1/models", "GET", self.list_models),
             Route("/health", "GET", self.health),
             Route("/version", "GET", self.version),
+            Route("/metrics", "GET", self.show_metrics),
             Route("/tokenize", "POST", info.tokenize),
             Route("/detokenize", "POST", info.detokenize),
         ]
@@ -56,6 +62,10 @@ class VllmServer:
     async def version(self, request: Request) -> Response:
         """GET /version."""
         return as_json({"version": VERSION})
+
+    async def show_metrics(self, request: Request) -> Response:
+        """GET /metrics."""
+        return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def list_models(self, request: Request) -> Response:
         """GET /v1/models: the model under each of its names."""
