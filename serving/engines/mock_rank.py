@@ -236,6 +236,11 @@ class MockEngine:
         """Check again whether there is something to do."""
         self._bell.set()
 
+    def slow_down(self, factor: float) -> None:
+        """Make each step, from the next on, take this many times as long as usual."""
+        usual = self._usual_timing
+        self.engine.change_timing(usual if factor == 1 else Faster(usual, 1 / factor, 1 / factor))
+
     async def reset_prefix_cache(self, *, preempts_running: bool = False) -> bool:
         """Forget all cached blocks, once the step in flight has ended; return False if any is in use.
 
@@ -288,11 +293,6 @@ class MockEngine:
             else:
                 if not done.done():
                     done.set_result(is_reset)
-
-    def slow_down(self, factor: float) -> None:
-        """Make each step, from the next on, take this many times as long as usual."""
-        usual = self._usual_timing
-        self.engine.change_timing(usual if factor == 1 else Faster(usual, 1 / factor, 1 / factor))
 
     def load(self) -> EngineLoad:
         """Report what the engine is doing."""
