@@ -36,8 +36,8 @@ def shown_by(config: StandInConfig, max_model_len: int) -> Shown:
     )
 
 
-def _no_adapter(request: PreprocessedRequest) -> str:
-    return ""
+def _adapter_of(request: PreprocessedRequest) -> str:
+    return "" if request.cache_scope is None else request.cache_scope.lora_name
 
 
 class VllmMetrics:
@@ -47,7 +47,7 @@ class VllmMetrics:
         self,
         config: StandInConfig,
         max_model_len: int,
-        adapter_of: Callable[[PreprocessedRequest], str] = _no_adapter,
+        adapter_of: Callable[[PreprocessedRequest], str] = _adapter_of,
     ) -> None:
         """Count for a stand-in.
 

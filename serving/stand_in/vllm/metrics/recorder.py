@@ -107,7 +107,7 @@ class Recorder:
             self._siblings.pop(asked.key, None)
 
     def on_aborted(self, live: Live) -> None:
-        """Count a request that the engine itself ended: it went to sleep."""
+        """See `Observer`."""
         self._count_ended(live, "abort", live.made)
 
     def on_gaps(self, gaps: Gaps) -> None:
