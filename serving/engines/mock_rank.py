@@ -253,13 +253,16 @@ class MockEngine:
         found = [each.payload for each in (*scheduler.running, *scheduler.queued(), *scheduler.holding)]
         return [live for live in found if isinstance(live, Live)]
 
-    def abort(self, live: Live) -> None:
-        """End a request with what was generated so far, and say so to its client."""
+    def abort(self, live: Live, *, is_asked: bool = False) -> None:
+        """End a request with what was generated so far, and say so to its client, who may have asked for that."""
         self.engine.abort(live.sequence)
         live.stream.on_cancel = None
         if self._observer is not None:
             self._has_lost = True
-            self._observer.on_aborted(live)
+            if is_asked:
+                self._observer.on_left(live, has_stopped=False)
+            else:
+                self._observer.on_aborted(live)
         live.abort()
         self.wake()
 
