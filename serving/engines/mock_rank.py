@@ -159,6 +159,7 @@ class MockEngine:
             arrival=float(self._order),
             adapter="" if request.cache_scope is None else request.cache_scope.lora_name,
         )
+        sequence.reads_cache = request.sampling_options.get("prompt_logprobs") is None  # as in vLLM
         log_probabilities = LogProbabilities.wanted(self._author.words, request.sampling_options)
         live = sequence.payload = Live(tokens, output, stream, log_probabilities, sequence, arrival_s)
         live.has_tiers = self._tiers is not None
@@ -259,13 +260,16 @@ class MockEngine:
         found = [each.payload for each in (*scheduler.running, *scheduler.queued(), *scheduler.holding)]
         return [live for live in found if isinstance(live, Live)]
 
-    def abort(self, live: Live) -> None:
-        """End a request with what was generated so far, and say so to its client."""
+    def abort(self, live: Live, *, is_asked: bool = False) -> None:
+        """End a request with what was generated so far, and say so to its client, who may have asked for that."""
         self.engine.abort(live.sequence)
         live.stream.on_cancel = None
         if self._observer is not None:
             self._has_lost = True
-            self._observer.on_aborted(live)
+            if is_asked:
+                self._observer.on_left(live, has_stopped=False)
+            else:
+                self._observer.on_aborted(live)
         live.abort()
         self.wake()
 
