@@ -152,6 +152,19 @@ def test_fifty_at_once_each_get_their_answer():
     asyncio.run(talk())
 
 
+def test_the_last_token_comes_with_where_the_kv_is_however_long_that_takes_to_write():
+    async def talk():
+        large = TransferRunConfig(transfer_memory_mb=64, kv_bytes_scale=0.1)
+        async with pair(transfer=large) as (prefill, decode):
+            for number in range(5):
+                asked = request(f"{number} " + PROMPT * 20)  # 26 MB, written in a thread
+                first = await ask(prefill, asked | {"max_tokens": 1 + number % 2, "kv_transfer_params": ASK})
+                again = await ask(decode, asked | {"kv_transfer_params": first["kv_transfer_params"]})
+                assert text(again).startswith(text(first))
+
+    asyncio.run(talk())
+
+
 def test_what_has_been_read_is_nowhere_and_the_request_fails_as_vllm_fails_it():
     async def talk():
         async with pair() as (prefill, decode):
