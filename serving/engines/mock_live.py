@@ -32,6 +32,8 @@ class Live:
         "offer",
         "output",
         "prompt",
+        "reason",
+        "request_id",
         "room",
         "sent",
         "sequence",
@@ -49,10 +51,14 @@ class Live:
     ) -> None:
         self.sequence = sequence
         """The request in the engine."""
+        self.request_id = ""
+        """The client's id of it; others may have the same."""
         self.is_held = False
         """Whether its call lasts until nobody will read its prompt's KV any more."""
         self.has_tiers = False
         """Whether its prompt's KV may come from beyond the GPU."""
+        self.reason = ""
+        """Why it ends, if that is known from the start."""
         self.is_queued = False
         """Whether the engine has it."""
         self.prompt = prompt
@@ -113,7 +119,7 @@ class Live:
         cached = sequence.cached_tokens
         if load is not None:
             cached = self._cached_elsewhere(load, cached)
-        self.end = {"finish_reason": sequence.finish_reason, "cached_tokens": cached, **more}
+        self.end = {"finish_reason": self.reason or sequence.finish_reason, "cached_tokens": cached, **more}
         if self.embedding is not None:
             self.end["embedding"] = self.embedding
         if self.has_tiers and load is None:
@@ -124,6 +130,13 @@ class Live:
             }
         if load is None:
             self.end["times"] = self.times()
+
+    def abort(self) -> None:
+        """Send what was made and the end: nobody wants the rest."""
+        cached = self.sequence.cached_tokens
+        self.end = {"finish_reason": "abort", "cached_tokens": cached, "times": self.times()}
+        self.is_held = False
+        self.flush()
 
     def _cached_elsewhere(self, load: Load, here: int) -> int:
         """Return how much of a prompt was found in a cache, if another worker computed it.

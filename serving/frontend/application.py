@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import NamedTuple
 
+import starlette.routing
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -10,8 +11,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from serving.frontend.answering import Answering, Handler
-from serving.frontend.api.errors import ApiError
-from serving.frontend.guard import DEFECT, Admission, Guard, error_response
+from serving.frontend.api.errors import ApiError, NoRouteError
+from serving.frontend.guard import DEFECT, Admission, Guard
 from serving.runtime.messages import CallError
 
 HOT = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
@@ -27,17 +28,37 @@ class Route(NamedTuple):
 
 
 def make_app(
-    routes: Iterable[Route], answering: Answering, admission: Admission, *, open_paths: Collection[str]
+    routes: Iterable[Route],
+    answering: Answering,
+    admission: Admission,
+    *,
+    open_paths: Collection[str],
+    is_bare: bool = False,
 ) -> ASGIApp:
-    """Build an application; requests to `open_paths` are neither guarded nor counted."""
+    """Build an application.
+
+    Args:
+        routes: its routes.
+        answering: the requests in progress.
+        admission: which requests may pass.
+        open_paths: requests to these paths are neither guarded nor counted.
+        is_bare: whether unknown paths and methods are answered as by any server that is built on FastAPI, and HEAD is one
+            of them where no route names it.
+    """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     hot: dict[tuple[str, str], Handler] = {}
     for path, methods, handler in routes:
-        app.router.add_route(path, handler, methods=methods.split(", "), include_in_schema=False)
+        accepted = methods.split(", ")
+        app.router.add_route(path, handler, methods=accepted, include_in_schema=False)
+        if is_bare:
+            added = app.router.routes[-1]
+            assert isinstance(added, starlette.routing.Route)
+            added.methods = set(accepted)
         if path in HOT:
             hot["POST", path] = handler
     for kind, answer in _failures(answering).items():
-        app.add_exception_handler(kind, answer)
+        if not (is_bare and kind is HTTPException):
+            app.add_exception_handler(kind, answer)
     return Guard(app, answering, admission, hot=hot, open_paths=open_paths)
 
 
@@ -45,7 +66,7 @@ def _failures(answering: Answering) -> dict[type[Exception], Callable[[Request, 
     """Return what answers each kind of failure."""
 
     def refused(request: Request, error: ApiError) -> Response:
-        return error_response(error, request.url.path, answering.dialect)
+        return answering.dialect.error_response(request.url.path, error)
 
     async def on_api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
@@ -58,7 +79,7 @@ def _failures(answering: Answering) -> dict[type[Exception], Callable[[Request, 
         path = request.url.path[:100]
         messages = {404: f"there is no {path}", 405: f"{path} does not accept {request.method}"}
         message = messages.get(error.status_code, str(error.detail))
-        return refused(request, ApiError(error.status_code, message, headers=dict(error.headers or {})))
+        return refused(request, NoRouteError(error.status_code, message, headers=dict(error.headers or {})))
 
     async def on_gone(_: Request, error: Exception) -> Response:
         return Response(status_code=499)  # nobody is left to read it

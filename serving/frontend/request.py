@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from foundation.text import one_line
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.kinds import KINDS, KindName, parse
+from serving.frontend.api.kinds import KINDS, KindName
 from serving.frontend.config import FrontendConfig
 from serving.frontend.http.body import BodyBudget, Share, read_body
 from serving.frontend.metrics import FrontendMetrics
@@ -18,6 +18,7 @@ from serving.frontend.models import SHOWN_CHARACTERS, ServedModel
 from serving.frontend.prepared import Preprocessed
 from serving.frontend.preparing.messages import Body, Elsewhere
 from serving.frontend.preprocess import is_quick, preprocess
+from serving.frontend.reading import OWN, Reading
 
 Result = TypeVar("Result")
 
@@ -59,8 +60,11 @@ class KnownModels(Protocol):
 class RequestReader:
     """Reads requests: quick ones at once, the others with their model's preparer."""
 
-    def __init__(self, models: KnownModels, config: FrontendConfig, metrics: FrontendMetrics) -> None:
+    def __init__(
+        self, models: KnownModels, config: FrontendConfig, metrics: FrontendMetrics, reading: Reading = OWN
+    ) -> None:
         self._models = models
+        self._reading = reading
         self._metrics = metrics
         self._max_bytes = config.max_body_mb << 20
         self._bodies = BodyBudget(config.max_buffered_mb << 20)
@@ -84,12 +88,13 @@ class RequestReader:
             if complete is not None:
                 body = complete(body, partial(self._admit, share, len(body)))
             if len(body) > INLINE_BYTES:
-                model = self._models.get(guess_model(body)) or self._any()
-                return await self._prepare(request, kind, body, model)
-            parsed = parse(body, KINDS[kind].type)
+                name = guess_model(body)
+                model = self._models.get(name) or self._any()
+                return await self._prepare(request, kind, body, model, name)
+            parsed = self._reading.parse(body, kind)
             model = self.find(parsed.model)
             if not is_quick(parsed, model.text):
-                return await self._prepare(request, kind, body, model)
+                return await self._prepare(request, kind, body, model, parsed.model)
             try:
                 return model, preprocess(parsed, body, model.text)
             except ApiError:
@@ -125,19 +130,20 @@ class RequestReader:
         share.grow(num_bytes + num_more)
 
     async def _prepare(
-        self, request: Request, kind: KindName, body: Body, model: ServedModel
+        self, request: Request, kind: KindName, body: Body, model: ServedModel, name: str | None
     ) -> tuple[ServedModel, Preprocessed]:
-        """Have a request prepared; if it turns out to be for another model, by that model's preparer."""
+        """Have a request prepared for a model with this name; if it is for another, by that model's preparer."""
         while True:
             is_only = len(self._models.all()) == 1
             try:
-                outcome = await unless_gone(request, model.preparer.prepare(kind, body, is_only=is_only))
+                outcome = await unless_gone(request, model.preparer.prepare(kind, body, name=name, is_only=is_only))
             except ApiError:
                 self._count_error(kind, body, model)
                 raise
             if not isinstance(outcome, Elsewhere):
                 return model, outcome
-            model = self.find(outcome.model)
+            name = outcome.model
+            model = self.find(name)
 
     def _count_error(self, kind: KindName, body: Body, model: ServedModel) -> None:
         if endpoint := KINDS[kind].endpoint:

@@ -69,7 +69,6 @@ MODELLED = {
     "kv_transfer_config": "handover of KV with NixlConnector, host memory with OffloadingConnector, or a MultiConnector of both",
     "prefix_caching_hash_algo": "how blocks are named in KV events",
     "kv_events_config": "where KV events are published",
-    "prefix_caching_hash_algo": "how KV events name blocks",
     "enable_sleep_mode": "whether /sleep may free memory",
     # Adapters
     "enable_lora": "whether requests may name adapters",
