@@ -8,6 +8,7 @@ OTHERS = {
     "DYN_SYSTEM_PORT": "Port at which a process answers `/live` and `/health`, for the probes of a cluster (default: none).",
     "DYN_TOKEN_ECHO_DELAY_MS": "Echo engines: pause before each token (ms, such as 10 or 0.5; default: 10).",
     "DYNABENCH_COMPILE": "`1` while the package is installed: compile its cores. This needs a C compiler.",
+    "DYNABENCH_KV_SECRET": "`dynabench vllm`: what stand-ins that hand KV to each other across hosts all know, at least 16 bytes.",
     "HF_HOME": "Where models from Hugging Face are kept (default: in your home folder).",
     "HF_HUB_DISABLE_PROGRESS_BARS": "`0` shows the progress of downloads from Hugging Face (default: `1`).",
     "HF_TOKEN": "Token for private models on Hugging Face.",

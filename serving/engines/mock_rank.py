@@ -373,6 +373,10 @@ class MockEngine:
             assert isinstance(live, Live)
             if not sequence.is_remote_decode:
                 live.finish()
+            else:
+                live.is_plain = (
+                    False  # the last token comes with where the KV is, as a client may leave after that token
+                )
         for sequence in (*decoded, *output.sampled):
             live = sequence.payload
             assert isinstance(live, Live)
@@ -380,7 +384,7 @@ class MockEngine:
             if live.is_plain and live.end is None and live.sent == made - 1 and not live.stream.is_blocked:
                 live.stream.send(live.output[live.sent])
                 live.sent = made
-            else:
+            elif not (sequence.is_remote_decode and sequence.is_over):
                 live.flush()
         if self._handover is not None:
             self._end_shared(self._handover, output.finished)
