@@ -32,6 +32,7 @@ class Live:
         "offer",
         "output",
         "prompt",
+        "reason",
         "request_id",
         "room",
         "sent",
@@ -56,6 +57,8 @@ class Live:
         """Whether its call lasts until nobody will read its prompt's KV any more."""
         self.has_tiers = False
         """Whether its prompt's KV may come from beyond the GPU."""
+        self.reason = ""
+        """Why it ends, if that is known from the start."""
         self.is_queued = False
         """Whether the engine has it."""
         self.prompt = prompt
@@ -116,7 +119,7 @@ class Live:
         cached = sequence.cached_tokens
         if load is not None:
             cached = self._cached_elsewhere(load, cached)
-        self.end = {"finish_reason": sequence.finish_reason, "cached_tokens": cached, **more}
+        self.end = {"finish_reason": self.reason or sequence.finish_reason, "cached_tokens": cached, **more}
         if self.embedding is not None:
             self.end["embedding"] = self.embedding
         if self.has_tiers and load is None:

@@ -101,6 +101,8 @@ async def stand_in(config: StandInConfig) -> AsyncIterator[VllmServer]:
         metrics = VllmMetrics(config, model.card.context_length)
         metrics.observe(engine)
         engine.run(sinks)
+        metrics.follow()
+        closing.callback(metrics.close)
         yield VllmServer(config, engine, OneModel(config.served_model_names, model), metrics, workers.calls)
 
 

