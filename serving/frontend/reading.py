@@ -1,7 +1,7 @@
 """How bodies become requests, and what is checked once their model is known: as here, or as another server does it."""
 
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -9,12 +9,18 @@ from serving.frontend.api.errors import ApiError
 from serving.frontend.api.kinds import KINDS, AnyRequest, KindName, parse
 from serving.frontend.api.openai import COMPLETION_TOKENS, CompletionRequest, Request
 from serving.frontend.api.unsupported import check_fields
+from serving.model.card import ModelCard
 from serving.model.context import refusal
 
-if TYPE_CHECKING:
-    from serving.frontend.text_model import TextModel
-
 Body = bytes | bytearray
+
+
+class ReadModel(Protocol):
+    """What a reading needs to know of the model that a request is for."""
+
+    card: ModelCard
+    vocab_size: int | None
+    """How many tokens the model has, if its files say so."""
 
 
 class Reading(Protocol):
@@ -28,7 +34,7 @@ class Reading(Protocol):
         """
         ...
 
-    def check(self, request: AnyRequest, body: Body, model: "TextModel") -> None:
+    def check(self, request: AnyRequest, body: Body, model: ReadModel) -> None:
         """Refuse what its model's engine could not honour.
 
         Raises:
@@ -36,7 +42,7 @@ class Reading(Protocol):
         """
         ...
 
-    def limit(self, request: Request, num_prompt: int, model: "TextModel", param: str) -> int:
+    def limit(self, request: Request, num_prompt: int, model: ReadModel, param: str) -> int:
         """Return the number of tokens that may be generated after a prompt, which came in this field.
 
         Raises:
@@ -56,11 +62,11 @@ class OwnReading:
         request: AnyRequest = parse(body, KINDS[kind].type)
         return request
 
-    def check(self, request: AnyRequest, body: Body, model: "TextModel") -> None:
+    def check(self, request: AnyRequest, body: Body, model: ReadModel) -> None:
         """See `Reading`."""
         check_fields(body, request, is_strict=self._is_strict)
 
-    def limit(self, request: Request, num_prompt: int, model: "TextModel", param: str) -> int:
+    def limit(self, request: Request, num_prompt: int, model: ReadModel, param: str) -> int:
         """See `Reading`."""
         if not num_prompt:
             raise ApiError(400, "the prompt has no tokens", param=param)

@@ -15,6 +15,9 @@ RECORD = bool(os.environ.get("DYNABENCH_RECORD"))
 ATTEMPTS = 5
 """A server that is late sends several tokens in one event: the request is sent again then."""
 
+VARYING = ("response: streamed", "message: streamed")
+"""Cases whose text is sampled from all tokens: how many events it has depends on it."""
+
 ONE_USE = httpx.Limits(max_keepalive_connections=0)
 """vLLM closes some connections on which it has failed, without saying so."""
 
@@ -36,7 +39,7 @@ def test_vllm_answers_as_recorded(server):
     if RECORD:
         recorded.save(known | {name: found})
     else:
-        assert found == known[name]
+        assert [case for case in CASES if found[case] != known[name][case] and case not in VARYING] == []
 
 
 def settled(client, case, expected):

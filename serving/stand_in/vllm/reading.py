@@ -17,8 +17,7 @@ from serving.frontend.api.errors import ApiError
 from serving.frontend.api.kinds import KINDS, AnyRequest, KindName
 from serving.frontend.api.kinds import parse as parse_own
 from serving.frontend.api.openai import Request
-from serving.frontend.reading import Body, ReadingElsewhere
-from serving.frontend.text_model import TextModel
+from serving.frontend.reading import Body, ReadingElsewhere, ReadModel
 from serving.stand_in.config import StandInConfig
 from serving.stand_in.vllm import checks
 from serving.stand_in.vllm.errors import INVALID, UNREADABLE, invalid, late, refused
@@ -37,6 +36,7 @@ class VllmReading:
     def __init__(self, **settings: Any) -> None:
         """Prepare to read; the settings are those of `ReadingSettings`."""
         self._settings = ReadingSettings(**settings)
+        self._has_warned = False
 
     def parse(self, body: Body, kind: KindName) -> AnyRequest:
         """See `Reading`."""
@@ -46,7 +46,9 @@ class VllmReading:
         if not isinstance(fields, dict):
             fault = {"type": "missing", "msg": "Field required"} if fields is None else OBJECT
             raise invalid([{**fault, "loc": ("body",), "input": fields}])
-        _note(fields)
+        if not self._has_warned and (gone := [name for name in GONE if name in fields]):
+            self._has_warned = True
+            log.warning("a request has %s, which vLLM no longer heeds: its answer is not constrained", ", ".join(gone))
         is_chat = kind == "chat"
         checks.check_raw(fields, is_chat=is_chat)
         type = Chat if is_chat else Completion
@@ -58,7 +60,7 @@ class VllmReading:
         asking = Asking(self._settings)
         return asking.chat(asked) if isinstance(asked, Chat) else asking.completion(asked)
 
-    def check(self, request: AnyRequest, body: Body, model: TextModel) -> None:
+    def check(self, request: AnyRequest, body: Body, model: ReadModel) -> None:
         """See `Reading`."""
         if isinstance(request, AskedChat):
             self._check_chat(request.asked)
@@ -76,7 +78,7 @@ class VllmReading:
             self._check_bias(request, model)
             self._check_media(request.asked)
 
-    def limit(self, request: Request, num_prompt: int, model: TextModel, param: str) -> int:
+    def limit(self, request: Request, num_prompt: int, model: ReadModel, param: str) -> int:
         """See `Reading`."""
         context = model.card.context_length
         asked = getattr(request, "asked", None)
@@ -106,7 +108,7 @@ class VllmReading:
             limit = self._check_values(request, asked, limit, num_prompt, model)
         return limit
 
-    def _check_values(self, request: Request, asked: Any, limit: int, num_prompt: int, model: TextModel) -> int:
+    def _check_values(self, request: Request, asked: Any, limit: int, num_prompt: int, model: ReadModel) -> int:
         """Check what vLLM checks once it knows the prompt; return the number of tokens that are generated."""
         is_only_echo = request.vllm.is_only_echo
         checks.check_sampling(asked, 1 if is_only_echo else limit, 1 if asked.n is None else asked.n)
@@ -136,7 +138,7 @@ class VllmReading:
             if getattr(asked, name, None):
                 raise refused(f"{name} of requests are refused without --trust-request-mm-kwargs.", name)
 
-    def _check_bias(self, request: Request, model: TextModel) -> None:
+    def _check_bias(self, request: Request, model: ReadModel) -> None:
         asked = request.asked  # type: ignore[attr-defined]
         checks.check_bias(asked)
         try:
@@ -219,12 +221,6 @@ def _decoded_slowly(body: Body) -> Any:
         raise invalid([fault | {"ctx": {"error": error.msg}}]) from error
     except (UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, "There was an error parsing the body", code=UNREADABLE) from error
-
-
-def _note(fields: dict[str, Any]) -> None:
-    """Log fields that have no effect."""
-    if gone := [name for name in GONE if name in fields]:
-        log.warning("a request has %s, which have no effect: its answer is not constrained", ", ".join(gone))
 
 
 def _renamed(fields: dict[str, Any]) -> dict[str, Any]:
