@@ -12,7 +12,7 @@ class BlockChain:
     `num_named` on are private to this sequence (output that nobody can request again) and have one private id.
     """
 
-    __slots__ = ("blocks_per_id", "ids", "num_named")
+    __slots__ = ("blocks_per_id", "ids", "num_named", "payload")
 
     def __init__(self, ids: Sequence_[Hashable], num_named: int | None = None, *, blocks_per_id: int = 1) -> None:
         """Name `num_named` blocks (default: all that the ids cover) by `ids`.
@@ -27,6 +27,8 @@ class BlockChain:
             raise ValueError(f"{len(ids)} ids of {blocks_per_id} blocks cannot name {num_named} blocks")
         self.ids: tuple[Hashable, ...] = (*ids[:needed], object())
         self.num_named = num_named
+        self.payload: object = None
+        """For the caller's use, as long as any of the blocks is held or cached."""
         self.blocks_per_id = blocks_per_id
 
     def index_of(self, block: int) -> int:

@@ -58,9 +58,9 @@ class EngineConfig(OffloadConfig):
     long_prefill_token_threshold_adaptive: bool = False
     """Raise that threshold to an equal share of the budget when few requests are present."""
 
-    kv_role: Literal["kv_producer", "kv_consumer"] | None = None
-    """Part in disaggregation: kv_producer computes prompts whose KV other engines read; kv_consumer reads it (none:
-    neither)."""
+    kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
+    """Part in disaggregation: kv_producer computes prompts whose KV other engines read; kv_consumer reads it; kv_both
+    does either, request by request (none: neither)."""
 
     kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
     """What happens to a request whose KV could not be read: it fails, or this engine computes the rest of its
@@ -77,6 +77,16 @@ class EngineConfig(OffloadConfig):
     def is_async(self) -> bool:
         """Whether a step is scheduled ahead."""
         return self.async_scheduling is not False
+
+    @property
+    def is_kv_producer(self) -> bool:
+        """Whether other engines may read KV from this one."""
+        return self.kv_role in ("kv_producer", "kv_both")
+
+    @property
+    def is_kv_consumer(self) -> bool:
+        """Whether this engine may read KV from others."""
+        return self.kv_role in ("kv_consumer", "kv_both")
 
     def __post_init__(self) -> None:
         """Refuse values that no engine can run with."""

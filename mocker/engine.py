@@ -125,6 +125,11 @@ class Engine:
         return bool(holding) and not (is_busy or is_copying or any(each.state == LOADING for each in holding))
 
     @property
+    def ahead(self) -> Batch | None:
+        """The batch that was closed ahead, if there is one."""
+        return self._ahead
+
+    @property
     def num_free_blocks(self) -> int:
         """Blocks that could be allocated now."""
         return self.scheduler.pool.num_free
@@ -152,7 +157,8 @@ class Engine:
         if sequence.decoding:
             num_starved = sum(sequence in batch.starved for batch in (step.batch, ahead) if batch is not None)
             return self.scheduler.num_tokens(sequence, num_starved)
-        return count - (ahead is not None and sequence in ahead.preempted and sequence in step.batch.decodes)
+        is_awaited = ahead is not None and sequence in ahead.preempted and sequence in step.batch.decodes
+        return count - (is_awaited and sequence not in self.scheduler.dropped)
 
     def change_timing(self, timing: TimingModel) -> None:
         """Use another step-time model from the next step on."""
@@ -257,9 +263,13 @@ class Engine:
             self.scheduler.retention.let_go(sequence)
         return over
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks, or return False if any is in use."""
-        return self.scheduler.reset_prefix_cache()
+    def reset_prefix_cache(self, *, preempts_running: bool = False) -> bool:
+        """Forget all cached blocks, or return False if any is in use; call it between steps.
+
+        The next step that ends brings the event. See `Scheduler.reset_prefix_cache`.
+        """
+        assert self.step is None, "complete the step in flight first"
+        return self.scheduler.reset_prefix_cache(preempts_running=preempts_running)
 
     def schedule(self, now: float, *, max_iterations: int = 1) -> Step | None:
         """Close a batch and return its duration, or None if there is nothing to do.
@@ -504,7 +514,7 @@ class Engine:
     def _mixed_duration(self, batch: Batch) -> float:
         """Return how long a batch takes (s). To the GPU, the one token of a prompt whose KV was loaded is a decode."""
         num_decodes, num_kv_tokens, chunks = len(batch.decodes), batch.num_kv_tokens, batch.chunks
-        if self.config.kv_role == "kv_consumer" or self.host_link is not None:
+        if self.config.is_kv_consumer or self.host_link is not None:
             chunks = [(sequence, count) for sequence, count in chunks if count > 1 or sequence.num_computed == 1]
             num_kv_tokens += sum([s.num_computed - 1 for s, count in batch.chunks if count == 1])
             num_decodes += len(batch.chunks) - len(chunks)

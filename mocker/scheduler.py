@@ -29,6 +29,7 @@ from mocker.batch import NOBODY, Batch
 from mocker.block_pool import BlockPool
 from mocker.config import EngineConfig
 from mocker.decoding import Decoding
+from mocker.look_ups import LookUps
 from mocker.models.kv_cache import MoreBlocks
 from mocker.offload.config import HostMemory
 from mocker.offload.offload import Offload
@@ -56,6 +57,7 @@ class Scheduler:
         self.holding: list[Sequence] = []  # these wait and hold blocks: their KV is on its way or has arrived
         self.loads: list[Sequence] = []  # those whose load has started, until the driver takes them
         self.shipped: list[Sequence] = []  # recently admitted, with a token that arrived with the KV
+        self.look_ups = LookUps()
         self.retention = Retention(self.pool)
         self.iteration = 0  # the next to be scheduled
         self.num_ended = 0  # iterations passed to `update`
@@ -75,9 +77,10 @@ class Scheduler:
             )
         self.offload = None if host is None else Offload(host, self.pool, config.block_size)
         self._expected: list[Sequence] = []  # arrived, and tiers behind host memory may have parts of them
-        self._has_fence = config.is_async and (config.kv_role == "kv_consumer" or self.offload is not None)
-        self._drops_output = config.is_async and config.kv_role == "kv_producer"  # if preempted: its KV is gone
+        self._has_fence = config.is_async and (config.is_kv_consumer or self.offload is not None)
+        self._drops_output = config.is_async and config.is_kv_producer  # if preempted: its KV is gone
         self.dropped = NOBODY  # whose output in flight does not count
+        self._reset = NOBODY  # preempted by a reset of the prefix cache, until a batch reports them
         self._before = self._latest = Batch(0)  # the two batches closed last, if there is a fence
 
     def schedule(self) -> Batch | None:
@@ -96,6 +99,8 @@ class Scheduler:
             budget = self._schedule_one_by_one(batch)
         if not batch.preempted and (self.waiting or self.holding):
             self._admit(batch, budget)
+        if self._reset:  # not before: what a reset preempts may be admitted at once
+            batch.preempted, self._reset = [*self._reset, *batch.preempted], NOBODY
         has_copies = self.offload is not None and self._offer(self.offload, batch)
         if not (self.running or batch.preempted):
             return None
@@ -149,7 +154,8 @@ class Scheduler:
             if self._has_fence and self._is_in_flight(victim):
                 return None  # its blocks would not be free at once
             refund = granted.pop(victim, 0)
-            self._preempt(batch, victim, was_granted=refund > 0)
+            self._preempt(victim, was_granted=refund > 0, is_dropped=self._drops_output)
+            batch.preempted.append(victim)
             if victim is sequence:
                 return None
             refunds += refund
@@ -244,17 +250,19 @@ class Scheduler:
     def _victim(self) -> Sequence:
         return max(self.running, key=_priority) if self._by_priority else self.running[-1]
 
-    def _preempt(self, batch: Batch, sequence: Sequence, *, was_granted: bool) -> None:
-        """Return a running sequence to the waiting queue; it keeps its tokens, but not its blocks."""
+    def _preempt(self, sequence: Sequence, *, was_granted: bool, is_dropped: bool) -> None:
+        """Return a running sequence to the waiting queue; it keeps its tokens, but not its blocks.
+
+        With `is_dropped`, it does not keep a token that is in flight.
+        """
         self.running.remove(sequence)
         sequence.state = WAITING
-        self._stop_computing(sequence, was_granted=was_granted)
+        self._stop_computing(sequence, was_granted=was_granted, is_dropped=is_dropped)
         self.pool.release(sequence, sequence.num_blocks)
         if self.offload is not None:
             self.offload.preempt(sequence)
         sequence.num_computed = 0
         sequence.num_preemptions += 1
-        batch.preempted.append(sequence)
         if self._by_priority:
             self._enqueue(self.waiting, sequence)
         else:
@@ -262,11 +270,9 @@ class Scheduler:
             sequence.order = -self._num_put_back
             self.waiting.appendleft(sequence)
 
-    def _stop_computing(self, sequence: Sequence, *, was_granted: bool) -> None:
+    def _stop_computing(self, sequence: Sequence, *, was_granted: bool, is_dropped: bool) -> None:
         """Stop the decoding of a preempted sequence; a token in flight is delivered unless it is dropped."""
-        is_dropped = (
-            self._drops_output and (sequence.decoding or sequence in self._ending) and sequence not in self._starved
-        )
+        is_dropped &= (sequence.decoding or sequence in self._ending) and sequence not in self._starved
         if sequence.decoding:
             sequence.num_known = self.iteration - sequence.origin + 1 - int(is_dropped)
             if sequence.last_iteration < self.iteration and not is_dropped:
@@ -362,6 +368,7 @@ class Scheduler:
             self.pool.allocate_more(sequence)
         if not sequence.num_preemptions:
             sequence.cached_tokens = hits * self.config.block_size
+            self.look_ups.count(sequence.num_prompt, sequence.cached_tokens)
 
     def _enqueue(self, queue: list[Sequence] | deque[Sequence], sequence: Sequence) -> None:
         if self._by_priority:
@@ -403,11 +410,16 @@ class Scheduler:
         if sequence.is_remote_prefill:
             sequence.is_remote_prefill = False
             self.loads.append(sequence)
+            if not sequence.num_preemptions:
+                self.look_ups.num_elsewhere += num_computed - sequence.cached_tokens
         elif self.offload is not None:
             num_local = hits * self.config.block_size
             if not sequence.num_preemptions:
                 sequence.cached_tokens = num_computed
             self.offload.load(sequence, num_local, num_computed - num_local)
+            if not sequence.num_preemptions:
+                self.look_ups.num_host += sequence.host_tokens
+                self.look_ups.num_disk += sequence.disk_tokens + sequence.store_tokens
         return True
 
     def num_reserved_blocks(self) -> int:
@@ -696,9 +708,26 @@ class Scheduler:
             else:
                 self._free(sequence)
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks, unless any is in use (then False)."""
-        return self.pool.reset()
+    def reset_prefix_cache(self, *, preempts_running: bool = False) -> bool:
+        """Forget all cached blocks, unless any is in use (then False). At most one iteration is in flight.
+
+        With `preempts_running`, sequences that run do not stand in the way: they are preempted, the last one first, and
+        what is being computed for them is dropped.
+
+        Raises:
+            RuntimeError: they were preempted, or cannot be, and blocks are still in use.
+        """
+        if not preempts_running:
+            return self.pool.reset()
+        if self._has_fence and any(map(self._is_in_flight, self.running)):
+            raise RuntimeError("a step in flight may still write blocks that a load could take: reset again later")
+        while self.running:
+            sequence = self.running[-1]
+            self._preempt(sequence, was_granted=False, is_dropped=bool(self._lag))
+            self._reset = [*self._reset, sequence]
+        if not self.pool.reset():
+            raise RuntimeError("blocks are in use for KV that is being transferred: reset again later")
+        return True
 
     def _place(self, sequence: Sequence) -> tuple[int, float, int]:
         return _priority(sequence) if self._by_priority else (0, 0.0, sequence.order)

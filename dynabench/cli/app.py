@@ -27,6 +27,7 @@ COMMANDS = {
     "sweep": ("experiment:sweep", "Try every combination of settings, or find the highest rate that meets the limits."),
     "plan": ("plan:plan", "Find the fewest GPUs, or the cheapest, whose layout meets the limits."),
     "serve": ("serve:serve", "Serve a deployment: a frontend, the router and workers as one supervised group."),
+    "vllm": ("stand_in:vllm", "Stand in for vllm serve: its flags, HTTP and metrics, in one process, without a GPU."),
     "kubernetes": ("kubernetes:kubernetes", "Write the manifests that run a deployment in a Kubernetes cluster."),
     "workload": ("workload:workload_app", "Inspect, generate, change and convert workloads."),
     "report": ("results:report", "Write the summary, charts and report of a results folder again."),
@@ -101,6 +102,7 @@ def _run() -> Any:
     for word in sys.argv[1:2]:
         if word in COMMANDS and not COMMANDS[word][0].endswith("_app"):
             app[word].help = None  # its docstring says more than its line in the list
+            app[word].help_epilogue = _epilogue(word)
     try:
         command, bound, _ = app.parse_args(exit_on_error=False, print_error=False)
     except (CycloptsError, ValueError) as error:
@@ -117,6 +119,15 @@ def _run() -> Any:
         _drop_output()
         _fail(f"{error.filename or 'the output'}: {error.strerror or error}")
     return code
+
+
+def _epilogue(command: str) -> str | None:
+    """Return what a command's help ends with, if it is another text than that of all."""
+    if command != "vllm":
+        return None
+    from serving.stand_in.vllm.help import overview
+
+    return overview()
 
 
 def unknown_option(error: UnknownOptionError) -> str:

@@ -4,9 +4,7 @@ from dynabench.deployment.description import Pool
 from mocker import EngineConfig
 from mocker.timing.catalog import find_gpu
 from mocker.timing.config import TimingConfig
-from mocker.timing.gpu import Gpu
-
-GIB = 2**30
+from mocker.timing.vllm_defaults import GPU_MEMORY_UTILIZATION, server_defaults
 
 
 def other_defaults(pool: Pool) -> str | None:
@@ -19,18 +17,7 @@ def other_defaults(pool: Pool) -> str | None:
     ours = {name: getattr(EngineConfig(), name, None) for name in here}
     ours["gpu_memory_utilization"] = TimingConfig().gpu_memory_utilization
     gpu = find_gpu(timing.gpu)
-    theirs = _of_server(gpu)
+    theirs = server_defaults(gpu)._asdict() | {"gpu_memory_utilization": GPU_MEMORY_UTILIZATION}
     differing = [name for name, value in here.items() if value == ours[name] != theirs[name]]
     listed = ", ".join(f"{name} {here[name]:,g} (vLLM: {theirs[name]:,g})" for name in differing)
     return f"{listed}, if vllm serve 0.32 is started on {gpu.name} without these flags" if listed else None
-
-
-def _of_server(gpu: Gpu) -> dict[str, float]:
-    """Return the defaults of vLLM's server, which depend on the memory of the GPU."""
-    is_large = gpu.memory >= 70 * GIB and gpu.name != "a100"
-    tokens = 16_384 if gpu.memory >= 160 * GIB else 8_192 if is_large else 2_048
-    return {
-        "max_num_seqs": 1_024 if is_large else 256,
-        "max_num_batched_tokens": tokens,
-        "gpu_memory_utilization": 0.92,
-    }

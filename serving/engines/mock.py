@@ -17,7 +17,9 @@ from serving.engines.kv_shelf import layout_of
 from serving.engines.mock_author import Author, embedding_size_of
 from serving.engines.mock_config import AnswerConfig
 from serving.engines.mock_costs import step_costs_of
+from serving.engines.mock_events import EventSink, RouterSink
 from serving.engines.mock_handover import Handover, hand_over
+from serving.engines.mock_observer import Observer
 from serving.engines.mock_rank import MockEngine
 from serving.engines.mock_tiers import LiveTiers, chunk_format, with_store
 from serving.kv_tiers.tier import ChunkFormat, TierError
@@ -113,8 +115,10 @@ class Mocker:
         self._token: Callable[[], bytes] | None = None
         self._handover: Handover | None = None
         self._tiers: list[LiveTiers] = []
+        self.observers: Several[Observer] = ()
+        """Those who see what happens at each rank, if anybody does; they are set before the ranks run."""
         self._author: Author | None = None
-        self._ranks: list[MockEngine] = []
+        self.ranks: list[MockEngine] = []
         self._stepping: list[asyncio.Task[None]] = []
         self._decode = msgspec.msgpack.Decoder(PreprocessedRequest).decode
 
@@ -168,29 +172,34 @@ class Mocker:
 
     def publish_to(self, publishers: Several[KvEventPublisher]) -> None:
         """See `Engine`."""
-        self._ranks = [
+        self.run([RouterSink(publisher) for publisher in publishers])
+
+    def run(self, events: Several[EventSink] = ()) -> None:
+        """Run the engines of all ranks; if sinks are given, one for each, they hear of their KV events."""
+        self.ranks = [
             MockEngine(
                 self._simulated,
-                publisher=publishers[rank] if publishers else None,
+                events=events[rank] if events else None,
                 author=self._author,
                 handover=self._handover,
                 tiers=self._tiers[rank] if self._tiers else None,
+                observer=self.observers[rank] if self.observers else None,
             )
             for rank in range(self.traits.num_ranks)
         ]
-        self._stepping = [asyncio.create_task(each.run()) for each in self._ranks]
+        self._stepping = [asyncio.create_task(each.run()) for each in self.ranks]
 
     def service(self, request: msgspec.Raw, stream: Stream) -> None:
         """See `Engine`."""
         asked = self._decode(request)
-        if not 0 <= asked.dp_rank < len(self._ranks):
-            stream.end(f"there is no rank {asked.dp_rank}; this worker has {len(self._ranks)}", "invalid")
+        if not 0 <= asked.dp_rank < len(self.ranks):
+            stream.end(f"there is no rank {asked.dp_rank}; this worker has {len(self.ranks)}", "invalid")
             return
-        self._ranks[asked.dp_rank].submit(asked, stream)
+        self.ranks[asked.dp_rank].submit(asked, stream)
 
     def load(self, rank: int) -> EngineLoad:
         """See `Engine`."""
-        found = self._ranks[rank].load()
+        found = self.ranks[rank].load()
         return found if rank or self._handover is None else found._replace(kv_transfers=self._handover.transfers())
 
     async def released(self) -> None:

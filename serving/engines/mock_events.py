@@ -1,10 +1,55 @@
-"""The KV events of a simulated engine, in the form that the router reads."""
+"""Who hears of a simulated engine's KV events: by default our routers, in the form that they read."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Protocol
 
-from mocker import AllBlocksCleared, BlockRemoved, BlockStored
-from mocker.events import KvEvent, TierStored
+import numpy as np
+import numpy.typing as npt
+
+from mocker import AllBlocksCleared, BlockChain, BlockRemoved, BlockStored
+from mocker.events import KvEvent, TierRemoved, TierStored
 from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
+from serving.worker.kv_events import KvEventPublisher
+from serving.worker.protocol import PreprocessedRequest
+
+__all__ = [
+    "AllBlocksCleared",
+    "BlockChain",
+    "BlockRemoved",
+    "BlockStored",
+    "EventSink",
+    "KvEvent",
+    "RouterSink",
+    "TierRemoved",
+    "TierStored",
+    "router_events",
+]
+
+
+class EventSink(Protocol):
+    """Hears of one rank's KV events."""
+
+    def content(self, request: PreprocessedRequest, tokens: npt.NDArray[np.uint32], output: list[int]) -> object:
+        """Return what the chain of a request with this answer carries as its payload, for its events."""
+        ...
+
+    def publish(self, events: list[KvEvent], beyond: Sequence[BlocksEvent] = ()) -> None:
+        """Publish what has happened up to the end of a step, here and in tiers beyond host memory; never waits."""
+        ...
+
+
+class RouterSink:
+    """Publishes events to our routers."""
+
+    def __init__(self, publisher: KvEventPublisher) -> None:
+        self._publisher = publisher
+
+    def content(self, request: PreprocessedRequest, tokens: npt.NDArray[np.uint32], output: list[int]) -> None:
+        """Return nothing: the blocks of a live chain have the names that routers use."""
+
+    def publish(self, events: list[KvEvent], beyond: Sequence[BlocksEvent] = ()) -> None:
+        """See `EventSink`."""
+        self._publisher.publish([*router_events(events), *beyond])
 
 
 def router_events(events: Iterable[KvEvent]) -> Iterable[BlocksEvent]:

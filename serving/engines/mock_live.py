@@ -44,6 +44,7 @@ class Live:
         stream: Stream,
         log_probabilities: LogProbabilities | None,
         sequence: Sequence,
+        arrival_s: float,
     ) -> None:
         self.sequence = sequence
         """The request in the engine."""
@@ -57,7 +58,7 @@ class Live:
         self.output = output
         self.stream = stream
         self.log_probabilities = log_probabilities
-        self.arrival_s = monotonic()
+        self.arrival_s = arrival_s
         self.is_plain = log_probabilities is None
         """Whether only tokens are sent until the end."""
         self.made = 0
@@ -150,3 +151,10 @@ class Live:
             more["times"] = self.times()
         self.is_plain = logs is None
         return more
+
+
+def live_of(sequence: Sequence) -> Live:
+    """Return the request that a sequence in the engine stands for."""
+    live = sequence.payload
+    assert isinstance(live, Live)
+    return live

@@ -6,18 +6,23 @@ import math
 from functools import partial
 from time import monotonic
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
 
 from mocker import BlockChain, Engine, Sequence
+from mocker.batch import NOBODY
+from mocker.step import StepOutput
 from mocker.timing.choose import SimulatedEngine
 from mocker.work import work_of
 from serving.engines.kv_params import Part, parse
 from serving.engines.mock_answers import LogProbabilities
 from serving.engines.mock_author import Author, Plan
-from serving.engines.mock_events import router_events
+from serving.engines.mock_events import EventSink
 from serving.engines.mock_handover import Handover, block_keys
-from serving.engines.mock_live import Live
+from serving.engines.mock_live import Live, live_of
+from serving.engines.mock_observer import MANY_GAPS, Gaps, Observer, Queues, queues_of, take_gaps
 from serving.engines.mock_tiers import LiveTiers
 from serving.engines.timer import StepTimer
 from serving.model.tokenizer import ByteTokenizer
@@ -26,7 +31,6 @@ from serving.runtime.messages import CallError
 from serving.runtime.server import Stream
 from serving.runtime.threads import in_thread
 from serving.worker.engine import EngineLoad, Work
-from serving.worker.kv_events import KvEventPublisher
 from serving.worker.protocol import PreprocessedRequest
 
 Tokens = npt.NDArray[np.uint32]
@@ -42,11 +46,12 @@ class MockEngine:
         self,
         simulated: SimulatedEngine,
         *,
-        publisher: KvEventPublisher | None = None,
+        events: EventSink | None = None,
         author: Author | None = None,
         max_waiting: int = MAX_WAITING,
         handover: Handover | None = None,
         tiers: LiveTiers | None = None,
+        observer: Observer | None = None,
     ) -> None:
         config = self.config = simulated.config
         self.engine = Engine(
@@ -55,15 +60,18 @@ class MockEngine:
             num_blocks=simulated.num_blocks,
             host=simulated.host,
             more=simulated.more,
-            kv_events=publisher is not None,
+            kv_events=events is not None,
         )
-        self._publisher = publisher
+        self._events = events
         self._author = author or Author(ByteTokenizer())
         self._max_waiting = max_waiting
         self._handover = handover
         self._tiers = tiers
+        self._observer = observer
+        self._has_lost = False  # an observed request, since the last step
         if tiers is not None:
             tiers.connect(self.engine, self._follow_tiers)
+        self._resets: list[tuple[bool, asyncio.Future[bool]]] = []
         self._bell = asyncio.Event()
         self._turn = asyncio.Lock()
         self._planned: set[asyncio.Task[None]] = set()
@@ -75,22 +83,25 @@ class MockEngine:
         if len(scheduler.waiting) + len(scheduler.fetching) + len(self._planned) >= self._max_waiting:
             stream.end(f"{self._max_waiting} requests are already waiting for this engine", "overloaded")
             return
+        arrival_s = monotonic()
         tokens = np.frombuffer(bytes(request.token_ids.data), "<u4")
         try:
             asked = parse(request.kv_transfer_params)
             if asked is not None and asked.is_prefill:
                 answer = self._author.first(request, tokens)
             elif self._author.may_be_formed(request):
-                self._plan_apart(request, stream, tokens, asked)
+                self._plan_apart(request, stream, tokens, asked, arrival_s)
                 return
             else:
                 answer = self._author.plan(request, tokens, most=self.config.max_model_len)
         except ValueError as error:
             stream.end(str(error), "invalid")
             return
-        self._queue(request, stream, tokens, asked, answer)
+        self._queue(request, stream, tokens, asked, answer, arrival_s)
 
-    def _plan_apart(self, request: PreprocessedRequest, stream: Stream, tokens: Tokens, asked: Part | None) -> None:
+    def _plan_apart(
+        self, request: PreprocessedRequest, stream: Stream, tokens: Tokens, asked: Part | None, arrival_s: float
+    ) -> None:
         """Queue a request once its answer is settled, in a thread: other requests go on meanwhile."""
         plan = partial(self._author.plan, request, tokens, most=self.config.max_model_len)
 
@@ -101,7 +112,7 @@ class MockEngine:
                         return
                     answer = await in_thread(plan)
                 if not stream.is_over:
-                    self._queue(request, stream, tokens, asked, answer)
+                    self._queue(request, stream, tokens, asked, answer, arrival_s)
             except ValueError as error:
                 stream.end(str(error), "invalid")
             except Exception as error:
@@ -112,24 +123,31 @@ class MockEngine:
         task.add_done_callback(self._planned.discard)
 
     def _queue(
-        self, request: PreprocessedRequest, stream: Stream, tokens: Tokens, asked: Part | None, answer: Plan
+        self,
+        request: PreprocessedRequest,
+        stream: Stream,
+        tokens: Tokens,
+        asked: Part | None,
+        answer: Plan,
+        arrival_s: float,
     ) -> None:
         size = self.config.block_size
         output = answer.output
-        hashes = np.frombuffer(bytes(request.sequence_hashes.data), "<u8").tolist() if request.sequence_hashes else []
-        tail = np.concatenate([tokens[len(hashes) * size :], np.array(output, np.uint32)])
-        ids = hashes + sequence_hashes(block_hashes(tail, size), hashes[-1] if hashes else None)
+        ids = self._names(request, tokens, output)
+        chain = BlockChain(ids)
+        if self._events is not None:
+            chain.payload = self._events.content(request, tokens, output)
         self._order += 1
         sequence = Sequence(
             self._order,
             num_prompt=len(tokens),
             max_tokens=answer.limit,
             stop_after=answer.stop_after,
-            chain=BlockChain(ids),
+            chain=chain,
             arrival=float(self._order),
         )
         log_probabilities = LogProbabilities.wanted(self._author.words, request.sampling_options)
-        live = sequence.payload = Live(tokens, output, stream, log_probabilities, sequence)
+        live = sequence.payload = Live(tokens, output, stream, log_probabilities, sequence, arrival_s)
         live.has_tiers = self._tiers is not None
         if answer.embedding is not None:
             live.embed(answer.embedding)
@@ -145,6 +163,34 @@ class MockEngine:
         except (ValueError, CallError) as error:
             stream.on_cancel = None
             stream.end(str(error), error.kind if isinstance(error, CallError) else "invalid")
+            return
+        if self._observer is not None:
+            self._observe(self._observer, live, request)
+
+    def _observe(self, observer: Observer, live: Live, request: PreprocessedRequest) -> None:
+        """Let a queued request be observed, including its client's leaving it."""
+        observer.on_queued(live, request)
+        drop = live.stream.on_cancel
+
+        def leave() -> None:
+            self._has_lost = True
+            observer.on_left(live, has_stopped=live.stream.has_stopped)
+            if drop is not None:
+                drop()
+
+        live.stream.on_cancel = leave
+
+    def _names(self, request: PreprocessedRequest, tokens: Tokens, output: list[int]) -> list[int]:
+        """Name the blocks of a prompt and its answer; the frontend has named those of a prompt that anyone may share."""
+        size, scope = self.config.block_size, request.cache_scope
+        given = request.sequence_hashes if scope is None else None
+        hashes = np.frombuffer(bytes(given.data), "<u8").tolist() if given else []
+        root = hashes[-1] if hashes else None
+        if scope is not None:
+            root = xxh3_64_intdigest(msgspec.msgpack.encode(scope))
+        tail = np.concatenate([tokens[len(hashes) * size :], np.array(output, np.uint32)])
+        named: list[int] = hashes + sequence_hashes(block_hashes(tail, size), root)
+        return named
 
     def _share(self, live: Live, asked: Part) -> None:
         """Start our part of a request; another worker does the rest.
@@ -175,6 +221,30 @@ class MockEngine:
         """Check again whether there is something to do."""
         self._bell.set()
 
+    async def reset_prefix_cache(self, *, preempts_running: bool = False) -> bool:
+        """Forget all cached blocks, once the step in flight has ended; return False if any is in use.
+
+        Raises:
+            RuntimeError: see `mocker.engine.Engine.reset_prefix_cache`.
+        """
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._resets.append((preempts_running, done))
+        if self.engine.step is None:
+            self._reset()
+        return await done
+
+    def _reset(self) -> None:
+        resets, self._resets = self._resets, []
+        for preempts_running, done in resets:
+            try:
+                is_reset = self.engine.reset_prefix_cache(preempts_running=preempts_running)
+            except RuntimeError as error:
+                if not done.done():
+                    done.set_exception(error)
+            else:
+                if not done.done():
+                    done.set_result(is_reset)
+
     def load(self) -> EngineLoad:
         """Report what the engine is doing."""
         scheduler = self.engine.scheduler
@@ -188,6 +258,14 @@ class MockEngine:
             kv_tiers=() if self._tiers is None else self._tiers.load(),
             work=Work(*work_of(scheduler)),
         )
+
+    def queues(self) -> Queues:
+        """Report what the requests here do now."""
+        return queues_of(self.engine, len(self._planned))
+
+    def take_gaps(self) -> Gaps:
+        """Return the times between tokens since the last call."""
+        return take_gaps(self.engine)
 
     async def run(self) -> None:
         """Step forever."""
@@ -217,6 +295,8 @@ class MockEngine:
             # Deadlines are absolute: a late timer delays one step, not all later ones.
             await timer.until(step.end)
             self._send(engine)
+            if self._resets:
+                self._reset()
             now = step.end
 
     async def _wait(self) -> None:
@@ -231,6 +311,8 @@ class MockEngine:
     def _send(self, engine: Engine) -> None:
         decoded = engine.decoded()
         output = engine.complete()
+        if self._observer is not None:
+            self._report(self._observer, decoded, output)
         for sequence in output.finished:
             live = sequence.payload
             assert isinstance(live, Live)
@@ -249,17 +331,34 @@ class MockEngine:
             self._end_shared(self._handover, output.finished)
         if self._tiers is not None:
             self._serve_tiers(self._tiers)
-        elif self._publisher is not None and engine.has_events:
-            self._publisher.publish(list(router_events(engine.take_events())))
+        elif self._events is not None and engine.has_events:
+            self._events.publish(engine.take_events())
+
+    def _report(self, observer: Observer, decoded: list[Sequence], output: StepOutput) -> None:
+        """Report a step to the observer."""
+        if self._has_lost:
+            self._has_lost = False
+            decoded = [sequence for sequence in decoded if not live_of(sequence).stream.is_over]
+        if len(self.engine.log.starts_s) >= MANY_GAPS:
+            observer.on_gaps(self.take_gaps())
+        ahead = self.engine.ahead
+        preempted = ahead.preempted if ahead is not None else NOBODY
+        observer.on_step(
+            output.end,
+            len(decoded),
+            [live_of(sequence) for sequence in output.sampled],
+            [live_of(sequence) for sequence in output.finished],
+            [live_of(sequence) for sequence in preempted if sequence in decoded or sequence in output.sampled],
+        )
 
     def _serve_tiers(self, tiers: LiveTiers) -> None:
         """Update the bytes beyond the GPU as the engine reports, and do the tier work that it asks for."""
         events = self.engine.take_events() + self.engine.take_host_events()
         if events:
             tiers.note(events)
-        news = [*router_events(events), *tiers.take_reports()]
-        if news and self._publisher is not None:
-            self._publisher.publish(news)
+        beyond = tiers.take_reports()
+        if self._events is not None and (events or beyond):
+            self._events.publish(events, beyond)
         tiers.act(self.engine.take_tier_work())
 
     def _follow_tiers(self) -> None:

@@ -44,12 +44,14 @@ class Caller(Protocol):
 class ReplyStream:
     """The answer to one call: read it with `take`, or iterate."""
 
-    __slots__ = ("_caller", "_is_paused", "_num_taken", "_waiter", "end", "id", "items")
+    __slots__ = ("_caller", "_is_paused", "_num_taken", "_waiter", "end", "has_stopped", "id", "items")
 
     def __init__(self, caller: Caller, id: int) -> None:
         self.id = id
         self.items: list[Any] = []
         self.end: End | None = None
+        self.has_stopped = False
+        """Whether its reader has all it wants: what it cancels is finished to it."""
         self._caller = caller
         self._is_paused = False
         self._num_taken = 0

@@ -59,12 +59,14 @@ class Audience(Protocol):
 class Stream:
     """The answer to one call: items, then one end. Nothing here waits; look at `is_blocked` to be fair to slow readers."""
 
-    __slots__ = ("_audience", "_is_paused", "id", "is_over", "on_cancel", "on_unblocked")
+    __slots__ = ("_audience", "_is_paused", "has_stopped", "id", "is_over", "on_cancel", "on_unblocked")
 
     def __init__(self, audience: Audience, id: int) -> None:
         self.id = id
         self.is_over = False
         """Whether it has ended, or nobody is waiting for it any more."""
+        self.has_stopped = False
+        """Whether a reader in this process had all it wanted when it cancelled."""
         self.on_cancel: Callable[[], object] | None = None
         self.on_unblocked: Callable[[], object] | None = None
         self._audience = audience

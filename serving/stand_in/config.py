@@ -20,6 +20,7 @@ from serving.transfer.config import TransferRunConfig
 
 KvRole = Literal["kv_producer", "kv_consumer", "kv_both"]
 ContentFormat = Literal["auto", "string", "openai"]
+HashAlgorithm = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
 FingerprintMode = Literal["full", "hash", "custom", "none"]
 
 
@@ -30,8 +31,8 @@ class TlsConfig:
     certificate: str
     """File of the certificate (PEM)."""
 
-    key: str
-    """File of its key (PEM)."""
+    key: str = ""
+    """File of its key (PEM; none: it is in the certificate's)."""
 
     client_authorities: str = ""
     """File of the authorities that may sign clients' certificates (PEM)."""
@@ -171,11 +172,11 @@ class ApiConfig:
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Sampling parameters of requests that name none, from the model's generation_config.json and the flags."""
 
-    max_queued_requests: Count | None = None
-    """Requests that wait beyond which more are refused (none: no limit)."""
+    max_num_queued_reqs: Whole | None = None
+    """Requests that wait or run, on all ranks, beyond which more get 503 (none: no limit)."""
 
-    max_queued_tokens: Count | None = None
-    """Tokens of prompts that wait beyond which more are refused (none: no limit)."""
+    max_num_queued_tokens: Whole | None = None
+    """Tokens of the prompts of requests that have no first token yet, beyond which more get 503 (none: no limit)."""
 
     stream_interval: Count = 1
     """Tokens that gather before a stream writes them."""
@@ -249,6 +250,19 @@ class KvEventsConfig:
 
     topic: str = ""
     """Topic of the messages."""
+
+    hash_algorithm: HashAlgorithm = "sha256"
+    """How blocks are named, as vLLM's --prefix-caching-hash-algo."""
+
+    hash_seed: str | None = None
+    """Seed of their names (none: vLLM's own, or for xxhash one that is drawn). Environment: PYTHONHASHSEED."""
+
+    use_int_block_hashes: bool = True
+    """Whether names are the last 64 bits as a number, instead of all bytes. Environment:
+    VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES."""
+
+    describes_chunks: bool = False
+    """Whether events of host memory have tokens, as with self_describing_kv_events in --kv-transfer-config."""
 
     def __post_init__(self) -> None:
         """Reject invalid values."""

@@ -89,7 +89,9 @@ class LocalCalls:
 
     def forget(self, id: int, *, cancel: bool) -> None:
         """Stop waiting for a call."""
-        if self._replies.pop(id, None) is not None and cancel and (stream := self._streams.pop(id, None)) is not None:
+        reply = self._replies.pop(id, None)
+        if reply is not None and cancel and (stream := self._streams.pop(id, None)) is not None:
+            stream.has_stopped = reply.has_stopped
             stream.cancel()
 
 

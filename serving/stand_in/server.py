@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ from serving.stand_in.config import StandInConfig, TlsConfig
 from serving.stand_in.local import LocalWorkers
 from serving.stand_in.served import OneModel, served_model
 from serving.stand_in.vllm.app import VllmServer
+from serving.stand_in.vllm.kv_events.ranks import sinks_of
+from serving.stand_in.vllm.metrics.metrics import VllmMetrics
+from serving.supervision.process import report_ready
 from serving.worker.config import WorkerConfig
 
 log = logging.getLogger(__name__)
@@ -27,13 +30,19 @@ WRITE_TIMEOUT_S = 60.0
 ALL = "0.0.0.0"  # noqa: S104 (vLLM's own default)
 
 
-async def serve(config: StandInConfig, stopping: asyncio.Event, listener: socket.socket | None = None) -> None:
+async def serve(
+    config: StandInConfig,
+    stopping: asyncio.Event,
+    listener: socket.socket | None = None,
+    on_ready: Callable[[], object] = report_ready,
+) -> None:
     """Serve until the event is set; then let requests in progress finish, or end them.
 
     Args:
         config: what the stand-in is told.
         stopping: set when the process is asked to end.
         listener: where it listens (none: as `config` says).
+        on_ready: called once it answers.
 
     Raises:
         ModelError, EngineError: the model cannot be used.
@@ -50,6 +59,7 @@ async def serve(config: StandInConfig, stopping: asyncio.Event, listener: socket
                 drain_s=config.http.shutdown_timeout_s,
                 write_timeout_s=WRITE_TIMEOUT_S,
                 tls=_tls(config.http.tls),
+                on_ready=on_ready,
             )
             await _unless_failed(serving, server.engine)
 
@@ -71,18 +81,18 @@ async def stand_in(config: StandInConfig) -> AsyncIterator[VllmServer]:
         transfer=config.transfer,
         lease=config.lease,
     )
-    try:
+    async with contextlib.AsyncExitStack() as closing:
+        sinks = await closing.enter_async_context(sinks_of(config))  # the engine's last events still go there
+        closing.push_async_callback(engine.close)
         await engine.start(files)
-        engine.publish_to([])
         workers = LocalWorkers(engine)
         model = await served_model(config, engine.traits, files, workers)
-        try:
-            yield VllmServer(config, engine, OneModel(config.served_model_names, model))
-        finally:
-            workers.calls.end_all("the server shut down before the answer was complete", "draining")
-            await model.preparer.close()
-    finally:
-        await engine.close()
+        closing.push_async_callback(model.preparer.close)
+        closing.callback(workers.calls.end_all, "the server shut down before the answer was complete", "draining")
+        metrics = VllmMetrics(config, model.card.context_length)
+        metrics.observe(engine)
+        engine.run(sinks)
+        yield VllmServer(config, engine, OneModel(config.served_model_names, model), metrics)
 
 
 def worker_config(config: StandInConfig) -> WorkerConfig:
@@ -111,7 +121,7 @@ def _tls(tls: TlsConfig | None) -> Mapping[str, Any] | None:
         return None
     settings = {
         "ssl_certfile": tls.certificate,
-        "ssl_keyfile": tls.key,
+        "ssl_keyfile": tls.key or None,
         "ssl_ca_certs": tls.client_authorities or None,
         "ssl_cert_reqs": tls.client_certificates,
         "ssl_ciphers": tls.ciphers or None,

@@ -38,6 +38,15 @@ class StopConditions(msgspec.Struct, kw_only=True):
     """Number of the output token at which the mocker generates EOS; engines that run a model decide themselves."""
 
 
+class CacheScope(msgspec.Struct, frozen=True, kw_only=True):
+    """What a prompt's KV depends on beside its tokens: only prompts of the same scope share blocks."""
+
+    salt: str = ""
+    lora_name: str = ""
+    lora_id: int = 0
+    lora_path: str = ""
+
+
 class PreprocessedRequest(msgspec.Struct, kw_only=True):
     """A request in token ids; Dynamo's names. Handlers get it as a dict, with lists for the arrays."""
 
@@ -65,7 +74,13 @@ class PreprocessedRequest(msgspec.Struct, kw_only=True):
     the decode worker. If both are called at once, both get those of a card's `Bootstrap` and a `bootstrap_room`."""
     is_held: bool = False
     """Whether a call that only prefills may last until the prompt's KV has been read; cancelling it drops the KV."""
+    num_choices: int = 1
+    """How many answers the client wants to the prompt, under the same request id; this is one of them."""
     request_id: str = ""
+    cache_scope: CacheScope | None = None
+    """Whose cached KV it may share, if not everybody's; only mockers read it."""
+    session_id: str | None = None
+    """The session that it is part of, by which vLLM's KV events name it; only mockers read it."""
 
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")

@@ -179,7 +179,7 @@ def test_host_memory_holds_what_the_engine_says_and_no_more(world):
                 await fill(mocker, 4)
             await settle(mocker)
             tiers = mocker._tiers[0]
-            assert counts(mocker, "host").num_chunks == mocker._ranks[0].engine.scheduler.offload.host.num_used == 16
+            assert counts(mocker, "host").num_chunks == mocker.ranks[0].engine.scheduler.offload.host.num_used == 16
             assert counts(mocker, "host").num_evicted == 0  # it never had to choose by itself
             for key in list(tiers._host.arena._kept):
                 assert tiers._format.find_fault(tiers._host.arena.slot(key), key) == ""
@@ -418,7 +418,7 @@ def test_what_is_wrong_on_disk_is_reported_as_removed(world):
             spoil(path)
             disk = mocker._tiers[0]._tiers["disk"]
             assert await disk.read([hashes()[2]], [memoryview(bytearray(disk._format.chunk_bytes))]) == 0
-            mocker._ranks[0]._follow_tiers()
+            mocker.ranks[0]._follow_tiers()
             assert hashes()[2] not in router.blocks["STORAGE"]
             assert hashes()[1] in router.blocks["STORAGE"]
 

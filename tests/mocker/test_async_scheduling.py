@@ -103,7 +103,7 @@ class Leading:
 
 @settings(max_examples=100)
 @given(
-    configs.filter(lambda config: config.async_scheduling and config.kv_role != "kv_consumer"),
+    configs.filter(lambda config: config.async_scheduling and not config.is_kv_consumer),
     timings,
     st.sampled_from([0.0, 0.03]),
     workloads(),

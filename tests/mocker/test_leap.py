@@ -30,7 +30,7 @@ configs = st.builds(
     long_prefill_token_threshold=st.sampled_from([0, 0, 5]),
     async_scheduling=st.booleans(),
     max_model_len=st.sampled_from([None, None, 60]),
-    kv_role=st.sampled_from([None, None, "kv_producer", "kv_consumer"]),
+    kv_role=st.sampled_from([None, None, "kv_producer", "kv_consumer", "kv_both"]),
     kv_load_failure_policy=st.sampled_from(["fail", "recompute"]),
 )
 POLICIES = st.sampled_from(["write_through", "write_through_selective", "write_back"])
@@ -101,6 +101,7 @@ def make(config, request, blocks_per_id):
     prompt = min(depth * 4 * size + extra, limit // 2)
     shared = [("shared", group, place) for place in range(depth * 4 // blocks_per_id)]
     full = prompt // size
+    is_turned = config.kv_role == "kv_both" and number % 2 == 0  # it loads, others hand over
     own = [("own", group, depth, number % 5, place) for place in range(len(shared), -(-full // blocks_per_id))]
     chain = BlockChain((shared + own)[: -(-full // blocks_per_id)], full, blocks_per_id=blocks_per_id)
     return Sequence(
@@ -108,9 +109,9 @@ def make(config, request, blocks_per_id):
         num_prompt=prompt,
         max_tokens=min(output, (config.num_gpu_blocks - 2) * size // 2),
         stop_after=stop,
-        is_remote_prefill=config.kv_role == "kv_consumer" and transfer_s is not None,
+        is_remote_prefill=transfer_s is not None and (config.kv_role == "kv_consumer" or is_turned),
         is_token_shipped=number % 3 == 0,
-        is_remote_decode=config.kv_role == "kv_producer" and transfer_s is not None,
+        is_remote_decode=transfer_s is not None and config.is_kv_producer and not is_turned,
         payload=request,
         chain=chain,
         priority=priority,

@@ -395,14 +395,20 @@ def ahead(made):
         yield tokens, made.pool.num_free
 
 
-@pytest.mark.parametrize(("kv_role", "free"), [("kv_consumer", [15, 15, 14, 16]), ("kv_producer", [15, 15, 16, 16])])
+@pytest.mark.parametrize(
+    ("kv_role", "free"),
+    [("kv_consumer", [15, 15, 14, 16]), ("kv_both", [15, 15, 14, 16]), ("kv_producer", [15, 15, 16, 16])],
+)
 def test_blocks_of_an_answer_that_stopped_are_free_when_a_consumers_step_in_flight_has_ended(kv_role, free):
     made = scheduler(async_scheduling=True, kv_role=kv_role)
     made.add(local("a", 14, 9, stop_after=3))
     assert list(ahead(made)) == [({"a": 1}, free[0]), ({"a": 1}, free[1]), ({"a": 1}, free[2]), ({}, free[3])]
 
 
-@pytest.mark.parametrize(("kv_role", "free"), [("kv_consumer", [13, 13, 16]), ("kv_producer", [16, 16, 16])])
+@pytest.mark.parametrize(
+    ("kv_role", "free"),
+    [("kv_consumer", [13, 13, 16]), ("kv_both", [13, 13, 16]), ("kv_producer", [16, 16, 16])],
+)
 def test_blocks_of_an_aborted_answer_are_free_when_a_consumers_last_step_with_it_has_ended(kv_role, free):
     made = scheduler(async_scheduling=True, kv_role=kv_role)
     made.add(one := local("a", 40, 9))
@@ -440,6 +446,7 @@ def test_a_fence_stands_until_the_last_step_that_computes_anything_not_until_an_
     ("kv_role", "steps"),
     [
         ("kv_consumer", [{"a": 1, "b": 1}, {}, {"a": 1}]),  # nobody gets a token; then b's step has ended
+        ("kv_both", [{"a": 1, "b": 1}, {}, {"a": 1}]),
         ("kv_producer", [{"a": 1, "b": 1}, {"a": 1}, {"a": 1}]),
     ],
 )
@@ -451,7 +458,7 @@ def test_a_consumer_does_not_preempt_who_has_a_step_in_flight(kv_role, steps):
     assert b.num_preemptions == 1
 
 
-@pytest.mark.parametrize(("kv_role", "tokens"), [("kv_consumer", {"d": 1}), ("kv_producer", {})])
+@pytest.mark.parametrize(("kv_role", "tokens"), [("kv_consumer", {"d": 1}), ("kv_both", {"d": 1}), ("kv_producer", {})])
 def test_where_a_consumer_preempts_nobody_it_still_admits(kv_role, tokens):
     made = scheduler(num_blocks=4, async_scheduling=True, kv_role=kv_role)
     queue(made, one := local("a", 32, 9), two := remote("d", 20, 9))

@@ -5,8 +5,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 
 import httpx
 import pytest
@@ -15,10 +13,9 @@ from serving.engines.openai import OpenAiServer
 from serving.worker.config import ModelRunConfig, WorkerConfig
 from serving.worker.engine import EngineError
 from serving.worker.loop import run_worker
-from tests.real_engines.conftest import VLLM_FLAGS
+from tests.real_engines.serving_vllm import until_ready, vllm_serve
 from tests.real_engines.test_vllm import tokens
 from tests.support.apart import apart
-from tests.support.servers import free_port
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(900)
@@ -27,51 +24,14 @@ ROLES = ("prefill", "decode")
 TRANSFER = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
 
 
-@contextlib.contextmanager
-def vllm_serve(folder, log):
-    """Run vLLM's own server, as its command does; give its URL, soon answering, and its process."""
-    port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        f"--model={folder}",
-        "--served-model-name=tiny",
-    ]
-    command += [f"--port={port}", "--host=127.0.0.1", *VLLM_FLAGS, "--enable-prompt-tokens-details"]
-    command += [f"--kv-transfer-config={json.dumps(TRANSFER)}"]
-    environment = os.environ | {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()), "VLLM_NO_USAGE_STATS": "1"}
-    environment |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "UCX_NET_DEVICES": "lo"}
-    with log.open("w") as output:
-        # A group, not a session of its own: Linux shares the CPU out by sessions, and threads that spin would starve the one
-        # that answers how to get at the KV.
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, process_group=0)
-    try:
-        yield f"http://127.0.0.1:{port}", process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(60)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def answers(url):
-    with contextlib.suppress(httpx.TransportError):
-        return httpx.get(f"{url}/health").status_code == 200
-    return False
-
-
 @pytest.fixture(scope="module")
 def servers(folder, tmp_path_factory):
     logs = tmp_path_factory.mktemp("logs")
     with contextlib.ExitStack() as started:
-        found = {role: started.enter_context(vllm_serve(folder, logs / role)) for role in ROLES}
+        flags = ("--enable-prompt-tokens-details", f"--kv-transfer-config={json.dumps(TRANSFER)}")
+        found = {role: started.enter_context(vllm_serve(folder, logs / role, *flags)) for role in ROLES}
         for role, (url, process) in found.items():
-            until(lambda url=url, process=process: process.poll() is not None or answers(url))
-            assert process.poll() is None, (logs / role).read_text()[-3000:]
+            until_ready(url, process, logs / role)
         yield found
 
 

@@ -20,14 +20,17 @@ NUM_SCENARIOS = 60
 END = 2
 QUEUES = ("running", "waiting", "holding", "loading")
 ALWAYS = ("preempted", "stop", "length", "reset", "aborted running", "aborted waiting")
+WHILE_RUNNING = (*ALWAYS, "reset while running")
 LOADED_HERE = ("loads", "error", "aborted loading")
 RARE = {
-    (None, False): ALWAYS,
-    (None, True): ALWAYS,
-    ("kv_consumer", False): (*ALWAYS, *LOADED_HERE),
+    (None, False): WHILE_RUNNING,
+    (None, True): WHILE_RUNNING,
+    ("kv_consumer", False): (*WHILE_RUNNING, *LOADED_HERE),
     ("kv_consumer", True): (*ALWAYS, *LOADED_HERE, "fenced"),
-    ("kv_producer", False): (*ALWAYS, "sends"),
-    ("kv_producer", True): (*ALWAYS, "sends", "dropped"),
+    ("kv_producer", False): (*WHILE_RUNNING, "sends"),
+    ("kv_producer", True): (*WHILE_RUNNING, "sends", "dropped"),
+    ("kv_both", False): (*WHILE_RUNNING, *LOADED_HERE, "sends"),
+    ("kv_both", True): (*ALWAYS, *LOADED_HERE, "sends", "fenced"),
 }
 """What has to happen in some scenario."""
 REMOTE = {
@@ -50,8 +53,10 @@ class Asked:
     priority: int
     arrives: int
     aborted: int | None
-    is_remote: bool
-    """Whether its KV comes from another engine, or goes to one."""
+    is_loaded: bool
+    """Whether its prompt's KV comes from another engine."""
+    is_sent: bool
+    """Whether that goes to another engine."""
 
 
 @dataclass
@@ -98,14 +103,16 @@ def requests_of(rng, config):
         prompt = [] if earlier is None else earlier.prompt + earlier.answer[: rng.randint(0, len(earlier.answer))]
         prompt = (prompt + rng.choices(range(100, 900), k=rng.randint(0 if prompt else 1, 24)))[:longest]
         is_remote = config.kv_role is not None and rng.random() < 0.7
-        most = 1 if is_remote and config.kv_role == "kv_producer" and rng.random() < 0.7 else 30
+        is_loaded = is_remote and config.is_kv_consumer and (not config.is_kv_producer or rng.random() < 0.5)
+        is_sent = is_remote and not is_loaded
+        most = 1 if is_sent and rng.random() < 0.7 else 30
         answer = rng.choices(range(100, 900), k=max(min(rng.randint(1, most), room - len(prompt)), 1))
         stop_after = rng.randint(1, len(answer)) if rng.random() < 0.5 else None
         if stop_after is not None:
             answer[stop_after - 1] = END
         arrives = rng.randint(0, span)
         aborted = arrives + rng.choice([rng.randint(0, 8), rng.randint(0, 40)]) if rng.random() < risk else None
-        asked.append(Asked(number, prompt, answer, stop_after, rng.randrange(3), arrives, aborted, is_remote))
+        asked.append(Asked(number, prompt, answer, stop_after, rng.randrange(3), arrives, aborted, is_loaded, is_sent))
     return sorted(asked, key=lambda one: one.arrives)
 
 
@@ -199,7 +206,6 @@ class VLLM:
         self.scheduler.kv_event_publisher.publish = lambda batch: self.published.extend(batch.events)
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(size, sha256) if config.enable_prefix_caching else None
-        self._is_consumer = config.kv_role == "kv_consumer"
         self._asked = {}
         self._requests = {}
 
@@ -209,9 +215,9 @@ class VLLM:
 
         id = str(asked.number)
         transfer = None
-        if asked.is_remote:
-            transfer = {"do_remote_prefill": self._is_consumer, "do_remote_decode": not self._is_consumer}
-            transfer |= REMOTE | {"remote_request_id": id} if self._is_consumer else {}
+        if asked.is_loaded or asked.is_sent:
+            transfer = {"do_remote_prefill": asked.is_loaded, "do_remote_decode": asked.is_sent}
+            transfer |= REMOTE | {"remote_request_id": id} if asked.is_loaded else {}
         extra = {"kv_transfer_params": transfer}
         parameters = SamplingParams(max_tokens=len(asked.answer), stop_token_ids=[END], temperature=0, extra_args=extra)
         request = Request(
@@ -335,8 +341,8 @@ class Ours:
             max_tokens=len(asked.answer),
             stop_after=asked.stop_after,
             chain=BlockChain(content_ids(tokens, self._config.block_size)),
-            is_remote_prefill=asked.is_remote and self._config.kv_role == "kv_consumer",
-            is_remote_decode=asked.is_remote and self._config.kv_role == "kv_producer",
+            is_remote_prefill=asked.is_loaded,
+            is_remote_decode=asked.is_sent,
             priority=asked.priority,
             arrival=float(asked.arrives) + asked.number / 1e6,
         )
@@ -428,10 +434,19 @@ class Pair:
         assert self._ours.state() == self._theirs.state()
         self.seen += Counter({f"aborted {where}": asked.number in before[where] for where in before if where in QUEUES})
 
-    def reset(self):
-        is_reset = self._ours.scheduler.reset_prefix_cache()
-        assert self._theirs.scheduler.reset_prefix_cache() is is_reset
+    def reset(self, *, preempts_running):
+        num_running = len(self._ours.scheduler.running)
+        try:
+            is_reset = self._ours.scheduler.reset_prefix_cache(preempts_running=preempts_running)
+        except RuntimeError:
+            with pytest.raises(RuntimeError):
+                self._theirs.scheduler.reset_prefix_cache(reset_running_requests=True)
+            is_reset = False
+        else:
+            assert self._theirs.scheduler.reset_prefix_cache(reset_running_requests=preempts_running) is is_reset
+        assert self._ours.state() == self._theirs.state()
         self.seen["reset"] += is_reset
+        self.seen["reset while running"] += preempts_running and num_running
 
     def schedule(self):
         """Schedule a step, if vLLM's loop would; return whether it would schedule another before one is known."""
@@ -468,6 +483,8 @@ def drive(rng, config, model):
     pair, workers = Pair(config, model), Workers(rng)
     asked = deque(requests_of(rng, config))
     aborts = sorted([one for one in asked if one.aborted is not None], key=lambda one: one.aborted)
+    # Else vLLM preempts and then fails, which ours refuses before.
+    can_preempt_all = not (config.async_scheduling and config.kv_role == "kv_consumer")
     turn = 0
     while asked or pair.has_work:
         turn += 1
@@ -477,7 +494,7 @@ def drive(rng, config, model):
         while aborts and aborts[0].aborted < turn:
             pair.abort(aborts.pop(0))
         if rng.random() < 0.03:
-            pair.reset()
+            pair.reset(preempts_running=can_preempt_all and rng.random() < 0.5)
         if pair.schedule():
             continue
         while aborts and aborts[0].aborted <= turn and rng.random() < 0.5:
@@ -486,7 +503,7 @@ def drive(rng, config, model):
     return pair.seen
 
 
-@pytest.mark.parametrize("kv_role", [None, "kv_consumer", "kv_producer"])
+@pytest.mark.parametrize("kv_role", [None, "kv_consumer", "kv_producer", "kv_both"])
 @pytest.mark.parametrize("is_async", [True, False])
 def test_both_schedulers_do_the_same(folder, is_async, kv_role):
     happened = Counter(dict.fromkeys(RARE[kv_role, is_async], 0))

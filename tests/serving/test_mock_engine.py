@@ -12,6 +12,7 @@ from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from serving.engines.mock import MockEngine, Mocker
 from serving.engines.mock_answers import LETTERS, answer_length, answer_tokens
+from serving.engines.mock_events import RouterSink
 from serving.engines.timer import StepTimer
 from serving.model.files import ModelFiles
 from serving.router import PromptBlocks
@@ -68,7 +69,8 @@ def with_engine(talk, max_waiting=100, publisher=None, **settings):
     async def main():
         config = EngineConfig(**({"block_size": 4, "num_gpu_blocks": 100} | settings))
         fast = TimingConfig(timing="constant", speedup_ratio=20.0)
-        engine = MockEngine(resolve(config, fast), max_waiting=max_waiting, publisher=publisher)
+        events = None if publisher is None else RouterSink(publisher)
+        engine = MockEngine(resolve(config, fast), max_waiting=max_waiting, events=events)
         running = asyncio.create_task(engine.run())
         async with in_time():
             await talk(engine, Reader())

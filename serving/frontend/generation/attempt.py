@@ -147,14 +147,14 @@ class Attempts:
             stamps |= {name: at for name, at in decode.stamps().items() if name not in stamps}
         return {name: at for name, at in stamps.items() if at}
 
-    def close(self) -> None:
-        """Release the bookings, and cancel the calls still in progress."""
+    def close(self, *, has_stopped: bool = False) -> None:
+        """Release the bookings, and cancel the calls still in progress: because the answer has stopped, or is given up."""
         if self._watching is not None:
             self._watching.cancel()
             self._watching = None
         for call in (self.prefill, self.decode):
             if call is not None:
-                call.close()
+                call.close(has_stopped=has_stopped)
 
     async def _take_prompt(self) -> None:
         """Wait until the prompt is computed, and place the rest.

@@ -40,6 +40,8 @@ class ChoiceRequest:
     """Whether an embedding of the prompt is wanted instead of an answer."""
     is_held: bool = False
     """Whether the call may last until the prompt's KV has been read."""
+    num_choices: int = 1
+    """How many answers the client wants to the prompt: this is one of them."""
 
     def after(self, tokens: list[int]) -> "ChoiceRequest":
         """Return the request for the rest of the answer after these tokens."""
@@ -87,6 +89,7 @@ class ChoiceRequest:
             is_refusable=is_refusable,
             kv_transfer_params=self.kv_transfer_params,
             is_held=self.is_held,
+            num_choices=self.num_choices,
         )
 
 
@@ -164,9 +167,10 @@ class Call:
         if self._stream is not None:
             self._stream.abort(message, kind)
 
-    def close(self) -> None:
-        """Release the booking, and cancel the call if it is still in progress."""
+    def close(self, *, has_stopped: bool = False) -> None:
+        """Release the booking, and cancel the call if it is still in progress: the answer has stopped, or is given up."""
         if self._stream is not None:
+            self._stream.has_stopped = has_stopped
             self._stream.cancel()
         self.settle()
 

@@ -95,7 +95,7 @@ class Choice:
 
     def close(self) -> None:
         """Release the bookings, and cancel the calls still in progress."""
-        self.attempts.close()
+        self.attempts.close(has_stopped=bool(self.finish_reason))
 
     def _read_logprobs(self, output: Output, pieces: list[bytes]) -> None:
         """Add the tokens' texts to the requested log-probabilities.
@@ -198,6 +198,7 @@ def _request(
         kv_transfer_params=options.kv_transfer_params,
         can_continue=prepared.constraint is None or model.card.continues_constrained,
         tools=prepared.tools,
+        num_choices=prepared.options.n or 1,
     )
 
 

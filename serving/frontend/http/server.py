@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -49,6 +49,7 @@ async def serve_http(
     drain_s: float,
     write_timeout_s: float,
     tls: Mapping[str, Any] | None = None,
+    on_ready: Callable[[], object] = report_ready,
 ) -> None:
     """Serve until the event is set; then let requests in progress finish.
 
@@ -60,6 +61,7 @@ async def serve_http(
         drain_s: how long requests may take to finish then (s).
         write_timeout_s: how long a client may leave its answer unread (s).
         tls: uvicorn's settings of TLS (`ssl_keyfile`, ...), if it is spoken.
+        on_ready: called once requests are answered.
     """
     limits = Limits(unread_timeout_s=write_timeout_s)
     server = _server(app, limits, tls or {})
@@ -67,7 +69,7 @@ async def serve_http(
     sweeping = asyncio.create_task(sweep(server.server_state.connections, limits))
     if listener.family != socket.AF_UNIX:
         log.info("listening on http%s://%s:%d", "s" if tls else "", *listener.getsockname()[:2])
-    report_ready()
+    on_ready()
     try:
         await until_stopped(stopping, asyncio.shield(serving))
         await _drain(in_progress, drain_s)

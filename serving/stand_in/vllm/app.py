@@ -2,6 +2,7 @@
 
 import time
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,6 +15,8 @@ from serving.stand_in.config import StandInConfig
 from serving.stand_in.served import OneModel
 from serving.stand_in.vllm.admission import Keys
 from serving.stand_in.vllm.dialect import VLLM
+from serving.stand_in.vllm.metrics.http import Counted
+from serving.stand_in.vllm.metrics.metrics import VllmMetrics
 
 VERSION = "0.32.0"
 """The version of vLLM that this follows."""
@@ -24,14 +27,17 @@ OPEN_PATHS = ("/health", "/ping", "/metrics")
 class VllmServer:
     """The application, its handlers, and the engine behind them."""
 
-    def __init__(self, config: StandInConfig, engine: Mocker, models: OneModel) -> None:
+    def __init__(self, config: StandInConfig, engine: Mocker, models: OneModel, metrics: VllmMetrics) -> None:
         self.config = config
         self.engine = engine
         self.models = models
+        self.metrics = metrics
         self.answering = Answering(models, FrontendConfig(allow_kv_transfer_params=True), VLLM)
         self.info = ModelInfo(self.answering.reader)
         self._started = int(time.time())
-        self.app = make_app(self._routes(), self.answering, Keys(config.http.api_keys), open_paths=OPEN_PATHS)
+        routes = self._routes()
+        app = make_app(routes, self.answering, Keys(config.http.api_keys), open_paths=OPEN_PATHS)
+        self.app = Counted(app, metrics.http, routes)
 
     def _routes(self) -> list[Route]:
         answering, info = self.answering, self.info
@@ -43,6 +49,7 @@ class VllmServer:
             Route("/v1/models", "GET", self.list_models),
             Route("/health", "GET", self.health),
             Route("/version", "GET", self.version),
+            Route("/metrics", "GET", self.show_metrics),
             Route("/tokenize", "POST", info.tokenize),
             Route("/detokenize", "POST", info.detokenize),
         ]
@@ -54,6 +61,10 @@ class VllmServer:
     async def version(self, request: Request) -> Response:
         """GET /version."""
         return as_json({"version": VERSION})
+
+    async def show_metrics(self, request: Request) -> Response:
+        """GET /metrics."""
+        return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def list_models(self, request: Request) -> Response:
         """GET /v1/models: the model under each of its names."""

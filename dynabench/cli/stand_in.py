@@ -1,0 +1,120 @@
+"""`dynabench vllm`: a stand-in for another engine's server, with that server's flags beside ours."""
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from dynabench.cli.groups import ELSEWHERE, Answers, plain_errors
+from foundation.errors import UserError
+from serving.cli.command_line import Verbosity, flat
+from serving.engines.mock_config import AnswerConfig
+from serving.kv_tiers.tier import TierError
+from serving.model.errors import ModelError
+from serving.runtime.ports import RuntimeUnavailableError
+from serving.stand_in.config import StandInConfig
+from serving.stand_in.replicas import ReplicasConfig, replicas_of, serve_replicas
+from serving.stand_in.simulation import SimulationConfig
+from serving.stand_in.vllm.flags import parse
+from serving.stand_in.vllm.help import help_of
+from serving.stand_in.vllm.settings import about_times, stand_in_config, without_effect
+from serving.supervision.group import GroupError
+from serving.supervision.logs import set_up
+from serving.supervision.process import run
+from serving.transfer.config import TransferRunConfig
+from serving.worker.engine import EngineError
+
+log = logging.getLogger(__name__)
+
+HELP = "--help="
+
+Words = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
+"""The model and the flags of the other server, which reads them itself."""
+Replicas = Annotated[ReplicasConfig, flat("Many at once", 2)]
+Simulation = Annotated[SimulationConfig, flat("In place of GPUs", 1)]
+Transfer = Annotated[TransferRunConfig, ELSEWHERE, flat("KV between processes", 7)]
+
+
+def vllm(
+    *words: Words,
+    simulation: Simulation | None = None,
+    replicas: Replicas | None = None,
+    answers: Answers | None = None,
+    kv_transfer: Transfer | None = None,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+    verbose: Verbosity = 0,
+) -> None:
+    """Stand in for `vllm serve`: its flags, its HTTP and its metrics, in one process and without a GPU.
+
+    The model and all flags of `vllm serve` are given as to vLLM itself. `--help=all` shows what is done with each of them,
+    and `--help=WORD` searches them.
+
+    Args:
+        words: The model, and flags of vLLM.
+        simulation: What takes the place of the GPUs.
+        replicas: How many there are.
+        answers: What is answered.
+        kv_transfer: How KV gets to other instances.
+        dry_run: Print the settings that follow from all flags, and exit.
+        verbose: How much to log.
+    """
+    if searched := [word.removeprefix(HELP) for word in words if word.startswith(HELP)]:
+        _print_help(searched[0])
+        return
+    own = simulation or SimulationConfig()
+    with plain_errors():
+        set_up(verbose)
+        given = parse(words, beside=OWN_FLAGS)
+        config = stand_in_config(
+            given,
+            own,
+            environment=os.environ,
+            answers=answers or AnswerConfig(),
+            transfer=kv_transfer or TransferRunConfig(),
+        )
+        many = replicas or ReplicasConfig()
+        configs = replicas_of(config, many.replicas)
+    if dry_run:
+        print(json.dumps(_shown(config), indent=2, default=str))
+        return
+    log.info(about_times(config.timing))
+    if unused := without_effect(given, own):
+        log.info(unused)
+    _serve(configs, many.num_processes)
+
+
+OWN_FLAGS = (
+    "--gpu",
+    "--timing-file",
+    "--model-shape",
+    "--link-gbps",
+    "--speedup-ratio",
+    "--decode-speedup-ratio",
+    "--dry-run",
+    "--replicas",
+    "--replica-processes",
+)
+"""Flags of ours that a word may be meant to be."""
+
+
+def _print_help(word: str) -> None:
+    with plain_errors():
+        print(help_of(word))
+
+
+def _serve(configs: Sequence[StandInConfig], num_processes: int) -> None:
+    try:
+        run(lambda stopping: serve_replicas(configs, num_processes, stopping))
+    except (ModelError, EngineError, RuntimeUnavailableError, TierError, GroupError) as error:
+        raise UserError(str(error)) from error
+
+
+def _shown(config: StandInConfig) -> dict[str, Any]:
+    """Return settings as they are printed: without secrets."""
+    found = asdict(config)
+    found["http"]["api_keys"] = ["..." for _ in config.http.api_keys]
+    return found

@@ -1,0 +1,50 @@
+"""Counters and histograms of one engine in plain lists: counting is an addition, and text is made when it is asked for."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Labels = tuple[str, ...]
+
+
+class Histogram:
+    """Samples by bucket; a bucket includes its bound."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a sample."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    def observe_all(self, values: npt.NDArray[np.float64], times: npt.NDArray[np.float64]) -> None:
+        """Count many samples."""
+        places = np.searchsorted(self.bounds, values)
+        found = np.bincount(places, weights=times, minlength=len(self.counts))
+        self.counts = [old + int(new) for old, new in zip(self.counts, found, strict=True)]
+        self.total += float(values @ times)
+
+
+class Series:
+    """What was counted for one engine: by the family's name, and by the labels that the family has of its own."""
+
+    def __init__(self, bounds: dict[str, Sequence[float]]) -> None:
+        """Start at zero; `bounds` are those of each histogram."""
+        self.counters: dict[str, dict[Labels, float]] = {}
+        self.histograms = {name: Histogram(each) for name, each in bounds.items()}
+
+    def count(self, name: str, by: float = 1, *labels: str) -> None:
+        """Add to a counter."""
+        series = self.counters.setdefault(name, {})
+        series[labels] = series.get(labels, 0) + by
+
+    def observe(self, name: str, value: float) -> None:
+        """Count a sample of a histogram, if there is such a histogram."""
+        self.histograms[name].observe(value)

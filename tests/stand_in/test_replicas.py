@@ -1,0 +1,94 @@
+"""Many stand-ins in a few processes."""
+
+import asyncio
+import os
+import socket
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from serving.engines.mock import EngineConfig
+from serving.stand_in.config import HttpConfig, KvEventsConfig, KvHandoverConfig, StandInConfig
+from serving.stand_in.replicas import replicas_of, serve_replicas
+
+CONFIG = StandInConfig(model="tiny", engine=EngineConfig(block_size=16, num_gpu_blocks=64))
+
+
+def free_ports(count):
+    """Return the first of so many ports that are free."""
+    while True:
+        first = 20_000 + int.from_bytes(os.urandom(2), "big") % 20_000
+        try:
+            for port in range(first, first + count):
+                socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return first
+
+
+def served(count, num_processes):
+    """Return what each of several replicas answers to two requests."""
+    first = free_ports(count)
+
+    async def ask(client, port):
+        url = f"http://127.0.0.1:{port}/v1/completions"
+        while True:
+            try:
+                answer = await client.post(url, json={"model": "tiny", "prompt": "x" * 64, "max_tokens": 2})
+            except httpx.ConnectError:
+                await asyncio.sleep(0.05)
+            else:
+                return answer.json()
+
+    async def run():
+        stopping = asyncio.Event()
+        config = replace(CONFIG, http=HttpConfig(host="127.0.0.1", port=first))
+        serving = asyncio.create_task(serve_replicas(replicas_of(config, count), num_processes, stopping))
+        try:
+            async with httpx.AsyncClient(timeout=60) as client:
+                return [[await ask(client, port) for _ in range(2)] for port in range(first, first + count)]
+        finally:
+            stopping.set()
+            await serving
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_each_replica_has_a_port_and_a_cache_of_its_own(num_processes):
+    for answers in served(3, num_processes):
+        assert [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in answers] == [0, 48]
+
+
+def test_replicas_answer_the_same():
+    texts = {answers[0]["choices"][0]["text"] for answers in served(2, 1)}
+    assert len(texts) == 1
+
+
+def test_whatever_has_a_port_gets_its_own_in_each_replica():
+    config = replace(
+        CONFIG,
+        http=HttpConfig(port=8000),
+        kv_events=KvEventsConfig(endpoint="tcp://*:5557", replay_endpoint="ipc:///tmp/replay"),
+        kv_handover=KvHandoverConfig(side_channel_port=5600, engine_id="one"),
+    )
+    first, second, third = replicas_of(config, 3)
+    assert first == config
+    assert [each.http.port for each in (second, third)] == [8001, 8002]
+    assert [each.kv_events.endpoint for each in (second, third)] == ["tcp://*:5558", "tcp://*:5559"]
+    assert second.kv_events.replay_endpoint == "ipc:///tmp/replay_replica1"
+    assert (third.kv_handover.side_channel_port, third.kv_handover.engine_id) == (5602, None)
+
+
+@pytest.mark.parametrize(
+    ("http", "words"),
+    [
+        (HttpConfig(uds="/tmp/x"), "uds is /tmp/x"),
+        (HttpConfig(port=0), "port is 0"),
+        (HttpConfig(port=65_530), "no room for 10"),
+    ],
+)
+def test_replicas_that_would_be_at_one_place_are_refused(http, words):
+    with pytest.raises(ValueError, match=words):
+        replicas_of(replace(CONFIG, http=http), 10)
