@@ -67,13 +67,13 @@ def needs(program: str) -> pytest.MarkDecorator:
 
 
 @contextlib.contextmanager
-def stand_ins(*each: tuple[str, ...]) -> Iterator[list[StandIn]]:
-    """Run stand-ins, each with these flags, until they answer /health."""
+def stand_ins(*each: tuple[str, ...], model: str | Path = MODEL) -> Iterator[list[StandIn]]:
+    """Run stand-ins, each with these flags; yield them once they answer /health."""
     with contextlib.ExitStack() as stack:
         found = []
         for flags in each:
             port = free_port()
-            command = [*STAND_IN, MODEL, "--host", "127.0.0.1", "--port", str(port), *SPEED, *flags]
+            command = [*STAND_IN, str(model), "--host", "127.0.0.1", "--port", str(port), *SPEED, *flags]
             found.append(StandIn(stack.enter_context(running(command)), port))
         for each_one in found:
             until(lambda one=each_one: answers(f"{one.url}/health"), each_one.process)
