@@ -53,9 +53,10 @@ def _litellm(folder: Path, port: int, urls: list[str]) -> list[str]:
         {"model_name": MODEL, "litellm_params": {"model": f"hosted_vllm/{MODEL}", "api_base": f"{url}/v1"}}
         for url in urls
     ]
+    general = {"dangerously_permit_weak_or_unset_master_key": True}
     settings = {"num_retries": 3, "allowed_fails": 0, "cooldown_time": 3600}
     file = folder / "litellm.json"  # which is YAML, too
-    file.write_text(json.dumps({"model_list": models, "router_settings": settings}))
+    file.write_text(json.dumps({"model_list": models, "router_settings": settings, "general_settings": general}))
     return ["--config", str(file), "--host", "127.0.0.1", "--port", str(port), "--telemetry", "False"]
 
 
