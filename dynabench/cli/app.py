@@ -53,6 +53,9 @@ COMMANDS = {
 }
 """Where each command is in `dynabench.cli`, and its line in the help."""
 
+USAGES = {"vllm": "Usage: dynabench vllm [MODEL] [FLAGS OF VLLM SERVE] [OPTIONS]"}
+"""Lines of usage that do not follow from a command's parameters."""
+
 DOCSTRINGS: dict[str, Any] = {"help_format": "markdown", "help_flags": HELP_FLAGS}
 """The format of a command's help; a command with subcommands sets its own."""
 
@@ -70,7 +73,8 @@ app = CommandLine(
 )
 app.command(lambda: app.help_print([]), name=HELP_ALL, show=False)
 for name, (place, help) in COMMANDS.items():
-    app.command(f"dynabench.cli.{place}", name=name, help=help, **({} if place.endswith("_app") else DOCSTRINGS))
+    options = {} if place.endswith("_app") else DOCSTRINGS | {"usage": USAGES.get(name)}
+    app.command(f"dynabench.cli.{place}", name=name, help=help, **options)
 
 
 def main() -> None:

@@ -1,6 +1,5 @@
 """The groups of flags that several commands share."""
 
-import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass
@@ -25,6 +24,7 @@ from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import ClientConfig
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
+from foundation.errors import plain_errors as plain_errors
 from foundation.settings import changed
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
@@ -110,15 +110,6 @@ MeasuredFrontend = Annotated[MeasuredFrontendConfig, flat("Frontend", 9)]
 Runtime = Annotated[RuntimeConfig, flat("Runtime", 10)]
 FILE = Parameter(name=["--deployment", "-f"])
 DeploymentFile = Annotated[Path | None, FILE]
-
-
-@contextlib.contextmanager
-def plain_errors() -> Iterator[None]:
-    """Print one line for a setting that is refused once settings are combined."""
-    try:
-        yield
-    except ValueError as error:
-        raise UserError(str(error)) from error
 
 
 def refuse_beside(file: Path, *groups: Any, hint: str = "") -> None:

@@ -4,13 +4,12 @@ import json
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from dynabench.cli.groups import ELSEWHERE, Answers, plain_errors
-from foundation.errors import UserError
+from foundation.errors import UserError, plain_errors
 from serving.cli.command_line import Verbosity, flat
 from serving.engines.mock_config import AnswerConfig
 from serving.kv_tiers.tier import TierError
@@ -34,9 +33,11 @@ HELP = "--help="
 
 Words = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
 """The model and the flags of the other server, which reads them itself."""
-Replicas = Annotated[ReplicasConfig, flat("Many at once", 2)]
 Simulation = Annotated[SimulationConfig, flat("In place of GPUs", 1)]
-Transfer = Annotated[TransferRunConfig, ELSEWHERE, flat("KV between processes", 7)]
+Replicas = Annotated[ReplicasConfig, flat("Many at once", 2)]
+Answers = Annotated[AnswerConfig, flat("Simulated engine", 6)]
+OF_HANDOVER = Parameter(parse="^(transfer|transfer_host|transfer_memory_mb|kv_bytes_scale|transfer_read_timeout_s)$")
+Transfer = Annotated[TransferRunConfig, OF_HANDOVER, flat("KV between processes", 7)]
 
 
 def vllm(
@@ -63,12 +64,13 @@ def vllm(
         verbose: How much to log.
     """
     if searched := [word.removeprefix(HELP) for word in words if word.startswith(HELP)]:
-        _print_help(searched[0])
+        with plain_errors():
+            print(help_of(searched[0]))
         return
     own = simulation or SimulationConfig()
     with plain_errors():
         set_up(verbose)
-        given = parse(words, beside=OWN_FLAGS)
+        given = parse(words, beside=_own_flags())
         config = stand_in_config(
             given,
             own,
@@ -87,23 +89,10 @@ def vllm(
     _serve(configs, many.num_processes)
 
 
-OWN_FLAGS = (
-    "--gpu",
-    "--timing-file",
-    "--model-shape",
-    "--link-gbps",
-    "--speedup-ratio",
-    "--decode-speedup-ratio",
-    "--dry-run",
-    "--replicas",
-    "--replica-processes",
-)
-"""Flags of ours that a word may be meant to be."""
-
-
-def _print_help(word: str) -> None:
-    with plain_errors():
-        print(help_of(word))
+def _own_flags() -> list[str]:
+    """Return flags of ours that an unknown word may be meant to be."""
+    names = [field.name for kind in (SimulationConfig, ReplicasConfig, AnswerConfig) for field in fields(kind)]
+    return [f"--{name.replace('_', '-')}" for name in (*names, "dry_run")]
 
 
 def _serve(configs: Sequence[StandInConfig], num_processes: int) -> None:

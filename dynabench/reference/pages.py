@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from dynabench.cli.app import COMMANDS
-from dynabench.reference import deployment_file, requests
+from dynabench.reference import deployment_file, requests, vllm_flags
 from dynabench.reference.command import Command, all_commands
 from dynabench.reference.environment import OTHERS
 from dynabench.reference.setting import Setting, item, paragraph, prose
@@ -41,6 +41,7 @@ def pages() -> dict[str, str]:
         "deployment-file": deployment_file.page(),
         "environment": "\n".join(_environment(commands)),
         "requests": requests.page(),
+        "vllm-flags": vllm_flags.page(),
     }
     return {f"{name}.md": f"{text.strip()}\n{NOTE}" for name, text in made.items()}
 
@@ -71,6 +72,7 @@ def _index(by_page: dict[str, list[Command]]) -> Iterator[str]:
     yield item("[The deployment file](deployment-file.md): every key of the YAML file that `--deployment` reads.")
     yield item("[Environment variables](environment.md).")
     yield item("[Endpoints and fields](requests.md) of the frontend, beside those of other servers.")
+    yield item("[Flags of vllm serve](vllm-flags.md), and what `dynabench vllm` does with each.")
     yield "\n## Exit codes\n"
     yield from (item(f"**{code}**: {prose(text)}.") for code, text in EXIT_CODES.items())
     yield "\nWhen it is 1:\n"

@@ -73,7 +73,7 @@ class KvOwner:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = 0.0  # when the timer ends: uvloop's handle does not say so for a timer that is due at once
-        exchange.on_notice = self._on_notice
+        exchange.on_notice = self.on_notice
 
     @property
     def num_held(self) -> int:
@@ -94,6 +94,11 @@ class KvOwner:
     def address(self) -> dict[str, Any]:
         """The address at which readers reach us."""
         return dict(self._exchange.agent.address)
+
+    def find(self, id: str) -> RemoteKv | None:
+        """Return where the KV of an offer is, None if it is not offered any more, or not yet."""
+        offer = self._offers.get(id)
+        return self._describe(offer) if offer is not None and offer.state == "offered" else None
 
     def come(self, room: int, call: RoomCall) -> bool:
         """Let a request into a room; return whether its reader has begun (if not, its call reports that later).
@@ -248,7 +253,8 @@ class KvOwner:
 
     # Notices and timers
 
-    def _on_notice(self, notice: Notice) -> None:
+    def on_notice(self, notice: Notice) -> None:
+        """Act on a notice of a reader."""
         match notice:
             case Renew(requests):
                 now = self._loop.time()

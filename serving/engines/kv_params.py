@@ -8,9 +8,12 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from serving.worker.protocol import PreprocessedRequest
+
 ROOM = "bootstrap_room"
 AGENT = "bootstrap_agent"
 
+Name = Annotated[str, Meta(min_length=1, max_length=1024)]
 Id = Annotated[str, Meta(min_length=1, max_length=64)]
 Whole = Annotated[int, Meta(ge=0)]
 RoomNumber = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -59,12 +62,44 @@ class Meeting(msgspec.Struct, kw_only=True, frozen=True):
     """The prefill worker's."""
 
 
+class WantedKv(msgspec.Struct, frozen=True):
+    """The KV of a prompt as a client names it that sends requests from one mocker to another, in vLLM's parameters."""
+
+    remote_engine_id: Name
+    remote_request_id: Name
+    remote_host: Annotated[str, Meta(min_length=1, max_length=255)]
+    remote_port: Annotated[int, Meta(ge=1, le=65535)]
+    remote_block_ids: Annotated[list[Any], Meta(min_length=1)]
+    remote_prefill_cached_tokens: Any = None
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """How many tokens of the prompt the other instance found in its cache, if it is known."""
+        found = self.remote_prefill_cached_tokens
+        return found if isinstance(found, int) else None
+
+
 class Part(NamedTuple):
     """The part of a request that one of two workers does: prompt or answer."""
 
     is_prefill: bool
     meeting: Meeting | None = None
     kv: RemoteKv | None = None
+    wanted: WantedKv | None = None
+    """KV whose place is to be asked for."""
+    is_answered: bool = False
+    """Whether its client reads the answer of the one who computes the prompt."""
+    name: str = ""
+    """The start of the name by which others will ask for its KV."""
+
+
+def part_of(request: PreprocessedRequest) -> Part | None:
+    """Return which part of a request a worker does, None if all of it.
+
+    Raises:
+        ValueError: its parameters make no sense.
+    """
+    return parse(request.kv_transfer_params)
 
 
 def parse(params: dict[str, Any] | None) -> Part | None:

@@ -10,7 +10,7 @@ Destination first, the reader tells the owner that there are blocks, again and a
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from weakref import WeakValueDictionary
@@ -55,7 +55,7 @@ class Load:
     """Keys of its blocks."""
     num_tokens: int
     kv: RemoteKv | None
-    """Where it is; destination first, this is only known later."""
+    """Where it is; destination first, or if its owner has to be asked, this is only known later."""
     meeting: Meeting | None
     is_over: bool = False
     """Whether nobody waits for it any more; a read that has begun is still finished."""
@@ -66,6 +66,10 @@ class Load:
     times: dict[str, float] = field(default_factory=dict)
     """Times by `time.monotonic`."""
     num_bytes: int = 0
+    num_cached_tokens: int | None = None
+    """How many tokens of the prompt its owner had in its cache, if whoever sent the request said so."""
+    is_directed: bool = False
+    """Whether a client chose both workers: then nobody sends the request elsewhere if this fails."""
     assembly: Assembly = field(init=False)
     offered: asyncio.Future[RemoteKv | LoadError] = field(init=False)
 
@@ -99,7 +103,8 @@ class KvReader:
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # while someone reads
         self._rooms: dict[int, Load] = {}
         self._loading: set[asyncio.Task[None]] = set()
-        exchange.on_notice = self._on_notice
+        self._finding: set[asyncio.Task[None]] = set()
+        exchange.on_notice = self.on_notice
 
     @property
     def num_waiting(self) -> int:
@@ -128,6 +133,13 @@ class KvReader:
             self._meetings.begin(meeting.bootstrap_agent, meeting.bootstrap_room, self._meeting_timeout_s)
         return load
 
+    def find(self, load: Load, finding: Coroutine[None, None, RemoteKv]) -> None:
+        """Ask where the KV of an expected load is, and renew its lease from then on: a request may wait long for blocks."""
+        load.is_directed = True
+        task = asyncio.create_task(self._find(load, finding))
+        self._finding.add(task)
+        task.add_done_callback(self._finding.discard)
+
     def begin(self, load: Load, num_cached_blocks: int, on_arrived: OnArrived) -> None:
         """Read what is missing after the cached blocks; if not all blocks are good, report how many are."""
         load.has_begun = True
@@ -153,16 +165,20 @@ class KvReader:
         """End everything."""
         self._leases.close()
         self._meetings.close()
-        for task in self._loading:
+        tasks = [*self._loading, *self._finding]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._loading, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _load(self, load: Load, num_valid: int, on_arrived: OnArrived) -> None:
         times = load.times
         try:
-            if load.kv is None:
+            if load.is_directed:
+                await self._until_found(load)
+            elif load.kv is None:
                 kv = load.kv = await self._meet(load)
                 self._leases.begin(kv.remote_agent, kv.remote_request_id, kv.remote_lease_s)
+            assert load.kv is not None
             times["transfer_start"] = monotonic()
             while num_valid < len(load.keys):
                 if load.is_over:
@@ -185,6 +201,34 @@ class KvReader:
             self._exchange.count(num_failed=1)
             log.warning("the KV of a prompt of %d tokens did not arrive: %s", load.num_tokens, load.error)
         on_arrived(None if load.error is None else num_valid)
+
+    async def _find(self, load: Load, finding: Coroutine[None, None, RemoteKv]) -> None:
+        """Ask where KV is, and keep its lease, or notify the owner if nobody waits for it any more."""
+        try:
+            kv = await finding
+            self._check(kv, load)
+        except TransferError as error:
+            load.offer(LoadError(str(error), _kind(error)))
+            return
+        except ValueError as error:
+            load.offer(LoadError(str(error)))
+            return
+        if load.is_over:
+            self._exchange.tell(kv.remote_agent, Read(kv.remote_request_id))
+            return
+        load.kv = kv
+        self._leases.begin(kv.remote_agent, kv.remote_request_id, kv.remote_lease_s)
+        load.offer(kv)
+
+    async def _until_found(self, load: Load) -> None:
+        """Wait until it is known where the KV is.
+
+        Raises:
+            LoadError: it is nowhere, or is not this prompt's.
+        """
+        said = await load.offered
+        if isinstance(said, LoadError):
+            raise said
 
     async def _meet(self, load: Load) -> RemoteKv:
         """Tell the owner that there are blocks, and wait for its offer.
@@ -288,7 +332,8 @@ class KvReader:
         if (meeting := load.meeting) is not None:
             self._meetings.end(meeting.bootstrap_agent, meeting.bootstrap_room, self._meeting_timeout_s)
 
-    def _on_notice(self, notice: Notice) -> None:
+    def on_notice(self, notice: Notice) -> None:
+        """Act on a notice of an owner."""
         match notice:
             case Offered(room) if (load := self._rooms.get(room)) is not None:
                 if (kv := load.assembly.add(notice)) is not None:

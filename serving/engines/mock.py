@@ -12,6 +12,7 @@ from mocker import EngineConfig
 from mocker.offload.config import HostMemory, refuse_idle_tiers
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig, divide
+from serving.engines import kv_params, nixl_peer
 from serving.engines.kv_exchange import KvExchange
 from serving.engines.kv_shelf import layout_of
 from serving.engines.mock_author import Author, embedding_size_of
@@ -20,8 +21,11 @@ from serving.engines.mock_costs import step_costs_of
 from serving.engines.mock_events import EventSink, RouterSink
 from serving.engines.mock_handover import Handover, hand_over
 from serving.engines.mock_observer import Observer
+from serving.engines.mock_peer import become_peer
 from serving.engines.mock_rank import MockEngine
 from serving.engines.mock_tiers import LiveTiers, chunk_format, with_store
+from serving.engines.nixl_peer import Peer
+from serving.kv_tiers.blocks import KvLayout
 from serving.kv_tiers.tier import ChunkFormat, TierError
 from serving.life.lease import LeaseConfig
 from serving.model.card import Role
@@ -62,6 +66,7 @@ class Mocker:
         answers: AnswerConfig = AnswerConfig(),  # noqa: B008
         transfer: TransferRunConfig = TransferRunConfig(),  # noqa: B008
         lease: LeaseConfig = LeaseConfig(),  # noqa: B008
+        peers: Several[Peer] = (),
     ) -> None:
         """Determine the engine's step times and blocks; nothing runs yet.
 
@@ -72,11 +77,12 @@ class Mocker:
             answers: what its answers are like.
             transfer: how KV travels, if requests are shared with other workers.
             lease: how long a prefill worker keeps KV.
+            peers: what each rank is to other instances, if clients send requests from one to another.
 
         Raises:
             ValueError: the settings do not determine them.
         """
-        config = replace(config, kv_role=KV_ROLES[worker.role])
+        config = replace(config, kv_role=peers[0].role if peers else KV_ROLES[worker.role])
         self.calls = (EngineCall("mocker.Engine", {"config": config, "timing": timing}),)
         simulated = resolve(config, timing)
         self._simulated = replace(simulated, host=with_store(simulated.host, transfer))
@@ -98,9 +104,8 @@ class Mocker:
         self._role = worker.role
         self._transfer = transfer
         self._lease = lease
-        self._layout = (
-            layout_of(transfer, timing, block_size=config.block_size) if worker.role != "aggregated" else None
-        )
+        self._peers = peers
+        self._layout = layout_of(transfer, timing, block_size=config.block_size) if config.kv_role else None
         self._format = (
             None
             if simulated.host is None
@@ -113,7 +118,8 @@ class Mocker:
             )
         )
         self._token: Callable[[], bytes] | None = None
-        self._handover: Handover | None = None
+        self._handovers: list[Handover] = []
+        """One of all ranks, or one of each if they are peers of others."""
         self._tiers: list[LiveTiers] = []
         self.observers: Several[Observer] = ()
         """Those who see what happens at each rank, if anybody does; they are set before the ranks run."""
@@ -136,16 +142,21 @@ class Mocker:
         self._author = await asyncio.to_thread(self._author_of, files)
         self.traits = replace(self.traits, guided_decoding=self._author.forms)
         if self._layout is not None:
-            exchange = KvExchange(self._transfer, self._layout, self._token)
             try:
-                await exchange.start()
+                await self._start_handovers(self._layout)
             except TransferError as error:
                 raise EngineError(f"KV cannot be transferred: {error}") from error
-            self._handover = hand_over(self._role, exchange, self._transfer, self._lease)
-            self.traits = replace(self.traits, bootstrap=self._handover.bootstrap)
-
+            self.traits = replace(self.traits, bootstrap=self._handovers[0].bootstrap)
         if self._format is not None and self._simulated.host is not None:
             await self._start_tiers(self._format, self._simulated.host)
+
+    async def _start_handovers(self, layout: KvLayout) -> None:
+        for peer in self._peers:
+            self._handovers.append(await become_peer(peer, layout, self._transfer, self._lease))
+        if not self._peers:
+            exchange = KvExchange(self._transfer, layout, self._token)
+            await exchange.start()
+            self._handovers.append(hand_over(self._role, exchange, self._transfer, self._lease))
 
     def _author_of(self, files: ModelFiles) -> Author:
         try:
@@ -181,7 +192,8 @@ class Mocker:
                 self._simulated,
                 events=events[rank] if events else None,
                 author=self._author,
-                handover=self._handover,
+                handover=self._handovers[min(rank, len(self._handovers) - 1)] if self._handovers else None,
+                part_of=nixl_peer.part_of if self._peers else kv_params.part_of,
                 tiers=self._tiers[rank] if self._tiers else None,
                 observer=self.observers[rank] if self.observers else None,
             )
@@ -197,14 +209,21 @@ class Mocker:
             return
         self.ranks[asked.dp_rank].submit(asked, stream)
 
+    def slow_down(self, factor: float) -> None:
+        """Make each step, from the next on, take this many times as long as usual."""
+        for rank in self.ranks:
+            rank.slow_down(factor)
+
     def load(self, rank: int) -> EngineLoad:
         """See `Engine`."""
         found = self.ranks[rank].load()
-        return found if rank or self._handover is None else found._replace(kv_transfers=self._handover.transfers())
+        if rank >= len(self._handovers):
+            return found
+        return found._replace(kv_transfers=self._handovers[rank].transfers())
 
     async def released(self) -> None:
         """See `HoldingEngine`."""
-        while self._handover is not None and self._handover.transfers().num_held:
+        while any(each.transfers().num_held for each in self._handovers):
             await asyncio.sleep(POLL_S)
 
     async def failed(self) -> None:
@@ -217,7 +236,7 @@ class Mocker:
         for task in self._stepping:
             task.cancel()
         await asyncio.gather(*self._stepping, return_exceptions=True)
-        if self._handover is not None:
-            await self._handover.close()
+        for each in self._handovers:
+            await each.close()
         for tiers in self._tiers:
             await tiers.close()

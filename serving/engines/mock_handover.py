@@ -1,8 +1,9 @@
 """How a mocker shares requests with another worker: it computes their prompts, or generates their answers."""
 
+from collections.abc import Callable, Coroutine
 from collections.abc import Sequence as Several
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -12,7 +13,7 @@ from xxhash import xxh3_64_intdigest
 from mocker import Engine, Sequence, Step
 from serving.engines.kv_exchange import KvExchange
 from serving.engines.kv_owner import KvOwner, Offer, RoomCall
-from serving.engines.kv_params import AGENT, Part, RemoteKv
+from serving.engines.kv_params import AGENT, Part, RemoteKv, WantedKv
 from serving.engines.kv_reader import KvReader
 from serving.engines.mock_live import Live
 from serving.life.lease import LeaseConfig
@@ -82,13 +83,25 @@ class Handover(Protocol):
         ...
 
 
+Describe = Callable[[Live, RemoteKv], dict[str, Any]]
+Find = Callable[[WantedKv], Coroutine[None, None, RemoteKv]]
+
+
+def as_it_is(live: Live, kv: RemoteKv) -> dict[str, Any]:
+    """Return where KV is, for a worker of ours."""
+    found: dict[str, Any] = msgspec.to_builtins(kv)
+    return found
+
+
 class PrefillSide:
     """The prefill worker's side: it computes prompts and offers their KV."""
 
-    def __init__(self, exchange: KvExchange, owner: KvOwner) -> None:
+    def __init__(self, exchange: KvExchange, owner: KvOwner, describe: Describe = as_it_is) -> None:
+        """Prepare it; `describe` returns what an answer says of its prompt's KV."""
         self.bootstrap: Bootstrap | None = Bootstrap({AGENT: owner.address})
         self._exchange = exchange
         self._owner = owner
+        self._describe = describe
         self._prepared: list[tuple[Live, int]] = []  # and how often each had been preempted
 
     def begin(self, rank: Rank, live: Live, asked: Part) -> None:
@@ -138,7 +151,7 @@ class PrefillSide:
 
     def _prepare(self, rank: Rank, live: Live) -> Offer:
         def on_offered(kv: RemoteKv) -> None:
-            live.finish(kv_transfer_params=msgspec.to_builtins(kv))
+            live.finish(kv_transfer_params=self._describe(live, kv))
             live.flush()
 
         def on_over() -> None:
@@ -191,10 +204,12 @@ class PrefillSide:
 class DecodeSide:
     """The decode worker's side: it reads the KV of prompts and generates the rest."""
 
-    def __init__(self, exchange: KvExchange, reader: KvReader) -> None:
+    def __init__(self, exchange: KvExchange, reader: KvReader, find: Find | None = None) -> None:
+        """Prepare it; `find` asks where KV is, if requests only name it."""
         self.bootstrap: Bootstrap | None = None
         self._exchange = exchange
         self._reader = reader
+        self._find = find
 
     def begin(self, rank: Rank, live: Live, asked: Part) -> None:
         """See `Handover`."""
@@ -202,6 +217,10 @@ class DecodeSide:
             raise ValueError("do_remote_decode is for a prefill worker; this one was started with --role decode")
         sequence = live.sequence
         load = self._reader.expect(live.keys, sequence.num_prompt, kv=asked.kv, meeting=asked.meeting)
+        if asked.wanted is not None:
+            assert self._find is not None
+            load.num_cached_tokens = asked.wanted.num_cached_tokens
+            self._reader.find(load, self._find(asked.wanted))
         live.read(load)
         sequence.is_remote_prefill = True
         sequence.is_token_shipped = asked.meeting is not None

@@ -25,6 +25,7 @@ class Live:
         "is_plain",
         "is_queued",
         "keys",
+        "kv_name",
         "load",
         "log_probabilities",
         "made",
@@ -72,6 +73,8 @@ class Live:
         """The load of its prompt's KV, which another worker computes."""
         self.offer: Offer | None = None
         """The offer of its prompt's KV, which another worker will read."""
+        self.kv_name = ""
+        """The start of the name by which others ask for its prompt's KV."""
         self.room: int | None = None
         """The room in which it meets that worker."""
 
@@ -108,8 +111,8 @@ class Live:
         """Make the next flush send the end as well."""
         sequence, load = self.sequence, self.load
         cached = sequence.cached_tokens
-        if load is not None and load.error is None and load.kv is not None:
-            cached = load.kv.remote_prefill_cached_tokens
+        if load is not None:
+            cached = self._cached_elsewhere(load, cached)
         self.end = {"finish_reason": sequence.finish_reason, "cached_tokens": cached, **more}
         if self.embedding is not None:
             self.end["embedding"] = self.embedding
@@ -121,6 +124,18 @@ class Live:
             }
         if load is None:
             self.end["times"] = self.times()
+
+    def _cached_elsewhere(self, load: Load, here: int) -> int:
+        """Return how much of a prompt was found in a cache, if another worker computed it.
+
+        A client that chose both workers need not pass on what the other one found: then all that was read counts, as in
+        vLLM.
+        """
+        if load.num_cached_tokens is not None:
+            return load.num_cached_tokens
+        if load.error is not None or load.kv is None:
+            return here
+        return self.sequence.num_prompt if load.is_directed else load.kv.remote_prefill_cached_tokens
 
     def release(self) -> None:
         """End a call that lasted as long as its prompt's KV."""

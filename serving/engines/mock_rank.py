@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import math
+from collections.abc import Callable
 from functools import partial
 from time import monotonic
 
@@ -15,8 +16,9 @@ from mocker import BlockChain, Engine, Sequence
 from mocker.batch import NOBODY
 from mocker.step import StepOutput
 from mocker.timing.choose import SimulatedEngine
+from mocker.timing.model import Faster
 from mocker.work import work_of
-from serving.engines.kv_params import Part, parse
+from serving.engines.kv_params import Part, part_of
 from serving.engines.mock_answers import LogProbabilities
 from serving.engines.mock_author import Author, Plan
 from serving.engines.mock_events import EventSink
@@ -35,6 +37,9 @@ from serving.worker.protocol import PreprocessedRequest
 
 Tokens = npt.NDArray[np.uint32]
 
+PartOf = Callable[[PreprocessedRequest], Part | None]
+"""Returns which part of a request is done here."""
+
 MAX_WAITING = 4096
 """Most requests that may wait for a place in the batch; an engine refuses more."""
 
@@ -50,10 +55,12 @@ class MockEngine:
         author: Author | None = None,
         max_waiting: int = MAX_WAITING,
         handover: Handover | None = None,
+        part_of: PartOf = part_of,
         tiers: LiveTiers | None = None,
         observer: Observer | None = None,
     ) -> None:
         config = self.config = simulated.config
+        self._usual_timing = simulated.timing
         self.engine = Engine(
             config,
             simulated.timing,
@@ -66,6 +73,7 @@ class MockEngine:
         self._author = author or Author(ByteTokenizer())
         self._max_waiting = max_waiting
         self._handover = handover
+        self._part_of = part_of
         self._tiers = tiers
         self._observer = observer
         self._has_lost = False  # an observed request, since the last step
@@ -86,8 +94,8 @@ class MockEngine:
         arrival_s = monotonic()
         tokens = np.frombuffer(bytes(request.token_ids.data), "<u4")
         try:
-            asked = parse(request.kv_transfer_params)
-            if asked is not None and asked.is_prefill:
+            asked = self._part_of(request)
+            if asked is not None and asked.is_prefill and not asked.is_answered:
                 answer = self._author.first(request, tokens)
             elif self._author.may_be_formed(request):
                 self._plan_apart(request, stream, tokens, asked, arrival_s)
@@ -245,6 +253,11 @@ class MockEngine:
                 if not done.done():
                     done.set_result(is_reset)
 
+    def slow_down(self, factor: float) -> None:
+        """Make each step, from the next on, take this many times as long as usual."""
+        usual = self._usual_timing
+        self.engine.change_timing(usual if factor == 1 else Faster(usual, 1 / factor, 1 / factor))
+
     def load(self) -> EngineLoad:
         """Report what the engine is doing."""
         scheduler = self.engine.scheduler
@@ -392,7 +405,8 @@ class MockEngine:
         live = sequence.payload
         assert isinstance(live, Live) and live.load is not None
         if sequence.is_failed and live.load.error is not None:
-            live.stream.end(f"the KV of its prompt did not arrive: {live.load.error}", live.load.error.kind)
+            kind = "engine" if live.load.is_directed else live.load.error.kind
+            live.stream.end(f"the KV of its prompt did not arrive: {live.load.error}", kind)
             return
         if sequence.is_token_shipped:
             live.made = max(live.made, 1)  # that may be all that was asked for

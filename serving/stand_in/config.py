@@ -13,12 +13,13 @@ from msgspec import Meta
 
 from foundation.settings import Count, Positive, Wait, Whole, check
 from serving.engines.mock import AnswerConfig, EngineConfig, TimingConfig
+from serving.engines.nixl_peer import KvHandoverConfig
 from serving.frontend.config import Port
 from serving.life.lease import LeaseConfig
 from serving.model.parsers import check_parsers
+from serving.stand_in.faults.config import AdminConfig, FaultConfig
 from serving.transfer.config import TransferRunConfig
 
-KvRole = Literal["kv_producer", "kv_consumer", "kv_both"]
 ContentFormat = Literal["auto", "string", "openai"]
 HashAlgorithm = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
 FingerprintMode = Literal["full", "hash", "custom", "none"]
@@ -270,27 +271,6 @@ class KvEventsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvHandoverConfig:
-    """How KV is handed to other instances, as in vLLM's --kv-transfer-config with NixlConnector."""
-
-    role: KvRole = "kv_both"
-    """Whether other instances read KV from this one, it reads from them, or both."""
-
-    engine_id: str | None = None
-    """Name of this instance in kv_transfer_params (none: drawn at start)."""
-
-    side_channel_host: str = "localhost"
-    """Address at which others find this instance. Environment: VLLM_NIXL_SIDE_CHANNEL_HOST."""
-
-    side_channel_port: Port = 5600
-    """Port at which they do; rank N adds N. Environment: VLLM_NIXL_SIDE_CHANNEL_PORT."""
-
-    def __post_init__(self) -> None:
-        """Reject invalid values."""
-        check(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RanksConfig:
     """Which data-parallel ranks run here; `EngineConfig.dp_size` says how many."""
 
@@ -394,6 +374,12 @@ class StandInConfig:
 
     kv_handover: KvHandoverConfig | None = None
     """Handover of KV to other instances, if there is any."""
+
+    faults: FaultConfig = field(default_factory=FaultConfig)
+    """What goes wrong on purpose."""
+
+    admin: AdminConfig | None = None
+    """Where faults are changed while it runs, if anywhere."""
 
     enable_sleep_mode: bool = False
     """Whether /sleep and /wake_up may free memory."""

@@ -1,11 +1,14 @@
 """The way from a frontend to an engine in its own process: calls are function calls, items are handed over as they are."""
 
+import asyncio
 import itertools
+import math
 from collections.abc import Collection
 from typing import Any
 
 import msgspec
 
+from serving.frontend.api.errors import ApiError
 from serving.life import DisaggregationConfig
 from serving.model.card import Role
 from serving.router import Decision
@@ -15,13 +18,11 @@ from serving.routing.placement import Placement
 from serving.runtime.connection import ReplyStream
 from serving.runtime.messages import End
 from serving.runtime.server import Stream
-from serving.worker.engine import Engine
+from serving.stand_in.balance import REPORT_S, Balance, Report
+from serving.worker.engine import Engine, EngineLoad
 
 HERE = 0
 """The id of the only instance."""
-
-WAITING_WEIGHT = 4
-"""A waiting request counts as much as this many running ones when vLLM's client chooses a data-parallel rank."""
 
 
 class LocalCalls:
@@ -96,14 +97,20 @@ class LocalCalls:
 
 
 class LocalWorkers:
-    """The data-parallel ranks of an engine in this process (see `Workers`); the least loaded gets the next request."""
+    """The data-parallel ranks of an engine in this process (see `Workers`)."""
 
     stage: Role = "aggregated"
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, has_peers: bool = False) -> None:
+        """Prepare to send requests; without peers, what they say of KV elsewhere is ignored, as in vLLM."""
         self.calls = LocalCalls(engine)
         self._engine = engine
+        self._has_peers = has_peers
         self._requests = itertools.count()
+        self._sent: set[int] = set()
+        self._balance = Balance(self.num_ranks)
+        self._heard_s = -math.inf
+        self._hearing: asyncio.TimerHandle | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -125,30 +132,64 @@ class LocalWorkers:
         is_refusable: bool = True,
         is_local: bool = True,
     ) -> Placement:
-        """See `Workers`."""
-        if instance_id not in (None, HERE) or not 0 <= (dp_rank or 0) < self.num_ranks:
-            raise NoWorkersError(f"there is no rank {dp_rank}; this server has {self.num_ranks}")
-        slot = self._least_loaded() if dp_rank is None else dp_rank
+        """See `Workers`.
+
+        Raises:
+            ApiError: there is no such rank.
+        """
+        if not 0 <= (dp_rank or 0) < self.num_ranks:
+            raise ApiError(400, f"data_parallel_rank {dp_rank} is out of range [0, {self.num_ranks}).")
+        if instance_id not in (None, HERE):
+            raise NoWorkersError(f"there is no instance {instance_id}")
+        slot = self._choose() if dp_rank is None else dp_rank
         decision = Decision(slot, 0, [slot], [0.0], [], 0, num_tokens)
         return Placement(next(self._requests), Rank(HERE, slot), slot, 0, decision, self.calls.num_streams)
 
     def send(self, placement: Placement, request: Any) -> ReplyStream:
         """See `Workers`."""
+        if not self._has_peers and request.kv_transfer_params is not None:
+            request = msgspec.structs.replace(request, kv_transfer_params=None)
+        self._sent.add(placement.request)
+        self._balance.begin(placement.slot)
         return self.calls.call(request)
 
     def on_first_token(self, placement: Placement) -> None:
         """See `Workers`: the engine itself knows."""
 
     def on_finish(self, placement: Placement) -> None:
-        """See `Workers`: the engine itself knows."""
+        """See `Workers`."""
+        if placement.request in self._sent:
+            self._sent.remove(placement.request)
+            self._balance.end(placement.slot)
 
-    def _least_loaded(self) -> int:
+    def close(self) -> None:
+        """End every call, and follow the ranks no longer."""
+        self.calls.end_all("the server shut down before the answer was complete", "draining")
+        if self._hearing is not None:
+            self._hearing.cancel()
+
+    def _choose(self) -> int:
         if self.num_ranks == 1:
             return 0
-        loads = [self._engine.load(rank) for rank in range(self.num_ranks)]
-        return min(
-            range(len(loads)), key=lambda rank: WAITING_WEIGHT * loads[rank].num_waiting + loads[rank].num_running
-        )
+        if self._hearing is None:
+            self._hear_in(max(self._heard_s + REPORT_S - asyncio.get_running_loop().time(), 0.0))
+        return self._balance.choose()
+
+    def _hear_in(self, pause_s: float) -> None:
+        self._hearing = asyncio.get_running_loop().call_later(pause_s, self._hear)
+
+    def _hear(self) -> None:
+        """Take the reports of the ranks, and again as long as one has work."""
+        self._heard_s, self._hearing = asyncio.get_running_loop().time(), None
+        reports = [_report(self._engine.load(rank)) for rank in range(self.num_ranks)]
+        self._balance.hear(reports)
+        if any(each.num_waiting or each.num_running for each in reports):
+            self._hear_in(REPORT_S)
+
+
+def _report(load: EngineLoad) -> Report:
+    usage = load.kv_active_blocks / load.kv_total_blocks if load.kv_total_blocks else 0.0
+    return Report(load.num_waiting, load.num_running, usage)
 
 
 class LocalCourse:

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from serving.engines.mock import Mocker
+from serving.engines.nixl_peer import Peer, peers_of
 from serving.frontend.http.server import serve_http
 from serving.frontend.server import listen, listen_at
 from serving.model.files import ModelFiles
 from serving.runtime.stopping import cancel_all
 from serving.stand_in.config import StandInConfig, TlsConfig
+from serving.stand_in.faults.app import faulty
+from serving.stand_in.faults.run import Victim, faults_of
 from serving.stand_in.local import LocalWorkers
 from serving.stand_in.served import OneModel, served_model
 from serving.stand_in.vllm.app import VllmServer
@@ -49,19 +52,23 @@ async def serve(
         PortError: the port cannot be used.
         ValueError: the settings do not determine an engine.
     """
-    with listener or listener_of(config) as listener:
-        async with stand_in(config) as server:
-            serving = serve_http(
-                server.app,
-                server.answering,
-                listener,
-                stopping,
-                drain_s=config.http.shutdown_timeout_s,
-                write_timeout_s=WRITE_TIMEOUT_S,
-                tls=_tls(config.http.tls),
-                on_ready=on_ready,
-            )
-            await _unless_failed(serving, server.engine)
+    async with faults_of(config.faults, config.admin, stopping) as faults:
+        with listener or listener_of(config) as listener:
+            async with stand_in(config) as server:
+                if faults is not None:
+                    server.app = faulty(server.app, faults, server.answering.dialect)
+                    faults.connect(Victim(server.engine, server.calls, stopping))
+                serving = serve_http(
+                    server.app,
+                    server.answering,
+                    listener,
+                    stopping,
+                    drain_s=config.http.shutdown_timeout_s,
+                    write_timeout_s=WRITE_TIMEOUT_S,
+                    tls=_tls(config.http.tls),
+                    on_ready=on_ready,
+                )
+                await _unless_failed(serving, server.engine)
 
 
 @contextlib.asynccontextmanager
@@ -80,19 +87,33 @@ async def stand_in(config: StandInConfig) -> AsyncIterator[VllmServer]:
         answers=config.answers,
         transfer=config.transfer,
         lease=config.lease,
+        peers=_peers(config),
     )
     async with contextlib.AsyncExitStack() as closing:
         sinks = await closing.enter_async_context(sinks_of(config))  # the engine's last events still go there
         closing.push_async_callback(engine.close)
         await engine.start(files)
-        workers = LocalWorkers(engine)
+        workers = LocalWorkers(engine, has_peers=config.kv_handover is not None)
         model = await served_model(config, engine.traits, files, workers)
         closing.push_async_callback(model.preparer.close)
-        closing.callback(workers.calls.end_all, "the server shut down before the answer was complete", "draining")
+        closing.callback(workers.close)
         metrics = VllmMetrics(config, model.card.context_length)
         metrics.observe(engine)
         engine.run(sinks)
-        yield VllmServer(config, engine, OneModel(config.served_model_names, model), metrics)
+        yield VllmServer(config, engine, OneModel(config.served_model_names, model), metrics, workers.calls)
+
+
+def _peers(config: StandInConfig) -> list[Peer]:
+    """Return what each rank is to other instances, if there is a way to them."""
+    if config.kv_handover is None:
+        return []
+    return peers_of(
+        config.kv_handover,
+        num_ranks=config.engine.dp_size,
+        first=config.ranks.first,
+        size=config.ranks.size,
+        tp_size=config.timing.tensor_parallel_size,
+    )
 
 
 def worker_config(config: StandInConfig) -> WorkerConfig:

@@ -12,6 +12,9 @@ from tests.real_engines.conftest import VLLM_FLAGS
 from tests.support.servers import free_port
 from tests.support.waiting import until
 
+START_S = 480.0
+"""Patience with its start: on a busy machine it takes minutes."""
+
 
 @contextlib.contextmanager
 def vllm_serve(folder, log, *flags):
@@ -39,7 +42,7 @@ def vllm_serve(folder, log, *flags):
 
 def until_ready(url, process, log):
     """Wait until a server answers."""
-    until(lambda: process.poll() is not None or answers(url))
+    until(lambda: process.poll() is not None or answers(url), patience_s=START_S)
     assert process.poll() is None, log.read_text()[-3000:]
 
 

@@ -34,7 +34,9 @@ def table() -> dict[str, Any]:
     from vllm.version import __version__
 
     parser = make_arg_parser(FlexibleArgumentParser())
-    arguments = [_argument(action, group.title or "") for group in parser._action_groups for action in group._group_actions]
+    arguments = [
+        _argument(action, group.title or "") for group in parser._action_groups for action in group._group_actions
+    ]
     return {"version": __version__.partition("+")[0], "arguments": arguments}
 
 

@@ -1,7 +1,6 @@
 """Proxies of others before our prefill and decode workers: they share requests out themselves, by kv_transfer_params.
 
-The clients here make the calls of vLLM's toy proxy (tests/v1/kv_connector/nixl_integration/toy_proxy_server.py) and of llm-d's
-routing side-car (its NIXL protocol), in their order and with their fields.
+See `tests/support/proxies.py`.
 """
 
 import contextlib
@@ -11,38 +10,10 @@ import httpx
 import pytest
 
 from tests.support.apart import apart
+from tests.support.proxies import side_car, streamed_text, text_of, toy_proxy
 
 PROMPT = "Once upon a time there was a small town by the sea, and in it a clock that nobody wound. " * 3
-NONE = {"remote_engine_id": None, "remote_block_ids": None, "remote_host": None, "remote_port": None}
 ALLOWED = {"allow_kv_transfer_params": True}
-
-
-def toy_proxy(prefill_url, decode_url, path, body):
-    """Prefill with a copy that is not streamed and has one token; then send the request with what that answered."""
-    copy = body | {"kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False, **NONE}}
-    copy |= {"stream": False, "max_tokens": 1}
-    if "max_completion_tokens" in copy:
-        copy["max_completion_tokens"] = 1
-    copy.pop("stream_options", None)
-    headers = {"X-Request-Id": "of-the-proxy"}
-    prefilled = httpx.post(prefill_url + path, json=copy, headers=headers, timeout=60)
-    prefilled.raise_for_status()
-    params = prefilled.json().get("kv_transfer_params", {})
-    return prefilled.json(), httpx.post(
-        decode_url + path, json=body | {"kv_transfer_params": params}, headers=headers, timeout=60
-    )
-
-
-def side_car(prefill_url, decode_url, path, body):
-    """As llm-d's: both limits are set whatever the request has, and what it had comes back for the decode call."""
-    copy = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
-    copy |= {"stream": False, "max_tokens": 1, "max_completion_tokens": 1}
-    copy["kv_transfer_params"] = {"do_remote_decode": True, "do_remote_prefill": False, **NONE}
-    headers = {"x-request-id": "of-the-side-car"}
-    prefilled = httpx.post(prefill_url + path, json=copy, headers=headers, timeout=60)
-    prefilled.raise_for_status()
-    own = body | {"kv_transfer_params": prefilled.json()["kv_transfer_params"]}
-    return prefilled.json(), httpx.post(decode_url + path, json=own, headers=headers, timeout=60)
 
 
 @contextlib.contextmanager
@@ -88,22 +59,6 @@ def chat(**more):
     } | more
 
 
-def text_of(answer):
-    (choice,) = answer.json()["choices"]
-    return choice["text"] if "text" in choice else choice["message"]["content"]
-
-
-def streamed_text(answer):
-    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
-    assert answer.text.rstrip().endswith("data: [DONE]")
-    parts = [
-        choice.get("text") or choice.get("delta", {}).get("content") or ""
-        for event in events
-        for choice in event["choices"]
-    ]
-    return "".join(parts)
-
-
 @pytest.mark.parametrize("proxy", [toy_proxy, side_car])
 @pytest.mark.parametrize("ask", [completion, chat])
 @pytest.mark.parametrize("stream", [False, True])
@@ -141,8 +96,6 @@ def test_a_stream_that_prefills_ends_with_where_the_kv_is(urls):
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
-        ({"kv_transfer_params": {}}, "expected do_remote_decode: true, or do_remote_prefill: true, and not both"),
-        ({"kv_transfer_params": {"do_remote_decode": 1}}, "expected do_remote_decode: true"),
         ({"kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": True}}, "and not both"),
         ({"kv_transfer_params": [1]}, "Expected `object | null`"),
         ({"kv_transfer_params": {"do_remote_decode": True, "x": "y" * 300_000}}, "at most 262,144 bytes"),
@@ -155,6 +108,13 @@ def test_what_makes_no_sense_is_400(urls, more, problem):
     answer = httpx.post(urls[1] + path, json=body, timeout=60)
     assert answer.status_code == 400, answer.text
     assert problem in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("params", [{}, {"do_remote_decode": False, "do_remote_prefill": False}])
+def test_parameters_that_ask_for_nothing_are_of_no_account(urls, params):
+    path, body = completion(kv_transfer_params=params)
+    answer = httpx.post(urls[1] + path, json=body, timeout=60)
+    assert (answer.status_code, answer.json()["usage"]["completion_tokens"]) == (200, 24)
 
 
 def test_a_plain_request_to_prefill_workers_alone_is_503(tmp_path):

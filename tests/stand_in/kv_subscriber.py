@@ -67,6 +67,10 @@ class Subscriber:
 
     async def missed(self, first: int) -> list[tuple[str, int, EventBatch]]:
         """Return what the publisher still has, from a number on."""
+        return [(topic.decode(), number, decode(payload)) for topic, number, payload in await self.frames(first)]
+
+    async def frames(self, first: int) -> list[tuple[bytes, int, bytes]]:
+        """Return the same as it comes."""
         await self._replay.send_multipart([b"", first.to_bytes(8, "big")])
         found = []
         while True:
@@ -75,7 +79,7 @@ class Subscriber:
             if not payload:
                 assert (topic, number) == (b"", b"\xff" * 8)
                 return found
-            found.append((topic.decode(), int.from_bytes(number, "big"), decode(payload)))
+            found.append((topic, int.from_bytes(number, "big"), payload))
 
     async def events(self) -> list[Any]:
         """Return all events so far."""

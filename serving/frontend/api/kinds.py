@@ -152,7 +152,7 @@ def check(request: Request) -> None:
             400, f"min_tokens ({request.min_tokens}) is larger than max_tokens ({limit})", param="min_tokens"
         )
     if request.kv_transfer_params is not None:
-        _check_kv_transfer(request.kv_transfer_params)
+        request.kv_transfer_params = _kv_transfer(request.kv_transfer_params)
     if request.logit_bias and not all(map(DIGITS.fullmatch, request.logit_bias)):
         raise ApiError(400, "logit_bias maps token ids to numbers", param="logit_bias")
     if request.nvext is not None:
@@ -161,10 +161,14 @@ def check(request: Request) -> None:
                 raise ApiError(400, f"{DP_RANK}N needs the number of a data-parallel rank, not {note!r}", param="nvext")
 
 
-def _check_kv_transfer(params: dict[str, Any]) -> None:
-    """Reject params that say nothing about KV, or are too large."""
+def _kv_transfer(params: dict[str, Any]) -> dict[str, Any] | None:
+    """Return params that ask for a part of the work; as in vLLM, those that do not are of no account.
+
+    Raises:
+        ApiError: they ask for both parts, or are too large.
+    """
     parts = [params.get(name) is True for name in ("do_remote_decode", "do_remote_prefill")]
-    if sum(parts) != 1:
+    if all(parts):
         raise ApiError(
             400,
             "kv_transfer_params: expected do_remote_decode: true, or do_remote_prefill: true, and not both",
@@ -172,6 +176,7 @@ def _check_kv_transfer(params: dict[str, Any]) -> None:
         )
     if len(msgspec.json.encode(params)) > MAX_KV_BYTES:
         raise ApiError(400, f"kv_transfer_params may have at most {MAX_KV_BYTES:,} bytes", param="kv_transfer_params")
+    return params if any(parts) else None
 
 
 def _check_completion(request: CompletionRequest) -> None:

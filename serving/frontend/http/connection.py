@@ -39,6 +39,10 @@ PIECES_A_TURN = 16
 """After this many pieces, other connections get a turn: a piece of one-byte chunks takes 0.3 ms."""
 
 
+HANG_UP = "dynabench.hang_up"
+"""In a request's scope: closes its connection, after what was sent."""
+
+
 class Phase(Enum):
     """What the next byte belongs to."""
 
@@ -218,6 +222,7 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
+        cast(dict[str, Any], cycle.scope)[HANG_UP] = self._wire.close
         super()._start_asgi_task(cycle, _until_closed(cycle, app) if cycle.scope["http_version"] == "1.0" else app)
 
     def _is_answering(self) -> bool:

@@ -64,7 +64,7 @@ async def serve_http(
         on_ready: called once requests are answered.
     """
     limits = Limits(unread_timeout_s=write_timeout_s)
-    server = _server(app, limits, tls or {})
+    server = http_server(app, limits, tls or {})
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     sweeping = asyncio.create_task(sweep(server.server_state.connections, limits))
     if listener.family != socket.AF_UNIX:
@@ -81,7 +81,8 @@ async def serve_http(
         await serving
 
 
-def _server(app: ASGIApp, limits: Limits, tls: Mapping[str, Any]) -> _Server:
+def http_server(app: ASGIApp, limits: Limits, tls: Mapping[str, Any]) -> uvicorn.Server:
+    """Return a server of an application, whose connections have limits; `serve` runs it until `should_exit` is set."""
     return _Server(
         uvicorn.Config(
             app,

@@ -5,6 +5,7 @@ import time
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from serving.engines.mock import Mocker
 from serving.frontend.answering import Answering
@@ -12,6 +13,7 @@ from serving.frontend.application import Route, make_app
 from serving.frontend.config import FrontendConfig
 from serving.frontend.model_info import ModelInfo, as_json
 from serving.stand_in.config import StandInConfig
+from serving.stand_in.local import LocalCalls
 from serving.stand_in.served import OneModel
 from serving.stand_in.vllm.admission import Keys
 from serving.stand_in.vllm.dialect import VLLM
@@ -27,9 +29,12 @@ OPEN_PATHS = ("/health", "/ping", "/metrics")
 class VllmServer:
     """The application, its handlers, and the engine behind them."""
 
-    def __init__(self, config: StandInConfig, engine: Mocker, models: OneModel, metrics: VllmMetrics) -> None:
+    def __init__(
+        self, config: StandInConfig, engine: Mocker, models: OneModel, metrics: VllmMetrics, calls: LocalCalls
+    ) -> None:
         self.config = config
         self.engine = engine
+        self.calls = calls
         self.models = models
         self.metrics = metrics
         self.answering = Answering(models, FrontendConfig(allow_kv_transfer_params=True), VLLM)
@@ -37,7 +42,7 @@ class VllmServer:
         self._started = int(time.time())
         routes = self._routes()
         app = make_app(routes, self.answering, Keys(config.http.api_keys), open_paths=OPEN_PATHS)
-        self.app = Counted(app, metrics.http, routes)
+        self.app: ASGIApp = Counted(app, metrics.http, routes)
 
     def _routes(self) -> list[Route]:
         answering, info = self.answering, self.info

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from mocker.offload.foreign import settings_of
+from serving.engines.nixl_peer import KvHandoverConfig
 from serving.engines.vllm_tiers import EXTRA, MULTI, NAME, OF_ALL, children
 from serving.life.lease import LeaseConfig
-from serving.stand_in.config import KvHandoverConfig
 
 NIXL = ("NixlConnector", "NixlPullConnector")
 OFFLOADING = "OffloadingConnector"
@@ -46,6 +46,12 @@ def kv_of(given: Mapping[str, Any], environment: Mapping[str, str], *, block_siz
     if role != "kv_both":
         engine["kv_role"] = role
     return Kv(engine, _handover(role, config, environment), _lease(nixl))
+
+
+def describes_chunks(given: Mapping[str, Any]) -> bool:
+    """Whether KV events of host memory have tokens."""
+    extras = [each.get(EXTRA) or {} for each in children(given.get("kv_transfer_config"))]
+    return any(extra.get("self_describing_kv_events", False) for extra in extras)
 
 
 def _of_host_memory(config: Mapping[str, Any] | None, size: float | None, block_size: int) -> dict[str, Any]:

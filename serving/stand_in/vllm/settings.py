@@ -21,7 +21,7 @@ from serving.stand_in.simulation import SimulationConfig
 from serving.stand_in.vllm.arguments import arguments
 from serving.stand_in.vllm.engine import block_size_of, check_experts, simulated_engine, step_times
 from serving.stand_in.vllm.flags import differing
-from serving.stand_in.vllm.kv import kv_of
+from serving.stand_in.vllm.kv import describes_chunks, kv_of
 from serving.stand_in.vllm.ranks import ranks_of
 from serving.stand_in.vllm.treatment import treatments
 from serving.transfer.config import TransferRunConfig
@@ -75,7 +75,7 @@ def stand_in_config(
         logs=_logs(given, environment),
         ranks=ranks,
         lora=_lora(given, environment),
-        kv_events=_kv_events(given.get("kv_events_config") or {}),
+        kv_events=_kv_events(given, environment),
         kv_handover=kv.handover,
         enable_sleep_mode=given.get("enable_sleep_mode", False),
         is_dev_mode=bool(_whole(environment, "VLLM_SERVER_DEV_MODE", 0)),
@@ -300,16 +300,22 @@ NAMES = ("name", "path", "base_model_name")
 """What is known of an adapter."""
 
 
-def _kv_events(config: Mapping[str, Any]) -> KvEventsConfig | None:
+def _kv_events(given: Mapping[str, Any], environment: Mapping[str, str]) -> KvEventsConfig | None:
     """Return where events are published, if they are."""
-    entries = dict(config)
+    entries = dict(given.get("kv_events_config") or {})
     is_on, publisher = entries.pop("enable_kv_cache_events", False), entries.pop("publisher", None)
     if not is_on or publisher == "null":
         return None
     if publisher not in (None, "zmq"):
         raise ValueError(f"--kv-events-config.publisher {publisher}: expected zmq or null")
     try:
-        return KvEventsConfig(**entries)
+        return KvEventsConfig(
+            hash_algorithm=given.get("prefix_caching_hash_algo", "sha256"),
+            hash_seed=environment.get("PYTHONHASHSEED"),
+            use_int_block_hashes=bool(_whole(environment, "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", 1)),
+            describes_chunks=describes_chunks(given),
+            **entries,
+        )
     except ValueError as error:
         raise ValueError(f"--kv-events-config: {error}") from None
 

@@ -67,6 +67,7 @@ MODELLED = {
     "performance_mode": "throughput: twice as many sequences and tokens in a step by default",
     "kv_offloading_size": "the host memory for KV (GiB)",
     "kv_transfer_config": "handover of KV with NixlConnector, host memory with OffloadingConnector, or a MultiConnector of both",
+    "prefix_caching_hash_algo": "how blocks are named in KV events",
     "kv_events_config": "where KV events are published",
     "enable_sleep_mode": "whether /sleep may free memory",
     # Adapters
@@ -169,9 +170,8 @@ HARMLESS = {
         offload_backend cpu_offload_params offload_group_size offload_prefetch_step offload_params
         per_request_spec_decode_metrics
     """,
-    "one process serves, as many cores as it needs": """
-        api_server_count renderer_num_workers fail_on_environ_validation
-    """,
+    "one process serves": "api_server_count renderer_num_workers",
+    "variables of the environment that are not known are ignored": "fail_on_environ_validation",
     "images, video and audio are not simulated, and requests with them are refused": """
         trust_request_mm_kwargs allowed_local_media_path allowed_media_domains language_model_only
         limit_mm_per_prompt enable_mm_embeds media_io_kwargs mm_processor_kwargs mm_processor_cache_gb
@@ -253,7 +253,6 @@ REFUSED = {
     "mamba_cache_mode": "states are cached as by default; leave it out",
     "enable_mamba_shared_prefix_checkpoint": "states are cached as by default; leave it out",
     "swa_bounded_replay": "windows are cached as by default; leave it out",
-    "prefix_caching_hash_algo": "blocks in KV events have names of our own making, whatever the algorithm; leave it out",
     "kv_offloading_backend": "only host memory of vLLM's own is simulated; use native",
     "ec_transfer_config": "encoders on other instances are not simulated; leave it out",
     "runner": POOLING,

@@ -7,6 +7,7 @@
 """
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,8 +15,9 @@ from typing import Any
 
 import yaml
 
-from serving.stand_in.vllm.arguments import arguments
 from serving.stand_in.vllm.values import count
+
+log = logging.getLogger(__name__)
 
 CONFIG = "--config"
 DOTTED = re.compile(r"(-[A-Za-z-][\w-]*)\.([^=]+)")
@@ -74,15 +76,13 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _words_of(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a file's settings as flags; false is --no-FLAG where there is one, else nothing."""
-    flags = {flag for each in arguments().values() for flag in each.flags}
+    """Yield a file's settings as flags. False is dropped, as in vLLM, even where there is a --no-FLAG."""
     for key, value in settings.items():
         match value:
             case True:
                 yield f"--{key}"
             case False:
-                if f"--no-{key}" in flags:
-                    yield f"--no-{key}"
+                log.warning("%s: false in the file of %s is ignored, as by vllm serve; use --no-%s", key, CONFIG, key)
             case list():
                 if value:
                     yield f"--{key}"

@@ -59,11 +59,11 @@ class Publisher:
         try:
             self.endpoint = _open(self._socket, endpoint_of(config.endpoint, rank))
             if config.replay_endpoint is not None:
-                self._replies = context.socket(zmq.ROUTER, socket_class=zmq.asyncio.Socket)
+                replies = self._replies = zmq.asyncio.Socket(context, zmq.ROUTER)
                 # A ROUTER drops what there is no room for. All that is kept must have some, and the end, too.
-                self._replies.set(zmq.SNDHWM, config.buffer_steps + 1)
-                self.replay_endpoint = _bind(self._replies, endpoint_of(config.replay_endpoint, rank))
-                self._replaying = asyncio.create_task(self._replay(self._replies))
+                replies.set(zmq.SNDHWM, config.buffer_steps + 1)
+                self.replay_endpoint = _bind(replies, endpoint_of(config.replay_endpoint, rank))
+                self._replaying = asyncio.create_task(self._replay(replies))
         except PublisherError:
             self._close_sockets()
             raise
@@ -142,7 +142,9 @@ def _use(method: Callable[[str], object], endpoint: str) -> None:
     try:
         method(endpoint)
     except zmq.ZMQError as error:
-        raise PublisherError(f"KV events cannot be published at {endpoint}: {zmq.strerror(error.errno)}") from error
+        raise PublisherError(
+            f"KV events cannot be published at {endpoint}: {zmq.strerror(error.errno or 0)}"
+        ) from error
 
 
 def _own_address() -> str:

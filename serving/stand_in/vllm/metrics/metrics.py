@@ -115,7 +115,7 @@ class VllmMetrics:
             "vllm:engine_sleep_state": sleep_state(self.sleep_level),
         }
         load = engine.load(number)
-        if self._shown.has_nixl and not number:
+        if self._shown.has_nixl:
             values |= transfers_of(load)
         if load.kv_tiers:
             values |= copies_of(load.kv_tiers[0])

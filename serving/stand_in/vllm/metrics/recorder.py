@@ -125,7 +125,7 @@ class Recorder:
     def _count_transfer(self, live: Live) -> None:
         """Count the transfer of a prompt's KV from another engine; each block is one piece, and starting costs nothing."""
         load, series = live.load, self.series
-        if load is None or "vllm:nixl_xfer_time_seconds" not in series.histograms:
+        if load is None or not load.num_bytes or "vllm:nixl_xfer_time_seconds" not in series.histograms:
             return
         series.observe("vllm:nixl_xfer_time_seconds", load.times["transfer_end"] - load.times["transfer_start"])
         series.observe("vllm:nixl_post_time_seconds", 0.0)

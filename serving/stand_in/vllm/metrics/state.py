@@ -48,7 +48,7 @@ def sleep_state(level: int | None) -> dict[tuple[str, ...], float]:
 
 
 def transfers_of(load: EngineLoad) -> Values:
-    """Return what was counted of KV transfers; one rank counts for all."""
+    """Return what was counted of KV transfers."""
     return {
         "vllm:nixl_num_failed_transfers": {(): load.kv_transfers.num_failed},
         "vllm:nixl_num_kv_expired_reqs": {(): load.kv_transfers.num_expired},

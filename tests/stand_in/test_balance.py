@@ -1,0 +1,91 @@
+"""A data-parallel rank is chosen as vLLM's client chooses; `tests/real_engines/test_vllm_balance.py` asks that client."""
+
+import asyncio
+
+import pytest
+
+from serving.engines.mock import EngineConfig
+from serving.stand_in.balance import Balance, Report
+from serving.stand_in.config import RanksConfig
+from tests.stand_in.support import running
+
+
+def test_a_burst_goes_round():
+    balance = Balance(3)
+    assert [sent(balance) for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+
+
+def sent(balance):
+    rank = balance.choose()
+    balance.begin(rank)
+    return rank
+
+
+def test_what_is_in_progress_counts_even_if_a_report_does_not_know_of_it_yet():
+    balance = Balance(2)
+    assert [sent(balance), sent(balance), sent(balance)] == [0, 1, 0]
+    balance.hear([Report(), Report()])
+    assert sent(balance) == 1  # two are in progress on rank 0
+
+
+def test_what_others_sent_counts_as_reported():
+    balance = Balance(2)
+    balance.hear([Report(num_running=3), Report(num_waiting=2)])
+    assert sent(balance) == 1
+
+
+def test_requests_that_wait_count_more_where_blocks_run_out():
+    balance = Balance(2)
+    balance.hear([Report(num_waiting=1, num_running=2, kv_usage=1.0), Report(num_waiting=1, num_running=4)])
+    assert sent(balance) == 1  # 3 + 3 against 5
+
+
+def test_between_equals_each_is_the_first_in_turn():
+    balance = Balance(2)
+    firsts = []
+    for _ in range(4):
+        rank = sent(balance)
+        balance.end(rank)
+        balance.hear([Report(), Report()])
+        firsts.append(rank)
+    assert firsts == [0, 1, 0, 1]
+
+
+def test_a_request_that_names_a_rank_goes_there_and_one_that_is_not_there_is_refused():
+    async def talk():
+        engine = EngineConfig(block_size=16, num_gpu_blocks=256, dp_size=2)
+        async with running(engine=engine, ranks=RanksConfig(size=2)) as client:
+
+            async def ask(rank):
+                body = {
+                    "model": "tiny",
+                    "prompt": "x" * 64,
+                    "max_tokens": 1,
+                    "nvext": {"annotations": [f"dp_rank:{rank}"]},
+                }
+                return await client.post("/v1/completions", json=body)
+
+            cached = [(await ask(1)).json()["usage"]["prompt_tokens_details"]["cached_tokens"] for _ in range(2)]
+            assert cached == [0, 48]
+            refused = await ask(2)
+            assert refused.status_code == 400
+            assert "data_parallel_rank 2 is out of range [0, 2)." in refused.text
+
+    asyncio.run(talk())
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_an_idle_server_sets_no_timer(num_ranks):
+    async def talk():
+        engine = EngineConfig(block_size=16, num_gpu_blocks=256, dp_size=num_ranks)
+        async with running(engine=engine, ranks=RanksConfig(size=num_ranks)) as client:
+            asked = {"model": "tiny", "prompt": "x" * 64, "max_tokens": 40}
+            await asyncio.gather(*(client.post("/v1/completions", json=asked) for _ in range(6)))
+            loop = asyncio.get_running_loop()
+            for _ in range(50):
+                if not any("_hear" in repr(timer) and not timer.cancelled() for timer in loop._scheduled):
+                    return
+                await asyncio.sleep(0.05)
+            raise AssertionError("ranks that have nothing to do are asked again and again")
+
+    asyncio.run(talk())

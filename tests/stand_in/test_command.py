@@ -1,0 +1,71 @@
+"""`dynabench vllm`, run as a user runs it."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import httpx
+
+from dynabench.reference.command import all_commands
+from serving.stand_in.vllm.arguments import arguments
+from tests.support.commands import dynabench
+from tests.support.servers import free_port
+from tests.support.waiting import until
+
+LLAMA = "meta-llama/Llama-3.1-8B"
+
+
+def test_flags_of_vllm_and_ours_stand_beside_each_other_in_any_order():
+    config = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
+    words = ("-tp", "2", "--gpu", "h100", LLAMA, "--max_model_len=8k", "--kv-transfer-config", config, "--api-key", "x")
+    done = dynabench("vllm", *words, "--speedup-ratio=2", "--dry-run")
+    found = json.loads(done.stdout)
+    assert (found["timing"]["tensor_parallel_size"], found["timing"]["speedup_ratio"]) == (2, 2.0)
+    assert (found["engine"]["max_model_len"], found["kv_handover"]["role"]) == (8000, "kv_both")
+    assert found["http"]["api_keys"] == ["..."]
+
+
+def test_what_is_wrong_is_said_in_one_line():
+    for words, message in (
+        (("--portt", "1"), "dynabench: --portt: unknown to vllm serve 0.32.0; did you mean --port?"),
+        (("--gpuu", "h100"), "dynabench: --gpuu: unknown to vllm serve 0.32.0; did you mean --gpu?"),
+        ((LLAMA, "-pp", "2"), "dynabench: --pipeline-parallel-size 2: engines with several stages are not simulated; "),
+        (("--help=zzz",), "dynabench: --help=zzz: no group and no flag of vllm serve has this word; "),
+    ):
+        done = dynabench("vllm", *words)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert done.stderr.startswith(message)
+
+
+def test_the_help_leads_to_vllms_flags():
+    text = " ".join(dynabench("vllm", "--help").stdout.split())
+    assert "--gpu" in text and "Every flag of vllm serve 0.32.0 is known" in text and "SchedulerConfig (18)" in text
+    assert "--watermark NUMBER" in dynabench("vllm", "--help=watermark").stdout
+
+
+def test_no_flag_of_ours_has_the_name_of_one_of_vllms():
+    (command,) = [each for each in all_commands() if each.name == "dynabench vllm"]
+    ours = {name for group in command.groups.values() for setting in group for name in setting.names}
+    assert not ours & {flag for argument in arguments().values() for flag in argument.flags}
+
+
+def test_it_serves_until_a_signal_and_says_whose_step_times_they_are():
+    port = free_port()
+    command = [sys.executable, "-m", "dynabench", "vllm", LLAMA, "--port", str(port), "--enforce-eager"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            until(lambda: _is_healthy(port), process)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            _, log = process.communicate()
+    assert process.returncode == 0
+    assert "step times: generic" in log
+    assert "accepted without effect: --enforce-eager" in log
+
+
+def _is_healthy(port):
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+    except httpx.TransportError:
+        return False

@@ -1,0 +1,255 @@
+"""What a stand-in's metrics show is what vLLM's show, and is counted when vLLM counts it."""
+
+import asyncio
+import json
+
+import pytest
+
+from serving.engines.mock import EngineConfig, TimingConfig
+from serving.stand_in.config import ApiConfig, KvHandoverConfig, LogConfig, LoraConfig, RanksConfig
+from tests.stand_in.metric_facts import facts, recorded, values
+from tests.stand_in.support import running
+from tests.support.waiting import in_time
+
+SMALL = EngineConfig(block_size=32, num_gpu_blocks=200, max_model_len=4096)
+HERMES = ApiConfig(tool_call_parser="hermes")
+SETTINGS = {
+    "default": {},
+    "without_stats": {"logs": LogConfig(has_stats=False), "api": HERMES},
+    "everything": {
+        "api": HERMES,
+        "lora": LoraConfig(max_loras=2),
+        "kv_handover": KvHandoverConfig(),
+        "given": {"kv_cache_metrics": True, "speculative_config": {"num_speculative_tokens": 3}},
+    },
+    "offloading": {
+        "engine": EngineConfig(block_size=32, num_gpu_blocks=200, max_model_len=4096, num_host_blocks=100),
+        "timing": TimingConfig(timing="constant"),
+    },
+}
+
+
+def talk(conversation, **settings):
+    """Have a conversation with a stand-in; return what it returns."""
+
+    async def main():
+        async with running(**({"engine": SMALL} | settings)) as client:
+            return await conversation(client)
+
+    return asyncio.run(main())
+
+
+async def scraped(client):
+    return (await client.get("/metrics")).text
+
+
+async def complete(client, prompt, **more):
+    answer = await client.post("/v1/completions", json={"model": "tiny", "prompt": prompt, "ignore_eos": True, **more})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def series(counted, name, **labels):
+    """Return the value of a series of the only engine."""
+    labels = {"engine": "0", "model_name": "tiny", **labels}
+    return counted[(f"vllm:{name}", *sorted(labels.items()))]
+
+
+async def until_shown(client, gauge, value):
+    """Wait until a gauge has a value; return all values then."""
+    async with in_time():
+        while series(counted := values(await scraped(client)), gauge) != value:
+            await asyncio.sleep(0.005)
+        return counted
+
+
+def of_histogram(counted, name):
+    return series(counted, f"{name}_count"), series(counted, f"{name}_sum")
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_families_types_labels_and_buckets_are_those_of_vllm(name):
+    found, expected = facts(talk(scraped, **SETTINGS[name])), recorded(name)
+    if name == "offloading":  # recorded without a server
+        found = {family: fact for family, fact in found.items() if family.startswith("vllm:")}
+        expected = {family: fact for family, fact in expected.items() if family.startswith("vllm:")}
+    assert found == expected
+
+
+def test_families_come_in_the_order_of_vllm():
+    found = [name for name in facts(talk(scraped)) if name.startswith("vllm:") and not name.endswith("_created")]
+    assert found[:4] == [
+        "vllm:estimated_flops_per_gpu",
+        "vllm:estimated_read_bytes_per_gpu",
+        "vllm:estimated_write_bytes_per_gpu",
+        "vllm:num_requests_running",
+    ]
+    assert found[-1] == "vllm:cache_config_info"
+
+
+def test_each_rank_is_an_engine_numbered_from_the_first_that_runs_here():
+    engine = EngineConfig(block_size=32, num_gpu_blocks=200, max_model_len=4096, dp_size=2)
+    text = talk(scraped, engine=engine, ranks=RanksConfig(size=4, first=2))
+    for each in ("vllm:num_requests_running", "vllm:prompt_tokens_total", "vllm:cache_config_info"):
+        lines = [line for line in text.splitlines() if line.startswith(f"{each}{{")]
+        assert [f'engine="{number}"' in line for number, line in zip((2, 3), lines, strict=True)] == [True, True]
+
+
+def test_stand_ins_in_one_process_count_apart():
+    async def main():
+        async with running(engine=SMALL) as one, running(engine=SMALL) as other:
+            await complete(one, "x" * 10, max_tokens=3)
+            return [series(values(await scraped(each)), "generation_tokens_total") for each in (one, other)]
+
+    assert asyncio.run(main()) == [3, 0]
+
+
+def test_a_repeated_prompt_is_counted_by_where_its_tokens_came_from():
+    async def ask(client):
+        for _ in range(2):
+            await complete(client, "x" * 70, max_tokens=6)
+        return values(await scraped(client))
+
+    counted = talk(ask)
+    assert series(counted, "prompt_tokens_total") == series(counted, "prefix_cache_queries_total") == 140
+    assert series(counted, "prefix_cache_hits_total") == series(counted, "prompt_tokens_cached_total") == 64
+    assert series(counted, "prompt_tokens_by_source_total", source="local_compute") == 76
+    assert series(counted, "prompt_tokens_by_source_total", source="local_cache_hit") == 64
+    assert series(counted, "prompt_tokens_cached_by_source_total", source="device") == 64
+    assert series(counted, "external_prefix_cache_queries_total") == 0  # there is no connector
+    assert of_histogram(counted, "iteration_tokens_total") == (12, 76 + 12)
+    assert of_histogram(counted, "request_prefill_kv_computed_tokens") == (2, 76)
+    assert of_histogram(counted, "request_generation_tokens") == (2, 12)
+    assert of_histogram(counted, "request_params_max_tokens") == (2, 12)
+    assert series(counted, "inter_token_latency_seconds_count") == 10
+    assert series(counted, "request_success_total", finished_reason="length") == 2
+
+
+def test_times_between_tokens_add_up_to_the_time_of_decoding():
+    async def ask(client):
+        await asyncio.gather(*(complete(client, "x" * length, max_tokens=length) for length in (9, 20, 40)))
+        return values(await scraped(client))
+
+    counted = talk(ask)
+    between, decoding = (
+        of_histogram(counted, name) for name in ("inter_token_latency_seconds", "request_decode_time_seconds")
+    )
+    assert (between[0], decoding[0]) == (9 + 20 + 40 - 3, 3)
+    assert between[1] == pytest.approx(decoding[1])
+
+
+def test_several_answers_to_a_prompt_are_one_request():
+    async def ask(client):
+        await complete(client, "x" * 70, max_tokens=5, n=3)
+        await complete(client, ["x" * 70, "y"], max_tokens=4)
+        return values(await scraped(client))
+
+    counted = talk(ask)
+    assert series(counted, "request_success_total", finished_reason="length") == 5
+    assert of_histogram(counted, "request_params_n") == (3, 3 + 1 + 1)
+    assert of_histogram(counted, "request_max_num_generation_tokens") == (3, 5 + 4 + 4)
+    assert of_histogram(counted, "request_params_max_tokens") == (5, 3 * 5 + 2 * 4)
+
+
+def test_an_answer_that_a_stop_string_ends_has_stopped():
+    async def ask(client):
+        text = (await complete(client, "x" * 10, max_tokens=40))["choices"][0]["text"]
+        before = values(await scraped(client))
+        answer = await complete(client, "x" * 10, max_tokens=40, stop=[text[7:12]])
+        return answer["usage"]["completion_tokens"], before, values(await scraped(client))
+
+    num_tokens, before, after = talk(ask)
+    assert 0 < num_tokens < 40
+    assert series(after, "request_success_total", finished_reason="stop") == 1
+    for name in ("generation_tokens_total", "request_generation_tokens_sum"):
+        assert series(after, name) - series(before, name) == num_tokens
+
+
+def test_a_request_whose_client_hangs_up_never_finishes():
+    async def ask(client):
+        asked = {"model": "tiny", "prompt": "x" * 10, "max_tokens": 3000, "stream": True, "ignore_eos": True}
+        async with client.stream("POST", "/v1/completions", json=asked) as answer:
+            async for _ in answer.aiter_lines():
+                break
+            running_then = series(values(await scraped(client)), "num_requests_running")
+
+        counted = await until_shown(client, "num_requests_running", 0)
+        return running_then, counted
+
+    running_then, counted = talk(ask)
+    assert running_then == 1
+    assert series(counted, "kv_cache_usage_perc") == 0
+    assert series(counted, "generation_tokens_total") > 0
+    assert series(counted, "time_to_first_token_seconds_count") == 1
+    assert series(counted, "e2e_request_latency_seconds_count") == 0
+    assert sum(value for (name, *_), value in counted.items() if name == "vllm:request_success_total") == 0
+
+
+def test_preemptions_are_counted_by_engine_and_by_request():
+    engine = EngineConfig(block_size=4, num_gpu_blocks=16, max_model_len=60)
+
+    async def ask(client):
+        await asyncio.gather(*(complete(client, letter * 10, max_tokens=30) for letter in "ab"))
+        return values(await scraped(client))
+
+    counted = talk(ask, engine=engine)
+    assert series(counted, "num_preemptions_total") == series(counted, "request_num_preemptions_sum") > 0
+    assert series(counted, "generation_tokens_total") == 60
+    assert series(counted, "prompt_tokens_total") == 20
+    assert series(counted, "prefix_cache_queries_total") == 20  # those of preempted requests are not counted
+
+
+def test_requests_that_wait_for_their_turn_wait_for_capacity():
+    engine = EngineConfig(block_size=32, num_gpu_blocks=200, max_model_len=4096, max_num_seqs=2)
+
+    async def ask(client):
+        asking = [asyncio.create_task(complete(client, "x" * 10, max_tokens=300)) for _ in range(5)]
+        counted = await until_shown(client, "num_requests_waiting", 3)
+        for task in asking:
+            task.cancel()
+        return counted
+
+    counted = talk(ask, engine=engine)
+    assert series(counted, "num_requests_running") == 2
+    assert series(counted, "num_requests_waiting_by_reason", reason="capacity") == 3
+    assert series(counted, "num_requests_waiting_by_reason", reason="deferred") == 0
+    assert series(counted, "kv_cache_usage_perc") == pytest.approx(2 / 199, abs=20 / 199)
+
+
+def test_calls_are_counted_by_route_as_by_the_instrumentator():
+    async def ask(client):
+        await client.get("/health")
+        await client.get("/v1/models")
+        await client.get("/nowhere")
+        await client.delete("/v1/models")
+        await client.post("/v1/completions", json={"model": "other", "prompt": "x"})
+        return await scraped(client)
+
+    lines = talk(ask).splitlines()
+    counted = {line for line in lines if line.startswith("http_requests_total{")}
+    assert counted == {
+        'http_requests_total{handler="/v1/models",method="GET",status="2xx"} 1.0',
+        'http_requests_total{handler="none",method="GET",status="4xx"} 1.0',
+        'http_requests_total{handler="none",method="DELETE",status="4xx"} 1.0',
+        'http_requests_total{handler="/v1/completions",method="POST",status="4xx"} 1.0',
+    }
+    assert 'http_request_size_bytes_sum{handler="/v1/completions"} 30.0' in lines
+    assert "http_request_duration_highr_seconds_count 4.0" in lines
+
+
+def test_the_settings_of_the_cache_are_labels():
+    engine = EngineConfig(block_size=8, num_gpu_blocks=50, max_model_len=100, enable_prefix_caching=False)
+    text = talk(
+        scraped, engine=engine, given={"block_size": 8, "kv_cache_dtype": "fp8", "enable_prefix_caching": False}
+    )
+    [line] = [line for line in text.splitlines() if line.startswith("vllm:cache_config_info{")]
+    for label, value in {
+        "block_size": "8",
+        "cache_dtype": "fp8",
+        "num_gpu_blocks": "50",
+        "kv_cache_size_tokens": "400",
+        "kv_cache_max_concurrency": "4.0",
+        "enable_prefix_caching": "False",
+        "user_specified_block_size": "True",
+    }.items():
+        assert f"{label}={json.dumps(value)}" in line
