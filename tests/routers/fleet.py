@@ -74,7 +74,9 @@ def stand_ins(*each: tuple[str, ...], model: str | Path = MODEL) -> Iterator[lis
         for flags in each:
             port = free_port()
             command = [*STAND_IN, str(model), "--host", "127.0.0.1", "--port", str(port), *SPEED, *flags]
-            found.append(StandIn(stack.enter_context(running(command)), port))
+            found.append(
+                StandIn(stack.enter_context(running(command, VLLM_NIXL_SIDE_CHANNEL_PORT=str(free_port()))), port)
+            )
         for each_one in found:
             until(lambda one=each_one: answers(f"{one.url}/health"), each_one.process)
         yield found

@@ -40,6 +40,11 @@ def _vllm(folder: Path, port: int, urls: list[str]) -> list[str]:
     return [*_of_rust(port), "--worker-urls", *urls]
 
 
+def _vllm_apart(folder: Path, port: int, urls: list[str]) -> list[str]:
+    prefill, decode = urls
+    return [*_of_rust(port), "--vllm-pd-disaggregation", "--prefill", prefill, "--decode", decode]
+
+
 def _of_rust(port: int) -> list[str]:
     return [
         *("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())),
@@ -62,6 +67,9 @@ def _litellm(folder: Path, port: int, urls: list[str]) -> list[str]:
 
 SGLANG = Router("sglang-router", _sglang, "/readiness")
 VLLM = Router("vllm-router", _vllm, "/readiness")
+VLLM_APART = Router("vllm-router", _vllm_apart, "/readiness")
+"""With a worker for prompts and one for answers."""
+
 LITELLM = Router("litellm", _litellm, "/health/readiness")
 
 
