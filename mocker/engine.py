@@ -56,6 +56,7 @@ class Engine:
         more: MoreBlocks | None = None,
         kv_events: bool = True,
         ordered_events: bool = True,
+        max_loras: int | None = None,
     ) -> None:
         """Build an idle engine.
 
@@ -68,9 +69,10 @@ class Engine:
             kv_events: keep KV events for `take_events`.
             ordered_events: inside a leap, put events in vLLM's exact order (at a cost per block) instead of
                 one sequence after another.
+            max_loras: how many adapters may run in one iteration (None: sequences have none).
         """
         self.config = config
-        self.scheduler = Scheduler(config, num_blocks, host, more)
+        self.scheduler = Scheduler(config, num_blocks, host, more, max_loras=max_loras)
         self.scheduler.pool.has_listener = kv_events
         self.host_memory = host
         self.host_link: HostLink | None = None
@@ -318,7 +320,8 @@ class Engine:
             if batch is None:
                 self._begin_copies(now)  # there is no next batch for stores to wait for
                 is_copying = scheduler.offload is not None and scheduler.offload.is_copying
-                if scheduler.waiting and not (scheduler.holding or scheduler.retention.held or is_copying):
+                is_held_up = scheduler.holding or scheduler.retention.held or is_copying or scheduler.pause
+                if scheduler.waiting and not is_held_up:
                     self._explain_stall()
                 return None
         if not batch.is_undisturbed:

@@ -8,9 +8,10 @@ class LookUps:
     after a preemption is not counted.
     """
 
-    __slots__ = ("num_disk", "num_elsewhere", "num_hits", "num_host", "num_tokens")
+    __slots__ = ("num_disk", "num_elsewhere", "num_hits", "num_host", "num_prompts", "num_tokens")
 
     def __init__(self) -> None:
+        self.num_prompts = 0
         self.num_tokens = 0
         self.num_hits = 0
         """Found in blocks of this engine."""
@@ -28,5 +29,6 @@ class LookUps:
 
     def count(self, num_tokens: int, num_hits: int) -> None:
         """Count a prompt, of which so many tokens were found in blocks of this engine."""
+        self.num_prompts += 1
         self.num_tokens += num_tokens
         self.num_hits += num_hits

@@ -24,7 +24,9 @@ iterations: `loads` lists those from other engines that have started; the driver
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator
+from typing import Literal
 
+from mocker.adapters import AdapterSeats
 from mocker.batch import NOBODY, Batch
 from mocker.block_pool import BlockPool
 from mocker.config import EngineConfig
@@ -36,6 +38,9 @@ from mocker.offload.offload import Offload
 from mocker.retention import Retention
 from mocker.sequence import LOADED, LOADING, NEVER, OVER, RUNNING, WAITING, Sequence
 
+Pause = Literal["new", "all"]
+"""What a paused scheduler leaves alone: those that do not run yet and hold no blocks, or all sequences."""
+
 SKIPPED = -1
 """For a waiting sequence: try it again later, without holding up those behind it."""
 
@@ -44,9 +49,17 @@ class Scheduler:
     """Decides who runs, with how many tokens, in which blocks. It counts iterations and does not know the time."""
 
     def __init__(
-        self, config: EngineConfig, num_blocks: int, host: HostMemory | None = None, more: MoreBlocks | None = None
+        self,
+        config: EngineConfig,
+        num_blocks: int,
+        host: HostMemory | None = None,
+        more: MoreBlocks | None = None,
+        *,
+        max_loras: int | None = None,
     ) -> None:
         self.config = config
+        self.pause: Pause | None = None
+        self._adapters = None if max_loras is None else AdapterSeats(max_loras)
         self._more = more
         self.pool = BlockPool(num_blocks - 1, enable_prefix_caching=config.enable_prefix_caching)
         self._budget = config.max_num_batched_tokens
@@ -89,6 +102,8 @@ class Scheduler:
         vLLM's rule: the running sequences one by one, then, unless one was preempted, the waiting ones. While nothing
         changes, the batch of the previous iteration is returned again.
         """
+        if self.pause == "all":
+            return None
         if self._expected:
             self._prefetch()
         if self._decoding.next_finish < self.iteration:
@@ -168,6 +183,8 @@ class Scheduler:
         """
         place = 0  # in `holding`, after those that are loading or skipped
         num_skipped = 0  # of `waiting`
+        if self._adapters is not None:
+            self._adapters.seat(s for s in self.running if s not in self._ending and s not in batch.starved)
         while budget > 0 and len(self.running) < self._max_running:
             is_holding = place < len(self.holding)
             if is_holding:
@@ -177,11 +194,12 @@ class Scheduler:
                     continue
                 if sequence.state == LOADED:
                     self._promote(sequence)
-            elif num_skipped < len(self.waiting):
+            elif num_skipped < len(self.waiting) and self.pause is None:
                 sequence = self.waiting[num_skipped]
             else:
                 return
-            count = self._admit_next(batch, sequence, budget)
+            has_seat = self._adapters is None or self._adapters.has_seat_for(sequence)
+            count = self._admit_next(batch, sequence, budget) if has_seat else SKIPPED
             if count is None:
                 return
             if count != SKIPPED:
@@ -358,6 +376,8 @@ class Scheduler:
         batch.chunks.append((sequence, count))
         sequence.state = RUNNING
         self.running.append(sequence)
+        if self._adapters is not None:
+            self._adapters.seat((sequence,), is_more=True)
 
     def _share(self, sequence: Sequence, hits: int) -> None:
         """Give a sequence the cached blocks at the start of its prompt, and what it holds beside its tokens' blocks."""
@@ -595,8 +615,8 @@ class Scheduler:
         is_nobody_asked = not self.waiting and all(sequence.num_blocks for sequence in self.holding)
         if is_nobody_asked or len(self.running) == self._max_running:
             return True
-        if not self.config.scheduler_reserve_full_isl or offload.is_copying:
-            return False
+        if not self.config.scheduler_reserve_full_isl or offload.is_copying or self._adapters is not None:
+            return False  # with adapters, the first that waits need not be the next
         return not (self.waiting and offload.may_look_up(self.waiting[0]))
 
     def leap(self, num_iterations: int, *, is_ordered: bool) -> None:

@@ -18,6 +18,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "adapter",
         "arrival",
         "cached_tokens",
         "chain",
@@ -67,6 +68,7 @@ class Sequence:
         is_remote_decode: bool = False,
         priority: int = 0,
         arrival: float = 0.0,
+        adapter: str = "",
         payload: object = None,
     ) -> None:
         """Describe a request.
@@ -84,6 +86,7 @@ class Sequence:
             is_remote_decode: another engine will decode; it reads the prompt's KV here, and then reports that.
             priority: smaller goes first.
             arrival: breaks ties of priority (s).
+            adapter: the LoRA adapter that it runs with ("": none).
             payload: for the caller's use.
         """
         self.id = id
@@ -92,6 +95,7 @@ class Sequence:
         self.chain = chain
         self.priority = priority
         self.arrival = arrival
+        self.adapter = adapter
         self.payload = payload
         self.stop_after = stop_after
         self.is_remote_prefill = is_remote_prefill  # until its KV is requested, which happens once

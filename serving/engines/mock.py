@@ -66,6 +66,7 @@ class Mocker:
         answers: AnswerConfig = AnswerConfig(),  # noqa: B008
         transfer: TransferRunConfig = TransferRunConfig(),  # noqa: B008
         lease: LeaseConfig = LeaseConfig(),  # noqa: B008
+        max_loras: int | None = None,
         peers: Several[Peer] = (),
     ) -> None:
         """Determine the engine's step times and blocks; nothing runs yet.
@@ -77,6 +78,7 @@ class Mocker:
             answers: what its answers are like.
             transfer: how KV travels, if requests are shared with other workers.
             lease: how long a prefill worker keeps KV.
+            max_loras: adapters that may run in one step (none: requests have none).
             peers: what each rank is to other instances, if clients send requests from one to another.
 
         Raises:
@@ -104,6 +106,7 @@ class Mocker:
         self._role = worker.role
         self._transfer = transfer
         self._lease = lease
+        self._max_loras = max_loras
         self._peers = peers
         self._layout = layout_of(transfer, timing, block_size=config.block_size) if config.kv_role else None
         self._format = (
@@ -195,6 +198,7 @@ class Mocker:
                 handover=self._handovers[min(rank, len(self._handovers) - 1)] if self._handovers else None,
                 part_of=nixl_peer.part_of if self._peers else kv_params.part_of,
                 tiers=self._tiers[rank] if self._tiers else None,
+                max_loras=self._max_loras,
                 observer=self.observers[rank] if self.observers else None,
             )
             for rank in range(self.traits.num_ranks)
@@ -213,6 +217,15 @@ class Mocker:
         """Make each step, from the next on, take this many times as long as usual."""
         for rank in self.ranks:
             rank.slow_down(factor)
+
+    async def reset_prefix_cache(self, *, preempts_running: bool = False) -> bool:
+        """Forget all cached blocks of every rank, each between two steps; return what rank 0 said, as vLLM does.
+
+        Raises:
+            RuntimeError: see `mocker.engine.Engine.reset_prefix_cache`.
+        """
+        resets = [rank.reset_prefix_cache(preempts_running=preempts_running) for rank in self.ranks]
+        return (await asyncio.gather(*resets))[0]
 
     def load(self, rank: int) -> EngineLoad:
         """See `Engine`."""

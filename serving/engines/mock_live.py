@@ -32,6 +32,7 @@ class Live:
         "offer",
         "output",
         "prompt",
+        "request_id",
         "room",
         "sent",
         "sequence",
@@ -49,6 +50,8 @@ class Live:
     ) -> None:
         self.sequence = sequence
         """The request in the engine."""
+        self.request_id = ""
+        """The client's id of it; others may have the same."""
         self.is_held = False
         """Whether its call lasts until nobody will read its prompt's KV any more."""
         self.has_tiers = False
@@ -124,6 +127,13 @@ class Live:
             }
         if load is None:
             self.end["times"] = self.times()
+
+    def abort(self) -> None:
+        """Send what was made and the end: nobody wants the rest."""
+        cached = self.sequence.cached_tokens
+        self.end = {"finish_reason": "abort", "cached_tokens": cached, "times": self.times()}
+        self.is_held = False
+        self.flush()
 
     def _cached_elsewhere(self, load: Load, here: int) -> int:
         """Return how much of a prompt was found in a cache, if another worker computed it.

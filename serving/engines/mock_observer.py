@@ -47,6 +47,10 @@ class Observer(Protocol):
         """Tokens came, with these times between them; this is told now and then."""
         ...
 
+    def on_aborted(self, live: Live) -> None:
+        """The engine itself ended a request: it was paused, or told to."""
+        ...
+
     def on_left(self, live: Live, *, has_stopped: bool) -> None:
         """Nobody waits for the rest of an answer: because a stop string ended it, or the client hung up."""
         ...

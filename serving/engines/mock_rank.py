@@ -57,6 +57,7 @@ class MockEngine:
         handover: Handover | None = None,
         part_of: PartOf = part_of,
         tiers: LiveTiers | None = None,
+        max_loras: int | None = None,
         observer: Observer | None = None,
     ) -> None:
         config = self.config = simulated.config
@@ -68,6 +69,7 @@ class MockEngine:
             host=simulated.host,
             more=simulated.more,
             kv_events=events is not None,
+            max_loras=max_loras,
         )
         self._events = events
         self._author = author or Author(ByteTokenizer())
@@ -80,6 +82,7 @@ class MockEngine:
         if tiers is not None:
             tiers.connect(self.engine, self._follow_tiers)
         self._resets: list[tuple[bool, asyncio.Future[bool]]] = []
+        self._quiet: list[asyncio.Future[None]] = []
         self._bell = asyncio.Event()
         self._turn = asyncio.Lock()
         self._planned: set[asyncio.Task[None]] = set()
@@ -153,10 +156,12 @@ class MockEngine:
             stop_after=answer.stop_after,
             chain=chain,
             arrival=float(self._order),
+            adapter="" if request.cache_scope is None else request.cache_scope.lora_name,
         )
         log_probabilities = LogProbabilities.wanted(self._author.words, request.sampling_options)
         live = sequence.payload = Live(tokens, output, stream, log_probabilities, sequence, arrival_s)
         live.has_tiers = self._tiers is not None
+        live.request_id = request.request_id
         if answer.embedding is not None:
             live.embed(answer.embedding)
         stream.on_cancel = lambda: self.engine.abort(sequence)
@@ -241,6 +246,35 @@ class MockEngine:
             self._reset()
         return await done
 
+    def lives(self) -> list[Live]:
+        """Return the requests that the engine has."""
+        scheduler = self.engine.scheduler
+        found = [each.payload for each in (*scheduler.running, *scheduler.queued(), *scheduler.holding)]
+        return [live for live in found if isinstance(live, Live)]
+
+    def abort(self, live: Live) -> None:
+        """End a request with what was generated so far, and say so to its client."""
+        self.engine.abort(live.sequence)
+        live.stream.on_cancel = None
+        if self._observer is not None:
+            self._has_lost = True
+            self._observer.on_aborted(live)
+        live.abort()
+        self.wake()
+
+    async def until_quiet(self) -> None:
+        """Wait until no step is in flight and nothing can be scheduled: for a paused engine, until the pause is complete."""
+        done = asyncio.get_running_loop().create_future()
+        self._quiet.append(done)
+        self.wake()
+        await done
+
+    def _be_quiet(self) -> None:
+        quiet, self._quiet = self._quiet, []
+        for done in quiet:
+            if not done.done():
+                done.set_result(None)
+
     def _reset(self) -> None:
         resets, self._resets = self._resets, []
         for preempts_running, done in resets:
@@ -300,6 +334,8 @@ class MockEngine:
             if self._tiers is not None:
                 self._serve_tiers(self._tiers)
             if step is None:
+                if self._quiet and not (engine.scheduler.holding and engine.scheduler.pause != "all"):
+                    self._be_quiet()
                 await self._wait()
                 now = monotonic()
                 continue

@@ -51,6 +51,11 @@ class Answering:
         self._responses: set[CompletionResponse] = set()
         self._handed_through: set[ReplyStream] = set()
 
+    @property
+    def num_answering(self) -> int:
+        """Answers in progress."""
+        return len(self._responses)
+
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
         return await self._answer(request, "completion")

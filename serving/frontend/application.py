@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import NamedTuple
 
+import starlette.routing
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -27,17 +28,37 @@ class Route(NamedTuple):
 
 
 def make_app(
-    routes: Iterable[Route], answering: Answering, admission: Admission, *, open_paths: Collection[str]
+    routes: Iterable[Route],
+    answering: Answering,
+    admission: Admission,
+    *,
+    open_paths: Collection[str],
+    is_bare: bool = False,
 ) -> ASGIApp:
-    """Build an application; requests to `open_paths` are neither guarded nor counted."""
+    """Build an application.
+
+    Args:
+        routes: its routes.
+        answering: the requests in progress.
+        admission: which requests may pass.
+        open_paths: requests to these paths are neither guarded nor counted.
+        is_bare: whether unknown paths and methods are answered as by any server that is built on FastAPI, and HEAD is one
+            of them where no route names it.
+    """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     hot: dict[tuple[str, str], Handler] = {}
     for path, methods, handler in routes:
-        app.router.add_route(path, handler, methods=methods.split(", "), include_in_schema=False)
+        accepted = methods.split(", ")
+        app.router.add_route(path, handler, methods=accepted, include_in_schema=False)
+        if is_bare:
+            added = app.router.routes[-1]
+            assert isinstance(added, starlette.routing.Route)
+            added.methods = set(accepted)
         if path in HOT:
             hot["POST", path] = handler
     for kind, answer in _failures(answering).items():
-        app.add_exception_handler(kind, answer)
+        if not (is_bare and kind is HTTPException):
+            app.add_exception_handler(kind, answer)
     return Guard(app, answering, admission, hot=hot, open_paths=open_paths)
 
 

@@ -22,6 +22,7 @@ from serving.frontend.preparing.preparer import Preparer
 from serving.frontend.text_model import TextModel
 from serving.life import DisaggregationConfig
 from serving.life.life import PATIENCE_S
+from serving.model.adapter import Adapter
 from serving.model.card import ModelCard, Role
 from serving.model.errors import ModelError
 from serving.model.files import ModelFiles, files_address
@@ -51,11 +52,13 @@ MAX_SEEN = 1000
 class ServedModel:
     """A model that can answer requests."""
 
-    def __init__(self, text: TextModel, stages: Course, preparer: Preparer) -> None:
+    def __init__(self, text: TextModel, stages: Course, preparer: Preparer, adapter: Adapter | None = None) -> None:
         self.card = text.card
         self.text = text
         self.stages = stages
         self.preparer = preparer
+        self.adapter = adapter
+        """The adapter that it is with, if it is with one."""
 
     @property
     def workers(self) -> Workers:

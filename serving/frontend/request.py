@@ -84,12 +84,13 @@ class RequestReader:
             if complete is not None:
                 body = complete(body, partial(self._admit, share, len(body)))
             if len(body) > INLINE_BYTES:
-                model = self._models.get(guess_model(body)) or self._any()
-                return await self._prepare(request, kind, body, model)
+                name = guess_model(body)
+                model = self._models.get(name) or self._any()
+                return await self._prepare(request, kind, body, model, name)
             parsed = parse(body, KINDS[kind].type)
             model = self.find(parsed.model)
             if not is_quick(parsed, model.text):
-                return await self._prepare(request, kind, body, model)
+                return await self._prepare(request, kind, body, model, parsed.model)
             try:
                 return model, preprocess(parsed, body, model.text)
             except ApiError:
@@ -125,19 +126,20 @@ class RequestReader:
         share.grow(num_bytes + num_more)
 
     async def _prepare(
-        self, request: Request, kind: KindName, body: Body, model: ServedModel
+        self, request: Request, kind: KindName, body: Body, model: ServedModel, name: str | None
     ) -> tuple[ServedModel, Preprocessed]:
-        """Have a request prepared; if it turns out to be for another model, by that model's preparer."""
+        """Have a request prepared for a model with this name; if it is for another, by that model's preparer."""
         while True:
             is_only = len(self._models.all()) == 1
             try:
-                outcome = await unless_gone(request, model.preparer.prepare(kind, body, is_only=is_only))
+                outcome = await unless_gone(request, model.preparer.prepare(kind, body, name=name, is_only=is_only))
             except ApiError:
                 self._count_error(kind, body, model)
                 raise
             if not isinstance(outcome, Elsewhere):
                 return model, outcome
-            model = self.find(outcome.model)
+            name = outcome.model
+            model = self.find(name)
 
     def _count_error(self, kind: KindName, body: Body, model: ServedModel) -> None:
         if endpoint := KINDS[kind].endpoint:

@@ -240,11 +240,11 @@ class KvEventsConfig:
     replay_endpoint: str | None = None
     """Where subscribers ask for events that they missed (none: nowhere)."""
 
-    buffer_steps: Count = 10_000
+    buffer_steps: Whole = 10_000
     """Messages that are kept for them."""
 
-    hwm: Count = 100_000
-    """Messages that may wait for a slow subscriber before more are dropped."""
+    hwm: Whole = 100_000
+    """Messages that may wait for a slow subscriber before more are dropped (0: no limit)."""
 
     max_queue_size: Count = 100_000
     """Messages that may wait to be published."""

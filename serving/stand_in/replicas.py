@@ -105,6 +105,8 @@ def _moved(events: KvEventsConfig, more: int) -> KvEventsConfig:
 def _further(endpoint: str, more: int) -> str:
     if (match := PORT.match(endpoint)) is None:
         return f"{endpoint}_replica{more}"  # a path or a name
+    if not int(match["port"]):
+        return endpoint  # any free port
     return f"{match['before']}{int(match['port']) + more}"
 
 

@@ -17,15 +17,19 @@ PREPARE_TIMEOUT_S = 10.0
 
 
 class OneModel:
-    """The only model, under each of its names (see `KnownModels`)."""
+    """The only model, under each of its names, and with each of its adapters (see `KnownModels`)."""
 
     def __init__(self, names: tuple[str, ...], model: ServedModel) -> None:
         self.names = names
         self.model = model
+        self.adapters: dict[str, ServedModel] = {}
+        """The model with each of its adapters, by the adapter's name."""
+        self.parents: dict[str, str] = {}
+        """The name of the model that each adapter belongs to."""
 
     def get(self, name: str) -> ServedModel | None:
         """See `KnownModels`."""
-        return self.model if name in self.names else None
+        return self.model if name in self.names else self.adapters.get(name)
 
     def all(self) -> list[ServedModel]:
         """See `KnownModels`."""

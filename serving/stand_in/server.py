@@ -77,7 +77,7 @@ async def stand_in(config: StandInConfig) -> AsyncIterator[VllmServer]:
 
     Raises:
         ModelError, EngineError: the model cannot be used.
-        ValueError: the settings do not determine an engine.
+        ValueError: the settings do not determine an engine, or an adapter cannot be loaded.
     """
     files = await asyncio.to_thread(ModelFiles.read, config.model_path)
     engine = Mocker(
@@ -87,6 +87,7 @@ async def stand_in(config: StandInConfig) -> AsyncIterator[VllmServer]:
         answers=config.answers,
         transfer=config.transfer,
         lease=config.lease,
+        max_loras=None if config.lora is None else config.lora.max_loras,
         peers=_peers(config),
     )
     async with contextlib.AsyncExitStack() as closing:
@@ -100,6 +101,8 @@ async def stand_in(config: StandInConfig) -> AsyncIterator[VllmServer]:
         metrics = VllmMetrics(config, model.card.context_length)
         metrics.observe(engine)
         engine.run(sinks)
+        metrics.follow()
+        closing.callback(metrics.close)
         yield VllmServer(config, engine, OneModel(config.served_model_names, model), metrics, workers.calls)
 
 

@@ -50,8 +50,8 @@ class FailingMocker(Mocker):
         def fail(engine):
             raise MemoryError("no memory for this step")
 
-        self._ranks[0]._send = fail
-        self._ranks[0].wake()
+        self.ranks[0]._send = fail
+        self.ranks[0].wake()
 
 
 def mocker():

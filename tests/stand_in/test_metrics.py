@@ -9,7 +9,7 @@ from serving.engines.mock import EngineConfig, TimingConfig
 from serving.stand_in.config import ApiConfig, KvHandoverConfig, LogConfig, LoraConfig, RanksConfig
 from tests.stand_in.metric_facts import facts, recorded, values
 from tests.stand_in.support import running
-from tests.support.waiting import in_time
+from tests.support.waiting import in_time, until_async
 
 SMALL = EngineConfig(block_size=32, num_gpu_blocks=200, max_model_len=4096)
 HERMES = ApiConfig(tool_call_parser="hermes")
@@ -253,3 +253,27 @@ def test_the_settings_of_the_cache_are_labels():
         "user_specified_block_size": "True",
     }.items():
         assert f"{label}={json.dumps(value)}" in line
+
+
+IDLE_LINE = (
+    "Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 0.0 tokens/s, Running: 0 reqs, "
+    "Waiting: 0 reqs, GPU KV cache usage: 0.0%, Prefix cache hit rate: 0.0%"
+)
+
+
+def test_lines_about_throughput_are_logged_while_something_happens_and_once_more(caplog):
+    def lines():
+        return [record.getMessage() for record in caplog.records if record.name.endswith("stats_log")]
+
+    async def ask(client):
+        await complete(client, "x" * 70, max_tokens=6)
+        await until_async(lambda: IDLE_LINE in lines())
+        for _ in range(50):  # there is no timer any more: no line follows, however long this takes
+            await asyncio.sleep(0.002)
+
+    with caplog.at_level("INFO", "serving.stand_in.vllm.metrics.stats_log"):
+        talk(ask, logs=LogConfig(stats_interval_s=0.05), timing=TimingConfig(timing="constant", speedup_ratio=1000.0))
+    *busy, idle = lines()
+    assert idle == IDLE_LINE
+    assert IDLE_LINE not in busy
+    assert busy[0].startswith("Engine 000: Avg prompt throughput: ")

@@ -61,6 +61,11 @@ def test_each_replica_has_a_port_and_a_cache_of_its_own(num_processes):
         assert [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in answers] == [0, 48]
 
 
+def test_any_free_port_is_one_for_every_replica():
+    config = replace(CONFIG, http=HttpConfig(port=8000), kv_events=KvEventsConfig(endpoint="tcp://*:0"))
+    assert [each.kv_events.endpoint for each in replicas_of(config, 2)] == ["tcp://*:0"] * 2
+
+
 def test_replicas_answer_the_same():
     texts = {answers[0]["choices"][0]["text"] for answers in served(2, 1)}
     assert len(texts) == 1

@@ -3,7 +3,7 @@
 import asyncio
 
 from serving.engines.mock import EngineConfig
-from serving.stand_in.config import HttpConfig, RanksConfig
+from serving.stand_in.config import RanksConfig
 from tests.stand_in.support import running
 
 
@@ -39,14 +39,3 @@ def test_each_of_several_ranks_has_its_own_cache_and_the_least_loaded_is_asked()
             return [each.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for each in both]
 
     assert asyncio.run(ask()) == [0, 0]
-
-
-def test_with_keys_only_what_is_below_v1_needs_one():
-    async def ask():
-        async with running(http=HttpConfig(api_keys=("one", "two"))) as client:
-            bearer = {"authorization": "Bearer two"}
-            paths = ("/v1/models", "/health", "/version")
-            without = [(await client.get(path)).status_code for path in paths]
-            return without, (await client.get("/v1/models", headers=bearer)).status_code
-
-    assert asyncio.run(ask()) == ([401, 200, 200], 200)

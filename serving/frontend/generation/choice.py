@@ -198,6 +198,7 @@ def _request(
         kv_transfer_params=options.kv_transfer_params,
         can_continue=prepared.constraint is None or model.card.continues_constrained,
         tools=prepared.tools,
+        adapter=model.adapter,
         num_choices=prepared.options.n or 1,
     )
 

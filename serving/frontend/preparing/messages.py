@@ -48,6 +48,8 @@ class Job(msgspec.Struct, array_like=True):
     id: int
     kind: KindName
     num_bytes: int
+    name: str | None
+    """The name that the model was found by; a request may have it instead of the one on the card."""
     is_only: bool
     """Whether no other model is served."""
 
@@ -85,13 +87,13 @@ def framed(message: msgspec.Struct) -> bytes:
 
 def _pack(value: Any) -> Any:
     assert isinstance(value, Prompt)
-    return [value.tokens.astype("<u4").tobytes(), value.block_size, np.array(value.hashes, "<u8").tobytes()]
+    return [value.tokens.astype("<u4").tobytes(), value.block_size, np.array(value.hashes, "<u8").tobytes(), value.salt]
 
 
 def _unpack(type: type, value: Any) -> Any:
     assert type is Prompt
-    tokens, block_size, hashes = value
-    return Prompt(np.frombuffer(tokens, "<u4"), block_size, np.frombuffer(hashes, "<u8").tolist())
+    tokens, block_size, hashes, salt = value
+    return Prompt(np.frombuffer(tokens, "<u4"), block_size, np.frombuffer(hashes, "<u8").tolist(), salt=salt)
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=_pack).encode

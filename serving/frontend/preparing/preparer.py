@@ -76,15 +76,23 @@ class Preparer:
         except _EndedError as error:
             raise ModelError("the process that loads its tokenizer and chat template ended early") from error
 
-    async def prepare(self, kind: KindName, body: Body, *, is_only: bool = True) -> Preprocessed | Elsewhere:
-        """Prepare a request; one that names no model is for this one only if no other is served.
+    async def prepare(
+        self, kind: KindName, body: Body, *, name: str | None = None, is_only: bool = True
+    ) -> Preprocessed | Elsewhere:
+        """Prepare a request.
+
+        Args:
+            kind: its kind.
+            body: its body.
+            name: a name of the model besides the one on its card.
+            is_only: whether no other model is served, so that a request that names none is for this one.
 
         Raises:
             ApiError: it cannot be served, or cannot be prepared in time.
         """
         await self._slots.acquire()  # a client that leaves while it waits for a slot leaves nothing behind
         # A job in progress keeps its deadline when its client leaves: nobody else would notice that it never ends.
-        job = asyncio.create_task(self._run(kind, body, is_only=is_only))
+        job = asyncio.create_task(self._run(kind, body, name, is_only=is_only))
         self._jobs.add(job)
         job.add_done_callback(self._end)
         outcome = await asyncio.shield(job)
@@ -106,7 +114,7 @@ class Preparer:
         self._jobs.discard(job)
         self._slots.release()
 
-    async def _run(self, kind: KindName, body: Body, *, is_only: bool) -> Outcome:
+    async def _run(self, kind: KindName, body: Body, name: str | None, *, is_only: bool) -> Outcome:
         for _ in range(ATTEMPTS):
             if self._is_closed:
                 return Refusal(503, "the server shut down before the answer was complete")
@@ -119,7 +127,7 @@ class Preparer:
                 return Refusal(503, "the tokenizer of this model cannot be started at the moment")
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    return await process.do(kind, body, is_only=is_only)
+                    return await process.do(kind, body, name, is_only=is_only)
             except TimeoutError:
                 log.warning("%s: a request was not prepared in time; ending its preparer", self._model.card.name)
                 process.kill()
@@ -189,7 +197,7 @@ class _Process:
             await self.close()
             raise ModelError(ready.error)
 
-    async def do(self, kind: KindName, body: Body, *, is_only: bool) -> Outcome:
+    async def do(self, kind: KindName, body: Body, name: str | None, *, is_only: bool) -> Outcome:
         """Do a job.
 
         Raises:
@@ -200,7 +208,7 @@ class _Process:
         id = next(self._ids)
         self._waiting[id] = asyncio.get_running_loop().create_future()
         try:
-            await self._write(Job(id, kind, len(body), is_only), body)
+            await self._write(Job(id, kind, len(body), name, is_only), body)
             return await self._waiting[id]
         finally:
             del self._waiting[id]

@@ -106,7 +106,9 @@ def _messages(source: IO[bytes]) -> Iterator[bytes]:
 def _outcome(job: Job, body: bytes, model: TextModel) -> Outcome:
     try:
         request = parse(body, KINDS[job.kind].type)
-        if request.model != model.card.name and not (request.model is None and job.is_only):
+        if request.model not in (model.card.name, job.name or model.card.name) and not (
+            request.model is None and job.is_only
+        ):
             return Elsewhere(request.model)
         outcome = preprocess(request, body, model)
     except ApiError as error:

@@ -11,6 +11,7 @@ from serving.life.lease import LeaseConfig
 NIXL = ("NixlConnector", "NixlPullConnector")
 OFFLOADING = "OffloadingConnector"
 HOST, PORT = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"
+DESCRIBING = "self_describing_kv_events"
 GIB = 1 << 30
 
 
@@ -49,9 +50,11 @@ def kv_of(given: Mapping[str, Any], environment: Mapping[str, str], *, block_siz
 
 
 def describes_chunks(given: Mapping[str, Any]) -> bool:
-    """Whether KV events of host memory have tokens."""
-    extras = [each.get(EXTRA) or {} for each in children(given.get("kv_transfer_config"))]
-    return any(extra.get("self_describing_kv_events", False) for extra in extras)
+    """Return whether KV events of host memory have the tokens of its chunks."""
+    config = given.get("kv_transfer_config")
+    if given.get("kv_offloading_size") is not None:
+        return bool(_extra(config).get(DESCRIBING))
+    return any(bool((each.get(EXTRA) or {}).get(DESCRIBING)) for each in children(config))
 
 
 def _of_host_memory(config: Mapping[str, Any] | None, size: float | None, block_size: int) -> dict[str, Any]:

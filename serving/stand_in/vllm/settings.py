@@ -301,7 +301,7 @@ NAMES = ("name", "path", "base_model_name")
 
 
 def _kv_events(given: Mapping[str, Any], environment: Mapping[str, str]) -> KvEventsConfig | None:
-    """Return where events are published, if they are."""
+    """Return where events are published, if they are, and how they name blocks."""
     entries = dict(given.get("kv_events_config") or {})
     is_on, publisher = entries.pop("enable_kv_cache_events", False), entries.pop("publisher", None)
     if not is_on or publisher == "null":
@@ -310,11 +310,11 @@ def _kv_events(given: Mapping[str, Any], environment: Mapping[str, str]) -> KvEv
         raise ValueError(f"--kv-events-config.publisher {publisher}: expected zmq or null")
     try:
         return KvEventsConfig(
+            **entries,
             hash_algorithm=given.get("prefix_caching_hash_algo", "sha256"),
             hash_seed=environment.get("PYTHONHASHSEED"),
             use_int_block_hashes=bool(_whole(environment, "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", 1)),
             describes_chunks=describes_chunks(given),
-            **entries,
         )
     except ValueError as error:
         raise ValueError(f"--kv-events-config: {error}") from None

@@ -59,9 +59,9 @@ class Publisher:
         try:
             self.endpoint = _open(self._socket, endpoint_of(config.endpoint, rank))
             if config.replay_endpoint is not None:
-                replies = self._replies = zmq.asyncio.Socket(context, zmq.ROUTER)
+                self._replies = replies = zmq.asyncio.Socket(context, zmq.ROUTER)
                 # A ROUTER drops what there is no room for. All that is kept must have some, and the end, too.
-                replies.set(zmq.SNDHWM, config.buffer_steps + 1)
+                replies.setsockopt(zmq.SNDHWM, config.buffer_steps + 1)
                 self.replay_endpoint = _bind(replies, endpoint_of(config.replay_endpoint, rank))
                 self._replaying = asyncio.create_task(self._replay(replies))
         except PublisherError:

@@ -15,6 +15,7 @@ from serving.stand_in.vllm.metrics.http import HttpCounts
 from serving.stand_in.vllm.metrics.recorder import Recorder
 from serving.stand_in.vllm.metrics.series import Series
 from serving.stand_in.vllm.metrics.state import copies_of, sleep_state, state_of, transfers_of
+from serving.stand_in.vllm.metrics.stats_log import StatsLog
 from serving.worker.protocol import PreprocessedRequest
 
 
@@ -35,18 +36,18 @@ def shown_by(config: StandInConfig, max_model_len: int) -> Shown:
     )
 
 
-def _no_adapter(request: PreprocessedRequest) -> str:
-    return ""
+def _adapter_of(request: PreprocessedRequest) -> str:
+    return "" if request.cache_scope is None else request.cache_scope.lora_name
 
 
 class VllmMetrics:
-    """Counts from the start; it must `observe` the engine before that runs."""
+    """Counts from the start; it must `observe` the engine before that runs, and `follow` it then."""
 
     def __init__(
         self,
         config: StandInConfig,
         max_model_len: int,
-        adapter_of: Callable[[PreprocessedRequest], str] = _no_adapter,
+        adapter_of: Callable[[PreprocessedRequest], str] = _adapter_of,
     ) -> None:
         """Count for a stand-in.
 
@@ -67,13 +68,27 @@ class VllmMetrics:
         self._server = Series({})
         self._engine: Mocker | None = None
         bounds = {each.name: each.bounds for each in self._families if each.kind == "histogram" and not each.own}
-        count = config.engine.dp_size if config.logs.has_stats else 0
-        self._recorders = [Recorder(Series(bounds), self._adapters, adapter_of) for _ in range(count)]
+        count, interval_s = config.engine.dp_size if config.logs.has_stats else 0, config.logs.stats_interval_s
+        self._stats_log = StatsLog(interval_s) if interval_s and count else None
+        self._recorders = [Recorder(Series(bounds), self._adapters, adapter_of, self._stats_log) for _ in range(count)]
 
     def observe(self, engine: Mocker) -> None:
         """Have the ranks of an engine observed; they do not run yet."""
         engine.observers = self._recorders
         self._engine = engine
+
+    def follow(self) -> None:
+        """Log lines about the engine, which runs now."""
+        assert self._engine is not None
+        if self._stats_log is not None:
+            ranks = zip(self._engine.ranks, self._recorders, strict=True)
+            first = self._config.ranks.first
+            self._stats_log.follow({first + n: (rank, each.series) for n, (rank, each) in enumerate(ranks)})
+
+    def close(self) -> None:
+        """Log nothing more."""
+        if self._stats_log is not None:
+            self._stats_log.close()
 
     def count_rejection(self, limit: str) -> None:
         """Count a request that is turned away because of a limit, by vLLM's name of it."""

@@ -15,6 +15,7 @@ from serving.engines.mock_live import Live
 from serving.engines.mock_observer import Gaps
 from serving.stand_in.vllm.metrics.adapters import Adapters
 from serving.stand_in.vllm.metrics.series import Series
+from serving.stand_in.vllm.metrics.stats_log import StatsLog
 from serving.worker.protocol import PreprocessedRequest
 
 Key = tuple[str, bytes]
@@ -44,7 +45,11 @@ class Recorder:
     """See the module, and `Observer` for the methods."""
 
     def __init__(
-        self, series: Series, adapters: Adapters | None, adapter_of: Callable[[PreprocessedRequest], str]
+        self,
+        series: Series,
+        adapters: Adapters | None,
+        adapter_of: Callable[[PreprocessedRequest], str],
+        stats_log: StatsLog | None = None,
     ) -> None:
         """Start to count.
 
@@ -52,8 +57,10 @@ class Recorder:
             series: where things are counted.
             adapters: the adapters in use, if there may be some.
             adapter_of: returns the name of a request's adapter, empty for the model itself.
+            stats_log: logs lines while something happens, if there are to be any.
         """
         self.series = series
+        self._stats_log = stats_log
         self._adapters = adapters
         self._adapter_of = adapter_of
         self._asked: dict[Live, Asked] = {}
@@ -74,6 +81,8 @@ class Recorder:
     ) -> None:
         """See `Observer`."""
         self._step_end_s = end_s
+        if self._stats_log is not None:
+            self._stats_log.wake()
         num_tokens, num_computed = num_decoded, 0
         for live in prefilled:
             num_tokens += live.embedding is None
@@ -98,7 +107,7 @@ class Recorder:
             self._siblings.pop(asked.key, None)
 
     def on_aborted(self, live: Live) -> None:
-        """Count a request that the engine itself ended: it went to sleep."""
+        """See `Observer`."""
         self._count_ended(live, "abort", live.made)
 
     def on_gaps(self, gaps: Gaps) -> None:

@@ -45,6 +45,10 @@ class Series:
         series = self.counters.setdefault(name, {})
         series[labels] = series.get(labels, 0) + by
 
+    def total(self, name: str, *labels: str) -> float:
+        """Return a counter."""
+        return self.counters.get(name, {}).get(labels, 0)
+
     def observe(self, name: str, value: float) -> None:
-        """Count a sample of a histogram, if there is such a histogram."""
+        """Count a sample of a histogram."""
         self.histograms[name].observe(value)

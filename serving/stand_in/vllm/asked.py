@@ -1,0 +1,175 @@
+"""What requests ask besides answers: their query and their small bodies, checked as strictly as vLLM checks them."""
+
+import json
+from typing import Any, Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serving.frontend.answering import Handler
+
+MAX_BYTES = 1 << 20
+"""Largest body of a request that asks for no answer."""
+
+NOT_JSON = "JSON decode error: {}"
+
+TRUE = frozenset(("1", "true", "t", "yes", "y", "on"))
+FALSE = frozenset(("0", "false", "f", "no", "n", "off"))
+
+
+class RefusedError(Exception):
+    """A refusal, with vLLM's error body."""
+
+    def __init__(self, status: int, type: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.error = {"message": message, "type": type, "param": param, "code": status}
+
+    def response(self) -> Response:
+        """Return it as an answer."""
+        return as_json({"error": self.error}, self.status)
+
+
+def as_json(value: Any, status: int = 200) -> Response:
+    """Return a value as an answer."""
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def done() -> Response:
+    """Return an answer without content."""
+    return Response()
+
+
+def refusing(handler: Handler) -> Handler:
+    """Return a handler that answers with the refusals that another raises."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except RefusedError as refused:
+            return refused.response()
+
+    return answer
+
+
+def not_modelled(why: str) -> Handler:
+    """Return the handler of a path that vLLM has, and that only says why a stand-in does not answer there."""
+
+    async def refuse(request: Request) -> Response:
+        raise RefusedError(501, "NotImplementedError", f"{request.url.path} is not modelled by this stand-in: {why}")
+
+    return refuse
+
+
+def invalid(where: Literal["query", "body"], name: str, problem: str) -> RefusedError:
+    """Return the refusal of a request with an invalid field."""
+    place = f"{where}.{name}" if name else where
+    return RefusedError(400, "Bad Request", f"1 validation error:\n  {place}: {problem}", place)
+
+
+def flag(request: Request, name: str, default: bool) -> bool:
+    """Return a boolean of the query.
+
+    Raises:
+        RefusedError: it is none.
+    """
+    said = request.query_params.get(name)
+    if said is None:
+        return default
+    if said.lower() not in TRUE | FALSE:
+        raise invalid("query", name, f"expected true or false, not {said[:100]!r}")
+    return said.lower() in TRUE
+
+
+def choice(request: Request, name: str, choices: tuple[str, ...], default: str) -> str:
+    """Return one of several words from the query.
+
+    Raises:
+        RefusedError: it is none of them.
+    """
+    said = request.query_params.get(name, default)
+    if said not in choices:
+        raise invalid("query", name, f"expected {' or '.join(map(repr, choices))}, not {said[:100]!r}")
+    return said
+
+
+def whole(request: Request, name: str, least: int, most: int, default: int) -> int:
+    """Return a whole number of the query.
+
+    Raises:
+        RefusedError: it is none, or not within the bounds.
+    """
+    said = request.query_params.get(name, str(default))
+    try:
+        found = int(said)
+    except ValueError:
+        raise invalid("query", name, f"expected a whole number, not {said[:100]!r}") from None
+    if not least <= found <= most:
+        raise invalid("query", name, f"expected a number from {least} to {most}, not {found}")
+    return found
+
+
+def check_is_json(request: Request) -> None:
+    """Check that a body says that it is JSON.
+
+    Raises:
+        RefusedError: it does not.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].lower()
+    if media_type != "application/json":
+        message = "1 validation error:\n  Unsupported Media Type: the content type must be 'application/json'"
+        raise RefusedError(400, "Bad Request", message)
+
+
+async def body_of(request: Request, wording: str = NOT_JSON) -> Any:
+    """Return the body of a request.
+
+    Args:
+        request: the request.
+        wording: how a body that is not JSON is refused; {} stands for the reason.
+
+    Raises:
+        RefusedError: it is not JSON, or too large.
+    """
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BYTES:
+            raise RefusedError(413, "Request Entity Too Large", f"the body is larger than {MAX_BYTES} bytes")
+    try:
+        return json.loads(body)
+    except json.JSONDecodeError as error:
+        raise RefusedError(400, "Bad Request", wording.format(error)) from error
+    except UnicodeDecodeError as error:
+        raise RefusedError(400, "Bad Request", "JSON decode error: the body is not UTF-8") from error
+
+
+async def object_of(request: Request, wording: str = NOT_JSON) -> dict[str, Any]:
+    """Return the body of a request, which must be an object.
+
+    Raises:
+        RefusedError: it is none.
+    """
+    found = await body_of(request, wording)
+    if not isinstance(found, dict):
+        raise RefusedError(400, "Bad Request", "Request body must be a JSON object")
+    return found
+
+
+async def fields_of(request: Request, **types: type) -> dict[str, Any]:
+    """Return fields that a body must have.
+
+    Raises:
+        RefusedError: one is missing or of another type.
+    """
+    check_is_json(request)
+    found = await body_of(request)
+    if not isinstance(found, dict):
+        raise invalid("body", "", f"expected an object, not {type(found).__name__}")
+    for name, wanted in types.items():
+        if name not in found:
+            raise invalid("body", name, "Field required")
+        if not isinstance(found[name], wanted):
+            raise invalid("body", name, f"expected {wanted.__name__}, not {type(found[name]).__name__}")
+    return found
