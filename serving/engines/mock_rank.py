@@ -365,13 +365,16 @@ class MockEngine:
         for sequence in output.finished:
             live = sequence.payload
             assert isinstance(live, Live)
-            if not sequence.is_remote_decode:
+            if sequence.is_remote_decode:
+                live.awaits_offer = True
+            else:
                 live.finish()
         for sequence in (*decoded, *output.sampled):
             live = sequence.payload
             assert isinstance(live, Live)
             made = live.made = live.made + 1
-            if live.is_plain and live.end is None and live.sent == made - 1 and not live.stream.is_blocked:
+            is_next = live.is_plain and live.end is None and live.sent == made - 1
+            if is_next and not live.awaits_offer and not live.stream.is_blocked:
                 live.stream.send(live.output[live.sent])
                 live.sent = made
             else:
