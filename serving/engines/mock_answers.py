@@ -93,6 +93,7 @@ class LogProbabilities:
     def _top(self, token: int, count: int) -> list[tuple[int, float]]:
         """Return a token and others, in order of falling likelihood."""
         words = self._words
+        count = len(words) if count < 0 else count
         near = [words[(token + place) % len(words)] for place in range(min(count, len(words)))]
         others = [other for other in near if other != token]
         own = log_probability(token)

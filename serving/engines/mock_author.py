@@ -17,6 +17,7 @@ from serving.engines.mock_embedding import DEFAULT_SIZE, embedding_of
 from serving.engines.mock_forms.errors import FormError
 from serving.engines.mock_forms.fit import choice_tokens, json_tokens, regex_tokens, usual_tokens
 from serving.engines.mock_forms.writer import Writer
+from serving.engines.mock_words import allowed_words, bad_sequences, repetition_place, without
 from serving.model.constraints import NO_GRAMMAR
 from serving.model.files import ModelFiles
 from serving.model.tokenizer import ByteTokenizer, Tokenizer
@@ -36,6 +37,8 @@ class Plan(NamedTuple):
     """The token at which it ends, from 1; None: at the limit."""
     embedding: list[float] | None = None
     """What is returned instead of the output."""
+    reason: str = ""
+    """Why it ends, if the engine itself cannot know."""
 
 
 class Author:
@@ -57,6 +60,7 @@ class Author:
         self.vocabulary: npt.NDArray[np.uint32] = np.asarray(tokenizer.speakable())
         self.words: list[int] = np.unique(self.vocabulary).tolist()
         self._config = config
+        self._tokenizer = tokenizer
         self._parser = tool_call_parser
         self._embedding_size = embedding_size
         self._is_bytes = isinstance(tokenizer, ByteTokenizer)
@@ -105,14 +109,29 @@ class Author:
             output = self._ended(request, formed[request.num_generated :], limit)
             end = None if len(output) == limit and request.stop_conditions.ignore_eos else len(output)
         else:
-            output = answer_tokens(prompt, seed, request.num_generated, length, self.vocabulary)
+            output = self._said(request, prompt, seed, length)
         end = stop_place(request, output[:limit]) or end
-        return Plan(output[:limit][:end], limit, end)
+        output = output[:limit][:end]
+        if (pattern := options.get("repetition")) and (place := repetition_place(output, pattern)) is not None:
+            return Plan(output[:place], limit, place, reason="repetition")
+        return Plan(output, limit, end)
 
     def first(self, request: PreprocessedRequest, tokens: npt.NDArray[np.uint32]) -> Plan:
         """Return the one token of a request whose prompt alone is computed here; nobody reads it."""
         _refuse_sharing(request)
         return Plan(answer_tokens(tokens, 0, 0, 1, self.vocabulary), 1)
+
+    def _said(self, request: PreprocessedRequest, prompt: npt.NDArray[np.uint32], seed: int, length: int) -> list[int]:
+        """Return free text of the words that the request allows.
+
+        Raises:
+            ValueError: it allows none.
+        """
+        options = request.sampling_options
+        words = allowed_words(options, self.vocabulary)
+        output = answer_tokens(prompt, seed, request.num_generated, length, words)
+        bad = options.get("bad_words")
+        return without(output, bad_sequences(bad, self._tokenizer), words) if bad else output
 
     def _formed(
         self, request: PreprocessedRequest, prompt: npt.NDArray[np.uint32], seed: int, target: int, enough: int

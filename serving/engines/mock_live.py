@@ -33,6 +33,7 @@ class Live:
         "offer",
         "output",
         "prompt",
+        "reason",
         "request_id",
         "room",
         "sent",
@@ -59,6 +60,8 @@ class Live:
         """Whether its last token waits for the end, which says where its KV is: a client that has it reads no further."""
         self.has_tiers = False
         """Whether its prompt's KV may come from beyond the GPU."""
+        self.reason = ""
+        """Why it ends, if that is known from the start."""
         self.is_queued = False
         """Whether the engine has it."""
         self.prompt = prompt
@@ -120,7 +123,7 @@ class Live:
         cached = sequence.cached_tokens
         if load is not None:
             cached = self._cached_elsewhere(load, cached)
-        self.end = {"finish_reason": sequence.finish_reason, "cached_tokens": cached, **more}
+        self.end = {"finish_reason": self.reason or sequence.finish_reason, "cached_tokens": cached, **more}
         if self.embedding is not None:
             self.end["embedding"] = self.embedding
         if self.has_tiers and load is None:

@@ -155,6 +155,7 @@ class MockEngine:
             max_tokens=answer.limit,
             stop_after=answer.stop_after,
             chain=chain,
+            priority=request.priority,
             arrival=float(self._order),
             adapter="" if request.cache_scope is None else request.cache_scope.lora_name,
         )
@@ -162,6 +163,7 @@ class MockEngine:
         live = sequence.payload = Live(tokens, output, stream, log_probabilities, sequence, arrival_s)
         live.has_tiers = self._tiers is not None
         live.request_id = request.request_id
+        live.reason = answer.reason
         if answer.embedding is not None:
             live.embed(answer.embedding)
         stream.on_cancel = lambda: self.engine.abort(sequence)

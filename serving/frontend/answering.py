@@ -1,7 +1,5 @@
 """Requests for answers and embeddings, answered by the engines of a model."""
 
-import re
-import secrets
 import time
 from collections.abc import Awaitable, Callable
 
@@ -24,8 +22,6 @@ from serving.frontend.prepared import Embeddable, HandedThrough, Prepared
 from serving.frontend.request import KnownModels, RequestReader, unless_gone
 from serving.runtime.connection import ReplyStream
 
-REQUEST_ID = re.compile(r"[\w.:-]{1,128}\Z")
-
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -45,7 +41,7 @@ class Answering:
         """Requests in progress, of any kind."""
         self.dialect = dialect
         self.metrics = FrontendMetrics()
-        self.reader = RequestReader(models, config, self.metrics)
+        self.reader = RequestReader(models, config, self.metrics, dialect.reading)
         self.kept = KeptResponses(config)
         self._config = config
         self._responses: set[CompletionResponse] = set()
@@ -100,7 +96,7 @@ class Answering:
         metrics.inflight += 1
         status = "error"
         try:
-            response = await unless_gone(request, embed(model, asked, _request_id(request)))
+            response = await unless_gone(request, embed(model, asked, self.dialect.received(request, None)))
             status = "success"
         except ApiError as error:
             if error.status in (429, 503):
@@ -123,7 +119,7 @@ class Answering:
             return hand_through(model, prepared, self._handed_through, endpoint=KINDS[kind].endpoint, metrics=metrics)
         assert isinstance(prepared, Prepared)
         _count_prompts(prepared, metrics)
-        request_id = _request_id(request)
+        request_id = self.dialect.received(request, prepared)
         try:
             if "query_instance_id" in (prepared.extension.annotations or ()):
                 return nvext.instance_query(model, prepared.prompts[0], request_id)
@@ -139,15 +135,16 @@ class Answering:
             metrics.observe("router_overlap_share", choice.num_overlap_tokens / choice.num_prompt)
             metrics.count("router_decisions", f"{choice.attempts.prompt_placement.rank.instance_id:x}")
         accepted = AcceptedRequest(prepared=prepared, id=request_id, choices=choices, metrics=metrics, started=started)
-        return CompletionResponse(accepted, self.dialect.answer(accepted, turn), self._responses)
+        return CompletionResponse(
+            accepted,
+            self.dialect.answer(accepted, turn),
+            self._responses,
+            self.dialect.headers(accepted),
+            begins_at_once=self.dialect.begins_at_once,
+        )
 
 
 def _count_prompts(prepared: Prepared, metrics: ModelMetrics) -> None:
     metrics.count("input_tokens", by=sum(len(prompt.tokens) for prompt in prepared.prompts))
     for prompt in prepared.prompts:
         metrics.observe("input_sequence_tokens", len(prompt.tokens))
-
-
-def _request_id(request: Request) -> str:
-    given = request.headers.get("x-request-id", "")
-    return given if REQUEST_ID.match(given) else secrets.token_hex(16)

@@ -11,8 +11,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from serving.frontend.answering import Answering, Handler
-from serving.frontend.api.errors import ApiError
-from serving.frontend.guard import DEFECT, Admission, Guard, error_response
+from serving.frontend.api.errors import ApiError, NoRouteError
+from serving.frontend.guard import DEFECT, Admission, Guard
 from serving.runtime.messages import CallError
 
 HOT = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
@@ -66,7 +66,7 @@ def _failures(answering: Answering) -> dict[type[Exception], Callable[[Request, 
     """Return what answers each kind of failure."""
 
     def refused(request: Request, error: ApiError) -> Response:
-        return error_response(error, request.url.path, answering.dialect)
+        return answering.dialect.error_response(request.url.path, error)
 
     async def on_api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
@@ -79,7 +79,7 @@ def _failures(answering: Answering) -> dict[type[Exception], Callable[[Request, 
         path = request.url.path[:100]
         messages = {404: f"there is no {path}", 405: f"{path} does not accept {request.method}"}
         message = messages.get(error.status_code, str(error.detail))
-        return refused(request, ApiError(error.status_code, message, headers=dict(error.headers or {})))
+        return refused(request, NoRouteError(error.status_code, message, headers=dict(error.headers or {})))
 
     async def on_gone(_: Request, error: Exception) -> Response:
         return Response(status_code=499)  # nobody is left to read it

@@ -1,7 +1,12 @@
-"""How a server words what every server says: answers and errors."""
+"""How a server words what every server says: requests, answers and errors."""
 
+import re
+import secrets
 from collections.abc import Callable
 from typing import NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import Response
 
 from serving.frontend.answers.accepted import AcceptedRequest
 from serving.frontend.answers.answer import Answer
@@ -9,6 +14,10 @@ from serving.frontend.answers.selection import answer_of
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.messages.errors import body_at
 from serving.frontend.kept_responses import Turn
+from serving.frontend.prepared import Prepared
+from serving.frontend.reading import OWN, Reading
+
+REQUEST_ID = re.compile(r"[\w.:-]{1,128}\Z")
 
 
 class Dialect(NamedTuple):
@@ -16,9 +25,28 @@ class Dialect(NamedTuple):
 
     answer: Callable[[AcceptedRequest, Turn | None], Answer]
     """Returns what writes an accepted request's answer."""
-    error_body: Callable[[str, ApiError], bytes]
-    """Returns the body of an error, in the form of the API that a path belongs to."""
+    error_response: Callable[[str, ApiError], Response]
+    """Returns an error in the form of the API that a path belongs to."""
+    reading: Reading
+    """Reads bodies."""
+    received: Callable[[Request, Prepared | None], str]
+    """Adds what headers ask for to a request, if it is one for an answer; returns its id."""
+    headers: Callable[[AcceptedRequest], dict[str, str]]
+    """Returns the headers of an answer."""
+    begins_at_once: bool = False
+    """Whether a stream begins before there is a token, so that failures are part of it."""
 
 
-OPENAI = Dialect(answer_of, body_at)
+def error_response(path: str, error: ApiError) -> Response:
+    """Return an error as OpenAI's API has it, or Anthropic's."""
+    return Response(body_at(path, error), error.status, headers=error.headers, media_type="application/json")
+
+
+def received(request: Request, prepared: Prepared | None) -> str:
+    """Return the id that a client gave, or a new one."""
+    given = request.headers.get("x-request-id", "")
+    return given if REQUEST_ID.match(given) else secrets.token_hex(16)
+
+
+OPENAI = Dialect(answer_of, error_response, OWN, received, AcceptedRequest.headers)
 """That of OpenAI, Anthropic and Dynamo."""

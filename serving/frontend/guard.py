@@ -6,13 +6,11 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.frontend.answering import Answering, Handler
 from serving.frontend.answers.sending import BEGUN
 from serving.frontend.api.errors import ApiError
-from serving.frontend.dialect import Dialect
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +68,7 @@ class Guard:
             method, path, headers, num_open=answering.num_open, is_draining=answering.is_draining
         )
         if error is not None:
-            await error_response(error, path, answering.dialect)(scope, receive, send)
+            await answering.dialect.error_response(path, error)(scope, receive, send)
             return
         answering.num_open += 1
         handler = self._hot.get((method, path))
@@ -106,9 +104,4 @@ class Guard:
             refusal = DEFECT
         else:
             return
-        await error_response(refusal, scope["path"], self._answering.dialect)(scope, receive, send)
-
-
-def error_response(error: ApiError, path: str, dialect: Dialect) -> Response:
-    """Return an error in the form of the API that a path belongs to."""
-    return Response(dialect.error_body(path, error), error.status, headers=error.headers, media_type="application/json")
+        await self._answering.dialect.error_response(scope["path"], refusal)(scope, receive, send)

@@ -8,6 +8,7 @@ from serving.frontend.api.kinds import KINDS, KindName
 from serving.frontend.api.openai import NvExt, Request
 from serving.frontend.api.responses.request import ResponseOptions
 from serving.frontend.api.structure import Constraint
+from serving.frontend.api.vllm_options import NO_OPTIONS, VllmOptions
 from serving.frontend.shape import Shape
 from serving.model.tokenizer import Ids
 from serving.router.hashing import block_hashes, salt_hash, sequence_hashes
@@ -53,6 +54,10 @@ class Prepared(msgspec.Struct, kw_only=True, tag=True):
     """The first prompt as text, if it is text and was requested."""
     response: ResponseOptions | None = None
     """For a response, what it needs of its request."""
+    vllm: VllmOptions = NO_OPTIONS
+    """What it asks for beyond OpenAI's API."""
+    prompt_text: str | None = None
+    """The prompt of a conversation as text, if that is to be returned."""
 
     @property
     def endpoint(self) -> str:

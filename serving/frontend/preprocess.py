@@ -17,12 +17,12 @@ from serving.frontend.api.kinds import (
     check,
 )
 from serving.frontend.api.messages.request import MessagesRequest
-from serving.frontend.api.openai import COMPLETION_TOKENS, ChatRequest, CompletionRequest, Message, Request
+from serving.frontend.api.openai import ChatRequest, CompletionRequest, Message, Request
 from serving.frontend.api.plain import check_plain
 from serving.frontend.api.responses.request import ResponsesRequest
 from serving.frontend.api.structure import constraint
 from serving.frontend.api.tools import check_tools, tool_use
-from serving.frontend.api.unsupported import check_fields
+from serving.frontend.api.vllm_options import VllmOptions
 from serving.frontend.prepared import Detokenized, Embeddable, HandedThrough, Prepared, Preprocessed, Prompt, Tokenized
 from serving.frontend.shape import combined, honoured, shape_of
 from serving.frontend.text_model import TextModel, check_tokens, encode, given
@@ -87,7 +87,7 @@ def preprocess(request: AnyRequest, body: bytes | bytearray, model: TextModel) -
         ApiError: it cannot be served.
     """
     if not isinstance(request, Request):
-        check_fields(body, request, is_strict=model.is_strict)
+        model.reading.check(request, body, model)
     if isinstance(request, TokenizeRequest):
         return tokenize(request, model)
     if isinstance(request, AboutEmbeddings):
@@ -106,7 +106,7 @@ def preprocess(request: AnyRequest, body: bytes | bytearray, model: TextModel) -
         return hand_through(body)
     if model.card.model_type is not ModelType.Backend:
         raise ApiError(404, f"model {request.model!r} does not offer {name}", code="model_not_found", param="model")
-    check_fields(body, request, is_strict=model.is_strict)
+    model.reading.check(request, body, model)
     return prepare(request, model)
 
 
@@ -135,13 +135,15 @@ def prepare(request: Request, model: TextModel) -> Prepared:
         shape=shape_of(request, use, wanted, encoded[0].text, model.card) if isinstance(request, ChatRequest) else None,
         constraint=honoured(combined(use, wanted), model.card),
         tools=use.tools if use is not None and not use.is_forced else None,
-        prompts=[Prompt(each.tokens, model.card.kv_cache_block_size) for each in encoded],
+        prompts=[Prompt(each.tokens, model.card.kv_cache_block_size, salt=request.vllm.cache_salt) for each in encoded],
         limits=[each.limit for each in encoded],
         has_own_limit=has_own_limit,
         echoes=echoes,
         num_logprobs=request.num_logprobs,
         num_prompt_logprobs=request.num_prompt_logprobs,
         formatted=encoded[0].text if wants_formatted else "",
+        vllm=request.vllm,
+        prompt_text=encoded[0].text if request.vllm.return_prompt_text else None,
     )
 
 
@@ -255,28 +257,53 @@ class _Encoded(NamedTuple):
 
 def _encode_chat(request: ChatRequest, model: TextModel) -> _Encoded:
     text, tokens = _chat_tokens(request, model)
-    return _Encoded(text, tokens, _limit(request, len(tokens), model, "messages"))
+    return _Encoded(text, tokens, model.reading.limit(request, len(tokens), model, "messages"))
 
 
 def _chat_tokens(request: ChatRequest, model: TextModel) -> tuple[str, Ids]:
     """Return the prompt of a conversation, as text and in tokens."""
     is_raw = _is_raw(request)
-    tools = request.tools if request.tool_choice != "none" else None
     more = {
         "documents": request.documents,
         "add_generation_prompt": request.add_generation_prompt is not False,
         "variables": request.template_variables,
+        "template": request.vllm.chat_template,
     }
-    text = _joined(request.messages) if is_raw else _render(request.messages, tools, model, **more)
-    return text, encode(text, model, "messages", special=is_raw)
+    text = _joined(request.messages) if is_raw else _render(request.messages, request.shown_tools, model, **more)
+    if request.vllm.continue_final_message:
+        text = _cut_after(text, request.messages[-1].text)
+    tokens = encode(text, model, "messages", special=is_raw or bool(request.vllm.add_special_tokens))
+    return text, _truncated(tokens, request.vllm, model)
+
+
+def _cut_after(prompt: str, last: str) -> str:
+    """Return a prompt up to the end of its last message's text, which the answer continues.
+
+    Raises:
+        ApiError: the template does not repeat it.
+    """
+    found = prompt.rfind(last.strip())
+    if found < 0:
+        raise ApiError(400, "continue_final_message: the chat template does not show the last message as it is")
+    return prompt[: found + len(last.strip())]
+
+
+def _truncated(tokens: Ids, options: VllmOptions, model: TextModel) -> Ids:
+    """Return the tokens that a request wants kept."""
+    kept = options.truncate_prompt_tokens
+    if kept is None or len(tokens) <= (kept := model.card.context_length if kept < 0 else kept):
+        return tokens
+    return tokens[len(tokens) - kept :] if options.truncation_side == "left" else tokens[:kept]
 
 
 def _encode_prompt(prompt: str | list[int], request: CompletionRequest, model: TextModel) -> _Encoded:
+    options = request.vllm
     if isinstance(prompt, str):
-        tokens = encode(prompt, model, "prompt", special=True)
-        return _Encoded(prompt, tokens, _limit(request, len(tokens), model, "prompt"))
-    limit = _limit(request, len(prompt), model, "prompt")
-    tokens = given(prompt, model, "prompt")
+        tokens = encode(prompt, model, "prompt", special=options.add_special_tokens is not False)
+        tokens = _truncated(tokens, options, model)
+        return _Encoded(prompt, tokens, model.reading.limit(request, len(tokens), model, "prompt"))
+    limit = model.reading.limit(request, len(prompt), model, "prompt")
+    tokens = _truncated(given(prompt, model, "prompt"), options, model)
     return _Encoded(model.tokenizer.decode(prompt) if request.echo else "", tokens, limit)
 
 
@@ -310,26 +337,3 @@ def _render(messages: list[Message], tools: list[dict[str, Any]] | None, model: 
         return model.template.render(plain, tools, **more)
     except TemplateError as error:
         raise ApiError(400, str(error), param="messages") from error
-
-
-def _limit(request: Request, num_prompt: int, model: TextModel, param: str) -> int:
-    """Return the number of tokens that may be generated after a prompt.
-
-    Raises:
-        ApiError: the prompt is empty, or does not fit into the model's context.
-    """
-    if not num_prompt:
-        raise ApiError(400, "the prompt has no tokens", param=param)
-    context, limit = model.card.context_length, request.max_tokens
-    if (message := refusal(context, num_prompt, limit)) is not None:
-        fits = num_prompt < context
-        raise ApiError(400, message, code="context_length_exceeded", param=_name_of_limit(request) if fits else param)
-    room = context - num_prompt
-    if limit is None and isinstance(request, CompletionRequest):
-        return min(max(COMPLETION_TOKENS, request.min_tokens or 0), room)
-    return min(limit or room, room)
-
-
-def _name_of_limit(request: Request) -> str:
-    """Return the field that set the limit, of two that can."""
-    return "max_completion_tokens" if request.max_completion_tokens is not None else "max_tokens"

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from foundation.text import one_line
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.kinds import KINDS, KindName, parse
+from serving.frontend.api.kinds import KINDS, KindName
 from serving.frontend.config import FrontendConfig
 from serving.frontend.http.body import BodyBudget, Share, read_body
 from serving.frontend.metrics import FrontendMetrics
@@ -18,6 +18,7 @@ from serving.frontend.models import SHOWN_CHARACTERS, ServedModel
 from serving.frontend.prepared import Preprocessed
 from serving.frontend.preparing.messages import Body, Elsewhere
 from serving.frontend.preprocess import is_quick, preprocess
+from serving.frontend.reading import OWN, Reading
 
 Result = TypeVar("Result")
 
@@ -59,8 +60,11 @@ class KnownModels(Protocol):
 class RequestReader:
     """Reads requests: quick ones at once, the others with their model's preparer."""
 
-    def __init__(self, models: KnownModels, config: FrontendConfig, metrics: FrontendMetrics) -> None:
+    def __init__(
+        self, models: KnownModels, config: FrontendConfig, metrics: FrontendMetrics, reading: Reading = OWN
+    ) -> None:
         self._models = models
+        self._reading = reading
         self._metrics = metrics
         self._max_bytes = config.max_body_mb << 20
         self._bodies = BodyBudget(config.max_buffered_mb << 20)
@@ -87,7 +91,7 @@ class RequestReader:
                 name = guess_model(body)
                 model = self._models.get(name) or self._any()
                 return await self._prepare(request, kind, body, model, name)
-            parsed = parse(body, KINDS[kind].type)
+            parsed = self._reading.parse(body, kind)
             model = self.find(parsed.model)
             if not is_quick(parsed, model.text):
                 return await self._prepare(request, kind, body, model, parsed.model)

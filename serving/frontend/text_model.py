@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from serving.frontend.api.errors import ApiError
+from serving.frontend.reading import OwnReading, Reading
 from serving.model.card import ModelCard
 from serving.model.files import ModelFiles
 from serving.model.template import PLAIN, ChatTemplate, source
@@ -16,7 +17,13 @@ class TextModel:
     """Turns requests for a model into token ids."""
 
     def __init__(
-        self, card: ModelCard, files: ModelFiles, *, is_preparer: bool = False, is_strict: bool = False
+        self,
+        card: ModelCard,
+        files: ModelFiles,
+        *,
+        is_preparer: bool = False,
+        is_strict: bool = False,
+        reading: Reading | None = None,
     ) -> None:
         """Load the tokenizer and the template.
 
@@ -25,6 +32,7 @@ class TextModel:
             files: the model's files.
             is_preparer: whether the model's own template may run in this process.
             is_strict: whether unknown fields are refused even if their value asks for nothing.
+            reading: how its requests are read (none: as ours).
 
         Raises:
             ModelError: one of them cannot be used.
@@ -32,6 +40,7 @@ class TextModel:
         self.card = card
         self.files = files
         self.is_strict = is_strict
+        self.reading = reading or OwnReading(is_strict=is_strict)
         self.tokenizer = load(files, encodes=True)
         self.template = ChatTemplate(files) if is_preparer or source(files) == PLAIN else None
         self.vocab_size = files.vocab_size

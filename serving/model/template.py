@@ -84,6 +84,7 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _tojson
         environment.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now}
+        self._environment = environment
         try:
             self._templates = {name: _Compiled.of(text, environment) for name, text in sources(files).items()}
         except jinja2.TemplateSyntaxError as error:
@@ -99,6 +100,7 @@ class ChatTemplate:
         documents: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
+        template: str = "",
     ) -> str:
         """Return the prompt of a conversation, with the start of the answer's turn if wanted.
 
@@ -108,16 +110,19 @@ class ChatTemplate:
             documents: what the model may quote.
             add_generation_prompt: whether the start of the answer's turn is wanted.
             variables: further ones, as a request's `chat_template_kwargs` has them.
+            template: a template to use instead of the model's.
 
         Raises:
             TemplateError: the template refuses it, or fails on it.
         """
-        template = self._templates.get(WITH_TOOLS if tools is not None else DEFAULT) or self._templates[DEFAULT]
-        messages = [_prepared(message, template) for message in messages]
+        compiled = self._chosen(template, has_tools=tools is not None)
+        if not compiled.knows_developers:
+            messages = _as_system(messages)
+        messages = [_prepared(message, compiled) for message in messages]
         given = {"tools": tools, "documents": documents, "add_generation_prompt": add_generation_prompt}
         pieces, size = [], 0
         try:
-            for piece in template.jinja.generate(
+            for piece in compiled.jinja.generate(
                 **{**self._tokens, **(variables or {}), **given, "messages": messages}
             ):
                 size += len(piece)
@@ -134,6 +139,19 @@ class ChatTemplate:
             ) from error
         return prompt
 
+    def _chosen(self, own: str, *, has_tools: bool) -> "_Compiled":
+        """Return the template for a request, which may bring its own.
+
+        Raises:
+            TemplateError: its own is not valid.
+        """
+        if not own:
+            return self._templates.get(WITH_TOOLS if has_tools else DEFAULT) or self._templates[DEFAULT]
+        try:
+            return _Compiled.of(own, self._environment)
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise TemplateError(f"the request's chat template is not valid: {error}") from error
+
 
 class _Compiled(NamedTuple):
     """A template."""
@@ -141,12 +159,30 @@ class _Compiled(NamedTuple):
     jinja: jinja2.Template
     takes_parts: bool
     """Whether it walks through the parts of a message's content, instead of taking one text."""
+    knows_developers: bool
+    """Whether it has a place for messages of developers, as far as its text shows."""
 
     @classmethod
     def of(cls, text: str, environment: jinja2.Environment) -> "_Compiled":
         """Compile it."""
         loops = environment.parse(text).find_all(nodes.For)
-        return cls(environment.from_string(text), any(map(_is_content, (loop.iter for loop in loops))))
+        takes_parts = any(map(_is_content, (loop.iter for loop in loops)))
+        return cls(environment.from_string(text), takes_parts, "'developer'" in text or '"developer"' in text)
+
+
+def _as_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages with those of developers as one of the system, which comes first, as in vLLM."""
+    if all(message["role"] != "developer" for message in messages):
+        return messages
+    is_system = [message["role"] in ("developer", "system") for message in messages]
+    others = [message for message, is_first in zip(messages, is_system, strict=True) if not is_first]
+    texts = [_text_of(message) for message, is_first in zip(messages, is_system, strict=True) if is_first]
+    return [{"role": "system", "content": "\n\n".join(filter(None, texts))}, *others]
+
+
+def _text_of(message: dict[str, Any]) -> str:
+    content = message.get("content")
+    return "\n".join(part["text"] for part in content) if isinstance(content, list) else content or ""
 
 
 def _prepared(message: dict[str, Any], template: _Compiled) -> dict[str, Any]:

@@ -53,6 +53,11 @@ class Tokenizer(Protocol):
         """The most characters in a token; None if there is no limit."""
         ...
 
+    @property
+    def special_tokens(self) -> frozenset[str]:
+        """The texts of special tokens."""
+        ...
+
     def encode(self, text: str, *, special: bool) -> Ids:
         """Return the token ids of a text, with the model's own special tokens around it if asked for."""
         ...
@@ -93,6 +98,7 @@ class ByteTokenizer:
 
     num_quick = QUICK_BYTES
     longest_token = 1
+    special_tokens: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
         self._table = ByteTable()
@@ -138,6 +144,7 @@ class HuggingFaceTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self._added = frozenset(added)
         self._special = {token: str(entry.content) for token, entry in added.items() if entry.special}
+        self.special_tokens = frozenset(self._special.values())
         self._fast = _fast(content, self._tokenizer, facts) if encodes else None
         self.num_quick = QUICK_SLOW if self._fast is None else QUICK_FAST
         self.longest_token = _longest_token(self._tokenizer, facts) if self._table is not None else None

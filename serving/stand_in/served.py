@@ -2,14 +2,18 @@
 
 import asyncio
 import time
+from functools import partial
+from pathlib import Path
 
 from serving.frontend.models import ServedModel
 from serving.frontend.preparing.preparer import Preparer
 from serving.frontend.text_model import TextModel
 from serving.model.card import ModelCard, ModelType
+from serving.model.errors import ModelError
 from serving.model.files import BYTES_CONTEXT, ModelFiles
 from serving.stand_in.config import StandInConfig
 from serving.stand_in.local import HERE, LocalCourse, LocalWorkers
+from serving.stand_in.vllm.reading import reading_of
 from serving.worker.engine import EngineTraits
 
 PREPARE_TIMEOUT_S = 10.0
@@ -56,12 +60,31 @@ async def served_model(
     Raises:
         ModelError: one of them cannot be used.
     """
+    files = _with_template(files, config.api.chat_template)
     card = card_of(config, traits, files)
-    text = await asyncio.to_thread(TextModel, card, files)
-    preparer = Preparer(card, files, timeout_s=PREPARE_TIMEOUT_S)
+    reading = reading_of(config)
+    text = await asyncio.to_thread(partial(TextModel, card, files, reading=reading.make()))
+    preparer = Preparer(card, files, timeout_s=PREPARE_TIMEOUT_S, reading=reading)
     if files.contents:
         await preparer.start()
     return ServedModel(text, LocalCourse(workers), preparer)
+
+
+def _with_template(files: ModelFiles, template: str) -> ModelFiles:
+    """Return a model's files with another chat template, or with their own: a file's, or the text itself.
+
+    Raises:
+        ModelError: it is the name of a file that is not there.
+    """
+    if not template:
+        return files
+    path = Path(template).expanduser()
+    if not any(sign in template for sign in "{}\n"):
+        try:
+            template = path.read_text()
+        except OSError as error:
+            raise ModelError(f"chat template {template!r} cannot be read: {error.strerror}") from error
+    return ModelFiles(files.contents | {"chat_template.jinja": template.encode()})
 
 
 def card_of(config: StandInConfig, traits: EngineTraits, files: ModelFiles) -> ModelCard:

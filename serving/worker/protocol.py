@@ -57,7 +57,9 @@ class PreprocessedRequest(msgspec.Struct, kw_only=True):
     sampling_options: dict[str, Any] = {}
     """Among them `guided_decoding`, what the answer must look like: exactly one of `json` (a JSON schema), `regex`, `choice`
     (a list of texts) and `grammar` (EBNF, as vLLM takes it), if the model's card says that its engine can; and `choice`, from
-    1 for the second answer to a prompt without a seed: engines that sample ignore it, a mocker answers differently."""
+    1 for the second answer to a prompt without a seed: engines that sample ignore it, a mocker answers differently. Only mockers
+    read `allowed_token_ids`, `bad_words` (texts that no answer has) and `repetition` (shortest and longest pattern, and how
+    often it must come to end the answer)."""
     tools: list[dict[str, Any]] | None = None
     """What the answer may call, as the client sent it, if it is left to the model: engines that run one ignore it."""
     is_embedding: bool = False
@@ -81,6 +83,8 @@ class PreprocessedRequest(msgspec.Struct, kw_only=True):
     """Whose cached KV it may share, if not everybody's; only mockers read it."""
     session_id: str | None = None
     """The session that it is part of, by which vLLM's KV events name it; only mockers read it."""
+    priority: int = 0
+    """Smaller ones go first, if the scheduler heeds it."""
 
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")

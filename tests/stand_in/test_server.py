@@ -3,8 +3,10 @@
 import asyncio
 
 from serving.engines.mock import EngineConfig
-from serving.stand_in.config import RanksConfig
+from serving.stand_in.config import ApiConfig, RanksConfig
 from tests.stand_in.support import running
+
+DETAILS = ApiConfig(enable_prompt_tokens_details=True)
 
 
 def test_it_answers_completions_and_chats():
@@ -22,7 +24,7 @@ def test_it_answers_completions_and_chats():
 
 def test_the_same_prompt_is_found_in_the_cache_by_the_scheduler():
     async def ask():
-        async with running() as client:
+        async with running(api=DETAILS) as client:
             asked = {"model": "tiny", "prompt": "x" * 64, "max_tokens": 1}
             answers = [(await client.post("/v1/completions", json=asked)).json() for _ in range(2)]
             return [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in answers]
@@ -33,7 +35,7 @@ def test_the_same_prompt_is_found_in_the_cache_by_the_scheduler():
 def test_each_of_several_ranks_has_its_own_cache_and_the_least_loaded_is_asked():
     async def ask():
         engine = EngineConfig(block_size=16, num_gpu_blocks=256, dp_size=2)
-        async with running(engine=engine, ranks=RanksConfig(size=2)) as client:
+        async with running(api=DETAILS, engine=engine, ranks=RanksConfig(size=2)) as client:
             asked = {"model": "tiny", "prompt": "x" * 64, "max_tokens": 200}
             both = await asyncio.gather(*(client.post("/v1/completions", json=asked) for _ in range(2)))
             return [each.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for each in both]

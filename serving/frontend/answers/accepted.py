@@ -52,7 +52,8 @@ class AcceptedRequest:
     def headers(self) -> dict[str, str]:
         """Return the headers that say where the request went."""
         placement = self.choices[0].attempts.placement
-        return {
+        headers = {"cache-control": "no-cache"} if self.is_streamed else {}
+        return headers | {
             "x-request-id": self.id,
             "x-worker-id": f"{placement.rank.instance_id:x}",
             "x-worker-slot": str(placement.slot),

@@ -1,5 +1,6 @@
 """How an API turns what was generated into bytes."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from serving.frontend.api.errors import ApiError
@@ -12,6 +13,8 @@ class Collected(NamedTuple):
     pieces: list[bytes]
     """The text of each token, escaped for JSON."""
     logprobs: list[TokenLogprob]
+    tokens: Sequence[int] = ()
+    """Its token ids, also those without text."""
 
 
 class ChoiceEvents(Protocol):

@@ -24,12 +24,30 @@ BEGUN = "dynabench.begun"
 class CompletionResponse(Response):
     """Answers one request; when the client hangs up, its task and the engines' work are cancelled."""
 
-    def __init__(self, accepted: AcceptedRequest, answer: Answer, responses: set["CompletionResponse"]) -> None:
-        """Prepare to answer; `responses` has the response while it is in progress."""
+    def __init__(
+        self,
+        accepted: AcceptedRequest,
+        answer: Answer,
+        responses: set["CompletionResponse"],
+        headers: dict[str, str],
+        *,
+        begins_at_once: bool = False,
+    ) -> None:
+        """Prepare to answer.
+
+        Args:
+            accepted: the request.
+            answer: writes the answer.
+            responses: has the response while it is in progress.
+            headers: those of the answer.
+            begins_at_once: whether a stream begins before there is a token, so that failures are part of it.
+        """
         super().__init__()
         self._accepted = accepted
         self._answer = answer
         self._responses = responses
+        self._own_headers = headers
+        self._begins_at_once = begins_at_once
         self._task: asyncio.Task[Any] | None = None
         self._failure: ApiError | None = None
         self._status = "success"
@@ -83,7 +101,7 @@ class CompletionResponse(Response):
         choices = await together([self._collect(index) for index in range(len(accepted.choices))])
         body = self._answer.whole(choices)
         self._is_ending = True
-        response = Response(body, headers=accepted.headers(), media_type="application/json")
+        response = Response(body, headers=self._own_headers, media_type="application/json")
         await response(scope, receive, send)
 
     async def _collect(self, index: int) -> Collected:
@@ -92,20 +110,28 @@ class CompletionResponse(Response):
         timer = TokenTimer(accepted.metrics, accepted.started)
         pieces: list[bytes] = []
         logprobs: list[TokenLogprob] = []
+        tokens: list[int] = []
         while not choice.finish_reason:
             new = await choice.pieces()
             timer.count(len(new))
             pieces += new
             logprobs += choice.logprobs
+            tokens += choice.tokens
         choice.close()
-        return Collected(pieces, logprobs)
+        return Collected(pieces, logprobs, tokens)
 
     async def _stream(self, send: Send) -> None:
         accepted = self._accepted
-        first = await accepted.choices[0].pieces()  # failures up to here get an HTTP status, not an event in the stream
+        first = None
+        if not self._begins_at_once:
+            first = await accepted.choices[
+                0
+            ].pieces()  # failures up to here get an HTTP status, not an event in the stream
         await self._begin_stream(send)
         start = nvext.annotations(accepted.prepared, accepted.id)
         try:
+            if first is None:
+                first = await accepted.choices[0].pieces()
             if len(accepted.choices) == 1:
                 await self._stream_choice(send, 0, start, first)
             else:
@@ -139,8 +165,7 @@ class CompletionResponse(Response):
         await self._write(send, body + events.last())
 
     async def _begin_stream(self, send: Send) -> None:
-        headers = self._accepted.headers()
-        headers |= {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+        headers = self._own_headers | {"content-type": "text/event-stream; charset=utf-8"}
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         self._scope[BEGUN] = True
         await send({"type": "http.response.start", "status": 200, "headers": raw})

@@ -45,6 +45,10 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": error})
 
 
+class NoRouteError(ApiError):
+    """There is no such path, or it does not accept the method."""
+
+
 def failed_call(message: str, kind: str) -> ApiError:
     """Return the error for a client whose call to an instance ended with this message and kind of `CallError`."""
     return ApiError(CALL_STATUS.get(kind, 500), message)

@@ -1,9 +1,7 @@
 """Log-probabilities: convert what engines return to OpenAI's two forms."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-from serving.model.tokenizer import Tokenizer
+from typing import Any, NamedTuple, Protocol
 
 
 class TokenLogprob(NamedTuple):
@@ -14,14 +12,30 @@ class TokenLogprob(NamedTuple):
     top: list[dict[str, Any]] | None
 
 
-def name_tokens(top: list[Any] | None, tokenizer: Tokenizer) -> list[dict[str, Any]] | None:
+class TokenNames(Protocol):
+    """Names tokens, as a tokenizer does by their texts."""
+
+    def text_of(self, token: int) -> str:
+        """Return a token's name."""
+        ...
+
+
+class AsIds:
+    """Names tokens by their ids, as vLLM does on request: not each has a text of its own."""
+
+    def text_of(self, token: int) -> str:
+        """See `TokenNames`."""
+        return f"token_id:{token}"
+
+
+def name_tokens(top: list[Any] | None, tokenizer: TokenNames) -> list[dict[str, Any]] | None:
     """Return the most likely tokens in OpenAI's form; engines may return them as (token id, log-probability)."""
     if top is None:
         return None
     return [entry if isinstance(entry, dict) else _named(entry, tokenizer) for entry in top]
 
 
-def _named(entry: Sequence[Any], tokenizer: Tokenizer) -> dict[str, Any]:
+def _named(entry: Sequence[Any], tokenizer: TokenNames) -> dict[str, Any]:
     text = tokenizer.text_of(entry[0])
     return {"token": text, "logprob": entry[1], "bytes": list(text.encode())}
 

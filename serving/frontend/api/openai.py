@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from serving.frontend.api.vllm_options import NO_OPTIONS, VllmOptions
+
 MAX_CHOICES = 128
 MAX_STOPS = 64
 """Stop strings of a request; OpenAI allows 4, vLLM any number."""
@@ -132,6 +134,11 @@ class Request(msgspec.Struct, kw_only=True):
         return None
 
     @property
+    def vllm(self) -> VllmOptions:
+        """What it asks for beyond OpenAI's API, if it came in vLLM's."""
+        return NO_OPTIONS
+
+    @property
     def stops(self) -> list[str]:
         """Stop strings."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -231,6 +238,11 @@ class ChatRequest(Request, kw_only=True):
     """Default: true."""
     verbosity: Verbosity | None = None
     """A wish that no engine here gets."""
+
+    @property
+    def shown_tools(self) -> list[dict[str, Any]] | None:
+        """The tools that the template sees."""
+        return self.tools if self.tool_choice != "none" else None
 
     @property
     def num_logprobs(self) -> int | None:

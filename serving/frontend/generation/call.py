@@ -45,6 +45,8 @@ class ChoiceRequest:
     """The adapter that the model is with, if it is with one."""
     num_choices: int = 1
     """How many answers the client wants to the prompt: this is one of them."""
+    priority: int = 0
+    """Requests of a smaller one go first, if the engine's scheduler heeds it."""
 
     def after(self, tokens: list[int]) -> "ChoiceRequest":
         """Return the request for the rest of the answer after these tokens."""
@@ -102,6 +104,7 @@ class ChoiceRequest:
             is_held=self.is_held,
             cache_scope=self.cache_scope(),
             num_choices=self.num_choices,
+            priority=self.priority,
         )
 
 

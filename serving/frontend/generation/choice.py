@@ -6,7 +6,7 @@ from typing import Any
 from xxhash import xxh3_128_hexdigest
 
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.logprobs import TokenLogprob, name_tokens
+from serving.frontend.api.logprobs import AsIds, TokenLogprob, TokenNames, name_tokens
 from serving.frontend.api.sse import unescape
 from serving.frontend.config import FrontendConfig
 from serving.frontend.generation.attempt import Attempts
@@ -16,14 +16,13 @@ from serving.frontend.generation.text import Text
 from serving.frontend.models import ServedModel
 from serving.frontend.prepared import Prepared, Prompt
 from serving.life import Life
-from serving.model.tokenizer import Tokenizer
 from serving.worker.protocol import StopConditions
 
 
 class Choice:
     """Read `pieces` until `finish_reason` is set; `close` it then, and on any other way out."""
 
-    def __init__(self, attempts: Attempts, text: Text, request: ChoiceRequest, tokenizer: Tokenizer) -> None:
+    def __init__(self, attempts: Attempts, text: Text, request: ChoiceRequest, tokenizer: TokenNames) -> None:
         self.finish_reason = ""
         self.num_prompt = len(request.prompt.tokens)
         self.block_size = request.prompt.block_size
@@ -36,6 +35,12 @@ class Choice:
         """Of the last pieces, if requested."""
         self.prompt_logprobs: list[TokenLogprob] | None = None
         """Of the prompt, if requested, once the first pieces have arrived."""
+        self.end_logprob: TokenLogprob | None = None
+        """Of the token that ended the answer, which has no text, if requested."""
+        self.tokens: list[int] = []
+        """Of the last pieces, and the one that ended the answer."""
+        self.prompt_ranks: list[tuple[float | None, list[Any] | None]] | None = None
+        """Log-probabilities of the prompt as the engine sends them, by token ids."""
         self.kv_transfer_params: dict[str, Any] | None = None
         """Where the prompt's KV is, for a client that directs disaggregated requests itself."""
         self.attempts = attempts
@@ -54,6 +59,21 @@ class Choice:
     def stop(self) -> str | None:
         """The stop string that ended it, if one did."""
         return self._text.stop
+
+    @property
+    def stop_token(self) -> int | None:
+        """The token that ended it, if one did."""
+        return self._text.stop_token
+
+    @property
+    def eos_token(self) -> int | None:
+        """The model's own token that ends answers."""
+        return next(iter(self._request.eos_token_ids), None)
+
+    @property
+    def prompt(self) -> Prompt:
+        """What it answers."""
+        return self._request.prompt
 
     @property
     def fingerprint(self) -> str:
@@ -87,6 +107,7 @@ class Choice:
             pieces = self._text.push_texts(output.texts, output.finish_reason)
         else:
             pieces = self._text.push(output.tokens, output.finish_reason)
+        self.tokens = output.tokens[: self.num_completion - self.num_before]
         self.finish_reason = self._text.finish_reason
         self.kv_transfer_params = output.kv_transfer_params or self.kv_transfer_params
         if self._has_logprobs:
@@ -105,6 +126,7 @@ class Choice:
         """
         wanted = self._request.sampling
         if output.prompt_logprobs is not None and self.prompt_logprobs is None:
+            self.prompt_ranks = output.prompt_logprobs
             texts = map(self._tokenizer.text_of, self._request.prompt.tokens.tolist())
             self.prompt_logprobs = [
                 TokenLogprob(text, value, name_tokens(top, self._tokenizer))
@@ -119,6 +141,10 @@ class Choice:
             TokenLogprob(unescape(piece), value, name_tokens(top, self._tokenizer))
             for piece, (value, top) in zip(pieces, output.logprobs, strict=False)
         ]
+        if len(pieces) < len(self.tokens) <= len(output.logprobs):
+            value, top = output.logprobs[len(self.tokens) - 1]
+            text = self._tokenizer.text_of(self.tokens[-1])
+            self.end_logprob = TokenLogprob(text, value, name_tokens(top, self._tokenizer))
 
 
 def start_choices(prepared: Prepared, model: ServedModel, config: FrontendConfig, request_id: str) -> list[Choice]:
@@ -193,13 +219,14 @@ def _request(
         eos_token_ids=model.card.eos_token_ids,
         request_id=request_id,
         instance_id=extension.backend_instance_id,
-        rank=extension.dp_rank,
+        rank=extension.dp_rank if prepared.vllm.dp_rank is None else prepared.vllm.dp_rank,
         session=extension.session_id or options.session_id,
         kv_transfer_params=options.kv_transfer_params,
         can_continue=prepared.constraint is None or model.card.continues_constrained,
         tools=prepared.tools,
         adapter=model.adapter,
         num_choices=prepared.options.n or 1,
+        priority=prepared.vllm.priority,
     )
 
 
@@ -212,6 +239,8 @@ def _start(
     life = Life(0 if is_lost_with_worker else limit, is_pinned=is_pinned, config=model.stages.config)
     attempts = Attempts(model.stages, request, life, is_refusable=is_refusable)
     visible = prepared.shape.visible_tokens if prepared.shape is not None else frozenset[str]()
+    if not prepared.vllm.skip_special_tokens:
+        visible |= model.text.tokenizer.special_tokens
     text = Text(
         model.text.tokenizer.detokenizer(visible),
         stops=prepared.options.stops,
@@ -221,8 +250,10 @@ def _start(
         ],
         min_tokens=conditions.min_tokens,
         max_tokens=conditions.max_tokens,
+        shows_stop=prepared.vllm.include_stop_str_in_output,
     )
-    return Choice(attempts, text, request, model.text.tokenizer)
+    names: TokenNames = AsIds() if prepared.vllm.return_tokens_as_token_ids else model.text.tokenizer
+    return Choice(attempts, text, request, names)
 
 
 def _sampling(prepared: Prepared, index: int) -> dict[str, Any]:
@@ -242,4 +273,10 @@ def _sampling(prepared: Prepared, index: int) -> dict[str, Any]:
     if (wanted := prepared.constraint) is not None:
         options["guided_decoding"] = {wanted.kind: wanted.value}
     options |= {"logprobs": prepared.num_logprobs, "prompt_logprobs": prepared.num_prompt_logprobs}
+    own = prepared.vllm
+    options |= {
+        "allowed_token_ids": own.allowed_token_ids,
+        "bad_words": own.bad_words or None,
+        "repetition": own.repetition,
+    }
     return {name: value for name, value in options.items() if value is not None}

@@ -4,10 +4,11 @@
 class StopMatcher:
     """Lets text through up to a stop string; holds back what may be the start of one."""
 
-    def __init__(self, stops: list[str]) -> None:
+    def __init__(self, stops: list[str], *, shows_stop: bool = False) -> None:
         self.matched = ""
         """The stop string that has stopped it."""
         self._stops = stops
+        self._shows_stop = shows_stop
         self._held = ""
 
     @property
@@ -16,7 +17,7 @@ class StopMatcher:
         return bool(self.matched)
 
     def push(self, text: str, *, may_stop: bool = True) -> str:
-        """Add text; return what can be let through now. A stop string and the text after it are dropped.
+        """Add text; return what can be let through now. A stop string, unless it is shown, and the text after it are dropped.
 
         A stop string counts if its end is in text that may stop, as in vLLM.
         """
@@ -29,7 +30,8 @@ class StopMatcher:
         if starts:
             self.matched = min(starts, key=starts.__getitem__)
             self._held = ""
-            return text[: starts[self.matched]]
+            end = starts[self.matched]
+            return text[: end + len(self.matched) if self._shows_stop else end]
         held = max(_overlap(text, stop) for stop in self._stops)
         cut = len(text) - held
         self._held = text[cut:]

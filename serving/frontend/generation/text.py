@@ -18,12 +18,26 @@ class Text:
         end_token_ids: Collection[int] = (),
         min_tokens: int = 0,
         max_tokens: int | None = None,
+        shows_stop: bool = False,
     ) -> None:
+        """Prepare for the first tokens.
+
+        Args:
+            detokenizer: turns them into text.
+            stops: texts that end it.
+            end_token_ids: tokens that end it, which have no text.
+            min_tokens: how many tokens there are before that may happen.
+            max_tokens: how many there may be.
+            shows_stop: whether what ends it is part of it.
+        """
         self.finish_reason = ""
         self.num_tokens = 0
         """Tokens so far, including the one that ends the answer, which has no text."""
         self._detokenizer = detokenizer
-        self._matcher = StopMatcher(stops) if stops else None
+        self.stop_token: int | None = None
+        """The token that ended it, if one did."""
+        self._shows_stop = shows_stop
+        self._matcher = StopMatcher(stops, shows_stop=shows_stop) if stops else None
         self._end_token_ids = frozenset(end_token_ids)
         self._min_tokens = min_tokens
         self._max_tokens = max_tokens
@@ -42,7 +56,7 @@ class Text:
             pieces = self._finish(self._match(self._detokenizer.texts(shown)))
         else:
             self.num_tokens += len(shown)
-        if len(shown) < len(tokens) and not self._has_matched:
+        if self.stop_token is not None and not self._shows_stop and not self._has_matched:
             self.num_tokens += 1
         return pieces
 
@@ -55,8 +69,8 @@ class Text:
         """Cut tokens at the first that ends the answer, if the minimum number of tokens is reached by then."""
         for index, token in enumerate(tokens):
             if token in self._end_token_ids and self.num_tokens + index >= self._min_tokens:
-                self.finish_reason = "stop"
-                return tokens[:index]
+                self.finish_reason, self.stop_token = "stop", token
+                return tokens[: index + 1] if self._shows_stop else tokens[:index]
         return tokens
 
     @property

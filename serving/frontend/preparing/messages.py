@@ -17,6 +17,7 @@ import numpy as np
 
 from serving.frontend.api.kinds import KindName
 from serving.frontend.prepared import Preprocessed, Prompt
+from serving.frontend.reading import ReadingElsewhere
 from serving.model.card import ModelCard
 
 Body = bytes | bytearray
@@ -34,6 +35,8 @@ class Model(msgspec.Struct, array_like=True):
     files: dict[str, bytes]
     is_strict: bool
     """See `TextModel`."""
+    reading: ReadingElsewhere | None = None
+    """How its requests are read (none: as ours)."""
 
 
 class Ready(msgspec.Struct, array_like=True):

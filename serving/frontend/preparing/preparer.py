@@ -34,6 +34,7 @@ from serving.frontend.preparing.messages import (
     decode_answer,
     framed,
 )
+from serving.frontend.reading import ReadingElsewhere
 from serving.model.card import ModelCard
 from serving.model.errors import ModelError
 from serving.model.files import ModelFiles
@@ -56,8 +57,16 @@ class _EndedError(Exception):
 class Preparer:
     """One model's preparer; it starts when first needed."""
 
-    def __init__(self, card: ModelCard, files: ModelFiles, *, timeout_s: float, is_strict: bool = False) -> None:
-        self._model = Model(card, files.contents, is_strict)
+    def __init__(
+        self,
+        card: ModelCard,
+        files: ModelFiles,
+        *,
+        timeout_s: float,
+        is_strict: bool = False,
+        reading: ReadingElsewhere | None = None,
+    ) -> None:
+        self._model = Model(card, files.contents, is_strict, reading)
         self._timeout_s = timeout_s
         self._slots = asyncio.Semaphore(NUM_JOBS)
         self._starting = asyncio.Lock()

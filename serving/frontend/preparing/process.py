@@ -14,7 +14,6 @@ import msgspec
 
 from foundation.processes import end_with_parent
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.kinds import KINDS, parse
 from serving.frontend.api.openai import Request
 from serving.frontend.prepared import Prepared
 from serving.frontend.preparing.messages import (
@@ -77,7 +76,13 @@ def _load(message: Model, answers: _Answers) -> TextModel | None:
     """Load the model within a memory limit, and report whether that worked."""
     _limit_memory()
     try:
-        model = TextModel(message.card, ModelFiles(message.files), is_preparer=True, is_strict=message.is_strict)
+        model = TextModel(
+            message.card,
+            ModelFiles(message.files),
+            is_preparer=True,
+            is_strict=message.is_strict,
+            reading=None if message.reading is None else message.reading.make(),
+        )
     except ModelError as error:
         answers.send(Ready(str(error)))
         return None
@@ -105,7 +110,7 @@ def _messages(source: IO[bytes]) -> Iterator[bytes]:
 
 def _outcome(job: Job, body: bytes, model: TextModel) -> Outcome:
     try:
-        request = parse(body, KINDS[job.kind].type)
+        request = model.reading.parse(body, job.kind)
         if request.model not in (model.card.name, job.name or model.card.name) and not (
             request.model is None and job.is_only
         ):

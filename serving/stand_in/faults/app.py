@@ -10,7 +10,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serving.frontend.answers.sending import BEGUN
 from serving.frontend.api.errors import ApiError
 from serving.frontend.dialect import Dialect
-from serving.frontend.guard import error_response
 from serving.frontend.http.connection import HANG_UP
 from serving.runtime.stopping import cancel_all
 from serving.stand_in.faults.choice import Fault
@@ -31,7 +30,7 @@ EVENT = re.compile(rb".*?\n\n", re.DOTALL)
 
 def faulty(app: ASGIApp, faults: Faults, dialect: Dialect) -> "FaultyApp":
     """Return an application behind its faults, whose errors have the form that clients of the dialect expect."""
-    return FaultyApp(app, faults, lambda path, error: error_response(error, path, dialect))
+    return FaultyApp(app, faults, dialect.error_response)
 
 
 class FaultyApp:

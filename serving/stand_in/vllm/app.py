@@ -10,7 +10,7 @@ from serving.frontend.config import FrontendConfig
 from serving.stand_in.config import StandInConfig
 from serving.stand_in.local import LocalCalls
 from serving.stand_in.served import OneModel
-from serving.stand_in.vllm.dialect import VLLM
+from serving.stand_in.vllm.dialect import dialect_of
 from serving.stand_in.vllm.front import Everybody, Front
 from serving.stand_in.vllm.metrics.http import Counted
 from serving.stand_in.vllm.metrics.metrics import VllmMetrics
@@ -36,7 +36,9 @@ class VllmServer:
         self.calls = calls
         self.models = models
         self.metrics = metrics
-        self.answering = Answering(models, FrontendConfig(allow_kv_transfer_params=True), VLLM)
+        self.answering = Answering(
+            models, FrontendConfig(allow_kv_transfer_params=True), dialect_of(config, models.model)
+        )
         self.rooms = Rooms(config, engine, models, self.answering, metrics)
         self.app = self._app()
 

@@ -1,8 +1,101 @@
-"""How vLLM words answers and errors."""
+"""How vLLM's server words requests, answers and errors."""
 
+import hashlib
+
+import msgspec
+from starlette.requests import Request
+
+from serving.frontend.answers.accepted import AcceptedRequest
+from serving.frontend.answers.answer import Answer
 from serving.frontend.answers.selection import answer_of
-from serving.frontend.api.messages.errors import body_at
 from serving.frontend.dialect import Dialect
+from serving.frontend.kept_responses import Turn
+from serving.frontend.models import ServedModel
+from serving.frontend.prepared import Prepared
+from serving.stand_in.config import StandInConfig
+from serving.stand_in.vllm.answers import VllmAnswer
+from serving.stand_in.vllm.errors import error_response, late, refused
+from serving.stand_in.vllm.parts import new_id
+from serving.stand_in.vllm.usage import AnswerSettings
 
-VLLM = Dialect(answer_of, body_at)
-"""See the module."""
+VERSION = "0.32.0"
+"""The version of vLLM that this follows."""
+
+RANK, PRIORITY, SESSION = "x-data-parallel-rank", "x-vllm-priority", "x-session-id"
+
+
+def dialect_of(config: StandInConfig, model: ServedModel) -> Dialect:
+    """Return how a server with these settings talks about its model."""
+    api, names = config.api, config.served_model_names
+    settings = AnswerSettings(
+        fingerprint=fingerprint_of(config),
+        has_prompt_details=api.enable_prompt_tokens_details,
+        always_has_usage=api.enable_force_include_usage,
+        has_metrics=api.enable_per_request_metrics,
+        has_reasoning=bool(api.reasoning_parser),
+        text_of=model.text.tokenizer.text_of,
+    )
+
+    def answer(accepted: AcceptedRequest, turn: Turn | None) -> Answer:
+        asked = accepted.prepared.options.model
+        if accepted.prepared.kind in ("message", "response"):
+            return answer_of(accepted, turn)
+        return VllmAnswer(accepted, names[0] if asked in names else asked, settings)
+
+    def received(request: Request, prepared: Prepared | None) -> str:
+        return _received(request, prepared, num_ranks=model.card.num_ranks)
+
+    return Dialect(answer, error_response, model.text.reading, received, _headers, begins_at_once=True)
+
+
+def fingerprint_of(config: StandInConfig) -> str | None:
+    """Return the system_fingerprint of answers."""
+    api = config.api
+    match api.fingerprint_mode:
+        case "none":
+            return None
+        case "custom":
+            return api.fingerprint_value
+    parts = [f"vllm-{VERSION}"]
+    if api.fingerprint_mode == "full":
+        sizes = {
+            "tp": config.timing.tensor_parallel_size,
+            "dp": config.ranks.size,
+        }
+        parts += [f"{name}{size}" for name, size in sizes.items() if size > 1]
+    known = repr((config.model, config.engine, config.timing)).encode()
+    return "-".join([*parts, hashlib.sha256(known).hexdigest()[:8]])
+
+
+def _received(request: Request, prepared: Prepared | None, *, num_ranks: int) -> str:
+    """Add what headers ask for to a request; return its id."""
+    headers = request.headers
+    own = ""
+    if prepared is not None:
+        own = prepared.vllm.request_id
+        changes = {
+            name: number
+            for name, header in (("dp_rank", RANK), ("priority", PRIORITY))
+            if (number := _number(headers.get(header))) is not None
+        }
+        if changes:
+            prepared.vllm = msgspec.structs.replace(prepared.vllm, **changes)
+        if not prepared.options.session_id and headers.get(SESSION):
+            prepared.options.session_id = headers[SESSION]
+        rank = prepared.vllm.dp_rank
+        if rank is not None and not 0 <= rank < num_ranks:
+            error = refused(f"data_parallel_rank {rank} is out of range [0, {num_ranks}).")
+            raise late(error) if prepared.options.stream else error
+    return headers.get("x-request-id") or own or new_id()
+
+
+def _headers(accepted: AcceptedRequest) -> dict[str, str]:
+    return {}
+
+
+def _number(text: str | None) -> int | None:
+    """Return the number that a header has; vLLM ignores what is none."""
+    try:
+        return int(text) if text is not None else None
+    except ValueError:
+        return None

@@ -1,0 +1,490 @@
+"""From a body to a request, as vLLM reads it.
+
+body --json--> check_raw --pydantic--> Completion, Chat      these may fail before the model is looked up
+                                            |
+prompt, limit <-- prepare <-- AskedCompletion, AskedChat     what everything else takes, with what vLLM's own fields ask for
+"""
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+
+from serving.frontend.api.errors import ApiError
+from serving.frontend.api.kinds import KINDS, AnyRequest, KindName
+from serving.frontend.api.kinds import parse as parse_own
+from serving.frontend.api.openai import ChatRequest, CompletionRequest, Message, Request, StreamOptions, TextPart
+from serving.frontend.api.vllm_options import VllmOptions
+from serving.frontend.reading import Body, ReadingElsewhere
+from serving.frontend.text_model import TextModel
+from serving.stand_in.config import StandInConfig
+from serving.stand_in.vllm import checks
+from serving.stand_in.vllm.errors import INVALID, UNREADABLE, invalid, late, refused
+from serving.stand_in.vllm.requests import Chat, Completion, NamedTool, Sampling
+
+log = logging.getLogger(__name__)
+
+DEFAULT_TOKENS = 16
+"""Tokens of a completion that sets no limit."""
+
+MAX_TOP_K = 1 << 20
+MAX_PENALTY = 2.0
+"""No model has that many tokens; the mocker, whose answers are made up, is not penalized anyhow."""
+
+GONE = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend", "guided_whitespace_pattern")  # fmt: skip
+"""Fields that vLLM had once; it warns of them, as their answers are not constrained."""
+
+
+class AskedCompletion(CompletionRequest, kw_only=True):
+    """A completion as vLLM was asked for it."""
+
+    asked: Any
+    options: VllmOptions
+
+    @property
+    def vllm(self) -> VllmOptions:
+        """See `Request`."""
+        return self.options
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """See `Request`."""
+        return self.options.prompt_logprobs
+
+
+class AskedChat(ChatRequest, kw_only=True):
+    """A chat as vLLM was asked for it."""
+
+    asked: Any
+    options: VllmOptions
+
+    @property
+    def vllm(self) -> VllmOptions:
+        """See `Request`."""
+        return self.options
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """See `Request`."""
+        return self.options.prompt_logprobs
+
+    @property
+    def shown_tools(self) -> list[dict[str, Any]] | None:
+        """See `ChatRequest`: vLLM's templates see tools even if none may be called."""
+        return self.tools
+
+
+class VllmReading:
+    """See the module, and `Reading`."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        max_logprobs: int = 20,
+        defaults: Mapping[str, Any] | None = None,
+        trusts_template: bool = False,
+        is_auto: bool = False,
+        has_tool_parser: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        excludes_tools: bool = False,
+        as_ids: bool = False,
+        hands_over: bool = False,
+        has_reasoning_parser: bool = False,
+        role: str = "assistant",
+    ) -> None:
+        """Prepare to read.
+
+        Args:
+            model: the model of requests that name none.
+            max_logprobs: most log-probabilities of a token (-1: no limit).
+            defaults: sampling parameters of requests that set none.
+            trusts_template: whether requests may bring a chat template.
+            is_auto: whether the model may choose to call tools.
+            has_tool_parser: whether there is a parser of such calls.
+            template_kwargs: arguments of the chat template, unless a request has its own.
+            excludes_tools: whether the template does not see tools that may not be called.
+            as_ids: whether log-probabilities name tokens by their ids.
+            hands_over: whether KV is handed to other instances.
+            has_reasoning_parser: whether there is a parser of what the model thinks.
+            role: role of the answers.
+        """
+        self._model = model
+        self._max_logprobs = max_logprobs
+        self._defaults = dict(defaults or {})
+        self._trusts_template = trusts_template
+        self._is_auto = is_auto
+        self._has_tool_parser = has_tool_parser
+        self._template_kwargs = dict(template_kwargs or {})
+        self._excludes_tools = excludes_tools
+        self._as_ids = as_ids
+        self._hands_over = hands_over
+        self._has_reasoning_parser = has_reasoning_parser
+        self._role = role
+
+    def parse(self, body: Body, kind: KindName) -> AnyRequest:
+        """See `Reading`."""
+        if kind not in ("completion", "chat"):
+            return self._parse_other(body, kind)
+        fields = _decoded(body)
+        if not isinstance(fields, dict):
+            fault = {"type": "missing", "msg": "Field required"} if fields is None else OBJECT
+            raise invalid([{**fault, "loc": ("body",), "input": fields}])
+        _note(fields)
+        is_chat = kind == "chat"
+        checks.check_raw(fields, is_chat=is_chat)
+        type = Chat if is_chat else Completion
+        try:
+            asked = type.model_validate(_renamed(fields) if is_chat else fields)
+        except ValidationError as error:
+            faults = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
+            raise invalid(faults) from error
+        return self._chat(asked) if isinstance(asked, Chat) else self._completion(asked)
+
+    def check(self, request: AnyRequest, body: Body, model: TextModel) -> None:
+        """See `Reading`."""
+        if isinstance(request, AskedChat):
+            self._check_chat(request.asked)
+        elif isinstance(request, AskedCompletion):
+            if request.stream and request.asked.use_beam_search:
+                raise refused("Beam search cannot be streamed")
+            if request.asked.prompt_embeds:
+                raise refused("`prompt_embeds` needs `--enable-prompt-embeds`.", "prompt_embeds")
+            if request.asked.suffix:
+                raise refused("suffix needs a model that fills in the middle", "suffix")
+            if not request.prompts():
+                raise refused("There must be at least one prompt")
+        if isinstance(request, AskedChat | AskedCompletion):
+            self._check_simulated(request.asked)
+            self._check_bias(request, model)
+            self._check_media(request.asked)
+
+    def limit(self, request: Request, num_prompt: int, model: TextModel, param: str) -> int:
+        """See `Reading`."""
+        context = model.card.context_length
+        asked = getattr(request, "asked", None)
+        wanted = checks.limit_of(asked, self._defaults.get("max_tokens")) if asked is not None else request.max_tokens
+        name = "max_completion_tokens" if getattr(asked, "max_completion_tokens", None) is not None else "max_tokens"
+        if wanted is not None and wanted > context:
+            problem = f"{name}={wanted} is more than max_model_len={context}. Ask for fewer tokens."
+            raise refused(problem, name, wanted)
+        kept = request.vllm.truncate_prompt_tokens
+        if kept is not None and kept > context:
+            problem = f"truncate_prompt_tokens={kept} is more than max_model_len={context}. Keep fewer tokens."
+            raise refused(problem, "truncate_prompt_tokens", kept)
+        if num_prompt > context:
+            # Some clients look for these words to tell that a conversation has become too long.
+            least = f"at least {context + 1}" if param != "prompt" or num_prompt == context + 1 else str(num_prompt)
+            problem = (
+                f"This model's maximum context length is {context} tokens. However, your prompt has {least} tokens."
+            )
+            raise refused(problem, "input_tokens", num_prompt)
+        room = context - num_prompt
+        limit = room if wanted is None else min(wanted, room)
+        if asked is not None:
+            limit = self._check_values(request, asked, limit, num_prompt, model)
+        return limit
+
+    def _check_values(self, request: Request, asked: Any, limit: int, num_prompt: int, model: TextModel) -> int:
+        """Check what vLLM checks once it knows the prompt; return the number of tokens that are generated."""
+        is_only_echo = request.vllm.is_only_echo
+        checks.check_sampling(asked, 1 if is_only_echo else limit, 1 if asked.n is None else asked.n)
+        try:
+            vocabulary = model.vocab_size
+            checks.check_engine(asked, request.num_logprobs, max_logprobs=self._max_logprobs, vocabulary=vocabulary)
+            if (asked.thinking_token_budget or -1) >= 0 and not self._has_reasoning_parser:
+                raise refused("thinking_token_budget needs --reasoning-parser")
+            if not num_prompt:
+                raise refused("The decoder prompt cannot be empty")
+            if isinstance(asked, Completion) and isinstance(asked.prompt, list):
+                _check_tokens(asked.prompt, vocabulary)
+        except ApiError as error:
+            raise late(error) if request.stream else error  # noqa: B904
+        return 1 if is_only_echo else limit
+
+    def _check_simulated(self, asked: Sampling) -> None:
+        """Refuse what the mocker cannot do."""
+        for name in ("use_beam_search", "logprob_token_ids"):
+            if getattr(asked, name):
+                raise ApiError(501, f"{name} is not simulated; expected none", param=name)
+
+    def _check_media(self, asked: Sampling) -> None:
+        for name in ("mm_processor_kwargs", "media_io_kwargs"):
+            if getattr(asked, name, None):
+                raise refused(f"{name} of requests are refused without --trust-request-mm-kwargs.", name)
+
+    def _check_bias(self, request: Request, model: TextModel) -> None:
+        asked = request.asked  # type: ignore[attr-defined]
+        checks.check_bias(asked)
+        try:
+            checks.check_known("logit_bias", list(map(int, asked.logit_bias or ())), model.vocab_size)
+        except ApiError as error:
+            raise late(error) if request.stream else error  # noqa: B904
+
+    def _check_chat(self, asked: Chat) -> None:
+        checks.check_choice(asked, has_parser=self._has_tool_parser, is_auto=self._is_auto)
+        brings = asked.chat_template is not None or "chat_template" in (asked.chat_template_kwargs or {})
+        if brings and not self._trusts_template:
+            raise refused("the request has a chat template; it is refused without --trust-request-chat-template")
+        if not asked.messages:
+            raise refused("the conversation is empty: there must be at least one message")
+        for message in asked.messages:
+            _check_parts(message.get("content"), self._model)
+
+    def _completion(self, asked: Completion) -> AskedCompletion:
+        echo = bool(asked.echo)
+        prompt_logprobs = asked.prompt_logprobs
+        if prompt_logprobs is None and echo:
+            prompt_logprobs = asked.logprobs
+        is_only_echo = echo and asked.max_tokens == 0
+        options = self._options(
+            asked,
+            prompt_logprobs=prompt_logprobs,
+            add_special_tokens=asked.add_special_tokens,
+            is_only_echo=is_only_echo,
+        )
+        limit = asked.max_tokens if "max_tokens" in asked.model_fields_set else None
+        asked.max_tokens = DEFAULT_TOKENS if limit is None else limit
+        return AskedCompletion(
+            asked=asked,
+            options=options,
+            prompt=[] if asked.prompt is None else asked.prompt,  # type: ignore[arg-type]
+            echo=echo and not asked.return_token_ids,
+            logprobs=asked.logprobs,
+            **self._common(asked, 1 if is_only_echo else asked.max_tokens),
+        )
+
+    def _chat(self, asked: Chat) -> AskedChat:
+        prompt_logprobs = asked.prompt_logprobs
+        if prompt_logprobs is None and asked.echo:
+            prompt_logprobs = asked.top_logprobs
+        last: Any = asked.messages[-1] if asked.messages else {}
+        role = self._role if asked.add_generation_prompt else str(last.get("role"))
+        messages = [_message(message) for message in asked.messages]
+        options = self._options(
+            asked,
+            prompt_logprobs=prompt_logprobs,
+            add_special_tokens=asked.add_special_tokens,
+            continue_final_message=asked.continue_final_message,
+            chat_template=asked.chat_template or "",
+            role=role,
+            echoed=None if not asked.echo else messages[-1].text if last.get("role") == role else "",
+            return_prompt_text=bool(asked.return_prompt_text),
+            include_reasoning=asked.include_reasoning,
+        )
+        is_hidden = asked.tool_choice == "none" and self._excludes_tools
+        return AskedChat(
+            asked=asked,
+            options=options,
+            messages=messages,
+            logprobs=asked.logprobs,
+            top_logprobs=asked.top_logprobs,
+            tools=None if is_hidden or not asked.tools else [_tool(tool) for tool in asked.tools],
+            tool_choice=_choice(asked),
+            parallel_tool_calls=asked.parallel_tool_calls,
+            include_reasoning=asked.include_reasoning,
+            documents=asked.documents,
+            reasoning_effort=asked.reasoning_effort,
+            chat_template_kwargs=self._template_kwargs | (asked.chat_template_kwargs or {}),
+            add_generation_prompt=asked.add_generation_prompt,
+            **self._common(asked, checks.limit_of(asked, self._defaults.get("max_tokens"))),
+        )
+
+    def _options(self, asked: Sampling, **more: Any) -> VllmOptions:
+        """Return what vLLM's own fields ask for."""
+        watch, as_ids = asked.repetition_detection, asked.return_tokens_as_token_ids
+        return VllmOptions(
+            priority=asked.priority,
+            cache_salt=asked.cache_salt or "",
+            truncate_prompt_tokens=asked.truncate_prompt_tokens,
+            truncation_side=asked.truncation_side or "left",
+            allowed_token_ids=asked.allowed_token_ids,
+            bad_words=asked.bad_words,
+            repetition=None if watch is None else (watch.min_pattern_size, watch.max_pattern_size, watch.min_count),
+            request_id=asked.request_id,
+            skip_special_tokens=asked.skip_special_tokens,
+            include_stop_str_in_output=asked.include_stop_str_in_output,
+            return_token_ids=bool(asked.return_token_ids),
+            return_tokens_as_token_ids=self._as_ids if as_ids is None else as_ids,
+            **more,
+        )
+
+    def _common(self, asked: Completion | Chat, limit: int | None) -> dict[str, Any]:
+        """Return the fields that all servers have; values out of range are refused before anybody reads them."""
+        top_k, penalty = self._value(asked, "top_k"), self._value(asked, "repetition_penalty")
+        stream = asked.stream_options
+        return {
+            "model": asked.model or self._model,
+            "max_tokens": limit,
+            "min_tokens": asked.min_tokens,
+            "temperature": self._value(asked, "temperature"),
+            "top_p": self._value(asked, "top_p"),
+            "top_k": top_k if top_k is None else min(top_k, MAX_TOP_K),
+            "min_p": self._value(asked, "min_p"),
+            "n": asked.n,
+            "stop": asked.stop,
+            "seed": None if asked.seed == -1 else asked.seed,
+            "presence_penalty": self._value(asked, "presence_penalty"),
+            "frequency_penalty": self._value(asked, "frequency_penalty"),
+            "repetition_penalty": penalty if penalty is None else min(penalty, MAX_PENALTY),
+            "logit_bias": _clipped(asked.logit_bias),
+            "stop_token_ids": [*(asked.stop_token_ids or ()), *self._defaults.get("stop_token_ids", ())],
+            "ignore_eos": asked.ignore_eos,
+            "stream": asked.stream,
+            "stream_options": None
+            if stream is None
+            else StreamOptions(bool(stream.include_usage), bool(stream.continuous_usage_stats)),
+            "session_id": asked.session_id,
+            "kv_transfer_params": asked.kv_transfer_params if self._hands_over else None,
+            "response_format": asked.response_format and asked.response_format.model_dump(by_alias=True),
+            "structured_outputs": asked.structured_outputs and _constraint(asked),
+        }
+
+    def _value(self, asked: Sampling, name: str) -> Any:
+        value = getattr(asked, name)
+        return self._defaults.get(name) if value is None else value
+
+    def _parse_other(self, body: Body, kind: KindName) -> AnyRequest:
+        """Read a request of another kind: as ours, but with vLLM's words for what is wrong."""
+        _decoded(body)
+        try:
+            return parse_own(body, KINDS[kind].type)  # type: ignore[no-any-return]
+        except ApiError as error:
+            if isinstance(error.__cause__, msgspec.ValidationError) and OUT_OF_RANGE.search(error.message):
+                raise refused(error.message, error.param) from error
+            if isinstance(error.__cause__, msgspec.ValidationError):
+                param = f"body.{error.param}" if error.param else "body"
+                raise ApiError(400, f"1 validation error:\n  {error.message}", code=INVALID, param=param) from error
+            raise
+
+
+OUT_OF_RANGE = re.compile(r"Expected `(int|float)` [<>]")
+OBJECT = {"type": "model_attributes_type", "msg": "Input should be a valid dictionary or object to extract fields from"}
+
+
+def reading_of(stand_in: StandInConfig) -> ReadingElsewhere:
+    """Return how a server with these settings reads."""
+    config = stand_in.api
+    settings = {
+        "model": stand_in.served_model_names[0],
+        "max_logprobs": config.max_logprobs,
+        "defaults": dict(config.sampling_defaults),
+        "trusts_template": config.trust_request_chat_template,
+        "is_auto": config.enable_auto_tool_choice,
+        "has_tool_parser": bool(config.tool_call_parser),
+        "template_kwargs": dict(config.default_chat_template_kwargs),
+        "excludes_tools": config.exclude_tools_when_tool_choice_none,
+        "as_ids": config.return_tokens_as_token_ids,
+        "hands_over": stand_in.kv_handover is not None,
+        "has_reasoning_parser": bool(config.reasoning_parser),
+        "role": config.response_role,
+    }
+    return ReadingElsewhere(f"{__name__}:VllmReading", settings)
+
+
+def _decoded(body: Body) -> Any:
+    """Return a body's value.
+
+    Raises:
+        ApiError: it is not JSON.
+    """
+    if not body:
+        return None
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _decoded_slowly(body)
+
+
+def _decoded_slowly(body: Body) -> Any:
+    """The same as Python does it, which also says where it fails.
+
+    Raises:
+        ApiError: it is not JSON.
+    """
+    try:
+        return json.loads(body)
+    except json.JSONDecodeError as error:
+        fault = {"type": "json_invalid", "loc": ("body", error.pos), "msg": "JSON decode error", "input": {}}
+        raise invalid([fault | {"ctx": {"error": error.msg}}]) from error
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, "There was an error parsing the body", code=UNREADABLE) from error
+
+
+def _note(fields: dict[str, Any]) -> None:
+    """Log fields that have no effect."""
+    if gone := [name for name in GONE if name in fields]:
+        log.warning("a request has %s, which have no effect: its answer is not constrained", ", ".join(gone))
+
+
+def _renamed(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a chat with the reasoning of its messages under its present name."""
+    messages = fields.get("messages")
+    if isinstance(messages, list):
+        for message in messages:
+            if isinstance(message, dict) and (thought := message.pop("reasoning_content", None)) is not None:
+                message.setdefault("reasoning", thought)
+    return fields
+
+
+def _message(message: Mapping[str, Any]) -> Message:
+    content, calls = message.get("content"), message.get("tool_calls")
+    if isinstance(content, list) and not all(
+        isinstance(part, dict) and isinstance(part.get("text"), str) for part in content
+    ):
+        content = ""  # it is refused once the model is known
+    return Message(
+        role=message["role"],
+        content=[TextPart(part["text"]) for part in content] if isinstance(content, list) else content,
+        name=message.get("name"),
+        reasoning=message.get("reasoning"),
+        tool_calls=list(calls) if calls else None,
+        tool_call_id=message.get("tool_call_id"),
+    )
+
+
+def _clipped(biases: Mapping[str, float] | None) -> dict[str, float] | None:
+    """Return biases within the range that has an effect."""
+    return None if biases is None else {token: min(max(bias, -100.0), 100.0) for token, bias in biases.items()}
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    dumped: dict[str, Any] = tool.model_dump(exclude_unset=True)
+    return {"type": "function", **dumped}
+
+
+def _choice(asked: Chat) -> Any:
+    choice = asked.tool_choice if asked.tools else None
+    return choice.model_dump() if isinstance(choice, NamedTool) else choice
+
+
+def _constraint(asked: Sampling) -> dict[str, Any]:
+    assert asked.structured_outputs is not None
+    wanted = asked.structured_outputs.model_dump(by_alias=True)
+    return {name: wanted[name] for name in checks.KINDS if wanted[name] is not None}
+
+
+def _check_parts(content: Any, model: str) -> None:
+    """Refuse parts of a message that are not text.
+
+    Raises:
+        ApiError: there is one.
+    """
+    for part in content if isinstance(content, list) else ():
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in ("image_url", "input_audio", "video_url", "audio_url", "image_embeds", "audio_embeds"):
+            raise refused(f"{model} takes no {kind}: it is not a multimodal model")
+        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+            raise refused(f"a part of a message is not text: {part!r:.100}")
+
+
+def _check_tokens(prompt: list[Any], vocabulary: int | None) -> None:
+    """Refuse tokens that the model does not have."""
+    tokens = [token for each in prompt for token in (each if isinstance(each, list) else [each])]
+    numbers = [token for token in tokens if isinstance(token, int)]
+    if vocabulary is not None and numbers and max(numbers) >= vocabulary:
+        raise refused(f"Token id {max(numbers)} is out of vocabulary")

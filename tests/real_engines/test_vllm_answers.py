@@ -1,0 +1,49 @@
+"""`vllm serve` still answers as recorded; with DYNABENCH_RECORD=1 its answers are recorded again, for tests/stand_in."""
+
+import os
+
+import httpx
+import pytest
+
+from tests.real_engines.serving_vllm import until_ready, vllm_serve
+from tests.stand_in import recorded
+from tests.stand_in.outlines import ask
+from tests.stand_in.vllm_cases import CASES, CONTEXT, SERVERS
+
+pytestmark = pytest.mark.timeout(900)
+RECORD = bool(os.environ.get("DYNABENCH_RECORD"))
+ATTEMPTS = 5
+"""A server that is late sends several tokens in one event: the request is sent again then."""
+
+ONE_USE = httpx.Limits(max_keepalive_connections=0)
+"""vLLM closes some connections on which it has failed, without saying so."""
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def server(request, folder, tmp_path_factory):
+    log = tmp_path_factory.mktemp("logs") / request.param
+    flags = (*SERVERS[request.param], f"--max-model-len={CONTEXT}")
+    with vllm_serve(folder, log, *flags) as (url, process):
+        until_ready(url, process, log)
+        with httpx.Client(base_url=url, timeout=60, limits=ONE_USE) as client:
+            yield request.param, client
+
+
+def test_vllm_answers_as_recorded(server):
+    name, client = server
+    known = recorded.load()
+    found = {case: settled(client, case, None if RECORD else known[name].get(case)) for case in CASES}
+    if RECORD:
+        recorded.save(known | {name: found})
+    else:
+        assert found == known[name]
+
+
+def settled(client, case, expected):
+    """Return an answer's outline as soon as it is what is expected, or else that with the most events."""
+    found = []
+    for _ in range(ATTEMPTS):
+        found.append(ask(client, CASES[case]))
+        if found[-1] == expected or "events" not in found[-1]:
+            break
+    return max(found, key=lambda outline: outline == expected or sum(count for count, _ in outline.get("events", [])))
