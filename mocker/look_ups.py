@@ -8,11 +8,13 @@ class LookUps:
     after a preemption is not counted.
     """
 
-    __slots__ = ("num_disk", "num_elsewhere", "num_hits", "num_host", "num_prompts", "num_tokens")
+    __slots__ = ("num_disk", "num_elsewhere", "num_hits", "num_host", "num_prompts", "num_tokens", "num_unasked")
 
     def __init__(self) -> None:
         self.num_prompts = 0
         self.num_tokens = 0
+        self.num_unasked = 0
+        """Tokens of prompts that were not looked up, because their sequences do not read the cache; not in `num_tokens`."""
         self.num_hits = 0
         """Found in blocks of this engine."""
         self.num_host = 0
@@ -27,8 +29,11 @@ class LookUps:
         """Tokens that were found, but not in blocks of this engine."""
         return self.num_host + self.num_disk + self.num_elsewhere
 
-    def count(self, num_tokens: int, num_hits: int) -> None:
+    def count(self, num_tokens: int, num_hits: int, *, reads_cache: bool) -> None:
         """Count a prompt, of which so many tokens were found in blocks of this engine."""
+        if not reads_cache:
+            self.num_unasked += num_tokens
+            return
         self.num_prompts += 1
         self.num_tokens += num_tokens
         self.num_hits += num_hits

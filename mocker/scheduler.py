@@ -218,12 +218,12 @@ class Scheduler:
         None: it must keep waiting, and so must those behind it; SKIPPED: they need not.
         """
         size, known, computed, hits = self.config.block_size, sequence.num_known, sequence.num_computed, 0
-        if not computed and self.config.enable_prefix_caching:
+        if not computed and self.config.enable_prefix_caching and sequence.reads_cache:
             hits = self.pool.lookup(sequence.chain, (known - 1) // size)
             computed = hits * size
         if sequence.is_remote_prefill:
             return 0 if self._load(sequence, hits, known) else None
-        if self.offload is not None and not sequence.num_blocks:
+        if self.offload is not None and not sequence.num_blocks and sequence.reads_cache:
             more = self.offload.ask(sequence, computed)
             if more is None:
                 return SKIPPED
@@ -388,7 +388,7 @@ class Scheduler:
             self.pool.allocate_more(sequence)
         if not sequence.num_preemptions:
             sequence.cached_tokens = hits * self.config.block_size
-            self.look_ups.count(sequence.num_prompt, sequence.cached_tokens)
+            self.look_ups.count(sequence.num_prompt, sequence.cached_tokens, reads_cache=sequence.reads_cache)
 
     def _enqueue(self, queue: list[Sequence] | deque[Sequence], sequence: Sequence) -> None:
         if self._by_priority:
@@ -679,7 +679,12 @@ class Scheduler:
         sequence.order = self._num_added
         self._num_added += 1
         self._enqueue(self.waiting, sequence)
-        if self.offload is not None and self.offload.prefetches and not sequence.is_remote_prefill:
+        if (
+            self.offload is not None
+            and self.offload.prefetches
+            and sequence.reads_cache
+            and not sequence.is_remote_prefill
+        ):
             self._expected.append(sequence)
 
     def update(self, batch: Batch, num_iterations: int = 1) -> tuple[list[Sequence], list[Sequence]]:

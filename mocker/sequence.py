@@ -48,6 +48,7 @@ class Sequence:
         "origin",
         "payload",
         "priority",
+        "reads_cache",
         "runs",
         "state",
         "stop_after",
@@ -101,6 +102,7 @@ class Sequence:
         self.is_remote_prefill = is_remote_prefill  # until its KV is requested, which happens once
         self.is_token_shipped = is_token_shipped and is_remote_prefill
         self.is_remote_decode = is_remote_decode
+        self.reads_cache = True  # False: its whole prompt is computed, because log-probabilities of it are wanted
         self.is_failed = False  # its KV could not be loaded
         self.num_limit = num_prompt + max_tokens  # tokens at which it ends by length
         self.num_total = self.num_limit if stop_after is None else min(num_prompt + stop_after, self.num_limit)

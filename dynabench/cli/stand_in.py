@@ -4,7 +4,7 @@ import json
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -16,6 +16,7 @@ from serving.kv_tiers.tier import TierError
 from serving.model.errors import ModelError
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.stand_in.config import StandInConfig
+from serving.stand_in.faults.flags import FaultFlags
 from serving.stand_in.replicas import ReplicasConfig, replicas_of, serve_replicas
 from serving.stand_in.simulation import SimulationConfig
 from serving.stand_in.vllm.flags import parse
@@ -35,6 +36,7 @@ Words = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
 """The model and the flags of the other server, which reads them itself."""
 Simulation = Annotated[SimulationConfig, flat("In place of GPUs", 1)]
 Replicas = Annotated[ReplicasConfig, flat("Many at once", 2)]
+Faults = Annotated[FaultFlags, flat("Faults on purpose", 3)]
 Answers = Annotated[AnswerConfig, flat("Simulated engine", 6)]
 OF_HANDOVER = Parameter(parse="^(transfer|transfer_host|transfer_memory_mb|kv_bytes_scale|transfer_read_timeout_s)$")
 Transfer = Annotated[TransferRunConfig, OF_HANDOVER, flat("KV between processes", 7)]
@@ -45,6 +47,7 @@ def vllm(
     simulation: Simulation | None = None,
     replicas: Replicas | None = None,
     answers: Answers | None = None,
+    faults: Faults | None = None,
     kv_transfer: Transfer | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     verbose: Verbosity = 0,
@@ -59,6 +62,7 @@ def vllm(
         simulation: What takes the place of the GPUs.
         replicas: How many there are.
         answers: What is answered.
+        faults: What goes wrong on purpose.
         kv_transfer: How KV gets to other instances.
         dry_run: Print the settings that follow from all flags, and exit.
         verbose: How much to log.
@@ -78,6 +82,8 @@ def vllm(
             answers=answers or AnswerConfig(),
             transfer=kv_transfer or TransferRunConfig(),
         )
+        wrong = faults or FaultFlags()
+        config = replace(config, faults=wrong.faults(config.seed), admin=wrong.admin(os.environ))
         many = replicas or ReplicasConfig()
         configs = replicas_of(config, many.replicas)
     if dry_run:
@@ -91,7 +97,8 @@ def vllm(
 
 def _own_flags() -> list[str]:
     """Return flags of ours that an unknown word may be meant to be."""
-    names = [field.name for kind in (SimulationConfig, ReplicasConfig, AnswerConfig) for field in fields(kind)]
+    kinds = (SimulationConfig, ReplicasConfig, FaultFlags, AnswerConfig)
+    names = [field.name for kind in kinds for field in fields(kind)]
     return [f"--{name.replace('_', '-')}" for name in (*names, "dry_run")]
 
 
@@ -106,4 +113,6 @@ def _shown(config: StandInConfig) -> dict[str, Any]:
     """Return settings as they are printed: without secrets."""
     found = asdict(config)
     found["http"]["api_keys"] = ["..." for _ in config.http.api_keys]
+    if config.admin is not None and config.admin.token:
+        found["admin"]["token"] = "..."  # noqa: S105
     return found

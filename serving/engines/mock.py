@@ -218,15 +218,6 @@ class Mocker:
         for rank in self.ranks:
             rank.slow_down(factor)
 
-    async def reset_prefix_cache(self, *, preempts_running: bool = False) -> bool:
-        """Forget all cached blocks of every rank, each between two steps; return what rank 0 said, as vLLM does.
-
-        Raises:
-            RuntimeError: see `mocker.engine.Engine.reset_prefix_cache`.
-        """
-        resets = [rank.reset_prefix_cache(preempts_running=preempts_running) for rank in self.ranks]
-        return (await asyncio.gather(*resets))[0]
-
     def load(self, rank: int) -> EngineLoad:
         """See `Engine`."""
         found = self.ranks[rank].load()

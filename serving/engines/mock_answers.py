@@ -4,6 +4,7 @@ Token `i` of an answer is a pure function of (prompt, seed, i), so that an answe
 it moved from one worker to another.
 """
 
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -35,15 +36,28 @@ def answer_length(prompt: npt.NDArray[np.uint32], seed: int) -> int:
     return 16 + xxh3_64_intdigest(prompt.tobytes(), (seed + 1) & 0xFFFF_FFFF_FFFF_FFFF) % 256
 
 
-def eos_place(request: PreprocessedRequest, prompt: npt.NDArray[np.uint32], seed: int) -> int | None:
-    """Return the position of EOS in the answer, from 1, if the request asks for EOS or sets no limit."""
+def drawn_length(prompt: npt.NDArray[np.uint32], seed: int, mean: float, deviation: float) -> int:
+    """Return a length from a normal distribution, at least 1, that depends on prompt and seed alone."""
+    number = xxh3_64_intdigest(prompt.tobytes(), (seed + 1) & 0xFFFF_FFFF_FFFF_FFFF) / 2.0**64
+    drawn = NormalDist(mean, deviation).inv_cdf(max(number, 2.0**-64)) if deviation else mean
+    return max(round(drawn), 1)
+
+
+def eos_place(request: PreprocessedRequest, length: int, *, is_all: bool) -> int | None:
+    """Return the position of EOS in the answer, from 1, if the request asks for EOS or sets no limit, or all is said.
+
+    Args:
+        request: the request.
+        length: how long the answer is if nobody asks for another length, what was generated elsewhere included.
+        is_all: whether there is nothing more to say after that.
+    """
     conditions = request.stop_conditions
     if conditions.ignore_eos:
         return None
     if conditions.stop_after is not None:
         return max(conditions.stop_after, conditions.min_tokens)
-    if conditions.is_default_limit:
-        return max(answer_length(prompt, seed) - request.num_generated, conditions.min_tokens, 1)
+    if conditions.is_default_limit or is_all:
+        return max(length - request.num_generated, conditions.min_tokens, 1)
     return None
 
 

@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from serving.engines.mock_answers import answer_tokens, eos_place, stop_place
+from serving.engines.mock_answers import answer_length, answer_tokens, drawn_length, eos_place, stop_place
 from serving.engines.mock_calls import call_tokens, callable_tools, check_tools
 from serving.engines.mock_config import AnswerConfig
 from serving.engines.mock_embedding import DEFAULT_SIZE, embedding_of
 from serving.engines.mock_forms.errors import FormError
 from serving.engines.mock_forms.fit import choice_tokens, json_tokens, regex_tokens, usual_tokens
 from serving.engines.mock_forms.writer import Writer
+from serving.engines.mock_texts import source_of
 from serving.engines.mock_words import allowed_words, bad_sequences, repetition_place, without
 from serving.model.constraints import NO_GRAMMAR
 from serving.model.files import ModelFiles
@@ -55,12 +56,14 @@ class Author:
         """Learn to write in a model's tokens.
 
         Raises:
-            ValueError: tools are to be called, and JSON cannot be written in these tokens.
+            ValueError: tools are to be called, and JSON cannot be written in these tokens; or what answers say cannot be
+                read.
         """
         self.vocabulary: npt.NDArray[np.uint32] = np.asarray(tokenizer.speakable())
         self.words: list[int] = np.unique(self.vocabulary).tolist()
         self._config = config
         self._tokenizer = tokenizer
+        self._source = source_of(config.answers, tokenizer, self.vocabulary)
         self._parser = tool_call_parser
         self._embedding_size = embedding_size
         self._is_bytes = isinstance(tokenizer, ByteTokenizer)
@@ -72,11 +75,13 @@ class Author:
                 raise ValueError(f"tool_call_share is {config.tool_call_share:g}; expected 0: {error}") from error
 
     def may_be_formed(self, request: PreprocessedRequest) -> bool:
-        """Return whether the answer may have a form, so that it takes a while to make it up."""
+        """Return whether the answer may have a form, or must be looked up, so that it takes a while to make it up."""
         if request.is_embedding:
             return False
-        return request.sampling_options.get("guided_decoding") is not None or bool(
-            self._config.tool_call_share and request.tools
+        return (
+            not self._source.is_quick
+            or request.sampling_options.get("guided_decoding") is not None
+            or bool(self._config.tool_call_share and request.tools)
         )
 
     @property
@@ -102,7 +107,7 @@ class Author:
         options = request.sampling_options
         seed = int(options.get("seed") or options.get("choice") or 0)
         limit = request.stop_conditions.max_tokens or most or len(tokens)
-        end = eos_place(request, prompt, seed)
+        end = self._end(request, prompt, seed)
         length = limit if end is None else min(end, limit)
         formed = self._formed(request, prompt, seed, request.num_generated + length, request.num_generated + limit)
         if formed is not None:
@@ -122,16 +127,31 @@ class Author:
         return Plan(answer_tokens(tokens, 0, 0, 1, self.vocabulary), 1)
 
     def _said(self, request: PreprocessedRequest, prompt: npt.NDArray[np.uint32], seed: int, length: int) -> list[int]:
-        """Return free text of the words that the request allows.
+        """Return free text: of the words that the request allows, if it does not allow all.
 
         Raises:
             ValueError: it allows none.
         """
         options = request.sampling_options
         words = allowed_words(options, self.vocabulary)
-        output = answer_tokens(prompt, seed, request.num_generated, length, words)
+        if words is self.vocabulary:
+            output = self._source.tokens(prompt, seed, request.num_generated, length)
+        else:
+            output = answer_tokens(prompt, seed, request.num_generated, length, words)
         bad = options.get("bad_words")
         return without(output, bad_sequences(bad, self._tokenizer), words) if bad else output
+
+    def _end(self, request: PreprocessedRequest, prompt: npt.NDArray[np.uint32], seed: int) -> int | None:
+        """Return the token at which free text ends, from 1; None if only its limit ends it."""
+        said = None if self._is_formed(request) else self._source.length(prompt, seed)
+        if said is not None:
+            return eos_place(request, said, is_all=True)
+        config = self._config
+        length = drawn_length(prompt, seed, *config.lengths) if config.output_tokens else answer_length(prompt, seed)
+        return eos_place(request, length, is_all=False)
+
+    def _is_formed(self, request: PreprocessedRequest) -> bool:
+        return request.sampling_options.get("guided_decoding") is not None
 
     def _formed(
         self, request: PreprocessedRequest, prompt: npt.NDArray[np.uint32], seed: int, target: int, enough: int

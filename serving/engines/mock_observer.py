@@ -48,11 +48,11 @@ class Observer(Protocol):
         ...
 
     def on_aborted(self, live: Live) -> None:
-        """The engine itself ended a request: it was paused, or told to."""
+        """The engine itself ended a request, because it is paused."""
         ...
 
     def on_left(self, live: Live, *, has_stopped: bool) -> None:
-        """Nobody waits for the rest of an answer: because a stop string ended it, or the client hung up."""
+        """Nobody waits for the rest of an answer: because a stop string ended it, or the client hung up or had it aborted."""
         ...
 
 

@@ -159,6 +159,7 @@ class MockEngine:
             arrival=float(self._order),
             adapter="" if request.cache_scope is None else request.cache_scope.lora_name,
         )
+        sequence.reads_cache = request.sampling_options.get("prompt_logprobs") is None  # as in vLLM
         log_probabilities = LogProbabilities.wanted(self._author.words, request.sampling_options)
         live = sequence.payload = Live(tokens, output, stream, log_probabilities, sequence, arrival_s)
         live.has_tiers = self._tiers is not None
@@ -236,6 +237,11 @@ class MockEngine:
         """Check again whether there is something to do."""
         self._bell.set()
 
+    def slow_down(self, factor: float) -> None:
+        """Make each step, from the next on, take this many times as long as usual."""
+        usual = self._usual_timing
+        self.engine.change_timing(usual if factor == 1 else Faster(usual, 1 / factor, 1 / factor))
+
     async def reset_prefix_cache(self, *, preempts_running: bool = False) -> bool:
         """Forget all cached blocks, once the step in flight has ended; return False if any is in use.
 
@@ -254,13 +260,16 @@ class MockEngine:
         found = [each.payload for each in (*scheduler.running, *scheduler.queued(), *scheduler.holding)]
         return [live for live in found if isinstance(live, Live)]
 
-    def abort(self, live: Live) -> None:
-        """End a request with what was generated so far, and say so to its client."""
+    def abort(self, live: Live, *, is_asked: bool = False) -> None:
+        """End a request with what was generated so far, and say so to its client, who may have asked for that."""
         self.engine.abort(live.sequence)
         live.stream.on_cancel = None
         if self._observer is not None:
             self._has_lost = True
-            self._observer.on_aborted(live)
+            if is_asked:
+                self._observer.on_left(live, has_stopped=False)
+            else:
+                self._observer.on_aborted(live)
         live.abort()
         self.wake()
 
@@ -288,11 +297,6 @@ class MockEngine:
             else:
                 if not done.done():
                     done.set_result(is_reset)
-
-    def slow_down(self, factor: float) -> None:
-        """Make each step, from the next on, take this many times as long as usual."""
-        usual = self._usual_timing
-        self.engine.change_timing(usual if factor == 1 else Faster(usual, 1 / factor, 1 / factor))
 
     def load(self) -> EngineLoad:
         """Report what the engine is doing."""
@@ -371,6 +375,10 @@ class MockEngine:
                 live.awaits_offer = True
             else:
                 live.finish()
+            else:
+                live.is_plain = (
+                    False  # the last token comes with where the KV is, as a client may leave after that token
+                )
         for sequence in (*decoded, *output.sampled):
             live = sequence.payload
             assert isinstance(live, Live)
@@ -379,7 +387,7 @@ class MockEngine:
             if is_next and not live.awaits_offer and not live.stream.is_blocked:
                 live.stream.send(live.output[live.sent])
                 live.sent = made
-            else:
+            elif not (sequence.is_remote_decode and sequence.is_over):
                 live.flush()
         if self._handover is not None:
             self._end_shared(self._handover, output.finished)

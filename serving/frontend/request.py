@@ -89,8 +89,9 @@ class RequestReader:
                 body = complete(body, partial(self._admit, share, len(body)))
             if len(body) > INLINE_BYTES:
                 name = guess_model(body)
-                model = self._models.get(name) or self._any()
-                return await self._prepare(request, kind, body, model, name)
+                known = self._models.get(name)
+                guessed = (known, name) if known is not None else (self._any(), None)
+                return await self._prepare(request, kind, body, *guessed)
             parsed = self._reading.parse(body, kind)
             model = self.find(parsed.model)
             if not is_quick(parsed, model.text):

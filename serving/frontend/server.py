@@ -31,13 +31,16 @@ log = logging.getLogger(__name__)
 LISTEN_FD = "DYNABENCH_LISTEN_FD"
 GROUP = "DYNABENCH_FRONTEND_GROUP"
 
+BACKLOG = 2048
+"""Connections that may wait to be accepted."""
+
 
 class PortError(RuntimeUnavailableError):
     """The process cannot listen on a port."""
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Bind a listening socket, or use the one that we were started with.
+def listen(host: str, port: int, backlog: int | None = BACKLOG) -> socket.socket:
+    """Bind a listening socket, or use the one that we were started with; without a backlog, a new one does not listen yet.
 
     Only processes that are handed it explicitly have it: nobody else keeps the port once the frontend is gone.
 
@@ -58,11 +61,12 @@ def listen(host: str, port: int) -> socket.socket:
         raise PortError(
             f"port {port} on {host} cannot be used: {error.strerror}; choose another with --http-port"
         ) from error
-    listener.listen(2048)
+    if backlog is not None:
+        listener.listen(backlog)
     return listener
 
 
-def listen_at(path: Path) -> socket.socket:
+def listen_at(path: Path, backlog: int | None = BACKLOG) -> socket.socket:
     """Bind a listening Unix socket.
 
     Raises:
@@ -71,7 +75,8 @@ def listen_at(path: Path) -> socket.socket:
     name = socket_name(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(name)
-    listener.listen(2048)
+    if backlog is not None:
+        listener.listen(backlog)
     return listener
 
 

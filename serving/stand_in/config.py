@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from foundation.settings import Count, Positive, Wait, Whole, check
+from foundation.settings import Count, Positive, Whole, check
 from serving.engines.mock import AnswerConfig, EngineConfig, TimingConfig
 from serving.engines.nixl_peer import KvHandoverConfig
 from serving.frontend.config import Port
@@ -20,7 +20,6 @@ from serving.model.parsers import check_parsers
 from serving.stand_in.faults.config import AdminConfig, FaultConfig
 from serving.transfer.config import TransferRunConfig
 
-ContentFormat = Literal["auto", "string", "openai"]
 HashAlgorithm = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
 FingerprintMode = Literal["full", "hash", "custom", "none"]
 
@@ -43,9 +42,6 @@ class TlsConfig:
 
     ciphers: str = ""
     """Ciphers of TLS 1.2 and older (none: those of OpenSSL)."""
-
-    refresh: bool = False
-    """Load the files again when they change."""
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
@@ -92,18 +88,6 @@ class HttpConfig:
     has_docs: bool = True
     """Whether /docs and /openapi.json are there."""
 
-    max_header_bytes: Count = 4 << 20
-    """Largest head of a request, in bytes."""
-
-    max_headers: Count = 256
-    """Most headers of a request."""
-
-    keep_alive_s: Wait = 5.0
-    """How long a connection may idle (s). Environment: VLLM_HTTP_TIMEOUT_KEEP_ALIVE."""
-
-    sse_keep_alive_interval_s: Whole = 0
-    """A stream in which nothing was written for this long gets a comment (s; 0: never)."""
-
     shutdown_timeout_s: Whole = 0
     """How long requests in progress may take to finish after the process is asked to end (s; 0: they are aborted)."""
 
@@ -118,9 +102,6 @@ class ApiConfig:
 
     chat_template: str = ""
     """File of the chat template, or the template itself (none: the model's)."""
-
-    chat_template_content_format: ContentFormat = "auto"
-    """Whether the template gets the content of messages as text or as parts (auto: as it seems to expect)."""
 
     default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the chat template that requests may replace."""
@@ -173,15 +154,6 @@ class ApiConfig:
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Sampling parameters of requests that name none, from the model's generation_config.json and the flags."""
 
-    max_num_queued_reqs: Whole | None = None
-    """Requests that wait or run, on all ranks, beyond which more get 503 (none: no limit)."""
-
-    max_num_queued_tokens: Whole | None = None
-    """Tokens of the prompts of requests that have no first token yet, beyond which more get 503 (none: no limit)."""
-
-    stream_interval: Count = 1
-    """Tokens that gather before a stream writes them."""
-
     def __post_init__(self) -> None:
         """Reject invalid values."""
         check(self)
@@ -208,9 +180,6 @@ class LoraConfig:
     max_loras: Count = 1
     """Adapters that may run in one step."""
 
-    max_cpu_loras: Count | None = None
-    """Adapters in host memory (none: as many as max_loras)."""
-
     max_lora_rank: Count = 16
     """Highest rank of an adapter."""
 
@@ -223,11 +192,6 @@ class LoraConfig:
     def __post_init__(self) -> None:
         """Reject invalid values."""
         check(self)
-        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
-            raise ValueError(
-                f"max_cpu_loras must be at least max_loras ({self.max_loras}), not {self.max_cpu_loras}: adapters that "
-                "run are kept in host memory, too"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,38 +256,15 @@ class RanksConfig:
 class LogConfig:
     """What is logged."""
 
-    level: Literal["critical", "error", "warning", "info", "debug", "trace"] = "info"
-    """The least that the HTTP server logs."""
-
-    requests: bool = False
-    """Log each request."""
-
-    outputs: bool = False
-    """Log each answer, too."""
-
-    deltas: bool = True
-    """Log each piece of a streamed answer, if answers are logged."""
-
-    max_length: Whole | None = None
-    """Most characters or token ids of a prompt or an answer that are logged (none: all)."""
-
     stats_interval_s: Positive | None = 10.0
     """How often a line with the throughput and queues is logged (s; none: never). Environment: VLLM_LOG_STATS_INTERVAL."""
 
     has_stats: bool = True
     """Whether there are metrics of the engine, and lines of them in the log."""
 
-    access: bool = True
-    """Log a line for each call."""
-
-    quiet_endpoints: tuple[str, ...] = ()
-    """Paths whose calls are not logged."""
-
     def __post_init__(self) -> None:
         """Reject invalid values."""
         check(self)
-        if self.outputs and not self.requests:
-            raise ValueError("enable_log_outputs needs enable_log_requests")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,7 @@ def _replica(config: StandInConfig, number: int) -> StandInConfig:
     if not number:
         return config
     more = number * config.engine.dp_size
-    events, handover = config.kv_events, config.kv_handover
+    events, handover, admin = config.kv_events, config.kv_handover, config.admin
     return replace(
         config,
         http=replace(config.http, port=config.http.port + number),
@@ -89,6 +89,8 @@ def _replica(config: StandInConfig, number: int) -> StandInConfig:
         kv_handover=None
         if handover is None
         else replace(handover, side_channel_port=handover.side_channel_port + more, engine_id=None),
+        faults=replace(config.faults, seed=config.faults.seed + number),
+        admin=None if admin is None else replace(admin, port=admin.port + number if admin.port else 0),
     )
 
 

@@ -11,12 +11,13 @@ from typing import Any
 from serving.engines.mock import Mocker
 from serving.engines.nixl_peer import Peer, peers_of
 from serving.frontend.http.server import serve_http
-from serving.frontend.server import listen, listen_at
+from serving.frontend.server import BACKLOG, listen, listen_at
 from serving.model.files import ModelFiles
 from serving.runtime.stopping import cancel_all
 from serving.stand_in.config import StandInConfig, TlsConfig
 from serving.stand_in.faults.app import faulty
 from serving.stand_in.faults.run import Victim, faults_of
+from serving.stand_in.faults.state import Faults
 from serving.stand_in.local import LocalWorkers
 from serving.stand_in.served import OneModel, served_model
 from serving.stand_in.vllm.app import VllmServer
@@ -52,27 +53,23 @@ async def serve(
         PortError: the port cannot be used.
         ValueError: the settings do not determine an engine.
     """
-    async with faults_of(config.faults, config.admin, stopping) as faults:
-        with listener or listener_of(config) as listener:
-            async with stand_in(config) as server:
-                if faults is not None:
-                    server.app = faulty(server.app, faults, server.answering.dialect)
-                    faults.connect(Victim(server.engine, server.calls, stopping))
-                serving = serve_http(
-                    server.app,
-                    server.answering,
-                    listener,
-                    stopping,
-                    drain_s=config.http.shutdown_timeout_s,
-                    write_timeout_s=WRITE_TIMEOUT_S,
-                    tls=_tls(config.http.tls),
-                    on_ready=on_ready,
-                )
-                await _unless_failed(serving, server.engine)
+    with listener or listener_of(config) as listener:
+        async with faults_of(config.faults, config.admin, stopping) as faults, stand_in(config, faults) as server:
+            serving = serve_http(
+                server.app,
+                server.answering,
+                listener,
+                stopping if faults is None else faults.ending,
+                drain_s=config.http.shutdown_timeout_s,
+                write_timeout_s=WRITE_TIMEOUT_S,
+                tls=_tls(config.http.tls),
+                on_ready=on_ready,
+            )
+            await _unless_failed(serving, server.engine)
 
 
 @contextlib.asynccontextmanager
-async def stand_in(config: StandInConfig) -> AsyncIterator[VllmServer]:
+async def stand_in(config: StandInConfig, faults: Faults | None = None) -> AsyncIterator[VllmServer]:
     """Start an engine and what answers for it; end both on the way out.
 
     Raises:
@@ -91,7 +88,7 @@ async def stand_in(config: StandInConfig) -> AsyncIterator[VllmServer]:
         peers=_peers(config),
     )
     async with contextlib.AsyncExitStack() as closing:
-        sinks = await closing.enter_async_context(sinks_of(config))  # the engine's last events still go there
+        sinks = await closing.enter_async_context(sinks_of(config, faults))  # the engine's last events still go there
         closing.push_async_callback(engine.close)
         await engine.start(files)
         workers = LocalWorkers(engine, has_peers=config.kv_handover is not None)
@@ -103,7 +100,11 @@ async def stand_in(config: StandInConfig) -> AsyncIterator[VllmServer]:
         engine.run(sinks)
         metrics.follow()
         closing.callback(metrics.close)
-        yield VllmServer(config, engine, OneModel(config.served_model_names, model), metrics, workers.calls)
+        server = VllmServer(config, engine, OneModel(config.served_model_names, model), metrics)
+        if faults is not None:
+            server.app = faulty(server.app, faults, server.answering.dialect)
+            faults.connect(Victim(engine, workers.calls, faults.ending))
+        yield server
 
 
 def _peers(config: StandInConfig) -> list[Peer]:
@@ -131,13 +132,13 @@ def worker_config(config: StandInConfig) -> WorkerConfig:
 
 
 def listener_of(config: StandInConfig) -> socket.socket:
-    """Bind the socket where a stand-in listens.
+    """Bind the socket where a stand-in listens; with late startup, it refuses connections until it is served.
 
     Raises:
         PortError: the port cannot be used.
     """
-    http = config.http
-    return listen_at(Path(http.uds)) if http.uds else listen(http.host or ALL, http.port)
+    http, backlog = config.http, None if config.faults.startup else BACKLOG
+    return listen_at(Path(http.uds), backlog) if http.uds else listen(http.host or ALL, http.port, backlog)
 
 
 def _tls(tls: TlsConfig | None) -> Mapping[str, Any] | None:

@@ -1,17 +1,17 @@
 """What vLLM's NixlConnector answers, and what a stand-in does: the same names and types, and the same statuses."""
 
 import asyncio
-import contextlib
+import json
 
 import httpx
 import pytest
 
 from serving.engines.mock import EngineConfig
 from serving.engines.nixl_peer import KvHandoverConfig
-from tests.real_engines.test_vllm_by_url import vllm_serve
+from tests.real_engines.serving_vllm import until_ready, vllm_serve
+from tests.real_engines.test_vllm_by_url import TRANSFER
 from tests.stand_in.support import running
 from tests.support.proxies import NONE
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
 ASK = {"do_remote_decode": True, "do_remote_prefill": False, **NONE}
@@ -20,16 +20,12 @@ PROMPT = list(range(5, 105))
 
 @pytest.fixture(scope="module")
 def theirs(folder, tmp_path_factory):
-    with vllm_serve(folder, tmp_path_factory.mktemp("logs") / "vllm") as (url, process):
-        until(lambda: process.poll() is not None or is_healthy(url))
+    log = tmp_path_factory.mktemp("logs") / "vllm"
+    flags = ("--enable-prompt-tokens-details", f"--kv-transfer-config={json.dumps(TRANSFER)}")
+    with vllm_serve(folder, log, *flags) as (url, process):
+        until_ready(url, process, log)
         with httpx.Client(base_url=url, timeout=120) as client:
             yield lambda body: client.post("/v1/completions", json=body)
-
-
-def is_healthy(url):
-    with contextlib.suppress(httpx.TransportError):
-        return httpx.get(f"{url}/health").status_code == 200
-    return False
 
 
 @pytest.fixture

@@ -154,6 +154,10 @@ def a_chat(client):
     assert client.post("/v1/chat/completions", json=body).status_code == 200
 
 
+def log_probabilities_of_the_prompt(client):
+    complete(client, tokens(1, 70), max_tokens=3, echo=True, logprobs=1)
+
+
 def a_stream(client):
     body = {"model": "tiny", "prompt": tokens(6, 50), "max_tokens": 12, "stream": True, "ignore_eos": True}
     with client.stream("POST", "/v1/completions", json=body) as answer:
@@ -176,6 +180,7 @@ def what_is_refused(client):
         no_limit,
         up_to_the_longest,
         a_chat,
+        log_probabilities_of_the_prompt,
         a_stream,
         what_is_refused,
     ],

@@ -9,14 +9,15 @@ from typing import Any
 import httpx
 
 from serving.engines.mock import EngineConfig
-from serving.stand_in.config import StandInConfig
+from serving.stand_in.config import ApiConfig, StandInConfig
 from serving.stand_in.server import serve
 
 
 @contextlib.asynccontextmanager
 async def running(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """Run a stand-in with these settings of `StandInConfig`; yield a client."""
-    defaults = {"model": "tiny", "engine": EngineConfig(block_size=16, num_gpu_blocks=256)}
+    """Run a stand-in with these settings of `StandInConfig`, whose usage says what was cached; yield a client."""
+    engine, api = EngineConfig(block_size=16, num_gpu_blocks=256), ApiConfig(enable_prompt_tokens_details=True)
+    defaults = {"model": "tiny", "engine": engine, "api": api}
     stopping = asyncio.Event()
     listener = socket.create_server(("127.0.0.1", 0))
     url = "http://{}:{}".format(*listener.getsockname())

@@ -6,8 +6,10 @@ import pytest
 
 from serving.engines.mock import EngineConfig
 from serving.stand_in.balance import Balance, Report
-from serving.stand_in.config import RanksConfig
+from serving.stand_in.config import ApiConfig, RanksConfig
 from tests.stand_in.support import running
+
+DETAILED = ApiConfig(enable_prompt_tokens_details=True)
 
 
 def test_a_burst_goes_round():
@@ -54,16 +56,11 @@ def test_between_equals_each_is_the_first_in_turn():
 def test_a_request_that_names_a_rank_goes_there_and_one_that_is_not_there_is_refused():
     async def talk():
         engine = EngineConfig(block_size=16, num_gpu_blocks=256, dp_size=2)
-        async with running(engine=engine, ranks=RanksConfig(size=2)) as client:
+        async with running(engine=engine, api=DETAILED, ranks=RanksConfig(size=2)) as client:
 
             async def ask(rank):
-                body = {
-                    "model": "tiny",
-                    "prompt": "x" * 64,
-                    "max_tokens": 1,
-                    "nvext": {"annotations": [f"dp_rank:{rank}"]},
-                }
-                return await client.post("/v1/completions", json=body)
+                body = {"model": "tiny", "prompt": "x" * 64, "max_tokens": 1}
+                return await client.post("/v1/completions", json=body, headers={"X-data-parallel-rank": str(rank)})
 
             cached = [(await ask(1)).json()["usage"]["prompt_tokens_details"]["cached_tokens"] for _ in range(2)]
             assert cached == [0, 48]

@@ -1,7 +1,7 @@
 import pytest
 
 from serving.engines.mock import EngineConfig
-from serving.stand_in.config import ApiConfig, LogConfig, LoraConfig, RanksConfig, StandInConfig
+from serving.stand_in.config import ApiConfig, LoraConfig, RanksConfig, StandInConfig
 
 
 def test_a_stand_in_is_served_under_its_models_name_if_it_has_no_other():
@@ -14,8 +14,7 @@ def test_a_stand_in_is_served_under_its_models_name_if_it_has_no_other():
     [
         (lambda: ApiConfig(enable_auto_tool_choice=True), "needs a tool_call_parser"),
         (lambda: ApiConfig(tool_call_parser="nonsense"), "nonsense"),
-        (lambda: LoraConfig(max_loras=4, max_cpu_loras=2), "at least max_loras"),
-        (lambda: LogConfig(outputs=True), "enable_log_requests"),
+        (lambda: LoraConfig(max_loras=0), "max_loras must be at least 1"),
         (lambda: StandInConfig(engine=EngineConfig(dp_size=2), ranks=RanksConfig(size=3, first=2)), "more than"),
     ],
 )

@@ -41,17 +41,17 @@ def with_port(do, *words, token=""):
     """Do something with a client of an admin port; return the server, and whether it was asked to stop."""
 
     async def main():
-        faults, server, stopping = Faults(read_faults(words)), Server(), asyncio.Event()
+        faults, server = Faults(read_faults(words)), Server()
         faults.connect(server)
         try:
             async with (
-                admin_port(AdminConfig(token=token), faults, stopping) as url,
+                admin_port(AdminConfig(token=token), faults) as url,
                 httpx.AsyncClient(base_url=url, timeout=30) as client,
             ):
                 await do(client)
         finally:
             faults.close()
-        return server, stopping.is_set()
+        return server, faults.ending.is_set()
 
     return asyncio.run(main())
 

@@ -22,7 +22,6 @@ ALL = {
     "startup": "2s",
     "unready": "3s",
     "health": "down",
-    "kv_load": 0.1,
     "kv_events_drop": 0.2,
     "kv_events_delay": "50ms+-10ms",
     "kv_events_swap": 0.3,
@@ -113,7 +112,7 @@ def test_times_are_drawn_as_their_distribution_says():
 
 
 def test_a_load_of_kv_fails_at_some_block():
-    config = read_faults(["kv_load=0.5"])
+    config = FaultConfig(kv_load=0.5)
     found = [num_good_blocks(config, number, 4) for number in range(2000)]
     assert sum(each is not None for each in found) / 2000 == pytest.approx(0.5, abs=0.04)
     assert {each for each in found if each is not None} == {0, 1, 2, 3}

@@ -10,7 +10,7 @@ import pytest
 from serving.engines.mock import EngineConfig
 from serving.engines.nixl_peer import KvHandoverConfig
 from serving.life.lease import LeaseConfig
-from serving.stand_in.config import RanksConfig, StandInConfig
+from serving.stand_in.config import ApiConfig, RanksConfig, StandInConfig
 from serving.stand_in.server import stand_in
 from serving.transfer.config import TransferRunConfig
 from tests.stand_in.support import running
@@ -18,6 +18,7 @@ from tests.support import proxies
 from tests.support.proxies import side_car, toy_proxy
 from tests.support.waiting import until_async
 
+DETAILED = ApiConfig(enable_prompt_tokens_details=True)
 NULLS = ("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")
 ASK = {"do_remote_decode": True, "do_remote_prefill": False} | dict.fromkeys(NULLS)
 ENGINE = EngineConfig(block_size=16, num_gpu_blocks=256)
@@ -30,7 +31,7 @@ PROMPT = "".join(chr(97 + number * 7 % 26) for number in range(100))
 def peer(role="kv_both", **settings):
     """Run a stand-in that hands KV over."""
     handover = settings.pop("handover", KvHandoverConfig(role=role, side_channel_host="127.0.0.1", side_channel_port=0))
-    return running(**({"engine": ENGINE, "transfer": SMALL, "kv_handover": handover} | settings))
+    return running(**({"engine": ENGINE, "api": DETAILED, "transfer": SMALL, "kv_handover": handover} | settings))
 
 
 @contextlib.asynccontextmanager
@@ -163,6 +164,19 @@ def test_fifty_at_once_each_get_their_answer():
     asyncio.run(talk())
 
 
+def test_the_last_token_comes_with_where_the_kv_is_however_long_that_takes_to_write():
+    async def talk():
+        large = TransferRunConfig(transfer_memory_mb=64, kv_bytes_scale=0.1)
+        async with pair(transfer=large) as (prefill, decode):
+            for number in range(5):
+                asked = request(f"{number} " + PROMPT * 20)  # 26 MB, written in a thread
+                first = await ask(prefill, asked | {"max_tokens": 1 + number % 2, "kv_transfer_params": ASK})
+                again = await ask(decode, asked | {"kv_transfer_params": first["kv_transfer_params"]})
+                assert text(again).startswith(text(first))
+
+    asyncio.run(talk())
+
+
 def test_what_has_been_read_is_nowhere_and_the_request_fails_as_vllm_fails_it():
     async def talk():
         async with pair() as (prefill, decode):
@@ -262,7 +276,7 @@ def test_an_instance_without_a_connector_ignores_the_parameters():
     ("params", "why"),
     [
         ({"do_remote_prefill": True}, "remote_engine_id"),
-        ({"do_remote_prefill": True, "do_remote_decode": True}, "not both"),
+        ({"do_remote_prefill": True, "do_remote_decode": True}, "expected one of them"),
         (ASK | {"remote_block_ids": [[1]]}, "bidirectional_kv_xfer"),
     ],
 )

@@ -266,6 +266,20 @@ def test_a_stand_in_publishes_what_its_server_is_asked_and_each_rank_at_its_own_
     assert third[0][2].events[0].token_ids == list(b"x" * 32) == fourth[0][2].events[0].token_ids
 
 
+def test_the_session_of_a_request_is_in_the_events_of_its_blocks(events):
+    async def talk():
+        async with running(kv_events=KvEventsConfig(**events)) as client:
+            asked = {"model": "tiny", "prompt": "x" * 33, "max_tokens": 1, "session_id": "s"}
+            assert (await client.post("/v1/completions", json=asked)).status_code == 200
+            subscriber = Subscriber(events["endpoint"], events["replay_endpoint"])
+            found = await subscriber.events()
+            subscriber.close()
+            return found
+
+    [stored] = asyncio.run(talk())
+    assert stored.session_id == "s"
+
+
 # The sockets
 
 

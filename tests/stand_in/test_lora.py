@@ -6,11 +6,12 @@ import json
 import pytest
 
 from serving.engines.mock import EngineConfig
-from serving.stand_in.config import LoraConfig, LoraModule, StandInConfig
+from serving.stand_in.config import ApiConfig, LoraConfig, LoraModule, StandInConfig
 from serving.stand_in.server import stand_in
 from serving.stand_in.vllm.lora import adapters_in_use
 from tests.stand_in.support import running
 
+API = ApiConfig(enable_prompt_tokens_details=True)
 ENGINE = EngineConfig(block_size=16, num_gpu_blocks=256)
 
 
@@ -101,7 +102,9 @@ def test_adapters_from_the_start_that_cannot_be_loaded_stop_the_start():
 def test_adapters_share_no_cached_blocks_with_each_other_or_the_model():
     async def ask():
         modules = (LoraModule(name="a", path="org/a"), LoraModule(name="b", path="org/b"))
-        async with running(engine=ENGINE, lora=LoraConfig(max_loras=2, modules=modules, may_change=True)) as client:
+        async with running(
+            engine=ENGINE, api=API, lora=LoraConfig(max_loras=2, modules=modules, may_change=True)
+        ) as client:
             first = [await cached(client, model) for model in ("tiny", "a", "b")]
             again = [await cached(client, model) for model in ("tiny", "a", "b")]
             await load(client, "a", "org/elsewhere", load_inplace=True)
@@ -113,7 +116,7 @@ def test_adapters_share_no_cached_blocks_with_each_other_or_the_model():
 def test_a_short_prompts_blocks_are_also_kept_apart_and_found_in_the_next_turn():
     async def ask():
         modules = (LoraModule(name="a", path="org/a"),)
-        async with running(engine=ENGINE, lora=LoraConfig(modules=modules)) as client:
+        async with running(engine=ENGINE, api=API, lora=LoraConfig(modules=modules)) as client:
             body = {"model": "a", "prompt": "short", "max_tokens": 40}
             answer = (await client.post("/v1/completions", json=body)).json()["choices"][0]["text"]
             turn = "short" + answer

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from serving.engines.mock import EngineConfig, TimingConfig
-from serving.stand_in.config import ApiConfig, KvHandoverConfig, LogConfig, LoraConfig, RanksConfig
+from serving.stand_in.config import ApiConfig, KvHandoverConfig, LogConfig, LoraConfig, LoraModule, RanksConfig
 from tests.stand_in.metric_facts import facts, recorded, values
 from tests.stand_in.support import running
 from tests.support.waiting import in_time, until_async
@@ -277,3 +277,37 @@ def test_lines_about_throughput_are_logged_while_something_happens_and_once_more
     assert idle == IDLE_LINE
     assert IDLE_LINE not in busy
     assert busy[0].startswith("Engine 000: Avg prompt throughput: ")
+
+
+@pytest.mark.parametrize(("path", "num_finished"), [("/pause", 1), ("/abort_requests", 0)])
+def test_only_requests_that_the_engine_itself_aborts_are_finished(path, num_finished):
+    async def ask(client):
+        asking = asyncio.create_task(complete(client, "x" * 10, max_tokens=3000))
+        await until_shown(client, "num_requests_running", 1)
+        await client.post(path, json={})
+        await asking
+        return await until_shown(client, "num_requests_running", 0)
+
+    counted = talk(ask, is_dev_mode=True)
+    assert series(counted, "request_success_total", finished_reason="abort") == num_finished
+    assert series(counted, "e2e_request_latency_seconds_count") == num_finished
+
+
+def test_an_adapter_is_shown_from_its_first_token_to_its_end():
+    lora = LoraConfig(max_loras=2, modules=(LoraModule(name="poems", path="org/poems"),))
+
+    def combinations(text):
+        return {line.split(" ")[0] for line in text.splitlines() if line.startswith("vllm:lora_requests_info{")}
+
+    async def ask(client):
+        body = {"model": "poems", "prompt": "x" * 10, "max_tokens": 3000, "stream": True, "ignore_eos": True}
+        before = combinations(await scraped(client))
+        async with client.stream("POST", "/v1/completions", json=body) as answer:
+            async for _ in answer.aiter_lines():
+                break
+            return before, combinations(await scraped(client))
+
+    before, during = talk(ask, lora=lora)
+    assert before == set()
+    named = 'vllm:lora_requests_info{max_lora="2",running_lora_adapters="poems",waiting_lora_adapters="poems"}'
+    assert named in during

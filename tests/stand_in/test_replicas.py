@@ -9,10 +9,14 @@ import httpx
 import pytest
 
 from serving.engines.mock import EngineConfig
-from serving.stand_in.config import HttpConfig, KvEventsConfig, KvHandoverConfig, StandInConfig
+from serving.stand_in.config import ApiConfig, HttpConfig, KvEventsConfig, KvHandoverConfig, StandInConfig
 from serving.stand_in.replicas import replicas_of, serve_replicas
 
-CONFIG = StandInConfig(model="tiny", engine=EngineConfig(block_size=16, num_gpu_blocks=64))
+CONFIG = StandInConfig(
+    model="tiny",
+    engine=EngineConfig(block_size=16, num_gpu_blocks=64),
+    api=ApiConfig(enable_prompt_tokens_details=True),
+)
 
 
 def free_ports(count):
@@ -43,7 +47,8 @@ def served(count, num_processes):
 
     async def run():
         stopping = asyncio.Event()
-        config = replace(CONFIG, http=HttpConfig(host="127.0.0.1", port=first))
+        api = ApiConfig(enable_prompt_tokens_details=True)
+        config = replace(CONFIG, http=HttpConfig(host="127.0.0.1", port=first), api=api)
         serving = asyncio.create_task(serve_replicas(replicas_of(config, count), num_processes, stopping))
         try:
             async with httpx.AsyncClient(timeout=60) as client:

@@ -41,3 +41,14 @@ def test_each_of_several_ranks_has_its_own_cache_and_the_least_loaded_is_asked()
             return [each.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for each in both]
 
     assert asyncio.run(ask()) == [0, 0]
+
+
+def test_a_large_request_may_use_any_of_the_models_names():
+    async def ask(name):
+        async with running(served_model_names=("one", "two")) as client:
+            # Bodies of this size are read by the model's preparer, which knows the model by its first name.
+            asked = {"model": name, "prompt": "x" * 200_000, "max_tokens": 1}
+            answer = await asyncio.wait_for(client.post("/v1/completions", json=asked), 60)
+            return answer.status_code
+
+    assert [asyncio.run(ask(name)) for name in ("one", "two", "three")] == [400, 400, 404]

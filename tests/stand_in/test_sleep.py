@@ -5,8 +5,10 @@ import asyncio
 import pytest
 
 from serving.engines.mock import EngineConfig
+from serving.stand_in.config import ApiConfig
 from tests.stand_in.support import running
 
+API = ApiConfig(enable_prompt_tokens_details=True)
 LONG = {"model": "tiny", "prompt": "x" * 64, "max_tokens": 3000}
 SHORT = LONG | {"max_tokens": 2}
 
@@ -16,7 +18,7 @@ def in_development(ask, **engine):
     config = EngineConfig(block_size=16, num_gpu_blocks=1024, **engine)
 
     async def run():
-        async with running(engine=config, is_dev_mode=True) as client:
+        async with running(engine=config, api=API, is_dev_mode=True) as client:
             return await asyncio.wait_for(ask(client), 60)
 
     return asyncio.run(run())

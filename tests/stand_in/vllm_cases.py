@@ -312,7 +312,6 @@ RANDOM = "random weights do not come to the end of the arguments"
 OTHER_API = "the answers of this API have a form of their own in vLLM"
 TIMES = "the engine reports its times with the last token; the server ends this answer before"
 DIFFERENT: dict[str, str] = {
-    "completion: slash at the end": "vLLM sends the client to the path without it; the stand-in answers at once",
     **dict.fromkeys(
         [
             "response: whole",

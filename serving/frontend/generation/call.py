@@ -103,6 +103,7 @@ class ChoiceRequest:
             kv_transfer_params=self.kv_transfer_params,
             is_held=self.is_held,
             cache_scope=self.cache_scope(),
+            session_id=self.session,
             num_choices=self.num_choices,
             priority=self.priority,
         )

@@ -40,7 +40,7 @@ CRASHES = ("exit", "kill", "engine_death")
 
 
 @contextlib.asynccontextmanager
-async def admin_port(config: AdminConfig, faults: Faults, stopping: asyncio.Event) -> AsyncIterator[str]:
+async def admin_port(config: AdminConfig, faults: Faults) -> AsyncIterator[str]:
     """Answer at the admin port until the way out; yield its URL.
 
     Raises:
@@ -49,7 +49,7 @@ async def admin_port(config: AdminConfig, faults: Faults, stopping: asyncio.Even
     with listen(config.host, config.port) as listener:
         host, port = listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        server = http_server(admin_app(faults, stopping, config.token), Limits(), {})
+        server = http_server(admin_app(faults, config.token), Limits(), {})
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         log.info("faults can be changed at %s/faults", url)
         try:
@@ -59,9 +59,9 @@ async def admin_port(config: AdminConfig, faults: Faults, stopping: asyncio.Even
             await serving
 
 
-def admin_app(faults: Faults, stopping: asyncio.Event, token: str) -> Starlette:
+def admin_app(faults: Faults, token: str) -> Starlette:
     """Build the application of the admin port."""
-    admin = _Admin(faults, stopping)
+    admin = _Admin(faults)
     routes = [
         ("/faults", "GET", admin.show),
         ("/faults", "PUT", admin.replace),
@@ -87,9 +87,8 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 class _Admin:
-    def __init__(self, faults: Faults, stopping: asyncio.Event) -> None:
+    def __init__(self, faults: Faults) -> None:
         self._faults = faults
-        self._stopping = stopping
 
     async def show(self, request: Request) -> Response:
         return JSONResponse(self._state())
@@ -115,7 +114,7 @@ class _Admin:
         return JSONResponse(self._state())
 
     async def drain(self, request: Request) -> Response:
-        self._stopping.set()
+        self._faults.ending.set()
         return JSONResponse({"draining": True}, 202)
 
     async def metrics(self, request: Request) -> Response:

@@ -41,7 +41,7 @@ def fault_of(config: FaultConfig, key: str | int) -> Fault:
 
 def _kind(config: FaultConfig, number: float) -> str:
     """Return what a number from 0 up to 1 stands for, if each fault has a part of that range as large as its share."""
-    kinds = {str(status): share for status, share in sorted(config.statuses.items())}
+    kinds = dict(sorted(config.statuses.items()))
     kinds |= {"disconnect": config.disconnect, "cut": config.cut, "stall": config.stall.share if config.stall else 0.0}
     for kind, share in kinds.items():
         if number < share:

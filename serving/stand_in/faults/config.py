@@ -11,7 +11,7 @@ from foundation.settings import Positive, Share, Wait, check
 from serving.frontend.config import Port
 from serving.stand_in.faults.values import Moment, Stall, Times
 
-ErrorStatus = Annotated[int, Meta(ge=400, le=599)]
+ErrorStatus = Annotated[str, Meta(pattern=r"^[45]\d\d$")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 
 from serving.engines.mock import Mocker
-from serving.runtime.stopping import until_stopped
+from serving.runtime.stopping import cancel_all, until_stopped
 from serving.stand_in.faults.admin import admin_port
 from serving.stand_in.faults.config import AdminConfig, FaultConfig
 from serving.stand_in.faults.state import Faults
@@ -31,23 +31,29 @@ async def faults_of(
         yield None
         return
     faults = Faults(config)
-    try:
-        async with contextlib.AsyncExitStack() as stack:
-            if admin is not None:
-                await stack.enter_async_context(admin_port(admin, faults, stopping))
-            await until_stopped(stopping, faults.started.wait())
-            yield faults
-    finally:
-        faults.close()
+    async with contextlib.AsyncExitStack() as closing:
+        closing.callback(faults.close)
+        following = asyncio.create_task(_follow(stopping, faults.ending))
+        closing.push_async_callback(cancel_all, following)
+        if admin is not None:
+            await closing.enter_async_context(admin_port(admin, faults))
+        await until_stopped(faults.ending, faults.started.wait())
+        yield faults
+
+
+async def _follow(stopping: asyncio.Event, ending: asyncio.Event) -> None:
+    """End one server if the process, which may have others, is asked to."""
+    await stopping.wait()
+    ending.set()
 
 
 class Victim:
     """What faults do to a server that has its process for itself (see `faults.state.Server`)."""
 
-    def __init__(self, engine: Mocker, calls: LocalCalls, stopping: asyncio.Event) -> None:
+    def __init__(self, engine: Mocker, calls: LocalCalls, ending: asyncio.Event) -> None:
         self._engine = engine
         self._calls = calls
-        self._stopping = stopping
+        self._ending = ending
 
     def slow_down(self, factor: float) -> None:
         """See `Server`."""
@@ -60,7 +66,7 @@ class Victim:
     def stop(self) -> None:
         """See `Server`; as with vLLM, a variable keeps it from that."""
         if os.environ.get(KEEP_ALIVE, "0") == "0":
-            self._stopping.set()
+            self._ending.set()
 
     def end(self, how: str) -> None:
         """See `Server`: at once, with connections open and nothing released, as crashes do."""

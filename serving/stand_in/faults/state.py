@@ -57,6 +57,8 @@ class Faults:
         self.num_scrapes = 0
         self.is_engine_dead = False
         self.is_metrics_frozen = False
+        self.ending = asyncio.Event()
+        """Set when the server is to end."""
         self.started = asyncio.Event()
         """Set once the port may be opened."""
         self._server: Server | None = None

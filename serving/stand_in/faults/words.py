@@ -1,5 +1,6 @@
 """Faults as text, NAME=VALUE: on the command line (`--fault 429=0.05`), and as JSON at the admin port (`{"429": 0.05}`)."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
@@ -8,6 +9,7 @@ from serving.stand_in.faults.config import FaultConfig
 from serving.stand_in.faults.values import read_moment, read_share, read_stall, read_time, read_times
 
 FLAG = "--fault"
+STATUS = re.compile(r"[45][0-9][0-9]")
 
 
 def _read_factor(text: str) -> float:
@@ -42,7 +44,6 @@ READERS: dict[str, Callable[[str], Any]] = {
     "startup": read_time,
     "unready": read_time,
     "health": _one_of("honest", "up", "down"),
-    "kv_load": read_share,
     "kv_events_drop": read_share,
     "kv_events_delay": read_times,
     "kv_events_swap": read_share,
@@ -84,10 +85,10 @@ def changed_faults(config: FaultConfig, settings: Mapping[str, Any]) -> FaultCon
     found = {each.name: getattr(config, each.name) for each in fields(config)}
     default = FaultConfig()
     for name, value in settings.items():
-        if name.isdecimal() and 400 <= int(name) <= 599:
-            statuses.pop(int(name), None)
+        if STATUS.fullmatch(name):
+            statuses.pop(name, None)
             if value is not None:
-                statuses[int(name)] = _read(name, value, read_share)
+                statuses[name] = _read(name, value, read_share)
         elif name in READERS:
             found[name] = getattr(default, name) if value is None else _read(name, value, READERS[name])
         else:
@@ -100,7 +101,7 @@ def fault_words(config: FaultConfig) -> dict[str, Any]:
     default = FaultConfig()
     named = {name: getattr(config, name) for name in READERS if getattr(config, name) != getattr(default, name)}
     words = {name: _word(name, value) for name, value in named.items()}
-    return {str(status): share for status, share in sorted(config.statuses.items())} | words
+    return dict(sorted(config.statuses.items())) | words
 
 
 def _read(name: str, value: Any, read: Callable[[str], Any]) -> Any:

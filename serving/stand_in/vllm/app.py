@@ -8,7 +8,6 @@ from serving.frontend.answering import Answering
 from serving.frontend.application import make_app
 from serving.frontend.config import FrontendConfig
 from serving.stand_in.config import StandInConfig
-from serving.stand_in.local import LocalCalls
 from serving.stand_in.served import OneModel
 from serving.stand_in.vllm.dialect import dialect_of
 from serving.stand_in.vllm.front import Everybody, Front
@@ -23,9 +22,7 @@ OPEN_PATHS = ("/health", "/ping", "/metrics")
 class VllmServer:
     """The application, its handlers, and the engine behind them."""
 
-    def __init__(
-        self, config: StandInConfig, engine: Mocker, models: OneModel, metrics: VllmMetrics, calls: LocalCalls
-    ) -> None:
+    def __init__(self, config: StandInConfig, engine: Mocker, models: OneModel, metrics: VllmMetrics) -> None:
         """Build the application.
 
         Raises:
@@ -33,7 +30,6 @@ class VllmServer:
         """
         self.config = config
         self.engine = engine
-        self.calls = calls
         self.models = models
         self.metrics = metrics
         self.answering = Answering(

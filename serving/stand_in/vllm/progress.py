@@ -34,7 +34,7 @@ class Progress:
         found = [(rank, live) for rank in self._engine.ranks for live in rank.lives()]
         found = [(rank, live) for rank, live in found if ids is None or live.request_id in ids]
         for rank, live in found:
-            rank.abort(live)
+            rank.abort(live, is_asked=True)
         return len(found)
 
 

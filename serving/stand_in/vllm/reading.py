@@ -8,7 +8,6 @@ prompt, limit <-- prepare <-- AskedCompletion, AskedChat     what everything els
 import json
 import logging
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -17,114 +16,27 @@ from pydantic import ValidationError
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.kinds import KINDS, AnyRequest, KindName
 from serving.frontend.api.kinds import parse as parse_own
-from serving.frontend.api.openai import ChatRequest, CompletionRequest, Message, Request, StreamOptions, TextPart
-from serving.frontend.api.vllm_options import VllmOptions
+from serving.frontend.api.openai import Request
 from serving.frontend.reading import Body, ReadingElsewhere
 from serving.frontend.text_model import TextModel
 from serving.stand_in.config import StandInConfig
 from serving.stand_in.vllm import checks
 from serving.stand_in.vllm.errors import INVALID, UNREADABLE, invalid, late, refused
-from serving.stand_in.vllm.requests import Chat, Completion, NamedTool, Sampling
+from serving.stand_in.vllm.requests import Chat, Completion, Sampling
+from serving.stand_in.vllm.translated import AskedChat, AskedCompletion, Asking, ReadingSettings
 
 log = logging.getLogger(__name__)
-
-DEFAULT_TOKENS = 16
-"""Tokens of a completion that sets no limit."""
-
-MAX_TOP_K = 1 << 20
-MAX_PENALTY = 2.0
-"""No model has that many tokens; the mocker, whose answers are made up, is not penalized anyhow."""
 
 GONE = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend", "guided_whitespace_pattern")  # fmt: skip
 """Fields that vLLM had once; it warns of them, as their answers are not constrained."""
 
 
-class AskedCompletion(CompletionRequest, kw_only=True):
-    """A completion as vLLM was asked for it."""
-
-    asked: Any
-    options: VllmOptions
-
-    @property
-    def vllm(self) -> VllmOptions:
-        """See `Request`."""
-        return self.options
-
-    @property
-    def num_prompt_logprobs(self) -> int | None:
-        """See `Request`."""
-        return self.options.prompt_logprobs
-
-
-class AskedChat(ChatRequest, kw_only=True):
-    """A chat as vLLM was asked for it."""
-
-    asked: Any
-    options: VllmOptions
-
-    @property
-    def vllm(self) -> VllmOptions:
-        """See `Request`."""
-        return self.options
-
-    @property
-    def num_prompt_logprobs(self) -> int | None:
-        """See `Request`."""
-        return self.options.prompt_logprobs
-
-    @property
-    def shown_tools(self) -> list[dict[str, Any]] | None:
-        """See `ChatRequest`: vLLM's templates see tools even if none may be called."""
-        return self.tools
-
-
 class VllmReading:
     """See the module, and `Reading`."""
 
-    def __init__(
-        self,
-        *,
-        model: str,
-        max_logprobs: int = 20,
-        defaults: Mapping[str, Any] | None = None,
-        trusts_template: bool = False,
-        is_auto: bool = False,
-        has_tool_parser: bool = False,
-        template_kwargs: Mapping[str, Any] | None = None,
-        excludes_tools: bool = False,
-        as_ids: bool = False,
-        hands_over: bool = False,
-        has_reasoning_parser: bool = False,
-        role: str = "assistant",
-    ) -> None:
-        """Prepare to read.
-
-        Args:
-            model: the model of requests that name none.
-            max_logprobs: most log-probabilities of a token (-1: no limit).
-            defaults: sampling parameters of requests that set none.
-            trusts_template: whether requests may bring a chat template.
-            is_auto: whether the model may choose to call tools.
-            has_tool_parser: whether there is a parser of such calls.
-            template_kwargs: arguments of the chat template, unless a request has its own.
-            excludes_tools: whether the template does not see tools that may not be called.
-            as_ids: whether log-probabilities name tokens by their ids.
-            hands_over: whether KV is handed to other instances.
-            has_reasoning_parser: whether there is a parser of what the model thinks.
-            role: role of the answers.
-        """
-        self._model = model
-        self._max_logprobs = max_logprobs
-        self._defaults = dict(defaults or {})
-        self._trusts_template = trusts_template
-        self._is_auto = is_auto
-        self._has_tool_parser = has_tool_parser
-        self._template_kwargs = dict(template_kwargs or {})
-        self._excludes_tools = excludes_tools
-        self._as_ids = as_ids
-        self._hands_over = hands_over
-        self._has_reasoning_parser = has_reasoning_parser
-        self._role = role
+    def __init__(self, **settings: Any) -> None:
+        """Prepare to read; the settings are those of `ReadingSettings`."""
+        self._settings = ReadingSettings(**settings)
 
     def parse(self, body: Body, kind: KindName) -> AnyRequest:
         """See `Reading`."""
@@ -143,7 +55,8 @@ class VllmReading:
         except ValidationError as error:
             faults = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
             raise invalid(faults) from error
-        return self._chat(asked) if isinstance(asked, Chat) else self._completion(asked)
+        asking = Asking(self._settings)
+        return asking.chat(asked) if isinstance(asked, Chat) else asking.completion(asked)
 
     def check(self, request: AnyRequest, body: Body, model: TextModel) -> None:
         """See `Reading`."""
@@ -167,7 +80,11 @@ class VllmReading:
         """See `Reading`."""
         context = model.card.context_length
         asked = getattr(request, "asked", None)
-        wanted = checks.limit_of(asked, self._defaults.get("max_tokens")) if asked is not None else request.max_tokens
+        wanted = (
+            checks.limit_of(asked, self._settings.defaults.get("max_tokens"))
+            if asked is not None
+            else request.max_tokens
+        )
         name = "max_completion_tokens" if getattr(asked, "max_completion_tokens", None) is not None else "max_tokens"
         if wanted is not None and wanted > context:
             problem = f"{name}={wanted} is more than max_model_len={context}. Ask for fewer tokens."
@@ -195,8 +112,10 @@ class VllmReading:
         checks.check_sampling(asked, 1 if is_only_echo else limit, 1 if asked.n is None else asked.n)
         try:
             vocabulary = model.vocab_size
-            checks.check_engine(asked, request.num_logprobs, max_logprobs=self._max_logprobs, vocabulary=vocabulary)
-            if (asked.thinking_token_budget or -1) >= 0 and not self._has_reasoning_parser:
+            checks.check_engine(
+                asked, request.num_logprobs, max_logprobs=self._settings.max_logprobs, vocabulary=vocabulary
+            )
+            if (asked.thinking_token_budget or -1) >= 0 and not self._settings.has_reasoning_parser:
                 raise refused("thinking_token_budget needs --reasoning-parser")
             if not num_prompt:
                 raise refused("The decoder prompt cannot be empty")
@@ -226,127 +145,14 @@ class VllmReading:
             raise late(error) if request.stream else error  # noqa: B904
 
     def _check_chat(self, asked: Chat) -> None:
-        checks.check_choice(asked, has_parser=self._has_tool_parser, is_auto=self._is_auto)
+        checks.check_choice(asked, has_parser=self._settings.has_tool_parser, is_auto=self._settings.is_auto)
         brings = asked.chat_template is not None or "chat_template" in (asked.chat_template_kwargs or {})
-        if brings and not self._trusts_template:
+        if brings and not self._settings.trusts_template:
             raise refused("the request has a chat template; it is refused without --trust-request-chat-template")
         if not asked.messages:
             raise refused("the conversation is empty: there must be at least one message")
         for message in asked.messages:
-            _check_parts(message.get("content"), self._model)
-
-    def _completion(self, asked: Completion) -> AskedCompletion:
-        echo = bool(asked.echo)
-        prompt_logprobs = asked.prompt_logprobs
-        if prompt_logprobs is None and echo:
-            prompt_logprobs = asked.logprobs
-        is_only_echo = echo and asked.max_tokens == 0
-        options = self._options(
-            asked,
-            prompt_logprobs=prompt_logprobs,
-            add_special_tokens=asked.add_special_tokens,
-            is_only_echo=is_only_echo,
-        )
-        limit = asked.max_tokens if "max_tokens" in asked.model_fields_set else None
-        asked.max_tokens = DEFAULT_TOKENS if limit is None else limit
-        return AskedCompletion(
-            asked=asked,
-            options=options,
-            prompt=[] if asked.prompt is None else asked.prompt,  # type: ignore[arg-type]
-            echo=echo and not asked.return_token_ids,
-            logprobs=asked.logprobs,
-            **self._common(asked, 1 if is_only_echo else asked.max_tokens),
-        )
-
-    def _chat(self, asked: Chat) -> AskedChat:
-        prompt_logprobs = asked.prompt_logprobs
-        if prompt_logprobs is None and asked.echo:
-            prompt_logprobs = asked.top_logprobs
-        last: Any = asked.messages[-1] if asked.messages else {}
-        role = self._role if asked.add_generation_prompt else str(last.get("role"))
-        messages = [_message(message) for message in asked.messages]
-        options = self._options(
-            asked,
-            prompt_logprobs=prompt_logprobs,
-            add_special_tokens=asked.add_special_tokens,
-            continue_final_message=asked.continue_final_message,
-            chat_template=asked.chat_template or "",
-            role=role,
-            echoed=None if not asked.echo else messages[-1].text if last.get("role") == role else "",
-            return_prompt_text=bool(asked.return_prompt_text),
-            include_reasoning=asked.include_reasoning,
-        )
-        is_hidden = asked.tool_choice == "none" and self._excludes_tools
-        return AskedChat(
-            asked=asked,
-            options=options,
-            messages=messages,
-            logprobs=asked.logprobs,
-            top_logprobs=asked.top_logprobs,
-            tools=None if is_hidden or not asked.tools else [_tool(tool) for tool in asked.tools],
-            tool_choice=_choice(asked),
-            parallel_tool_calls=asked.parallel_tool_calls,
-            include_reasoning=asked.include_reasoning,
-            documents=asked.documents,
-            reasoning_effort=asked.reasoning_effort,
-            chat_template_kwargs=self._template_kwargs | (asked.chat_template_kwargs or {}),
-            add_generation_prompt=asked.add_generation_prompt,
-            **self._common(asked, checks.limit_of(asked, self._defaults.get("max_tokens"))),
-        )
-
-    def _options(self, asked: Sampling, **more: Any) -> VllmOptions:
-        """Return what vLLM's own fields ask for."""
-        watch, as_ids = asked.repetition_detection, asked.return_tokens_as_token_ids
-        return VllmOptions(
-            priority=asked.priority,
-            cache_salt=asked.cache_salt or "",
-            truncate_prompt_tokens=asked.truncate_prompt_tokens,
-            truncation_side=asked.truncation_side or "left",
-            allowed_token_ids=asked.allowed_token_ids,
-            bad_words=asked.bad_words,
-            repetition=None if watch is None else (watch.min_pattern_size, watch.max_pattern_size, watch.min_count),
-            request_id=asked.request_id,
-            skip_special_tokens=asked.skip_special_tokens,
-            include_stop_str_in_output=asked.include_stop_str_in_output,
-            return_token_ids=bool(asked.return_token_ids),
-            return_tokens_as_token_ids=self._as_ids if as_ids is None else as_ids,
-            **more,
-        )
-
-    def _common(self, asked: Completion | Chat, limit: int | None) -> dict[str, Any]:
-        """Return the fields that all servers have; values out of range are refused before anybody reads them."""
-        top_k, penalty = self._value(asked, "top_k"), self._value(asked, "repetition_penalty")
-        stream = asked.stream_options
-        return {
-            "model": asked.model or self._model,
-            "max_tokens": limit,
-            "min_tokens": asked.min_tokens,
-            "temperature": self._value(asked, "temperature"),
-            "top_p": self._value(asked, "top_p"),
-            "top_k": top_k if top_k is None else min(top_k, MAX_TOP_K),
-            "min_p": self._value(asked, "min_p"),
-            "n": asked.n,
-            "stop": asked.stop,
-            "seed": None if asked.seed == -1 else asked.seed,
-            "presence_penalty": self._value(asked, "presence_penalty"),
-            "frequency_penalty": self._value(asked, "frequency_penalty"),
-            "repetition_penalty": penalty if penalty is None else min(penalty, MAX_PENALTY),
-            "logit_bias": _clipped(asked.logit_bias),
-            "stop_token_ids": [*(asked.stop_token_ids or ()), *self._defaults.get("stop_token_ids", ())],
-            "ignore_eos": asked.ignore_eos,
-            "stream": asked.stream,
-            "stream_options": None
-            if stream is None
-            else StreamOptions(bool(stream.include_usage), bool(stream.continuous_usage_stats)),
-            "session_id": asked.session_id,
-            "kv_transfer_params": asked.kv_transfer_params if self._hands_over else None,
-            "response_format": asked.response_format and asked.response_format.model_dump(by_alias=True),
-            "structured_outputs": asked.structured_outputs and _constraint(asked),
-        }
-
-    def _value(self, asked: Sampling, name: str) -> Any:
-        value = getattr(asked, name)
-        return self._defaults.get(name) if value is None else value
+            _check_parts(message.get("content"), self._settings.model)
 
     def _parse_other(self, body: Body, kind: KindName) -> AnyRequest:
         """Read a request of another kind: as ours, but with vLLM's words for what is wrong."""
@@ -429,43 +235,6 @@ def _renamed(fields: dict[str, Any]) -> dict[str, Any]:
             if isinstance(message, dict) and (thought := message.pop("reasoning_content", None)) is not None:
                 message.setdefault("reasoning", thought)
     return fields
-
-
-def _message(message: Mapping[str, Any]) -> Message:
-    content, calls = message.get("content"), message.get("tool_calls")
-    if isinstance(content, list) and not all(
-        isinstance(part, dict) and isinstance(part.get("text"), str) for part in content
-    ):
-        content = ""  # it is refused once the model is known
-    return Message(
-        role=message["role"],
-        content=[TextPart(part["text"]) for part in content] if isinstance(content, list) else content,
-        name=message.get("name"),
-        reasoning=message.get("reasoning"),
-        tool_calls=list(calls) if calls else None,
-        tool_call_id=message.get("tool_call_id"),
-    )
-
-
-def _clipped(biases: Mapping[str, float] | None) -> dict[str, float] | None:
-    """Return biases within the range that has an effect."""
-    return None if biases is None else {token: min(max(bias, -100.0), 100.0) for token, bias in biases.items()}
-
-
-def _tool(tool: Any) -> dict[str, Any]:
-    dumped: dict[str, Any] = tool.model_dump(exclude_unset=True)
-    return {"type": "function", **dumped}
-
-
-def _choice(asked: Chat) -> Any:
-    choice = asked.tool_choice if asked.tools else None
-    return choice.model_dump() if isinstance(choice, NamedTool) else choice
-
-
-def _constraint(asked: Sampling) -> dict[str, Any]:
-    assert asked.structured_outputs is not None
-    wanted = asked.structured_outputs.model_dump(by_alias=True)
-    return {name: wanted[name] for name in checks.KINDS if wanted[name] is not None}
 
 
 def _check_parts(content: Any, model: str) -> None:

@@ -1,7 +1,7 @@
 """What a stand-in for `vllm serve` is told, made of vLLM's arguments, our own settings and the environment."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -143,10 +143,6 @@ def _http(given: Mapping[str, Any], environment: Mapping[str, str]) -> HttpConfi
         allowed_methods=_strings(given, "allowed_methods", ("*",)),
         allowed_headers=_strings(given, "allowed_headers", ("*",)),
         has_docs=not given.get("disable_fastapi_docs", False),
-        max_header_bytes=given.get("h11_max_incomplete_event_size", 4 << 20),
-        max_headers=given.get("h11_max_header_count", 256),
-        keep_alive_s=_whole(environment, "VLLM_HTTP_TIMEOUT_KEEP_ALIVE", 5),
-        sse_keep_alive_interval_s=given.get("sse_keep_alive_interval", 0),
         shutdown_timeout_s=given.get("shutdown_timeout", 0),
         **_same(given, "allow_credentials", "enable_request_id_headers"),
     )
@@ -164,7 +160,6 @@ def _tls(given: Mapping[str, Any]) -> TlsConfig | None:
         client_authorities=given.get("ssl_ca_certs") or "",
         client_certificates=given.get("ssl_cert_reqs", 0),
         ciphers=given.get("ssl_ciphers") or "",
-        refresh=given.get("enable_ssl_refresh", False),
     )
 
 
@@ -191,7 +186,6 @@ def _api(given: Mapping[str, Any]) -> ApiConfig:
         sampling_defaults=_sampling_defaults(given),
         **_same(
             given,
-            "chat_template_content_format",
             "trust_request_chat_template",
             "response_role",
             "enable_auto_tool_choice",
@@ -204,9 +198,6 @@ def _api(given: Mapping[str, Any]) -> ApiConfig:
             "enable_server_load_tracking",
             "enable_tokenizer_info_endpoint",
             "fingerprint_mode",
-            "max_num_queued_reqs",
-            "max_num_queued_tokens",
-            "stream_interval",
         ),
     )
 
@@ -253,20 +244,9 @@ def _logs(given: Mapping[str, Any], environment: Mapping[str, str]) -> LogConfig
     if given.get("enable_per_request_metrics") and not has_stats:
         raise ValueError("--enable-per-request-metrics: expected no --disable-log-stats with it, as in vLLM")
     return LogConfig(
-        level=given.get("uvicorn_log_level", "info"),
-        requests=given.get("enable_log_requests", False),
-        outputs=given.get("enable_log_outputs", False),
-        deltas=given.get("enable_log_deltas", True),
-        max_length=given.get("max_log_len"),
         stats_interval_s=_stats_interval_s(environment) if has_stats else None,
         has_stats=has_stats,
-        access=not given.get("disable_uvicorn_access_log", False),
-        quiet_endpoints=tuple(_parts(given.get("disable_access_log_for_endpoints") or "")),
     )
-
-
-def _parts(text: str) -> Iterator[str]:
-    yield from filter(None, map(str.strip, text.split(",")))
 
 
 def _stats_interval_s(environment: Mapping[str, str]) -> float:
@@ -287,9 +267,7 @@ def _lora(given: Mapping[str, Any], environment: Mapping[str, str]) -> LoraConfi
                 f"--lora-modules {modules[0]['name']}={modules[0]['path']}: expected --enable-lora with it"
             )
         return None
-    on_host = given.get("max_cpu_loras")
     return LoraConfig(
-        max_cpu_loras=on_host if on_host is not None and on_host > 0 else None,
         modules=tuple(LoraModule(**{name: each[name] for name in NAMES if name in each}) for each in modules),
         may_change=environment.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").strip().lower() in TRUE,
         **_same(given, "max_loras", "max_lora_rank"),

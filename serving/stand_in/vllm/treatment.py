@@ -75,7 +75,6 @@ MODELLED = {
     "lora_modules": "the adapters that are served from the start",
     "max_loras": "the adapters that may run in one step",
     "max_lora_rank": "the highest rank of an adapter",
-    "max_cpu_loras": "the adapters in host memory",
     # Server
     "config": "a YAML file with more flags; those of the command line win",
     "host": "the address to listen on",
@@ -88,21 +87,15 @@ MODELLED = {
     "ssl_ca_certs": "the authorities that may sign clients' certificates",
     "ssl_cert_reqs": "whether clients need certificates",
     "ssl_ciphers": "the ciphers of TLS 1.2 and older",
-    "enable_ssl_refresh": "whether changed TLS files are loaded again",
     "allowed_origins": "the origins whose web pages may call",
     "allowed_methods": "the methods with which they may",
     "allowed_headers": "the headers that they may send",
     "allow_credentials": "whether they may send credentials",
     "enable_request_id_headers": "whether answers have X-Request-Id",
     "disable_fastapi_docs": "whether /docs and /openapi.json are missing",
-    "h11_max_incomplete_event_size": "the largest head of a request",
-    "h11_max_header_count": "the most headers of a request",
     "shutdown_timeout": "how long requests in progress may take to finish after a signal",
-    "max_num_queued_reqs": "the requests in progress beyond which more get 503",
-    "max_num_queued_tokens": "the tokens of waiting prompts beyond which more get 503",
     # Requests and answers
     "chat_template": "the chat template",
-    "chat_template_content_format": "whether the template gets content as text or as parts",
     "default_chat_template_kwargs": "arguments of the chat template that requests may replace",
     "trust_request_chat_template": "whether requests may bring a chat template",
     "response_role": "the role of answers",
@@ -117,19 +110,10 @@ MODELLED = {
     "enable_server_load_tracking": "whether /load counts",
     "enable_force_include_usage": "whether every stream ends with the usage",
     "enable_tokenizer_info_endpoint": "whether /tokenizer_info is there",
-    "sse_keep_alive_interval": "how often an idle stream gets a comment",
-    "stream_interval": "the tokens that gather before a stream writes them",
     "fingerprint_mode": "what system_fingerprint is",
     "fingerprint_value": "the fingerprint itself",
     # Logs and metrics
     "disable_log_stats": "whether there are metrics of the engine",
-    "enable_log_requests": "whether requests are logged",
-    "enable_log_outputs": "whether answers are logged",
-    "enable_log_deltas": "whether pieces of streamed answers are logged",
-    "max_log_len": "how much of a prompt is logged",
-    "uvicorn_log_level": "the least that the server logs",
-    "disable_uvicorn_access_log": "whether calls are not logged",
-    "disable_access_log_for_endpoints": "paths whose calls are not logged",
 }  # fmt: skip
 """What each argument sets."""
 
@@ -183,7 +167,7 @@ HARMLESS = {
     """,
     "adapters have no weights": """
         lora_dtype fully_sharded_loras lora_target_modules specialize_active_lora enable_mixed_moe_lora_format
-        enable_moe_shared_loras max_lora_cls_labels
+        enable_moe_shared_loras max_lora_cls_labels max_cpu_loras
     """,
     "answers are made up, so how they are scored or constrained changes little": """
         tool_strict_level logprobs_mode reasoning_config
@@ -193,10 +177,13 @@ HARMLESS = {
     "there is no GPU to trace or to profile": """
         enable_layerwise_nvtx_tracing profiler_config collect_detailed_traces
     """,
-    "it shapes log lines of vLLM that are not written": """
+    "it shapes log lines of vLLM that are not written: calls, requests and answers are not logged": """
+        enable_log_requests enable_log_outputs enable_log_deltas max_log_len uvicorn_log_level
+        disable_uvicorn_access_log disable_access_log_for_endpoints
         aggregate_engine_logging enable_logging_iteration_details log_error_stack logging_config log_level
         log_config_file
     """,
+    "a request's head may have 16 KiB and 100 headers in any case": "h11_max_incomplete_event_size h11_max_header_count",
     "the docs need no network in any case": "enable_offline_docs",
 }  # fmt: skip
 """Why arguments change nothing, and which."""
@@ -245,6 +232,12 @@ REFUSED = {
     "enable_fault_tolerance": "ranks do not fail on their own; leave it out",
     "grpc": "only HTTP is answered; leave it out",
     "grpc_port": "only HTTP is answered; leave it out",
+    "max_num_queued_reqs": "requests that wait are not limited; leave it out, and limit them in front",
+    "max_num_queued_tokens": "requests that wait are not limited; leave it out, and limit them in front",
+    "stream_interval": "streams write each token as it comes; leave it out",
+    "sse_keep_alive_interval": "idle streams get no comments; leave it out",
+    "chat_template_content_format": "content is given as the template seems to expect; use auto",
+    "enable_ssl_refresh": "changed TLS files are not loaded again; leave it out, and start again with new ones",
     "scheduler_cls": "only vLLM's own scheduler is simulated; leave it out",
     "prefill_schedule_interval": "prefills are admitted in every step; leave it out",
     "prefix_cache_retention_interval": "prefixes of layers with windows or states are kept as by default; leave it out",

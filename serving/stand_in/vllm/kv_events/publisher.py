@@ -16,6 +16,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import zmq
@@ -54,6 +55,10 @@ class Publisher:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._socket: zmq.Socket[bytes] = context.socket(zmq.PUB)
         self._socket.set_hwm(config.hwm)
+        self.wire: Callable[[tuple[bytes, bytes, bytes]], object] = partial(
+            self._socket.send_multipart, flags=zmq.NOBLOCK
+        )
+        """What sends the frames of a message."""
         self._replies: zmq.asyncio.Socket | None = None
         self.replay_endpoint: str | None = None
         try:
@@ -71,7 +76,7 @@ class Publisher:
     def send(self, batch: EventBatch) -> None:
         """Publish a batch; never waits."""
         number, payload = next(self._numbers).to_bytes(8, "big"), self._encode(batch)
-        self._socket.send_multipart((self._topic, number, payload), zmq.NOBLOCK)
+        self.wire((self._topic, number, payload))
         self._kept.append((number, payload))
 
     async def close(self) -> None:

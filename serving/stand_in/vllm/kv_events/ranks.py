@@ -4,13 +4,15 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from serving.stand_in.config import StandInConfig
+from serving.stand_in.faults.events import FaultyWire
+from serving.stand_in.faults.state import Faults
 from serving.stand_in.vllm.kv_events.hashes import BlockHasher
 from serving.stand_in.vllm.kv_events.publisher import Publisher
 from serving.stand_in.vllm.kv_events.sink import VllmSink
 
 
 @contextlib.asynccontextmanager
-async def sinks_of(config: StandInConfig) -> AsyncIterator[list[VllmSink]]:
+async def sinks_of(config: StandInConfig, faults: Faults | None = None) -> AsyncIterator[list[VllmSink]]:
     """Publish the events of every rank that runs here, if they are wanted; yield a sink for each.
 
     Raises:
@@ -22,6 +24,9 @@ async def sinks_of(config: StandInConfig) -> AsyncIterator[list[VllmSink]]:
             for rank in range(config.ranks.first, config.ranks.first + engine.dp_size):
                 publisher = Publisher(events, rank)
                 closing.push_async_callback(publisher.close)
+                if faults is not None:
+                    publisher.wire = wire = FaultyWire(publisher.wire, faults, rank)
+                    closing.callback(wire.close)
                 # Ranks are processes of vLLM's: where the seed is drawn, each draws its own.
                 hasher = BlockHasher(events)
                 sinks.append(

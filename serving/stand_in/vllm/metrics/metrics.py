@@ -1,7 +1,7 @@
 """All metrics of one stand-in: what its ranks and its server count, and how it is shown."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
@@ -16,7 +16,6 @@ from serving.stand_in.vllm.metrics.recorder import Recorder
 from serving.stand_in.vllm.metrics.series import Series
 from serving.stand_in.vllm.metrics.state import copies_of, sleep_state, state_of, transfers_of
 from serving.stand_in.vllm.metrics.stats_log import StatsLog
-from serving.worker.protocol import PreprocessedRequest
 
 
 def shown_by(config: StandInConfig, max_model_len: int) -> Shown:
@@ -36,26 +35,11 @@ def shown_by(config: StandInConfig, max_model_len: int) -> Shown:
     )
 
 
-def _adapter_of(request: PreprocessedRequest) -> str:
-    return "" if request.cache_scope is None else request.cache_scope.lora_name
-
-
 class VllmMetrics:
     """Counts from the start; it must `observe` the engine before that runs, and `follow` it then."""
 
-    def __init__(
-        self,
-        config: StandInConfig,
-        max_model_len: int,
-        adapter_of: Callable[[PreprocessedRequest], str] = _adapter_of,
-    ) -> None:
-        """Count for a stand-in.
-
-        Args:
-            config: its settings.
-            max_model_len: the longest sequence that it serves.
-            adapter_of: returns the name of a request's adapter, empty for the model itself.
-        """
+    def __init__(self, config: StandInConfig, max_model_len: int) -> None:
+        """Count for a stand-in whose longest sequences are so long."""
         self.created_s = time.time()
         self.http = HttpCounts(self.created_s, time.time)
         self.sleep_level: int | None = None
@@ -70,7 +54,7 @@ class VllmMetrics:
         bounds = {each.name: each.bounds for each in self._families if each.kind == "histogram" and not each.own}
         count, interval_s = config.engine.dp_size if config.logs.has_stats else 0, config.logs.stats_interval_s
         self._stats_log = StatsLog(interval_s) if interval_s and count else None
-        self._recorders = [Recorder(Series(bounds), self._adapters, adapter_of, self._stats_log) for _ in range(count)]
+        self._recorders = [Recorder(Series(bounds), self._adapters, self._stats_log) for _ in range(count)]
 
     def observe(self, engine: Mocker) -> None:
         """Have the ranks of an engine observed; they do not run yet."""

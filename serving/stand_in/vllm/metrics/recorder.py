@@ -8,7 +8,6 @@ logs them by the batch anyway.
 """
 
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 from serving.engines.mock_live import Live
@@ -28,7 +27,6 @@ class Asked(NamedTuple):
     num_choices: int
     key: Key
     """What the answers to the same prompt of a request have in common."""
-    adapter: str
 
 
 class Siblings:
@@ -48,7 +46,6 @@ class Recorder:
         self,
         series: Series,
         adapters: Adapters | None,
-        adapter_of: Callable[[PreprocessedRequest], str],
         stats_log: StatsLog | None = None,
     ) -> None:
         """Start to count.
@@ -56,23 +53,22 @@ class Recorder:
         Args:
             series: where things are counted.
             adapters: the adapters in use, if there may be some.
-            adapter_of: returns the name of a request's adapter, empty for the model itself.
             stats_log: logs lines while something happens, if there are to be any.
         """
         self.series = series
         self._stats_log = stats_log
         self._adapters = adapters
-        self._adapter_of = adapter_of
         self._asked: dict[Live, Asked] = {}
         self._siblings: dict[Key, Siblings] = {}
         self._num_preemptions: dict[Live, int] = {}
         self._step_end_s = 0.0
+        self._is_aborting = False
 
     def on_queued(self, live: Live, request: PreprocessedRequest) -> None:
         """See `Observer`."""
         limit = None if request.is_embedding else request.stop_conditions.max_tokens
         key = (request.request_id, live.prompt.tobytes() if request.num_choices > 1 else b"")
-        self._asked[live] = Asked(limit, request.num_choices, key, self._adapter_of(request))
+        self._asked[live] = Asked(limit, request.num_choices, key)
         if request.num_choices > 1 and key not in self._siblings:
             self._siblings[key] = Siblings(request.num_choices)
 
@@ -80,7 +76,7 @@ class Recorder:
         self, end_s: float, num_decoded: int, prefilled: list[Live], finished: list[Live], preempted: list[Live]
     ) -> None:
         """See `Observer`."""
-        self._step_end_s = end_s
+        self._step_end_s, self._is_aborting = end_s, False
         if self._stats_log is not None:
             self._stats_log.wake()
         num_tokens, num_computed = num_decoded, 0
@@ -107,7 +103,11 @@ class Recorder:
             self._siblings.pop(asked.key, None)
 
     def on_aborted(self, live: Live) -> None:
-        """See `Observer`."""
+        """See `Observer`: to vLLM's frontend, the end is output without tokens, in one batch for all that were aborted."""
+        if not self._is_aborting:
+            self._is_aborting = True
+            self.series.observe("vllm:iteration_tokens_total", 0)
+        self._count_empty(live, time.monotonic())
         self._count_ended(live, "abort", live.made)
 
     def on_gaps(self, gaps: Gaps) -> None:
@@ -127,8 +127,8 @@ class Recorder:
         series.count("vllm:prompt_tokens_cached", local + external)
         if live.load is not None and live.load.error is None:
             self._count_transfer(live)
-        if self._adapters is not None and (asked := self._asked.get(live)) is not None:
-            self._adapters.begin(asked.adapter)
+        if self._adapters is not None and live in self._asked:
+            self._adapters.begin(live.sequence.adapter)
         return computed
 
     def _count_transfer(self, live: Live) -> None:
@@ -154,9 +154,15 @@ class Recorder:
             num_tokens = 0 if live.embedding is not None else sequence.num_total - sequence.num_prompt
             self._count_ended(live, sequence.finish_reason, num_tokens)
             return
+        self._count_empty(live, self._step_end_s)
+        self._count_ended(live, "error", live.made)
+
+    def _count_empty(self, live: Live, at_s: float) -> None:
+        """Count output that only says that a request has ended: for its times, vLLM takes it for a token."""
         if not live.made:
             self.series.observe("vllm:time_to_first_token_seconds", time.monotonic() - live.arrival_s)
-        self._count_ended(live, "error", live.made)
+        elif live in self._asked:
+            self.series.observe("vllm:inter_token_latency_seconds", max(at_s - self._step_end_s, 0.0))
 
     def _count_ended(self, live: Live, reason: str, num_tokens: int) -> None:
         """Count a request that has ended."""
@@ -210,7 +216,7 @@ class Recorder:
         asked = self._asked.pop(live, None)
         self._num_preemptions.pop(live, None)
         if asked is not None and self._adapters is not None and live.sequence.first_token_s >= 0:
-            self._adapters.end(asked.adapter)
+            self._adapters.end(live.sequence.adapter)
         return asked
 
 

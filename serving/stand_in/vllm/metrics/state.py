@@ -36,7 +36,7 @@ def _look_ups(rank: MockEngine, *, has_connector: bool) -> Values:
         },
     }
     if has_connector:
-        values["vllm:external_prefix_cache_queries"] = {(): found.num_tokens - found.num_hits}
+        values["vllm:external_prefix_cache_queries"] = {(): found.num_tokens - found.num_hits + found.num_unasked}
         values["vllm:external_prefix_cache_hits"] = {(): found.num_external}
     return values
 
