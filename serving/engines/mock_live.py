@@ -18,7 +18,6 @@ class Live:
 
     __slots__ = (
         "arrival_s",
-        "awaits_offer",
         "embedding",
         "end",
         "has_tiers",
@@ -56,8 +55,6 @@ class Live:
         """The client's id of it; others may have the same."""
         self.is_held = False
         """Whether its call lasts until nobody will read its prompt's KV any more."""
-        self.awaits_offer = False
-        """Whether its last token waits for the end, which says where its KV is: a client that has it reads no further."""
         self.has_tiers = False
         """Whether its prompt's KV may come from beyond the GPU."""
         self.reason = ""
@@ -100,7 +97,7 @@ class Live:
     def flush(self) -> None:
         """Send what was made but not sent, and the end, unless the reader is not ready."""
         stream = self.stream
-        if stream.is_blocked or stream.is_over or self.awaits_offer:
+        if stream.is_blocked or stream.is_over:
             return
         tokens = self.output[self.sent : self.made]
         more = self._more(tokens) if tokens and not self.is_plain else {}
@@ -118,7 +115,6 @@ class Live:
 
     def finish(self, **more: Any) -> None:
         """Make the next flush send the end as well."""
-        self.awaits_offer = False
         sequence, load = self.sequence, self.load
         cached = sequence.cached_tokens
         if load is not None:
@@ -139,7 +135,7 @@ class Live:
         """Send what was made and the end: nobody wants the rest."""
         cached = self.sequence.cached_tokens
         self.end = {"finish_reason": "abort", "cached_tokens": cached, "times": self.times()}
-        self.is_held = self.awaits_offer = False
+        self.is_held = False
         self.flush()
 
     def _cached_elsewhere(self, load: Load, here: int) -> int:

@@ -371,9 +371,7 @@ class MockEngine:
         for sequence in output.finished:
             live = sequence.payload
             assert isinstance(live, Live)
-            if sequence.is_remote_decode:
-                live.awaits_offer = True
-            else:
+            if not sequence.is_remote_decode:
                 live.finish()
             else:
                 live.is_plain = (
@@ -383,8 +381,7 @@ class MockEngine:
             live = sequence.payload
             assert isinstance(live, Live)
             made = live.made = live.made + 1
-            is_next = live.is_plain and live.end is None and live.sent == made - 1
-            if is_next and not live.awaits_offer and not live.stream.is_blocked:
+            if live.is_plain and live.end is None and live.sent == made - 1 and not live.stream.is_blocked:
                 live.stream.send(live.output[live.sent])
                 live.sent = made
             elif not (sequence.is_remote_decode and sequence.is_over):
