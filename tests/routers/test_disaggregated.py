@@ -17,7 +17,8 @@ def with_role(role):
 
 def complete(url, **fields):
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        return client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=12, **fields)
+        answer = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=12, **fields)
+        return list(answer) if fields.get("stream") else answer
 
 
 @pytest.fixture(scope="module")
