@@ -43,7 +43,9 @@ class Answer:
         body = msgspec.json.encode(
             {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True}
         )
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        )
         self.events_s, self.sent_s, last = [], time.perf_counter(), b""
         self.writer.write(head.encode() + END + body)
         while DONE not in last:
@@ -184,7 +186,9 @@ async def replicas(count: int, seconds: float) -> None:
 
 
 def _percentiles(values_ms: Sequence[float] | np.ndarray) -> str:
-    return "  ".join(f"p{at} {value:.2f} ms" for at, value in zip((50, 90, 99), np.percentile(values_ms, (50, 90, 99)), strict=True))
+    return "  ".join(
+        f"p{at} {value:.2f} ms" for at, value in zip((50, 90, 99), np.percentile(values_ms, (50, 90, 99)), strict=True)
+    )
 
 
 async def run(wanted: Sequence[str]) -> None:

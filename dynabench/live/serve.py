@@ -11,7 +11,7 @@ from dynabench.live.strangers import Network, Strangers
 from dynabench.planner.hands import Hands
 from dynabench.planner.programs import check_planner, hands_of, has_planner, planner_program
 from foundation.errors import UserError
-from serving.frontend.server import PortError, listen
+from serving.frontend.http.listening import PortError, listen
 from serving.model.watch import watch_cards
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime

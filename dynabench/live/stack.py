@@ -17,7 +17,7 @@ from dynabench.deployment.description import Deployment
 from dynabench.deployment.processes import programs
 from dynabench.planner.programs import hands_of, has_planner, planner_program
 from foundation.errors import UserError
-from serving.frontend.server import PortError, listen
+from serving.frontend.http.listening import PortError, listen
 from serving.runtime.config import RuntimeConfig
 from serving.supervision.group import Group
 

@@ -14,8 +14,9 @@ from serving.cli.chat import ask_once, chat
 from serving.cli.chat_client import AskError, ChatClient
 from serving.cli.job import Job, identity_of
 from serving.cli.ways import Batch, Echoed, Stdin
+from serving.frontend.http.listening import listen, listen_at
 from serving.frontend.models import Models
-from serving.frontend.server import listen, listen_at, serve_frontend
+from serving.frontend.server import serve_frontend
 from serving.model.files import model_name
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime

@@ -10,9 +10,10 @@ from starlette.responses import Response
 from serving.frontend.answering import Answering
 from serving.frontend.api.openapi import openapi
 from serving.frontend.config import FrontendConfig
-from serving.frontend.metrics import pool_gauges
 from serving.frontend.model_info import ModelInfo, as_json
-from serving.frontend.models import Models, ServedModel
+from serving.frontend.models import Models
+from serving.frontend.pool_metrics import pool_gauges
+from serving.frontend.served_model import ServedModel
 from serving.frontend.server_metrics import server_counts, server_metrics
 from serving.runtime.outages import Outages
 

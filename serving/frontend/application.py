@@ -4,10 +4,10 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import NamedTuple
 
 import starlette.routing
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from serving.frontend.answering import Answering, Handler
@@ -28,6 +28,7 @@ class Route(NamedTuple):
 
 
 def make_app(
+    app: Starlette,
     routes: Iterable[Route],
     answering: Answering,
     admission: Admission,
@@ -35,9 +36,10 @@ def make_app(
     open_paths: Collection[str],
     is_bare: bool = False,
 ) -> ASGIApp:
-    """Build an application.
+    """Complete an application.
 
     Args:
+        app: the application, without routes.
         routes: its routes.
         answering: the requests in progress.
         admission: which requests may pass.
@@ -45,7 +47,7 @@ def make_app(
         is_bare: whether unknown paths and methods are answered as by any server that is built on FastAPI, and HEAD is one
             of them where no route names it.
     """
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app.router.redirect_slashes = False
     hot: dict[tuple[str, str], Handler] = {}
     for path, methods, handler in routes:
         accepted = methods.split(", ")
@@ -57,9 +59,14 @@ def make_app(
         if path in HOT:
             hot["POST", path] = handler
     for kind, answer in _failures(answering).items():
-        if not (is_bare and kind is HTTPException):
-            app.add_exception_handler(kind, answer)
+        app.add_exception_handler(kind, _bare if is_bare and kind is HTTPException else answer)
     return Guard(app, answering, admission, hot=hot, open_paths=open_paths)
+
+
+async def _bare(_: Request, error: Exception) -> Response:
+    """Answer an unknown path or method as FastAPI does."""
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"detail": error.detail}, error.status_code, headers=error.headers)
 
 
 def _failures(answering: Answering) -> dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]]:

@@ -14,8 +14,8 @@ from serving.frontend.api.errors import ApiError
 from serving.frontend.generation.attempt import Attempts
 from serving.frontend.generation.call import ChoiceRequest
 from serving.frontend.model_info import as_json
-from serving.frontend.models import ServedModel
 from serving.frontend.prepared import Embeddable, Prompt
+from serving.frontend.served_model import ServedModel
 from serving.life import Life
 from serving.worker.protocol import StopConditions
 

@@ -7,9 +7,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serving.frontend.models import ServedModel
 from serving.frontend.prepared import Detokenized, Tokenized
 from serving.frontend.request import RequestReader
+from serving.frontend.served_model import ServedModel
 from serving.model.card import ModelType
 from serving.model.template import PLAIN, source
 

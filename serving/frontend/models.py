@@ -19,20 +19,20 @@ from functools import partial
 from foundation.text import one_line
 from serving.frontend.config import FrontendConfig
 from serving.frontend.preparing.preparer import Preparer
+from serving.frontend.served_model import SHOWN_CHARACTERS, ServedModel
 from serving.frontend.text_model import TextModel
 from serving.life import DisaggregationConfig
 from serving.life.life import PATIENCE_S
-from serving.model.adapter import Adapter
 from serving.model.card import ModelCard, Role
 from serving.model.errors import ModelError
 from serving.model.files import ModelFiles, files_address
 from serving.model.watch import watch_cards
 from serving.router import RouterConfig
 from serving.router.books import RankBooks
-from serving.routing.following import Rank, traits_of
+from serving.routing.following import traits_of
 from serving.routing.live import Routing
+from serving.routing.placement import Rank
 from serving.routing.stages import Stages
-from serving.routing.workers import Course, Workers
 from serving.runtime.address import EndpointAddress
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import CallError
@@ -43,27 +43,8 @@ log = logging.getLogger(__name__)
 RETRY_S = 0.5
 ASKED = ("decode", "aggregated", "prefill")
 """The roles that requests for a model go to, in this order; to prefill only from clients that direct requests."""
-SHOWN_CHARACTERS = 128
-"""How much of a model's name messages show."""
 MAX_SEEN = 1000
 """How many names of models are remembered after their last instance has gone."""
-
-
-class ServedModel:
-    """A model that can answer requests."""
-
-    def __init__(self, text: TextModel, stages: Course, preparer: Preparer, adapter: Adapter | None = None) -> None:
-        self.card = text.card
-        self.text = text
-        self.stages = stages
-        self.preparer = preparer
-        self.adapter = adapter
-        """The adapter that it is with, if it is with one."""
-
-    @property
-    def workers(self) -> Workers:
-        """The workers that answer."""
-        return self.stages.decode
 
 
 class Pool:

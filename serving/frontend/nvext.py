@@ -11,8 +11,8 @@ from serving.frontend.api.errors import no_worker
 from serving.frontend.api.openai import NvExt
 from serving.frontend.api.sse import DONE, annotation
 from serving.frontend.generation.choice import Choice
-from serving.frontend.models import ServedModel
 from serving.frontend.prepared import Prepared, Prompt
+from serving.frontend.served_model import ServedModel
 from serving.router.router import AllBusyError, NoWorkersError
 
 

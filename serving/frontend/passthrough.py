@@ -13,8 +13,8 @@ from serving.frontend.answers.sending import BEGUN
 from serving.frontend.api.errors import failed_call, no_worker
 from serving.frontend.api.sse import DONE, error_event, event
 from serving.frontend.metrics import ModelMetrics
-from serving.frontend.models import ServedModel
 from serving.frontend.prepared import HandedThrough
+from serving.frontend.served_model import ServedModel
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
 from serving.runtime.connection import ReplyStream
 from serving.runtime.messages import CallError, End

@@ -14,11 +14,11 @@ from serving.frontend.api.kinds import KINDS, KindName
 from serving.frontend.config import FrontendConfig
 from serving.frontend.http.body import BodyBudget, Share, read_body
 from serving.frontend.metrics import FrontendMetrics
-from serving.frontend.models import SHOWN_CHARACTERS, ServedModel
 from serving.frontend.prepared import Preprocessed
 from serving.frontend.preparing.messages import Body, Elsewhere
 from serving.frontend.preprocess import is_quick, preprocess
 from serving.frontend.reading import OWN, Reading
+from serving.frontend.served_model import SHOWN_CHARACTERS, ServedModel
 
 Result = TypeVar("Result")
 

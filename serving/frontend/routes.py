@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
@@ -49,6 +50,7 @@ ROUTES: tuple[tuple[str, str, Callable[[Frontend], Handler]], ...] = (
 def frontend_app(frontend: Frontend, config: FrontendConfig) -> ASGIApp:
     """Build the frontend's application."""
     app = make_app(
+        FastAPI(docs_url=None, redoc_url=None, openapi_url=None),
         [Route(path, methods, handler(frontend)) for path, methods, handler in ROUTES],
         frontend.answering,
         KeyAndRoom(config),

@@ -16,6 +16,7 @@ from serving.router import Router
 from serving.router.events import BlocksStored
 from serving.router.follower import KvFollower
 from serving.router.index import PrefixIndex
+from serving.routing.placement import Rank
 from serving.runtime.address import EndpointAddress, Instance
 from serving.runtime.client import Client
 from serving.runtime.distributed import DistributedRuntime
@@ -30,13 +31,6 @@ log = logging.getLogger(__name__)
 SNAPSHOT_TIMEOUT_S = 10.0
 MAX_SNAPSHOTS = 4
 """Snapshots fetched at once: workers that join together do not send everything together."""
-
-
-class Rank(NamedTuple):
-    """A rank to route to: a data-parallel rank of an instance, which is a worker."""
-
-    instance_id: int
-    dp_rank: int
 
 
 class WorkerTraits(NamedTuple):

@@ -11,9 +11,9 @@ from serving.model.card import Role
 from serving.router import Decision, Prompt, PromptBlocks, Router, RouterConfig
 from serving.router.books import RankBooks
 from serving.router.router import NoWorkersError
-from serving.routing.following import Following, Rank, WorkerTraits
+from serving.routing.following import Following, WorkerTraits
 from serving.routing.peers import Peers
-from serving.routing.placement import Placement
+from serving.routing.placement import Placement, Rank
 from serving.runtime.address import EndpointAddress
 from serving.runtime.connection import ReplyStream
 from serving.runtime.distributed import DistributedRuntime

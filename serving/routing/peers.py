@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from serving.router import Prompt, PromptBlocks, Router
-from serving.routing.following import Rank
+from serving.routing.placement import Rank
 from serving.runtime.address import EndpointAddress
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.ports import Stop

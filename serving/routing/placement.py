@@ -3,7 +3,13 @@
 from typing import NamedTuple
 
 from serving.router import Decision
-from serving.routing.following import Rank
+
+
+class Rank(NamedTuple):
+    """A rank to route to: a data-parallel rank of an instance, which is a worker."""
+
+    instance_id: int
+    dp_rank: int
 
 
 class Placement(NamedTuple):

@@ -8,9 +8,8 @@ from typing import Any
 from serving.life import DisaggregationConfig
 from serving.life.bypass import bypasses, room
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
-from serving.routing.following import Rank
 from serving.routing.live import Routing
-from serving.routing.placement import Placement
+from serving.routing.placement import Placement, Rank
 
 ROOM = "bootstrap_room"
 

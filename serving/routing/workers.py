@@ -5,8 +5,7 @@ from typing import Any, Protocol
 
 from serving.life import DisaggregationConfig
 from serving.model.card import Role
-from serving.routing.following import Rank
-from serving.routing.placement import Placement
+from serving.routing.placement import Placement, Rank
 from serving.runtime.connection import ReplyStream
 
 

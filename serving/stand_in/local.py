@@ -13,8 +13,7 @@ from serving.life import DisaggregationConfig
 from serving.model.card import Role
 from serving.router import Decision
 from serving.router.router import NoWorkersError
-from serving.routing.following import Rank
-from serving.routing.placement import Placement
+from serving.routing.placement import Placement, Rank
 from serving.runtime.connection import ReplyStream
 from serving.runtime.messages import End
 from serving.runtime.server import Stream

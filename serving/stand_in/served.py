@@ -5,8 +5,8 @@ import time
 from functools import partial
 from pathlib import Path
 
-from serving.frontend.models import ServedModel
 from serving.frontend.preparing.preparer import Preparer
+from serving.frontend.served_model import ServedModel
 from serving.frontend.text_model import TextModel
 from serving.model.card import ModelCard, ModelType
 from serving.model.errors import ModelError

@@ -10,8 +10,8 @@ from typing import Any
 
 from serving.engines.mock import Mocker
 from serving.engines.nixl_peer import Peer, peers_of
+from serving.frontend.http.listening import BACKLOG, listen, listen_at
 from serving.frontend.http.server import serve_http
-from serving.frontend.server import BACKLOG, listen, listen_at
 from serving.model.files import ModelFiles
 from serving.runtime.stopping import cancel_all
 from serving.stand_in.config import StandInConfig, TlsConfig

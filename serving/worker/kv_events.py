@@ -4,14 +4,16 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
 from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored, Medium
 from serving.runtime.address import EndpointAddress
-from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.server import Stream
+
+if TYPE_CHECKING:
+    from serving.runtime.distributed import DistributedRuntime
 
 MAX_PENDING = 1 << 20
 """Hashes kept while the event plane accepts none; beyond this, a new epoch starts and routers ask for a snapshot."""
@@ -162,7 +164,7 @@ class BlockLedger:
 class KvEventPublisher:
     """Publishes one rank's KV events: events that gather while a message is being sent go into the next one."""
 
-    def __init__(self, runtime: DistributedRuntime, address: EndpointAddress, rank: int = 0) -> None:
+    def __init__(self, runtime: "DistributedRuntime", address: EndpointAddress, rank: int = 0) -> None:
         self.ledger = BlockLedger()
         self.epoch = time.time_ns()
         self.number = 0
@@ -233,7 +235,7 @@ def _size(event: list[Any]) -> int:
 
 
 async def serve_snapshots(
-    runtime: DistributedRuntime, address: EndpointAddress, publishers: Sequence[KvEventPublisher]
+    runtime: "DistributedRuntime", address: EndpointAddress, publishers: Sequence[KvEventPublisher]
 ) -> None:
     """Announce the events of a worker's ranks, and serve snapshots of them next to its endpoint."""
 

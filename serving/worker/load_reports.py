@@ -2,14 +2,16 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from serving.runtime.address import EndpointAddress
-from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.server import Stream
 from serving.worker.engine import KvTier, KvTransfers, Work
+
+if TYPE_CHECKING:
+    from serving.runtime.distributed import DistributedRuntime
 
 REPORT_S = 0.25
 HEARTBEAT_S = 1.0
@@ -56,7 +58,7 @@ class LoadReporter:
 
     def __init__(
         self,
-        runtime: DistributedRuntime,
+        runtime: "DistributedRuntime",
         address: EndpointAddress,
         load: Callable[[int], LoadReport],
         *,

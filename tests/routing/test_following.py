@@ -11,7 +11,8 @@ import pytest
 from serving.model.card import ModelCard, ModelType
 from serving.router import Router, RouterConfig
 from serving.router.blocks import PromptBlocks
-from serving.routing.following import Following, Rank, WorkerTraits, traits_of
+from serving.routing.following import Following, WorkerTraits, traits_of
+from serving.routing.placement import Rank
 from serving.runtime.address import EndpointAddress
 from serving.worker.kv_events import KvEvents
 from serving.worker.load_reports import LoadReport

@@ -9,8 +9,8 @@ import pytest
 
 from serving.router import Router, RouterConfig
 from serving.routing import peers
-from serving.routing.following import Rank
 from serving.routing.peers import Booked, BookingMessage, Ended, Open, Peers, Prefilled, portions
+from serving.routing.placement import Rank
 from serving.runtime.address import EndpointAddress
 from serving.worker.kv_events import MESSAGE_HASHES
 from tests.routing.network import Network

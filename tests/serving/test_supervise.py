@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from serving.frontend.server import LISTEN_FD, listen
+from serving.frontend.http.listening import LISTEN_FD, listen
 from serving.supervision.group import LINE_CHARACTERS, Ended, Group, GroupError, Program, Ready
 from tests.support.waiting import PATIENCE_S, until, until_async
 
@@ -18,7 +18,7 @@ READY = "import serving.supervision.process as p; p.report_ready()\n"
 HELD = """
 import asyncio, os, signal, sys
 from serving.supervision.log_writer import LogWriter
-from serving.frontend.server import LISTEN_FD, listen
+from serving.frontend.http.listening import LISTEN_FD, listen
 from serving.supervision.group import Group, Program
 
 async def main():
@@ -315,7 +315,7 @@ def test_only_the_process_that_listens_has_the_listener(run):
 
 BELOW = """
 import asyncio, os, signal, serving.supervision.process as p
-from serving.frontend.server import listen
+from serving.frontend.http.listening import listen
 
 async def main(stopping):
     with listen("127.0.0.1", 0) as listener:

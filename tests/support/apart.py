@@ -13,8 +13,9 @@ import httpx
 from mocker.timing.config import divide
 from serving.engines.mock import EngineConfig, Mocker, TimingConfig
 from serving.frontend.config import FrontendConfig
+from serving.frontend.http.listening import listen
 from serving.frontend.models import Models
-from serving.frontend.server import listen, serve_frontend
+from serving.frontend.server import serve_frontend
 from serving.life import DisaggregationConfig
 from serving.life.lease import LeaseConfig
 from serving.router import RouterConfig

@@ -13,8 +13,8 @@ from serving.frontend.generation.attempt import Attempts
 from serving.frontend.generation.call import ChoiceRequest
 from serving.frontend.generation.output import Output
 from serving.frontend.generation.text import Text
-from serving.frontend.models import ServedModel
 from serving.frontend.prepared import Prepared, Prompt
+from serving.frontend.served_model import ServedModel
 from serving.life import Life
 from serving.worker.protocol import StopConditions
 

@@ -25,8 +25,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from serving.frontend.http.limits import Limits
+from serving.frontend.http.listening import listen
 from serving.frontend.http.server import http_server
-from serving.frontend.server import listen
 from serving.stand_in.faults.config import AdminConfig, FaultConfig
 from serving.stand_in.faults.state import Faults
 from serving.stand_in.faults.words import changed_faults, fault_words

@@ -1,5 +1,6 @@
 """The server of a stand-in for `vllm serve`."""
 
+from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
@@ -41,7 +42,7 @@ class VllmServer:
     def _app(self) -> ASGIApp:
         """Return the application: keys come before CORS, as in vLLM, so that a page never reads that its key is wrong."""
         http, found = self.config.http, routes(self.rooms)
-        app = make_app(found, self.answering, Everybody(), open_paths=OPEN_PATHS, is_bare=True)
+        app = make_app(Starlette(), found, self.answering, Everybody(), open_paths=OPEN_PATHS, is_bare=True)
         app = CORSMiddleware(
             Counted(app, self.metrics.http, found),
             allow_origins=http.allowed_origins,

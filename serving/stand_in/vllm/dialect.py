@@ -10,8 +10,8 @@ from serving.frontend.answers.answer import Answer
 from serving.frontend.answers.selection import answer_of
 from serving.frontend.dialect import Dialect
 from serving.frontend.kept_responses import Turn
-from serving.frontend.models import ServedModel
 from serving.frontend.prepared import Prepared
+from serving.frontend.served_model import ServedModel
 from serving.stand_in.config import StandInConfig
 from serving.stand_in.vllm.answers import VllmAnswer
 from serving.stand_in.vllm.errors import error_response, late, refused

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html, get_swagger_ui_oauth2_redirect_html
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -28,6 +27,8 @@ class Documents:
 
     async def on_docs(self, request: Request) -> Response:
         """GET /docs."""
+        from fastapi.openapi.docs import get_swagger_ui_html  # half a second of each start
+
         return get_swagger_ui_html(
             openapi_url=f"{self._root}/openapi.json",
             title=f"{TITLE} - Swagger UI",
@@ -36,10 +37,14 @@ class Documents:
 
     async def on_redirect(self, request: Request) -> Response:
         """GET /docs/oauth2-redirect."""
+        from fastapi.openapi.docs import get_swagger_ui_oauth2_redirect_html
+
         return get_swagger_ui_oauth2_redirect_html()
 
     async def on_redoc(self, request: Request) -> Response:
         """GET /redoc."""
+        from fastapi.openapi.docs import get_redoc_html
+
         return get_redoc_html(openapi_url=f"{self._root}/openapi.json", title=f"{TITLE} - ReDoc")
 
 

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serving.engines.mock import Mocker
-from serving.frontend.models import ServedModel
+from serving.frontend.served_model import ServedModel
 from serving.model.adapter import Adapter
 from serving.stand_in.config import LoraConfig
 from serving.stand_in.served import OneModel

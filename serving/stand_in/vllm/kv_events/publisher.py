@@ -22,7 +22,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from serving.frontend.server import PortError
+from serving.frontend.http.listening import PortError
 from serving.stand_in.config import KvEventsConfig
 from serving.stand_in.vllm.kv_events.messages import EventBatch
 
