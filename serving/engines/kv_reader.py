@@ -87,6 +87,10 @@ class Load:
 OnArrived = Callable[[int | None], object]
 
 
+Spoil = Callable[[int], int | None]
+"""Returns how many blocks of a prompt with so many can be read before one cannot; None if all can."""
+
+
 class KvReader:
     """See the module."""
 
@@ -104,6 +108,8 @@ class KvReader:
         self._rooms: dict[int, Load] = {}
         self._loading: set[asyncio.Task[None]] = set()
         self._finding: set[asyncio.Task[None]] = set()
+        self.spoil: Spoil | None = None
+        """What makes KV unreadable on purpose, if anything does."""
         exchange.on_notice = self.on_notice
 
     @property
@@ -180,10 +186,13 @@ class KvReader:
                 self._leases.begin(kv.remote_agent, kv.remote_request_id, kv.remote_lease_s)
             assert load.kv is not None
             times["transfer_start"] = monotonic()
+            most = None if self.spoil is None else self.spoil(len(load.keys))
             while num_valid < len(load.keys):
                 if load.is_over:
                     raise LoadError("the request was given up")
                 num_good, fault = await self._read(load, load.kv, num_valid)
+                if most is not None and num_valid + num_good > most:
+                    num_good, fault = max(most - num_valid, 0), "it was made unreadable, on purpose"
                 num_valid += num_good
                 if fault:
                     raise LoadError(f"block {num_valid} of {len(load.keys)}: {fault}")

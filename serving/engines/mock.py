@@ -14,6 +14,7 @@ from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig, divide
 from serving.engines import kv_params, nixl_peer
 from serving.engines.kv_exchange import KvExchange
+from serving.engines.kv_reader import Spoil
 from serving.engines.kv_shelf import layout_of
 from serving.engines.mock_author import Author, embedding_size_of
 from serving.engines.mock_config import AnswerConfig
@@ -212,6 +213,11 @@ class Mocker:
             stream.end(f"there is no rank {asked.dp_rank}; this worker has {len(self.ranks)}", "invalid")
             return
         self.ranks[asked.dp_rank].submit(asked, stream)
+
+    def spoil_loads(self, spoil: Spoil) -> None:
+        """Make KV that others computed unreadable, on purpose (see `KvReader.spoil`)."""
+        for each in self._handovers:
+            each.spoil_loads(spoil)
 
     def slow_down(self, factor: float) -> None:
         """Make each step, from the next on, take this many times as long as usual."""

@@ -14,7 +14,7 @@ from mocker import Engine, Sequence, Step
 from serving.engines.kv_exchange import KvExchange
 from serving.engines.kv_owner import KvOwner, Offer, RoomCall
 from serving.engines.kv_params import AGENT, Part, RemoteKv, WantedKv
-from serving.engines.kv_reader import KvReader
+from serving.engines.kv_reader import KvReader, Spoil
 from serving.engines.mock_live import Live
 from serving.life.lease import LeaseConfig
 from serving.model.card import Bootstrap, Role
@@ -72,6 +72,10 @@ class Handover(Protocol):
 
     def cancel(self, rank: Rank, live: Live) -> None:
         """Cancel a request that was begun."""
+        ...
+
+    def spoil_loads(self, spoil: Spoil) -> None:
+        """Make KV that others computed unreadable, on purpose."""
         ...
 
     def transfers(self) -> KvTransfers:
@@ -179,6 +183,9 @@ class PrefillSide:
         if live.room is not None:
             self._owner.leave(live.room, "the prefill worker's call was cancelled")
 
+    def spoil_loads(self, spoil: Spoil) -> None:
+        """See `Handover`: it reads none."""
+
     def transfers(self) -> KvTransfers:
         """See `Handover`."""
         return self._exchange.counts._replace(num_held=self._owner.num_held, num_waiting=self._owner.num_waiting)
@@ -249,6 +256,10 @@ class DecodeSide:
         rank.engine.abort(live.sequence)
         assert live.load is not None
         self._reader.give_up(live.load)
+
+    def spoil_loads(self, spoil: Spoil) -> None:
+        """See `Handover`."""
+        self._reader.spoil = spoil
 
     def transfers(self) -> KvTransfers:
         """See `Handover`."""

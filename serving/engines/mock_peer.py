@@ -18,7 +18,7 @@ from serving.engines.kv_exchange import KvExchange
 from serving.engines.kv_notices import Begin, Notice, Offered, Read, Renew
 from serving.engines.kv_owner import KvOwner
 from serving.engines.kv_params import Part, RemoteKv
-from serving.engines.kv_reader import KvReader
+from serving.engines.kv_reader import KvReader, Spoil
 from serving.engines.mock_handover import DecodeSide, PrefillSide, Rank
 from serving.engines.mock_live import Live
 from serving.engines.nixl_channel import SideChannel
@@ -81,6 +81,10 @@ class BothSides:
     def cancel(self, rank: Rank, live: Live) -> None:
         """See `Handover`."""
         (self._prefill if live.sequence.is_remote_decode else self._decode).cancel(rank, live)
+
+    def spoil_loads(self, spoil: Spoil) -> None:
+        """See `Handover`."""
+        self._decode.spoil_loads(spoil)
 
     def transfers(self) -> KvTransfers:
         """See `Handover`."""

@@ -11,6 +11,7 @@ from serving.engines.mock import EngineConfig
 from serving.engines.nixl_peer import KvHandoverConfig
 from serving.life.lease import LeaseConfig
 from serving.stand_in.config import ApiConfig, RanksConfig, StandInConfig
+from serving.stand_in.faults.config import FaultConfig
 from serving.stand_in.server import stand_in
 from serving.transfer.config import TransferRunConfig
 from tests.stand_in.support import running
@@ -201,6 +202,20 @@ def test_if_the_other_instance_is_gone_the_policy_decides(policy, status):
                 given = (await prefill_of(prefill, request()))["kv_transfer_params"]
             answer = await decode.post("/v1/completions", json=request(kv_transfer_params=given))
             assert answer.status_code == status
+
+    asyncio.run(talk())
+
+
+@pytest.mark.parametrize(("policy", "status"), [("fail", 500), ("recompute", 200)])
+def test_kv_that_was_made_unreadable_fails_or_is_computed_again(policy, status):
+    async def talk():
+        engine, faults = replace(ENGINE, kv_load_failure_policy=policy), FaultConfig(kv_load=1)
+        async with peer() as prefill, peer(engine=engine, faults=faults) as decode:
+            given = (await prefill_of(prefill, request()))["kv_transfer_params"]
+            answer = await decode.post("/v1/completions", json=request(kv_transfer_params=given))
+            assert answer.status_code == status
+            if status == 200:
+                assert text(answer.json()) == text(await ask(prefill, request()))
 
     asyncio.run(talk())
 

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 
+from serving.engines.kv_reader import Spoil
 from serving.engines.mock import Mocker
 from serving.runtime.stopping import cancel_all, until_stopped
 from serving.stand_in.faults.admin import admin_port
@@ -58,6 +59,10 @@ class Victim:
     def slow_down(self, factor: float) -> None:
         """See `Server`."""
         self._engine.slow_down(factor)
+
+    def spoil_loads(self, spoil: Spoil) -> None:
+        """See `Server`."""
+        self._engine.spoil_loads(spoil)
 
     def kill_engine(self, why: str) -> None:
         """See `Server`."""

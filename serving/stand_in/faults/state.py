@@ -32,6 +32,10 @@ class Server(Protocol):
         """Make each step of the engine take this many times as long."""
         ...
 
+    def spoil_loads(self, spoil: Callable[[int], int | None]) -> None:
+        """Ask for each prompt whose KV another instance computed how many of its blocks can be read."""
+        ...
+
     def kill_engine(self, why: str) -> None:
         """End all requests in progress: the engine is dead."""
         ...
@@ -74,6 +78,7 @@ class Faults:
     def connect(self, server: Server) -> None:
         """Let faults do something to a server."""
         self._server = server
+        server.spoil_loads(self.next_load)
         self._ready_at = self._loop.time() + self.config.unready
         if self.config.slow != 1:
             server.slow_down(self.config.slow)

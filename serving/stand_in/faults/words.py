@@ -44,6 +44,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "startup": read_time,
     "unready": read_time,
     "health": _one_of("honest", "up", "down"),
+    "kv_load": read_share,
     "kv_events_drop": read_share,
     "kv_events_delay": read_times,
     "kv_events_swap": read_share,
