@@ -77,7 +77,7 @@ def test_numbers_in_settings_may_have_suffixes_but_texts_keep_theirs():
         ("--portt 1", "--portt: unknown to vllm serve 0.32.0; did you mean --port?"),
         ("--gpuu 1", "--gpuu: unknown to vllm serve 0.32.0; did you mean --gpu?"),
         ("--zzzzzz", "--zzzzzz: unknown to vllm serve 0.32.0; dynabench vllm --help=WORD searches them"),
-        ("--disable-log-requests", "has it no more; requests are logged only with --enable-log-requests"),
+        ("--swap-space 4", "has it no more; use --kv-offloading-size for KV in host memory"),
         ("m n", "n: there is no place for this; vllm serve takes one model, and flags"),
         ("m --model n", "--model n: expected one model, and m is there, too"),
         ("--served-model-name a", "--served-model-name a: expected the model as the first word, too"),
@@ -92,6 +92,12 @@ def test_what_cannot_be_read_is_refused_in_one_line(words, message):
         parse(words.split(), beside=["--gpu"])
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_flag_of_older_versions_that_asks_for_what_is_so_anyhow_is_accepted(caplog):
+    with caplog.at_level("INFO"):
+        assert parse(["m", "--disable-log-requests", "--port", "1"]) == {"model": "m", "port": 1}
+    assert "accepted without effect: --disable-log-requests" in caplog.text
 
 
 def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path, caplog):

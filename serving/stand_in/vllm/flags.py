@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import functools
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -10,8 +11,12 @@ from serving.stand_in.vllm.arguments import Argument, arguments, version
 from serving.stand_in.vllm.values import value_of
 from serving.stand_in.vllm.words import plain_words
 
+log = logging.getLogger(__name__)
+
+IDLE = ("--disable-log-requests",)
+"""Flags of older versions that ask for what is so anyhow; scripts everywhere still have them."""
+
 FORMER = {
-    "--disable-log-requests": "requests are logged only with --enable-log-requests",
     "--disable-frontend-multiprocessing": "there is no such choice any more",
     "--enable-reasoning": "--reasoning-parser is enough",
     "--guided-decoding-backend": "use --structured-outputs-config.backend",
@@ -44,6 +49,9 @@ def parse(words: Sequence[str], *, beside: Sequence[str] = ()) -> dict[str, Any]
     except argparse.ArgumentError as error:
         name = _known(error.argument_name)
         raise ValueError(f"{name}: {error.message}" if name else str(error.message)) from None
+    for word in [word for word in unknown if word.replace("_", "-") in IDLE]:
+        log.info("accepted without effect: %s, which vllm serve %s has no more", word, version())
+        unknown.remove(word)
     if unknown:
         raise ValueError(_unknown(unknown[0], beside))
     given = vars(parsed)
