@@ -21,7 +21,7 @@ from serving.engines.mock_config import AnswerConfig
 from serving.engines.mock_costs import step_costs_of
 from serving.engines.mock_events import EventSink, RouterSink
 from serving.engines.mock_handover import Handover, hand_over
-from serving.engines.mock_observer import Observer
+from serving.engines.mock_observer import Observer, prefilling_tokens
 from serving.engines.mock_peer import become_peer
 from serving.engines.mock_rank import MockEngine
 from serving.engines.mock_tiers import LiveTiers, chunk_format, with_store
@@ -213,6 +213,11 @@ class Mocker:
             stream.end(f"there is no rank {asked.dp_rank}; this worker has {len(self.ranks)}", "invalid")
             return
         self.ranks[asked.dp_rank].submit(asked, stream)
+
+    @property
+    def num_prefilling_tokens(self) -> int:
+        """Tokens of the prompts that have no token yet: of whole prompts, however much of them is computed."""
+        return sum(prefilling_tokens(rank.engine) for rank in self.ranks)
 
     def spoil_loads(self, spoil: Spoil) -> None:
         """Make KV that others computed unreadable, on purpose (see `KvReader.spoil`)."""

@@ -127,6 +127,12 @@ class ApiConfig:
     max_logprobs: Annotated[int, Meta(ge=-1)] = 20
     """Most log probabilities of a token that requests may ask for (-1: as many as the vocabulary has)."""
 
+    max_num_queued_reqs: Whole | None = None
+    """Requests that may be unfinished before more get 503 (none: no limit)."""
+
+    max_num_queued_tokens: Whole | None = None
+    """Tokens of prompts that may wait before more requests get 503 (none: no limit)."""
+
     return_tokens_as_token_ids: bool = False
     """Write tokens of log probabilities as token_id:NUMBER."""
 

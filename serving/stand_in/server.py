@@ -100,7 +100,7 @@ async def stand_in(config: StandInConfig, faults: Faults | None = None) -> Async
         engine.run(sinks)
         metrics.follow()
         closing.callback(metrics.close)
-        server = VllmServer(config, engine, OneModel(config.served_model_names, model), metrics)
+        server = VllmServer(config, engine, OneModel(config.served_model_names, model), metrics, workers.calls)
         if faults is not None:
             server.app = faulty(server.app, faults, server.answering.dialect)
             faults.connect(Victim(engine, workers.calls, faults.ending))

@@ -9,12 +9,14 @@ from serving.frontend.answering import Answering
 from serving.frontend.application import make_app
 from serving.frontend.config import FrontendConfig
 from serving.stand_in.config import StandInConfig
+from serving.stand_in.local import LocalCalls
 from serving.stand_in.served import OneModel
 from serving.stand_in.vllm.dialect import dialect_of
 from serving.stand_in.vllm.front import Everybody, Front
 from serving.stand_in.vllm.metrics.http import Counted
 from serving.stand_in.vllm.metrics.metrics import VllmMetrics
 from serving.stand_in.vllm.paths import routes
+from serving.stand_in.vllm.queue_limits import QueueLimits
 from serving.stand_in.vllm.rooms import Rooms
 
 OPEN_PATHS = ("/health", "/ping", "/metrics")
@@ -23,7 +25,9 @@ OPEN_PATHS = ("/health", "/ping", "/metrics")
 class VllmServer:
     """The application, its handlers, and the engine behind them."""
 
-    def __init__(self, config: StandInConfig, engine: Mocker, models: OneModel, metrics: VllmMetrics) -> None:
+    def __init__(
+        self, config: StandInConfig, engine: Mocker, models: OneModel, metrics: VllmMetrics, calls: LocalCalls
+    ) -> None:
         """Build the application.
 
         Raises:
@@ -33,9 +37,9 @@ class VllmServer:
         self.engine = engine
         self.models = models
         self.metrics = metrics
-        self.answering = Answering(
-            models, FrontendConfig(allow_kv_transfer_params=True), dialect_of(config, models.model)
-        )
+        limits = QueueLimits(config.api, engine, calls, metrics)
+        dialect = dialect_of(config, models.model, limits.check)
+        self.answering = Answering(models, FrontendConfig(allow_kv_transfer_params=True), dialect)
         self.rooms = Rooms(config, engine, models, self.answering, metrics)
         self.app = self._app()
 

@@ -1,6 +1,7 @@
 """How vLLM's server words requests, answers and errors."""
 
 import hashlib
+from collections.abc import Callable
 
 import msgspec
 from starlette.requests import Request
@@ -24,8 +25,8 @@ VERSION = "0.32.0"
 RANK, PRIORITY, SESSION = "x-data-parallel-rank", "x-vllm-priority", "x-session-id"
 
 
-def dialect_of(config: StandInConfig, model: ServedModel) -> Dialect:
-    """Return how a server with these settings talks about its model."""
+def dialect_of(config: StandInConfig, model: ServedModel, admit: Callable[[Prepared], object]) -> Dialect:
+    """Return how a server with these settings talks about its model, if `admit` does not turn a request away."""
     api, names = config.api, config.served_model_names
     settings = AnswerSettings(
         fingerprint=fingerprint_of(config),
@@ -43,6 +44,8 @@ def dialect_of(config: StandInConfig, model: ServedModel) -> Dialect:
         return VllmAnswer(accepted, names[0] if asked in names else asked, settings)
 
     def received(request: Request, prepared: Prepared | None) -> str:
+        if prepared is not None:
+            admit(prepared)
         return _received(request, prepared, num_ranks=model.card.num_ranks)
 
     return Dialect(answer, error_response, model.text.reading, received, _headers, begins_at_once=True)

@@ -18,6 +18,9 @@ INVALID = "invalid"
 LATE = "late"
 """Code of an error that vLLM finds once the answer to a request for a stream has begun."""
 
+BUSY = "busy"
+"""Code of a request that is turned away because too much waits."""
+
 UNREADABLE = "unreadable"
 """Code of a body that is no text."""
 
@@ -70,7 +73,7 @@ def invalid(faults: Sequence[Mapping[str, Any]]) -> ApiError:
 def error_object(error: ApiError) -> dict[str, Any]:
     """Return the body of an error of vLLM's own."""
     phrase = http.HTTPStatus(error.status).phrase
-    type = phrase if error.code == INVALID else TYPES.get(error.status, phrase)
+    type = phrase if error.code in (INVALID, BUSY) else TYPES.get(error.status, phrase)
     param = error.param
     if error.code == "context_length_exceeded":
         param = WHOLE.get(param or "", param)

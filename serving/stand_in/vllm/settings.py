@@ -191,6 +191,8 @@ def _api(given: Mapping[str, Any]) -> ApiConfig:
             "enable_auto_tool_choice",
             "exclude_tools_when_tool_choice_none",
             "max_logprobs",
+            "max_num_queued_reqs",
+            "max_num_queued_tokens",
             "return_tokens_as_token_ids",
             "enable_prompt_tokens_details",
             "enable_force_include_usage",
