@@ -40,9 +40,6 @@ Tokens = npt.NDArray[np.uint32]
 PartOf = Callable[[PreprocessedRequest], Part | None]
 """Returns which part of a request is done here."""
 
-MAX_WAITING = 4096
-"""Most requests that may wait for a place in the batch; an engine refuses more."""
-
 
 class MockEngine:
     """Runs one simulated engine in real time."""
@@ -53,7 +50,7 @@ class MockEngine:
         *,
         events: EventSink | None = None,
         author: Author | None = None,
-        max_waiting: int = MAX_WAITING,
+        max_waiting: int | None = None,
         handover: Handover | None = None,
         part_of: PartOf = part_of,
         tiers: LiveTiers | None = None,
@@ -90,8 +87,7 @@ class MockEngine:
 
     def submit(self, request: PreprocessedRequest, stream: Stream) -> None:
         """Queue a request, or end it with an error if it can never fit or the queue is full."""
-        scheduler = self.engine.scheduler
-        if len(scheduler.waiting) + len(scheduler.fetching) + len(self._planned) >= self._max_waiting:
+        if self._max_waiting is not None and self._num_waiting >= self._max_waiting:
             stream.end(f"{self._max_waiting} requests are already waiting for this engine", "overloaded")
             return
         arrival_s = monotonic()
@@ -109,6 +105,12 @@ class MockEngine:
             stream.end(str(error), "invalid")
             return
         self._queue(request, stream, tokens, asked, answer, arrival_s)
+
+    @property
+    def _num_waiting(self) -> int:
+        """Requests that wait for their turn, or for their answer to be planned."""
+        scheduler = self.engine.scheduler
+        return len(scheduler.waiting) + len(scheduler.fetching) + len(self._planned)
 
     def _plan_apart(
         self, request: PreprocessedRequest, stream: Stream, tokens: Tokens, asked: Part | None, arrival_s: float
