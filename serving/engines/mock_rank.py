@@ -11,6 +11,7 @@ from mocker.timing.model import Faster
 from mocker.work import work_of
 from serving.engines.kv_params import part_of
 from serving.engines.mock_author import Author
+from serving.engines.mock_control import Control
 from serving.engines.mock_delivery import Delivery
 from serving.engines.mock_events import EventSink
 from serving.engines.mock_handover import Handover
@@ -55,7 +56,9 @@ class MockEngine:
         self._events = events
         self._handover = handover
         self._tiers = tiers
-        self._watch = None if observer is None else Watch(observer, self.engine)
+        watch = None if observer is None else Watch(observer, self.engine)
+        self.control = Control(self, watch)
+        """What is asked of the rank as a whole."""
         self._intake = Intake(
             self,
             author or Author(ByteTokenizer()),
@@ -64,13 +67,11 @@ class MockEngine:
             handover=handover,
             part_of=part_of,
             has_tiers=tiers is not None,
-            watch=self._watch,
+            watch=watch,
         )
-        self._delivery = Delivery(self, handover, self._watch)
+        self._delivery = Delivery(self, handover, watch)
         if tiers is not None:
             tiers.connect(self.engine, self._follow_tiers)
-        self._resets: list[tuple[bool, asyncio.Future[bool]]] = []
-        self._quiet: list[asyncio.Future[None]] = []
         self._bell = asyncio.Event()
 
     def submit(self, request: PreprocessedRequest, stream: Stream) -> None:
@@ -99,58 +100,6 @@ class MockEngine:
         """Make each step, from the next on, take this many times as long as usual."""
         usual = self._usual_timing
         self.engine.change_timing(usual if factor == 1 else Faster(usual, 1 / factor, 1 / factor))
-
-    async def reset_prefix_cache(self, *, preempts_running: bool = False) -> bool:
-        """Forget all cached blocks, once the step in flight has ended; return False if any is in use.
-
-        Raises:
-            RuntimeError: see `mocker.engine.Engine.reset_prefix_cache`.
-        """
-        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._resets.append((preempts_running, done))
-        if self.engine.step is None:
-            self._reset()
-        return await done
-
-    def lives(self) -> list[Live]:
-        """Return the requests that the engine has."""
-        scheduler = self.engine.scheduler
-        found = [each.payload for each in (*scheduler.running, *scheduler.queued(), *scheduler.holding)]
-        return [live for live in found if isinstance(live, Live)]
-
-    def abort(self, live: Live, *, is_asked: bool = False) -> None:
-        """End a request with what was generated so far, and say so to its client, who may have asked for that."""
-        self.engine.abort(live.sequence)
-        live.stream.on_cancel = None
-        if self._watch is not None:
-            self._watch.abort(live, is_asked=is_asked)
-        live.abort()
-        self.wake()
-
-    async def until_quiet(self) -> None:
-        """Wait until no step is in flight and nothing can be scheduled: for a paused engine, until the pause is complete."""
-        done = asyncio.get_running_loop().create_future()
-        self._quiet.append(done)
-        self.wake()
-        await done
-
-    def _be_quiet(self) -> None:
-        quiet, self._quiet = self._quiet, []
-        for done in quiet:
-            if not done.done():
-                done.set_result(None)
-
-    def _reset(self) -> None:
-        resets, self._resets = self._resets, []
-        for preempts_running, done in resets:
-            try:
-                is_reset = self.engine.reset_prefix_cache(preempts_running=preempts_running)
-            except RuntimeError as error:
-                if not done.done():
-                    done.set_exception(error)
-            else:
-                if not done.done():
-                    done.set_result(is_reset)
 
     def load(self) -> EngineLoad:
         """Report what the engine is doing."""
@@ -193,8 +142,7 @@ class MockEngine:
             if self._tiers is not None:
                 self._serve_tiers(self._tiers)
             if step is None:
-                if self._quiet and not (engine.scheduler.holding and engine.scheduler.pause != "all"):
-                    self._be_quiet()
+                self.control.on_idle()
                 await self._wait()
                 now = monotonic()
                 continue
@@ -207,8 +155,7 @@ class MockEngine:
                 self._serve_tiers(self._tiers)
             elif self._events is not None and engine.has_events:
                 self._events.publish(engine.take_events())
-            if self._resets:
-                self._reset()
+            self.control.on_step_end()
             now = step.end
 
     async def _wait(self) -> None:

@@ -20,7 +20,9 @@ class Caches:
             message = "reset_external: the KV in tiers beyond the GPU cannot be reset in this stand-in; leave it out"
             raise RefusedError(501, "NotImplementedError", message)
         try:
-            results = [await rank.reset_prefix_cache(preempts_running=preempts_running) for rank in self._engine.ranks]
+            results = [
+                await rank.control.reset_prefix_cache(preempts_running=preempts_running) for rank in self._engine.ranks
+            ]
         except RuntimeError as error:
             message = f"Call to reset_prefix_cache method failed: {error}"
             raise RefusedError(500, "InternalServerError", message) from error
