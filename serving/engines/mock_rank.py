@@ -6,6 +6,7 @@ import math
 from time import monotonic
 
 from mocker import Engine, Sequence
+from mocker.look_ups import LookUps
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import Faster
 from mocker.work import work_of
@@ -114,6 +115,21 @@ class MockEngine:
             kv_tiers=() if self._tiers is None else self._tiers.load(),
             work=Work(*work_of(scheduler)),
         )
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks on its GPU."""
+        return self.engine.scheduler.pool.num_blocks
+
+    @property
+    def has_host_memory(self) -> bool:
+        """Whether KV is kept beyond its GPU."""
+        return self.engine.host_memory is not None
+
+    @property
+    def look_ups(self) -> LookUps:
+        """What was looked up in its prefix cache."""
+        return self.engine.scheduler.look_ups
 
     def queues(self) -> Queues:
         """Report what the requests here do now."""
