@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 from dataclasses import replace
 
-import httpx
 import pytest
 
 from serving.engines.mock import EngineConfig
@@ -14,7 +13,7 @@ from serving.stand_in.config import ApiConfig, RanksConfig, StandInConfig
 from serving.stand_in.faults.config import FaultConfig
 from serving.stand_in.server import stand_in
 from serving.transfer.config import TransferRunConfig
-from tests.stand_in.support import running
+from tests.stand_in.support import client_of, running
 from tests.support import proxies
 from tests.support.proxies import side_car, toy_proxy
 from tests.support.waiting import until_async
@@ -314,11 +313,6 @@ def is_at_rest(load):
     transfers = load.kv_transfers
     busy = load.num_running, load.num_waiting, load.kv_active_blocks
     return not any((*busy, transfers.num_held, transfers.num_waiting, transfers.num_loading))
-
-
-def client_of(server):
-    transport = httpx.ASGITransport(server.app)
-    return httpx.AsyncClient(transport=transport, base_url="http://here", timeout=30)
 
 
 def test_each_rank_is_a_peer_of_its_own_with_its_number_in_name_and_port():
