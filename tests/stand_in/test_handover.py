@@ -181,10 +181,15 @@ def test_what_has_been_read_is_nowhere_and_the_request_fails_as_vllm_fails_it():
 @pytest.mark.parametrize(("policy", "status"), [("fail", 500), ("recompute", 200)])
 def test_after_its_lease_kv_is_gone_and_the_policy_decides(policy, status):
     async def talk():
-        engine = replace(ENGINE, kv_load_failure_policy=policy)
-        async with pair(engine=engine, lease=LeaseConfig(kv_lease_duration_s=0.05)) as (prefill, decode):
+        lease = LeaseConfig(kv_lease_duration_s=0.05)
+        config = StandInConfig(model="tiny", engine=ENGINE, transfer=SMALL, kv_handover=LOCAL, lease=lease)
+        async with (
+            stand_in(config) as server,
+            client_of(server) as prefill,
+            peer(engine=replace(ENGINE, kv_load_failure_policy=policy)) as decode,
+        ):
             given = (await prefill_of(prefill, request()))["kv_transfer_params"]
-            await asyncio.sleep(0.3)
+            await server.engine.released()
             late = await decode.post("/v1/completions", json=request(kv_transfer_params=given))
             assert late.status_code == status
             if status == 200:
