@@ -116,6 +116,11 @@ class LocalWorkers:
         """See `Workers`."""
         return self._engine.traits.num_ranks
 
+    @property
+    def is_following(self) -> bool:
+        """Whether a timer is set to ask the ranks what they have to do: only while there is something to choose by it."""
+        return self._hearing is not None
+
     async def wait_for_workers(self) -> None:
         """See `Workers`: they are there."""
 

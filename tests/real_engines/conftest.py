@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import importlib.util
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +19,6 @@ from tests.real_engines.reference import Reference
 from tests.support import waiting
 from tests.support.stacks import in_background
 
-ROOT = Path(__file__).parents[2]
 ENGINE = os.environ.get("DYNABENCH_ENGINE", "")
 VLLM_FLAGS = (
     "--dtype=float32",
@@ -68,13 +66,8 @@ class Engine(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    specification = importlib.util.spec_from_file_location("tiny_model", ROOT / "examples" / "tiny_model.py")
-    tiny = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(tiny)
-    path = tmp_path_factory.mktemp("models") / "tiny"
-    tiny.make(path)
-    return path
+def folder(tiny_folder):
+    return tiny_folder
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.servers import free_port
+from tests.support.servers import consecutive_ports, free_port
 from tests.support.waiting import PATIENCE_S, until
 
 STAND_IN = [sys.executable, "-m", "dynabench", "vllm"]
@@ -79,6 +79,18 @@ def stand_ins(*each: tuple[str, ...], model: str | Path = MODEL) -> Iterator[lis
             )
         for each_one in found:
             until(lambda one=each_one: answers(f"{one.url}/health"), each_one.process)
+        yield found
+
+
+@contextlib.contextmanager
+def three() -> Iterator[list[StandIn]]:
+    """Run three alike behind one command, which end together; yield them once they answer /health."""
+    ports = consecutive_ports(3)
+    command = [*STAND_IN, MODEL, "--host", "127.0.0.1", "--port", str(ports[0]), *SPEED, "--replicas", "3"]
+    with running(command) as process:
+        found = [StandIn(process, port) for port in ports]
+        for each in found:
+            until(lambda one=each: answers(f"{one.url}/health"), process)
         yield found
 
 

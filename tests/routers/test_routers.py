@@ -5,7 +5,7 @@ import asyncio
 import openai
 import pytest
 
-from tests.routers.fleet import MODEL, stand_ins
+from tests.routers.fleet import MODEL, stand_ins, three
 from tests.routers.routers import LITELLM, SGLANG, VLLM, each_of
 from tests.support.waiting import until
 
@@ -26,7 +26,7 @@ async def complete(url, prompts, **fields):
 
 @pytest.fixture(scope="module")
 def workers():
-    with stand_ins((), (), ()) as found:
+    with three() as found:
         yield found
 
 
@@ -91,7 +91,7 @@ def are_all_served(url):
 @pytest.mark.parametrize("router", each_of(SGLANG, VLLM))
 def test_cache_aware_routing_sends_a_prefix_where_it_is_cached(router, tmp_path):
     """Of three long prefixes, each with eight ends, all but the first of each are found in the cache."""
-    with stand_ins((), (), ()) as workers, router.in_front_of(workers, tmp_path, "--policy", "cache_aware") as url:
+    with three() as workers, router.in_front_of(workers, tmp_path, "--policy", "cache_aware") as url:
         for number in range(8):
             for prefix in ("alpha ", "beta ", "gamma "):
                 asyncio.run(complete(url, [prefix * 100 + f"{number}"]))
@@ -104,7 +104,7 @@ def test_cache_aware_routing_sends_a_prefix_where_it_is_cached(router, tmp_path)
 @pytest.mark.parametrize("router", each_of(SGLANG, VLLM))
 def test_round_robin_routing_finds_a_prefix_only_where_it_happens_to_be(router, tmp_path):
     """The counterpart of the test above: the first request of a prefix on each of three workers finds nothing."""
-    with stand_ins((), (), ()) as workers, router.in_front_of(workers, tmp_path, "--policy", "round_robin") as url:
+    with three() as workers, router.in_front_of(workers, tmp_path, "--policy", "round_robin") as url:
         for number in range(9):
             asyncio.run(complete(url, ["alpha " * 100 + f"{number}"]))
         assert [worker.num_hits for worker in workers] == [2 * (600 // 16 * 16)] * 3

@@ -11,6 +11,13 @@ import httpx
 from serving.engines.mock import EngineConfig
 from serving.stand_in.config import ApiConfig, StandInConfig
 from serving.stand_in.server import serve
+from serving.stand_in.vllm.app import VllmServer
+
+
+def client_of(server: VllmServer) -> httpx.AsyncClient:
+    """Return a client of a server that no socket is in front of."""
+    transport = httpx.ASGITransport(server.app)
+    return httpx.AsyncClient(transport=transport, base_url="http://here", timeout=30)
 
 
 @contextlib.asynccontextmanager

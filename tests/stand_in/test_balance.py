@@ -1,13 +1,14 @@
 """A data-parallel rank is chosen as vLLM's client chooses; `tests/real_engines/test_vllm_balance.py` asks that client."""
 
 import asyncio
-
-import pytest
+import contextlib
 
 from serving.engines.mock import EngineConfig
 from serving.stand_in.balance import Balance, Report
-from serving.stand_in.config import ApiConfig, RanksConfig
-from tests.stand_in.support import running
+from serving.stand_in.config import ApiConfig, RanksConfig, StandInConfig
+from serving.stand_in.server import stand_in
+from tests.stand_in.support import client_of, running
+from tests.support.waiting import until_async
 
 DETAILED = ApiConfig(enable_prompt_tokens_details=True)
 
@@ -71,18 +72,39 @@ def test_a_request_that_names_a_rank_goes_there_and_one_that_is_not_there_is_ref
     asyncio.run(talk())
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_an_idle_server_sets_no_timer(num_ranks):
+def test_ranks_are_followed_while_they_have_something_to_do():
     async def talk():
-        engine = EngineConfig(block_size=16, num_gpu_blocks=256, dp_size=num_ranks)
-        async with running(engine=engine, ranks=RanksConfig(size=num_ranks)) as client:
-            asked = {"model": "tiny", "prompt": "x" * 64, "max_tokens": 40}
-            await asyncio.gather(*(client.post("/v1/completions", json=asked) for _ in range(6)))
-            loop = asyncio.get_running_loop()
-            for _ in range(50):
-                if not any("_hear" in repr(timer) and not timer.cancelled() for timer in loop._scheduled):
-                    return
-                await asyncio.sleep(0.05)
-            raise AssertionError("ranks that have nothing to do are asked again and again")
+        async with of_ranks(2) as (workers, client):
+            assert not workers.is_following
+            answers = asyncio.create_task(asked_of(client))
+            await until_async(lambda: workers.is_following)
+            await answers
+            await until_async(lambda: not workers.is_following)
 
     asyncio.run(talk())
+
+
+def test_a_lone_rank_is_never_followed():
+    async def talk():
+        async with of_ranks(1) as (workers, client):
+            answers = asyncio.create_task(asked_of(client))
+            await until_async(lambda: workers.calls.num_streams)
+            assert not workers.is_following
+            await answers
+            assert not workers.is_following
+
+    asyncio.run(talk())
+
+
+@contextlib.asynccontextmanager
+async def of_ranks(num_ranks):
+    """Run a stand-in; yield what chooses between its ranks, and a client."""
+    engine = EngineConfig(block_size=16, num_gpu_blocks=256, dp_size=num_ranks)
+    config = StandInConfig(model="tiny", engine=engine, ranks=RanksConfig(size=num_ranks))
+    async with stand_in(config) as server, client_of(server) as client:
+        yield server.models.model.workers, client
+
+
+async def asked_of(client):
+    asked = {"model": "tiny", "prompt": "x" * 64, "max_tokens": 40}
+    return await asyncio.gather(*(client.post("/v1/completions", json=asked) for _ in range(6)))

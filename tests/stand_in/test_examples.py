@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tests.kubernetes.cluster import container, expanded, named, validate
-from tests.support.commands import BIN, dynabench, run
+from tests.support.commands import BIN, in_process, run
 
 FOLDER = Path(__file__).parents[2] / "examples" / "router_ci"
 COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text())["services"]
@@ -17,9 +17,7 @@ STAND_INS = [name for name in COMPOSE if name.startswith("vllm")]
 
 def settings(words):
     """Return what follows from a command line of the image."""
-    done = dynabench(*words, "--dry-run")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(in_process(*words, "--dry-run"))
 
 
 def test_the_compose_file_fits_its_schema():

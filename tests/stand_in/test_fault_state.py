@@ -17,6 +17,9 @@ class Server:
     def slow_down(self, factor):
         self.factors.append(factor)
 
+    def spoil_loads(self, spoil):
+        self.spoil = spoil
+
     def kill_engine(self, why):
         self.ends.append("engine_death")
 
@@ -82,9 +85,11 @@ def test_a_change_counts_anew_only_for_what_it_changes():
 
 def test_what_is_removed_does_not_come():
     async def do(faults):
+        assert faults.to_come == {"exit", "kill"}
         faults.change(faults.config.healed())
+        assert faults.to_come == set()
         faults.answered()
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0)
 
     server = with_faults(["exit=1", "kill=1ms", "slow=3"], do)
     assert (server.ends, server.factors) == ([], [3.0, 1.0])

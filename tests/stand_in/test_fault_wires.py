@@ -11,6 +11,7 @@ from serving.stand_in.faults.app import faulty
 from serving.stand_in.faults.events import FaultyWire
 from serving.stand_in.faults.state import Faults
 from serving.stand_in.faults.words import changed_faults, read_faults
+from tests.support.waiting import until_async
 
 
 def scraped(words, scrape, seed=0):
@@ -74,8 +75,8 @@ def test_scrapes_may_take_their_time():
     assert scraped(["metrics_delay=100ms"], scrape) >= 0.1
 
 
-def wired(*words, count=40, wait_s=0.0):
-    """Return which messages arrive, in their order, and the counts."""
+def wired(*words, count=40, num_awaited=0):
+    """Return which messages arrive, in their order, and the counts; wait for that many."""
 
     async def main():
         arrived, faults = [], Faults(read_faults(words))
@@ -83,7 +84,7 @@ def wired(*words, count=40, wait_s=0.0):
         for number in range(count):
             wire(number)
         at_once = list(arrived)
-        await asyncio.sleep(wait_s)
+        await until_async(lambda: len(arrived) >= num_awaited)
         wire.close()
         return at_once, arrived, faults.counts
 
@@ -104,7 +105,7 @@ def test_swapped_events_come_after_the_next():
 
 
 def test_late_events_keep_their_order():
-    at_once, arrived, _ = wired("kv_events_delay=0.5:1ms..20ms", wait_s=0.05)
+    at_once, arrived, _ = wired("kv_events_delay=0.5:1ms..20ms", num_awaited=40)
     assert len(at_once) < 40
     assert arrived == list(range(40))
 

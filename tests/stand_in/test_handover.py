@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 from dataclasses import replace
 
-import httpx
 import pytest
 
 from serving.engines.mock import EngineConfig
@@ -15,7 +14,7 @@ from serving.stand_in.faults.config import FaultConfig
 from serving.stand_in.server import stand_in
 from serving.transfer.config import TransferRunConfig
 from tests.stand_in.metric_facts import values
-from tests.stand_in.support import running
+from tests.stand_in.support import client_of, running
 from tests.stand_in.test_metrics import of_histogram, scraped
 from tests.support import proxies
 from tests.support.proxies import side_car, toy_proxy
@@ -186,10 +185,15 @@ def test_what_has_been_read_is_nowhere_and_the_request_fails_as_vllm_fails_it():
 @pytest.mark.parametrize(("policy", "status"), [("fail", 500), ("recompute", 200)])
 def test_after_its_lease_kv_is_gone_and_the_policy_decides(policy, status):
     async def talk():
-        engine = replace(ENGINE, kv_load_failure_policy=policy)
-        async with pair(engine=engine, lease=LeaseConfig(kv_lease_duration_s=0.05)) as (prefill, decode):
+        lease = LeaseConfig(kv_lease_duration_s=0.05)
+        config = StandInConfig(model="tiny", engine=ENGINE, transfer=SMALL, kv_handover=LOCAL, lease=lease)
+        async with (
+            stand_in(config) as server,
+            client_of(server) as prefill,
+            peer(engine=replace(ENGINE, kv_load_failure_policy=policy)) as decode,
+        ):
             given = (await prefill_of(prefill, request()))["kv_transfer_params"]
-            await asyncio.sleep(0.3)
+            await server.engine.released()
             late = await decode.post("/v1/completions", json=request(kv_transfer_params=given))
             assert late.status_code == status
             if status == 200:
@@ -318,11 +322,6 @@ def is_at_rest(load):
     transfers = load.kv_transfers
     busy = load.num_running, load.num_waiting, load.kv_active_blocks
     return not any((*busy, transfers.num_held, transfers.num_waiting, transfers.num_loading))
-
-
-def client_of(server):
-    transport = httpx.ASGITransport(server.app)
-    return httpx.AsyncClient(transport=transport, base_url="http://here", timeout=30)
 
 
 def test_each_rank_is_a_peer_of_its_own_with_its_number_in_name_and_port():

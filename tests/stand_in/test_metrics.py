@@ -6,9 +6,18 @@ import json
 import pytest
 
 from serving.engines.mock import EngineConfig, TimingConfig
-from serving.stand_in.config import ApiConfig, KvHandoverConfig, LogConfig, LoraConfig, LoraModule, RanksConfig
+from serving.stand_in.config import (
+    ApiConfig,
+    KvHandoverConfig,
+    LogConfig,
+    LoraConfig,
+    LoraModule,
+    RanksConfig,
+    StandInConfig,
+)
+from serving.stand_in.server import stand_in
 from tests.stand_in.metric_facts import facts, recorded, values
-from tests.stand_in.support import running
+from tests.stand_in.support import client_of, running
 from tests.support.waiting import in_time, until_async
 
 SMALL = EngineConfig(block_size=32, num_gpu_blocks=200, max_model_len=4096)
@@ -55,10 +64,10 @@ def series(counted, name, **labels):
     return counted[(f"vllm:{name}", *sorted(labels.items()))]
 
 
-async def until_shown(client, gauge, value):
-    """Wait until a gauge has a value; return all values then."""
+async def until_shown(client, name, value, **labels):
+    """Wait until a series has a value; return all values then."""
     async with in_time():
-        while series(counted := values(await scraped(client)), gauge) != value:
+        while series(counted := values(await scraped(client)), name, **labels) != value:
             await asyncio.sleep(0.005)
         return counted
 
@@ -265,14 +274,17 @@ def test_lines_about_throughput_are_logged_while_something_happens_and_once_more
     def lines():
         return [record.getMessage() for record in caplog.records if record.name.endswith("stats_log")]
 
-    async def ask(client):
-        await complete(client, "x" * 70, max_tokens=6)
-        await until_async(lambda: IDLE_LINE in lines())
-        for _ in range(50):  # there is no timer any more: no line follows, however long this takes
-            await asyncio.sleep(0.002)
+    async def main():
+        timing = TimingConfig(timing="constant", speedup_ratio=1000.0)
+        config = StandInConfig(model="tiny", engine=SMALL, logs=LogConfig(stats_interval_s=0.05), timing=timing)
+        async with stand_in(config) as server, client_of(server) as client:
+            await complete(client, "x" * 70, max_tokens=6)
+            assert server.metrics.stats_log.is_due
+            await until_async(lambda: IDLE_LINE in lines())
+            assert not server.metrics.stats_log.is_due
 
     with caplog.at_level("INFO", "serving.stand_in.vllm.metrics.stats_log"):
-        talk(ask, logs=LogConfig(stats_interval_s=0.05), timing=TimingConfig(timing="constant", speedup_ratio=1000.0))
+        asyncio.run(main())
     *busy, idle = lines()
     assert idle == IDLE_LINE
     assert IDLE_LINE not in busy

@@ -1,6 +1,5 @@
 """What a stand-in's metrics show of KV that comes from elsewhere: from another engine, or from host memory."""
 
-import asyncio
 import tempfile
 
 import pytest
@@ -15,12 +14,14 @@ from serving.worker.config import WorkerConfig
 from tests.engines.kv_world import FIRST, TOKEN, Pair
 from tests.engines.test_mocker_roles import Served
 from tests.stand_in.metric_facts import values
-from tests.stand_in.test_metrics import complete, of_histogram, scraped, series, talk
+from tests.stand_in.test_metrics import complete, of_histogram, scraped, series, talk, until_shown
 from tests.support.waiting import in_time, until_async
 
 FAST = TimingConfig(timing="constant", speedup_ratio=20.0)
 ENGINE = EngineConfig(block_size=4, num_gpu_blocks=100)
 PROMPT = list(range(1, 60))
+BLOCK_BYTES = 2 << 20
+"""Bytes of 16 tokens, of a model whose shape is not known."""
 
 
 @pytest.fixture
@@ -85,9 +86,11 @@ def test_a_prompt_that_host_memory_kept_is_external():
     engine = EngineConfig(block_size=16, num_gpu_blocks=14, max_model_len=200, num_host_blocks=64)
 
     async def ask(client):
-        for letter in "abca":  # each has 10 blocks, so that the first is evicted
+        for number, letter in enumerate("abc", start=1):  # each has 10 blocks, so that the first is evicted
             await complete(client, letter * 160, max_tokens=2)
-            await asyncio.sleep(0.05)
+            num_bytes = number * 10 * BLOCK_BYTES
+            await until_shown(client, "kv_offload_total_bytes_total", num_bytes, transfer_type="GPU_to_CPU")
+        await complete(client, "a" * 160, max_tokens=2)
         return values(await scraped(client))
 
     counted = talk(ask, engine=engine, timing=FAST)

@@ -1,8 +1,6 @@
 """Many stand-ins in a few processes."""
 
 import asyncio
-import os
-import socket
 from dataclasses import replace
 
 import httpx
@@ -11,6 +9,7 @@ import pytest
 from serving.engines.mock import EngineConfig
 from serving.stand_in.config import ApiConfig, HttpConfig, KvEventsConfig, KvHandoverConfig, StandInConfig
 from serving.stand_in.replicas import replicas_of, serve_replicas
+from tests.support.servers import consecutive_ports
 
 CONFIG = StandInConfig(
     model="tiny",
@@ -19,21 +18,9 @@ CONFIG = StandInConfig(
 )
 
 
-def free_ports(count):
-    """Return the first of so many ports that are free."""
-    while True:
-        first = 20_000 + int.from_bytes(os.urandom(2), "big") % 20_000
-        try:
-            for port in range(first, first + count):
-                socket.create_server(("127.0.0.1", port)).close()
-        except OSError:
-            continue
-        return first
-
-
 def served(count, num_processes):
     """Return what each of several replicas answers to two requests."""
-    first = free_ports(count)
+    first = consecutive_ports(count)[0]
 
     async def ask(client, port):
         url = f"http://127.0.0.1:{port}/v1/completions"

@@ -6,7 +6,9 @@ import pytest
 
 from serving.engines.mock import EngineConfig
 from serving.stand_in.config import ApiConfig
+from tests.stand_in.metric_facts import values
 from tests.stand_in.support import running
+from tests.support.waiting import in_time
 
 API = ApiConfig(enable_prompt_tokens_details=True)
 LONG = {"model": "tiny", "prompt": "x" * 64, "max_tokens": 3000}
@@ -32,9 +34,18 @@ async def begun(client, body=LONG, **headers):
     return answer
 
 
-async def is_waiting(answer):
-    done, _ = await asyncio.wait([answer], timeout=0.3)
-    return not done
+async def until_waiting(client):
+    """Wait until a request is in the engine and does not run."""
+    async with in_time():
+        while await queues(client) != (0, 1):
+            await asyncio.sleep(0.005)
+
+
+async def queues(client):
+    """Return how many requests run, and wait."""
+    counted = values((await client.get("/metrics")).text)
+    labels = ("engine", "0"), ("model_name", "tiny")
+    return counted["vllm:num_requests_running", *labels], counted["vllm:num_requests_waiting", *labels]
 
 
 def reason(answer):
@@ -72,13 +83,13 @@ def test_requests_that_come_meanwhile_wait_and_are_answered_later(begin, end):
     async def ask(client):
         await client.post(begin)
         answer = asyncio.create_task(client.post("/v1/completions", json=SHORT))
-        waits = await is_waiting(answer)
+        await until_waiting(client)
         states = (await client.get("/is_sleeping")).json(), (await client.get("/is_paused")).json()
         await client.post(end)
-        return waits, states, await answer, (await client.get("/is_sleeping")).json()
+        return states, await answer, (await client.get("/is_sleeping")).json()
 
-    waits, states, answer, after = in_development(ask)
-    assert waits and states == ({"is_sleeping": True}, {"is_paused": True})
+    states, answer, after = in_development(ask)
+    assert states == ({"is_sleeping": True}, {"is_paused": True})
     assert reason(answer) == "length" and after == {"is_sleeping": False}
 
 
@@ -86,12 +97,13 @@ def test_kept_requests_go_on_where_they_were():
     async def ask(client):
         answer = await begun(client, LONG | {"max_tokens": 400})
         await client.post("/pause", params={"mode": "keep", "clear_cache": "false"})
-        waits = await is_waiting(answer)
+        assert (await client.get("/is_paused")).json() == {"is_paused": True}
+        assert await queues(client) == (1, 0) and not answer.done()
         await client.post("/resume")
-        return waits, await answer
+        return await answer
 
-    waits, answer = in_development(ask)
-    assert waits and reason(answer) == "length"
+    answer = in_development(ask)
+    assert reason(answer) == "length"
     assert answer.json()["usage"]["completion_tokens"] == 400
 
 
@@ -165,7 +177,8 @@ def test_requests_are_aborted_by_the_ids_that_vllms_engine_has():
         answer = await begun(client, **{"x-request-id": "mine"})
         other = asyncio.create_task(client.post("/v1/completions", json=LONG | {"max_tokens": 200}))
         said = await client.post("/abort_requests", json={"request_ids": ["cmpl-mine", "cmpl-other-0"]})
-        waits = await is_waiting(answer)
+        await client.post("/v1/completions", json=SHORT)  # several steps later
+        waits = not answer.done()
         await client.post("/abort_requests", json={"request_ids": ["cmpl-mine-0"]})
         return said.json(), waits, reason(await answer), reason(await other)
 

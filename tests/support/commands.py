@@ -1,5 +1,7 @@
 """The commands of this project, run as a user runs them."""
 
+import contextlib
+import io
 import os
 import re
 import subprocess
@@ -16,6 +18,16 @@ PROGRESS = re.compile(r"^ *[\d.,]+ s  .*\n", re.MULTILINE)
 
 def dynabench(*arguments, **options):
     return run(sys.executable, "-m", "dynabench", *arguments, **options)
+
+
+def in_process(*words):
+    """Run a command of dynabench in this process; return what it prints, or raise what the program says in one line."""
+    from dynabench.cli.app import app
+
+    command, bound, _ = app.parse_args([*words], exit_on_error=False, print_error=False)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        command(*bound.args, **bound.kwargs)
+    return printed.getvalue()
 
 
 def dynamo_run(*arguments, **options):

@@ -24,6 +24,17 @@ def free_port():
             return port
 
 
+def consecutive_ports(count):
+    """Return ports that follow each other, free all of them."""
+    while True:
+        first = free_port()
+        ports = range(first, first + count)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in ports:
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return ports
+
+
 class Server:
     """A server process that can be stopped and started again on the same port with the same data."""
 

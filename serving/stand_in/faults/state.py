@@ -103,6 +103,11 @@ class Faults:
         self._timers.clear()
 
     @property
+    def to_come(self) -> set[str]:
+        """The faults that are still to come, after so many answers or so long."""
+        return self._due.keys() | self._timers.keys()
+
+    @property
     def is_ready(self) -> bool:
         """Whether the server has come up, as far as /health is concerned."""
         return self._ready_at is not None and (self._is_forced or self._loop.time() >= self._ready_at)

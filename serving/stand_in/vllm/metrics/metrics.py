@@ -53,8 +53,8 @@ class VllmMetrics:
         self._engine: Mocker | None = None
         bounds = {each.name: each.bounds for each in self._families if each.kind == "histogram" and not each.own}
         count, interval_s = config.engine.dp_size if config.logs.has_stats else 0, config.logs.stats_interval_s
-        self._stats_log = StatsLog(interval_s) if interval_s and count else None
-        self._recorders = [Recorder(Series(bounds), self._adapters, self._stats_log) for _ in range(count)]
+        self.stats_log = StatsLog(interval_s) if interval_s and count else None
+        self._recorders = [Recorder(Series(bounds), self._adapters, self.stats_log) for _ in range(count)]
 
     def observe(self, engine: Mocker) -> None:
         """Have the ranks of an engine observed; they do not run yet."""
@@ -64,15 +64,15 @@ class VllmMetrics:
     def follow(self) -> None:
         """Log lines about the engine, which runs now."""
         assert self._engine is not None
-        if self._stats_log is not None:
+        if self.stats_log is not None:
             ranks = zip(self._engine.ranks, self._recorders, strict=True)
             first = self._config.ranks.first
-            self._stats_log.follow({first + n: (rank, each.series) for n, (rank, each) in enumerate(ranks)})
+            self.stats_log.follow({first + n: (rank, each.series) for n, (rank, each) in enumerate(ranks)})
 
     def close(self) -> None:
         """Log nothing more."""
-        if self._stats_log is not None:
-            self._stats_log.close()
+        if self.stats_log is not None:
+            self.stats_log.close()
 
     def count_rejection(self, limit: str) -> None:
         """Count a request that is turned away because of a limit, by vLLM's name of it."""

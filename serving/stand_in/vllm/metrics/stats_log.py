@@ -97,6 +97,11 @@ class StatsLog:
         self._timer: asyncio.TimerHandle | None = None
         self._since_s = 0.0
 
+    @property
+    def is_due(self) -> bool:
+        """Whether there will be another line."""
+        return self._timer is not None
+
     def follow(self, engines: Mapping[int, tuple[MockEngine, Series]]) -> None:
         """Log these from now on, by their numbers."""
         self._engines = [EngineLog(number, rank, series) for number, (rank, series) in engines.items()]
