@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from serving.frontend.generation.choice import Choice
 
@@ -23,6 +23,16 @@ class AnswerSettings:
     """Whether the usage says how many tokens a chat's answer thought with."""
     text_of: Callable[[int], str]
     """Returns a token's text."""
+    on_search: "OnSearch"
+    """Called when an answer, or a piece of a stream, was searched for tool calls."""
+
+
+class OnSearch(Protocol):
+    """Counts searches for tool calls."""
+
+    def __call__(self, request_type: str, *, is_streamed: bool, has_called: bool) -> object:
+        """Count one, in an answer to a request of this type."""
+        ...
 
 
 def usage(num_prompt: int, num_output: int, *, num_reasoning: int | None) -> dict[str, Any]:
