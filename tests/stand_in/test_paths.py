@@ -148,6 +148,12 @@ def test_an_invocation_is_a_chat_if_there_are_messages_and_its_model_does_not_co
     assert (adapter.status_code, broken.status_code) == (404, 400)
 
 
+def test_an_invocation_may_be_as_large_as_a_chat():
+    large = [{"role": "user", "content": "a", "name": "b" * (1 << 20)}]
+    (answer,) = asked(("POST", "/invocations", {"json": {"messages": large, "max_tokens": 1}}))
+    assert answer.status_code == 200, answer.text
+
+
 def test_the_number_of_ranks_does_not_change():
     same, more, none, is_scaling = asked(
         ("POST", "/scale_elastic_ep", {"json": {"new_data_parallel_size": 1}}),

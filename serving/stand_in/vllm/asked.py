@@ -137,6 +137,10 @@ async def body_of(request: Request, wording: str = NOT_JSON) -> Any:
         body += chunk
         if len(body) > MAX_BYTES:
             raise RefusedError(413, "Request Entity Too Large", f"the body is larger than {MAX_BYTES} bytes")
+    return _decoded(body, wording)
+
+
+def _decoded(body: bytearray, wording: str) -> Any:
     try:
         return json.loads(body)
     except json.JSONDecodeError as error:
@@ -151,7 +155,19 @@ async def object_of(request: Request, wording: str = NOT_JSON) -> dict[str, Any]
     Raises:
         RefusedError: it is none.
     """
-    found = await body_of(request, wording)
+    return _object(await body_of(request, wording))
+
+
+def object_in(body: bytearray) -> dict[str, Any]:
+    """Return the object that a body is.
+
+    Raises:
+        RefusedError: it is none.
+    """
+    return _object(_decoded(body, NOT_JSON))
+
+
+def _object(found: Any) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RefusedError(400, "Bad Request", "Request body must be a JSON object")
     return found
