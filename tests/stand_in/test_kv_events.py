@@ -17,10 +17,11 @@ from serving.router.hashing import block_hashes, sequence_hashes
 from serving.runtime.messages import pack_u32
 from serving.runtime.server import Stream
 from serving.stand_in.config import KvEventsConfig, RanksConfig, StandInConfig
+from serving.stand_in.vllm.kv_events.endpoints import PublisherError, endpoint_of
 from serving.stand_in.vllm.kv_events.hashes import BlockHasher
 from serving.stand_in.vllm.kv_events.messages import AllBlocksCleared as Cleared
 from serving.stand_in.vllm.kv_events.messages import EventBatch
-from serving.stand_in.vllm.kv_events.publisher import Publisher, PublisherError, endpoint_of
+from serving.stand_in.vllm.kv_events.publisher import Publisher
 from serving.stand_in.vllm.kv_events.ranks import sinks_of
 from serving.worker.protocol import CacheScope, PreprocessedRequest, StopConditions
 from tests.stand_in.kv_subscriber import AllBlocksCleared, BlockRemoved, BlockStored, Subscriber

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from serving.engines.mock import EngineConfig
 from serving.stand_in.config import ApiConfig, HttpConfig, KvEventsConfig, LoraConfig, RanksConfig
 from tests.stand_in.support import running
 
@@ -111,10 +112,10 @@ def test_the_load_is_the_number_of_answers_in_progress_if_they_are_counted(track
 
 
 def test_kv_event_sources_are_the_endpoints_of_each_rank():
-    (answer,) = asked(
-        ("GET", "/kv_event_sources"), kv_events=KvEventsConfig(endpoint="inproc://events", replay_endpoint=None)
-    )
-    assert answer.json()["0"]["endpoint"] == "inproc://events_dp0"
+    events, engine = KvEventsConfig(endpoint="inproc://events"), EngineConfig(dp_size=2, num_gpu_blocks=64)
+    (answer,) = asked(("GET", "/kv_event_sources"), kv_events=events, engine=engine, ranks=RanksConfig(size=2))
+    endpoints = {rank: source["endpoint"] for rank, source in answer.json().items()}
+    assert endpoints == {"0": "inproc://events", "1": "inproc://events_dp1"}
     assert asked(("GET", "/kv_event_sources"))[0].json() == {}
 
 

@@ -22,8 +22,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from serving.frontend.http.listening import PortError
 from serving.stand_in.config import KvEventsConfig
+from serving.stand_in.vllm.kv_events.endpoints import PublisherError, endpoint_of
 from serving.stand_in.vllm.kv_events.messages import EventBatch
 
 log = logging.getLogger(__name__)
@@ -32,10 +32,6 @@ END = (-1).to_bytes(8, "big", signed=True)
 ANY_PORT = "tcp://*:0"
 REPLAYED_AT_ONCE = 64
 """Messages sent to a subscriber that asks before engines get another turn."""
-
-
-class PublisherError(PortError):
-    """An address cannot be used."""
 
 
 class Publisher:
@@ -108,22 +104,6 @@ class Publisher:
                     await asyncio.sleep(0)
                 await replies.send_multipart((client, b"", self._topic, number, payload))
             await replies.send_multipart((client, b"", b"", END, b""))
-
-
-def endpoint_of(endpoint: str, rank: int) -> str:
-    """Return the endpoint of a rank: its port follows those of the ranks before, and an inproc name ends with the rank.
-
-    Raises:
-        PublisherError: ranks cannot share such an endpoint.
-    """
-    if not rank:
-        return endpoint
-    if "inproc" in endpoint:
-        return f"{endpoint}_dp{rank}"
-    address, colon, port = endpoint.rpartition(":")
-    if "tcp" not in endpoint or not port.isdecimal():
-        raise PublisherError(f"the endpoint {endpoint!r} is of rank 0 only; expected tcp://HOST:PORT or inproc://NAME")
-    return f"{address}{colon}{int(port) + rank}" if int(port) else endpoint
 
 
 def _open(publisher: "zmq.Socket[bytes]", endpoint: str) -> str:
