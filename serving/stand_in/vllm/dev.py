@@ -10,7 +10,8 @@ from starlette.responses import Response
 
 from serving.engines.mock import Mocker
 from serving.stand_in.config import StandInConfig
-from serving.stand_in.vllm.asked import RefusedError, as_json, choice, flag, object_of
+from serving.stand_in.vllm.asked import as_json, choice, flag, object_of
+from serving.stand_in.vllm.errors import RefusedError
 from serving.stand_in.vllm.health import VERSION
 
 FORMATS = ("text", "json")

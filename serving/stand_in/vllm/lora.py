@@ -16,7 +16,8 @@ from serving.frontend.served_model import ServedModel
 from serving.model.adapter import Adapter
 from serving.stand_in.config import LoraConfig
 from serving.stand_in.served import OneModel
-from serving.stand_in.vllm.asked import RefusedError, fields_of, invalid
+from serving.stand_in.vllm.asked import fields_of, invalid
+from serving.stand_in.vllm.errors import RefusedError
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z")
 
