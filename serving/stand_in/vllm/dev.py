@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from serving.engines.mock import Mocker
 from serving.stand_in.config import StandInConfig
+from serving.stand_in.vllm.arguments import version
 from serving.stand_in.vllm.asked import as_json, choice, flag, object_of
 from serving.stand_in.vllm.errors import RefusedError
-from serving.stand_in.vllm.health import VERSION
 
 FORMATS = ("text", "json")
 
@@ -95,7 +95,7 @@ def _environment() -> dict[str, str]:
 
 def _system() -> dict[str, str]:
     return {
-        "vllm_version": VERSION,
+        "vllm_version": version(),
         "python_version": sys.version,
         "python_platform": platform.platform(),
         "os": platform.system(),

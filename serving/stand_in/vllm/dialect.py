@@ -15,12 +15,10 @@ from serving.frontend.prepared import Prepared
 from serving.frontend.served_model import ServedModel
 from serving.stand_in.config import StandInConfig
 from serving.stand_in.vllm.answers import VllmAnswer
+from serving.stand_in.vllm.arguments import version
 from serving.stand_in.vllm.errors import error_response, late, refused
 from serving.stand_in.vllm.parts import new_id
 from serving.stand_in.vllm.usage import AnswerSettings, OnSearch
-
-VERSION = "0.32.0"
-"""The version of vLLM that this follows."""
 
 RANK, PRIORITY, SESSION = "x-data-parallel-rank", "x-vllm-priority", "x-session-id"
 
@@ -69,7 +67,7 @@ def fingerprint_of(config: StandInConfig) -> str | None:
             return None
         case "custom":
             return api.fingerprint_value
-    parts = [f"vllm-{VERSION}"]
+    parts = [f"vllm-{version()}"]
     if api.fingerprint_mode == "full":
         sizes = {
             "tp": config.timing.tensor_parallel_size,

@@ -6,12 +6,10 @@ from starlette.responses import Response
 
 from serving.frontend.answering import Answering
 from serving.stand_in.config import KvEventsConfig, StandInConfig
+from serving.stand_in.vllm.arguments import version
 from serving.stand_in.vllm.asked import as_json, done
 from serving.stand_in.vllm.kv_events.endpoints import endpoint_of
 from serving.stand_in.vllm.metrics.metrics import VllmMetrics
-
-VERSION = "0.32.0"
-"""The version of vLLM that this follows."""
 
 
 class Health:
@@ -37,7 +35,7 @@ class Health:
 
     async def on_version(self, request: Request) -> Response:
         """GET /version."""
-        return as_json({"version": VERSION})
+        return as_json({"version": version()})
 
     async def on_metrics(self, request: Request) -> Response:
         """GET /metrics."""
