@@ -13,6 +13,7 @@ from serving.stand_in.config import StandInConfig
 from serving.stand_in.vllm.arguments import version
 from serving.stand_in.vllm.asked import as_json, choice, flag, object_of
 from serving.stand_in.vllm.errors import RefusedError
+from serving.stand_in.vllm.metrics.cache_config import num_gpu_blocks
 
 FORMATS = ("text", "json")
 
@@ -66,7 +67,7 @@ class Development:
             },
             "cache_config": {
                 "block_size": engine.block_size,
-                "num_gpu_blocks": self._engine.ranks[0].engine.scheduler.pool.num_blocks + 1,
+                "num_gpu_blocks": num_gpu_blocks(self._engine.ranks[0]),
                 "cache_dtype": given.get("kv_cache_dtype", "auto"),
                 "gpu_memory_utilization": given.get("gpu_memory_utilization"),
                 "enable_prefix_caching": engine.enable_prefix_caching,

@@ -11,6 +11,9 @@ from serving.stand_in.vllm.unmodelled import NOT_MODELLED, PROFILING, SCALE_OUT,
 
 GET, POST, DELETE, SHOW = "GET", "POST", "DELETE", "GET, HEAD"
 
+ANSWERS = (*HOT, "/invocations")
+"""Paths whose POST requests are for the engine."""
+
 
 def routes(rooms: Rooms) -> list[Route]:
     """Return every path that is there with these settings."""

@@ -8,7 +8,7 @@ from prometheus_client.core import Metric
 from serving.engines.mock import Mocker
 from serving.stand_in.config import StandInConfig
 from serving.stand_in.vllm.metrics.adapters import Adapters
-from serving.stand_in.vllm.metrics.cache_config import cache_config_labels
+from serving.stand_in.vllm.metrics.cache_config import cache_config_labels, num_gpu_blocks
 from serving.stand_in.vllm.metrics.exposition import Histograms, Values, exposition, metric_of
 from serving.stand_in.vllm.metrics.families import ADAPTERS, CACHE_CONFIG, ENGINE, LORA, TOOL_CALLS, Shown, families
 from serving.stand_in.vllm.metrics.http import HttpCounts
@@ -127,7 +127,7 @@ class VllmMetrics:
             labels = cache_config_labels(
                 self._config.given,
                 block_size=rank.config.block_size,
-                num_blocks=rank.engine.scheduler.pool.num_blocks + 1,
+                num_blocks=num_gpu_blocks(rank),
                 max_model_len=self._max_model_len,
                 enable_prefix_caching=rank.config.enable_prefix_caching,
             )
