@@ -23,6 +23,8 @@ OTHERS = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "`1` lets clients of `dynabench vllm` load and unload adapters.",
     "VLLM_API_KEY": "`dynabench vllm`: key that clients must send, if there is no `--api-key`.",
     "VLLM_CPU_KVCACHE_SPACE": "vLLM's size of the KV cache on a CPU (GiB); it wins over `--memory-fraction`.",
+    "VLLM_HOST_IP": "`dynabench vllm`: this host's address, for KV events at any free port (default: that of the way out).",
+    "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "`1`: `dynabench vllm` goes on after its engine died, as with `--fault engine_death`.",
     "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "`0`: KV events of `dynabench vllm` name blocks by all bytes of their hashes, not by 64 bits.",
     "VLLM_LOG_STATS_INTERVAL": "`dynabench vllm`: how often throughput and queues are logged (s; default: 10).",
     "VLLM_NIXL_SIDE_CHANNEL_HOST": "Address at which vLLM's workers, or stand-ins for them, ask each other for KV (default: 127.0.0.1; for stand-ins localhost).",

@@ -210,6 +210,9 @@ class KvEventsConfig:
     replay_endpoint: str | None = None
     """Where subscribers ask for events that they missed (none: nowhere)."""
 
+    host_ip: str = ""
+    """This host's address, for an endpoint at any free port (none: that of the way out). Environment: VLLM_HOST_IP."""
+
     buffer_steps: Whole = 10_000
     """Messages that are kept for them."""
 
@@ -327,6 +330,9 @@ class StandInConfig:
 
     admin: AdminConfig | None = None
     """Where faults are changed while it runs, if anywhere."""
+
+    outlives_engine: bool = False
+    """Whether it goes on after its engine died. Environment: VLLM_KEEP_ALIVE_ON_ENGINE_DEATH."""
 
     enable_sleep_mode: bool = False
     """Whether /sleep and /wake_up may free memory."""

@@ -103,7 +103,7 @@ async def stand_in(config: StandInConfig, faults: Faults | None = None) -> Async
         server = VllmServer(config, engine, OneModel(config.served_model_names, model), metrics, workers.calls)
         if faults is not None:
             server.app = faulty(server.app, faults, server.answering.dialect)
-            faults.connect(Victim(engine, workers.calls, faults.ending))
+            faults.connect(Victim(engine, workers.calls, faults.ending, outlives_engine=config.outlives_engine))
         yield server
 
 

@@ -411,11 +411,11 @@ def test_an_endpoint_without_a_port_cannot_be_shared_by_ranks(endpoint):
         endpoint_of(endpoint, 1)
 
 
-def test_any_port_is_one_at_this_hosts_own_address(monkeypatch):
-    monkeypatch.setenv("VLLM_HOST_IP", "127.0.0.1")
-
+def test_any_port_is_one_at_this_hosts_own_address():
     async def talk():
-        async with publishing({"endpoint": "tcp://*:0", "replay_endpoint": "tcp://*:0"}) as publisher:
+        async with publishing(
+            {"endpoint": "tcp://*:0", "replay_endpoint": "tcp://*:0", "host_ip": "127.0.0.1"}
+        ) as publisher:
             return publisher.endpoint, publisher.replay_endpoint
 
     for endpoint in asyncio.run(talk()):
