@@ -334,14 +334,11 @@ class StandInConfig:
     outlives_engine: bool = False
     """Whether it goes on after its engine died. Environment: VLLM_KEEP_ALIVE_ON_ENGINE_DEATH."""
 
-    enable_sleep_mode: bool = False
-    """Whether /sleep and /wake_up may free memory."""
-
     is_dev_mode: bool = False
     """Whether the routes for development are there. Environment: VLLM_SERVER_DEV_MODE."""
 
     seed: int = 0
-    """Seed of what is drawn, such as answers."""
+    """Seed of faults that have none of their own."""
 
     given: Mapping[str, Any] = field(default_factory=dict)
     """The arguments that differ from vLLM's defaults, by vLLM's names, as /server_info and the log show them."""

@@ -2,7 +2,7 @@
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -102,10 +102,6 @@ class FaultConfig:
     def healed(self) -> "FaultConfig":
         """Return settings with which nothing goes wrong from now on."""
         return FaultConfig(by=self.by, seed=self.seed)
-
-    def without_start(self) -> "FaultConfig":
-        """Return them without what only matters at the start."""
-        return replace(self, startup=0.0, unready=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

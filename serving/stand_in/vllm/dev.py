@@ -63,7 +63,7 @@ class Development:
                 "max_model_len": self._engine.traits.context_length,
                 "quantization": given.get("quantization"),
                 "seed": config.seed,
-                "enable_sleep_mode": config.enable_sleep_mode,
+                "enable_sleep_mode": given.get("enable_sleep_mode", False),
             },
             "cache_config": {
                 "block_size": engine.block_size,

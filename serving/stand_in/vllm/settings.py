@@ -77,7 +77,6 @@ def stand_in_config(
         lora=_lora(given, environment),
         kv_events=_kv_events(given, environment),
         kv_handover=kv.handover,
-        enable_sleep_mode=given.get("enable_sleep_mode", False),
         outlives_engine=environment.get("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH", "0") != "0",
         is_dev_mode=bool(_whole(environment, "VLLM_SERVER_DEV_MODE", 0)),
         seed=given.get("seed", 0),
