@@ -15,9 +15,10 @@ from serving.frontend.answers.answer import ChoiceEvents, Collected
 from serving.frontend.answers.splitting import AnswerParts
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.logprobs import TokenLogprob
+from serving.frontend.api.openai import CompletionRequest
 from serving.frontend.api.sse import event, unescape
 from serving.frontend.generation.choice import Choice
-from serving.frontend.prepared import Prompt
+from serving.frontend.prepared import Prepared, Prompt
 from serving.frontend.shape import Shape
 from serving.stand_in.vllm.errors import DONE, error_event
 from serving.stand_in.vllm.parts import VllmDeltas, message
@@ -165,7 +166,7 @@ class VllmAnswer:
 
     def _of_prompt(self, choice: Choice) -> list[TokenLogprob]:
         """Return the log-probabilities of a prompt that is repeated."""
-        return list(choice.prompt_logprobs or ()) if self.prepared.options.echo else []  # type: ignore[attr-defined]
+        return list(choice.prompt_logprobs or ()) if repeats_prompt(self.prepared) else []
 
     def _names(self, token: int) -> str:
         return self.settings.text_of(token)
@@ -252,7 +253,7 @@ class _TextEvents(_Events):
     def __init__(self, answer: VllmAnswer, index: int) -> None:
         super().__init__(answer, index)
         prepared = answer.prepared
-        is_echoed = not self.is_chat and bool(prepared.options.echo or prepared.vllm.is_only_echo)  # type: ignore[attr-defined]
+        is_echoed = not self.is_chat and (repeats_prompt(prepared) or prepared.vllm.is_only_echo)
         self._echo: str | None = answer.accepted.echo(index) if is_echoed else None
         self._is_plain = not (
             answer.has_usages or prepared.num_logprobs is not None or self.options.return_token_ids or is_echoed
@@ -378,6 +379,11 @@ class _PartEvents(_Events):
             num_reasoning=self._parts.num_reasoning if has_reasoning else None,
             **(self._final() if reason else {}),
         )
+
+
+def repeats_prompt(prepared: Prepared) -> bool:
+    """Return whether a completion begins with its prompt."""
+    return isinstance(prepared.options, CompletionRequest) and bool(prepared.options.echo)
 
 
 def stop_reason(choice: Choice) -> int | str | None:
