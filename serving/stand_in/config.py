@@ -351,3 +351,12 @@ class StandInConfig:
             raise ValueError(
                 f"{self.engine.dp_size} ranks from number {self.ranks.first} on are more than there are in all, {self.ranks.size}"
             )
+        if (names := self.faults.of_kv_events) and not self.publishes_events:
+            raise ValueError(
+                f"--fault {names[0]}: no KV events are published; expected --kv-events-config, and prefix caching"
+            )
+
+    @property
+    def publishes_events(self) -> bool:
+        """Whether KV events are published: without a prefix cache, there are none."""
+        return self.kv_events is not None and self.engine.enable_prefix_caching

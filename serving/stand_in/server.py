@@ -54,7 +54,8 @@ async def serve(
         ValueError: the settings do not determine an engine.
     """
     with listener or listener_of(config) as listener:
-        async with faults_of(config.faults, config.admin, stopping) as faults, stand_in(config, faults) as server:
+        wrong = faults_of(config.faults, config.admin, stopping, publishes_events=config.publishes_events)
+        async with wrong as faults, stand_in(config, faults) as server:
             serving = serve_http(
                 server.app,
                 server.answering,

@@ -11,6 +11,8 @@ from foundation.settings import Positive, Share, Wait, check
 from serving.frontend.config import Port
 from serving.stand_in.faults.values import Moment, Stall, Times
 
+OF_KV_EVENTS = ("kv_events_drop", "kv_events_delay", "kv_events_swap")
+
 ErrorStatus = Annotated[str, Meta(pattern=r"^[45]\d\d$")]
 
 
@@ -98,6 +100,11 @@ class FaultConfig:
     def is_empty(self) -> bool:
         """Whether nothing goes wrong."""
         return self == FaultConfig(by=self.by, seed=self.seed)
+
+    @property
+    def of_kv_events(self) -> list[str]:
+        """The faults that befall messages with KV events, by their names."""
+        return [name for name in OF_KV_EVENTS if getattr(self, name)]
 
     def healed(self) -> "FaultConfig":
         """Return settings with which nothing goes wrong from now on."""

@@ -19,7 +19,7 @@ from serving.stand_in.local import LocalCalls
 
 @contextlib.asynccontextmanager
 async def faults_of(
-    config: FaultConfig, admin: AdminConfig | None, stopping: asyncio.Event
+    config: FaultConfig, admin: AdminConfig | None, stopping: asyncio.Event, *, publishes_events: bool
 ) -> AsyncIterator[Faults | None]:
     """Yield the faults of a server once its port may be opened, or None if nothing can go wrong.
 
@@ -29,7 +29,7 @@ async def faults_of(
     if config.is_empty and admin is None:
         yield None
         return
-    faults = Faults(config)
+    faults = Faults(config, publishes_events=publishes_events)
     async with contextlib.AsyncExitStack() as closing:
         closing.callback(faults.close)
         following = asyncio.create_task(_follow(stopping, faults.ending))

@@ -18,12 +18,12 @@ from serving.frontend.api.logprobs import TokenLogprob
 from serving.frontend.api.openai import CompletionRequest
 from serving.frontend.api.sse import event, unescape
 from serving.frontend.generation.choice import Choice
-from serving.frontend.prepared import Prepared, Prompt
+from serving.frontend.prepared import Prepared
 from serving.frontend.shape import Shape
 from serving.stand_in.vllm.errors import DONE, error_event
-from serving.stand_in.vllm.parts import VllmDeltas, message
+from serving.stand_in.vllm.parts import VllmDeltas, ids_of, message
 from serving.stand_in.vllm.scores import Scores, prompt_logprobs, scores
-from serving.stand_in.vllm.usage import AnswerSettings, metrics, usage
+from serving.stand_in.vllm.usage import AnswerSettings, metrics, usage, without_none
 
 _encode = msgspec.json.encode
 
@@ -63,10 +63,10 @@ class VllmAnswer:
             return DONE
         found: dict[str, Any] = {
             "choices": [],
-            "usage": _without_none(self._usage()),
+            "usage": without_none(self._usage()),
             "system_fingerprint": self.settings.fingerprint,
         }
-        found["metrics"] = _without_none(self._metrics() or {}) or None
+        found["metrics"] = without_none(self._metrics() or {}) or None
         return event(self.head | {name: value for name, value in found.items() if value is not None}) + DONE
 
     def whole(self, choices: list[Collected]) -> bytes:
@@ -393,18 +393,3 @@ def stop_reason(choice: Choice) -> int | str | None:
     if choice.stop is not None:
         return choice.stop
     return None if choice.stop_token == choice.eos_token else choice.stop_token
-
-
-def ids_of(prompt: Prompt) -> list[int]:
-    """Return the token ids of a prompt."""
-    found: list[int] = prompt.tokens.tolist()
-    return found
-
-
-def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that are not null, at any depth."""
-    return {
-        name: _without_none(value) if isinstance(value, dict) else value
-        for name, value in fields.items()
-        if value is not None
-    }

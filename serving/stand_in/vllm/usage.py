@@ -62,3 +62,12 @@ def metrics(choice: Choice) -> dict[str, Any]:
         "tokens_per_second": count / inference_s if inference_s else None,
         "speculative_decoding": None,
     }
+
+
+def without_none(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that are not null, at any depth."""
+    return {
+        name: without_none(value) if isinstance(value, dict) else value
+        for name, value in fields.items()
+        if value is not None
+    }
