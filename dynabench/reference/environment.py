@@ -7,6 +7,7 @@ OTHERS = {
     "DYN_SERVICE_ACCOUNT_DIR": "In a cluster: folder with the token and certificates of the pod's service account (default: Kubernetes' own).",
     "DYN_SYSTEM_PORT": "Port at which a process answers `/live` and `/health`, for the probes of a cluster (default: none).",
     "DYN_TOKEN_ECHO_DELAY_MS": "Echo engines: pause before each token (ms, such as 10 or 0.5; default: 10).",
+    "DYNABENCH_ADMIN_TOKEN": "`dynabench vllm`: token that callers of `--admin-port` must send, if there is no `--admin-token`.",
     "DYNABENCH_COMPILE": "`1` while the package is installed: compile its cores. This needs a C compiler.",
     "DYNABENCH_KV_SECRET": "`dynabench vllm`: what stand-ins that hand KV to each other across hosts all know, at least 16 bytes.",
     "HF_HOME": "Where models from Hugging Face are kept (default: in your home folder).",

@@ -1,4 +1,4 @@
-"""Everything that one stand-in is told.
+"""The settings of one stand-in.
 
 The classes follow the parts that read them: HTTP (`HttpConfig`), requests and answers (`ApiConfig`), adapters
 (`LoraConfig`), KV events (`KvEventsConfig`), handover of KV (`KvHandoverConfig`), ranks (`RanksConfig`) and logs

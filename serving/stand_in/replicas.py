@@ -106,7 +106,7 @@ async def serve_replicas(configs: Sequence[StandInConfig], num_processes: int, s
     """Serve several stand-ins until the event is set.
 
     Args:
-        configs: what each is told.
+        configs: the settings of each.
         num_processes: how many processes they share; with one, they run in this one.
         stopping: set when the process is asked to end.
 

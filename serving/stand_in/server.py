@@ -43,7 +43,7 @@ async def serve(
     """Serve until the event is set; then let requests in progress finish, or end them.
 
     Args:
-        config: what the stand-in is told.
+        config: the settings of the stand-in.
         stopping: set when the process is asked to end.
         listener: where it listens (none: as `config` says).
         on_ready: called once it answers.
@@ -122,7 +122,7 @@ def _peers(config: StandInConfig) -> list[Peer]:
 
 
 def worker_config(config: StandInConfig) -> WorkerConfig:
-    """Return what the engine is told of its model."""
+    """Return the settings of the engine that concern its model."""
     return WorkerConfig(
         model_path=config.model_path,
         model_name=config.served_model_names[0],

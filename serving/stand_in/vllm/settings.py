@@ -1,4 +1,4 @@
-"""What a stand-in for `vllm serve` is told, made of vLLM's arguments, our own settings and the environment."""
+"""The settings of a stand-in for `vllm serve`, made of vLLM's arguments, our own settings and the environment."""
 
 import json
 from collections.abc import Mapping

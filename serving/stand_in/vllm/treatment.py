@@ -1,10 +1,10 @@
 """What a stand-in does with each argument of `vllm serve`, in one table.
 
-    modelled           it sets something here
-    harmless           it is accepted, changes nothing that is simulated, and is named once in the log
-    refused with --gpu  it would change step times or memory in a way that is not simulated: refused where --gpu predicts
-                       them; without --gpu, step times are no GPU's, and it is harmless
-    refused            it would change schedules, answers or routes in a way that is not simulated
+    modelled            it sets something here
+    harmless            it is accepted, changes nothing that is simulated, and is named once in the log
+    refused with --gpu  it would change step times or memory in a way that is not simulated: refused where --gpu
+                        predicts them; without --gpu, step times are no GPU's, and it is harmless
+    refused             it would change schedules, answers or routes in a way that is not simulated
 
 Only values that differ from vLLM's defaults are refused.
 """
