@@ -38,7 +38,7 @@ def predicted_ttft(tmp_path, costs, router):
                 await register_llm(ModelType.Backend, worker.endpoint(ADDRESS), "", "mock", step_costs=costs)
                 await worker.serve(ADDRESS, GeneratorService(generate))
                 model = await until_async(lambda: models.get("mock"))
-                core = model.routing.core
+                core = model.workers.core
                 (cost,) = core.peek(Prompt(5, PromptBlocks.of(())), 0.0).costs
                 await models.close()
                 return cost

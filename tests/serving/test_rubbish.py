@@ -84,7 +84,7 @@ async def check(config, key, value):
 
     def sees(models, count):
         model = models.get("mock")
-        return model is not None and model.routing.num_ranks == count
+        return model is not None and model.workers.num_ranks == count
 
     async def watch():
         runtime = await DistributedRuntime.connect(config)
