@@ -1,9 +1,12 @@
 """What every run of the tests should say, and how patient it is."""
 
 import os
+import runpy
+from pathlib import Path
 
 import httpx
 import hypothesis
+import pytest
 
 from tests.support.waiting import PATIENCE_S
 
@@ -14,6 +17,15 @@ vars(httpx._config.DEFAULT_TIMEOUT_CONFIG).update(httpx.Timeout(PATIENCE_S).as_d
 slow = [hypothesis.HealthCheck.too_slow]
 hypothesis.settings.register_profile("any machine", deadline=None, suppress_health_check=slow)
 hypothesis.settings.load_profile("any machine")
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory):
+    """A folder with a model of vLLM's shape that is small enough for any machine."""
+    made = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "tiny_model.py"))
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    made["make"](path)
+    return path
 
 
 def pytest_report_header():

@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import importlib.util
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -68,13 +67,8 @@ class Engine(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    specification = importlib.util.spec_from_file_location("tiny_model", ROOT / "examples" / "tiny_model.py")
-    tiny = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(tiny)
-    path = tmp_path_factory.mktemp("models") / "tiny"
-    tiny.make(path)
-    return path
+def folder(tiny_folder):
+    return tiny_folder
 
 
 @pytest.fixture(scope="session")

@@ -1,17 +1,13 @@
 """The metrics of a stand-in and of vLLM after the same requests: families, labels and buckets, and every count exactly."""
 
-import asyncio
-import socket
-import threading
-
 import httpx
 import pytest
 
 from serving.engines.mock import EngineConfig, TimingConfig
 from serving.stand_in.config import StandInConfig
-from serving.stand_in.server import serve
 from tests.real_engines.serving_vllm import until_ready, vllm_serve
 from tests.stand_in.metric_facts import facts, recorded, values
+from tests.support.stand_ins import served_in_thread
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(900)
@@ -51,15 +47,8 @@ def real(folder, tmp_path_factory):
 def stand_in(folder):
     timing = TimingConfig(timing="constant", speedup_ratio=20.0)
     config = StandInConfig(model="tiny", model_path=str(folder), engine=ENGINE, timing=timing)
-    listener = socket.create_server(("127.0.0.1", 0))
-    url = "http://{}:{}".format(*listener.getsockname())
-    loop, stopping = asyncio.new_event_loop(), asyncio.Event()
-    thread = threading.Thread(target=loop.run_until_complete, args=[serve(config, stopping, listener)])
-    thread.start()
-    with httpx.Client(base_url=url, timeout=240) as client:
+    with served_in_thread(config) as client:
         yield client
-    loop.call_soon_threadsafe(stopping.set)
-    thread.join()
 
 
 @pytest.fixture(scope="module")

@@ -1,17 +1,13 @@
 """The paths of a stand-in and of vLLM's server: the same are there, and the same calls get the same status."""
 
-import asyncio
-import socket
-import threading
-
 import httpx
 import pytest
 
 from serving.engines.mock import EngineConfig
 from serving.stand_in.config import ApiConfig, HttpConfig, LoraConfig, StandInConfig
-from serving.stand_in.server import serve
 from serving.stand_in.vllm.unmodelled import NOT_MODELLED, PROFILING, SCALE_OUT
 from tests.real_engines.serving_vllm import until_ready, vllm_serve
+from tests.support.stand_ins import served_in_thread
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -121,15 +117,8 @@ def stand_in(folder):
         lora=LoraConfig(may_change=True),
         is_dev_mode=True,
     )
-    listener = socket.create_server(("127.0.0.1", 0))
-    url = "http://{}:{}".format(*listener.getsockname())
-    loop, stopping = asyncio.new_event_loop(), asyncio.Event()
-    thread = threading.Thread(target=loop.run_until_complete, args=[serve(config, stopping, listener)])
-    thread.start()
-    with httpx.Client(base_url=url, timeout=240) as client:
+    with served_in_thread(config) as client:
         yield client
-    loop.call_soon_threadsafe(stopping.set)
-    thread.join()
 
 
 def described(client):

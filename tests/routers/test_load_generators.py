@@ -1,6 +1,5 @@
 """Load generators of others: they finish without an error, and count the tokens that the stand-in's metrics count."""
 
-import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -9,7 +8,6 @@ import pytest
 
 from tests.routers.fleet import MODEL, needs, run, stand_ins
 
-ROOT = Path(__file__).parents[2]
 BENCH = """
 from vllm.benchmarks.serve import add_cli_args, main
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -20,27 +18,17 @@ main(parser.parse_args())
 """`vllm bench serve`, which the package for CPUs cannot start under that name."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    specification = importlib.util.spec_from_file_location("tiny_model", ROOT / "examples" / "tiny_model.py")
-    tiny = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(tiny)
-    path = tmp_path_factory.mktemp("models") / "tiny"
-    tiny.make(path)
-    return path
-
-
 @pytest.fixture
-def worker(folder):
-    with stand_ins(("--served-model-name", MODEL), model=folder) as (found,):
+def worker(tiny_folder):
+    with stand_ins(("--served-model-name", MODEL), model=tiny_folder) as (found,):
         yield found
 
 
 @needs("vllm")
-def test_vllm_bench_serve(worker, folder, tmp_path):
+def test_vllm_bench_serve(worker, tiny_folder, tmp_path):
     run(
         *(Path(shutil.which("vllm")).with_name("python"), "-c", BENCH),
-        *("--backend", "openai", "--base-url", worker.url, "--model", MODEL, "--tokenizer", folder),
+        *("--backend", "openai", "--base-url", worker.url, "--model", MODEL, "--tokenizer", tiny_folder),
         *("--dataset-name", "random", "--random-input-len", 64, "--random-output-len", 16, "--ignore-eos"),
         *("--num-prompts", 20, "--max-concurrency", 4, "--ready-check-timeout-sec", 0),
         *("--save-result", "--result-dir", tmp_path, "--result-filename", "result.json"),
@@ -52,12 +40,12 @@ def test_vllm_bench_serve(worker, folder, tmp_path):
 
 
 @needs("guidellm")
-def test_guidellm(worker, folder, tmp_path):
+def test_guidellm(worker, tiny_folder, tmp_path):
     run(
         *("guidellm", "run", "--backend", f"kind=openai_http,target={worker.url},model={MODEL}"),
         *("--profile", "kind=concurrent,streams=4", "--constraint", "kind=max_requests,count=20"),
         *("--data", "kind=synthetic_text,prompt_tokens=64,output_tokens=16"),
-        *("--tokenizer", f"kind=hf_auto,model={folder}"),
+        *("--tokenizer", f"kind=hf_auto,model={tiny_folder}"),
         *("--output", f"kind=json,path={tmp_path / 'result.json'}", "--disable-console"),
     )
     (benchmark,) = json.loads((tmp_path / "result.json").read_text())["benchmarks"]
@@ -68,10 +56,10 @@ def test_guidellm(worker, folder, tmp_path):
 
 
 @needs("aiperf")
-def test_aiperf(worker, folder, tmp_path):
+def test_aiperf(worker, tiny_folder, tmp_path):
     run(
         *("aiperf", "profile", "--model", MODEL, "--url", worker.url, "--endpoint-type", "chat", "--streaming"),
-        *("--tokenizer", folder, "--isl", 64, "--osl", 16, "--extra-inputs", "ignore_eos:true"),
+        *("--tokenizer", tiny_folder, "--isl", 64, "--osl", 16, "--extra-inputs", "ignore_eos:true"),
         *("--request-count", 20, "--concurrency", 4, "--use-server-token-count"),
         *("--no-gpu-telemetry", "--ui", "none", "--output-artifact-dir", tmp_path),
     )

@@ -1,23 +1,14 @@
 """The stand-in answers as `vllm serve` did when its answers were recorded: `vllm_answers.json`, by tests/real_engines."""
 
-import asyncio
-import contextlib
-import importlib.util
-import socket
-import threading
-from pathlib import Path
-
-import httpx
 import pytest
 
 from serving.engines.mock import EngineConfig, TimingConfig
 from serving.stand_in.config import ApiConfig, HttpConfig, StandInConfig
-from serving.stand_in.server import serve
 from tests.stand_in import recorded
 from tests.stand_in.outlines import ask
 from tests.stand_in.vllm_cases import CASES, CONTEXT, DIFFERENT, DIFFERENT_IF_FULL, SERVERS, TEMPLATE
+from tests.support.stand_ins import served_in_thread
 
-ROOT = Path(__file__).parents[2]
 RECORDED = recorded.load()
 FULL = ApiConfig(
     enable_prompt_tokens_details=True,
@@ -39,43 +30,16 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    specification = importlib.util.spec_from_file_location("tiny_model", ROOT / "examples" / "tiny_model.py")
-    tiny = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(tiny)
-    path = tmp_path_factory.mktemp("models") / "tiny"
-    tiny.make(path)
-    return path
-
-
-@contextlib.contextmanager
-def client_of(config):
-    """Run a stand-in in a thread; give a client of it."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    url = "http://{}:{}".format(*listener.getsockname())
-    loop, stopping = asyncio.new_event_loop(), asyncio.Event()
-    thread = threading.Thread(target=loop.run_until_complete, args=[serve(config, stopping, listener)])
-    thread.start()
-    try:
-        with httpx.Client(base_url=url, timeout=30) as client:
-            yield client
-    finally:
-        loop.call_soon_threadsafe(stopping.set)
-        thread.join()
-        loop.close()
-
-
 @pytest.fixture(scope="module", params=SERVERS)
-def server(request, folder):
+def server(request, tiny_folder):
     policy = "priority" if request.param == "full" else "fcfs"
     engine = EngineConfig(
         block_size=32, num_gpu_blocks=200, max_num_seqs=16, max_model_len=CONTEXT, scheduling_policy=policy
     )
     timing = TimingConfig(speedup_ratio=50.0)
     own = SETTINGS[request.param]
-    config = StandInConfig(model=str(folder), model_path=str(folder), engine=engine, timing=timing, **own)
-    with client_of(config) as client:
+    config = StandInConfig(model=str(tiny_folder), model_path=str(tiny_folder), engine=engine, timing=timing, **own)
+    with served_in_thread(config) as client:
         yield request.param, client
 
 
