@@ -43,6 +43,9 @@ from serving.worker.protocol import PreprocessedRequest
 
 POLL_S = 0.02
 
+MAX_WAITING = 4096
+"""Most requests that may wait for a place in a rank's batch, unless a mocker is told otherwise."""
+
 TOOL_CALL_PARSER = "hermes"
 """The format in which a mocker calls tools, unless its model's is named."""
 
@@ -68,6 +71,7 @@ class Mocker:
         transfer: TransferRunConfig = TransferRunConfig(),  # noqa: B008
         lease: LeaseConfig = LeaseConfig(),  # noqa: B008
         max_loras: int | None = None,
+        max_waiting: int | None = MAX_WAITING,
         peers: Several[Peer] = (),
     ) -> None:
         """Determine the engine's step times and blocks; nothing runs yet.
@@ -80,6 +84,7 @@ class Mocker:
             transfer: how KV travels, if requests are shared with other workers.
             lease: how long a prefill worker keeps KV.
             max_loras: adapters that may run in one step (none: requests have none).
+            max_waiting: requests that may wait at a rank, which refuses more (None: any number, as in vLLM).
             peers: what each rank is to other instances, if clients send requests from one to another.
 
         Raises:
@@ -108,6 +113,7 @@ class Mocker:
         self._transfer = transfer
         self._lease = lease
         self._max_loras = max_loras
+        self._max_waiting = max_waiting
         self._peers = peers
         self._layout = layout_of(transfer, timing, block_size=config.block_size) if config.kv_role else None
         self._format = (
@@ -196,6 +202,7 @@ class Mocker:
                 self._simulated,
                 events=events[rank] if events else None,
                 author=self._author,
+                max_waiting=self._max_waiting,
                 handover=self._handovers[min(rank, len(self._handovers) - 1)] if self._handovers else None,
                 part_of=nixl_peer.part_of if self._peers else kv_params.part_of,
                 tiers=self._tiers[rank] if self._tiers else None,

@@ -17,7 +17,7 @@ from serving.engines.mock_embedding import DEFAULT_SIZE, embedding_of
 from serving.engines.mock_forms.errors import FormError
 from serving.engines.mock_forms.fit import choice_tokens, json_tokens, regex_tokens, usual_tokens
 from serving.engines.mock_forms.writer import Writer
-from serving.engines.mock_texts import source_of
+from serving.engines.mock_texts import Said, source_of
 from serving.engines.mock_words import allowed_words, bad_sequences, repetition_place, without
 from serving.model.constraints import NO_GRAMMAR
 from serving.model.files import ModelFiles
@@ -107,14 +107,16 @@ class Author:
         options = request.sampling_options
         seed = int(options.get("seed") or options.get("choice") or 0)
         limit = request.stop_conditions.max_tokens or most or len(tokens)
-        end = self._end(request, prompt, seed)
+        said = None if self._is_formed(request) else self._source.say(prompt, seed)
+        end = self._end(request, prompt, seed, said)
         length = limit if end is None else min(end, limit)
         formed = self._formed(request, prompt, seed, request.num_generated + length, request.num_generated + limit)
         if formed is not None:
             output = self._ended(request, formed[request.num_generated :], limit)
             end = None if len(output) == limit and request.stop_conditions.ignore_eos else len(output)
         else:
-            output = self._said(request, prompt, seed, length)
+            assert said is not None
+            output = self._text(request, prompt, seed, length, said)
         end = stop_place(request, output[:limit]) or end
         output = output[:limit][:end]
         if (pattern := options.get("repetition")) and (place := repetition_place(output, pattern)) is not None:
@@ -126,8 +128,10 @@ class Author:
         _refuse_sharing(request)
         return Plan(answer_tokens(tokens, 0, 0, 1, self.vocabulary), 1)
 
-    def _said(self, request: PreprocessedRequest, prompt: npt.NDArray[np.uint32], seed: int, length: int) -> list[int]:
-        """Return free text: of the words that the request allows, if it does not allow all.
+    def _text(
+        self, request: PreprocessedRequest, prompt: npt.NDArray[np.uint32], seed: int, length: int, said: Said
+    ) -> list[int]:
+        """Return free text: what is said, or of the words that the request allows, if it does not allow all.
 
         Raises:
             ValueError: it allows none.
@@ -135,17 +139,21 @@ class Author:
         options = request.sampling_options
         words = allowed_words(options, self.vocabulary)
         if words is self.vocabulary:
-            output = self._source.tokens(prompt, seed, request.num_generated, length)
+            output = said.tokens(request.num_generated, length)
         else:
             output = answer_tokens(prompt, seed, request.num_generated, length, words)
         bad = options.get("bad_words")
-        return without(output, bad_sequences(bad, self._tokenizer), words) if bad else output
+        if not bad:
+            return output
+        ordered = self.words if words is self.vocabulary else words.tolist()
+        return without(output, bad_sequences(bad, self._tokenizer), ordered)
 
-    def _end(self, request: PreprocessedRequest, prompt: npt.NDArray[np.uint32], seed: int) -> int | None:
+    def _end(
+        self, request: PreprocessedRequest, prompt: npt.NDArray[np.uint32], seed: int, said: Said | None
+    ) -> int | None:
         """Return the token at which free text ends, from 1; None if only its limit ends it."""
-        said = None if self._is_formed(request) else self._source.length(prompt, seed)
-        if said is not None:
-            return eos_place(request, said, is_all=True)
+        if said is not None and said.length is not None:
+            return eos_place(request, said.length, is_all=True)
         config = self._config
         length = drawn_length(prompt, seed, *config.lengths) if config.output_tokens else answer_length(prompt, seed)
         return eos_place(request, length, is_all=False)

@@ -116,10 +116,8 @@ class Live:
     def finish(self, **more: Any) -> None:
         """Make the next flush send the end as well."""
         sequence, load = self.sequence, self.load
-        cached = sequence.cached_tokens
-        if load is not None:
-            cached = self._cached_elsewhere(load, cached)
-        self.end = {"finish_reason": self.reason or sequence.finish_reason, "cached_tokens": cached, **more}
+        reason = self.reason or sequence.finish_reason
+        self.end = {"finish_reason": reason, "cached_tokens": self.num_cached, **more}
         if self.embedding is not None:
             self.end["embedding"] = self.embedding
         if self.has_tiers and load is None:
@@ -133,20 +131,23 @@ class Live:
 
     def abort(self) -> None:
         """Send what was made and the end: nobody wants the rest."""
-        cached = self.sequence.cached_tokens
-        self.end = {"finish_reason": "abort", "cached_tokens": cached, "times": self.times()}
+        self.end = {"finish_reason": "abort", "cached_tokens": self.num_cached, "times": self.times()}
         self.is_held = False
         self.flush()
 
-    def _cached_elsewhere(self, load: Load, here: int) -> int:
-        """Return how much of a prompt was found in a cache, if another worker computed it.
+    @property
+    def num_cached(self) -> int:
+        """How many tokens of its prompt were found in a cache: if another worker computed it, in that one's.
 
         A client that chose both workers need not pass on what the other one found: then all that was read counts, as in
         vLLM.
         """
+        load, here = self.load, self.sequence.cached_tokens
+        if load is None:
+            return here
         if load.num_cached_tokens is not None:
             return load.num_cached_tokens
-        if load.error is not None or load.kv is None:
+        if load.error is not None or load.kv is None or "transfer_end" not in load.times:
             return here
         return self.sequence.num_prompt if load.is_directed else load.kv.remote_prefill_cached_tokens
 

@@ -5,10 +5,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mocker import Engine
+from mocker import Engine, Sequence
+from mocker.batch import NOBODY
 from mocker.sequence import LOADING
-from mocker.step import StepLog
-from serving.engines.mock_live import Live
+from mocker.step import StepLog, StepOutput
+from serving.engines.mock_live import Live, live_of
 from serving.worker.protocol import PreprocessedRequest
 
 MANY_GAPS = 1 << 14
@@ -54,6 +55,53 @@ class Observer(Protocol):
     def on_left(self, live: Live, *, has_stopped: bool) -> None:
         """Nobody waits for the rest of an answer: because a stop string ended it, or the client hung up or had it aborted."""
         ...
+
+
+class Watch:
+    """Tells an observer what happens to the requests of one rank."""
+
+    def __init__(self, observer: Observer, engine: Engine) -> None:
+        self._observer = observer
+        self._engine = engine
+        self._has_lost = False  # a request that it had told of, since the last step
+
+    def begin(self, live: Live, request: PreprocessedRequest) -> None:
+        """Tell of a queued request, and of its client's leaving it."""
+        self._observer.on_queued(live, request)
+        drop = live.stream.on_cancel
+
+        def leave() -> None:
+            self._has_lost = True
+            self._observer.on_left(live, has_stopped=live.stream.has_stopped)
+            if drop is not None:
+                drop()
+
+        live.stream.on_cancel = leave
+
+    def abort(self, live: Live, *, is_asked: bool) -> None:
+        """Tell of a request that the engine ended, maybe because its client asked for that."""
+        self._has_lost = True
+        if is_asked:
+            self._observer.on_left(live, has_stopped=False)
+        else:
+            self._observer.on_aborted(live)
+
+    def report(self, decoded: list[Sequence], output: StepOutput) -> None:
+        """Tell of a step."""
+        if self._has_lost:
+            self._has_lost = False
+            decoded = [sequence for sequence in decoded if not live_of(sequence).stream.is_over]
+        if len(self._engine.log.starts_s) >= MANY_GAPS:
+            self._observer.on_gaps(take_gaps(self._engine))
+        ahead = self._engine.ahead
+        preempted = ahead.preempted if ahead is not None else NOBODY
+        self._observer.on_step(
+            output.end,
+            len(decoded),
+            [live_of(sequence) for sequence in output.sampled],
+            [live_of(sequence) for sequence in output.finished],
+            [live_of(sequence) for sequence in preempted if sequence in decoded or sequence in output.sampled],
+        )
 
 
 class Queues(NamedTuple):

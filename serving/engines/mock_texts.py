@@ -3,6 +3,8 @@
 Whatever it is, token `i` of an answer is a pure function of (prompt, seed, i), with the same file everywhere.
 """
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -20,18 +22,23 @@ MASK = 0xFFFF_FFFF_FFFF_FFFF
 PAIRS = ".jsonl"
 
 
+class Said(NamedTuple):
+    """What is said to a prompt."""
+
+    tokens: Callable[[int, int], list[int]]
+    """Returns so many tokens from one on; there is no end."""
+    length: int | None = None
+    """After how many tokens all is said; None if it can end anywhere."""
+
+
 class Source(Protocol):
-    """Says something to every prompt, without end."""
+    """Says something to every prompt."""
 
     is_quick: bool
     """Whether an event loop can wait for it."""
 
-    def tokens(self, prompt: Ids, seed: int, start: int, count: int) -> list[int]:
-        """Return tokens `start` to `start + count` of what is said to a prompt."""
-        ...
-
-    def length(self, prompt: Ids, seed: int) -> int | None:
-        """Return after how many tokens all is said; None if it can end anywhere."""
+    def say(self, prompt: Ids, seed: int) -> Said:
+        """Return what is said to a prompt."""
         ...
 
 
@@ -43,13 +50,9 @@ class Random:
     def __init__(self, vocabulary: Ids) -> None:
         self._vocabulary = vocabulary
 
-    def tokens(self, prompt: Ids, seed: int, start: int, count: int) -> list[int]:
+    def say(self, prompt: Ids, seed: int) -> Said:
         """See `Source`."""
-        return answer_tokens(prompt, seed, start, count, self._vocabulary)
-
-    def length(self, prompt: Ids, seed: int) -> int | None:
-        """See `Source`."""
-        return None
+        return Said(partial(answer_tokens, prompt, seed, vocabulary=self._vocabulary))
 
 
 class Echo:
@@ -57,13 +60,9 @@ class Echo:
 
     is_quick = True
 
-    def tokens(self, prompt: Ids, seed: int, start: int, count: int) -> list[int]:
+    def say(self, prompt: Ids, seed: int) -> Said:
         """See `Source`."""
-        return _around([prompt], start, count)
-
-    def length(self, prompt: Ids, seed: int) -> int | None:
-        """See `Source`."""
-        return len(prompt)
+        return Said(partial(_around, prompt), len(prompt))
 
 
 class Lines:
@@ -72,16 +71,13 @@ class Lines:
     is_quick = True
 
     def __init__(self, lines: list[Ids]) -> None:
-        self._lines = lines
+        self._text = np.concatenate(lines)
+        self._starts = np.cumsum([0, *map(len, lines[:-1])]).tolist()
 
-    def tokens(self, prompt: Ids, seed: int, start: int, count: int) -> list[int]:
+    def say(self, prompt: Ids, seed: int) -> Said:
         """See `Source`."""
-        first = xxh3_64_intdigest(prompt.tobytes(), (seed + 4) & MASK) % len(self._lines)
-        return _around(self._lines[first:] + self._lines[:first], start, count)
-
-    def length(self, prompt: Ids, seed: int) -> int | None:
-        """See `Source`."""
-        return None
+        first = self._starts[xxh3_64_intdigest(prompt.tobytes(), (seed + 4) & MASK) % len(self._starts)]
+        return Said(lambda start, count: _around(self._text, first + start, count))
 
 
 class Recorded:
@@ -94,13 +90,10 @@ class Recorded:
         self._exact = {prompt: place for place, (prompt, _) in enumerate(pairs)}
         self._tokenizer = tokenizer
 
-    def tokens(self, prompt: Ids, seed: int, start: int, count: int) -> list[int]:
+    def say(self, prompt: Ids, seed: int) -> Said:
         """See `Source`."""
-        return _around([self._answer(prompt, seed)], start, count)
-
-    def length(self, prompt: Ids, seed: int) -> int | None:
-        """See `Source`."""
-        return len(self._answer(prompt, seed))
+        answer = self._answer(prompt, seed)
+        return Said(partial(_around, answer), len(answer))
 
     def _answer(self, prompt: Ids, seed: int) -> Ids:
         """Return the answer to the whole prompt; else to what comes last in it (the longest if two end there)."""
@@ -154,9 +147,8 @@ def _pair(path: str, number: int, line: str, tokenizer: Tokenizer) -> tuple[str,
     return pair.prompt, tokenizer.encode(pair.answer, special=False)
 
 
-def _around(parts: list[Ids], start: int, count: int) -> list[int]:
-    """Return tokens `start` to `start + count` of parts that come again and again."""
-    whole = np.concatenate(parts) if len(parts) > 1 else parts[0]
+def _around(whole: Ids, start: int, count: int) -> list[int]:
+    """Return tokens `start` to `start + count` of a text that comes again and again."""
     if not len(whole):
         raise ValueError("the prompt is empty, and its echo would be, too; expected at least one token")
     found: list[int] = np.take(whole, np.arange(start, start + count), mode="wrap").tolist()

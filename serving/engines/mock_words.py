@@ -1,5 +1,6 @@
 """Which tokens a mocker's answer may have, and what ends it because it repeats itself: `sampling_options` of vLLM's kind."""
 
+from bisect import bisect
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,23 +24,45 @@ def bad_sequences(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int,
     return [tuple(tokenizer.encode(text, special=False).tolist()) for text in spelled if text.strip()]
 
 
-def without(output: list[int], banned: list[tuple[int, ...]], vocabulary: Tokens) -> list[int]:
-    """Return an answer in which no banned sequence is complete: instead of its last token comes another word.
+def without(output: list[int], banned: list[tuple[int, ...]], words: Sequence[int]) -> list[int]:
+    """Return an answer in which no banned sequence is complete: instead of its last token comes the next word.
+
+    Args:
+        output: the answer.
+        banned: what it may not have.
+        words: the words that it may have, in order.
 
     Raises:
         ValueError: there is no other.
     """
-    words = np.unique(vocabulary).tolist()
+    suspects = {sequence[-1] for sequence in banned}
     kept: list[int] = []
     for token in output:
-        place = words.index(token) if token in words else 0
-        choices = [token, *words[place + 1 :], *words[:place]]
-        allowed = (each for each in choices if not any(_completes(kept, each, sequence) for sequence in banned))
-        chosen = next(allowed, None)
-        if chosen is None:
-            raise ValueError("bad_words leave no token that the answer may have")
-        kept.append(chosen)
+        kept.append(_allowed(token, kept, banned, words) if token in suspects else token)
     return kept
+
+
+def _allowed(token: int, before: list[int], banned: list[tuple[int, ...]], words: Sequence[int]) -> int:
+    """Return a token, or if it would complete a banned sequence, the next word after it that does not."""
+    ends = {sequence[-1] for sequence in banned if _comes_next(before, sequence)}
+    return _other(token, ends, words) if token in ends else token
+
+
+def _comes_next(before: list[int], sequence: tuple[int, ...]) -> bool:
+    """Return whether only the last token of a sequence is missing."""
+    size = len(sequence) - 1
+    return size == 0 or tuple(before[-size:]) == sequence[:-1]
+
+
+def _other(token: int, ends: set[int], words: Sequence[int]) -> int:
+    """Return the first word after a token, and around, that is not one of these."""
+    place = bisect(words, token)
+    # Whatever the size of the vocabulary, one of so many words is allowed if any is.
+    for step in range(min(len(words), len(ends) + 1)):
+        word = words[(place + step) % len(words)]
+        if word not in ends:
+            return word
+    raise ValueError("bad_words leave no token that the answer may have")
 
 
 def repetition_place(output: list[int], pattern: Sequence[int]) -> int | None:
@@ -64,8 +87,3 @@ def _repeated(output: list[int], size: int, count: int) -> int | None:
         if run == size * (count - 1):
             return place + 1
     return None
-
-
-def _completes(before: list[int], token: int, sequence: tuple[int, ...]) -> bool:
-    size = len(sequence) - 1
-    return sequence[-1] == token and (size == 0 or tuple(before[-size:]) == sequence[:-1])

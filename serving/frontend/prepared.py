@@ -11,21 +11,19 @@ from serving.frontend.api.structure import Constraint
 from serving.frontend.api.vllm_options import NO_OPTIONS, VllmOptions
 from serving.frontend.shape import Shape
 from serving.model.tokenizer import Ids
-from serving.router.hashing import block_hashes, salt_hash, sequence_hashes
+from serving.router.hashing import block_hashes, sequence_hashes
 
 
 class Prompt:
     """A prompt in token ids, hashed once."""
 
-    def __init__(self, tokens: Ids, block_size: int, hashes: list[int] | None = None, *, salt: str = "") -> None:
+    def __init__(self, tokens: Ids, block_size: int, hashes: list[int] | None = None) -> None:
         if hashes is None:
-            hashes = sequence_hashes(block_hashes(tokens, block_size), salt_hash(salt))
+            hashes = sequence_hashes(block_hashes(tokens, block_size))
         self.tokens = tokens
         self.block_size = block_size
         self.hashes = hashes
         """Sequence hashes of its full blocks."""
-        self.salt = salt
-        """Only prompts with the same salt share cached blocks."""
 
 
 class Prepared(msgspec.Struct, kw_only=True, tag=True):

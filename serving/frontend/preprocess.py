@@ -135,7 +135,7 @@ def prepare(request: Request, model: TextModel) -> Prepared:
         shape=shape_of(request, use, wanted, encoded[0].text, model.card) if isinstance(request, ChatRequest) else None,
         constraint=honoured(combined(use, wanted), model.card),
         tools=use.tools if use is not None and not use.is_forced else None,
-        prompts=[Prompt(each.tokens, model.card.kv_cache_block_size, salt=request.vllm.cache_salt) for each in encoded],
+        prompts=[Prompt(each.tokens, model.card.kv_cache_block_size) for each in encoded],
         limits=[each.limit for each in encoded],
         has_own_limit=has_own_limit,
         echoes=echoes,

@@ -15,11 +15,6 @@ SEED = 1337
 _pair = struct.Struct("<QQ").pack
 
 
-def salt_hash(salt: str) -> int | None:
-    """Return the parent of the first blocks of prompts with this salt, which share blocks only with each other."""
-    return xxh3_64_intdigest(salt.encode(), SEED) if salt else None
-
-
 def block_hashes(tokens: Sequence[int] | npt.NDArray[np.uint32], block_size: int) -> list[int]:
     """Hash each full block of a token sequence; a partial tail has none."""
     data = memoryview(np.asarray(tokens, "<u4").tobytes())

@@ -85,6 +85,7 @@ async def stand_in(config: StandInConfig, faults: Faults | None = None) -> Async
         transfer=config.transfer,
         lease=config.lease,
         max_loras=None if config.lora is None else config.lora.max_loras,
+        max_waiting=None,
         peers=_peers(config),
     )
     async with contextlib.AsyncExitStack() as closing:

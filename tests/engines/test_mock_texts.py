@@ -57,6 +57,19 @@ def test_a_recorded_answer_goes_to_its_prompt_and_ends_with_stop(tmp_path):
     assert text(cut.output) == "Fine"
 
 
+def test_a_recorded_answer_is_looked_up_once(tmp_path):
+    class Counting(ByteTokenizer):
+        num_decoded = 0
+
+        def decode(self, tokens):
+            self.num_decoded += 1
+            return super().decode(tokens)
+
+    counting = Counting()
+    said = plan(asked(PROMPT, conditions=OPEN), author(pairs(tmp_path, ("How are you?", "Fine.")), counting))
+    assert (text(said.output), counting.num_decoded) == ("Fine.", 1)
+
+
 def test_in_a_chat_the_prompt_that_comes_last_counts_and_the_longest_of_those(tmp_path):
     path = pairs(tmp_path, ("are you?", "A"), ("How are you?", "B"), ("What?", "C"))
     chat = tuple(b"user: What? assistant: C user: How are you? assistant:")

@@ -102,7 +102,7 @@ async def of_stand_in(folder, waves, outputs, config):
         world = World(engine, subscriber)
         for wave in waves:
             if wave == "reset":
-                assert await engine.reset_prefix_cache()
+                assert await engine.control.reset_prefix_cache()
                 continue
             for request in wave:
                 salt = request["more"].get("cache_salt")

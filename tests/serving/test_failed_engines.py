@@ -50,7 +50,7 @@ class FailingMocker(Mocker):
         def fail(engine):
             raise MemoryError("no memory for this step")
 
-        self.ranks[0]._send = fail
+        self.ranks[0]._delivery.send = fail
         self.ranks[0].wake()
 
 

@@ -13,7 +13,9 @@ from serving.stand_in.config import ApiConfig, RanksConfig, StandInConfig
 from serving.stand_in.faults.config import FaultConfig
 from serving.stand_in.server import stand_in
 from serving.transfer.config import TransferRunConfig
+from tests.stand_in.metric_facts import values
 from tests.stand_in.support import client_of, running
+from tests.stand_in.test_metrics import of_histogram, scraped
 from tests.support import proxies
 from tests.support.proxies import side_car, toy_proxy
 from tests.support.waiting import until_async
@@ -124,6 +126,8 @@ def test_cached_tokens_are_those_that_the_instance_found_that_computed_the_promp
             del given["remote_prefill_cached_tokens"]  # a proxy may drop what it does not know
             third = await ask(decode, request(kv_transfer_params=given))
             assert [cached(each) for each in (first, second, third)] == [0, 96, 100]
+            counted = values(await scraped(decode))
+            assert of_histogram(counted, "request_prefill_kv_computed_tokens") == (3, 100 + 4 + 0)
 
     asyncio.run(talk())
 

@@ -117,7 +117,7 @@ def test_llm_ds_router_reads_every_message_and_its_index_is_what_is_cached(event
                 (id(chain), block) for chain, *span in w.engine.engine.scheduler.pool.cached() for block in range(*span)
             }
             before = await replayed(w.subscriber, 0)
-            await w.engine.reset_prefix_cache()
+            await w.engine.control.reset_prefix_cache()
             await w.ask(list(range(5)))
             return before, len(cached), await replayed(w.subscriber, len(before))
 

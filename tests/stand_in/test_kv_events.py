@@ -187,10 +187,10 @@ def test_a_reset_is_announced_with_the_next_step_and_refused_while_blocks_are_in
         async with world(events) as w:
             w.start(list(range(9)), max_tokens=100)
             await until_async(lambda: w.engine.load().num_running)
-            is_refused = not await w.engine.reset_prefix_cache()
+            is_refused = not await w.engine.control.reset_prefix_cache()
             await until_async(lambda: not w.engine.load().num_running)
             num_before = len(await w.subscriber.missed(0))
-            is_reset = await w.engine.reset_prefix_cache()
+            is_reset = await w.engine.control.reset_prefix_cache()
             num_idle = len(await w.subscriber.missed(0))
             await w.ask(list(range(9)))
             return is_refused, is_reset, num_idle - num_before, (await w.subscriber.missed(num_before))
@@ -208,7 +208,7 @@ def test_a_reset_may_preempt_what_runs_and_the_answer_stays_the_same(events):
             w.start(prompt, max_tokens=40)
             while w.num_items < 9:
                 await asyncio.sleep(0)
-            assert await w.engine.reset_prefix_cache(preempts_running=True)
+            assert await w.engine.control.reset_prefix_cache(preempts_running=True)
             await until_async(lambda: not w.engine.load().num_running)
             return await w.events()
 
@@ -229,7 +229,7 @@ def test_our_own_reader_of_vllms_events_knows_the_blocks(events):
     async def talk():
         async with world(events) as w:
             await w.ask(prompt)
-            await w.engine.reset_prefix_cache()
+            await w.engine.control.reset_prefix_cache()
             await w.ask(prompt)
             return [batch for *_, batch in await w.subscriber.missed(0)]
 

@@ -1,12 +1,18 @@
-"""Requests beyond the limits of the queue are turned away, and counted."""
+"""Requests beyond the limits of the queue are turned away, and counted; without limits, none is."""
 
 import asyncio
 from dataclasses import replace
 
+import msgspec
 import pytest
 
-from serving.engines.mock import TimingConfig
-from serving.stand_in.config import ApiConfig
+from serving.engines.mock import MAX_WAITING, EngineConfig, Mocker, TimingConfig
+from serving.model.files import ModelFiles
+from serving.runtime.server import Stream
+from serving.stand_in.config import ApiConfig, StandInConfig
+from serving.stand_in.server import stand_in
+from serving.worker.config import WorkerConfig
+from tests.serving.test_mock_engine import Reader, request
 from tests.stand_in.support import running
 from tests.support.waiting import in_time
 
@@ -52,3 +58,32 @@ def test_a_request_within_the_limits_is_answered():
     answer, counted = turned_away({"max_num_queued_reqs": 3, "max_num_queued_tokens": 41}, asked_for=2)
     assert answer.status_code == 200
     assert [line.rpartition(" ")[2] for line in counted] == ["0.0", "0.0"]
+
+
+def sent_at_once(engine, count):
+    """Send this many requests before the engine can begin with any; return how some of them ended."""
+    reader, asked = Reader(), msgspec.Raw(msgspec.msgpack.encode(request([1], 1)))
+    for number in range(count):
+        engine.service(asked, Stream(reader, number))
+    return [(number, end.kind) for number, end in reader.ends.items()]
+
+
+def test_without_limits_any_number_of_requests_may_wait():
+    async def send():
+        async with stand_in(StandInConfig(model="tiny", engine=EngineConfig(num_gpu_blocks=256))) as server:
+            return sent_at_once(server.engine, MAX_WAITING + 2)
+
+    assert asyncio.run(send()) == []
+
+
+def test_a_worker_refuses_requests_beyond_its_own_limit():
+    async def send(**limit):
+        engine = Mocker(WorkerConfig(), EngineConfig(num_gpu_blocks=256), **limit)
+        await engine.start(ModelFiles({}))
+        engine.run()
+        ends = sent_at_once(engine, 4)
+        await engine.close()
+        return ends
+
+    assert asyncio.run(send(max_waiting=2)) == [(2, "overloaded"), (3, "overloaded")]
+    assert asyncio.run(send()) == []

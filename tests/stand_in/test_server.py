@@ -22,6 +22,17 @@ def test_it_answers_completions_and_chats():
     assert chat["choices"][0]["message"]["role"] == "assistant"
 
 
+def test_a_long_prompt_which_another_process_reads_is_streamed_too():
+    async def ask():
+        async with running(engine=EngineConfig(block_size=16, num_gpu_blocks=8192)) as client:
+            asked = {"model": "tiny", "prompt": "x " * 50_000, "max_tokens": 3, "stream": True}
+            async with client.stream("POST", "/v1/completions", json=asked) as response:
+                return [line async for line in response.aiter_lines() if line]
+
+    lines = asyncio.run(ask())
+    assert (len(lines), lines[-1]) == (4, "data: [DONE]")
+
+
 def test_the_same_prompt_is_found_in_the_cache_by_the_scheduler():
     async def ask():
         async with running(api=DETAILS) as client:

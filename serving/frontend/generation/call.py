@@ -9,7 +9,6 @@ import numpy as np
 
 from serving.frontend.generation.output import Output
 from serving.frontend.prepared import Prompt
-from serving.model.adapter import Adapter
 from serving.routing.placement import Placement
 from serving.routing.workers import Workers
 from serving.runtime.connection import ReplyStream
@@ -41,8 +40,8 @@ class ChoiceRequest:
     """Whether an embedding of the prompt is wanted instead of an answer."""
     is_held: bool = False
     """Whether the call may last until the prompt's KV has been read."""
-    adapter: Adapter | None = None
-    """The adapter that the model is with, if it is with one."""
+    scope: CacheScope | None = None
+    """Whose cached KV it may share, None if everybody's; the prompt's own hashes do not name blocks of a scope."""
     num_choices: int = 1
     """How many answers the client wants to the prompt: this is one of them."""
     priority: int = 0
@@ -60,7 +59,7 @@ class ChoiceRequest:
             stop_after=None if end is None else max(end - len(tokens), 1),
         )
         known = np.concatenate([self.prompt.tokens, np.array(tokens, np.uint32)])
-        prompt = Prompt(known, self.prompt.block_size, salt=self.prompt.salt)
+        prompt = Prompt(known, self.prompt.block_size)
         return replace(self, prompt=prompt, conditions=conditions, num_generated=self.num_generated + len(tokens))
 
     def to_prefill(self, params: dict[str, Any]) -> "ChoiceRequest":
@@ -79,13 +78,6 @@ class ChoiceRequest:
         sampling = {name: value for name, value in self.sampling.items() if name != "prompt_logprobs"}
         return replace(self, sampling=sampling, kv_transfer_params=params)
 
-    def cache_scope(self) -> CacheScope | None:
-        """Return whose cached KV it may share, None if everybody's."""
-        salt, adapter = self.prompt.salt, self.adapter
-        if adapter is None:
-            return CacheScope(salt=salt) if salt else None
-        return CacheScope(salt=salt, lora_name=adapter.name, lora_id=adapter.id, lora_path=adapter.path)
-
     def packed(self, rank: int, *, is_refusable: bool) -> PreprocessedRequest:
         """Return the request as it travels to a worker."""
         return PreprocessedRequest(
@@ -102,7 +94,7 @@ class ChoiceRequest:
             is_refusable=is_refusable,
             kv_transfer_params=self.kv_transfer_params,
             is_held=self.is_held,
-            cache_scope=self.cache_scope(),
+            cache_scope=self.scope,
             session_id=self.session,
             num_choices=self.num_choices,
             priority=self.priority,

@@ -16,7 +16,8 @@ from serving.frontend.generation.text import Text
 from serving.frontend.prepared import Prepared, Prompt
 from serving.frontend.served_model import ServedModel
 from serving.life import Life
-from serving.worker.protocol import StopConditions
+from serving.model.adapter import Adapter
+from serving.worker.protocol import CacheScope, StopConditions
 
 
 class Choice:
@@ -224,10 +225,17 @@ def _request(
         kv_transfer_params=options.kv_transfer_params,
         can_continue=prepared.constraint is None or model.card.continues_constrained,
         tools=prepared.tools,
-        adapter=model.adapter,
+        scope=_scope(prepared.vllm.cache_salt, model.adapter),
         num_choices=prepared.options.n or 1,
         priority=prepared.vllm.priority,
     )
+
+
+def _scope(salt: str, adapter: Adapter | None) -> CacheScope | None:
+    """Return whose cached KV a request may share, None if everybody's."""
+    if adapter is None:
+        return CacheScope(salt=salt) if salt else None
+    return CacheScope(salt=salt, lora_name=adapter.name, lora_id=adapter.id, lora_path=adapter.path)
 
 
 def _start(

@@ -90,13 +90,13 @@ def framed(message: msgspec.Struct) -> bytes:
 
 def _pack(value: Any) -> Any:
     assert isinstance(value, Prompt)
-    return [value.tokens.astype("<u4").tobytes(), value.block_size, np.array(value.hashes, "<u8").tobytes(), value.salt]
+    return [value.tokens.astype("<u4").tobytes(), value.block_size, np.array(value.hashes, "<u8").tobytes()]
 
 
 def _unpack(type: type, value: Any) -> Any:
     assert type is Prompt
-    tokens, block_size, hashes, salt = value
-    return Prompt(np.frombuffer(tokens, "<u4"), block_size, np.frombuffer(hashes, "<u8").tolist(), salt=salt)
+    tokens, block_size, hashes = value
+    return Prompt(np.frombuffer(tokens, "<u4"), block_size, np.frombuffer(hashes, "<u8").tolist())
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=_pack).encode

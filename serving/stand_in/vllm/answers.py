@@ -155,7 +155,7 @@ class VllmAnswer:
 
     def _of_prompt(self, choice: Choice) -> list[TokenLogprob]:
         """Return the log-probabilities of a prompt that is repeated."""
-        return list(choice.prompt_logprobs or ()) if self.prepared.options.echo else []  # type: ignore[attr-defined]
+        return list(choice.prompt_logprobs or ()) if any(self.prepared.echoes) else []
 
     def _names(self, token: int) -> str:
         return self.settings.text_of(token)
@@ -242,10 +242,13 @@ class _TextEvents(_Events):
     def __init__(self, answer: VllmAnswer, index: int) -> None:
         super().__init__(answer, index)
         prepared = answer.prepared
-        is_echoed = not self.is_chat and bool(prepared.options.echo or prepared.vllm.is_only_echo)  # type: ignore[attr-defined]
-        self._echo: str | None = answer.accepted.echo(index) if is_echoed else None
+        echo = answer.accepted.echo(index)
+        self._echo = echo if not self.is_chat and (echo or prepared.vllm.is_only_echo) else None
         self._is_plain = not (
-            answer.has_usages or prepared.num_logprobs is not None or self.options.return_token_ids or is_echoed
+            answer.has_usages
+            or prepared.num_logprobs is not None
+            or self.options.return_token_ids
+            or self._echo is not None
         )
         self._has_begun = False
 

@@ -16,11 +16,13 @@ class Caches:
     async def reset_prefix(self, request: Request) -> Response:
         """POST /reset_prefix_cache: whether it is empty now; it is not while requests hold blocks."""
         preempts_running = flag(request, "reset_running_requests", False)
-        if flag(request, "reset_external", False) and self._engine.ranks[0].engine.host_memory is not None:
+        if flag(request, "reset_external", False) and self._engine.ranks[0].has_host_memory:
             message = "reset_external: the KV in tiers beyond the GPU cannot be reset in this stand-in; leave it out"
             raise RefusedError(501, "NotImplementedError", message)
         try:
-            results = [await rank.reset_prefix_cache(preempts_running=preempts_running) for rank in self._engine.ranks]
+            results = [
+                await rank.control.reset_prefix_cache(preempts_running=preempts_running) for rank in self._engine.ranks
+            ]
         except RuntimeError as error:
             message = f"Call to reset_prefix_cache method failed: {error}"
             raise RefusedError(500, "InternalServerError", message) from error

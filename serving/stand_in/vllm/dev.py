@@ -65,7 +65,7 @@ class Development:
             },
             "cache_config": {
                 "block_size": engine.block_size,
-                "num_gpu_blocks": self._engine.ranks[0].engine.scheduler.pool.num_blocks + 1,
+                "num_gpu_blocks": self._engine.ranks[0].num_blocks + 1,
                 "cache_dtype": given.get("kv_cache_dtype", "auto"),
                 "gpu_memory_utilization": given.get("gpu_memory_utilization"),
                 "enable_prefix_caching": engine.enable_prefix_caching,

@@ -31,10 +31,10 @@ class Progress:
 
     def _abort(self, ids: set[str] | None) -> int:
         """Abort the requests that clients gave these ids, or all; return how many there were."""
-        found = [(rank, live) for rank in self._engine.ranks for live in rank.lives()]
+        found = [(rank, live) for rank in self._engine.ranks for live in rank.control.lives()]
         found = [(rank, live) for rank, live in found if ids is None or live.request_id in ids]
         for rank, live in found:
-            rank.abort(live, is_asked=True)
+            rank.control.abort(live, is_asked=True)
         return len(found)
 
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serving.engines.mock import Mocker
-from serving.engines.mock_pause import PauseMode, pause, resume
+from serving.engines.mock_control import PauseMode
 from serving.stand_in.vllm.asked import RefusedError, as_json, choice, flag, whole
 from serving.stand_in.vllm.metrics.metrics import VllmMetrics
 
@@ -40,7 +40,7 @@ class Sleep:
     @property
     def is_paused(self) -> bool:
         """Whether new requests wait."""
-        return any(rank.engine.scheduler.pause is not None for rank in self._engine.ranks)
+        return any(rank.control.is_paused for rank in self._engine.ranks)
 
     @property
     def is_sleeping(self) -> bool:
@@ -81,7 +81,7 @@ class Sleep:
         if self._asleep:
             raise RefusedError(500, FAILED, f"{call}all memory must be resident, and {sorted(self._asleep)} sleep")
         for rank in self._engine.ranks:
-            await rank.reset_prefix_cache(preempts_running=True)
+            await rank.control.reset_prefix_cache(preempts_running=True)
         self._asleep = frozenset(("kv_cache",))
         self._metrics.sleep_level = 0
         return as_json({"status": "kv_cache_released"})
@@ -104,13 +104,13 @@ class Sleep:
     async def _pause(self, mode: PauseMode, *, clears_cache: bool) -> None:
         for rank in self._engine.ranks:
             try:
-                await pause(rank, mode, clears_cache=clears_cache)
+                await rank.control.pause(mode, clears_cache=clears_cache)
             except RuntimeError as error:
                 raise RefusedError(500, FAILED, f"the prefix cache cannot be reset: {error}") from error
 
     def _resume(self) -> None:
         for rank in self._engine.ranks:
-            resume(rank)
+            rank.control.resume()
 
 
 def _mode(request: Request) -> PauseMode:

@@ -127,7 +127,7 @@ class VllmMetrics:
             labels = cache_config_labels(
                 self._config.given,
                 block_size=rank.config.block_size,
-                num_blocks=rank.engine.scheduler.pool.num_blocks + 1,
+                num_blocks=rank.num_blocks + 1,
                 max_model_len=self._max_model_len,
                 enable_prefix_caching=rank.config.enable_prefix_caching,
             )

@@ -173,7 +173,7 @@ class Recorder:
         series.count("vllm:request_success", 1, reason)
         self._count_times(live, num_tokens)
         series.observe("vllm:request_num_preemptions", self._num_preemptions.get(live, 0))
-        series.observe("vllm:request_prefill_kv_computed_tokens", sequence.num_prompt - num_cached_of(live))
+        series.observe("vllm:request_prefill_kv_computed_tokens", sequence.num_prompt - live.num_cached)
         series.observe("vllm:request_prompt_tokens", sequence.num_prompt)
         series.observe("vllm:request_generation_tokens", num_tokens)
         if asked.max_tokens:
@@ -227,11 +227,3 @@ def sources_of(live: Live) -> tuple[int, int]:
         return sequence.cached_tokens, sequence.num_prompt - sequence.cached_tokens
     external = sequence.host_tokens + sequence.disk_tokens + sequence.store_tokens
     return sequence.cached_tokens - external, external
-
-
-def num_cached_of(live: Live) -> int:
-    """Return the cached tokens that vLLM reports of a request: if another engine computed the prompt, those found there."""
-    load = live.load
-    if load is not None and load.error is None and load.kv is not None:
-        return load.kv.remote_prefill_cached_tokens
-    return sum(sources_of(live))

@@ -24,7 +24,7 @@ def state_of(rank: MockEngine, *, has_connector: bool) -> Values:
 
 
 def _look_ups(rank: MockEngine, *, has_connector: bool) -> Values:
-    found, is_cached = rank.engine.scheduler.look_ups, rank.config.enable_prefix_caching
+    found, is_cached = rank.look_ups, rank.config.enable_prefix_caching
     values: dict[str, dict[tuple[str, ...], float]] = {
         "vllm:prefix_cache_queries": {(): found.num_tokens if is_cached else 0},
         "vllm:prefix_cache_hits": {(): found.num_hits},

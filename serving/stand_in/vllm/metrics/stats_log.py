@@ -37,7 +37,7 @@ class Totals(NamedTuple):
 
 def totals_of(rank: MockEngine, series: Series) -> Totals:
     """Return what an engine has counted."""
-    found = rank.engine.scheduler.look_ups
+    found = rank.look_ups
     return Totals(
         series.total("vllm:prompt_tokens_by_source", "local_compute"),
         series.total("vllm:generation_tokens"),
