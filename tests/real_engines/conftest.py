@@ -21,6 +21,7 @@ from tests.real_engines.serving_vllm import VLLM_FLAGS
 from tests.support import waiting
 from tests.support.stacks import in_background
 
+ROOT = Path(__file__).parents[2]
 ENGINE = os.environ.get("DYNABENCH_ENGINE", "")
 SGLANG_FLAGS = (
     "--device=cpu",
