@@ -15,20 +15,14 @@ from dynabench.deployment.description import Deployment, Pool
 from dynabench.live.stack import LocalStack
 from serving.frontend.config import FrontendConfig
 from serving.worker.config import WorkerConfig, flags_to_arguments
+from tests.real_engines import one_server
 from tests.real_engines.reference import Reference
+from tests.real_engines.serving_vllm import VLLM_FLAGS
 from tests.support import waiting
 from tests.support.stacks import in_background
 
+ROOT = Path(__file__).parents[2]
 ENGINE = os.environ.get("DYNABENCH_ENGINE", "")
-VLLM_FLAGS = (
-    "--dtype=float32",
-    "--enforce-eager",
-    "--num-gpu-blocks-override=200",
-    "--gpu-memory-utilization=0.2",
-    "--max-num-seqs=16",
-    "--block-size=32",
-    "--max-model-len=4096",
-)
 SGLANG_FLAGS = (
     "--device=cpu",
     "--attention-backend=torch_native",
@@ -74,6 +68,20 @@ def folder(tiny_folder):
 def engine(folder):
     model = folder.with_name("tiny.gguf") if ENGINE == "llamacpp" else folder
     return Engine(ENGINE, model, FLAGS[ENGINE], ENGINE == "mistralrs")
+
+
+@pytest.fixture(scope="session")
+def real_vllm(folder, tmp_path_factory):
+    """A client of vLLM's server, as `one_server` starts it."""
+    with one_server.vllm(folder, tmp_path_factory.mktemp("logs") / "log") as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def stand_in(folder):
+    """A client of a stand-in with the same settings."""
+    with one_server.stand_in(folder) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

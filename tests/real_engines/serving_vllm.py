@@ -8,9 +8,21 @@ import sys
 
 import httpx
 
-from tests.real_engines.conftest import VLLM_FLAGS
 from tests.support.servers import free_port
 from tests.support.waiting import until
+
+VLLM_FLAGS = (
+    "--dtype=float32",
+    "--enforce-eager",
+    "--num-gpu-blocks-override=200",
+    "--gpu-memory-utilization=0.2",
+    "--max-num-seqs=16",
+    "--block-size=32",
+    "--max-model-len=4096",
+)
+
+ONE_USE = httpx.Limits(max_keepalive_connections=0)
+"""vLLM closes some connections on which it has failed, without saying so."""
 
 START_S = 480.0
 """Patience with its start: on a busy machine it takes minutes."""

@@ -13,7 +13,8 @@ import httpx
 import openai
 import pytest
 
-from tests.real_engines.conftest import VLLM_FLAGS, running
+from tests.real_engines.conftest import running
+from tests.real_engines.serving_vllm import VLLM_FLAGS
 from tests.real_engines.test_engine import load
 from tests.support.processes import is_alive
 from tests.support.waiting import PATIENCE_S, until

@@ -5,7 +5,7 @@ import os
 import httpx
 import pytest
 
-from tests.real_engines.serving_vllm import until_ready, vllm_serve
+from tests.real_engines.serving_vllm import ONE_USE, until_ready, vllm_serve
 from tests.stand_in import recorded
 from tests.stand_in.outlines import ask
 from tests.stand_in.vllm_cases import CASES, CONTEXT, SERVERS
@@ -17,9 +17,6 @@ ATTEMPTS = 5
 
 VARYING = ("response: streamed", "message: streamed")
 """Cases whose text is sampled from all tokens: how many events it has depends on it."""
-
-ONE_USE = httpx.Limits(max_keepalive_connections=0)
-"""vLLM closes some connections on which it has failed, without saying so."""
 
 
 @pytest.fixture(scope="module", params=SERVERS)

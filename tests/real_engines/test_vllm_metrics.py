@@ -1,31 +1,12 @@
 """The metrics of a stand-in and of vLLM after the same requests: families, labels and buckets, and every count exactly."""
 
-import httpx
 import pytest
 
-from serving.engines.mock import EngineConfig, TimingConfig
-from serving.stand_in.config import StandInConfig
-from tests.real_engines.serving_vllm import until_ready, vllm_serve
 from tests.stand_in.metric_facts import facts, recorded, values
-from tests.support.stand_ins import served_in_thread
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(900)
 
-NUM_BLOCKS, BLOCK, LONGEST, BUDGET = 40, 32, 1024, 512
-FLAGS = (
-    f"--num-gpu-blocks-override={NUM_BLOCKS}",
-    f"--max-model-len={LONGEST}",
-    f"--max-num-batched-tokens={BUDGET}",
-)
-ENGINE = EngineConfig(
-    num_gpu_blocks=NUM_BLOCKS,
-    block_size=BLOCK,
-    max_model_len=LONGEST,
-    max_num_batched_tokens=BUDGET,
-    max_num_seqs=16,
-    async_scheduling=False,  # vLLM's CPU build does without
-)
 BY_TIMING = ("vllm:iteration_tokens_total",)
 """What depends on whether requests sent together come to the same step."""
 
@@ -35,25 +16,8 @@ FINISHED = ("request_success_total", "e2e_request_latency_seconds_count", "reque
 
 
 @pytest.fixture(scope="module")
-def real(folder, tmp_path_factory):
-    log = tmp_path_factory.mktemp("logs") / "log"
-    with vllm_serve(folder, log, *FLAGS) as (url, process):
-        until_ready(url, process, log)
-        with httpx.Client(base_url=url, timeout=240) as client:
-            yield client
-
-
-@pytest.fixture(scope="module")
-def stand_in(folder):
-    timing = TimingConfig(timing="constant", speedup_ratio=20.0)
-    config = StandInConfig(model="tiny", model_path=str(folder), engine=ENGINE, timing=timing)
-    with served_in_thread(config) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def both(real, stand_in):
-    return real, stand_in
+def both(real_vllm, stand_in):
+    return real_vllm, stand_in
 
 
 def scrape(client):

@@ -3,22 +3,10 @@
 import httpx
 import pytest
 
-from serving.engines.mock import EngineConfig
-from serving.stand_in.config import ApiConfig, HttpConfig, LoraConfig, StandInConfig
 from serving.stand_in.vllm.unmodelled import NOT_MODELLED, PROFILING, SCALE_OUT
-from tests.real_engines.serving_vllm import until_ready, vllm_serve
-from tests.support.stand_ins import served_in_thread
 
 pytestmark = pytest.mark.timeout(900)
 
-FLAGS = (
-    "--enable-lora",
-    "--num-gpu-blocks-override=200",
-    "--max-model-len=4096",
-    "--enable-tokenizer-info-endpoint",
-    "--enable-request-id-headers",
-)
-ENGINE = EngineConfig(num_gpu_blocks=200, block_size=32, max_model_len=4096, max_num_seqs=16)
 LORA_IDS = {"lora_name": "a", "lora_path": "org/nobody"}
 """What a stand-in takes at its word, and vLLM cannot download."""
 
@@ -93,48 +81,20 @@ SAME_BODY = ("/is_", "/pause", "/resume", "/sleep", "/wake_up", "/abort_requests
 """Starts of paths whose answers have the same body, too, if they are no refusals."""
 
 
-@pytest.fixture(scope="module")
-def real(folder, tmp_path_factory):
-    log = tmp_path_factory.mktemp("logs") / "log"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_SERVER_DEV_MODE", "1")
-        patch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        with vllm_serve(folder, log, *FLAGS) as (url, process):
-            until_ready(url, process, log)
-            with httpx.Client(base_url=url, timeout=240) as client:
-                yield client
-
-
-@pytest.fixture(scope="module")
-def stand_in(folder):
-    config = StandInConfig(
-        model="tiny",
-        model_path=str(folder),
-        engine=ENGINE,
-        http=HttpConfig(enable_request_id_headers=True),
-        api=ApiConfig(enable_tokenizer_info_endpoint=True),
-        lora=LoraConfig(may_change=True),
-        is_dev_mode=True,
-    )
-    with served_in_thread(config) as client:
-        yield client
-
-
 def described(client):
     """Return the paths of the schema with their methods."""
     paths = client.get("/openapi.json").json()["paths"]
     return {path: set(methods) for path, methods in paths.items()}
 
 
-def test_the_same_paths_are_described_with_the_same_methods(real, stand_in):
-    assert described(stand_in) == described(real)
+def test_the_same_paths_are_described_with_the_same_methods(real_vllm, stand_in):
+    assert described(stand_in) == described(real_vllm)
 
 
-def test_the_same_calls_get_the_same_status_and_headers(real, stand_in):
+def test_the_same_calls_get_the_same_status_and_headers(real_vllm, stand_in):
     differ = []
     for method, path, body in CALLS:
-        answers = [client.request(method, path, json=body) for client in (real, stand_in)]
+        answers = [client.request(method, path, json=body) for client in (real_vllm, stand_in)]
         seen = [(each.status_code, each.headers.get("allow"), each.headers.get("content-type")) for each in answers]
         if path.startswith(SAME_BODY) and answers[0].is_success:
             seen = [(*facts, each.json()) for facts, each in zip(seen, answers, strict=True)]
@@ -144,10 +104,10 @@ def test_the_same_calls_get_the_same_status_and_headers(real, stand_in):
     assert differ == []
 
 
-def test_errors_have_the_same_type_and_field(real, stand_in):
+def test_errors_have_the_same_type_and_field(real_vllm, stand_in):
     calls = [call for call in CALLS if call[0] == "POST"]
     for method, path, body in calls:
-        theirs, ours = (client.request(method, path, json=body) for client in (real, stand_in))
+        theirs, ours = (client.request(method, path, json=body) for client in (real_vllm, stand_in))
         if theirs.is_error and "error" in theirs.json():
             error, own = theirs.json()["error"], ours.json()["error"]
             assert [own[name] for name in ("type", "code", "param")] == [
@@ -155,14 +115,14 @@ def test_errors_have_the_same_type_and_field(real, stand_in):
             ], (path, body, error, own)
 
 
-def test_models_have_the_same_fields(real, stand_in):
-    theirs, ours = (client.get("/v1/models").json()["data"][0] for client in (real, stand_in))
+def test_models_have_the_same_fields(real_vllm, stand_in):
+    theirs, ours = (client.get("/v1/models").json()["data"][0] for client in (real_vllm, stand_in))
     assert list(ours) == list(theirs)
     assert {**ours["permission"][0], "id": "", "created": 0} == {**theirs["permission"][0], "id": "", "created": 0}
 
 
-def test_what_is_not_modelled_is_there_in_vllm(real, stand_in):
-    there = described(real)
+def test_what_is_not_modelled_is_there_in_vllm(real_vllm, stand_in):
+    there = described(real_vllm)
     for path in NOT_MODELLED:
         answer = stand_in.post(path, json={})
         if path in PROFILING:  # there only with a flag
@@ -171,14 +131,14 @@ def test_what_is_not_modelled_is_there_in_vllm(real, stand_in):
             assert answer.status_code == 501 and path in there
 
 
-def test_an_id_of_the_hub_is_taken_at_its_word(real, stand_in):
-    assert real.post("/v1/load_lora_adapter", json=LORA_IDS).status_code == 404
+def test_an_id_of_the_hub_is_taken_at_its_word(real_vllm, stand_in):
+    assert real_vllm.post("/v1/load_lora_adapter", json=LORA_IDS).status_code == 404
     assert stand_in.post("/v1/load_lora_adapter", json=LORA_IDS).status_code == 200
 
 
-def test_requests_end_or_wait_alike_when_the_engine_is_paused(real, stand_in):
+def test_requests_end_or_wait_alike_when_the_engine_is_paused(real_vllm, stand_in):
     def outcome(client):
-        body = {"model": "tiny", "prompt": "hello", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+        body = {"model": "tiny", "prompt": "hello", "max_tokens": 900, "ignore_eos": True, "stream": True}
         with client.stream("POST", "/v1/completions", json=body) as stream:
             lines = (line for line in stream.iter_lines() if line)
             next(lines)
@@ -190,4 +150,4 @@ def test_requests_end_or_wait_alike_when_the_engine_is_paused(real, stand_in):
         answer = client.post("/v1/completions", json=body | {"max_tokens": 1, "stream": False})
         return '"finish_reason":"abort"' in last, end, answer.status_code
 
-    assert outcome(real) == outcome(stand_in) == (True, "data: [DONE]", 200)
+    assert outcome(real_vllm) == outcome(stand_in) == (True, "data: [DONE]", 200)

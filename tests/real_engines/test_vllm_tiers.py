@@ -15,7 +15,7 @@ import pytest
 
 from serving.router.events import BlocksRemoved, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes
-from tests.real_engines.conftest import VLLM_FLAGS
+from tests.real_engines.serving_vllm import VLLM_FLAGS
 from tests.real_engines.test_vllm import tokens
 from tests.real_engines.test_vllm_apart import (
     BLOCK,
