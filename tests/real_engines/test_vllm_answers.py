@@ -1,4 +1,7 @@
-"""`vllm serve` still answers as recorded; with DYNABENCH_RECORD=1 its answers are recorded again, for tests/stand_in."""
+"""`vllm serve` still answers as recorded; with DYNABENCH_RECORD=1 its answers are recorded again, for tests/stand_in.
+
+A server takes minutes to start. Only the one with many flags is asked, unless all are recorded.
+"""
 
 import os
 
@@ -19,7 +22,7 @@ VARYING = ("response: streamed", "message: streamed")
 """Cases whose text is sampled from all tokens: how many events it has depends on it."""
 
 
-@pytest.fixture(scope="module", params=SERVERS)
+@pytest.fixture(scope="module", params=SERVERS if RECORD else ["full"])
 def server(request, folder, tmp_path_factory):
     log = tmp_path_factory.mktemp("logs") / request.param
     flags = (*SERVERS[request.param], f"--max-model-len={CONTEXT}")
