@@ -39,7 +39,7 @@ REFUSED = [
     "m --scheduling-policy x",
     "m --max-num-batched-tokens 1.5K",
     "m --kv-events-config.nothing 1",
-    "m --disable-log-requests",
+    "m --swap-space 4",
     "m --port",
     "m --max 1",
     "--served-model-name a",
