@@ -746,9 +746,10 @@ class Scheduler:
             return self.pool.reset()
         if self._has_fence and any(map(self._is_in_flight, self.running)):
             raise RuntimeError("a step in flight may still write blocks that a load could take: reset again later")
+        is_in_flight = self.num_ended < self.iteration  # not after a pause: then all that was computed is known
         while self.running:
             sequence = self.running[-1]
-            self._preempt(sequence, was_granted=False, is_dropped=bool(self._lag))
+            self._preempt(sequence, was_granted=False, is_dropped=is_in_flight)
             self._reset = [*self._reset, sequence]
         if not self.pool.reset():
             raise RuntimeError("blocks are in use for KV that is being transferred: reset again later")
