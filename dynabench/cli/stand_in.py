@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from typing import Annotated, Any
 
@@ -85,14 +84,14 @@ def vllm(
         wrong = faults or FaultFlags()
         config = replace(config, faults=wrong.faults(config.seed), admin=wrong.admin(os.environ))
         many = replicas or ReplicasConfig()
-        configs = replicas_of(config, many.replicas)
+        replicas_of(config, many.replicas)  # refuses those that would be at one place
     if dry_run:
         print(json.dumps(_shown(config), indent=2, default=str))
         return
     log.info(about_times(config.timing))
     if unused := without_effect(given, own):
         log.info(unused)
-    _serve(configs, many.num_processes)
+    _serve(config, many)
 
 
 def _own_flags() -> list[str]:
@@ -102,9 +101,9 @@ def _own_flags() -> list[str]:
     return [f"--{name.replace('_', '-')}" for name in (*names, "dry_run")]
 
 
-def _serve(configs: Sequence[StandInConfig], num_processes: int) -> None:
+def _serve(config: StandInConfig, many: ReplicasConfig) -> None:
     try:
-        run(lambda stopping: serve_replicas(configs, num_processes, stopping))
+        run(lambda stopping: serve_replicas(config, many.replicas, many.num_processes, stopping))
     except (ModelError, EngineError, RuntimeUnavailableError, TierError, GroupError) as error:
         raise UserError(str(error)) from error
 

@@ -7,7 +7,6 @@ n              P + n      E + n * ranks + r       S + n * ranks + r
 
 import asyncio
 import contextlib
-import dataclasses
 import itertools
 import json
 import logging
@@ -17,7 +16,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -112,25 +111,28 @@ def _further(endpoint: str, more: int) -> str:
     return f"{match['before']}{int(match['port']) + more}"
 
 
-async def serve_replicas(configs: Sequence[StandInConfig], num_processes: int, stopping: asyncio.Event) -> None:
+async def serve_replicas(config: StandInConfig, count: int, num_processes: int, stopping: asyncio.Event) -> None:
     """Serve several stand-ins until the event is set.
 
     Args:
-        configs: what each is told.
+        config: what they are told; they differ only in where they are reached.
+        count: how many there are.
         num_processes: how many processes they share; with one, they run in this one.
         stopping: set when the process is asked to end.
 
     Raises:
         PortError: a port cannot be used.
         GroupError: a process did not start.
-        ModelError, EngineError, ValueError: as `serve`, if there is one process.
+        ModelError, EngineError: as `serve`, if there is one process.
+        ValueError: as `serve`, or two replicas would be reached at one place.
     """
+    configs = replicas_of(config, count)
     with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(listener_of(config)) for config in configs]
+        listeners = [stack.enter_context(listener_of(each)) for each in configs]
         if num_processes == 1:
             await serve_here(configs, listeners, stopping)
         else:
-            await _serve_apart(configs, listeners, num_processes, stopping)
+            await _serve_apart(config, listeners, num_processes, stopping)
 
 
 async def serve_here(
@@ -167,14 +169,11 @@ async def serve_here(
 
 
 async def _serve_apart(
-    configs: Sequence[StandInConfig], listeners: Sequence[socket.socket], num_processes: int, stopping: asyncio.Event
+    config: StandInConfig, listeners: Sequence[socket.socket], num_processes: int, stopping: asyncio.Event
 ) -> None:
     writer = LogWriter(sys.stderr.fileno())
     ready: set[str] = set()
-    wanted = [
-        _program(number, configs[number::num_processes], listeners[number::num_processes])
-        for number in range(num_processes)
-    ]
+    descriptors = [listener.fileno() for listener in listeners]
 
     def on_event(event: Event) -> None:
         ready.add(event.name)
@@ -183,25 +182,35 @@ async def _serve_apart(
 
     try:
         async with Group(restart=True, say=writer.say, on_event=on_event) as group:
-            await group.start(*wanted)
+            await group.start(*programs_of(config, descriptors, num_processes))
             await group.wait(stopping)
-            await group.stop(max(config.http.shutdown_timeout_s for config in configs) + STOP_S)
+            await group.stop(config.http.shutdown_timeout_s + STOP_S)
     finally:
         writer.close()
 
 
-def _program(number: int, configs: Sequence[StandInConfig], listeners: Sequence[socket.socket]) -> Program:
-    descriptors = [listener.fileno() for listener in listeners]
-    settings: list[Any] = [[dataclasses.asdict(config) for config in configs], descriptors]
-    return Program(f"replicas-{number}", ["-m", "serving.stand_in"], settings, file_descriptors=tuple(descriptors))
+def programs_of(config: StandInConfig, descriptors: Sequence[int], num_processes: int) -> list[Program]:
+    """Return the processes that share the replicas, of which each has a descriptor of its listener.
+
+    They derive their settings: those of all replicas are more than Linux lets one process hand to another.
+    """
+    return [
+        Program(
+            f"replicas-{number}",
+            ["-m", "serving.stand_in"],
+            [config, list(range(number, len(descriptors), num_processes)), descriptors[number::num_processes]],
+            file_descriptors=tuple(descriptors[number::num_processes]),
+        )
+        for number in range(num_processes)
+    ]
 
 
 def run_here(settings: str) -> None:
     """Serve what a parent process wants of this one, given as JSON."""
-    parts, descriptors = json.loads(settings)
-    configs = msgspec.convert(parts, list[StandInConfig])
+    common, numbers, descriptors = json.loads(settings)
+    config = msgspec.convert(common, StandInConfig)
     listeners = [socket.socket(fileno=descriptor) for descriptor in descriptors]
-    run(lambda stopping: serve_here(configs, listeners, stopping))
+    run(lambda stopping: serve_here([_replica(config, number) for number in numbers], listeners, stopping))
 
 
 def _num_cores() -> int:

@@ -1,6 +1,8 @@
 """Many stand-ins in a few processes."""
 
 import asyncio
+import dataclasses
+import json
 import os
 import socket
 from dataclasses import replace
@@ -10,7 +12,7 @@ import pytest
 
 from serving.engines.mock import EngineConfig
 from serving.stand_in.config import ApiConfig, HttpConfig, KvEventsConfig, KvHandoverConfig, StandInConfig
-from serving.stand_in.replicas import replicas_of, serve_replicas
+from serving.stand_in.replicas import programs_of, replicas_of, serve_replicas
 
 CONFIG = StandInConfig(
     model="tiny",
@@ -49,7 +51,7 @@ def served(count, num_processes):
         stopping = asyncio.Event()
         api = ApiConfig(enable_prompt_tokens_details=True)
         config = replace(CONFIG, http=HttpConfig(host="127.0.0.1", port=first), api=api)
-        serving = asyncio.create_task(serve_replicas(replicas_of(config, count), num_processes, stopping))
+        serving = asyncio.create_task(serve_replicas(config, count, num_processes, stopping))
         try:
             async with httpx.AsyncClient(timeout=60) as client:
                 return [[await ask(client, port) for _ in range(2)] for port in range(first, first + count)]
@@ -64,6 +66,13 @@ def served(count, num_processes):
 def test_each_replica_has_a_port_and_a_cache_of_its_own(num_processes):
     for answers in served(3, num_processes):
         assert [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in answers] == [0, 48]
+
+
+def test_the_settings_of_many_replicas_fit_into_one_variable():
+    """128 KiB is the longest that Linux lets a process hand to another."""
+    for program in programs_of(CONFIG, range(3, 1027), 2):
+        config, *others = program.settings
+        assert len(json.dumps([dataclasses.asdict(config), *map(list, others)], default=str)) < 128 << 10
 
 
 def test_any_free_port_is_one_for_every_replica():
