@@ -7,7 +7,6 @@ n              P + n      E + n * ranks + r       S + n * ranks + r
 
 import asyncio
 import contextlib
-import itertools
 import json
 import logging
 import os
@@ -16,24 +15,37 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from foundation.settings import Count, check
+from serving.kv_tiers.tier import TierError
+from serving.model.errors import ModelError
+from serving.runtime.ports import RuntimeUnavailableError
 from serving.stand_in.config import KvEventsConfig, StandInConfig
+from serving.stand_in.ports import check_ports
 from serving.stand_in.server import listener_of, serve
 from serving.supervision.group import Event, Group, Program
 from serving.supervision.log_writer import LogWriter
 from serving.supervision.process import report_ready, run
+from serving.worker.engine import EngineError
 
 log = logging.getLogger(__name__)
+
+EXPECTED = (ModelError, EngineError, RuntimeUnavailableError, TierError, ValueError, OSError)
+"""What keeps a replica from starting that the user can mend."""
 
 STOP_S = 5.0
 """How much longer a process may take to end than its requests."""
 
 PORT = re.compile(r"(?P<before>.*:)(?P<port>\d+)\Z")
+
+
+class ReplicaError(RuntimeUnavailableError):
+    """A replica that does not start; the message names it and says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +85,7 @@ def replicas_of(config: StandInConfig, count: int) -> list[StandInConfig]:
         raise ValueError(
             f"port {config.http.port} leaves no room for {count} replicas; expected at most {65536 - count}"
         )
+    check_ports(config, count)
     return [_replica(config, number) for number in range(count)]
 
 
@@ -122,14 +135,17 @@ async def serve_replicas(config: StandInConfig, count: int, num_processes: int, 
 
     Raises:
         PortError: a port cannot be used.
+        ReplicaError: one of several does not start.
         GroupError: a process did not start.
-        ModelError, EngineError: as `serve`, if there is one process.
+        ModelError, EngineError: as `serve`, for one, or for the last that failed in one process.
         ValueError: as `serve`, or two replicas would be reached at one place.
     """
     configs = replicas_of(config, count)
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(listener_of(each)) for each in configs]
-        if num_processes == 1:
+        if count == 1:
+            await serve(config, stopping, listeners[0])
+        elif num_processes == 1:
             await serve_here(configs, listeners, stopping)
         else:
             await _serve_apart(config, listeners, num_processes, stopping)
@@ -138,34 +154,47 @@ async def serve_replicas(config: StandInConfig, count: int, num_processes: int, 
 async def serve_here(
     configs: Sequence[StandInConfig], listeners: Sequence[socket.socket], stopping: asyncio.Event
 ) -> None:
-    """Serve stand-ins in this process; one that fails leaves the others alone, unless it is the last.
+    """Serve stand-ins in this process; one that fails once it has started leaves the others alone, unless it is the last.
 
     Raises:
+        ReplicaError: one does not start.
         ModelError, EngineError, ValueError: as `serve`, for the last that failed.
     """
-    waiting = itertools.count(len(configs) - 1, -1)
+    waiting = {config.http.port for config in configs}
 
-    def on_ready() -> None:
-        if not next(waiting):
+    def on_ready(port: int) -> None:
+        waiting.discard(port)
+        if not waiting:
             report_ready()
 
-    serving = [
-        asyncio.create_task(serve(config, stopping, listener, on_ready), name=str(config.http.port))
+    serving = {
+        asyncio.create_task(serve(config, stopping, listener, partial(on_ready, config.http.port))): config.http.port
         for config, listener in zip(configs, listeners, strict=True)
-    ]
+    }
     running = set(serving)
     try:
         while running:
             done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
+                if (error := task.exception()) is not None and serving[task] in waiting:
+                    raise _not_started(serving[task], error)
                 if not running:
                     task.result()
-                elif (error := task.exception()) is not None:
-                    log.error("the replica on port %s has ended: %s", task.get_name(), error)
+                elif error is not None:
+                    log.error("the replica on port %d has ended: %s", serving[task], error)
     finally:
         for task in serving:
             task.cancel()
         await asyncio.gather(*serving, return_exceptions=True)
+
+
+def _not_started(port: int, error: BaseException) -> BaseException:
+    """Return the error of a replica that does not start, with its name unless it is an error of ours."""
+    if not isinstance(error, EXPECTED):
+        return error
+    named = ReplicaError(f"the replica on port {port} does not start: {error}")
+    named.__cause__ = error
+    return named
 
 
 async def _serve_apart(

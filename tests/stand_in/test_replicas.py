@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import re
 import socket
 from dataclasses import replace
 
@@ -12,7 +13,9 @@ import pytest
 
 from serving.engines.mock import EngineConfig
 from serving.stand_in.config import ApiConfig, HttpConfig, KvEventsConfig, KvHandoverConfig, StandInConfig
-from serving.stand_in.replicas import programs_of, replicas_of, serve_replicas
+from serving.stand_in.faults.config import AdminConfig
+from serving.stand_in.replicas import ReplicaError, programs_of, replicas_of, serve_replicas
+from serving.supervision.group import GroupError
 
 CONFIG = StandInConfig(
     model="tiny",
@@ -111,3 +114,38 @@ def test_whatever_has_a_port_gets_its_own_in_each_replica():
 def test_replicas_that_would_be_at_one_place_are_refused(http, words):
     with pytest.raises(ValueError, match=words):
         replicas_of(replace(CONFIG, http=http), 10)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"admin": AdminConfig(port=8009)}, "--port (8000 to 8009) and of --admin-port (8009 to 8018)"),
+        (
+            {"kv_events": KvEventsConfig(endpoint="tcp://*:5557", replay_endpoint="tcp://*:5558")},
+            "--kv-events-config.endpoint (5557 to 5566) and of --kv-events-config.replay_endpoint (5558 to 5567)",
+        ),
+        (
+            {"kv_handover": KvHandoverConfig(side_channel_port=7995)},
+            "--port (8000 to 8009) and of VLLM_NIXL_SIDE_CHANNEL_PORT (7995 to 8004)",
+        ),
+    ],
+)
+def test_ports_of_replicas_that_overlap_are_refused(settings, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        replicas_of(replace(CONFIG, http=HttpConfig(port=8000), **settings), 10)
+
+
+def test_one_port_at_two_addresses_is_two():
+    config = replace(CONFIG, http=HttpConfig(host="127.0.0.1", port=8000), admin=AdminConfig(host="::1", port=8000))
+    assert len(replicas_of(config, 3)) == 3
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_replicas_end_and_name_the_one_that_does_not_start(num_processes):
+    first = free_ports(5)
+    config = replace(
+        CONFIG, http=HttpConfig(host="127.0.0.1", port=first), admin=AdminConfig(host="127.0.0.1", port=first + 2)
+    )
+    words = f"the replica on port {first + 1} does not start: port {first + 3} on 127.0.0.1 cannot be used"
+    with socket.create_server(("127.0.0.1", first + 3)), pytest.raises((ReplicaError, GroupError), match=words):
+        asyncio.run(serve_replicas(config, 2, num_processes, asyncio.Event()))
