@@ -166,7 +166,7 @@ class ApiConfig:
         check_parsers(self.tool_call_parser, self.reasoning_parser)
         if self.enable_auto_tool_choice and not self.tool_call_parser:
             raise ValueError(
-                "enable_auto_tool_choice needs a tool_call_parser: the format in which the model calls tools"
+                "--enable-auto-tool-choice: expected --tool-call-parser with it, the format in which the model calls tools"
             )
 
 

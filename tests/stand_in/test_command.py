@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 
@@ -31,11 +32,35 @@ def test_what_is_wrong_is_said_in_one_line():
         (("--portt", "1"), "dynabench: --portt: unknown to vllm serve 0.32.0; did you mean --port?"),
         (("--gpuu", "h100"), "dynabench: --gpuu: unknown to vllm serve 0.32.0; did you mean --gpu?"),
         ((LLAMA, "-pp", "2"), "dynabench: --pipeline-parallel-size 2: engines with several stages are not simulated; "),
+        (
+            (LLAMA, "-tp", "3", "--gpu", "h100"),
+            f"dynabench: model {LLAMA}: 32 attention heads cannot be divided over --tensor",
+        ),
         (("--help=zzz",), "dynabench: --help=zzz: no group and no flag of vllm serve has this word; "),
     ):
         done = dynabench("vllm", *words)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert done.stderr.startswith(message)
+
+
+def test_what_keeps_it_from_starting_is_said_in_the_last_line_with_its_flag():
+    port = str(free_port())
+    taken = socket.create_server(("127.0.0.1", 0))
+    busy = ("--host", "127.0.0.1", "--port", str(taken.getsockname()[1]))
+    with taken:
+        for words, message in (
+            (
+                ("--port", port, "--enable-lora", "--lora-modules", "a=/nope"),
+                "dynabench: --lora-modules a=/nope: Loading",
+            ),
+            (("--port", port, "--ssl-certfile", "/nope"), "dynabench: --ssl-certfile /nope: expected a certificate"),
+            (busy, "dynabench: port "),
+        ):
+            done = dynabench("vllm", LLAMA, *words)
+            assert done.returncode == 2
+            assert done.stderr.splitlines()[-1].startswith(message)
+            assert "Traceback" not in done.stderr and "listening on" not in done.stderr
+    assert done.stderr.rstrip().endswith("choose another with --port")
 
 
 def test_the_help_leads_to_vllms_flags():
