@@ -220,7 +220,7 @@ class KvEventsConfig:
     """Messages that may wait to be published."""
 
     topic: str = ""
-    """Topic of the messages."""
+    """Topic of the messages; {replica} in it is the number of the replica, from 0 on."""
 
     hash_algorithm: HashAlgorithm = "sha256"
     """How blocks are named, as vLLM's --prefix-caching-hash-algo."""

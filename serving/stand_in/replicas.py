@@ -41,6 +41,9 @@ EXPECTED = (ModelError, EngineError, RuntimeUnavailableError, TierError, ValueEr
 STOP_S = 5.0
 """How much longer a process may take to end than its requests."""
 
+NUMBER = "{replica}"
+"""Stands for a replica's number in the topic of KV events, from which routers read who publishes."""
+
 PORT = re.compile(r"(?P<before>.*:)(?P<port>\d+)\Z")
 
 
@@ -90,10 +93,12 @@ def replicas_of(config: StandInConfig, count: int) -> list[StandInConfig]:
 
 
 def _replica(config: StandInConfig, number: int) -> StandInConfig:
-    if not number:
-        return config
-    more = number * config.engine.dp_size
     events, handover, admin = config.kv_events, config.kv_handover, config.admin
+    if events is not None and NUMBER in events.topic:
+        events = replace(events, topic=events.topic.replace(NUMBER, str(number)))
+    if not number:
+        return replace(config, kv_events=events)
+    more = number * config.engine.dp_size
     return replace(
         config,
         http=replace(config.http, port=config.http.port + number),
@@ -144,7 +149,7 @@ async def serve_replicas(config: StandInConfig, count: int, num_processes: int, 
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(listener_of(each)) for each in configs]
         if count == 1:
-            await serve(config, stopping, listeners[0])
+            await serve(configs[0], stopping, listeners[0])
         elif num_processes == 1:
             await serve_here(configs, listeners, stopping)
         else:

@@ -83,6 +83,12 @@ def test_any_free_port_is_one_for_every_replica():
     assert [each.kv_events.endpoint for each in replicas_of(config, 2)] == ["tcp://*:0"] * 2
 
 
+def test_the_topic_of_kv_events_may_have_the_number_of_the_replica():
+    config = replace(CONFIG, http=HttpConfig(port=8000), kv_events=KvEventsConfig(topic="kv@pod-{replica}@tiny"))
+    topics = [each.kv_events.topic for each in replicas_of(config, 3)]
+    assert topics == ["kv@pod-0@tiny", "kv@pod-1@tiny", "kv@pod-2@tiny"]
+
+
 def test_replicas_answer_the_same():
     texts = {answers[0]["choices"][0]["text"] for answers in served(2, 1)}
     assert len(texts) == 1
