@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from typing import Annotated, Any
 
@@ -19,7 +18,7 @@ from serving.stand_in.config import StandInConfig
 from serving.stand_in.faults.flags import FaultFlags
 from serving.stand_in.replicas import ReplicasConfig, replicas_of, serve_replicas
 from serving.stand_in.simulation import SimulationConfig
-from serving.stand_in.vllm.flags import parse
+from serving.stand_in.vllm.flags import in_flags, parse
 from serving.stand_in.vllm.help import help_of
 from serving.stand_in.vllm.settings import about_times, stand_in_config, without_effect
 from serving.supervision.group import GroupError
@@ -75,24 +74,27 @@ def vllm(
     with plain_errors():
         set_up(verbose)
         given = parse(words, beside=_own_flags())
-        config = stand_in_config(
-            given,
-            own,
-            environment=os.environ,
-            answers=answers or AnswerConfig(),
-            transfer=kv_transfer or TransferRunConfig(),
-        )
+        try:
+            config = stand_in_config(
+                given,
+                own,
+                environment=os.environ,
+                answers=answers or AnswerConfig(),
+                transfer=kv_transfer or TransferRunConfig(),
+            )
+        except ValueError as error:
+            raise ValueError(in_flags(str(error))) from error
         wrong = faults or FaultFlags()
         config = replace(config, faults=wrong.faults(config.seed), admin=wrong.admin(os.environ))
         many = replicas or ReplicasConfig()
-        configs = replicas_of(config, many.replicas)
+        replicas_of(config, many.replicas)  # refuses those that would be at one place
     if dry_run:
         print(json.dumps(_shown(config), indent=2, default=str))
         return
     log.info(about_times(config.timing))
     if unused := without_effect(given, own):
         log.info(unused)
-    _serve(configs, many.num_processes)
+    _serve(config, many)
 
 
 def _own_flags() -> list[str]:
@@ -102,10 +104,10 @@ def _own_flags() -> list[str]:
     return [f"--{name.replace('_', '-')}" for name in (*names, "dry_run")]
 
 
-def _serve(configs: Sequence[StandInConfig], num_processes: int) -> None:
+def _serve(config: StandInConfig, many: ReplicasConfig) -> None:
     try:
-        run(lambda stopping: serve_replicas(configs, num_processes, stopping))
-    except (ModelError, EngineError, RuntimeUnavailableError, TierError, GroupError) as error:
+        run(lambda stopping: serve_replicas(config, many.replicas, many.num_processes, stopping))
+    except (ModelError, EngineError, RuntimeUnavailableError, TierError, GroupError, ValueError) as error:
         raise UserError(str(error)) from error
 
 

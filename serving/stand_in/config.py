@@ -166,7 +166,7 @@ class ApiConfig:
         check_parsers(self.tool_call_parser, self.reasoning_parser)
         if self.enable_auto_tool_choice and not self.tool_call_parser:
             raise ValueError(
-                "enable_auto_tool_choice needs a tool_call_parser: the format in which the model calls tools"
+                "--enable-auto-tool-choice: expected --tool-call-parser with it, the format in which the model calls tools"
             )
 
 
@@ -223,7 +223,7 @@ class KvEventsConfig:
     """Messages that may wait to be published."""
 
     topic: str = ""
-    """Topic of the messages."""
+    """Topic of the messages; {replica} in it is the number of the replica, from 0 on."""
 
     hash_algorithm: HashAlgorithm = "sha256"
     """How blocks are named, as vLLM's --prefix-caching-hash-algo."""

@@ -7,8 +7,6 @@ n              P + n      E + n * ranks + r       S + n * ranks + r
 
 import asyncio
 import contextlib
-import dataclasses
-import itertools
 import json
 import logging
 import os
@@ -16,23 +14,39 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from foundation.settings import Count, check
+from serving.kv_tiers.tier import TierError
+from serving.model.errors import ModelError
+from serving.runtime.ports import RuntimeUnavailableError
 from serving.stand_in.config import KvEventsConfig, StandInConfig
+from serving.stand_in.ports import check_ports
 from serving.stand_in.server import listener_of, serve
 from serving.stand_in.vllm.kv_events.endpoints import endpoint_of_replica
 from serving.supervision.group import Event, Group, Program
 from serving.supervision.log_writer import LogWriter
 from serving.supervision.process import report_ready, run
+from serving.worker.engine import EngineError
 
 log = logging.getLogger(__name__)
 
+EXPECTED = (ModelError, EngineError, RuntimeUnavailableError, TierError, ValueError, OSError)
+"""What keeps a replica from starting that the user can mend."""
+
 STOP_S = 5.0
 """How much longer a process may take to end than its requests."""
+
+NUMBER = "{replica}"
+"""Stands for a replica's number in the topic of KV events, from which routers read who publishes."""
+
+
+class ReplicaError(RuntimeUnavailableError):
+    """A replica that does not start; the message names it and says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +86,17 @@ def replicas_of(config: StandInConfig, count: int) -> list[StandInConfig]:
         raise ValueError(
             f"port {config.http.port} leaves no room for {count} replicas; expected at most {65536 - count}"
         )
+    check_ports(config, count)
     return [_replica(config, number) for number in range(count)]
 
 
 def _replica(config: StandInConfig, number: int) -> StandInConfig:
-    if not number:
-        return config
-    more = number * config.engine.dp_size
     events, handover, admin = config.kv_events, config.kv_handover, config.admin
+    if events is not None and NUMBER in events.topic:
+        events = replace(events, topic=events.topic.replace(NUMBER, str(number)))
+    if not number:
+        return replace(config, kv_events=events)
+    more = number * config.engine.dp_size
     return replace(
         config,
         http=replace(config.http, port=config.http.port + number),
@@ -102,69 +119,85 @@ def _moved(events: KvEventsConfig, more: int) -> KvEventsConfig:
     )
 
 
-async def serve_replicas(configs: Sequence[StandInConfig], num_processes: int, stopping: asyncio.Event) -> None:
+async def serve_replicas(config: StandInConfig, count: int, num_processes: int, stopping: asyncio.Event) -> None:
     """Serve several stand-ins until the event is set.
 
     Args:
-        configs: the settings of each.
+        config: the settings of each; they differ only in where they are reached.
+        count: how many there are.
         num_processes: how many processes they share; with one, they run in this one.
         stopping: set when the process is asked to end.
 
     Raises:
         PortError: a port cannot be used.
+        ReplicaError: one of several does not start.
         GroupError: a process did not start.
-        ModelError, EngineError, ValueError: as `serve`, if there is one process.
+        ModelError, EngineError: as `serve`, for one, or for the last that failed in one process.
+        ValueError: as `serve`, or two replicas would be reached at one place.
     """
+    configs = replicas_of(config, count)
     with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(listener_of(config)) for config in configs]
-        if num_processes == 1:
+        listeners = [stack.enter_context(listener_of(each)) for each in configs]
+        if count == 1:
+            await serve(configs[0], stopping, listeners[0])
+        elif num_processes == 1:
             await serve_here(configs, listeners, stopping)
         else:
-            await _serve_apart(configs, listeners, num_processes, stopping)
+            await _serve_apart(config, listeners, num_processes, stopping)
 
 
 async def serve_here(
     configs: Sequence[StandInConfig], listeners: Sequence[socket.socket], stopping: asyncio.Event
 ) -> None:
-    """Serve stand-ins in this process; one that fails leaves the others alone, unless it is the last.
+    """Serve stand-ins in this process; one that fails once it has started leaves the others alone, unless it is the last.
 
     Raises:
+        ReplicaError: one does not start.
         ModelError, EngineError, ValueError: as `serve`, for the last that failed.
     """
-    waiting = itertools.count(len(configs) - 1, -1)
+    waiting = {config.http.port for config in configs}
 
-    def on_ready() -> None:
-        if not next(waiting):
+    def on_ready(port: int) -> None:
+        waiting.discard(port)
+        if not waiting:
             report_ready()
 
-    serving = [
-        asyncio.create_task(serve(config, stopping, listener, on_ready), name=str(config.http.port))
+    serving = {
+        asyncio.create_task(serve(config, stopping, listener, partial(on_ready, config.http.port))): config.http.port
         for config, listener in zip(configs, listeners, strict=True)
-    ]
+    }
     running = set(serving)
     try:
         while running:
             done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
+                if (error := task.exception()) is not None and serving[task] in waiting:
+                    raise _not_started(serving[task], error)
                 if not running:
                     task.result()
-                elif (error := task.exception()) is not None:
-                    log.error("the replica on port %s has ended: %s", task.get_name(), error)
+                elif error is not None:
+                    log.error("the replica on port %d has ended: %s", serving[task], error)
     finally:
         for task in serving:
             task.cancel()
         await asyncio.gather(*serving, return_exceptions=True)
 
 
+def _not_started(port: int, error: BaseException) -> BaseException:
+    """Return the error of a replica that does not start, with its name unless it is an error of ours."""
+    if not isinstance(error, EXPECTED):
+        return error
+    named = ReplicaError(f"the replica on port {port} does not start: {error}")
+    named.__cause__ = error
+    return named
+
+
 async def _serve_apart(
-    configs: Sequence[StandInConfig], listeners: Sequence[socket.socket], num_processes: int, stopping: asyncio.Event
+    config: StandInConfig, listeners: Sequence[socket.socket], num_processes: int, stopping: asyncio.Event
 ) -> None:
     writer = LogWriter(sys.stderr.fileno())
     ready: set[str] = set()
-    wanted = [
-        _program(number, configs[number::num_processes], listeners[number::num_processes])
-        for number in range(num_processes)
-    ]
+    descriptors = [listener.fileno() for listener in listeners]
 
     def on_event(event: Event) -> None:
         ready.add(event.name)
@@ -173,25 +206,35 @@ async def _serve_apart(
 
     try:
         async with Group(restart=True, say=writer.say, on_event=on_event) as group:
-            await group.start(*wanted)
+            await group.start(*programs_of(config, descriptors, num_processes))
             await group.wait(stopping)
-            await group.stop(max(config.http.shutdown_timeout_s for config in configs) + STOP_S)
+            await group.stop(config.http.shutdown_timeout_s + STOP_S)
     finally:
         writer.close()
 
 
-def _program(number: int, configs: Sequence[StandInConfig], listeners: Sequence[socket.socket]) -> Program:
-    descriptors = [listener.fileno() for listener in listeners]
-    settings: list[Any] = [[dataclasses.asdict(config) for config in configs], descriptors]
-    return Program(f"replicas-{number}", ["-m", "serving.stand_in"], settings, file_descriptors=tuple(descriptors))
+def programs_of(config: StandInConfig, descriptors: Sequence[int], num_processes: int) -> list[Program]:
+    """Return the processes that share the replicas, of which each has a descriptor of its listener.
+
+    They derive their settings: those of all replicas are more than Linux lets one process hand to another.
+    """
+    return [
+        Program(
+            f"replicas-{number}",
+            ["-m", "serving.stand_in"],
+            [config, list(range(number, len(descriptors), num_processes)), descriptors[number::num_processes]],
+            file_descriptors=tuple(descriptors[number::num_processes]),
+        )
+        for number in range(num_processes)
+    ]
 
 
 def run_here(settings: str) -> None:
     """Serve what a parent process wants of this one, given as JSON."""
-    parts, descriptors = json.loads(settings)
-    configs = msgspec.convert(parts, list[StandInConfig])
+    common, numbers, descriptors = json.loads(settings)
+    config = msgspec.convert(common, StandInConfig)
     listeners = [socket.socket(fileno=descriptor) for descriptor in descriptors]
-    run(lambda stopping: serve_here(configs, listeners, stopping))
+    run(lambda stopping: serve_here([_replica(config, number) for number in numbers], listeners, stopping))
 
 
 def _num_cores() -> int:

@@ -20,6 +20,7 @@ from serving.stand_in.faults.run import Victim, faults_of
 from serving.stand_in.faults.state import Faults
 from serving.stand_in.local import LocalWorkers
 from serving.stand_in.served import OneModel, served_model
+from serving.stand_in.tls import check_files
 from serving.stand_in.vllm.app import VllmServer
 from serving.stand_in.vllm.kv_events.ranks import sinks_of
 from serving.stand_in.vllm.metrics.metrics import VllmMetrics
@@ -51,9 +52,10 @@ async def serve(
     Raises:
         ModelError, EngineError: the model cannot be used.
         PortError: the port cannot be used.
-        ValueError: the settings do not determine an engine.
+        ValueError: the settings do not determine an engine, or a file of TLS cannot be used.
     """
     with listener or listener_of(config) as listener:
+        tls = _tls(config.http.tls)
         wrong = faults_of(config.faults, config.admin, stopping, publishes_events=config.publishes_events)
         async with wrong as faults, stand_in(config, faults) as server:
             serving = serve_http(
@@ -63,7 +65,7 @@ async def serve(
                 stopping if faults is None else faults.ending,
                 drain_s=config.http.shutdown_timeout_s,
                 write_timeout_s=WRITE_TIMEOUT_S,
-                tls=_tls(config.http.tls),
+                tls=tls,
                 on_ready=on_ready,
             )
             await _unless_failed(serving, server.engine)
@@ -140,12 +142,15 @@ def listener_of(config: StandInConfig) -> socket.socket:
         PortError: the port cannot be used.
     """
     http, backlog = config.http, None if config.faults.startup else BACKLOG
-    return listen_at(Path(http.uds), backlog) if http.uds else listen(http.host or ALL, http.port, backlog)
+    return (
+        listen_at(Path(http.uds), backlog) if http.uds else listen(http.host or ALL, http.port, backlog, flag="--port")
+    )
 
 
 def _tls(tls: TlsConfig | None) -> Mapping[str, Any] | None:
     if tls is None:
         return None
+    check_files(tls)
     settings = {
         "ssl_certfile": tls.certificate,
         "ssl_keyfile": tls.key or None,

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 
@@ -46,6 +47,26 @@ def test_what_is_wrong_is_said_in_one_line():
 def test_what_is_wrong_is_named_with_the_way_out(words, message):
     with pytest.raises(UserError, match=re.escape(message)):
         in_process("vllm", *words)
+
+
+def test_what_keeps_it_from_starting_is_said_in_the_last_line_with_its_flag():
+    port = str(free_port())
+    taken = socket.create_server(("127.0.0.1", 0))
+    busy = ("--host", "127.0.0.1", "--port", str(taken.getsockname()[1]))
+    with taken:
+        for words, message in (
+            (
+                ("--port", port, "--enable-lora", "--lora-modules", "a=/nope"),
+                "dynabench: --lora-modules a=/nope: Loading",
+            ),
+            (("--port", port, "--ssl-certfile", "/nope"), "dynabench: --ssl-certfile /nope: expected a certificate"),
+            (busy, "dynabench: port "),
+        ):
+            done = dynabench("vllm", LLAMA, *words)
+            assert done.returncode == 2
+            assert done.stderr.splitlines()[-1].startswith(message)
+            assert "Traceback" not in done.stderr and "listening on" not in done.stderr
+    assert done.stderr.rstrip().endswith("choose another with --port")
 
 
 def test_the_help_leads_to_vllms_flags():

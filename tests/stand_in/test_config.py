@@ -13,7 +13,7 @@ def test_a_stand_in_is_served_under_its_models_name_if_it_has_no_other():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ApiConfig(enable_auto_tool_choice=True), "needs a tool_call_parser"),
+        (lambda: ApiConfig(enable_auto_tool_choice=True), "expected --tool-call-parser"),
         (lambda: ApiConfig(tool_call_parser="nonsense"), "nonsense"),
         (lambda: LoraConfig(max_loras=0), "max_loras must be at least 1"),
         (lambda: StandInConfig(engine=EngineConfig(dp_size=2), ranks=RanksConfig(size=3, first=2)), "more than"),

@@ -71,7 +71,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(words, message):
 
 
 def test_an_admin_port_that_others_reach_needs_a_token():
-    with pytest.raises(ValueError, match=r"admin_host is 0\.0\.0\.0, which others can reach"):
+    with pytest.raises(ValueError, match=r"--admin-host 0\.0\.0\.0: others can reach"):
         AdminConfig(host="0.0.0.0")
     assert AdminConfig(host="0.0.0.0", token="secret").host == "0.0.0.0"
     assert "secret" not in repr(AdminConfig(token="secret"))

@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from serving.stand_in.vllm.arguments import arguments
-from serving.stand_in.vllm.flags import FORMER, differing, parse
+from serving.stand_in.vllm.flags import FORMER, differing, in_flags, parse
 
 
 @pytest.mark.parametrize(
@@ -71,13 +71,15 @@ def test_numbers_in_settings_may_have_suffixes_but_texts_keep_theirs():
         ("--scheduling-policy x", "--scheduling-policy x: expected one of fcfs, priority"),
         ("--kv-events-config 5", "--kv-events-config 5: expected a JSON object"),
         ("--kv-events-config.hwmm 5", "--kv-events-config.hwmm 5: unknown; expected some of enable_kv_cache_events, "),
-        ("--lora-modules a", "--lora-modules a: expected JSON"),
+        ("--lora-modules a", "--lora-modules a: expected NAME=PATH"),
         ("--port", "--port: expected one argument"),
         ("--kv-events-config.hwm", "--kv-events-config.hwm: expected a value"),
         ("--portt 1", "--portt: unknown to vllm serve 0.32.0; did you mean --port?"),
         ("--gpuu 1", "--gpuu: unknown to vllm serve 0.32.0; did you mean --gpu?"),
         ("--zzzzzz", "--zzzzzz: unknown to vllm serve 0.32.0; dynabench vllm --help=WORD searches them"),
         ("--swap-space 4", "has it no more; use --kv-offloading-size for KV in host memory"),
+        ("serve m", "serve: leave it out"),
+        ("--use-v2-block-manager", "has it no more; leave it out"),
         ("m n", "n: there is no place for this; vllm serve takes one model, and flags"),
         ("m --model n", "--model n: expected one model, and m is there, too"),
         ("--served-model-name a", "--served-model-name a: expected the model as the first word, too"),
@@ -114,6 +116,18 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path
     }
     assert "enable-prefix-caching: false in the file of --config is ignored, as by vllm serve" in caplog.text
     assert parse(["mine", "--config", str(file)])["model"] == "mine"
+
+
+def test_a_flag_of_ours_belongs_on_the_command_line(tmp_path):
+    file = tmp_path / "serve.yaml"
+    file.write_text("gpu: h100\n")
+    with pytest.raises(ValueError, match="--gpu in the file of --config: this flag is dynabench's own; it goes on"):
+        parse(["m", "--config", str(file)], beside=["--gpu"])
+
+
+def test_messages_about_settings_name_the_flags():
+    told = in_flags("32 heads cannot be divided over tensor_parallel_size 3; see /max_model_len/x and timing_file")
+    assert told == "32 heads cannot be divided over --tensor-parallel-size 3; see /max_model_len/x and timing_file"
 
 
 def test_only_what_is_not_vllms_default_differs():

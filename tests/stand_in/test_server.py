@@ -2,8 +2,11 @@
 
 import asyncio
 
-from serving.engines.mock import EngineConfig
-from serving.stand_in.config import ApiConfig, RanksConfig
+import httpx
+import pytest
+
+from serving.engines.mock import EngineConfig, TimingConfig
+from serving.stand_in.config import ApiConfig, HttpConfig, RanksConfig
 from tests.stand_in.support import running
 
 DETAILS = ApiConfig(enable_prompt_tokens_details=True)
@@ -63,3 +66,19 @@ def test_a_large_request_may_use_any_of_the_models_names():
             return answer.status_code
 
     assert [asyncio.run(ask(name)) for name in ("one", "two", "three")] == [400, 400, 404]
+
+
+@pytest.mark.parametrize(("shutdown_timeout_s", "is_said"), [(0, False), (1, True)])
+def test_it_says_that_it_waits_for_requests_only_if_it_does(shutdown_timeout_s, is_said, caplog):
+    async def stop_while_it_answers():
+        http, slow = HttpConfig(shutdown_timeout_s=shutdown_timeout_s), TimingConfig(speedup_ratio=0.1)
+        async with httpx.AsyncClient(timeout=30) as patient:
+            async with running(http=http, timing=slow) as client:
+                asked = {"model": "tiny", "prompt": "hello", "max_tokens": 2000, "stream": True}
+                request = patient.build_request("POST", client.base_url.join("/v1/completions"), json=asked)
+                response = await patient.send(request, stream=True)
+            await response.aclose()
+
+    with caplog.at_level("INFO"):
+        asyncio.run(stop_while_it_answers())
+    assert ("waiting for requests in progress (1)" in caplog.text) is is_said

@@ -140,7 +140,10 @@ def test_kv_is_kept_in_host_memory_alone_or_beside_a_handover():
     ("config", "message"),
     [
         ("--kv-transfer-config.kv_connector NixlConnector", "kv_role: expected one of"),
-        ("--kv-transfer-config.kv_connector MooncakeConnector", "kv_connector is 'MooncakeConnector'"),
+        (
+            "--kv-transfer-config.kv_connector MooncakeConnector",
+            "kv_connector MooncakeConnector: expected NixlConnector",
+        ),
         (
             '--kv-offloading-size 1 --kv-transfer-config {"kv_connector":"NixlConnector","kv_role":"kv_both"}'.replace(
                 '"', '\\"'
@@ -194,7 +197,11 @@ def test_variables_of_vllm_count():
         (f"{LLAMA} --kv-cache-dtype nvfp4", "--kv-cache-dtype nvfp4: it is not simulated"),
         (f"{LLAMA} --max-num-batched-tokens 9 --no-enable-chunked-prefill", "expected at least 131072"),
         (f"{LLAMA} --max-num-scheduled-tokens 9", "--max-num-scheduled-tokens 9: expected 8192"),
-        (f"{LLAMA} --enable-auto-tool-choice", "needs a tool_call_parser"),
+        (f"{LLAMA} --enable-auto-tool-choice", "--enable-auto-tool-choice: expected --tool-call-parser"),
+        (
+            f"{LLAMA} --kv-transfer-config.kv_connector LMCacheConnectorV1 --kv-transfer-config.kv_role kv_both",
+            "--kv-transfer-config.kv_connector LMCacheConnectorV1: expected NixlConnector, ",
+        ),
         (f"{LLAMA} --allowed-origins 5", "--allowed-origins 5: expected a JSON list"),
     ],
 )

@@ -101,7 +101,7 @@ def http_server(app: ASGIApp, limits: Limits, tls: Mapping[str, Any]) -> uvicorn
 async def _drain(in_progress: InProgress, drain_s: float) -> None:
     """Accept no more requests, and wait for those in progress, up to a limit."""
     in_progress.is_draining = True
-    if in_progress.num_open:
+    if in_progress.num_open and drain_s > 0:
         log.info("waiting for requests in progress (%d); Ctrl-C again stops at once", in_progress.num_open)
     deadline = asyncio.get_running_loop().time() + drain_s
     while in_progress.num_open and asyncio.get_running_loop().time() < deadline:

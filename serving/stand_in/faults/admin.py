@@ -46,7 +46,7 @@ async def admin_port(config: AdminConfig, faults: Faults) -> AsyncIterator[str]:
     Raises:
         PortError: the port cannot be used.
     """
-    with listen(config.host, config.port) as listener:
+    with listen(config.host, config.port, flag="--admin-port") as listener:
         host, port = listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         server = http_server(admin_app(faults, config.token), Limits(), {})

@@ -129,7 +129,7 @@ class AdminConfig:
         check(self)
         if not self.token and not _is_loopback(self.host):
             raise ValueError(
-                f"admin_host is {self.host}, which others can reach; expected a loopback address, or an admin_token: whoever "
+                f"--admin-host {self.host}: others can reach it; expected a loopback address, or --admin-token with it: whoever "
                 "reaches that port can end this process"
             )
 

@@ -29,7 +29,7 @@ class FaultFlags:
     """Address of that port."""
 
     admin_token: str = ""
-    """Token that callers of that port must send as Authorization: Bearer; needed unless admin_host is loopback. Environment:
+    """Token that callers of that port must send as Authorization: Bearer; needed unless --admin-host is loopback. Environment:
     DYNABENCH_ADMIN_TOKEN."""
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ import argparse
 import difflib
 import functools
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -17,19 +18,22 @@ IDLE = ("--disable-log-requests",)
 """Flags of older versions that ask for what is so anyhow; scripts everywhere still have them."""
 
 FORMER = {
-    "--disable-frontend-multiprocessing": "there is no such choice any more",
+    "--disable-frontend-multiprocessing": "leave it out",
     "--enable-reasoning": "--reasoning-parser is enough",
     "--guided-decoding-backend": "use --structured-outputs-config.backend",
     "--max-seq-len-to-capture": "use --max-cudagraph-capture-size",
     "--cuda-graph-sizes": "use --cudagraph-capture-sizes",
-    "--num-scheduler-steps": "there is no such choice any more",
+    "--num-scheduler-steps": "leave it out",
     "--rope-scaling": "use --hf-overrides",
     "--rope-theta": "use --hf-overrides",
     "--swap-space": "use --kv-offloading-size for KV in host memory",
     "--task": "use --runner and --convert",
-    "--use-v2-block-manager": "there is no such choice any more",
+    "--use-v2-block-manager": "leave it out",
 }
 """Flags of older versions, and what to do instead."""
+
+SETTING = re.compile(r"(?<![\w/.'\"-])[a-z0-9]+(?:_[a-z0-9]+)+(?![\w/'\"-])")
+"""A name with underscores that stands by itself."""
 
 
 def parse(words: Sequence[str], *, beside: Sequence[str] = ()) -> dict[str, Any]:
@@ -42,8 +46,15 @@ def parse(words: Sequence[str], *, beside: Sequence[str] = ()) -> dict[str, Any]
     Raises:
         ValueError: one is unknown, or its value is not what it takes; the message is one line.
     """
+    if words[:1] == ["serve"]:
+        raise ValueError("serve: leave it out; dynabench vllm takes the model first, as in dynabench vllm MODEL")
+    plain = plain_words(list(words))
+    if ours := [word for word in plain if word in beside]:  # on the command line, it would have been read before us
+        raise ValueError(
+            f"{ours[0]} in the file of --config: this flag is dynabench's own; it goes on the command line"
+        )
     try:
-        parsed, unknown = _parser().parse_known_args(plain_words(list(words)))
+        parsed, unknown = _parser().parse_known_args(plain)
     except _PlainError as error:
         raise ValueError(str(error)) from None
     except argparse.ArgumentError as error:
@@ -62,6 +73,11 @@ def parse(words: Sequence[str], *, beside: Sequence[str] = ()) -> dict[str, Any]
 def differing(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments whose values are not vLLM's defaults."""
     return {name: value for name, value in given.items() if not _is_default(arguments()[name], value)}
+
+
+def in_flags(message: str) -> str:
+    """Return a message about settings with the flags of those that are arguments of vLLM, too."""
+    return SETTING.sub(lambda found: arguments()[found[0]].flag if found[0] in arguments() else found[0], message)
 
 
 def _is_default(argument: Argument, value: Any) -> bool:

@@ -72,6 +72,11 @@ def _of_host_memory(config: Mapping[str, Any] | None, size: float | None, block_
         return policy
     if len(keeping) > 1:
         raise ValueError(f"--kv-transfer-config has {len(keeping)} connectors that keep KV; expected one {OFFLOADING}")
+    if (name := keeping[0].get(NAME)) != OFFLOADING:
+        raise ValueError(
+            f"--kv-transfer-config.kv_connector {name}: expected {NIXL[0]}, which hands KV to other instances, {OFFLOADING}, "
+            f"which keeps it in host memory, or {MULTI} of both"
+        )
     entries = {key: value for key, value in keeping[0].items() if key not in OF_ALL}
     try:
         return settings_of({"kv_role": "kv_both"} | entries, block_size=block_size) | policy

@@ -37,7 +37,7 @@ class Adapters:
             try:
                 self.load(module.name, module.path, base=module.base_model_name)
             except RefusedError as refused:
-                raise ValueError(str(refused)) from None
+                raise ValueError(f"--lora-modules {module.name}={module.path}: {refused}") from None
 
     @property
     def may_change(self) -> bool:

@@ -113,7 +113,7 @@ def _lora_module(text: str) -> dict[str, Any]:
     name, equals, path = text.partition("=")
     if equals and "," not in text:
         return {"name": name, "path": path}
-    found = _json(text)
+    found = _json(text) if text.lstrip().startswith("{") else None
     known = {"name", "path", "base_model_name", "is_3d_lora_weight"}
     if not isinstance(found, dict) or not {"name", "path"} <= found.keys() <= known:
         raise ValueError("NAME=PATH, or a JSON object with name, path and perhaps base_model_name")
