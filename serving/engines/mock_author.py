@@ -28,6 +28,10 @@ SILENT_BYTE = 256
 """A token without text where tokens are bytes."""
 
 
+SEARCHING = ("bad_words", "repetition")
+"""Options for which an answer is searched, for thousands of words or patterns."""
+
+
 class Plan(NamedTuple):
     """What will be said to a request."""
 
@@ -75,11 +79,12 @@ class Author:
                 raise ValueError(f"tool_call_share is {config.tool_call_share:g}; expected 0: {error}") from error
 
     def may_be_formed(self, request: PreprocessedRequest) -> bool:
-        """Return whether the answer may have a form, or must be looked up, so that it takes a while to make it up."""
+        """Return whether the answer may have a form, must be looked up or is searched, so that making it up takes a while."""
         if request.is_embedding:
             return False
         return (
             not self._source.is_quick
+            or any(request.sampling_options.get(name) for name in SEARCHING)
             or request.sampling_options.get("guided_decoding") is not None
             or bool(self._config.tool_call_share and request.tools)
         )

@@ -53,6 +53,8 @@ def is_quick(request: AnyRequest, model: TextModel) -> bool:
         return len(request.tokens) <= QUICK_TOKENS
     if model.card.model_type is not ModelType.Backend and isinstance(request, Request):
         return True
+    if isinstance(request, Request) and request.vllm.chat_template:
+        return False  # its author may be anybody, and a short one may be endless
     if isinstance(request, LikeChat):
         return model.template is not None and len(msgspec.json.encode(request)) <= model.tokenizer.num_quick
     if isinstance(request, ChatRequest) or (isinstance(request, TokenizeRequest) and request.messages is not None):
