@@ -13,7 +13,7 @@ from serving.engines.mock_live import Live, live_of
 from serving.worker.protocol import PreprocessedRequest
 
 MANY_GAPS = 1 << 14
-"""So many rows of times between tokens gather before an observer is told of them, unless somebody asks for them earlier."""
+"""Rows of times between tokens that gather before they are reported to an observer, unless somebody asks earlier."""
 
 
 class Gaps(NamedTuple):
@@ -24,7 +24,7 @@ class Gaps(NamedTuple):
 
 
 class Observer(Protocol):
-    """Sees what happens to the requests of one rank, as it happens. What can be read off the rank is not told."""
+    """Sees what happens to the requests of one rank, as it happens. What can be read off the rank is not reported."""
 
     def on_queued(self, live: Live, request: PreprocessedRequest) -> None:
         """A request waits for its turn."""
@@ -45,7 +45,7 @@ class Observer(Protocol):
         ...
 
     def on_gaps(self, gaps: Gaps) -> None:
-        """Tokens came, with these times between them; this is told now and then."""
+        """Tokens came, with these times between them; reported now and then."""
         ...
 
     def on_aborted(self, live: Live) -> None:

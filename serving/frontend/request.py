@@ -102,6 +102,15 @@ class RequestReader:
                 self._count_error(kind, body, model)
                 raise
 
+    async def body_of(self, request: Request) -> bytearray:
+        """Return the body of a request that is read again after a change: it has the same limits.
+
+        Raises:
+            ApiError: it is too large or too slow, or there is no room for it.
+        """
+        with self._bodies.share() as share:
+            return await read_body(request, share, self._max_bytes)
+
     def find(self, name: str | None) -> ServedModel:
         """Return a model by its name; without a name, the only model.
 

@@ -38,6 +38,11 @@ class AnswerParser(Protocol):
     The parts do not depend on how the text was cut, except that texts of one kind may come in several parts.
     """
 
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the answer is still in its reasoning, after what has been pushed."""
+        ...
+
     def push(self, text: str) -> list[Part]:
         """Return what the next text settles; what may be the start of a marker is held back."""
         ...

@@ -1,4 +1,4 @@
-"""Everything that one stand-in is told.
+"""The settings of one stand-in.
 
 The classes follow the parts that read them: HTTP (`HttpConfig`), requests and answers (`ApiConfig`), adapters
 (`LoraConfig`), KV events (`KvEventsConfig`), handover of KV (`KvHandoverConfig`), ranks (`RanksConfig`) and logs
@@ -210,6 +210,9 @@ class KvEventsConfig:
     replay_endpoint: str | None = None
     """Where subscribers ask for events that they missed (none: nowhere)."""
 
+    host_ip: str = ""
+    """This host's address, for an endpoint at any free port (none: that of the way out). Environment: VLLM_HOST_IP."""
+
     buffer_steps: Whole = 10_000
     """Messages that are kept for them."""
 
@@ -328,14 +331,14 @@ class StandInConfig:
     admin: AdminConfig | None = None
     """Where faults are changed while it runs, if anywhere."""
 
-    enable_sleep_mode: bool = False
-    """Whether /sleep and /wake_up may free memory."""
+    outlives_engine: bool = False
+    """Whether it goes on after its engine died. Environment: VLLM_KEEP_ALIVE_ON_ENGINE_DEATH."""
 
     is_dev_mode: bool = False
     """Whether the routes for development are there. Environment: VLLM_SERVER_DEV_MODE."""
 
     seed: int = 0
-    """Seed of what is drawn, such as answers."""
+    """Seed of faults that have none of their own."""
 
     given: Mapping[str, Any] = field(default_factory=dict)
     """The arguments that differ from vLLM's defaults, by vLLM's names, as /server_info and the log show them."""
@@ -348,3 +351,12 @@ class StandInConfig:
             raise ValueError(
                 f"{self.engine.dp_size} ranks from number {self.ranks.first} on are more than there are in all, {self.ranks.size}"
             )
+        if (names := self.faults.of_kv_events) and not self.publishes_events:
+            raise ValueError(
+                f"--fault {names[0]}: no KV events are published; expected --kv-events-config, and prefix caching"
+            )
+
+    @property
+    def publishes_events(self) -> bool:
+        """Whether KV events are published: without a prefix cache, there are none."""
+        return self.kv_events is not None and self.engine.enable_prefix_caching

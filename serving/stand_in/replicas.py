@@ -12,7 +12,6 @@ import itertools
 import json
 import logging
 import os
-import re
 import socket
 import sys
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from msgspec import Meta
 from foundation.settings import Count, check
 from serving.stand_in.config import KvEventsConfig, StandInConfig
 from serving.stand_in.server import listener_of, serve
+from serving.stand_in.vllm.kv_events.endpoints import endpoint_of_replica
 from serving.supervision.group import Event, Group, Program
 from serving.supervision.log_writer import LogWriter
 from serving.supervision.process import report_ready, run
@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 
 STOP_S = 5.0
 """How much longer a process may take to end than its requests."""
-
-PORT = re.compile(r"(?P<before>.*:)(?P<port>\d+)\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,24 +97,16 @@ def _moved(events: KvEventsConfig, more: int) -> KvEventsConfig:
     replay = events.replay_endpoint
     return replace(
         events,
-        endpoint=_further(events.endpoint, more),
-        replay_endpoint=None if replay is None else _further(replay, more),
+        endpoint=endpoint_of_replica(events.endpoint, more),
+        replay_endpoint=None if replay is None else endpoint_of_replica(replay, more),
     )
-
-
-def _further(endpoint: str, more: int) -> str:
-    if (match := PORT.match(endpoint)) is None:
-        return f"{endpoint}_replica{more}"  # a path or a name
-    if not int(match["port"]):
-        return endpoint  # any free port
-    return f"{match['before']}{int(match['port']) + more}"
 
 
 async def serve_replicas(configs: Sequence[StandInConfig], num_processes: int, stopping: asyncio.Event) -> None:
     """Serve several stand-ins until the event is set.
 
     Args:
-        configs: what each is told.
+        configs: the settings of each.
         num_processes: how many processes they share; with one, they run in this one.
         stopping: set when the process is asked to end.
 

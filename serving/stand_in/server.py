@@ -43,7 +43,7 @@ async def serve(
     """Serve until the event is set; then let requests in progress finish, or end them.
 
     Args:
-        config: what the stand-in is told.
+        config: the settings of the stand-in.
         stopping: set when the process is asked to end.
         listener: where it listens (none: as `config` says).
         on_ready: called once it answers.
@@ -54,7 +54,8 @@ async def serve(
         ValueError: the settings do not determine an engine.
     """
     with listener or listener_of(config) as listener:
-        async with faults_of(config.faults, config.admin, stopping) as faults, stand_in(config, faults) as server:
+        wrong = faults_of(config.faults, config.admin, stopping, publishes_events=config.publishes_events)
+        async with wrong as faults, stand_in(config, faults) as server:
             serving = serve_http(
                 server.app,
                 server.answering,
@@ -104,7 +105,7 @@ async def stand_in(config: StandInConfig, faults: Faults | None = None) -> Async
         server = VllmServer(config, engine, OneModel(config.served_model_names, model), metrics, workers.calls)
         if faults is not None:
             server.app = faulty(server.app, faults, server.answering.dialect)
-            faults.connect(Victim(engine, workers.calls, faults.ending))
+            faults.connect(Victim(engine, workers.calls, faults.ending, outlives_engine=config.outlives_engine))
         yield server
 
 
@@ -122,7 +123,7 @@ def _peers(config: StandInConfig) -> list[Peer]:
 
 
 def worker_config(config: StandInConfig) -> WorkerConfig:
-    """Return what the engine is told of its model."""
+    """Return the settings of the engine that concern its model."""
     return WorkerConfig(
         model_path=config.model_path,
         model_name=config.served_model_names[0],

@@ -1,7 +1,8 @@
 import pytest
 
 from serving.engines.mock import EngineConfig
-from serving.stand_in.config import ApiConfig, LoraConfig, RanksConfig, StandInConfig
+from serving.stand_in.config import ApiConfig, KvEventsConfig, LoraConfig, RanksConfig, StandInConfig
+from serving.stand_in.faults.config import FaultConfig
 
 
 def test_a_stand_in_is_served_under_its_models_name_if_it_has_no_other():
@@ -21,3 +22,13 @@ def test_a_stand_in_is_served_under_its_models_name_if_it_has_no_other():
 def test_settings_that_do_not_fit_together_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"kv_events": KvEventsConfig(), "engine": EngineConfig(enable_prefix_caching=False)}]
+)
+def test_faults_of_kv_events_need_kv_events(settings):
+    with pytest.raises(
+        ValueError, match="--fault kv_events_swap: no KV events are published; expected --kv-events-config"
+    ):
+        StandInConfig(model="m", faults=FaultConfig(kv_events_swap=0.1), **settings)

@@ -37,11 +37,11 @@ run(lambda stopping: serve(config, stopping))
 ASKED = {"model": "tiny", "prompt": "hello", "max_tokens": 2}
 
 
-def with_port(do, *words, token=""):
+def with_port(do, *words, token="", publishes_events=True):
     """Do something with a client of an admin port; return the server, and whether it was asked to stop."""
 
     async def main():
-        faults, server = Faults(read_faults(words)), Server()
+        faults, server = Faults(read_faults(words), publishes_events=publishes_events), Server()
         faults.connect(server)
         try:
             async with (
@@ -70,6 +70,15 @@ def test_faults_are_shown_replaced_changed_and_removed():
 
     server, _ = with_port(do, "429=0.05", "slow=2")
     assert server.factors == [2.0, 1.0]
+
+
+@pytest.mark.parametrize(("publishes_events", "unused"), [(False, ["kv_events_drop"]), (True, None)])
+def test_faults_of_kv_events_that_nobody_publishes_are_said_to_have_no_effect(publishes_events, unused):
+    async def do(client):
+        answer = await client.put("/faults", json={"kv_events_drop": 0.5, "cut": 0.1})
+        assert answer.json().get("without_effect") == unused
+
+    with_port(do, publishes_events=publishes_events)
 
 
 @pytest.mark.parametrize(

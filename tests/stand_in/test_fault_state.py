@@ -17,6 +17,9 @@ class Server:
     def slow_down(self, factor):
         self.factors.append(factor)
 
+    def spoil_loads(self, spoil):
+        self.spoil = spoil
+
     def kill_engine(self, why):
         self.ends.append("engine_death")
 

@@ -194,12 +194,10 @@ def test_health_may_lie_and_come_late(words, status):
     assert asyncio.run(ask()) == (status, 200)
 
 
-def test_a_dead_engine_ends_what_is_in_progress_and_answers_nothing_more(monkeypatch):
-    monkeypatch.setenv("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH", "1")
-
+def test_a_dead_engine_ends_what_is_in_progress_and_answers_nothing_more():
     async def ask():
         timing = TimingConfig(timing="constant", speedup_ratio=0.01)
-        async with faulty("engine_death=500ms", timing=timing) as client:
+        async with faulty("engine_death=500ms", timing=timing, outlives_engine=True) as client:
             asked = [outcome(client, max_tokens=2000), events(client, max_tokens=2000)]
             alive = (await client.get("/health")).status_code
             whole, (found, _) = await asyncio.gather(*asked)
@@ -213,11 +211,9 @@ def test_a_dead_engine_ends_what_is_in_progress_and_answers_nothing_more(monkeyp
     )
 
 
-def test_a_dead_engine_may_look_healthy(monkeypatch):
-    monkeypatch.setenv("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH", "1")
-
+def test_a_dead_engine_may_look_healthy():
     async def ask():
-        async with faulty("engine_death=1", "health=up") as client:
+        async with faulty("engine_death=1", "health=up", outlives_engine=True) as client:
             first = await outcome(client)
             await asyncio.sleep(0)
             return first, await outcome(client), (await client.get("/health")).status_code

@@ -18,6 +18,10 @@ def test_events_are_published_as_by_default_in_vllm():
     assert events_of(ON) == KvEventsConfig(endpoint="tcp://*:5557", hash_algorithm="sha256", use_int_block_hashes=True)
 
 
+def test_the_address_of_this_host_comes_from_the_environment():
+    assert events_of(ON, {"VLLM_HOST_IP": "192.0.2.7"}).host_ip == "192.0.2.7"
+
+
 @pytest.mark.parametrize("config", [None, {}, {"enable_kv_cache_events": False}, ON | {"publisher": "null"}])
 def test_nothing_is_published_unless_events_are_on_and_have_a_publisher(config):
     assert events_of(config) is None

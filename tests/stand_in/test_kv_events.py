@@ -17,10 +17,11 @@ from serving.router.hashing import block_hashes, sequence_hashes
 from serving.runtime.messages import pack_u32
 from serving.runtime.server import Stream
 from serving.stand_in.config import KvEventsConfig, RanksConfig, StandInConfig
+from serving.stand_in.vllm.kv_events.endpoints import PublisherError, endpoint_of
 from serving.stand_in.vllm.kv_events.hashes import BlockHasher
 from serving.stand_in.vllm.kv_events.messages import AllBlocksCleared as Cleared
 from serving.stand_in.vllm.kv_events.messages import EventBatch
-from serving.stand_in.vllm.kv_events.publisher import Publisher, PublisherError, endpoint_of
+from serving.stand_in.vllm.kv_events.publisher import Publisher
 from serving.stand_in.vllm.kv_events.ranks import sinks_of
 from serving.worker.protocol import CacheScope, PreprocessedRequest, StopConditions
 from tests.stand_in.kv_subscriber import AllBlocksCleared, BlockRemoved, BlockStored, Subscriber
@@ -410,11 +411,11 @@ def test_an_endpoint_without_a_port_cannot_be_shared_by_ranks(endpoint):
         endpoint_of(endpoint, 1)
 
 
-def test_any_port_is_one_at_this_hosts_own_address(monkeypatch):
-    monkeypatch.setenv("VLLM_HOST_IP", "127.0.0.1")
-
+def test_any_port_is_one_at_this_hosts_own_address():
     async def talk():
-        async with publishing({"endpoint": "tcp://*:0", "replay_endpoint": "tcp://*:0"}) as publisher:
+        async with publishing(
+            {"endpoint": "tcp://*:0", "replay_endpoint": "tcp://*:0", "host_ip": "127.0.0.1"}
+        ) as publisher:
             return publisher.endpoint, publisher.replay_endpoint
 
     for endpoint in asyncio.run(talk()):

@@ -8,7 +8,6 @@ import pytest
 from serving.engines.mock import EngineConfig
 from serving.stand_in.config import ApiConfig, LoraConfig, LoraModule, StandInConfig
 from serving.stand_in.server import stand_in
-from serving.stand_in.vllm.lora import adapters_in_use
 from tests.stand_in.support import running
 
 API = ApiConfig(enable_prompt_tokens_details=True)
@@ -124,31 +123,3 @@ def test_a_short_prompts_blocks_are_also_kept_apart_and_found_in_the_next_turn()
 
     own, other = asyncio.run(ask())
     assert own >= 32 and other == 0
-
-
-def test_the_adapters_of_requests_that_run_and_wait_are_known():
-    async def ask():
-        modules = (LoraModule(name="a", path="org/a"), LoraModule(name="b", path="org/b"))
-        config = StandInConfig(model="tiny", engine=ENGINE, lora=LoraConfig(max_loras=1, modules=modules))
-        async with stand_in(config) as server:
-            answers = [_answered(server, name) for name in ("a", "b", "tiny")]
-            tasks = [asyncio.create_task(each) for each in answers]
-            while adapters_in_use(server.engine) != (["a"], ["b"]):
-                await asyncio.sleep(0.005)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            while server.engine.ranks[0].engine.scheduler.running:
-                await asyncio.sleep(0.005)
-            return adapters_in_use(server.engine)
-
-    assert asyncio.run(asyncio.wait_for(ask(), 60)) == ([], [])
-
-
-async def _answered(server, model):
-    """Ask the application for a long answer."""
-    import httpx
-
-    transport = httpx.ASGITransport(app=server.app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
-        await client.post("/v1/completions", json={"model": model, "prompt": "x", "max_tokens": 3000}, timeout=60)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from serving.engines.mock import EngineConfig, TimingConfig
+from serving.engines.mock import AnswerConfig, EngineConfig, TimingConfig
 from serving.stand_in.config import ApiConfig, KvHandoverConfig, LogConfig, LoraConfig, LoraModule, RanksConfig
 from tests.stand_in.metric_facts import facts, recorded, values
 from tests.stand_in.support import running
@@ -20,13 +20,16 @@ SETTINGS = {
         "api": HERMES,
         "lora": LoraConfig(max_loras=2),
         "kv_handover": KvHandoverConfig(),
-        "given": {"kv_cache_metrics": True, "speculative_config": {"num_speculative_tokens": 3}},
     },
     "offloading": {
         "engine": EngineConfig(block_size=32, num_gpu_blocks=200, max_model_len=4096, num_host_blocks=100),
         "timing": TimingConfig(timing="constant"),
     },
 }
+
+
+OF_REFUSED_FLAGS = ("vllm:spec_decode", "vllm:kv_block")
+"""Families that vLLM shows with --speculative-config and --kv-cache-metrics."""
 
 
 def talk(conversation, **settings):
@@ -73,6 +76,7 @@ def test_families_types_labels_and_buckets_are_those_of_vllm(name):
     if name == "offloading":  # recorded without a server
         found = {family: fact for family, fact in found.items() if family.startswith("vllm:")}
         expected = {family: fact for family, fact in expected.items() if family.startswith("vllm:")}
+    expected = {family: fact for family, fact in expected.items() if not family.startswith(OF_REFUSED_FLAGS)}
     assert found == expected
 
 
@@ -291,6 +295,49 @@ def test_only_requests_that_the_engine_itself_aborts_are_finished(path, num_fini
     counted = talk(ask, is_dev_mode=True)
     assert series(counted, "request_success_total", finished_reason="abort") == num_finished
     assert series(counted, "e2e_request_latency_seconds_count") == num_finished
+
+
+LOOK_UP = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
+CALL = '<tool_call>\n{"name": "look_up", "arguments": {}}\n</tool_call>'
+
+
+def searches(tmp_path, *, stream, answer=CALL, **more):
+    """Have a chat that may call a tool answered by a text; return what was counted, and the tokens of the answer."""
+    (tmp_path / "answers.jsonl").write_text(f"{json.dumps({'prompt': 'x', 'answer': answer})}\n")
+
+    async def ask(client):
+        asked = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "tools": [LOOK_UP]}
+        options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+        reply = await client.post("/v1/chat/completions", json=asked | options)
+        assert reply.status_code == 200, reply.text
+        usage = json.loads(reply.text.split("data: ")[-2])["usage"] if stream else reply.json()["usage"]
+        counted = values(await scraped(client))
+        found = {
+            (labels["mode"], labels["outcome"], labels["request_type"]): value
+            for (name, *pairs), value in counted.items()
+            if name == "vllm:tool_call_parser_invocations_total" and value and (labels := dict(pairs))
+        }
+        return found, usage["completion_tokens"]
+
+    api = ApiConfig(tool_call_parser="hermes", enable_auto_tool_choice=True, **more)
+    return talk(ask, api=api, answers=AnswerConfig(answers=f"{tmp_path}/answers.jsonl"))
+
+
+def test_an_answer_is_searched_for_tool_calls_once(tmp_path):
+    found, _ = searches(tmp_path, stream=False)
+    assert found == {("non_streaming", "tool_call", "chat_completions"): 1}
+
+
+def test_a_streamed_answer_is_searched_for_tool_calls_with_every_token(tmp_path):
+    found, num_tokens = searches(tmp_path, stream=True)
+    assert found["streaming", "tool_call", "chat_completions"] >= 2  # the name, and the arguments
+    assert sum(found.values()) == num_tokens
+
+
+def test_reasoning_is_not_searched_for_tool_calls(tmp_path):
+    thoughts = "<think>hm</think>"
+    found, num_tokens = searches(tmp_path, stream=True, answer=thoughts + CALL, reasoning_parser="qwen3")
+    assert sum(found.values()) == num_tokens - len(thoughts) + 1  # the token that ends it counts
 
 
 def test_an_adapter_is_shown_from_its_first_token_to_its_end():

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from serving.engines.mock import EngineConfig
 from serving.stand_in.config import ApiConfig, HttpConfig, KvEventsConfig, LoraConfig, RanksConfig
 from tests.stand_in.support import running
 
@@ -111,10 +112,10 @@ def test_the_load_is_the_number_of_answers_in_progress_if_they_are_counted(track
 
 
 def test_kv_event_sources_are_the_endpoints_of_each_rank():
-    (answer,) = asked(
-        ("GET", "/kv_event_sources"), kv_events=KvEventsConfig(endpoint="inproc://events", replay_endpoint=None)
-    )
-    assert answer.json()["0"]["endpoint"] == "inproc://events_dp0"
+    events, engine = KvEventsConfig(endpoint="inproc://events"), EngineConfig(dp_size=2, num_gpu_blocks=64)
+    (answer,) = asked(("GET", "/kv_event_sources"), kv_events=events, engine=engine, ranks=RanksConfig(size=2))
+    endpoints = {rank: source["endpoint"] for rank, source in answer.json().items()}
+    assert endpoints == {"0": "inproc://events", "1": "inproc://events_dp1"}
     assert asked(("GET", "/kv_event_sources"))[0].json() == {}
 
 
@@ -126,7 +127,13 @@ def test_tokens_and_texts_are_turned_into_each_other():
     )
     assert tokens.json()["token_strs"] == ["a", "b"] and tokens.json()["count"] == 2
     assert text.json() == {"prompt": "ab"}
-    assert (other_type.status_code, other_type.json()["error"]["type"]) == (400, "Bad Request")
+    assert other_type.status_code == 400
+    assert other_type.json()["error"] == {
+        "message": "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed",
+        "type": "Bad Request",
+        "param": None,
+        "code": 400,
+    }
 
 
 def test_an_invocation_is_a_chat_if_there_are_messages_and_its_model_does_not_count():
@@ -146,6 +153,12 @@ def test_an_invocation_is_a_chat_if_there_are_messages_and_its_model_does_not_co
     assert chat.json()["object"] == "chat.completion"
     assert completion.json()["object"] == "text_completion"
     assert (adapter.status_code, broken.status_code) == (404, 400)
+
+
+def test_an_invocation_may_be_as_large_as_a_chat():
+    large = [{"role": "user", "content": "a", "name": "b" * (1 << 20)}]
+    (answer,) = asked(("POST", "/invocations", {"json": {"messages": large, "max_tokens": 1}}))
+    assert answer.status_code == 200, answer.text
 
 
 def test_the_number_of_ranks_does_not_change():

@@ -117,6 +117,13 @@ def test_kv_is_handed_over_by_role():
     assert found.lease.kv_lease_duration_s == 7
 
 
+def test_kv_that_would_go_back_to_prefill_is_refused():
+    config = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+    config |= {"kv_connector_extra_config": {"bidirectional_kv_xfer": True}}
+    with pytest.raises(ValueError, match=r"bidirectional_kv_xfer true: .*; leave it out"):
+        made(f"{LLAMA} --kv-transfer-config '{json.dumps(config)}'")
+
+
 def test_kv_is_kept_in_host_memory_alone_or_beside_a_handover():
     assert made(f"{LLAMA} --kv-offloading-size 10").engine.kv_offloading_size == 10
     connectors = [

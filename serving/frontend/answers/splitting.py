@@ -17,6 +17,11 @@ class AnswerParts:
         self._parser = _parser(shape)
         self._is_parallel = shape.use is None or shape.use.is_parallel
 
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the answer is still in its reasoning."""
+        return self._parser.is_thinking
+
     def reason(self, reason: str) -> str:
         """Return the finish reason: `tool_calls` if the answer ended with one, unless the client had named the tool."""
         is_named = self._shape.use is not None and self._shape.use.choice == "named"

@@ -62,6 +62,8 @@ class Answer:
         self._record: list[str] | None = None
         self._space: list[str] = []  # content that is only white space so far
         self._has_content = self._has_calls = False
+        self.is_thinking = False
+        """Whether what comes next is reasoning."""
 
     # What is read.
 
@@ -196,6 +198,11 @@ class ScriptParser:
         yield from script
         yield from self._answer.until(_NEVER, self._answer.content)
         self._answer.finish()
+
+    @property
+    def is_thinking(self) -> bool:
+        """See `AnswerParser`."""
+        return self._answer.is_thinking
 
     def push(self, text: str) -> list[Part]:
         """Return what the next text settles."""

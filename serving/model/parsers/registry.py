@@ -71,7 +71,9 @@ def _read(
 ) -> Script[None]:
     triggers, noise = (calls.triggers if calls else ()), _noise(calls) + _noise(thoughts)
     if thoughts:
+        answer.is_thinking = True
         yield from thoughts.read(answer, prompt_end, triggers)
+        answer.is_thinking = False
     while triggers or noise:
         found = yield from answer.until(markers(*triggers, *noise), answer.content)
         if not found:

@@ -140,7 +140,8 @@ class _Admin:
 
     def _state(self) -> dict[str, Any]:
         faults = self._faults
-        return {
+        unused = {"without_effect": found} if (found := faults.without_effect) else {}
+        return unused | {
             "faults": fault_words(faults.config),
             "seed": faults.config.seed,
             "counts": dict(sorted(faults.counts.items())),

@@ -14,12 +14,7 @@ from serving.frontend.http.connection import HANG_UP
 from serving.runtime.stopping import cancel_all
 from serving.stand_in.faults.choice import Fault
 from serving.stand_in.faults.state import ENGINE_DEATH, Faults
-
-ANSWERED = frozenset(
-    f"/v1/{name}"
-    for name in ("completions", "chat/completions", "responses", "messages", "embeddings", "score", "rerank")
-) | {"/score", "/rerank", "/v2/rerank", "/pooling", "/classify", "/invocations", "/inference/v1/generate"}
-"""Paths whose POST requests are for the engine."""
+from serving.stand_in.vllm.paths import ANSWERS
 
 HEALTH = ("/health", "/ping")
 
@@ -52,7 +47,7 @@ class FaultyApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or fail to."""
         path, method = scope["path"].rstrip("/"), scope.get("method")
-        if path in ANSWERED and method == "POST":
+        if path in ANSWERS and method == "POST":
             await self._answer(path, scope, receive, send)
         elif path == "/metrics":
             await self._scrape(path, scope, receive, send)

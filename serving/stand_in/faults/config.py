@@ -2,7 +2,7 @@
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -10,6 +10,8 @@ from msgspec import Meta
 from foundation.settings import Positive, Share, Wait, check
 from serving.frontend.config import Port
 from serving.stand_in.faults.values import Moment, Stall, Times
+
+OF_KV_EVENTS = ("kv_events_drop", "kv_events_delay", "kv_events_swap")
 
 ErrorStatus = Annotated[str, Meta(pattern=r"^[45]\d\d$")]
 
@@ -99,13 +101,14 @@ class FaultConfig:
         """Whether nothing goes wrong."""
         return self == FaultConfig(by=self.by, seed=self.seed)
 
+    @property
+    def of_kv_events(self) -> list[str]:
+        """The faults that befall messages with KV events, by their names."""
+        return [name for name in OF_KV_EVENTS if getattr(self, name)]
+
     def healed(self) -> "FaultConfig":
         """Return settings with which nothing goes wrong from now on."""
         return FaultConfig(by=self.by, seed=self.seed)
-
-    def without_start(self) -> "FaultConfig":
-        """Return them without what only matters at the start."""
-        return replace(self, startup=0.0, unready=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

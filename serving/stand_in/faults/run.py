@@ -16,12 +16,10 @@ from serving.stand_in.faults.config import AdminConfig, FaultConfig
 from serving.stand_in.faults.state import Faults
 from serving.stand_in.local import LocalCalls
 
-KEEP_ALIVE = "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH"
-
 
 @contextlib.asynccontextmanager
 async def faults_of(
-    config: FaultConfig, admin: AdminConfig | None, stopping: asyncio.Event
+    config: FaultConfig, admin: AdminConfig | None, stopping: asyncio.Event, *, publishes_events: bool
 ) -> AsyncIterator[Faults | None]:
     """Yield the faults of a server once its port may be opened, or None if nothing can go wrong.
 
@@ -31,7 +29,7 @@ async def faults_of(
     if config.is_empty and admin is None:
         yield None
         return
-    faults = Faults(config)
+    faults = Faults(config, publishes_events=publishes_events)
     async with contextlib.AsyncExitStack() as closing:
         closing.callback(faults.close)
         following = asyncio.create_task(_follow(stopping, faults.ending))
@@ -51,10 +49,11 @@ async def _follow(stopping: asyncio.Event, ending: asyncio.Event) -> None:
 class Victim:
     """What faults do to a server that has its process for itself (see `faults.state.Server`)."""
 
-    def __init__(self, engine: Mocker, calls: LocalCalls, ending: asyncio.Event) -> None:
+    def __init__(self, engine: Mocker, calls: LocalCalls, ending: asyncio.Event, *, outlives_engine: bool) -> None:
         self._engine = engine
         self._calls = calls
         self._ending = ending
+        self._outlives_engine = outlives_engine
 
     def slow_down(self, factor: float) -> None:
         """See `Server`."""
@@ -69,8 +68,8 @@ class Victim:
         self._calls.end_all(why, "engine")
 
     def stop(self) -> None:
-        """See `Server`; as with vLLM, a variable keeps it from that."""
-        if os.environ.get(KEEP_ALIVE, "0") == "0":
+        """See `Server`; as with vLLM, a setting keeps it from that."""
+        if not self._outlives_engine:
             self._ending.set()
 
     def end(self, how: str) -> None:

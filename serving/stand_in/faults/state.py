@@ -52,7 +52,8 @@ class Server(Protocol):
 class Faults:
     """See the module; made in a running loop."""
 
-    def __init__(self, config: FaultConfig) -> None:
+    def __init__(self, config: FaultConfig, *, publishes_events: bool = True) -> None:
+        self._publishes_events = publishes_events
         self.config = FaultConfig(by=config.by, seed=config.seed)
         self.counts: Counter[str] = Counter()
         """How often each fault befell something."""
@@ -118,6 +119,11 @@ class Faults:
         if self.config.health != "honest":
             return 200 if self.config.health == "up" else 503
         return None if self.is_ready and not self.is_engine_dead else 503
+
+    @property
+    def without_effect(self) -> list[str]:
+        """The faults that are set and cannot come: no KV events are published."""
+        return [] if self._publishes_events else self.config.of_kv_events
 
     def next_fault(self, headers: Iterable[tuple[bytes, bytes]]) -> Fault:
         """Return what befalls the next request."""

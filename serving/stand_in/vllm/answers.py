@@ -17,12 +17,12 @@ from serving.frontend.api.errors import ApiError
 from serving.frontend.api.logprobs import TokenLogprob
 from serving.frontend.api.sse import event, unescape
 from serving.frontend.generation.choice import Choice
-from serving.frontend.prepared import Prompt
+from serving.frontend.prepared import Prepared
 from serving.frontend.shape import Shape
 from serving.stand_in.vllm.errors import DONE, error_event
-from serving.stand_in.vllm.parts import VllmDeltas, message
+from serving.stand_in.vllm.parts import VllmDeltas, ids_of, message
 from serving.stand_in.vllm.scores import Scores, prompt_logprobs, scores
-from serving.stand_in.vllm.usage import AnswerSettings, metrics, usage
+from serving.stand_in.vllm.usage import AnswerSettings, metrics, usage, without_none
 
 _encode = msgspec.json.encode
 
@@ -50,7 +50,11 @@ class VllmAnswer:
     def events(self, index: int) -> ChoiceEvents:
         """See `Answer`."""
         shape = self.prepared.shape
-        return _TextEvents(self, index) if shape is None else _PartEvents(self, index, self._split(shape))
+        return (
+            _TextEvents(self, index)
+            if shape is None
+            else _PartEvents(self, index, self._split(shape), is_searched=bool(shape.tool_calls))
+        )
 
     def end(self) -> bytes:
         """See `Answer`."""
@@ -58,10 +62,10 @@ class VllmAnswer:
             return DONE
         found: dict[str, Any] = {
             "choices": [],
-            "usage": _without_none(self._usage()),
+            "usage": without_none(self._usage()),
             "system_fingerprint": self.settings.fingerprint,
         }
-        found["metrics"] = _without_none(self._metrics() or {}) or None
+        found["metrics"] = without_none(self._metrics() or {}) or None
         return event(self.head | {name: value for name, value in found.items() if value is not None}) + DONE
 
     def whole(self, choices: list[Collected]) -> bytes:
@@ -93,6 +97,10 @@ class VllmAnswer:
         if not (self.is_chat and self.settings.has_reasoning):
             return None
         return sum(parts.num_reasoning for parts in self._parts)
+
+    def count_search(self, *, is_streamed: bool, has_called: bool) -> None:
+        """Count a search for tool calls."""
+        self.settings.on_search("chat_completions", is_streamed=is_streamed, has_called=has_called)
 
     def _usage(self) -> dict[str, Any]:
         found = usage(*self._counts(), num_reasoning=self.num_reasoning)
@@ -139,6 +147,8 @@ class VllmAnswer:
         if shape is not None:
             split = self._split(shape)
             parts = [part for piece in collected.pieces for part in split.push(piece)] + split.end()
+            if shape.tool_calls:
+                self.count_search(is_streamed=False, has_called=split.num_calls > 0)
             turn, reason = message(options.role, parts), split.reason(reason)
         if options.echoed is not None:
             turn["content"] = options.echoed + (turn["content"] or "")
@@ -308,9 +318,10 @@ class _TextEvents(_Events):
 class _PartEvents(_Events):
     """The events of a chat whose text is split: a token that settles nothing has none, unless its id or score is wanted."""
 
-    def __init__(self, answer: VllmAnswer, index: int, parts: AnswerParts) -> None:
+    def __init__(self, answer: VllmAnswer, index: int, parts: AnswerParts, *, is_searched: bool) -> None:
         super().__init__(answer, index)
         self._parts = parts
+        self._is_searched = is_searched
         self._deltas = VllmDeltas()
         self._is_hidden = not self.options.include_reasoning
         self._shows_all = not self._is_hidden and (
@@ -325,10 +336,19 @@ class _PartEvents(_Events):
         for place, piece in enumerate(pieces):
             is_last = ended and place == len(pieces) - 1 and num_new <= len(pieces)
             deltas = self._deltas.of(self._parts.push(piece))
+            self._count_search(deltas)
             if is_last:
                 return body + self._finish(deltas, place)
             body += self._emit(deltas, place)
-        return body + self._finish([], len(pieces)) if ended else body
+        if not ended:
+            return body
+        self._count_search([])
+        return body + self._finish([], len(pieces))
+
+    def _count_search(self, deltas: Sequence[dict[str, Any]]) -> None:
+        """Count a token after the reasoning, which vLLM searches for calls even if it has no text."""
+        if self._is_searched and not self._parts.is_thinking:
+            self.answer.count_search(is_streamed=True, has_called=any("tool_calls" in delta for delta in deltas))
 
     def last(self) -> bytes:
         """See `ChoiceEvents`: the last token has said it."""
@@ -370,18 +390,3 @@ def stop_reason(choice: Choice) -> int | str | None:
     if choice.stop is not None:
         return choice.stop
     return None if choice.stop_token == choice.eos_token else choice.stop_token
-
-
-def ids_of(prompt: Prompt) -> list[int]:
-    """Return the token ids of a prompt."""
-    found: list[int] = prompt.tokens.tolist()
-    return found
-
-
-def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that are not null, at any depth."""
-    return {
-        name: _without_none(value) if isinstance(value, dict) else value
-        for name, value in fields.items()
-        if value is not None
-    }

@@ -38,7 +38,7 @@ class VllmServer:
         self.models = models
         self.metrics = metrics
         limits = QueueLimits(config.api, engine, calls, metrics)
-        dialect = dialect_of(config, models.model, limits.check)
+        dialect = dialect_of(config, models.model, limits.check, metrics.count_tool_call)
         self.answering = Answering(models, FrontendConfig(allow_kv_transfer_params=True), dialect)
         self.rooms = Rooms(config, engine, models, self.answering, metrics)
         self.app = self._app()

@@ -8,6 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serving.frontend.answering import Handler
+from serving.frontend.api.errors import ApiError
+from serving.stand_in.vllm.errors import INVALID, RefusedError
 
 MAX_BYTES = 1 << 20
 """Largest body of a request that asks for no answer."""
@@ -16,19 +18,6 @@ NOT_JSON = "JSON decode error: {}"
 
 TRUE = frozenset(("1", "true", "t", "yes", "y", "on"))
 FALSE = frozenset(("0", "false", "f", "no", "n", "off"))
-
-
-class RefusedError(Exception):
-    """A refusal, with vLLM's error body."""
-
-    def __init__(self, status: int, type: str, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.error = {"message": message, "type": type, "param": param, "code": status}
-
-    def response(self) -> Response:
-        """Return it as an answer."""
-        return as_json({"error": self.error}, self.status)
 
 
 def as_json(value: Any, status: int = 200) -> Response:
@@ -41,16 +30,14 @@ def done() -> Response:
     return Response()
 
 
-def refusing(handler: Handler) -> Handler:
-    """Return a handler that answers with the refusals that another raises."""
+def as_json_only(handler: Handler) -> Handler:
+    """Return a handler that refuses bodies that do not say that they are JSON."""
 
-    async def answer(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except RefusedError as refused:
-            return refused.response()
+    async def handle(request: Request) -> Response:
+        check_is_json(request)
+        return await handler(request)
 
-    return answer
+    return handle
 
 
 def not_modelled(why: str) -> Handler:
@@ -62,17 +49,17 @@ def not_modelled(why: str) -> Handler:
     return refuse
 
 
-def invalid(where: Literal["query", "body"], name: str, problem: str) -> RefusedError:
+def invalid(where: Literal["query", "body"], name: str, problem: str) -> ApiError:
     """Return the refusal of a request with an invalid field."""
     place = f"{where}.{name}" if name else where
-    return RefusedError(400, "Bad Request", f"1 validation error:\n  {place}: {problem}", place)
+    return ApiError(400, f"1 validation error:\n  {place}: {problem}", code=INVALID, param=place)
 
 
 def flag(request: Request, name: str, default: bool) -> bool:
     """Return a boolean of the query.
 
     Raises:
-        RefusedError: it is none.
+        ApiError: it is none.
     """
     said = request.query_params.get(name)
     if said is None:
@@ -86,7 +73,7 @@ def choice(request: Request, name: str, choices: tuple[str, ...], default: str) 
     """Return one of several words from the query.
 
     Raises:
-        RefusedError: it is none of them.
+        ApiError: it is none of them.
     """
     said = request.query_params.get(name, default)
     if said not in choices:
@@ -98,7 +85,7 @@ def whole(request: Request, name: str, least: int, most: int, default: int) -> i
     """Return a whole number of the query.
 
     Raises:
-        RefusedError: it is none, or not within the bounds.
+        ApiError: it is none, or not within the bounds.
     """
     said = request.query_params.get(name, str(default))
     try:
@@ -114,12 +101,12 @@ def check_is_json(request: Request) -> None:
     """Check that a body says that it is JSON.
 
     Raises:
-        RefusedError: it does not.
+        ApiError: it does not.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].lower()
     if media_type != "application/json":
-        message = "1 validation error:\n  Unsupported Media Type: the content type must be 'application/json'"
-        raise RefusedError(400, "Bad Request", message)
+        problem = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
+        raise ApiError(400, problem, code=INVALID)
 
 
 async def body_of(request: Request, wording: str = NOT_JSON) -> Any:
@@ -130,13 +117,17 @@ async def body_of(request: Request, wording: str = NOT_JSON) -> Any:
         wording: how a body that is not JSON is refused; {} stands for the reason.
 
     Raises:
-        RefusedError: it is not JSON, or too large.
+        ApiError: it is not JSON, or too large.
     """
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_BYTES:
             raise RefusedError(413, "Request Entity Too Large", f"the body is larger than {MAX_BYTES} bytes")
+    return _decoded(body, wording)
+
+
+def _decoded(body: bytearray, wording: str) -> Any:
     try:
         return json.loads(body)
     except json.JSONDecodeError as error:
@@ -149,9 +140,21 @@ async def object_of(request: Request, wording: str = NOT_JSON) -> dict[str, Any]
     """Return the body of a request, which must be an object.
 
     Raises:
-        RefusedError: it is none.
+        ApiError: it is none.
     """
-    found = await body_of(request, wording)
+    return _object(await body_of(request, wording))
+
+
+def object_in(body: bytearray) -> dict[str, Any]:
+    """Return the object that a body is.
+
+    Raises:
+        ApiError: it is none.
+    """
+    return _object(_decoded(body, NOT_JSON))
+
+
+def _object(found: Any) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RefusedError(400, "Bad Request", "Request body must be a JSON object")
     return found
@@ -161,7 +164,7 @@ async def fields_of(request: Request, **types: type) -> dict[str, Any]:
     """Return fields that a body must have.
 
     Raises:
-        RefusedError: one is missing or of another type.
+        ApiError: one is missing or of another type.
     """
     check_is_json(request)
     found = await body_of(request)

@@ -4,7 +4,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serving.engines.mock import Mocker
-from serving.stand_in.vllm.asked import RefusedError, as_json, done, flag
+from serving.stand_in.vllm.asked import as_json, done, flag
+from serving.stand_in.vllm.errors import RefusedError
 
 
 class Caches:

@@ -10,8 +10,10 @@ from starlette.responses import Response
 
 from serving.engines.mock import Mocker
 from serving.stand_in.config import StandInConfig
-from serving.stand_in.vllm.asked import RefusedError, as_json, choice, flag, object_of
-from serving.stand_in.vllm.health import VERSION
+from serving.stand_in.vllm.arguments import version
+from serving.stand_in.vllm.asked import as_json, choice, flag, object_of
+from serving.stand_in.vllm.errors import RefusedError
+from serving.stand_in.vllm.metrics.cache_config import num_gpu_blocks
 
 FORMATS = ("text", "json")
 
@@ -61,11 +63,11 @@ class Development:
                 "max_model_len": self._engine.traits.context_length,
                 "quantization": given.get("quantization"),
                 "seed": config.seed,
-                "enable_sleep_mode": config.enable_sleep_mode,
+                "enable_sleep_mode": given.get("enable_sleep_mode", False),
             },
             "cache_config": {
                 "block_size": engine.block_size,
-                "num_gpu_blocks": self._engine.ranks[0].num_blocks + 1,
+                "num_gpu_blocks": num_gpu_blocks(self._engine.ranks[0]),
                 "cache_dtype": given.get("kv_cache_dtype", "auto"),
                 "gpu_memory_utilization": given.get("gpu_memory_utilization"),
                 "enable_prefix_caching": engine.enable_prefix_caching,
@@ -94,7 +96,7 @@ def _environment() -> dict[str, str]:
 
 def _system() -> dict[str, str]:
     return {
-        "vllm_version": VERSION,
+        "vllm_version": version(),
         "python_version": sys.version,
         "python_platform": platform.platform(),
         "os": platform.system(),

@@ -15,18 +15,25 @@ from serving.frontend.prepared import Prepared
 from serving.frontend.served_model import ServedModel
 from serving.stand_in.config import StandInConfig
 from serving.stand_in.vllm.answers import VllmAnswer
+from serving.stand_in.vllm.arguments import version
 from serving.stand_in.vllm.errors import error_response, late, refused
 from serving.stand_in.vllm.parts import new_id
-from serving.stand_in.vllm.usage import AnswerSettings
-
-VERSION = "0.32.0"
-"""The version of vLLM that this follows."""
+from serving.stand_in.vllm.usage import AnswerSettings, OnSearch
 
 RANK, PRIORITY, SESSION = "x-data-parallel-rank", "x-vllm-priority", "x-session-id"
 
 
-def dialect_of(config: StandInConfig, model: ServedModel, admit: Callable[[Prepared], object]) -> Dialect:
-    """Return how a server with these settings talks about its model, if `admit` does not turn a request away."""
+def dialect_of(
+    config: StandInConfig, model: ServedModel, admit: Callable[[Prepared], object], on_search: OnSearch
+) -> Dialect:
+    """Return how a server with these settings talks about its model.
+
+    Args:
+        config: the settings.
+        model: the model.
+        admit: raises an error for a request that is turned away.
+        on_search: called when an answer was searched for tool calls.
+    """
     api, names = config.api, config.served_model_names
     settings = AnswerSettings(
         fingerprint=fingerprint_of(config),
@@ -35,6 +42,7 @@ def dialect_of(config: StandInConfig, model: ServedModel, admit: Callable[[Prepa
         has_metrics=api.enable_per_request_metrics,
         has_reasoning=bool(api.reasoning_parser),
         text_of=model.text.tokenizer.text_of,
+        on_search=on_search,
     )
 
     def answer(accepted: AcceptedRequest, turn: Turn | None) -> Answer:
@@ -59,7 +67,7 @@ def fingerprint_of(config: StandInConfig) -> str | None:
             return None
         case "custom":
             return api.fingerprint_value
-    parts = [f"vllm-{VERSION}"]
+    parts = [f"vllm-{version()}"]
     if api.fingerprint_mode == "full":
         sizes = {
             "tp": config.timing.tensor_parallel_size,

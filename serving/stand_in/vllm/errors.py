@@ -1,16 +1,13 @@
 """How vLLM words errors: the kinds of bodies and their types."""
 
 import http
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
 from starlette.responses import Response
 
 from serving.frontend.api.errors import ApiError, NoRouteError
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 INVALID = "invalid"
 """Code of an error in a field that pydantic found: vLLM calls its type by the phrase of the status."""
@@ -49,6 +46,14 @@ MARKERS = frozenset({
 """Parts of pydantic's paths that are no fields."""
 
 
+class RefusedError(ApiError):
+    """An error whose type does not follow from its status."""
+
+    def __init__(self, status: int, type: str, message: str, param: str | None = None) -> None:
+        super().__init__(status, message, param=param)
+        self.type = type
+
+
 def refused(message: str, param: str | None = None, value: Any = None) -> ApiError:
     """Return the error for a request whose fields are read, but cannot be honoured."""
     details = [f"{name}={shown}" for name, shown in (("parameter", param), ("value", value)) if shown is not None]
@@ -74,6 +79,8 @@ def error_object(error: ApiError) -> dict[str, Any]:
     """Return the body of an error of vLLM's own."""
     phrase = http.HTTPStatus(error.status).phrase
     type = phrase if error.code in (INVALID, BUSY) else TYPES.get(error.status, phrase)
+    if isinstance(error, RefusedError):
+        type = error.type
     param = error.param
     if error.code == "context_length_exceeded":
         param = WHOLE.get(param or "", param)
@@ -102,18 +109,6 @@ def error_response(path: str, error: ApiError) -> Response:
         body = {"type": "error", "error": {name: body["error"][name] for name in ("type", "message")}}
     headers = {name: value for name, value in error.headers.items() if name.lower() in ("allow", "connection")}
     return Response(msgspec.json.encode(body), error.status, headers=headers, media_type="application/json")
-
-
-def as_json_only(handler: Handler) -> Handler:
-    """Return a handler that refuses bodies that do not say that they are JSON."""
-
-    async def handle(request: Request) -> Response:
-        if request.headers.get("content-type", "").lower().split(";")[0] != "application/json":
-            problem = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
-            raise ApiError(400, problem, code=INVALID)
-        return await handler(request)
-
-    return handle
 
 
 def _fields(location: tuple[int | str, ...]) -> list[str]:

@@ -4,13 +4,13 @@ import hmac
 import uuid
 from collections.abc import Iterable, Sequence
 
-import msgspec
 from starlette.datastructures import URL
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import RedirectResponse
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.frontend.api.errors import ApiError
+from serving.stand_in.vllm.errors import error_response
 
 GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 """Starts of the paths that need a key, if there are keys."""
@@ -56,8 +56,7 @@ class Front:
         whole = scope["path"]
         path = self._below_root(whole)
         if self._keys and path.startswith(GUARDED) and scope["method"] != "OPTIONS" and not self._is_known(scope):
-            body = msgspec.json.encode({"error": "Unauthorized"})
-            await Response(body, 401, media_type="application/json")(scope, receive, send)
+            await error_response(path, ApiError(401, "Unauthorized"))(scope, receive, send)
             return
         if path.endswith("/") and path != "/":
             if any(known.match(path.rstrip("/")) for known in self._known):

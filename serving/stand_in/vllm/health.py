@@ -6,11 +6,10 @@ from starlette.responses import Response
 
 from serving.frontend.answering import Answering
 from serving.stand_in.config import KvEventsConfig, StandInConfig
+from serving.stand_in.vllm.arguments import version
 from serving.stand_in.vllm.asked import as_json, done
+from serving.stand_in.vllm.kv_events.endpoints import endpoint_of
 from serving.stand_in.vllm.metrics.metrics import VllmMetrics
-
-VERSION = "0.32.0"
-"""The version of vLLM that this follows."""
 
 
 class Health:
@@ -36,7 +35,7 @@ class Health:
 
     async def on_version(self, request: Request) -> Response:
         """GET /version."""
-        return as_json({"version": VERSION})
+        return as_json({"version": version()})
 
     async def on_metrics(self, request: Request) -> Response:
         """GET /metrics."""
@@ -51,18 +50,10 @@ def _source(config: KvEventsConfig, rank: int) -> dict[str, object]:
     return {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
-        "endpoint": _of_rank(config.endpoint, rank),
-        "replay_endpoint": None if config.replay_endpoint is None else _of_rank(config.replay_endpoint, rank),
+        "endpoint": endpoint_of(config.endpoint, rank),
+        "replay_endpoint": None if config.replay_endpoint is None else endpoint_of(config.replay_endpoint, rank),
         "buffer_steps": config.buffer_steps,
         "hwm": config.hwm,
         "max_queue_size": config.max_queue_size,
         "topic": config.topic,
     }
-
-
-def _of_rank(endpoint: str, rank: int) -> str:
-    """Return the endpoint of a rank: the port moves, or the name of one inside a process gets a suffix."""
-    if "inproc" in endpoint:
-        return f"{endpoint}_dp{rank}"
-    base, colon, port = endpoint.rpartition(":")
-    return f"{base}{colon}{int(port) + rank}" if port.isdecimal() else endpoint

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from serving.frontend.answering import Answering
-from serving.stand_in.vllm.asked import check_is_json, object_of
+from serving.stand_in.vllm.asked import check_is_json, object_in
 
 ADAPTER = "x-amzn-sagemaker-adapter-identifier"
 """The header that names the adapter; without it, a request is for the model itself, whatever its body says."""
@@ -24,7 +24,7 @@ class Invocations:
     async def on_invoke(self, request: Request) -> Response:
         """POST /invocations: a chat if there are messages, else a completion."""
         check_is_json(request)
-        asked = await object_of(request)
+        asked = object_in(await self._answering.reader.body_of(request))
         asked["model"] = request.headers.get(ADAPTER) or self._name  # the body's own does not count
         answer = self._answering.chat if isinstance(asked.get("messages"), list) else self._answering.complete
         return await answer(_with_body(request, json.dumps(asked).encode()))

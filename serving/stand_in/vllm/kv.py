@@ -12,6 +12,7 @@ NIXL = ("NixlConnector", "NixlPullConnector")
 OFFLOADING = "OffloadingConnector"
 HOST, PORT = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"
 DESCRIBING = "self_describing_kv_events"
+BIDIRECTIONAL = "bidirectional_kv_xfer"
 GIB = 1 << 30
 
 
@@ -41,6 +42,10 @@ def kv_of(given: Mapping[str, Any], environment: Mapping[str, str], *, block_siz
     if nixl is None:
         return Kv(engine, None, LeaseConfig())
     assert config is not None
+    if (nixl.get(EXTRA) or {}).get(BIDIRECTIONAL):
+        raise ValueError(
+            f"--kv-transfer-config.{EXTRA}.{BIDIRECTIONAL} true: an instance that computes prompts reads no KV here; leave it out"
+        )
     role = nixl.get("kv_role") or config.get("kv_role")
     if role is None:
         raise ValueError("--kv-transfer-config.kv_role: expected one of kv_producer, kv_consumer, kv_both")

@@ -11,12 +11,12 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serving.engines.mock import Mocker
 from serving.frontend.served_model import ServedModel
 from serving.model.adapter import Adapter
 from serving.stand_in.config import LoraConfig
 from serving.stand_in.served import OneModel
-from serving.stand_in.vllm.asked import RefusedError, fields_of, invalid
+from serving.stand_in.vllm.asked import fields_of, invalid
+from serving.stand_in.vllm.errors import RefusedError
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z")
 
@@ -61,9 +61,12 @@ class Adapters:
         _check_path(name, path, self._config.max_lora_rank)
         model = models.model
         previous = models.adapters.get(name)
-        if previous is None or previous.adapter is None:
+        if previous is None:
             self._num_loaded += 1
-        id = self._num_loaded if previous is None or previous.adapter is None else previous.adapter.id
+            id = self._num_loaded
+        else:
+            assert previous.adapter is not None
+            id = previous.adapter.id
         served = ServedModel(model.text, model.stages, model.preparer, Adapter(id, name, path))
         models.adapters[name] = served
         models.parents[name] = base if base in models.names else models.names[0]
@@ -106,17 +109,6 @@ class Adapters:
         name = request.path_params["adapter_name"]
         self.unload(name)
         return Response(f"Adapter {name} unregistered")
-
-
-def adapters_in_use(engine: Mocker) -> tuple[list[str], list[str]]:
-    """Return the adapters of requests that run and of those that wait, as `vllm:lora_requests_info` shows them."""
-    running: dict[str, None] = {}
-    waiting: dict[str, None] = {}
-    for rank in engine.ranks:
-        scheduler = rank.engine.scheduler
-        running |= dict.fromkeys(each.adapter for each in scheduler.running if each.adapter)
-        waiting |= dict.fromkeys(each.adapter for each in (*scheduler.queued(), *scheduler.holding) if each.adapter)
-    return list(running), list(waiting)
 
 
 def _check_path(name: str, path: str, max_rank: int) -> None:

@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Iterable
 from typing import Any
 
+from serving.frontend.prepared import Prompt
 from serving.model.parts import Arguments, CallStart, Content, Part, Reasoning
 
 
@@ -57,6 +58,12 @@ def message(role: str, parts: Iterable[Part] | None = None, *, content: str = ""
     found: dict[str, Any] = {"role": role, "content": said, "refusal": None, "annotations": None, "audio": None}
     found["function_call"] = None
     return found | ({"tool_calls": calls} if calls else {}) | {"reasoning": thought}
+
+
+def ids_of(prompt: Prompt) -> list[int]:
+    """Return the token ids of a prompt."""
+    found: list[int] = prompt.tokens.tolist()
+    return found
 
 
 def _call_id() -> str:

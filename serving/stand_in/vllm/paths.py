@@ -4,13 +4,15 @@ from collections.abc import Iterator
 
 from serving.frontend.answering import Handler
 from serving.frontend.application import HOT, Route
-from serving.stand_in.vllm.asked import not_modelled, refusing
+from serving.stand_in.vllm.asked import as_json_only, not_modelled
 from serving.stand_in.vllm.documents import REDIRECT, Documents
-from serving.stand_in.vllm.errors import as_json_only
 from serving.stand_in.vllm.rooms import Rooms
 from serving.stand_in.vllm.unmodelled import NOT_MODELLED, PROFILING, SCALE_OUT, disabled, no_response
 
 GET, POST, DELETE, SHOW = "GET", "POST", "DELETE", "GET, HEAD"
+
+ANSWERS = (*HOT, "/invocations")
+"""Paths whose POST requests are for the engine."""
 
 
 def routes(rooms: Rooms) -> list[Route]:
@@ -25,7 +27,7 @@ def routes(rooms: Rooms) -> list[Route]:
 
 
 def _route(path: str, methods: str, handler: Handler) -> Route:
-    return Route(path, methods, as_json_only(handler) if path in HOT else refusing(handler))
+    return Route(path, methods, as_json_only(handler) if path in HOT else handler)
 
 
 def _shown(rooms: Rooms) -> Iterator[tuple[str, str, Handler]]:

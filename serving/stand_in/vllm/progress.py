@@ -6,7 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serving.engines.mock import Mocker
-from serving.stand_in.vllm.asked import RefusedError, as_json, object_of
+from serving.stand_in.vllm.asked import as_json, object_of
+from serving.stand_in.vllm.errors import RefusedError
 
 ENGINE_ID = re.compile(r"cmpl-(?P<completion>.+)-\d+\Z|(?:chatcmpl-|resp_)(?P<other>.+)\Z", re.DOTALL)
 """vLLM's ids of requests in its engine: the answer's id, and for a completion the number of its prompt behind it."""

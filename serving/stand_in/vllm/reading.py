@@ -81,7 +81,7 @@ class VllmReading:
     def limit(self, request: Request, num_prompt: int, model: ReadModel, param: str) -> int:
         """See `Reading`."""
         context = model.card.context_length
-        asked = getattr(request, "asked", None)
+        asked = request.asked if isinstance(request, AskedChat | AskedCompletion) else None
         wanted = (
             checks.limit_of(asked, self._settings.defaults.get("max_tokens"))
             if asked is not None
@@ -138,8 +138,8 @@ class VllmReading:
             if getattr(asked, name, None):
                 raise refused(f"{name} of requests are refused without --trust-request-mm-kwargs.", name)
 
-    def _check_bias(self, request: Request, model: ReadModel) -> None:
-        asked = request.asked  # type: ignore[attr-defined]
+    def _check_bias(self, request: AskedChat | AskedCompletion, model: ReadModel) -> None:
+        asked = request.asked
         checks.check_bias(asked)
         try:
             checks.check_known("logit_bias", list(map(int, asked.logit_bias or ())), model.vocab_size)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from serving.frontend.api.openai import COMPLETION_TOKENS
 from serving.stand_in.vllm.messages import Message
 
 MAX_STOPS = 64
@@ -141,7 +142,7 @@ class Completion(Sampling):
     prompt: list[TokenId] | list[list[TokenId]] | str | list[str] | None = None
     echo: bool | None = False
     logprobs: int | None = None
-    max_tokens: int | None = 16
+    max_tokens: int | None = COMPLETION_TOKENS
     n: int = 1
     suffix: str | None = None
     prompt_embeds: bytes | list[bytes] | None = None

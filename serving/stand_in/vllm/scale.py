@@ -3,7 +3,8 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serving.stand_in.vllm.asked import RefusedError, as_json, check_is_json, object_of
+from serving.stand_in.vllm.asked import as_json, check_is_json, object_of
+from serving.stand_in.vllm.errors import RefusedError
 
 
 class Scale:

@@ -1,4 +1,4 @@
-"""What a stand-in for `vllm serve` is told, made of vLLM's arguments, our own settings and the environment."""
+"""The settings of a stand-in for `vllm serve`, made of vLLM's arguments, our own settings and the environment."""
 
 import json
 from collections.abc import Mapping
@@ -77,7 +77,7 @@ def stand_in_config(
         lora=_lora(given, environment),
         kv_events=_kv_events(given, environment),
         kv_handover=kv.handover,
-        enable_sleep_mode=given.get("enable_sleep_mode", False),
+        outlives_engine=environment.get("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH", "0") != "0",
         is_dev_mode=bool(_whole(environment, "VLLM_SERVER_DEV_MODE", 0)),
         seed=given.get("seed", 0),
         given={name: value for name, value in differing(given).items() if name not in SECRET},
@@ -293,6 +293,7 @@ def _kv_events(given: Mapping[str, Any], environment: Mapping[str, str]) -> KvEv
             **entries,
             hash_algorithm=given.get("prefix_caching_hash_algo", "sha256"),
             hash_seed=environment.get("PYTHONHASHSEED"),
+            host_ip=environment.get("VLLM_HOST_IP", ""),
             use_int_block_hashes=bool(_whole(environment, "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", 1)),
             describes_chunks=describes_chunks(given),
         )

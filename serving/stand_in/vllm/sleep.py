@@ -15,7 +15,8 @@ from starlette.responses import Response
 
 from serving.engines.mock import Mocker
 from serving.engines.mock_control import PauseMode
-from serving.stand_in.vllm.asked import RefusedError, as_json, choice, flag, whole
+from serving.stand_in.vllm.asked import as_json, choice, flag, whole
+from serving.stand_in.vllm.errors import RefusedError
 from serving.stand_in.vllm.metrics.metrics import VllmMetrics
 
 MODES = ("abort", "wait", "keep")

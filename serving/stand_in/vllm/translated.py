@@ -4,13 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from serving.frontend.api.openai import ChatRequest, CompletionRequest, Message, StreamOptions, TextPart
+from serving.frontend.api.openai import (
+    COMPLETION_TOKENS,
+    ChatRequest,
+    CompletionRequest,
+    Message,
+    StreamOptions,
+    TextPart,
+)
 from serving.frontend.api.vllm_options import VllmOptions
 from serving.stand_in.vllm import checks
 from serving.stand_in.vllm.requests import Chat, Completion, NamedTool, Sampling
-
-DEFAULT_TOKENS = 16
-"""Tokens of a completion that sets no limit."""
 
 MAX_TOP_K = 1 << 20
 MAX_PENALTY = 2.0
@@ -106,7 +110,7 @@ class Asking:
             is_only_echo=is_only_echo,
         )
         limit = asked.max_tokens if "max_tokens" in asked.model_fields_set else None
-        asked.max_tokens = DEFAULT_TOKENS if limit is None else limit
+        asked.max_tokens = COMPLETION_TOKENS if limit is None else limit
         return AskedCompletion(
             asked=asked,
             options=options,

@@ -1,10 +1,10 @@
 """What a stand-in does with each argument of `vllm serve`, in one table.
 
-    modelled           it sets something here
-    harmless           it is accepted, changes nothing that is simulated, and is named once in the log
-    refused with a GPU it would change step times or memory in a way that is not simulated: refused where --gpu predicts
-                       them; without --gpu, step times are no GPU's, and it is harmless
-    refused            it would change schedules, answers or routes in a way that is not simulated
+    modelled            it sets something here
+    harmless            it is accepted, changes nothing that is simulated, and is named once in the log
+    refused with --gpu  it would change step times or memory in a way that is not simulated: refused where --gpu
+                        predicts them; without --gpu, step times are no GPU's, and it is harmless
+    refused             it would change schedules, answers or routes in a way that is not simulated
 
 Only values that differ from vLLM's defaults are refused.
 """
@@ -33,7 +33,7 @@ MODELLED = {
     "max_model_len": "the most tokens of a sequence; auto: as many as fit in the KV cache, at most the model's context",
     "dtype": "the type of weights and activations: 16 bits are simulated",
     "quantization": "the type of the weights: fp8 of a model in 16 bits, else the checkpoint's own",
-    "seed": "the seed of what is drawn, such as answers",
+    "seed": "the seed of faults, unless --fault-seed names another",
     "max_num_queued_reqs": "the requests that may be unfinished before more get 503",
     "max_num_queued_tokens": "the tokens of prompts that may wait before more requests get 503",
     "max_logprobs": "the most log probabilities of a token that requests may ask for",
@@ -71,7 +71,6 @@ MODELLED = {
     "kv_transfer_config": "handover of KV with NixlConnector, host memory with OffloadingConnector, or a MultiConnector of both",
     "prefix_caching_hash_algo": "how blocks are named in KV events",
     "kv_events_config": "where KV events are published",
-    "enable_sleep_mode": "whether /sleep may free memory",
     # Adapters
     "enable_lora": "whether requests may name adapters",
     "lora_modules": "the adapters that are served from the start",
@@ -187,6 +186,7 @@ HARMLESS = {
     """,
     "a request's head may have 16 KiB and 100 headers in any case": "h11_max_incomplete_event_size h11_max_header_count",
     "the docs need no network in any case": "enable_offline_docs",
+    "/sleep and /wake_up are there with VLLM_SERVER_DEV_MODE in any case": "enable_sleep_mode",
 }  # fmt: skip
 """Why arguments change nothing, and which."""
 

@@ -3,7 +3,7 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serving.stand_in.vllm.asked import RefusedError
+from serving.stand_in.vllm.errors import RefusedError
 
 NOT_MODELLED = {
     "/v1/systemone": "it scores the answers that a model gives to decisions, and there is no model",

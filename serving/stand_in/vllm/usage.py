@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from serving.frontend.generation.choice import Choice
 
@@ -23,6 +23,16 @@ class AnswerSettings:
     """Whether the usage says how many tokens a chat's answer thought with."""
     text_of: Callable[[int], str]
     """Returns a token's text."""
+    on_search: "OnSearch"
+    """Called when an answer, or a piece of a stream, was searched for tool calls."""
+
+
+class OnSearch(Protocol):
+    """Counts searches for tool calls."""
+
+    def __call__(self, request_type: str, *, is_streamed: bool, has_called: bool) -> object:
+        """Count one, in an answer to a request of this type."""
+        ...
 
 
 def usage(num_prompt: int, num_output: int, *, num_reasoning: int | None) -> dict[str, Any]:
@@ -51,4 +61,13 @@ def metrics(choice: Choice) -> dict[str, Any]:
         "mean_itl_ms": decode_s / (count - 1) * 1000 if count > 1 else None,
         "tokens_per_second": count / inference_s if inference_s else None,
         "speculative_decoding": None,
+    }
+
+
+def without_none(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that are not null, at any depth."""
+    return {
+        name: without_none(value) if isinstance(value, dict) else value
+        for name, value in fields.items()
+        if value is not None
     }

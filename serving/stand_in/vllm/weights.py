@@ -3,7 +3,8 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serving.stand_in.vllm.asked import RefusedError, as_json, fields_of, invalid
+from serving.stand_in.vllm.asked import as_json, fields_of, invalid
+from serving.stand_in.vllm.errors import RefusedError
 
 UNCONFIGURED = "weight transfer is not configured, and there are no weights to transfer"
 CHECKER_ACTIONS = ("checksum", "reset", "compare")

@@ -12,7 +12,6 @@ subscribers that ask are served between the steps of engines. All sockets of a p
 import asyncio
 import itertools
 import logging
-import os
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -22,8 +21,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from serving.frontend.http.listening import PortError
 from serving.stand_in.config import KvEventsConfig
+from serving.stand_in.vllm.kv_events.endpoints import PublisherError, endpoint_of
 from serving.stand_in.vllm.kv_events.messages import EventBatch
 
 log = logging.getLogger(__name__)
@@ -32,10 +31,6 @@ END = (-1).to_bytes(8, "big", signed=True)
 ANY_PORT = "tcp://*:0"
 REPLAYED_AT_ONCE = 64
 """Messages sent to a subscriber that asks before engines get another turn."""
-
-
-class PublisherError(PortError):
-    """An address cannot be used."""
 
 
 class Publisher:
@@ -62,12 +57,12 @@ class Publisher:
         self._replies: zmq.asyncio.Socket | None = None
         self.replay_endpoint: str | None = None
         try:
-            self.endpoint = _open(self._socket, endpoint_of(config.endpoint, rank))
+            self.endpoint = _open(self._socket, endpoint_of(config.endpoint, rank), config.host_ip)
             if config.replay_endpoint is not None:
                 self._replies = replies = zmq.asyncio.Socket(context, zmq.ROUTER)
                 # A ROUTER drops what there is no room for. All that is kept must have some, and the end, too.
                 replies.setsockopt(zmq.SNDHWM, config.buffer_steps + 1)
-                self.replay_endpoint = _bind(replies, endpoint_of(config.replay_endpoint, rank))
+                self.replay_endpoint = _bind(replies, endpoint_of(config.replay_endpoint, rank), config.host_ip)
                 self._replaying = asyncio.create_task(self._replay(replies))
         except PublisherError:
             self._close_sockets()
@@ -110,33 +105,17 @@ class Publisher:
             await replies.send_multipart((client, b"", b"", END, b""))
 
 
-def endpoint_of(endpoint: str, rank: int) -> str:
-    """Return the endpoint of a rank: its port follows those of the ranks before, and an inproc name ends with the rank.
-
-    Raises:
-        PublisherError: ranks cannot share such an endpoint.
-    """
-    if not rank:
-        return endpoint
-    if "inproc" in endpoint:
-        return f"{endpoint}_dp{rank}"
-    address, colon, port = endpoint.rpartition(":")
-    if "tcp" not in endpoint or not port.isdecimal():
-        raise PublisherError(f"the endpoint {endpoint!r} is of rank 0 only; expected tcp://HOST:PORT or inproc://NAME")
-    return f"{address}{colon}{int(port) + rank}" if int(port) else endpoint
-
-
-def _open(publisher: "zmq.Socket[bytes]", endpoint: str) -> str:
+def _open(publisher: "zmq.Socket[bytes]", endpoint: str, host_ip: str) -> str:
     """Bind to an address with a wildcard, or a local one; connect to any other. Return the address."""
     if "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://")):
-        return _bind(publisher, endpoint)
+        return _bind(publisher, endpoint, host_ip)
     _use(publisher.connect, endpoint)
     return endpoint
 
 
-def _bind(server: "zmq.Socket[bytes] | zmq.asyncio.Socket", endpoint: str) -> str:
+def _bind(server: "zmq.Socket[bytes] | zmq.asyncio.Socket", endpoint: str, host_ip: str) -> str:
     """Bind; for any free port, bind at this host's own address and return that."""
-    address = f"tcp://{_own_address()}:0" if endpoint == ANY_PORT else endpoint
+    address = f"tcp://{host_ip or _own_address()}:0" if endpoint == ANY_PORT else endpoint
     if "[" in address:
         server.setsockopt(zmq.IPV6, 1)
     _use(server.bind, address)
@@ -158,8 +137,6 @@ def _own_address() -> str:
     Raises:
         PublisherError: there is none.
     """
-    if address := os.environ.get("VLLM_HOST_IP"):
-        return address
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("198.51.100.1", 9))  # sends nothing: only asks which of our addresses would be used

@@ -20,7 +20,7 @@ async def sinks_of(config: StandInConfig, faults: Faults | None = None) -> Async
     """
     events, engine, sinks = config.kv_events, config.engine, []
     async with contextlib.AsyncExitStack() as closing:
-        if events is not None and engine.enable_prefix_caching:
+        if events is not None and config.publishes_events:
             for rank in range(config.ranks.first, config.ranks.first + engine.dp_size):
                 publisher = Publisher(events, rank)
                 closing.push_async_callback(publisher.close)

@@ -3,7 +3,7 @@
 import time
 
 
-class Adapters:
+class AdaptersInUse:
     """The adapters of the requests that have got a token and have not ended.
 
     vLLM keeps a set of adapters that run and one of those that only wait, and then shows the names of both in both labels;

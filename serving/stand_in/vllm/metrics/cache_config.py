@@ -3,48 +3,53 @@
 from collections.abc import Mapping
 from typing import Any
 
-DEFAULTS = {
+from serving.engines.mock_rank import MockEngine
+from serving.stand_in.vllm.arguments import arguments
+
+OF_ARGUMENTS = (
+    "enable_mamba_shared_prefix_checkpoint",
+    "gpu_memory_utilization",
+    "kv_cache_dtype",
+    "kv_cache_dtype_skip_layers",
+    "kv_cache_memory_bytes",
+    "kv_offloading_backend",
+    "kv_offloading_size",
+    "kv_sharing_fast_prefill",
+    "mamba_block_size",
+    "mamba_cache_dtype",
+    "mamba_cache_mode",
+    "mamba_ssm_cache_dtype",
+    "num_gpu_blocks_override",
+    "prefix_cache_retention_interval",
+    "prefix_caching_hash_algo",
+    "prefix_match_unit",
+    "replayssm_buffer_len",
+    "swa_bounded_replay",
+    "use_replayssm",
+)
+"""Arguments of vLLM that are labels."""
+
+RENAMED = {"kv_cache_dtype": "cache_dtype"}
+"""Those whose label has another name."""
+
+OTHERS = {
     "_block_size_resolved": "True",
-    "block_size": "16",
-    "cache_dtype": "auto",
     "cache_hit_alignment_tokens": "None",
-    "effective_attention_block_size": "16",
-    "enable_mamba_shared_prefix_checkpoint": "False",
-    "enable_prefix_caching": "True",
-    "gpu_memory_utilization": "0.92",
     "hash_block_size": "None",
     "is_attention_free": "False",
-    "kv_cache_dtype_skip_layers": "[]",
     "kv_cache_layout": "None",
-    "kv_cache_max_concurrency": "None",
-    "kv_cache_memory_bytes": "None",
-    "kv_cache_size_tokens": "None",
-    "kv_offloading_backend": "native",
-    "kv_offloading_size": "None",
-    "kv_sharing_fast_prefill": "False",
-    "mamba_block_size": "None",
-    "mamba_cache_dtype": "auto",
-    "mamba_cache_mode": "none",
     "mamba_page_size_padded": "None",
-    "mamba_ssm_cache_dtype": "auto",
     "num_cpu_blocks": "None",
-    "num_gpu_blocks": "None",
-    "num_gpu_blocks_override": "None",
-    "prefix_cache_retention_interval": "0",
-    "prefix_caching_hash_algo": "sha256",
-    "prefix_match_unit": "None",
-    "replayssm_buffer_len": "16",
     "skip_page_size_padded": "None",
     "sliding_window": "None",
-    "swa_bounded_replay": "True",
     "use_kda_recoverssm": "False",
-    "use_replayssm": "False",
-    "user_specified_block_size": "False",
 }
-"""Each label, with its value before anything is known."""
+"""Labels that no argument sets."""
 
-ARGUMENTS = {"kv_cache_dtype": "cache_dtype"}
-"""Arguments of vLLM whose label has another name."""
+
+def num_gpu_blocks(rank: MockEngine) -> int:
+    """Return the KV blocks of a rank as vLLM counts them: with the null block, which holds nothing."""
+    return rank.num_blocks + 1
 
 
 def cache_config_labels(
@@ -59,11 +64,11 @@ def cache_config_labels(
         max_model_len: the longest sequence.
         enable_prefix_caching: whether prefixes are cached.
     """
-    said = {ARGUMENTS.get(name, name): str(value) for name, value in given.items()}
     num_tokens = num_blocks * block_size
+    values = {name: given.get(name, arguments()[name].default) for name in OF_ARGUMENTS}
     return (
-        DEFAULTS
-        | {name: value for name, value in said.items() if name in DEFAULTS}
+        OTHERS
+        | {RENAMED.get(name, name): str(value) for name, value in values.items()}
         | {
             "block_size": str(block_size),
             "effective_attention_block_size": str(block_size),

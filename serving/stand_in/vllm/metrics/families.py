@@ -8,7 +8,7 @@ from typing import Literal
 from serving.stand_in.vllm.metrics import buckets
 from serving.stand_in.vllm.metrics.series import Labels
 
-Kind = Literal["counter", "gauge", "histogram", "summary"]
+Kind = Literal["counter", "gauge", "histogram"]
 
 MODEL, ENGINE = "model_name", "engine"
 
@@ -38,12 +38,9 @@ class Shown:
 
     max_model_len: int
     has_stats: bool = True
-    num_speculative_tokens: int | None = None
-    """None: no speculation."""
     has_nixl: bool = False
     has_offloading: bool = False
     is_kv_consumer: bool = False
-    has_residency: bool = False
     has_adapters: bool = False
     has_tool_calls: bool = False
 
@@ -65,7 +62,6 @@ def families(shown: Shown) -> list[Family]:
         return []
     lengths = buckets.lengths(shown.max_model_len)
     return [
-        *_speculation(shown.num_speculative_tokens),
         *(NIXL if shown.has_nixl else ()),
         *(OFFLOADING if shown.has_offloading else ()),
         *ESTIMATES,
@@ -76,7 +72,6 @@ def families(shown: Shown) -> list[Family]:
         *TIMES,
         Family("vllm:request_num_preemptions", "histogram", "Preemptions of a request", buckets.PREEMPTIONS),
         Family("vllm:request_prefill_kv_computed_tokens", "histogram", "Prompt tokens of a request computed", lengths),
-        *(RESIDENCY if shown.has_residency else ()),
         *((LORA,) if shown.has_adapters else ()),
     ]
 
@@ -140,15 +135,6 @@ TIMES = [
     )
 ]
 
-RESIDENCY = [
-    Family(f"vllm:kv_block_{name}_seconds", "histogram", text, buckets.RESIDENCIES_S)
-    for name, text in (
-        ("lifetime", "Time from the allocation of a KV block to its eviction"),
-        ("idle_before_evict", "Time from the last use of a KV block to its eviction"),
-        ("reuse_gap", "Time between uses of a KV block"),
-    )
-]
-
 NIXL = [
     Family("vllm:nixl_xfer_time_seconds", "histogram", "Time of a KV transfer", buckets.TRANSFERS_S),
     Family("vllm:nixl_post_time_seconds", "histogram", "Time to start a KV transfer", buckets.POSTS_S),
@@ -198,20 +184,6 @@ OFFLOADING = [
     _size("lookup_async_delay_seconds", "Time until a look-up was answered", buckets.ASYNC_LOOK_UPS_S),
     _amount("allocation_failure", "Copies for which host memory had no room"),
 ]
-
-
-def _speculation(num_tokens: int | None) -> list[Family]:
-    if num_tokens is None:
-        return []
-    position = {"position": tuple(map(str, range(num_tokens)))}
-    return [
-        Family("vllm:spec_decode_num_drafts", "counter", "Drafts"),
-        Family("vllm:spec_decode_num_draft_tokens", "counter", "Tokens of drafts"),
-        Family("vllm:spec_decode_num_accepted_tokens", "counter", "Tokens of drafts that were accepted"),
-        Family(
-            "vllm:spec_decode_num_accepted_tokens_per_pos", "counter", "Those by their place in the draft", own=position
-        ),
-    ]
 
 
 def _state(shown: Shown) -> list[Family]:

@@ -7,8 +7,8 @@ from prometheus_client.core import Metric
 
 from serving.engines.mock import Mocker
 from serving.stand_in.config import StandInConfig
-from serving.stand_in.vllm.metrics.adapters import Adapters
-from serving.stand_in.vllm.metrics.cache_config import cache_config_labels
+from serving.stand_in.vllm.metrics.adapters import AdaptersInUse
+from serving.stand_in.vllm.metrics.cache_config import cache_config_labels, num_gpu_blocks
 from serving.stand_in.vllm.metrics.exposition import Histograms, Values, exposition, metric_of
 from serving.stand_in.vllm.metrics.families import ADAPTERS, CACHE_CONFIG, ENGINE, LORA, TOOL_CALLS, Shown, families
 from serving.stand_in.vllm.metrics.http import HttpCounts
@@ -20,16 +20,13 @@ from serving.stand_in.vllm.metrics.stats_log import StatsLog
 
 def shown_by(config: StandInConfig, max_model_len: int) -> Shown:
     """Return the settings of a stand-in on which the families depend."""
-    speculation = config.given.get("speculative_config") or {}
     handover = config.kv_handover
     return Shown(
         max_model_len=max_model_len,
         has_stats=config.logs.has_stats,
-        num_speculative_tokens=speculation.get("num_speculative_tokens"),
         has_nixl=handover is not None,
         has_offloading=config.engine.has_host_memory,
         is_kv_consumer=config.engine.has_host_memory or (handover is not None and handover.role != "kv_producer"),
-        has_residency=bool(config.given.get("kv_cache_metrics")),
         has_adapters=config.lora is not None,
         has_tool_calls=bool(config.api.tool_call_parser),
     )
@@ -48,7 +45,7 @@ class VllmMetrics:
         self._max_model_len = max_model_len
         self._shown = shown_by(config, max_model_len)
         self._families = families(self._shown)
-        self._adapters = None if config.lora is None else Adapters(config.lora.max_loras)
+        self._adapters = None if config.lora is None else AdaptersInUse(config.lora.max_loras)
         self._server = Series({})
         self._engine: Mocker | None = None
         bounds = {each.name: each.bounds for each in self._families if each.kind == "histogram" and not each.own}
@@ -127,7 +124,7 @@ class VllmMetrics:
             labels = cache_config_labels(
                 self._config.given,
                 block_size=rank.config.block_size,
-                num_blocks=rank.num_blocks + 1,
+                num_blocks=num_gpu_blocks(rank),
                 max_model_len=self._max_model_len,
                 enable_prefix_caching=rank.config.enable_prefix_caching,
             )

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from serving.engines.mock_live import Live
 from serving.engines.mock_observer import Gaps
-from serving.stand_in.vllm.metrics.adapters import Adapters
+from serving.stand_in.vllm.metrics.adapters import AdaptersInUse
 from serving.stand_in.vllm.metrics.series import Series
 from serving.stand_in.vllm.metrics.stats_log import StatsLog
 from serving.worker.protocol import PreprocessedRequest
@@ -45,7 +45,7 @@ class Recorder:
     def __init__(
         self,
         series: Series,
-        adapters: Adapters | None,
+        adapters: AdaptersInUse | None,
         stats_log: StatsLog | None = None,
     ) -> None:
         """Start to count.
