@@ -17,7 +17,6 @@ from serving.frontend.api.errors import ApiError
 from serving.frontend.api.logprobs import TokenLogprob
 from serving.frontend.api.sse import event, unescape
 from serving.frontend.generation.choice import Choice
-from serving.frontend.prepared import Prepared
 from serving.frontend.shape import Shape
 from serving.stand_in.vllm.errors import DONE, error_event
 from serving.stand_in.vllm.parts import VllmDeltas, ids_of, message
