@@ -8,6 +8,7 @@ import sys
 import httpx
 import pytest
 
+from serving.frontend.http.limits import Limits
 from serving.stand_in.faults.admin import admin_port
 from serving.stand_in.faults.config import AdminConfig
 from serving.stand_in.faults.state import Faults
@@ -91,6 +92,10 @@ def test_faults_of_kv_events_that_nobody_publishes_are_said_to_have_no_effect(pu
         ("PATCH", "/faults", b'{"startup": "1s"}', 400, "only a flag can keep the port closed"),
         ("PUT", "/faults", b"[]", 400, "expected a JSON object"),
         ("PUT", "/faults", b"{", 400, "expected a JSON object"),
+        ("PUT", "/faults", b'{"429": ' * 100_000, 413, "longer than 65536 bytes"),
+        ("PUT", "/faults", b'{"429": ' + b"[" * 5000, 400, "expected a JSON object"),
+        ("PUT", "/faults", b'{"429": ' + b"9" * 5000 + b"}", 400, "expected"),
+        ("PUT", "/faults", b'{"\xff": 1}', 400, "expected a JSON object"),
         ("PUT", "/faults", b" " * 100_000, 413, "longer than 65536 bytes"),
         ("POST", "/faults", b"{}", 405, "/faults does not accept POST; expected GET, PUT, PATCH, DELETE"),
         ("POST", "/crash", b'{"how": "gently"}', 400, "with one of exit, kill, engine_death"),
@@ -136,6 +141,83 @@ def test_with_a_token_only_who_has_it_may_ask():
         assert answer.json()["faults"] == {"500": 0.1}
 
     with_port(do, "500=0.1", token="secret")
+
+
+PAGE = {"origin": "http://evil.example"}
+REBOUND = {"host": "evil.example:8322"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 202),
+        ({"host": "localhost:8322"}, 202),
+        ({"host": "LOCALHOST"}, 202),
+        ({"host": "127.9.9.9:8322"}, 202),
+        ({"host": "[::1]:8322"}, 202),
+        ({"content-type": "application/x-www-form-urlencoded"}, 202),
+        ({"host": "localhost:8322", "origin": "http://localhost:8322", "content-type": "application/json"}, 202),
+        (PAGE, 403),
+        (PAGE | {"content-type": "application/json"}, 403),
+        ({"origin": "null"}, 403),
+        ({"host": "localhost:8322", "origin": "http://localhost:80"}, 403),
+        (REBOUND, 403),
+        (REBOUND | {"origin": "http://evil.example:8322"}, 403),
+        ({"host": "127.0.0.1.evil.example"}, 403),
+        ({"host": "localhost@evil.example"}, 403),
+        ({"host": ""}, 403),
+        ({"content-type": "text/plain"}, 415),
+        ({"content-type": "multipart/form-data; boundary=x"}, 415),
+    ],
+)
+def test_without_a_token_programs_of_this_machine_may_ask_and_web_pages_may_not(headers, status):
+    async def do(client):
+        answer = await client.post("/crash", content=b'{"how": "exit"}', headers=headers)
+        assert answer.status_code == status
+        drained = await client.post("/drain", headers=headers)
+        assert drained.status_code == status
+
+    server, is_ending = with_port(do)
+    assert (server.ends == ["exit"], is_ending) == (status == 202, status == 202)
+
+
+def test_with_a_token_a_page_that_has_it_may_ask_under_any_name():
+    async def do(client):
+        answer = await client.delete("/faults", headers={"authorization": "Bearer secret"} | PAGE | REBOUND)
+        assert answer.status_code == 200
+
+    with_port(do, token="secret")
+
+
+def test_a_body_that_never_ends_is_refused(monkeypatch):
+    monkeypatch.setattr("serving.frontend.http.body.BODY_TIMEOUT_S", 0.05)
+
+    async def do(client):
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
+        writer.write(b"PUT /faults HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
+        assert b" 408 " in await reader.readline()
+        writer.close()
+
+    with_port(do)
+
+
+def test_a_connection_that_asks_nothing_is_closed():
+    async def main():
+        async with admin_port(AdminConfig(), Faults(read_faults([])), Limits(head_timeout_s=0.05)) as url:
+            reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(url).port)
+            assert not await reader.read()
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_who_meets_faults_is_chosen_by_number_again_once_faults_are_replaced_or_removed():
+    async def do(client):
+        for heal in (client.put("/faults", json={"cut": 0.5}), client.delete("/faults")):
+            await client.patch("/faults", json={"by": "id"})
+            assert "by" not in (await heal).json()["faults"]
+
+    with_port(do, "by=id", "429=0.1")
 
 
 def test_counts_are_there_for_prometheus():

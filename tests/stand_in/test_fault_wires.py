@@ -91,6 +91,12 @@ def wired(*words, count=40, num_awaited=0):
     return asyncio.run(main())
 
 
+def test_only_so_many_events_are_late_at_once_and_the_others_are_lost(monkeypatch):
+    monkeypatch.setattr("serving.stand_in.faults.events.MAX_WAITING", 3)
+    _, arrived, counts = wired("kv_events_delay=1h", count=10)
+    assert (arrived, counts) == ([], {"kv_events_delay": 3, "kv_events_drop": 7})
+
+
 def test_lost_events_leave_a_gap():
     _, arrived, counts = wired("kv_events_drop=0.3")
     assert arrived == sorted(arrived)

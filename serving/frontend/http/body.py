@@ -1,9 +1,10 @@
 """A request's body: read within its own limits, and within the process's budget for all bodies together."""
 
 import asyncio
+import contextlib
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 
 from starlette.requests import Request
@@ -108,21 +109,42 @@ async def read_body(request: Request, share: Share, max_bytes: int) -> bytearray
         raise too_large
     share.expect(length)
     body, decoder = bytearray(), _decoder(request.headers.get("content-encoding", "identity").lower())
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            async for chunk in request.stream():
-                for piece in (chunk,) if decoder is None else decoder.pieces(chunk):
-                    if len(body) + len(piece) > max_bytes:
-                        raise too_large
-                    share.grow(len(body) + len(piece))
-                    body += piece
-                    if decoder is not None:
-                        await asyncio.sleep(0)
-    except TimeoutError as error:
-        raise ApiError(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from error
+    async with _in_time():
+        async for chunk in request.stream():
+            for piece in (chunk,) if decoder is None else decoder.pieces(chunk):
+                if len(body) + len(piece) > max_bytes:
+                    raise too_large
+                share.grow(len(body) + len(piece))
+                body += piece
+                if decoder is not None:
+                    await asyncio.sleep(0)
     if decoder is not None:
         decoder.end()
     return body
+
+
+async def read_small_body(request: Request, max_bytes: int) -> bytearray:
+    """Return a request's body as it was sent; so few bytes need no budget.
+
+    Raises:
+        ApiError: it is too large or too slow.
+    """
+    body = bytearray()
+    async with _in_time():
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > max_bytes:
+                raise ApiError(413, f"the body is longer than {max_bytes} bytes")
+    return body
+
+
+@contextlib.asynccontextmanager
+async def _in_time() -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            yield
+    except TimeoutError as error:
+        raise ApiError(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from error
 
 
 class _Decoder:

@@ -8,11 +8,12 @@ POST /crash       {"how": "exit"}, or kill, or engine_death
 POST /ready       ends startup and unready
 POST /drain       ends the server as SIGTERM does
 GET /metrics      the counts, for Prometheus
+
+Whoever sends the token may ask; without one, whoever is on this machine, but no web page: see `callers`.
 """
 
 import asyncio
 import contextlib
-import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -24,9 +25,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from serving.frontend.api.errors import ApiError
+from serving.frontend.http.body import read_small_body
+from serving.frontend.http.connection import sweep
 from serving.frontend.http.limits import Limits
 from serving.frontend.http.listening import listen
 from serving.frontend.http.server import http_server
+from serving.runtime.stopping import cancel_all
+from serving.stand_in.faults.callers import check_caller
 from serving.stand_in.faults.config import AdminConfig, FaultConfig
 from serving.stand_in.faults.state import Faults
 from serving.stand_in.faults.words import changed_faults, fault_words
@@ -36,11 +42,13 @@ log = logging.getLogger(__name__)
 MOST_BYTES = 64 << 10
 """The longest body; all names with long values take a tenth of that."""
 
+LIMITS = Limits()
+
 CRASHES = ("exit", "kill", "engine_death")
 
 
 @contextlib.asynccontextmanager
-async def admin_port(config: AdminConfig, faults: Faults) -> AsyncIterator[str]:
+async def admin_port(config: AdminConfig, faults: Faults, limits: Limits = LIMITS) -> AsyncIterator[str]:
     """Answer at the admin port until the way out; yield its URL.
 
     Raises:
@@ -49,13 +57,15 @@ async def admin_port(config: AdminConfig, faults: Faults) -> AsyncIterator[str]:
     with listen(config.host, config.port, flag="--admin-port") as listener:
         host, port = listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        server = http_server(admin_app(faults, config.token), Limits(), {})
+        server = http_server(admin_app(faults, config.token), limits, {})
         serving = asyncio.create_task(server.serve(sockets=[listener]))
+        sweeping = asyncio.create_task(sweep(server.server_state.connections, limits))
         log.info("faults can be changed at %s/faults", url)
         try:
             yield url
         finally:
             server.should_exit = True
+            await cancel_all(sweeping)
             await serving
 
 
@@ -77,7 +87,7 @@ def admin_app(faults: Faults, token: str) -> Starlette:
         by_path.setdefault(path, {})[method] = handler
     return Starlette(
         routes=[Route(path, _by_method(handlers, token), methods=list(METHODS)) for path, handlers in by_path.items()],
-        exception_handlers={HTTPException: _refusal},
+        exception_handlers={HTTPException: _refusal, ApiError: _api_refusal},
     )
 
 
@@ -154,9 +164,7 @@ class _Admin:
 
 def _by_method(handlers: dict[str, Handler], token: str) -> Handler:
     async def answer(request: Request) -> Response:
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if token and not (scheme.lower() == "bearer" and hmac.compare_digest(given.encode(), token.encode())):
-            raise HTTPException(401, "expected Authorization: Bearer with the token of --admin-token")
+        check_caller(request.headers, token)
         handler = handlers.get(request.method)
         if handler is None:
             allowed = ", ".join(handlers)
@@ -174,15 +182,16 @@ async def _refusal(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": {"message": message, "code": error.status_code}}, error.status_code, error.headers)
 
 
+async def _api_refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return JSONResponse({"error": {"message": error.message, "code": error.status}}, error.status)
+
+
 async def _object(request: Request) -> dict[str, Any]:
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MOST_BYTES:
-            raise HTTPException(413, f"the body is longer than {MOST_BYTES} bytes")
+    body = await read_small_body(request, MOST_BYTES)
     try:
-        found = msgspec.json.decode(bytes(body))
-    except msgspec.DecodeError as error:
+        found = msgspec.json.decode(body)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise HTTPException(400, f"expected a JSON object: {error}") from None
     if not isinstance(found, dict):
         raise HTTPException(400, "expected a JSON object")

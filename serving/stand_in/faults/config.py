@@ -107,8 +107,8 @@ class FaultConfig:
         return [name for name in OF_KV_EVENTS if getattr(self, name)]
 
     def healed(self) -> "FaultConfig":
-        """Return settings with which nothing goes wrong from now on."""
-        return FaultConfig(by=self.by, seed=self.seed)
+        """Return settings with which nothing goes wrong from now on; only the seed stays."""
+        return FaultConfig(seed=self.seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,14 +127,15 @@ class AdminConfig:
     def __post_init__(self) -> None:
         """Reject invalid values."""
         check(self)
-        if not self.token and not _is_loopback(self.host):
+        if not self.token and not is_loopback(self.host):
             raise ValueError(
                 f"--admin-host {self.host}: others can reach it; expected a loopback address, or --admin-token with it: whoever "
                 "reaches that port can end this process"
             )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine is reached at a host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -10,6 +10,9 @@ from serving.stand_in.faults.values import drawn
 
 Message = TypeVar("Message")
 
+MAX_WAITING = 10_000
+"""Messages that may be late at once; those after them are lost. vLLM keeps as many to be asked for again."""
+
 
 class FaultyWire(Generic[Message]):
     """See the module. What is lost has its number nevertheless: subscribers see a gap, and can ask for it again."""
@@ -56,6 +59,9 @@ class FaultyWire(Generic[Message]):
 
     def _send(self, message: Message, delay_s: float) -> None:
         """Send a message so much later, and after those before it."""
+        if len(self._waiting) >= MAX_WAITING:
+            self._faults.count("kv_events_drop")
+            return
         if delay_s:
             self._faults.count("kv_events_delay")
         elif not self._waiting:

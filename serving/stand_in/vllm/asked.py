@@ -9,7 +9,8 @@ from starlette.responses import Response
 
 from serving.frontend.answering import Handler
 from serving.frontend.api.errors import ApiError
-from serving.stand_in.vllm.errors import INVALID, RefusedError
+from serving.frontend.http.body import read_small_body
+from serving.stand_in.vllm.errors import INVALID, UNREADABLE, RefusedError
 
 MAX_BYTES = 1 << 20
 """Largest body of a request that asks for no answer."""
@@ -117,14 +118,9 @@ async def body_of(request: Request, wording: str = NOT_JSON) -> Any:
         wording: how a body that is not JSON is refused; {} stands for the reason.
 
     Raises:
-        ApiError: it is not JSON, or too large.
+        ApiError: it is not JSON, too large, or too slow.
     """
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BYTES:
-            raise RefusedError(413, "Request Entity Too Large", f"the body is larger than {MAX_BYTES} bytes")
-    return _decoded(body, wording)
+    return _decoded(await read_small_body(request, MAX_BYTES), wording)
 
 
 def _decoded(body: bytearray, wording: str) -> Any:
@@ -134,6 +130,8 @@ def _decoded(body: bytearray, wording: str) -> Any:
         raise RefusedError(400, "Bad Request", wording.format(error)) from error
     except UnicodeDecodeError as error:
         raise RefusedError(400, "Bad Request", "JSON decode error: the body is not UTF-8") from error
+    except (ValueError, RecursionError) as error:  # a number of too many digits, or too deep
+        raise ApiError(400, "There was an error parsing the body", code=UNREADABLE) from error
 
 
 async def object_of(request: Request, wording: str = NOT_JSON) -> dict[str, Any]:

@@ -219,7 +219,7 @@ def _decoded_slowly(body: Body) -> Any:
     except json.JSONDecodeError as error:
         fault = {"type": "json_invalid", "loc": ("body", error.pos), "msg": "JSON decode error", "input": {}}
         raise invalid([fault | {"ctx": {"error": error.msg}}]) from error
-    except (UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no UTF-8, a number of too many digits, or too deep
         raise ApiError(400, "There was an error parsing the body", code=UNREADABLE) from error
 
 
