@@ -123,7 +123,7 @@ class Answering:
         try:
             if "query_instance_id" in (prepared.extension.annotations or ()):
                 return nvext.instance_query(model, prepared.prompts[0], request_id)
-            choices = start_choices(prepared, model, self._config, request_id)
+            choices = await start_choices(prepared, model, self._config, request_id)
             if not all(choice.attempts.is_placed for choice in choices):
                 await unless_gone(request, until_placed(choices))
         except ApiError as error:

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import threading
+from collections import Counter
 from itertools import pairwise, product
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from serving.engines import mock_words
 from serving.engines.mock_author import Author
 from serving.engines.mock_words import repetition_place, without
+from serving.frontend.api.errors import ApiError
+from serving.frontend.generation import choice
 from serving.model.template import ChatTemplate
 from serving.stand_in.config import ApiConfig
 from tests.stand_in.support import running
@@ -111,3 +114,47 @@ def test_an_answer_that_is_searched_is_made_up_beside_the_event_loop(monkeypatch
     plain = {"prompt": "hello", "max_tokens": 30}
     assert [each.status_code for each in ask(plain, plain | more)] == [200, 200]
     assert [each is threading.main_thread() for each in threads] == [True, False]
+
+
+@pytest.mark.parametrize("asked", [{"prompt": "a", "n": 300}, {"prompt": ["a"] * 100, "n": 3}])
+def test_hundreds_of_answers_are_started_a_few_in_a_turn_of_the_event_loop(monkeypatch, asked):
+    num_turns, turns, plan = 0, Counter(), Author.plan
+
+    def planned(*args, **named):
+        turns[num_turns] += 1
+        return plan(*args, **named)
+
+    async def counted():
+        nonlocal num_turns
+        while True:
+            num_turns += 1
+            await asyncio.sleep(0)
+
+    async def all_of_it():
+        async with running() as client:
+            counting = asyncio.create_task(counted())
+            answer = await client.post("/v1/completions", json=asked | {"max_tokens": 1})
+            counting.cancel()
+            return answer.json()
+
+    monkeypatch.setattr(Author, "plan", planned)
+    answer = asyncio.run(all_of_it())
+    assert [each["index"] for each in answer["choices"]] == list(range(300))
+    assert sum(turns.values()) == 300
+    assert max(turns.values()) <= 64
+
+
+def test_of_hundreds_of_answers_of_which_one_cannot_start_none_goes_on(monkeypatch):
+    started, closed, start, close = [], [], choice._start, choice.Choice.close
+
+    def started_until(*args, **named):
+        if len(started) == 100:
+            raise ApiError(503, "no more")
+        started.append(start(*args, **named))
+        return started[-1]
+
+    monkeypatch.setattr(choice, "_start", started_until)
+    monkeypatch.setattr(choice.Choice, "close", lambda self: closed.append(self) or close(self))
+    [answer] = ask({"prompt": "a", "max_tokens": 1, "n": 300})
+    assert answer.status_code == 503
+    assert len(started) == 100 and closed == started

@@ -20,6 +20,9 @@ Result = TypeVar("Result")
 BEGUN = "dynabench.begun"
 """Set in a request's scope once part of its answer has been sent."""
 
+SLICE = 64
+"""Choices that begin to be read at once."""
+
 
 class CompletionResponse(Response):
     """Answers one request; when the client hangs up, its task and the engines' work are cancelled."""
@@ -198,10 +201,16 @@ async def together(parts: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]
     """Run several coroutines; the first failure cancels the others and is raised."""
     if len(parts) == 1:
         return [await parts[0]]
-    tasks = [asyncio.ensure_future(part) for part in parts]
+    tasks: list[asyncio.Task[Result]] = []
     try:
+        for part in parts:
+            tasks.append(asyncio.create_task(part))
+            if not len(tasks) % SLICE:
+                await asyncio.sleep(0)  # other requests have their turn
         return list(await asyncio.gather(*tasks))
     finally:
+        for part in parts[len(tasks) :]:
+            part.close()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,5 +1,6 @@
 """One choice of an answer: its attempts produce tokens, its text turns them into pieces."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,12 @@ from serving.frontend.served_model import ServedModel
 from serving.life import Life
 from serving.model.adapter import Adapter
 from serving.worker.protocol import CacheScope, StopConditions
+
+SLICE_TOKENS = 16_384
+"""Prompts and answers of so many tokens are sent at once, before other requests have their turn."""
+
+CHOICE_TOKENS = 512
+"""Sending a choice takes about as long as so many tokens of its answer."""
 
 
 class Choice:
@@ -148,19 +155,26 @@ class Choice:
             self.end_logprob = TokenLogprob(text, value, name_tokens(top, self._tokenizer))
 
 
-def start_choices(prepared: Prepared, model: ServedModel, config: FrontendConfig, request_id: str) -> list[Choice]:
+async def start_choices(
+    prepared: Prepared, model: ServedModel, config: FrontendConfig, request_id: str
+) -> list[Choice]:
     """Send each choice of a request to an engine; once the first is accepted, the others are not refused.
 
-    Choices that may wait for a worker are not placed yet: see `until_placed`.
+    Of thousands of choices a slice is sent at a time. Choices that may wait for a worker are not placed yet: see `until_placed`.
 
     Raises:
         ApiError: there is no worker to send it to.
     """
     _check_kv_transfer(prepared, model, config)
     choices: list[Choice] = []
+    num_tokens = 0
     try:
         for prompt, limit in zip(prepared.prompts, prepared.limits, strict=True):
             for index in range(prepared.options.n or 1):
+                if num_tokens > SLICE_TOKENS:
+                    await asyncio.sleep(0)
+                    num_tokens = 0
+                num_tokens += CHOICE_TOKENS + len(prompt.tokens) + limit
                 request = _request(prepared, model, prompt, limit, index, request_id)
                 choices.append(_start(request, prepared, model, config, is_refusable=not choices))
     except BaseException:
