@@ -71,6 +71,18 @@ def cached(answer):
     return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
+def test_numbers_of_blocks_that_no_instance_has_are_refused():
+    async def talk():
+        async with peer("kv_consumer") as client:
+            wanted = {"do_remote_prefill": True, "remote_engine_id": "a", "remote_request_id": "b"}
+            wanted |= {"remote_host": "localhost", "remote_port": 9, "remote_block_ids": [[10**30]]}
+            return await client.post("/v1/completions", json=request(kv_transfer_params=wanted))
+
+    refused = asyncio.run(talk())
+    assert refused.status_code == 400
+    assert "kv_transfer_params" in refused.json()["error"]["message"]
+
+
 def test_two_instances_answer_what_one_would_token_for_token():
     async def talk():
         async with pair() as (prefill, decode), running(engine=ENGINE) as whole:

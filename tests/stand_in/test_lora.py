@@ -64,6 +64,9 @@ def test_sagemakers_paths_do_the_same():
         ("a", "/no/such/folder", 404, "NotFoundError"),
         ("a", "./no/such/folder", 404, "NotFoundError"),
         ("a", "a/b/c", 404, "NotFoundError"),
+        ("a", "~nosuchuser/x", 404, "NotFoundError"),
+        ("a", "/" + "x" * 5000, 404, "NotFoundError"),
+        ("a", "/a\0b", 404, "NotFoundError"),
     ],
 )
 def test_adapters_that_cannot_be_are_refused(name, path, status, type):
@@ -86,6 +89,18 @@ def test_a_folder_need_not_have_weights_but_its_rank_must_not_be_too_high(tmp_pa
     empty, high = asyncio.run(ask())
     assert empty == 200
     assert high.status_code == 500 and "LoRA rank 64" in high.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("description", ["[" * 5000, '{"r": ' + "9" * 5000 + "}", " " * (1 << 20) + '{"r": 1}', "[]"])
+def test_an_adapter_whose_description_cannot_be_read_is_refused_as_vllm_does(tmp_path, description):
+    (tmp_path / "adapter_config.json").write_text(description)
+
+    async def ask():
+        async with running(lora=LoraConfig(may_change=True)) as client:
+            return await load(client, "a", str(tmp_path))
+
+    refused = asyncio.run(ask())
+    assert refused.json()["error"]["message"].endswith("adapter_config.json is not an object in JSON")
 
 
 def test_adapters_from_the_start_that_cannot_be_loaded_stop_the_start():

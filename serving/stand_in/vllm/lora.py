@@ -18,6 +18,9 @@ from serving.stand_in.served import OneModel
 from serving.stand_in.vllm.asked import fields_of, invalid
 from serving.stand_in.vllm.errors import RefusedError
 
+MAX_DESCRIPTION_BYTES = 1 << 20
+"""Longest adapter_config.json; real ones have a few hundred bytes."""
+
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z")
 
 
@@ -117,19 +120,38 @@ def _check_path(name: str, path: str, max_rank: int) -> None:
     Raises:
         RefusedError: there is none, or one of too high a rank.
     """
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        if HUB_ID.match(path) is None:
-            raise RefusedError(404, "NotFoundError", f"Loading lora {name} failed: No adapter found for {path}")
-        return
-    described = folder / "adapter_config.json"
-    if not described.is_file():
+    try:
+        description = _description(path)
+    except (OSError, RuntimeError, ValueError) as error:  # not ours to read, too long, of no such user, not a path
+        message = f"Loading lora {name} failed: No adapter found for {path[:1000]}"
+        raise RefusedError(404, "NotFoundError", message) from error
+    if description is None:
         return
     try:
-        rank = json.loads(described.read_bytes()).get("r")
-    except (ValueError, AttributeError) as error:
+        if len(description) > MAX_DESCRIPTION_BYTES:
+            raise ValueError("too long")
+        rank = json.loads(description).get("r")
+    except (ValueError, AttributeError, RecursionError) as error:
         message = f"Loading lora {name} failed: adapter_config.json is not an object in JSON"
         raise RefusedError(500, "InternalServerError", message) from error
     if isinstance(rank, int) and rank > max_rank:
         message = f"LoRA rank {rank} is greater than max_lora_rank {max_rank}."
         raise RefusedError(500, "InternalServerError", message)
+
+
+def _description(path: str) -> bytes | None:
+    """Return the start of an adapter's description, None if it has none.
+
+    Raises:
+        OSError, RuntimeError, ValueError: there is no adapter, or it cannot be read.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        if HUB_ID.match(path) is None:
+            raise FileNotFoundError(path)
+        return None
+    described = folder / "adapter_config.json"
+    if not described.is_file():
+        return None
+    with described.open("rb") as file:
+        return file.read(MAX_DESCRIPTION_BYTES + 1)

@@ -77,6 +77,7 @@ class VllmReading:
             self._check_simulated(request.asked)
             self._check_bias(request, model)
             self._check_media(request.asked)
+            _check_handover(request.kv_transfer_params)
 
     def limit(self, request: Request, num_prompt: int, model: ReadModel, param: str) -> int:
         """See `Reading`."""
@@ -231,6 +232,19 @@ def _renamed(fields: dict[str, Any]) -> dict[str, Any]:
             if isinstance(message, dict) and (thought := message.pop("reasoning_content", None)) is not None:
                 message.setdefault("reasoning", thought)
     return fields
+
+
+def _check_handover(params: dict[str, Any] | None) -> None:
+    """Refuse parameters that cannot travel to an engine.
+
+    Raises:
+        ApiError: they cannot.
+    """
+    try:
+        msgspec.msgpack.encode(params)
+    except OverflowError as error:
+        name = "kv_transfer_params"
+        raise refused(f"{name} have a whole number of more than 64 bits", name) from error
 
 
 def _check_parts(content: Any, model: str) -> None:
