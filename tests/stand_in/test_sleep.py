@@ -201,3 +201,23 @@ def test_the_prefix_cache_is_reset_unless_requests_hold_blocks_or_with_them():
         return held, reset, (await answer).json()["usage"]["completion_tokens"]
 
     assert in_development(ask) == ({"success": False}, {"success": True}, 400)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/pause?mode=keep", 501),
+        ("/pause?mode=keep&clear_cache=false", 200),
+        ("/pause?mode=abort", 200),
+        ("/sleep?level=1&mode=wait", 501),
+        ("/reset_prefix_cache?reset_running_requests=true", 501),
+        ("/reset_prefix_cache", 200),
+    ],
+)
+def test_what_would_preempt_requests_is_refused_with_kv_in_host_memory(path, status):
+    async def ask():
+        engine = EngineConfig(block_size=16, num_gpu_blocks=64, num_host_blocks=64)
+        async with running(engine=engine, is_dev_mode=True) as client:
+            return (await client.post(path)).status_code
+
+    assert asyncio.run(ask()) == status

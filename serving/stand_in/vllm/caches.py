@@ -20,6 +20,9 @@ class Caches:
         if flag(request, "reset_external", False) and self._engine.ranks[0].has_host_memory:
             message = "reset_external: the KV in tiers beyond the GPU cannot be reset in this stand-in; leave it out"
             raise RefusedError(501, "NotImplementedError", message)
+        if preempts_running and self._engine.ranks[0].has_host_memory:
+            message = "reset_running_requests is not simulated with KV in host memory; leave it out"
+            raise RefusedError(501, "NotImplementedError", message)
         try:
             results = [
                 await rank.control.reset_prefix_cache(preempts_running=preempts_running) for rank in self._engine.ranks

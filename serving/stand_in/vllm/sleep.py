@@ -103,6 +103,9 @@ class Sleep:
         return as_json({"is_paused": self.is_paused})
 
     async def _pause(self, mode: PauseMode, *, clears_cache: bool) -> None:
+        if clears_cache and mode != "abort" and self._engine.ranks[0].has_host_memory:
+            what = f"a pause of mode {mode} that clears the cache is not simulated with KV in host memory"
+            raise RefusedError(501, "NotImplementedError", f"{what}; use mode=abort, or clear_cache=false")
         for rank in self._engine.ranks:
             try:
                 await rank.control.pause(mode, clears_cache=clears_cache)
