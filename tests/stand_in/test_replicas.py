@@ -136,7 +136,7 @@ def test_one_port_at_two_addresses_is_two():
 
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_replicas_end_and_name_the_one_that_does_not_start(num_processes):
-    first = consecutive_ports(5)
+    first = consecutive_ports(5).start
     config = replace(
         CONFIG, http=HttpConfig(host="127.0.0.1", port=first), admin=AdminConfig(host="127.0.0.1", port=first + 2)
     )
