@@ -484,7 +484,7 @@ def drive(rng, config, model):
     asked = deque(requests_of(rng, config))
     aborts = sorted([one for one in asked if one.aborted is not None], key=lambda one: one.aborted)
     # Else vLLM preempts and then fails, which ours refuses before.
-    can_preempt_all = not (config.async_scheduling and config.kv_role == "kv_consumer")
+    can_preempt_all = not (config.async_scheduling and config.kv_role in ("kv_consumer", "kv_both"))
     turn = 0
     while asked or pair.has_work:
         turn += 1

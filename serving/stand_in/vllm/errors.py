@@ -105,7 +105,7 @@ def error_response(path: str, error: ApiError) -> Response:
         body = {"detail": http.HTTPStatus(error.status).phrase}
     elif error.status == 401:
         body = {"error": "Unauthorized"}
-    elif path.startswith("/v1/messages") and error.code != INVALID:
+    elif path == "/v1/messages" and error.code != INVALID:
         body = {"type": "error", "error": {name: body["error"][name] for name in ("type", "message")}}
     headers = {name: value for name, value in error.headers.items() if name.lower() in ("allow", "connection")}
     return Response(msgspec.json.encode(body), error.status, headers=headers, media_type="application/json")
