@@ -8,6 +8,7 @@ to take, so its error contains the server's timers, the kernel's scheduling and 
 
 import argparse
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -27,6 +28,16 @@ from serving.engines.processes import descendants
 MODEL = "stand-in"
 STEP_S = 0.010
 DONE = b"data: [DONE]"
+SERVE = """
+import json, sys
+from mocker.timing.config import TimingConfig
+from serving.stand_in.config import HttpConfig, StandInConfig
+from serving.stand_in.server import serve
+from serving.supervision.process import run
+http = HttpConfig(host="127.0.0.1", port=int(sys.argv[1]))
+timing = TimingConfig(timing="constant", **json.loads(sys.argv[2]))
+run(lambda stopping: serve(StandInConfig(model="stand-in", http=http, timing=timing), stopping))
+"""
 END = b"\r\n\r\n"
 
 
@@ -73,11 +84,15 @@ async def answers(port: int, count: int) -> AsyncIterator[list[Answer]]:
 
 
 @asynccontextmanager
-async def served(*flags: str, is_pinned: bool = True) -> AsyncIterator[tuple[int, int]]:
-    """Run `dynabench vllm`; yield its port and process id."""
+async def served(
+    *flags: str, is_pinned: bool = True, timing: dict[str, object] | None = None
+) -> AsyncIterator[tuple[int, int]]:
+    """Run `dynabench vllm`, or the same server with step times that no flag gives; yield its port and process id."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "dynabench", "vllm", MODEL, "--host", "127.0.0.1", "--port", str(port), *flags]
+    if timing is not None:
+        command = [sys.executable, "-c", SERVE, str(port), json.dumps(timing)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         if is_pinned:
@@ -141,9 +156,11 @@ async def load(seconds: float) -> None:
 
 async def idle(count: int) -> None:
     """Measure what HTTP adds to the time to the first token of a lone request."""
-    step = str(1000 * STEP_S)
-    flags = ("--timing", "constant", "--constant-prefill-ms", step, "--constant-decode-ms", step)
-    async with served(*flags) as (port, _), answers(port, 1) as (client,):
+    step = 1000 * STEP_S
+    async with (
+        served(timing={"constant_prefill_ms": step, "constant_decode_ms": step}) as (port, _),
+        answers(port, 1) as (client,),
+    ):
         added = []
         for number in range(count):
             answer = await client.ask(f"{number} " + "x" * 200, 2)
@@ -154,9 +171,10 @@ async def idle(count: int) -> None:
 
 async def itl(streams: int, tokens: int) -> None:
     """Measure how far the gaps between tokens are from the steps."""
-    step = str(1000 * STEP_S)
-    flags = ("--timing", "constant", "--constant-prefill-ms", "0", "--constant-decode-ms", step)
-    async with served(*flags) as (port, _), answers(port, streams) as clients:
+    async with (
+        served(timing={"constant_prefill_ms": 0, "constant_decode_ms": 1000 * STEP_S}) as (port, _),
+        answers(port, streams) as clients,
+    ):
         await asyncio.gather(*(each.ask("warm", 4) for each in clients))
         done = await asyncio.gather(*(each.ask(f"{at} hello", tokens) for at, each in enumerate(clients)))
     gaps = np.concatenate([np.diff(each.events_s[2 : tokens - 1]) for each in done])
