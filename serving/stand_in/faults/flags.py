@@ -16,7 +16,7 @@ class FaultFlags:
     """What goes wrong on purpose."""
 
     fault: tuple[str, ...] = ()
-    """A fault, NAME=VALUE, such as 429=0.05, stall=0.01:30s or exit=100; docs/how-to/faults-on-purpose.md lists them. Can be
+    """A fault, NAME=VALUE, such as 429=0.05, stall=0.01:30s or exit=100 (the page "Let a server fail on purpose" lists them). Can be
     given several times."""
 
     fault_seed: int | None = None
