@@ -14,6 +14,7 @@ from serving.frontend.generation.choice import Choice
 from serving.frontend.prepared import Prepared, Prompt
 from serving.frontend.served_model import ServedModel
 from serving.router.router import AllBusyError, NoWorkersError
+from serving.routing.placement import Wanted
 
 
 def annotations(prepared: Prepared, request_id: str) -> bytes:
@@ -90,7 +91,7 @@ def instance_query(model: ServedModel, prompt: Prompt, request_id: str) -> Respo
     """
     workers = model.workers
     try:
-        placement = workers.pick(len(prompt.tokens), prompt.hashes, is_refusable=False)
+        placement = workers.pick(Wanted(len(prompt.tokens), prompt.hashes, is_refusable=False))
     except (NoWorkersError, AllBusyError) as error:
         raise no_worker(error) from error
     workers.on_finish(placement)

@@ -54,7 +54,7 @@ def is_quick(request: AnyRequest, model: TextModel) -> bool:
     if model.card.model_type is not ModelType.Backend and isinstance(request, Request):
         return True
     if isinstance(request, Request) and request.vllm.chat_template:
-        return False  # its author may be anybody, and a short one may be endless
+        return False  # anybody may have written it, and a short one may never end
     if isinstance(request, LikeChat):
         return model.template is not None and len(msgspec.json.encode(request)) <= model.tokenizer.num_quick
     if isinstance(request, ChatRequest) or (isinstance(request, TokenizeRequest) and request.messages is not None):

@@ -13,7 +13,7 @@ from serving.router.books import RankBooks
 from serving.router.router import NoWorkersError
 from serving.routing.following import Following, WorkerTraits
 from serving.routing.peers import Peers
-from serving.routing.placement import Placement, Rank
+from serving.routing.placement import Placement, Rank, Wanted
 from serving.runtime.address import EndpointAddress
 from serving.runtime.connection import ReplyStream
 from serving.runtime.distributed import DistributedRuntime
@@ -107,25 +107,16 @@ class Routing:
         """Record that an instance's model card has arrived, perhaps after the instance itself."""
         self._following.on_card(instance_id)
 
-    def pick(
-        self,
-        num_tokens: int,
-        hashes: list[int],
-        instance_id: int | None = None,
-        dp_rank: int | None = None,
-        *,
-        avoid: Collection[int] = (),
-        session: str | None = None,
-        is_refusable: bool = True,
-        is_local: bool = True,
-    ) -> Placement:
+    def pick(self, wanted: Wanted) -> Placement:
         """See `Workers`."""
         if not self.num_ranks:
             raise NoWorkersError(f"{self.address} has no instance")
-        only = None if instance_id is None else self._slot(instance_id, dp_rank or 0)
+        num_tokens, hashes, is_local = wanted.num_tokens, wanted.hashes, wanted.is_local
+        only = None if wanted.instance_id is None else self._slot(wanted.instance_id, wanted.dp_rank or 0)
         request, now = next(self._requests), asyncio.get_running_loop().time()
-        prompt = Prompt(num_tokens, PromptBlocks.of(hashes), session)
-        decision = self.core.pick(request, prompt, now, only, self._slots(avoid), is_refusable, is_local=is_local)
+        prompt = Prompt(num_tokens, PromptBlocks.of(hashes), wanted.session)
+        avoided = self._slots(wanted.avoid)
+        decision = self.core.pick(request, prompt, now, only, avoided, wanted.is_refusable, is_local=is_local)
         rank, overlap = self.rank(decision.slot), decision.overlap_blocks
         is_remote = self.core.stage == "decode" and not is_local
         self._peers.on_booked(

@@ -1,5 +1,6 @@
 """Where a request goes."""
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from serving.router import Decision
@@ -10,6 +11,24 @@ class Rank(NamedTuple):
 
     instance_id: int
     dp_rank: int
+
+
+class Wanted(NamedTuple):
+    """What is asked of those who choose a rank."""
+
+    num_tokens: int
+    hashes: list[int]
+    """Sequence hashes of the prompt's full blocks."""
+    instance_id: int | None = None
+    """The only instance that will do, if there is one; `dp_rank` is its rank."""
+    dp_rank: int | None = None
+    avoid: Collection[int] = ()
+    """Instances that come last."""
+    session: str | None = None
+    is_refusable: bool = True
+    """Whether full workers may refuse it."""
+    is_local: bool = True
+    """Whether the prompt is computed there, rather than by a rank of another pool."""
 
 
 class Placement(NamedTuple):

@@ -25,7 +25,7 @@ from serving.router import RouterConfig, check_live_mode
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
 from serving.routing.following import traits_of
 from serving.routing.live import Routing
-from serving.routing.placement import Placement
+from serving.routing.placement import Placement, Wanted
 from serving.runtime.address import EndpointAddress
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import CallError, pack_u32, pack_u64
@@ -131,7 +131,7 @@ class RouterService:
     def _pick(self, num_tokens: int, hashes: list[int], *, is_refusable: bool, is_local: bool = True) -> Placement:
         assert self._routing is not None
         try:
-            return self._routing.pick(num_tokens, hashes, is_refusable=is_refusable, is_local=is_local)
+            return self._routing.pick(Wanted(num_tokens, hashes, is_refusable=is_refusable, is_local=is_local))
         except AllFullError as error:
             raise CallError(str(error), "full") from error
         except (NoWorkersError, AllBusyError) as error:

@@ -1,11 +1,10 @@
 """What those who send requests see of the workers of one stage, and of the stages of a model."""
 
-from collections.abc import Collection
 from typing import Any, Protocol
 
 from serving.life import DisaggregationConfig
 from serving.model.card import Role
-from serving.routing.placement import Placement, Rank
+from serving.routing.placement import Placement, Rank, Wanted
 from serving.runtime.connection import ReplyStream
 
 
@@ -26,21 +25,8 @@ class Workers(Protocol):
         """Wait until there is one."""
         ...
 
-    def pick(
-        self,
-        num_tokens: int,
-        hashes: list[int],
-        instance_id: int | None = None,
-        dp_rank: int | None = None,
-        *,
-        avoid: Collection[int] = (),
-        session: str | None = None,
-        is_refusable: bool = True,
-        is_local: bool = True,
-    ) -> Placement:
-        """Choose a rank, or use the requested one, and book the request there; instances to avoid come last.
-
-        The prompt is local unless a rank of another pool has computed it.
+    def pick(self, wanted: Wanted) -> Placement:
+        """Choose a rank, or use the requested one, and book the request there.
 
         Raises:
             NoWorkersError: there is none, or not the requested one.

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import math
-from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -13,7 +12,7 @@ from serving.life import DisaggregationConfig
 from serving.model.card import Role
 from serving.router import Decision
 from serving.router.router import NoWorkersError
-from serving.routing.placement import Placement, Rank
+from serving.routing.placement import Placement, Rank, Wanted
 from serving.runtime.connection import ReplyStream
 from serving.runtime.messages import End
 from serving.runtime.server import Stream
@@ -124,29 +123,19 @@ class LocalWorkers:
     async def wait_for_workers(self) -> None:
         """See `Workers`: they are there."""
 
-    def pick(
-        self,
-        num_tokens: int,
-        hashes: list[int],
-        instance_id: int | None = None,
-        dp_rank: int | None = None,
-        *,
-        avoid: Collection[int] = (),
-        session: str | None = None,
-        is_refusable: bool = True,
-        is_local: bool = True,
-    ) -> Placement:
+    def pick(self, wanted: Wanted) -> Placement:
         """See `Workers`.
 
         Raises:
             ApiError: there is no such rank.
         """
+        dp_rank = wanted.dp_rank
         if not 0 <= (dp_rank or 0) < self.num_ranks:
             raise ApiError(400, f"data_parallel_rank {dp_rank} is out of range [0, {self.num_ranks}).")
-        if instance_id not in (None, HERE):
-            raise NoWorkersError(f"there is no instance {instance_id}")
+        if wanted.instance_id not in (None, HERE):
+            raise NoWorkersError(f"there is no instance {wanted.instance_id}")
         slot = self._choose() if dp_rank is None else dp_rank
-        decision = Decision(slot, 0, [slot], [0.0], [], 0, num_tokens)
+        decision = Decision(slot, 0, [slot], [0.0], [], 0, wanted.num_tokens)
         return Placement(next(self._requests), Rank(HERE, slot), slot, 0, decision, self.calls.num_streams)
 
     def send(self, placement: Placement, request: Any) -> ReplyStream:

@@ -28,7 +28,7 @@ from serving.stand_in.config import KvEventsConfig, StandInConfig
 from serving.stand_in.ports import check_ports
 from serving.stand_in.server import listener_of, serve
 from serving.stand_in.vllm.kv_events.endpoints import endpoint_of_replica
-from serving.supervision.group import Event, Group, Program
+from serving.supervision.group import Event, Group, Program, Ready
 from serving.supervision.log_writer import LogWriter
 from serving.supervision.process import report_ready, run
 from serving.worker.engine import EngineError
@@ -200,9 +200,10 @@ async def _serve_apart(
     descriptors = [listener.fileno() for listener in listeners]
 
     def on_event(event: Event) -> None:
-        ready.add(event.name)
-        if len(ready) == num_processes:
-            report_ready()
+        if isinstance(event, Ready) and event.name not in ready:  # one that comes back was ready before
+            ready.add(event.name)
+            if len(ready) == num_processes:
+                report_ready()
 
     try:
         async with Group(restart=True, say=writer.say, on_event=on_event) as group:

@@ -116,10 +116,10 @@ class Fleet:
         self._numbers = count()
         self.stage = "decode"
 
-    def pick(self, num_tokens, hashes, instance_id, dp_rank, *, avoid, session, is_refusable, is_local):
+    def pick(self, wanted):
         if self.refused:
             raise self.refused.pop(0)
-        chosen = min(self.answers, key=lambda instance: (instance in avoid, instance))
+        chosen = min(self.answers, key=lambda instance: (instance in wanted.avoid, instance))
         placement = Placement(next(self._numbers), Rank(chosen))
         self.booked[placement.number] = chosen
         return placement
@@ -237,8 +237,8 @@ class Prefilling:
         self.error = error
         self.is_refusable = None
 
-    def pick(self, *_, is_refusable, **__):
-        self.is_refusable = is_refusable
+    def pick(self, wanted):
+        self.is_refusable = wanted.is_refusable
         raise self.error
 
 

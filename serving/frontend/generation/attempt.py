@@ -23,7 +23,7 @@ from serving.frontend.generation.output import Output
 from serving.life import Finished, Life, Refused
 from serving.life.life import RETRY_S, Stage
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
-from serving.routing.placement import Placement
+from serving.routing.placement import Placement, Wanted
 from serving.routing.workers import Course, Workers
 from serving.runtime.messages import CallError, End
 
@@ -319,7 +319,7 @@ class Attempts:
             UNPLACED: there is none now.
         """
         params = request.kv_transfer_params
-        placement = workers.pick(
+        wanted = Wanted(
             len(request.prompt.tokens),
             request.prompt.hashes,
             request.instance_id,
@@ -329,7 +329,7 @@ class Attempts:
             is_refusable=is_refusable,
             is_local=not (params and params.get("do_remote_prefill")),
         )
-        return Call(workers, placement)
+        return Call(workers, workers.pick(wanted))
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ def drawn(seed: int, purpose: str, key: str | int, place: int = 0) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """A time that is drawn anew whenever it is needed."""
+    """A time that is drawn each time."""
 
     low_s: Wait
     """The shortest; or the mean, if there is a deviation."""

@@ -97,7 +97,7 @@ class VllmReading:
             problem = f"truncate_prompt_tokens={kept} is more than max_model_len={context}. Keep fewer tokens."
             raise refused(problem, "truncate_prompt_tokens", kept)
         if num_prompt > context:
-            # Some clients look for these words to tell that a conversation has become too long.
+            # Clients recognise by this wording that a conversation is too long, and shorten it.
             least = f"at least {context + 1}" if param != "prompt" or num_prompt == context + 1 else str(num_prompt)
             problem = (
                 f"This model's maximum context length is {context} tokens. However, your prompt has {least} tokens."
