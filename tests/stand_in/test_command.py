@@ -39,6 +39,7 @@ def test_what_is_wrong_is_said_in_one_line():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("serve", LLAMA), "serve: leave it out; "),
         (("--gpuu", "h100"), "--gpuu: unknown to vllm serve 0.32.0; did you mean --gpu?"),
         ((LLAMA, "-pp", "2"), "--pipeline-parallel-size 2: engines with several stages are not simulated; "),
         (("--help=zzz",), "--help=zzz: no group and no flag of vllm serve has this word; "),

@@ -46,7 +46,7 @@ def parse(words: Sequence[str], *, beside: Sequence[str] = ()) -> dict[str, Any]
     Raises:
         ValueError: one is unknown, or its value is not what it takes; the message is one line.
     """
-    if words[:1] == ["serve"]:
+    if words and words[0] == "serve":
         raise ValueError("serve: leave it out; dynabench vllm takes the model first, as in dynabench vllm MODEL")
     plain = plain_words(list(words))
     if ours := [word for word in plain if word in beside]:  # on the command line, it would have been read before us
