@@ -15,6 +15,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from time import monotonic
 from types import FrameType, TracebackType
@@ -104,7 +105,7 @@ class Interrupt:
         self.is_asked = False
         self._asked_s = 0.0
         self._listeners: list[Callable[[], object]] = []
-        self._handled = _handled(dict.fromkeys(ASKING, self._on_signal))
+        self._handled = self.obeyed()
 
     def __enter__(self) -> Self:
         self._handled.__enter__()
@@ -115,6 +116,10 @@ class Interrupt:
     ) -> None:
         self._handled.__exit__(None, None, None)
         self._folder.cleanup()
+
+    def obeyed(self) -> AbstractContextManager[None]:
+        """Let a first signal end this block where it stands again, within one of `noted`."""
+        return _handled(dict.fromkeys(ASKING, self._on_signal))
 
     @contextlib.contextmanager
     def heard_by(self, listener: Callable[[], object]) -> Iterator[None]:

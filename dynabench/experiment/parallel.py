@@ -46,11 +46,10 @@ def in_parallel(
             resources behind.
     """
     interrupt.shares.begin(len(calls))
-    with _backend(backend, jobs or -1, address):
+    with noted(), _backend(backend, jobs or -1, address):  # only calls are torn apart, not what is done with results
         if backend == "local" and joblib.effective_n_jobs(jobs or -1) == 1:
             yield from _in_turn(calls, interrupt)
-            return
-        with noted():  # processes end their calls themselves
+        else:
             yield from _at_once(calls, jobs, interrupt)
 
 
@@ -61,12 +60,12 @@ def _in_turn(calls: Sequence[Call], interrupt: Interrupt) -> Iterator[tuple[int,
         if flag.is_raised():
             return
         try:
-            result = call(*_with(flag, args))
+            with interrupt.obeyed():
+                result = call(*_with(flag, args))
         except InterruptError:
             return
-        with noted():  # what the caller does with a result is not torn apart
-            flag.progress.note(1.0)
-            yield place, result
+        flag.progress.note(1.0)
+        yield place, result
 
 
 def _at_once(calls: Sequence[Call], jobs: int, interrupt: Interrupt) -> Iterator[tuple[int, Any]]:

@@ -69,7 +69,7 @@ def run_experiment(
     workload = source(arms[0].settings.shape)
     wanted = plans(arms, experiment.repeats, experiment.seed)
     carry_out = _simulate_all if clock == "virtual" else _measure_all
-    with Interrupt() as interrupt:
+    with Interrupt() as interrupt, noted():  # what was measured is not lost, wherever a signal comes
         runs = carry_out(wanted, source, experiment, console, interrupt)
         is_whole = len(runs) == len(wanted)
         runs = [replace(run, is_complete=run.is_complete and is_whole) for run in runs if len(run.requests)]
@@ -78,16 +78,16 @@ def run_experiment(
         order = {arm.name: place for place, arm in enumerate(arms)}
         runs.sort(key=lambda run: (order[run.arm], run.repeat))
         bounds = Bounds()
-        with contextlib.suppress(InterruptError):
+        with contextlib.suppress(InterruptError), interrupt.obeyed():
             if clock == "virtual" and not interrupt.is_asked:
                 runs = _beside_oracles(runs, arms, source, experiment, console, interrupt)
                 bounds = bounds_of(arms, source)
-        with noted():
-            manifest = manifest_of(clock, files, workload, experiment, settings, arms, runs)
-            manifest |= {"bound_s": bounds.ttft_s, "best_hit_shares": bounds.hit_shares, "left_out": left_out}
+        manifest = manifest_of(clock, files, workload, experiment, settings, arms, runs)
+        manifest |= {"bound_s": bounds.ttft_s, "best_hit_shares": bounds.hit_shares, "left_out": left_out}
         if interrupt.is_asked and all(run.is_complete for run in runs):
             raise InterruptError(folder.keep(out, manifest, runs))
-        return out, manifest, folder.write(out, manifest, runs, with_charts=not interrupt.is_asked)
+        with interrupt.obeyed():
+            return out, manifest, folder.write(out, manifest, runs, with_charts=not interrupt.is_asked)
 
 
 def _possible(arms: list[Arm], source: Source) -> tuple[list[Arm], list[str]]:
@@ -174,7 +174,7 @@ def _measure_all(
     for place, plan in enumerate(wanted):
         entry = key[plan.arm.name]
         title = f"{entry.name} ({place + 1}/{len(wanted)})"
-        with contextlib.suppress(InterruptError):
+        with contextlib.suppress(InterruptError), interrupt.obeyed():
             workload = source(plan.settings.shape)
             with LiveView(console, title, len(workload), entry.dark) as view:
                 runs.append(measure(plan, workload, view=view, interrupt=interrupt))

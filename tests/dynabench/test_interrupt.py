@@ -16,7 +16,7 @@ import pytest
 
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.parallel import in_parallel
-from dynabench.experiment.run import _simulate_all
+from dynabench.experiment.run import _simulate_all, run_experiment
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.interrupt import TOGETHER_S, Interrupt, InterruptError, noted
 from dynabench.plan import Plan, Settings, plans
@@ -300,11 +300,15 @@ def test_ctrl_c_in_a_terminal_ends_simulate_with_130_and_a_report(tmp_path, temp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.jsonl", "tmp", "x"]
 
 
-def long_trace(folder):
+def trace_of(count, folder):
     file = folder / "t.jsonl"
     row = '{"timestamp": %d, "input_length": 64, "output_length": 8, "hash_ids": [%d]}\n'
-    file.write_text("".join(row % (10 * number, number) for number in range(20_000)))
+    file.write_text("".join(row % (10 * number, number) for number in range(count)))
     return file
+
+
+def long_trace(folder):
+    return trace_of(20_000, folder)
 
 
 def shares_of(temporary):
@@ -356,6 +360,20 @@ def test_sigterm_after_the_simulation_keeps_the_runs_and_no_half_report(tmp_path
     _, [record] = folder.read(tmp_path / "x")
     assert len(record.requests) == 20_000
     assert record.is_complete
+
+
+def test_a_signal_just_after_the_simulation_keeps_the_runs(tmp_path, monkeypatch):
+    class Ending(Display):
+        def __exit__(self, *error):
+            ctrl_c()
+            super().__exit__(*error)
+
+    monkeypatch.setattr("dynabench.experiment.run.Display", Ending)
+    experiment = ExperimentConfig(router_mode=("random",), jobs=1, out=tmp_path / "x")
+    with pytest.raises(KeyboardInterrupt, match="the runs are in .*; write their report with: dynabench report"):
+        run_experiment("virtual", (trace_of(10, tmp_path),), experiment, Settings(deployed(workers=1)), console=Terminal())
+    _, [record] = folder.read(tmp_path / "x")
+    assert (len(record.requests), record.is_complete) == (10, True)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
