@@ -370,8 +370,10 @@ def test_a_signal_just_after_the_simulation_keeps_the_runs(tmp_path, monkeypatch
 
     monkeypatch.setattr("dynabench.experiment.run.Display", Ending)
     experiment = ExperimentConfig(router_mode=("random",), jobs=1, out=tmp_path / "x")
-    with pytest.raises(KeyboardInterrupt, match="the runs are in .*; write their report with: dynabench report"):
-        run_experiment("virtual", (trace_of(10, tmp_path),), experiment, Settings(deployed(workers=1)), console=Terminal())
+    with pytest.raises(KeyboardInterrupt, match=r"the runs are in .*; write their report with: dynabench report"):
+        run_experiment(
+            "virtual", (trace_of(10, tmp_path),), experiment, Settings(deployed(workers=1)), console=Terminal()
+        )
     _, [record] = folder.read(tmp_path / "x")
     assert (len(record.requests), record.is_complete) == (10, True)
 
