@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reports.split import PARTS
+from reports.figures.split import PARTS
 
 METRICS = ("ttft", "itl", "tpot", "e2e")
 FIGURES = ("mean", "p90")

@@ -30,7 +30,7 @@ from dynabench.plan import ClientConfig, Settings
 from foundation.files import new_file
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from reports.fidelity_table import distances, fidelity_grid
+from reports.tables.fidelity import distances, fidelity_grid
 from workloads import Workload
 from workloads.formats import mooncake
 from workloads.synthesize import SynthConfig, synthesize

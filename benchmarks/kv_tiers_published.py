@@ -19,7 +19,7 @@ from dynabench.plan import Plan, Settings
 from dynabench.virtual.run import run as simulate
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from reports.records import Record
+from reports.record.records import Record
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 

@@ -29,7 +29,7 @@ from dynabench.live.clients import Order, send_all
 from dynabench.live.known_server import MODEL
 from dynabench.live.selftest import known_server
 from dynabench.live.settings import SelftestConfig
-from reports import metrics
+from reports.figures import metrics
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 

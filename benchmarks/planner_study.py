@@ -28,9 +28,9 @@ from dynabench.plan import Arm, Plan, Settings
 from dynabench.virtual.run import run
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from reports.fleet import Oracle
-from reports.fleet_figures import HOUR, against_oracle
-from reports.slo import good, parse
+from reports.figures.fleet import HOUR, against_oracle
+from reports.figures.slo import good, parse
+from reports.record.fleet import Oracle
 from serving.planner import PLANNERS, PlannerConfig
 from workloads import Request, Workload, formats
 from workloads.shape import ShapeConfig, shape

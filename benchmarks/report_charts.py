@@ -17,7 +17,8 @@ DRAW = """
 import sys, time
 from pathlib import Path
 before = time.process_time()
-from reports import charts, folder, slo
+from reports import charts, folder
+from reports.figures import slo
 from reports.summarize import summarize
 imported = time.process_time()
 manifest, runs = folder.read(Path(sys.argv[1]))

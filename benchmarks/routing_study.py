@@ -32,10 +32,10 @@ from foundation.identity import Identity
 from mocker import EngineConfig
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
-from reports import insight, metrics, slo
-from reports.records import Record
-from reports.stability import stability
-from serving.engines.mock_costs import step_costs_of
+from reports.figures import insight, metrics, slo
+from reports.figures.stability import stability
+from reports.record.records import Record
+from serving.engines.mock.costs import step_costs_of
 from serving.router import ROUTER_MODES, RouterConfig, StepCosts
 from workloads import Request, Workload, formats
 from workloads.merge import merge

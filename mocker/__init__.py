@@ -5,11 +5,11 @@ closes a batch and returns its duration, and `Engine.complete` returns its resul
 """
 
 from mocker.chain import BlockChain
-from mocker.config import EngineConfig
 from mocker.engine import Engine
 from mocker.events import AllBlocksCleared, BlockRemoved, BlockStored
 from mocker.sequence import Sequence
 from mocker.step import Step, StepOutput
+from mocker.vllm.config import EngineConfig
 
 __all__ = [
     "AllBlocksCleared",

@@ -28,17 +28,17 @@ import math
 from collections.abc import Iterable
 
 from mocker.batch import NOBODY, Batch
-from mocker.config import EngineConfig
 from mocker.events import KvEvent
 from mocker.models.kv_cache import MoreBlocks
-from mocker.offload.config import HostMemory
-from mocker.offload.host_link import HostLink
-from mocker.offload.offload import NO_WORK, Copy, Work
-from mocker.offload.tiers import Found, LookUp, Read, TierWork, Write
-from mocker.scheduler import Scheduler
 from mocker.sequence import LOADING, OVER, Sequence
 from mocker.step import Step, StepLog, StepOutput
 from mocker.timing.model import Prefill, Ramp, TimingModel, chunk
+from mocker.vllm.config import EngineConfig
+from mocker.vllm.offload.config import HostMemory
+from mocker.vllm.offload.host_link import HostLink
+from mocker.vllm.offload.offload import NO_WORK, Copy, Work
+from mocker.vllm.offload.tiers import Found, LookUp, Read, TierWork, Write
+from mocker.vllm.scheduler import Scheduler
 
 NO_LIMIT = 1 << 62
 

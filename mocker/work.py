@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from mocker.scheduler import Scheduler
+from mocker.vllm.scheduler import Scheduler
 
 
 class Work(NamedTuple):

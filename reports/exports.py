@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from reports import metrics
+from reports.figures import metrics
+from reports.figures.metrics import Statistics
 from reports.folder import Manifest, Sent, as_said
 from reports.foreign import csv_cell
-from reports.metrics import Statistics
-from reports.records import Record, to_table
+from reports.record.records import Record, to_table
 from reports.summarize import summary_of
 from reports.summary import ArmSummary, Summary
 

@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType, structs
 
-from reports import metrics
-from reports.conditions import Condition, read
-from reports.records import Floats, Record
+from reports.figures import metrics
+from reports.figures.conditions import Condition, read
+from reports.record.records import Floats, Record
 
 STATISTICS = ("mean", "p50", "p90", "p99")
 LATENCIES = ("ttft", "itl", "tpot", "e2e")

@@ -23,15 +23,22 @@ from foundation.errors import UserError
 from foundation.files import put_in_place, replace_text
 from foundation.settings import FINITE
 from foundation.text import one_line, printable
-from reports import charts, fidelity_table, fleet_figures, fleet_table, headline, page, tables, tiers, use_tables
+from reports import charts, page
 from reports.fidelity import Fidelity
-from reports.fleet import FleetUse
-from reports.metrics import LABELS
-from reports.pools import KvOverTime, LinkUse, PoolUse, TierUse
-from reports.records import COLUMNS, MAX_S, Floats, Record, from_table, to_table
-from reports.slo import parse
+from reports.figures import fleet as fleet_figures
+from reports.figures import tiers
+from reports.figures.metrics import LABELS
+from reports.figures.slo import parse
+from reports.record.fleet import FleetUse
+from reports.record.pools import KvOverTime, LinkUse, PoolUse, TierUse
+from reports.record.records import COLUMNS, MAX_S, Floats, Record, from_table, to_table
 from reports.summarize import summary_of
 from reports.summary import SMALLEST, Summary
+from reports.tables import comparison as tables
+from reports.tables import fidelity as fidelity_table
+from reports.tables import fleet as fleet_table
+from reports.tables import use as use_tables
+from reports.verdicts import headline
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from foundation.text import instead_of
-from reports.best_point import failures, interval_between
-from reports.capacity import Answer
-from reports.conditions import METRICS, Condition, read
-from reports.failures import Failures
-from reports.outcomes import percent
-from reports.points import AnyPoint, Found, Impossible, Point, Sweep
+from reports.capacity.answer import Answer
+from reports.figures.conditions import METRICS, Condition, read
+from reports.figures.outcomes import percent
 from reports.summary import NOISE_FLOOR, ArmSummary, Summary
+from reports.sweep.best_point import failures, interval_between
+from reports.sweep.points import AnyPoint, Found, Impossible, Point, Sweep
+from reports.verdicts.failures import Failures
 
 State = Literal["passed", "failed", "undecided"]
 """The state of a gate that is a comparison, by its value and the 95% interval of its difference, if there is one:

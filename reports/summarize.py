@@ -8,24 +8,17 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, structs
 
-from reports import fleet_figures, insight, metrics, slo, sufficiency, tiers
-from reports.conditions import METRICS, Condition
-from reports.differences import Table, differences, noise_floor
-from reports.metrics import Goodput, Intervals
-from reports.outcomes import of_run
-from reports.pools import averaged
-from reports.ranking import OUT_OF_LIMITS, rank
-from reports.records import Floats, Record, Texts
-from reports.split import split
-from reports.stability import stability
-from reports.statistics import (
-    Blocks,
-    PairedDifference,
-    blocks_of,
-    mean_interval,
-    paired_difference,
-    quantile_interval,
-)
+from reports.figures import fleet as fleet_figures
+from reports.figures import insight, metrics, slo, sufficiency, tiers
+from reports.figures.conditions import METRICS, Condition
+from reports.figures.metrics import Goodput, Intervals
+from reports.figures.outcomes import of_run
+from reports.figures.split import split
+from reports.figures.stability import stability
+from reports.figures.tier_sizes import bases
+from reports.figures.tiers import Hits, Saving
+from reports.record.pools import averaged
+from reports.record.records import Floats, Record, Texts
 from reports.summary import (
     PAIRED,
     SCHEMA,
@@ -34,9 +27,17 @@ from reports.summary import (
     Bound,
     Summary,
 )
-from reports.tier_sizes import bases
-from reports.tiers import Hits, Saving
-from reports.verdict import verdict
+from reports.verdicts.comparison import verdict
+from reports.verdicts.differences import Table, differences, noise_floor
+from reports.verdicts.ranking import OUT_OF_LIMITS, rank
+from reports.verdicts.statistics import (
+    Blocks,
+    PairedDifference,
+    blocks_of,
+    mean_interval,
+    paired_difference,
+    quantile_interval,
+)
 
 BEYOND = re.compile(r"maximum context length is \d+ tokens")
 """What servers write, vLLM's too, to refuse a request that is longer than the context."""

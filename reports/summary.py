@@ -6,17 +6,17 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from reports.conditions import Condition
-from reports.fleet_figures import FleetFigures
-from reports.insight import Imbalance, Waterfall
-from reports.metrics import Cache, Goodput, Statistics, Throughput
-from reports.outcomes import Outcome
-from reports.pools import LinkUse, PoolUse, TierUse
-from reports.slo import parse
-from reports.split import Split
-from reports.stability import Stability
-from reports.statistics import PairedDifference
-from reports.tiers import Avoided, Hits, Saved
+from reports.figures.conditions import Condition
+from reports.figures.fleet import FleetFigures
+from reports.figures.insight import Imbalance, Waterfall
+from reports.figures.metrics import Cache, Goodput, Statistics, Throughput
+from reports.figures.outcomes import Outcome
+from reports.figures.slo import parse
+from reports.figures.split import Split
+from reports.figures.stability import Stability
+from reports.figures.tiers import Avoided, Hits, Saved
+from reports.record.pools import LinkUse, PoolUse, TierUse
+from reports.verdicts.statistics import PairedDifference
 
 SCHEMA = "dynabench.summary/2"
 PAIRED = ("ttft_sched", "tpot", "e2e_sched")

@@ -12,8 +12,8 @@ from dynabench.plan import Settings
 from foundation.errors import UserError
 from mocker.timing.catalog import find_gpu
 from mocker.timing.config import TimingConfig
-from reports.conditions import Condition
-from reports.metrics import LEAST_SAMPLES
+from reports.figures.conditions import Condition
+from reports.figures.metrics import LEAST_SAMPLES
 from workloads import Workload
 from workloads.pacing import LoadConfig
 

@@ -11,9 +11,9 @@ from dynabench.capacity.settings import PlanConfig
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import Arm, Settings
 from foundation.text import listed
-from reports.capacity import Ranked
-from reports.outcomes import Outcome, binding, told
-from reports.points import AnyPoint, Point
+from reports.capacity.answer import Ranked
+from reports.figures.outcomes import Outcome, binding, told
+from reports.sweep.points import AnyPoint, Point
 
 
 class Findings:

@@ -23,8 +23,8 @@ from dynabench.experiment.source import Source
 from dynabench.plan import Settings
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import chunk
-from reports.conditions import Condition
-from reports.outcomes import SHARES, num_required
+from reports.figures.conditions import Condition
+from reports.figures.outcomes import SHARES, num_required
 from workloads import Workload, WorkloadError
 from workloads.pacing import LoadConfig
 from workloads.reuse import reuse_of

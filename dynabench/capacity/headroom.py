@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from msgspec import structs
 
-from reports.capacity import Held
-from reports.points import AnyPoint
+from reports.capacity.answer import Held
+from reports.sweep.points import AnyPoint
 
 PRECISION = 0.05
 """How close the highest load that met the limits and the lowest that missed one come, as a share of the first."""

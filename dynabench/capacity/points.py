@@ -13,8 +13,8 @@ from dynabench.experiment.source import Source
 from dynabench.experiment.store import PointStore, key_of
 from dynabench.interrupt import Interrupt, InterruptError
 from dynabench.plan import Arm
-from reports.capacity import Sureness
-from reports.points import AnyPoint
+from reports.capacity.answer import Sureness
+from reports.sweep.points import AnyPoint
 
 
 class Points:

@@ -29,11 +29,12 @@ from dynabench.plan import Arm, Settings
 from dynabench.progress import Display
 from dynabench.terminal import Terminal
 from foundation.files import replace_text
-from reports import capacity, plan_report
-from reports.capacity import SCHEMA, Alternative, Answer, AtLoad, Held, Sureness
-from reports.metrics import Goodput
-from reports.outcomes import of_requests
-from reports.points import AnyPoint, Point
+from reports.capacity import answer as capacity
+from reports.capacity import report as plan_report
+from reports.capacity.answer import SCHEMA, Alternative, Answer, AtLoad, Held, Sureness
+from reports.figures.metrics import Goodput
+from reports.figures.outcomes import of_requests
+from reports.sweep.points import AnyPoint, Point
 
 MODES = ("kv", "round-robin", "least-loaded")
 """Router modes that are compared if none is given; the search itself uses the first."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dynabench.experiment.search import skipped
-from reports.outcomes import Outcome, State
+from reports.figures.outcomes import Outcome, State
 
 RUNAWAY = 4
 """A layout is tried up to this multiple of its expected cost before others get a turn."""

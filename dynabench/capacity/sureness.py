@@ -10,14 +10,14 @@ from dynabench.experiment.model_error import ModelError, model_error
 from dynabench.experiment.source import Source
 from dynabench.plan import Arm, Plan
 from dynabench.virtual.run import run as simulate
-from reports.capacity import Sureness
-from reports.conditions import METRICS, Condition
-from reports.metrics import LEAST_SAMPLES, goodput, per_request
-from reports.outcomes import SHARES, of_requests, of_run, percent, plain
-from reports.records import Floats, Record
-from reports.slo import good
-from reports.statistics import Blocks, blocks_of, gaps_interval, mean_interval, quantile_interval
+from reports.capacity.answer import Sureness
+from reports.figures.conditions import METRICS, Condition
+from reports.figures.metrics import LEAST_SAMPLES, goodput, per_request
+from reports.figures.outcomes import SHARES, of_requests, of_run, percent, plain
+from reports.figures.slo import good
+from reports.record.records import Floats, Record
 from reports.summarize import summarize
+from reports.verdicts.statistics import Blocks, blocks_of, gaps_interval, mean_interval, quantile_interval
 
 FEW = "too few requests"
 UNKNOWN = "; the model's error is not known for this case."

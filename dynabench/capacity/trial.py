@@ -10,12 +10,12 @@ from dynabench.experiment.points import point_of, simulate_runs, simulated_whole
 from dynabench.experiment.source import Source
 from dynabench.interrupt import Flag
 from dynabench.plan import Arm, Plan
-from reports.capacity import Sureness
-from reports.conditions import METRICS, Condition
-from reports.metrics import TokenGaps, per_request
-from reports.outcomes import Outcome, num_required
-from reports.points import AnyPoint, Cut, Impossible
-from reports.records import Record
+from reports.capacity.answer import Sureness
+from reports.figures.conditions import METRICS, Condition
+from reports.figures.metrics import TokenGaps, per_request
+from reports.figures.outcomes import Outcome, num_required
+from reports.record.records import Record
+from reports.sweep.points import AnyPoint, Cut, Impossible
 from workloads import Workload, WorkloadError
 from workloads.shape import ShapeConfig
 

@@ -129,7 +129,7 @@ def _epilogue(command: str) -> str | None:
     """Return what a command's help ends with, if it is another text than that of all."""
     if command != "vllm":
         return None
-    from serving.stand_in.vllm.help import overview
+    from serving.stand_in.vllm.flags.help import overview
 
     return overview()
 

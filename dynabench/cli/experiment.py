@@ -60,7 +60,7 @@ from foundation.exit_codes import INTERRUPTED
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.cli.command_line import flat
-from serving.engines.mock_config import AnswerConfig
+from serving.engines.mock.config import AnswerConfig
 from serving.life import DisaggregationConfig
 from serving.planner import PlannerConfig
 from serving.transfer.config import TransferRunConfig

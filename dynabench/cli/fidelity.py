@@ -141,7 +141,7 @@ def validate(
 
 def _show(found: "Validation", console: Terminal) -> None:
     """Print how close the simulation came, and where the report is."""
-    from reports.fidelity_table import distances, fidelity_grid
+    from reports.tables.fidelity import distances, fidelity_grid
 
     for note in found.notes:
         console.print(f"not valid: {note}", style="red", soft_wrap=True)

@@ -12,11 +12,11 @@ from foundation.exit_codes import DONE, NOT_GOOD
 from foundation.files import replace_text
 from foundation.settings import check
 from reports import junit
-from reports.capacity import Answer
-from reports.conditions import Condition
+from reports.capacity.answer import Answer
+from reports.figures.conditions import Condition
 from reports.gate import PLANS, POINTS, RUNS, Kind, Result, State, parse
-from reports.points import Found, Impossible, Point, Sweep
 from reports.summary import Summary
+from reports.sweep.points import Found, Impossible, Point, Sweep
 from serving.cli.command_line import flat
 
 

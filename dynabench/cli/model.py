@@ -13,7 +13,7 @@ from mocker import EngineConfig
 from mocker.models.description import approximations, doubt, facts, summary
 from mocker.timing.choose import resolve
 from mocker.timing.config import KvCacheDtype, Quantization, TimingConfig
-from serving.engines.mock_costs import step_costs_of
+from serving.engines.mock.costs import step_costs_of
 from serving.router import StepCosts
 
 GIB = 2**30

@@ -32,10 +32,10 @@ from dynabench.plan import Settings
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.exit_codes import INTERRUPTED
-from reports import capacity
-from reports.capacity import Answer
+from reports.capacity import answer as capacity
+from reports.capacity.answer import Answer
 from reports.gate import of_plan
-from reports.headline import qualified, understood
+from reports.verdicts.headline import qualified, understood
 from serving.cli.command_line import flat
 from serving.life import DisaggregationConfig
 from workloads.pacing import LoadConfig

@@ -22,12 +22,17 @@ from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.files import new_file
 from foundation.text import printable
-from reports import exports, folder, headline, pictures, sweep_report, sweep_table, tables, use_tables
+from reports import exports, folder, pictures
 from reports.gate import POINTS, RUNS, of_summary, of_sweep
 from reports.key import key_of, with_short_names
-from reports.points import Sweep
 from reports.summarize import summary_of
 from reports.summary import Summary
+from reports.sweep import report as sweep_report
+from reports.sweep import table as sweep_table
+from reports.sweep.points import Sweep
+from reports.tables import comparison as tables
+from reports.tables import use as use_tables
+from reports.verdicts import headline
 
 
 def report(

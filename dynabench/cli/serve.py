@@ -31,7 +31,7 @@ from foundation.settings import changed
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.cli.command_line import Verbosity, flat
-from serving.engines.mock_config import AnswerConfig
+from serving.engines.mock.config import AnswerConfig
 from serving.frontend.config import FrontendConfig
 from serving.life import DisaggregationConfig
 from serving.planner import PlannerConfig

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from foundation.errors import UserError, plain_errors
 from serving.cli.command_line import Verbosity, flat
-from serving.engines.mock_config import AnswerConfig
+from serving.engines.mock.config import AnswerConfig
 from serving.kv_tiers.tier import TierError
 from serving.model.errors import ModelError
 from serving.runtime.ports import RuntimeUnavailableError
@@ -18,9 +18,9 @@ from serving.stand_in.config import StandInConfig
 from serving.stand_in.faults.flags import FaultFlags
 from serving.stand_in.replicas import ReplicasConfig, replicas_of, serve_replicas
 from serving.stand_in.simulation import SimulationConfig
-from serving.stand_in.vllm.flags import in_flags, parse
-from serving.stand_in.vllm.help import help_of
-from serving.stand_in.vllm.settings import about_times, stand_in_config, without_effect
+from serving.stand_in.vllm.flags.command_line import in_flags, parse
+from serving.stand_in.vllm.flags.help import help_of
+from serving.stand_in.vllm.settings.settings import about_times, stand_in_config, without_effect
 from serving.supervision.group import GroupError
 from serving.supervision.logs import set_up
 from serving.supervision.process import run

@@ -22,7 +22,7 @@ from mocker import EngineConfig
 from mocker.models.catalog import find_model
 from mocker.models.layout import refusal
 from mocker.timing.config import TimingConfig
-from serving.engines.mock_config import AnswerConfig
+from serving.engines.mock.config import AnswerConfig
 from serving.frontend.config import FrontendConfig
 from serving.life import DisaggregationConfig
 from serving.model.card import Role

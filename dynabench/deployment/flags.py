@@ -16,7 +16,7 @@ from dynabench.deployment.paths import change_pool, settings_of_pool
 from foundation.settings import Count, NotNegative, changed, check
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from serving.engines.mock_config import AnswerConfig
+from serving.engines.mock.config import AnswerConfig
 from serving.frontend.config import FrontendConfig, Port
 from serving.model.card import Migrations, Role
 from serving.router import RouterConfig

@@ -11,7 +11,7 @@ from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import Arm, Settings
 from foundation.settings import short
 from foundation.text import printable
-from reports.conditions import Condition
+from reports.figures.conditions import Condition
 from reports.summary import NOISE_FLOOR
 
 DECODE_WORKERS = "decode_workers"

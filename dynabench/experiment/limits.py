@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import compress
 
 from foundation.errors import UserError
-from reports.conditions import Condition
+from reports.figures.conditions import Condition
 from workloads import Workload
 from workloads.pacing import LoadConfig
 

@@ -20,9 +20,9 @@ from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.step_times import step_times
 from dynabench.live.bodies import sends_content
 from dynabench.plan import Arm, ClientConfig, Settings
-from mocker import scheduler
+from mocker.vllm import scheduler
 from reports import folder
-from reports.records import Record
+from reports.record.records import Record
 from reports.summary import WAYS
 from serving.frontend.config import FrontendConfig
 from serving.router.elsewhere import elsewhere

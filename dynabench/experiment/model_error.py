@@ -6,7 +6,7 @@ from mocker.models.catalog import find_model
 from mocker.models.shape import ModelShape
 from mocker.timing.catalog import find_gpu
 from mocker.timing.config import TimingConfig
-from reports.outcomes import percent
+from reports.figures.outcomes import percent
 
 WITHIN = 2.0
 """Times as many parameters, or as few, all or active ones, as a case may have to be quoted for a model."""

@@ -24,10 +24,10 @@ from dynabench.experiment.source import Source
 from dynabench.interrupt import Flag, Interrupt, InterruptError
 from dynabench.plan import Arm, Plan, Settings
 from dynabench.virtual.run import run
-from reports.conditions import Condition
-from reports.fleet import Oracle
-from reports.fleet_figures import ENOUGH
-from reports.slo import good
+from reports.figures.conditions import Condition
+from reports.figures.fleet import ENOUGH
+from reports.figures.slo import good
+from reports.record.fleet import Oracle
 from serving.planner import PlannerConfig
 from workloads import Workload
 

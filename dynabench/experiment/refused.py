@@ -7,8 +7,8 @@ from dynabench.deployment.engines import engines_of, max_model_len_of, refusal_o
 from dynabench.experiment.source import Source
 from dynabench.plan import Arm
 from foundation.errors import UserError
-from reports.conditions import Condition
-from reports.outcomes import num_required
+from reports.figures.conditions import Condition
+from reports.figures.outcomes import num_required
 from workloads import Workload
 from workloads.pacing import LoadConfig
 

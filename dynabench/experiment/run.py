@@ -27,10 +27,10 @@ from dynabench.terminal import Terminal
 from dynabench.virtual.run import run as simulate
 from foundation.errors import UserError
 from reports import folder, gate
-from reports.conditions import Condition
+from reports.figures.conditions import Condition
 from reports.folder import Manifest
 from reports.key import key_of
-from reports.records import Record
+from reports.record.records import Record
 from reports.summary import Summary
 from serving.runtime.config import masked
 from workloads import WorkloadError

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from foundation.settings import Count, Positive, Share, Whole, check
-from reports.conditions import Condition
-from reports.slo import parse, preset
+from reports.figures.conditions import Condition
+from reports.figures.slo import parse, preset
 from reports.summary import SMALLEST
 from serving.router import Mode
 

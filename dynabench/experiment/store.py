@@ -16,7 +16,7 @@ from dynabench.plan import Arm, Settings
 from foundation.errors import UserError
 from foundation.files import replace_text
 from foundation.identity import Identity, files_named
-from reports.points import AnyPoint
+from reports.sweep.points import AnyPoint
 from workloads.source import files_of
 
 IDENTIFYING = ("seed", "repeats", "trace_block_size", "format", "columns", "router_mode", "vary")

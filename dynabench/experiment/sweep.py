@@ -30,8 +30,8 @@ from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.settings import short
 from reports import gate
-from reports.conditions import Condition
-from reports.points import AnyPoint, Found, Point, Sweep
+from reports.figures.conditions import Condition
+from reports.sweep.points import AnyPoint, Found, Point, Sweep
 
 ALONE = 4
 """How much coarser the search on a single repeat is, because it only has to show how much repeats differ."""
@@ -54,7 +54,7 @@ def run_sweep(
         UserError: the folder contains something else, or a search has no limits.
         ValueError: an axis is not understood, or a gate could not be judged.
     """
-    from reports import sweep_report
+    from reports.sweep import report as sweep_report
 
     limits = experiment.limits
     if config.find is not None and not limits:

@@ -34,7 +34,7 @@ from mocker.timing.calibrated import StepCosts
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from mocker.timing.files import SCHEMA
-from serving.engines.mock_costs import step_costs_of
+from serving.engines.mock.costs import step_costs_of
 from serving.worker.config import ModelRunConfig, WorkerConfig
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from dynabench.fidelity.load_generators import OUTPUTS
 from foundation.errors import UserError
-from reports.records import Record, Requests
+from reports.record.records import Record, Requests
 from workloads import Request, Workload, formats
 from workloads.blocks import BlockNamer
 from workloads.source import Source

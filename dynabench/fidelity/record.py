@@ -25,7 +25,7 @@ from foundation.extras import install
 from foundation.files import new_file
 from foundation.text import one_line
 from serving.engines.package import require
-from serving.engines.vllm_on_cpu import keep_async_scheduling
+from serving.engines.vllm.on_cpu import keep_async_scheduling
 from serving.worker.engine import EngineError
 
 MODEL = {

@@ -20,13 +20,13 @@ from foundation.text import one_line
 from mocker import AllBlocksCleared, BlockChain, BlockStored, EngineConfig, Sequence
 from mocker.batch import Batch
 from mocker.events import BlockEvent, TierRemoved, TierStored
-from mocker.offload.config import HostMemory
-from mocker.offload.offload import Copy, Offload
-from mocker.scheduler import Scheduler
 from mocker.sequence import LOADED, LOADING
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from mocker.timing.model import Prefill, TimingModel, chunk
+from mocker.vllm.offload.config import HostMemory
+from mocker.vllm.offload.offload import Copy, Offload
+from mocker.vllm.scheduler import Scheduler
 
 
 @dataclass

@@ -27,9 +27,10 @@ from dynabench.virtual.run import run as simulate
 from foundation.errors import UserError
 from mocker.timing.config import TimingConfig, divide
 from mocker.timing.files import read_calibration
-from reports import fidelity, folder, headline
+from reports import fidelity, folder
 from reports.fidelity import Fidelity, Runs, Speed
-from reports.records import Record
+from reports.record.records import Record
+from reports.verdicts import headline
 from workloads import Workload
 from workloads.request import Ends
 from workloads.shape import ShapeConfig, shape

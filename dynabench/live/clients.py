@@ -16,7 +16,7 @@ from dynabench.live.bodies import Target
 from dynabench.live.http_client import clock
 from dynabench.live.load import LoadGenerator, facts_of
 from dynabench.live.timeline import Stats, requests_of
-from reports.records import Requests
+from reports.record.records import Requests
 from workloads import Workload
 from workloads.pacing import LoadConfig
 from workloads.request import select

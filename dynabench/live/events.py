@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from foundation.text import one_line
-from reports.records import MAX_S, MAX_WORKERS
+from reports.record.records import MAX_S, MAX_WORKERS
 
 EVENT_LIMIT = 1 << 20
 """Most bytes of one event, and of an error's body."""

@@ -6,9 +6,9 @@ import numpy as np
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.planner.programs import has_planner
-from reports.fleet import FleetUse, PoolFleet
-from reports.pools import PoolUse
-from reports.records import Record
+from reports.record.fleet import FleetUse, PoolFleet
+from reports.record.pools import PoolUse
+from reports.record.records import Record
 
 APART = 100_000
 """First number of decode workers until the maximum number of prefill workers is known."""

@@ -20,7 +20,7 @@ import httptools
 import msgspec
 import uvloop
 
-from serving.engines.timer import StepTimer
+from serving.engines.mock.timer import StepTimer
 
 MODEL = "known"
 WORD = "a "

@@ -9,7 +9,7 @@ from dynabench.live.bodies import Bodies, Target
 from dynabench.live.call import Call
 from dynabench.live.http_client import HttpPool, clock
 from dynabench.live.timeline import Stats, Timeline
-from serving.engines.timer import StepTimer
+from serving.engines.mock.timer import StepTimer
 from serving.runtime.stopping import cancel_all, until_stopped
 from workloads import Workload
 from workloads.pacing import LoadConfig, Pacer

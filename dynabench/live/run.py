@@ -28,8 +28,8 @@ from dynabench.live.view import LiveView
 from dynabench.live.warm_up import num_warmups, warm_up
 from dynabench.plan import ClientConfig, Plan
 from dynabench.planner.programs import check_planner
-from reports.pools import KvOverTime, PoolUse
-from reports.records import Record
+from reports.record.pools import KvOverTime, PoolUse
+from reports.record.records import Record
 from serving.model.card import Role
 from serving.model.errors import ModelError
 from serving.model.files import vocab_size

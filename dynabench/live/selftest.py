@@ -16,8 +16,8 @@ from dynabench.live.known_server import MODEL
 from dynabench.live.settings import SelftestConfig
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
-from reports import metrics
-from reports.records import Record
+from reports.figures import metrics
+from reports.record.records import Record
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import engines_of
-from reports.pools import Tier, TierUse, Traffic, Use
+from reports.record.pools import Tier, TierUse, Traffic, Use
 
 Rank = tuple[str, str]
 """Instance and rank."""

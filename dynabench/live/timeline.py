@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reports import metrics
-from reports.records import Floats, RequestLog, Requests
+from reports.figures import metrics
+from reports.record.records import Floats, RequestLog, Requests
 from workloads import Workload
 from workloads.pacing import LoadConfig
 from workloads.reuse import reuse_of

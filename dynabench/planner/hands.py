@@ -16,7 +16,7 @@ from dynabench.deployment.description import Deployment
 from dynabench.planner.history import fleet_use
 from dynabench.planner.messages import Orders, fleets, orders
 from dynabench.planner.roster import PoolOfWorkers, Roster
-from reports.fleet import FleetUse
+from reports.record.fleet import FleetUse
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.ports import RuntimeUnavailableError

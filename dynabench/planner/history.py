@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from dynabench.planner.messages import Orders
 from dynabench.planner.roster import PoolOfWorkers, Roster
-from reports.fleet import FleetUse, Headcount, PoolFleet
+from reports.record.fleet import FleetUse, Headcount, PoolFleet
 
 
 def fleet_use(roster: Roster, planner: str, given: Sequence[Orders], *, start_s: float, end_s: float) -> FleetUse:

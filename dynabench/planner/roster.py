@@ -13,7 +13,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from dynabench.planner.messages import Fleet, State, Wanted, Worker
-from reports.fleet import Change, Headcount
+from reports.record.fleet import Change, Headcount
 
 MAX_PAST = 100_000
 """Rows of a pool's history, and changes, that are kept: a deployment may be served for years."""

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from dynabench.reference.setting import item
-from serving.stand_in.vllm.arguments import Argument, version
-from serving.stand_in.vllm.help import groups, values
-from serving.stand_in.vllm.treatment import treatments
+from serving.stand_in.vllm.flags.arguments import Argument, version
+from serving.stand_in.vllm.flags.help import groups, values
+from serving.stand_in.vllm.flags.treatment import treatments
 
 HEAD = """\
 # Flags of vllm serve

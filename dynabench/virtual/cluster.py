@@ -33,7 +33,7 @@ from mocker import Sequence as EngineSequence
 from mocker.events import TierEvent
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.kv_size import KvSize
-from reports.records import RequestLog
+from reports.record.records import RequestLog
 from serving.life import DisaggregationConfig
 from serving.router import Decision, Prompt, PromptBlocks, Router
 from serving.router.router import NoWorkersError

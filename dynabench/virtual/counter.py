@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from dynabench.virtual.rank import number_of
 from mocker import StepOutput
-from reports.records import RequestLog
+from reports.record.records import RequestLog
 from serving.planner import Counts
 from workloads import Request
 

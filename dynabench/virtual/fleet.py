@@ -24,7 +24,7 @@ from dynabench.deployment.fleet import FleetConfig
 from dynabench.deployment.fleet_events import Drain, FleetEvent, Kill, Resize, Slow, pool_of
 from dynabench.virtual.clock import ARRIVAL, Clock
 from dynabench.virtual.rank import Rank
-from reports.fleet import Headcount
+from reports.record.fleet import Headcount
 
 State = Literal["pending", "starting", "ready", "draining", "gone"]
 STATES: tuple[State, ...] = ("pending", "starting", "ready", "draining", "gone")

@@ -25,7 +25,7 @@ from mocker import BlockChain, StepOutput
 from mocker import Sequence as EngineSequence
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.kv_size import KvSize
-from reports.records import RequestLog
+from reports.record.records import RequestLog
 from serving.life import DisaggregationConfig, Life, PlaceAgain, Refused
 from serving.life.bypass import bypasses
 from serving.router import Decision, Prompt, Router

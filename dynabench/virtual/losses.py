@@ -12,7 +12,7 @@ from dynabench.virtual.clock import ARRIVAL, Clock
 from dynabench.virtual.rank import Rank, number_of
 from mocker import Sequence
 from mocker.step import StepLog
-from reports.records import RequestLog
+from reports.record.records import RequestLog
 from serving.life import DisaggregationConfig, Life, PlaceAgain, Refused
 
 

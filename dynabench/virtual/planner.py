@@ -10,7 +10,7 @@ from dynabench.virtual.counter import Counter
 from dynabench.virtual.rank import Rank
 from dynabench.virtual.repeats import Repeats
 from mocker.work import work_of
-from reports.fleet import Change
+from reports.record.fleet import Change
 from serving.planner import Observation, Planner, PlannerConfig, PoolState, RankLoad, traffic_between
 
 

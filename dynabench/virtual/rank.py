@@ -7,8 +7,8 @@ from dynabench.kv_use import KvUse
 from dynabench.virtual.clock import COMPLETION, SCHEDULING, Clock
 from mocker import Engine, Sequence, Step, StepOutput
 from mocker.engine import NO_LIMIT
-from mocker.offload.tiers import TierWork
 from mocker.timing.model import Faster
+from mocker.vllm.offload.tiers import TierWork
 
 
 def number_of(sequence: Sequence) -> int:

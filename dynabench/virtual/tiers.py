@@ -16,12 +16,12 @@ from dynabench.virtual.traffic import Traffic
 from mocker import BlockChain
 from mocker import Sequence as EngineSequence
 from mocker.events import TierEvent
-from mocker.offload.chunk_cache import ChunkCache, Uses
-from mocker.offload.config import HostMemory, Tier, TierName
-from mocker.offload.ranges import Range, count
-from mocker.offload.tiers import Found, Hurry, LookUp, Read, TierWork, Write
 from mocker.timing.choose import SimulatedEngine
-from reports.records import RequestLog
+from mocker.vllm.offload.chunk_cache import ChunkCache, Uses
+from mocker.vllm.offload.config import HostMemory, Tier, TierName
+from mocker.vllm.offload.ranges import Range, count
+from mocker.vllm.offload.tiers import Found, Hurry, LookUp, Read, TierWork, Write
+from reports.record.records import RequestLog
 
 
 class Storage:

@@ -17,10 +17,10 @@ from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.planner import SimulatedPlanner
 from dynabench.virtual.rank import Rank
 from dynabench.virtual.tiers import Storage
-from mocker.offload.host_link import Direction
-from reports.fleet import FleetUse, PoolFleet
-from reports.pools import KvOverTime, LinkUse, PoolUse, TierUse, Traffic, Use
-from reports.records import Requests
+from mocker.vllm.offload.host_link import Direction
+from reports.record.fleet import FleetUse, PoolFleet
+from reports.record.pools import KvOverTime, LinkUse, PoolUse, TierUse, Traffic, Use
+from reports.record.records import Requests
 
 
 class Crew(NamedTuple):

@@ -6,10 +6,8 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mocker.config import EngineConfig
 from mocker.models.kv_cache import MoreBlocks, kv_cache
 from mocker.models.layout import refusal, unmeasured
-from mocker.offload.config import HostMemory, Tier, whole_chunks
 from mocker.timing.calibrated import Calibrated
 from mocker.timing.catalog import find_engine, find_gpu
 from mocker.timing.config import TimingConfig
@@ -22,6 +20,8 @@ from mocker.timing.parts import coefficients
 from mocker.timing.polynomial import Polynomial
 from mocker.timing.roofline import Roofline
 from mocker.timing.table import Table
+from mocker.vllm.config import EngineConfig
+from mocker.vllm.offload.config import HostMemory, Tier, whole_chunks
 
 DEFAULT_NUM_BLOCKS = 16384
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from reports.conditions import METRICS, Condition
+from reports.figures.conditions import METRICS, Condition
 from reports.key import Entry, Key
-from reports.records import Record
+from reports.record.records import Record
 from reports.summary import ArmSummary, Summary
 
 Runs = dict[str, Record]

@@ -31,7 +31,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
 
 from reports.key import PALETTE, Entry
-from reports.records import Floats
+from reports.record.records import Floats
 
 INK, QUIET, GRID, LIMIT, REST = "#1c1c1c", "#5f5f5f", "#e3e3e3", "#c0392b", "#c9c9c9"
 ON_PAGE = {

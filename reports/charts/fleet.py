@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from reports import fleet_figures, metrics
 from reports.charts import drawing, over_time
 from reports.charts.comparison import Comparison
 from reports.charts.drawing import INK, LIMIT, QUIET, REST, WIDE, Canvas, Chart, Panel, mark
-from reports.fleet import FleetUse, Headcount, PoolFleet
+from reports.figures import fleet as fleet_figures
+from reports.figures import metrics
 from reports.key import Entry
-from reports.records import Floats, Record
+from reports.record.fleet import FleetUse, Headcount, PoolFleet
+from reports.record.records import Floats, Record
 
 STATES: dict[str, tuple[str, str, Callable[[Headcount], int]]] = {
     "ready": ("ready", "#2a9d8f", lambda row: row.ready),

@@ -7,7 +7,7 @@ import numpy as np
 from reports.charts import drawing, over_time
 from reports.charts.comparison import Comparison
 from reports.charts.drawing import QUIET, REST, WIDE, Canvas, Chart, Panel
-from reports.records import Floats, Record
+from reports.record.records import Floats, Record
 
 MAX_ROWS = 64
 """The most rows of a map; with more workers, several share a row."""

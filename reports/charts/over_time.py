@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reports.records import Floats, MaybeFloats, MaybeInts, Record, Requests
-from reports.stability import in_system, waiting
+from reports.figures.stability import in_system, waiting
+from reports.record.records import Floats, MaybeFloats, MaybeInts, Record, Requests
 
 
 def windows(records: "list[Record]", number: int) -> Floats:

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from reports.cells import milliseconds
 from reports.charts import drawing
 from reports.charts.drawing import HALF, LIMIT, QUIET, REST, WIDE, Canvas, Chart, Panel
+from reports.figures.outcomes import subject
 from reports.key import PALETTE, Key, key_of
-from reports.outcomes import subject
+from reports.tables.cells import milliseconds
 
 if TYPE_CHECKING:
-    from reports.capacity import Answer, Ranked
+    from reports.capacity.answer import Answer, Ranked
 
 BEST = PALETTE[0][0]
 MOST = 16

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 
-from reports import metrics, split
-from reports.cells import milliseconds
 from reports.charts import drawing
 from reports.charts.comparison import Comparison
 from reports.charts.drawing import QUIET, REST, Canvas, Chart, Panel, duration, mark
-from reports.conditions import METRICS
+from reports.figures import metrics, split
+from reports.figures.conditions import METRICS
 from reports.key import Entry
+from reports.tables.cells import milliseconds
 
 ROW = 26
 """Units between the rows of two arms."""

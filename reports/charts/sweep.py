@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from foundation.settings import short
 from reports.charts import drawing
 from reports.charts.drawing import HALF, LIMIT, LINE, QUIET, WIDE, Canvas, Chart, Panel, duration, mark
-from reports.conditions import METRICS, Condition
+from reports.figures.conditions import METRICS, Condition
+from reports.figures.metrics import LABELS
 from reports.key import Entry, Key, key_of
-from reports.metrics import LABELS
-from reports.points import Found, Point
+from reports.sweep.points import Found, Point
 
 Number = Callable[[Point], float | None]
 LOADS = ("rate_scale", "rate", "concurrency")

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import numpy as np
 from matplotlib.axes import Axes
 
-from reports import insight, metrics
 from reports.charts import drawing
 from reports.charts.comparison import Comparison
 from reports.charts.drawing import HALF, LIMIT, LINE, Canvas, Chart, Panel
-from reports.conditions import Condition
-from reports.records import Floats, Record
+from reports.figures import insight, metrics
+from reports.figures.conditions import Condition
+from reports.record.records import Floats, Record
 
 
 def ttft_tail(shown: Comparison) -> Chart | None:

@@ -5,15 +5,15 @@ from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 
-from reports import tiers
 from reports.charts import drawing, rows
 from reports.charts.comparison import Comparison
 from reports.charts.drawing import LINE, QUIET, REST, WIDE, Canvas, Chart, Panel, duration, mark
 from reports.charts.sweep import Swept, along, dots
+from reports.figures import tiers
+from reports.figures.tier_sizes import is_size
+from reports.figures.tiers import SOURCES, Hits, Saved, Saving
 from reports.key import Entry
-from reports.points import Point
-from reports.tier_sizes import is_size
-from reports.tiers import SOURCES, Hits, Saved, Saving
+from reports.sweep.points import Point
 
 COLOURS = {
     "gpu": "#2a9d8f",

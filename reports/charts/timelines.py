@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
-from reports import metrics
 from reports.charts import drawing, over_time
 from reports.charts.comparison import Comparison
 from reports.charts.drawing import HALF, REST, WIDE, Canvas, Chart, Panel
+from reports.figures import metrics
 from reports.key import Entry
-from reports.records import Floats, Record
+from reports.record.records import Floats, Record
 
 TANGLE = 3
 """The most lines that remain readable in one panel if they cross."""

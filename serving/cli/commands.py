@@ -18,8 +18,8 @@ from foundation.settings import changed
 from serving.cli.chat_client import AskError, ChatClient
 from serving.cli.command_line import Verbosity, flat, open_standard_streams, program, reason
 from serving.engines.echo import Echo
-from serving.engines.mock import AnswerConfig, EngineConfig, Mocker, TimingConfig, divide, refuse_idle_tiers
-from serving.engines.openai import OpenAiServer
+from serving.engines.mock.engine import AnswerConfig, EngineConfig, Mocker, TimingConfig, divide, refuse_idle_tiers
+from serving.engines.openai.engine import OpenAiServer
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import run_frontends
 from serving.kv_tiers.config import KvStoreServiceConfig

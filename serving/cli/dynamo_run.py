@@ -42,7 +42,7 @@ from serving.cli.ways import (
     read_way_in,
     read_way_out,
 )
-from serving.engines.mock_config import AnswerConfig
+from serving.engines.mock.config import AnswerConfig
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import run_frontends
 from serving.life import DisaggregationConfig

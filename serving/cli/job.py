@@ -31,8 +31,8 @@ from serving.cli.ways import (
     WayOut,
 )
 from serving.engines.echo import Echo
-from serving.engines.mock import AnswerConfig, EngineConfig, Mocker, TimingConfig
-from serving.engines.openai import OpenAiServer
+from serving.engines.mock.engine import AnswerConfig, EngineConfig, Mocker, TimingConfig
+from serving.engines.openai.engine import OpenAiServer
 from serving.engines.own import OwnEngine
 from serving.frontend.config import FrontendConfig
 from serving.life import DisaggregationConfig

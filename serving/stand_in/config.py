@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from foundation.settings import Count, Positive, Whole, check
-from serving.engines.mock import AnswerConfig, EngineConfig, TimingConfig
-from serving.engines.nixl_peer import KvHandoverConfig
+from serving.engines.mock.engine import AnswerConfig, EngineConfig, TimingConfig
+from serving.engines.mock.kv.nixl_peer import KvHandoverConfig
 from serving.frontend.config import Port
 from serving.life.lease import LeaseConfig
 from serving.model.parsers import check_parsers

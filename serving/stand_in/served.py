@@ -13,7 +13,7 @@ from serving.model.errors import ModelError
 from serving.model.files import BYTES_CONTEXT, ModelFiles
 from serving.stand_in.config import StandInConfig
 from serving.stand_in.local import HERE, LocalCourse, LocalWorkers
-from serving.stand_in.vllm.reading import reading_of
+from serving.stand_in.vllm.requests.reading import reading_of
 from serving.worker.engine import EngineTraits
 
 PREPARE_TIMEOUT_S = 10.0

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from serving.engines.mock import Mocker
-from serving.engines.nixl_peer import Peer, peers_of
+from serving.engines.mock.engine import Mocker
+from serving.engines.mock.kv.nixl_peer import Peer, peers_of
 from serving.frontend.http.listening import BACKLOG, listen, listen_at
 from serving.frontend.http.server import serve_http
 from serving.model.files import ModelFiles

@@ -30,11 +30,11 @@ ENGINES = {
     "mistralrs": EngineEntry(
         "mistralrs.MistralRs", "mistralrs", "mistralrs", "mistral.rs: Hugging Face folders and GGUF, CPU or GPU"
     ),
-    "llamacpp": EngineEntry("llamacpp.LlamaCpp", "llama_cpp", "llama_cpp", "llama.cpp: GGUF, CPU or GPU"),
-    "vllm": EngineEntry("vllm.Vllm", "vllm", "vllm", "vLLM", "gpu_memory_utilization", hands_over=True),
-    "sglang": EngineEntry("sglang.SgLang", "sglang", "sglang", "SGLang", "mem_fraction_static", hands_over=True),
+    "llamacpp": EngineEntry("llamacpp.engine.LlamaCpp", "llama_cpp", "llama_cpp", "llama.cpp: GGUF, CPU or GPU"),
+    "vllm": EngineEntry("vllm.engine.Vllm", "vllm", "vllm", "vLLM", "gpu_memory_utilization", hands_over=True),
+    "sglang": EngineEntry("sglang.engine.SgLang", "sglang", "sglang", "SGLang", "mem_fraction_static", hands_over=True),
     "trtllm": EngineEntry(
-        "trtllm.TrtLlm",
+        "trtllm.engine.TrtLlm",
         "trtllm",
         "tensorrt_llm",
         "TensorRT-LLM",
@@ -67,7 +67,7 @@ def make_engine(name: str, worker: WorkerConfig, run: ModelRunConfig, arguments:
     entry = ENGINES[name]
     if not entry.hands_over:
         refuse_role(worker, name)
-    module, _, adapter = entry.adapter.partition(".")
+    module, _, adapter = entry.adapter.rpartition(".")
     made = getattr(importlib.import_module(f"serving.engines.{module}"), adapter)
     engine: Engine = made(worker, run, flags_to_arguments(arguments))
     return engine

@@ -11,7 +11,7 @@ from dynabench.live.run import run as measure
 from dynabench.plan import ClientConfig, Plan, Settings
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from reports.split import split
+from reports.figures.split import split
 from reports.summarize import summarize
 from serving.life import DisaggregationConfig
 from serving.transfer.config import TransferRunConfig

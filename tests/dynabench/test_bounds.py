@@ -15,10 +15,10 @@ from dynabench.experiment.bounds import Prompts, bounds_of, hit_shares, lower_bo
 from dynabench.plan import Arm, Plan, Settings
 from dynabench.virtual.run import run
 from mocker import EngineConfig
-from mocker.offload.config import PrefetchPolicy, WritePolicy
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
-from reports import metrics
+from mocker.vllm.offload.config import PrefetchPolicy, WritePolicy
+from reports.figures import metrics
 from serving.router import ROUTER_MODES
 from tests.support.commands import dynabench
 from tests.support.simulated import deployed, simulate

@@ -11,10 +11,10 @@ from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import Settings
 from mocker.timing.config import TimingConfig
-from reports.capacity import Alternative, Answer, Ranked, grids, modes_told, sizes_told
+from reports.capacity.answer import Alternative, Answer, Ranked, grids, modes_told, sizes_told
 from reports.charts import drawing, plan
+from reports.figures.outcomes import Outcome
 from reports.key import key_of
-from reports.outcomes import Outcome
 from tests.reports.test_sweep_report import point
 
 SETTINGS = Settings(Deployment(pools=(Pool(timing=TimingConfig(model="Qwen/Qwen3-8B", gpu="h100")),)))

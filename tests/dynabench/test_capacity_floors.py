@@ -20,9 +20,9 @@ from mocker.timing.catalog import gpu_names
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from mocker.timing.model import Prefill
-from reports import slo
-from reports.conditions import METRICS
-from reports.metrics import goodput
+from reports.figures import slo
+from reports.figures.conditions import METRICS
+from reports.figures.metrics import goodput
 from reports.summarize import summarize
 from serving.life.config import DisaggregationConfig
 from tests.support.workloads import bursty

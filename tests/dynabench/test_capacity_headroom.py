@@ -5,8 +5,8 @@ import pytest
 from dynabench.capacity.candidates import heavier, reached
 from dynabench.capacity.headroom import MOST, PRECISION, next_load
 from dynabench.plan import Settings
-from reports.capacity import Held
-from reports.outcomes import Outcome
+from reports.capacity.answer import Held
+from reports.figures.outcomes import Outcome
 from workloads.pacing import LoadConfig
 
 MISSED = [Outcome("ttft.p99 <= 2000 ms", "missed", 2.5, -0.25), Outcome("itl.p99 <= 60 ms", "met", 0.05, 0.1)]

@@ -12,9 +12,9 @@ from dynabench.plan import Plan, Settings
 from dynabench.virtual.run import run
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from reports import slo
-from reports.metrics import Goodput
-from reports.outcomes import of_requests
+from reports.figures import slo
+from reports.figures.metrics import Goodput
+from reports.figures.outcomes import of_requests
 from reports.summarize import summarize
 from tests.support.commands import dynabench
 from workloads import Request, Workload

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynabench.capacity.search import Layout, Question, Search
-from reports.outcomes import Outcome
+from reports.figures.outcomes import Outcome
 
 
 def found(layouts, needed, *, max_gpus=64, at_once=1):

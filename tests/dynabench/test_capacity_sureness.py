@@ -15,10 +15,10 @@ from dynabench.plan import Arm, Plan, Settings
 from dynabench.virtual.run import run as simulate
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from reports.capacity import Held, Sureness, doubt
-from reports.conditions import read
-from reports.metrics import goodput, per_request
-from reports.slo import good
+from reports.capacity.answer import Held, Sureness, doubt
+from reports.figures.conditions import read
+from reports.figures.metrics import goodput, per_request
+from reports.figures.slo import good
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 

@@ -10,8 +10,8 @@ from dynabench.plan import Arm, Plan, Settings
 from dynabench.virtual.run import run
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from reports import slo
-from reports.outcomes import state_of
+from reports.figures import slo
+from reports.figures.outcomes import state_of
 from reports.summarize import summarize
 from tests.support.workloads import bursty
 from workloads import Request, Workload

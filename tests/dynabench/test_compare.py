@@ -13,7 +13,7 @@ from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import Settings
 from mocker import EngineConfig
-from reports import metrics
+from reports.figures import metrics
 from serving.router import RouterConfig
 from tests.support.commands import dynabench
 from tests.support.simulated import deployed, simulate

@@ -13,7 +13,7 @@ from mocker import EngineConfig
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from reports import folder
-from reports.slo import parse
+from reports.figures.slo import parse
 from reports.summarize import summarize
 from tests.support.commands import dynabench
 from tests.support.simulated import deployed, simulate

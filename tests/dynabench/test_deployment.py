@@ -11,7 +11,7 @@ from dynabench.deployment.flags import LivePoolConfig, MeasuredFrontendConfig, M
 from dynabench.deployment.processes import programs
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from serving.engines.mock_config import AnswerConfig
+from serving.engines.mock.config import AnswerConfig
 from serving.runtime.config import RuntimeConfig
 from serving.worker.config import ModelRunConfig, WorkerConfig
 

@@ -16,7 +16,7 @@ from dynabench.plan import Plan, Settings
 from dynabench.virtual.run import cluster_of, run
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from reports.insight import remarks
+from reports.figures.insight import remarks
 from serving.router import ROUTER_MODES
 from tests.dynabench.test_handover import BLOCK, apart, clusters, workload
 from workloads import Request, Workload

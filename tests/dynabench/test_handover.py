@@ -18,7 +18,7 @@ from dynabench.virtual.run import cluster_of, run
 from dynabench.virtual.use import pool_use
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from reports.insight import blocked_share, remarks
+from reports.figures.insight import blocked_share, remarks
 from serving.life import DisaggregationConfig
 from workloads import Request, Workload
 

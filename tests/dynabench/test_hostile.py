@@ -16,10 +16,11 @@ import pytest
 from dynabench.experiment.arms import arm_name
 from dynabench.terminal import Terminal
 from foundation.text import one_line, printable
-from reports import folder, tables
+from reports import folder
 from reports.foreign import csv_cell, markdown_cell, script_json
-from reports.records import Record, Requests
+from reports.record.records import Record, Requests
 from reports.summarize import summarize
+from reports.tables import comparison as tables
 from tests.support.commands import dynabench
 from tests.support.strange_server import answers, strange_server
 

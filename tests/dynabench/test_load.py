@@ -16,9 +16,9 @@ from dynabench.live.selftest import known_server
 from dynabench.live.settings import SelftestConfig
 from dynabench.live.validity import spoilt
 from dynabench.plan import ClientConfig, Plan, Settings
-from reports import metrics
-from reports.records import Record, Requests
-from reports.split import split
+from reports.figures import metrics
+from reports.figures.split import split
+from reports.record.records import Record, Requests
 from tests.support.strange_server import DONE, EVENT, FINISH, HEAD, answers, chunk, says, strange_server, usage
 from tests.support.waiting import PATIENCE_S
 from workloads import Request, Workload

@@ -12,7 +12,7 @@ from dynabench.interrupt import Flag, Interrupt
 from dynabench.plan import Arm, Settings
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from reports.slo import parse
+from reports.figures.slo import parse
 from serving.planner import PlannerConfig
 from tests.dynabench.test_handover import BLOCK, apart, workload
 from workloads.pacing import LoadConfig

@@ -7,7 +7,7 @@ import pytest
 
 from dynabench.fidelity.past_runs import read_requests
 from foundation.errors import UserError
-from reports.records import COLUMNS
+from reports.record.records import COLUMNS
 from tests.support.commands import dynabench
 from tests.workloads.test_formats import SAMPLES
 

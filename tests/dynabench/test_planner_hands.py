@@ -15,7 +15,7 @@ from dynabench.planner.roster import PoolOfWorkers, Roster
 from dynabench.planner.seen import STALE_S, Reports, counts_of
 from dynabench.planner.service import PlannerService, PlannerServiceConfig
 from mocker import EngineConfig
-from reports.fleet import Headcount
+from reports.record.fleet import Headcount
 from serving.planner import PlannerConfig, traffic_between
 from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig

@@ -8,8 +8,8 @@ from dynabench.plan import Plan, Settings
 from dynabench.virtual.run import run
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from reports.pools import PoolUse
-from reports.split import split
+from reports.figures.split import split
+from reports.record.pools import PoolUse
 from serving.life import DisaggregationConfig
 from workloads import Request, Workload
 

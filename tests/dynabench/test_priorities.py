@@ -11,7 +11,7 @@ from dynabench.experiment.no_effect import no_effect
 from dynabench.plan import Plan, Settings
 from dynabench.virtual.run import run as run_plan
 from mocker import EngineConfig
-from reports.insight import remarks
+from reports.figures.insight import remarks
 from serving.life import DisaggregationConfig
 from tests.support.commands import dynabench
 from tests.support.simulated import deployed, simulate

@@ -7,7 +7,8 @@ import pytest
 from dynabench.plan import Plan, Settings
 from dynabench.virtual.planner import SimulatedPlanner, load_of
 from dynabench.virtual.run import cluster_of, run
-from reports import fleet_figures, slo
+from reports.figures import fleet as fleet_figures
+from reports.figures import slo
 from serving.planner import PLANNERS, PlannerConfig
 from tests.dynabench.test_fleet import aggregated
 from tests.dynabench.test_handover import apart, workload

@@ -13,7 +13,7 @@ from dynabench.virtual.run import run
 from mocker import EngineConfig
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
-from reports import tiers
+from reports.figures import tiers
 from serving.transfer.config import TransferRunConfig
 from tests.support.simulated import simulate
 from tests.support.workloads import conversations

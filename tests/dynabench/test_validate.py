@@ -24,9 +24,9 @@ from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from mocker.timing.files import SCHEMA
 from mocker.timing.model import chunk
+from reports.figures.metrics import TokenGaps
 from reports.folder import read
-from reports.metrics import TokenGaps
-from reports.records import Record, Requests
+from reports.record.records import Record, Requests
 from serving.router import RouterConfig
 from tests.support.commands import dynabench
 from tests.support.simulated import deployed, simulate

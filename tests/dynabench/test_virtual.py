@@ -7,8 +7,8 @@ import pytest
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from reports import folder
-from reports.insight import remarks
-from reports.records import COLUMNS
+from reports.figures.insight import remarks
+from reports.record.records import COLUMNS
 from serving.router import ROUTER_MODES, RouterConfig
 from tests.support.simulated import simulate
 from tests.support.workloads import conversations

@@ -11,11 +11,11 @@ import uvloop
 from mocker import EngineConfig
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
-from serving.engines.kv_exchange import KvExchange
-from serving.engines.kv_shelf import layout_of
-from serving.engines.mock import MockEngine
-from serving.engines.mock_answers import LETTERS, answer_tokens
-from serving.engines.mock_handover import hand_over
+from serving.engines.kv.exchange import KvExchange
+from serving.engines.mock.answers.made_up import LETTERS, answer_tokens
+from serving.engines.mock.engine import MockEngine
+from serving.engines.mock.kv.handover import hand_over
+from serving.engines.mock.kv.shelf import layout_of
 from serving.life.lease import LeaseConfig
 from serving.runtime.messages import pack_u32
 from serving.runtime.server import Stream

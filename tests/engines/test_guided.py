@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.engines.guided import Guide, choice_regex, guide
-from serving.engines.llama_grammar import MAX_NESTING, MAX_PATTERN, gbnf
+from serving.engines.llamacpp.grammar import MAX_NESTING, MAX_PATTERN, gbnf
 from serving.runtime.messages import CallError
 
 

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from serving.engines.kv_leases import RENEWALS
-from serving.engines.kv_notices import Read, Renew, Wait, decode
+from serving.engines.kv.leases import RENEWALS
+from serving.engines.kv.notices import Read, Renew, Wait, decode
 from serving.transfer.agent import TransferError
 from tests.engines.kv_world import BLOCK, FIRST, expected, with_pair
 from tests.support.waiting import until_async

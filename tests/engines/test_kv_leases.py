@@ -2,10 +2,10 @@
 
 import pytest
 
-from serving.engines.kv_leases import Leases
-from serving.engines.kv_notices import Assembly, Left, Offered, decode, encode, parts
-from serving.engines.kv_params import RemoteKv, parse
-from serving.engines.rooms import Rooms
+from serving.engines.kv.leases import Leases
+from serving.engines.kv.notices import Assembly, Left, Offered, decode, encode, parts
+from serving.engines.kv.params import RemoteKv, parse
+from serving.engines.kv.rooms import Rooms
 from serving.runtime.messages import CallError
 from serving.transfer.agent import MAX_NOTICE_BYTES
 

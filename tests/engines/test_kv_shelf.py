@@ -7,7 +7,7 @@ import pytest
 from mocker.models.catalog import find_model
 from mocker.timing.config import TimingConfig
 from mocker.timing.kv_size import kv_size
-from serving.engines.kv_shelf import MAX_SLOTS, Shelf, layout_of
+from serving.engines.mock.kv.shelf import MAX_SLOTS, Shelf, layout_of
 from serving.kv_tiers.blocks import HEADER, KvLayout, find_fault
 from serving.transfer.config import TransferRunConfig
 

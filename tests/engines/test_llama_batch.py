@@ -3,7 +3,7 @@
 import ctypes
 import queue
 
-from serving.engines.llama_batch import Job, LlamaBatcher
+from serving.engines.llamacpp.batch import Job, LlamaBatcher
 
 
 class Batch:

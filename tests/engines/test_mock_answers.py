@@ -10,9 +10,9 @@ import uvloop
 
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from serving.engines.mock import AnswerConfig, Mocker
-from serving.engines.mock_author import Author
-from serving.engines.mock_embedding import embedding_of
+from serving.engines.mock.answers.author import Author
+from serving.engines.mock.answers.embedding import embedding_of
+from serving.engines.mock.engine import AnswerConfig, Mocker
 from serving.model.files import ModelFiles
 from serving.model.parsers import TOOL_CALL_PARSERS, answer_parser
 from serving.model.parts import Arguments, CallStart

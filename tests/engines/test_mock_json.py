@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from serving.engines.mock_forms.errors import FormError
-from serving.engines.mock_forms.fit import json_tokens
+from serving.engines.mock.forms.errors import FormError
+from serving.engines.mock.forms.fit import json_tokens
 from tests.support.calls import at_most
 from tests.support.schemas import ANYTHING, MISTYPED, SATISFIABLE, value_of, writers
 

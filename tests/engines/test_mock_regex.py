@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.engines.mock_forms.errors import FormError
-from serving.engines.mock_forms.fit import choice_tokens, regex_tokens
-from serving.engines.mock_forms.keywords import Work
-from serving.engines.mock_forms.regex import pattern_of
+from serving.engines.mock.forms.errors import FormError
+from serving.engines.mock.forms.fit import choice_tokens, regex_tokens
+from serving.engines.mock.forms.keywords import Work
+from serving.engines.mock.forms.regex import pattern_of
 from tests.support.calls import at_most
 from tests.support.schemas import writers
 

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from serving.engines.mock import AnswerConfig
-from serving.engines.mock_author import Author
+from serving.engines.mock.answers.author import Author
+from serving.engines.mock.engine import AnswerConfig
 from serving.model.tokenizer import ByteTokenizer, HuggingFaceTokenizer
 from tests.engines.test_mock_answers import asked, plan, text
 from tests.support.schemas import byte_level

@@ -13,9 +13,9 @@ import uvloop
 
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from serving.engines import mock_tiers
-from serving.engines.mock import Mocker
-from serving.engines.mock_answers import LETTERS, answer_tokens
+from serving.engines.mock.answers.made_up import LETTERS, answer_tokens
+from serving.engines.mock.engine import Mocker
+from serving.engines.mock.kv import tiers as mock_tiers
 from serving.kv_tiers.files import MAX_THREADS
 from serving.kv_tiers.store import StoreServer
 from serving.kv_tiers.wire import ENTRY_BYTES

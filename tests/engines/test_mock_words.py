@@ -2,7 +2,7 @@
 
 import pytest
 
-from serving.engines.mock_words import without
+from serving.engines.mock.answers.words import without
 
 
 class Words(list):

@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from mocker import EngineConfig
-from serving.engines.mock import Mocker, TimingConfig
+from serving.engines.mock.engine import Mocker, TimingConfig
 from serving.model.files import ModelFiles
 from serving.model.watch import present_cards
 from serving.runtime.config import RuntimeConfig

@@ -6,10 +6,10 @@ import socket
 
 import pytest
 
-from serving.engines import nixl_peer
-from serving.engines.kv_params import RemoteKv, WantedKv
-from serving.engines.nixl_channel import SideChannel
-from serving.engines.nixl_peer import KvHandoverConfig, Peer, peers_of
+from serving.engines.kv.params import RemoteKv, WantedKv
+from serving.engines.mock.kv import nixl_peer
+from serving.engines.mock.kv.nixl_channel import SideChannel
+from serving.engines.mock.kv.nixl_peer import KvHandoverConfig, Peer, peers_of
 from serving.transfer.agent import TransferError
 from serving.worker.protocol import PreprocessedRequest, StopConditions
 

@@ -8,9 +8,9 @@ import httpx
 import pytest
 import uvloop
 
-from serving.engines import openai as adapter
-from serving.engines.openai import OpenAiServer
-from serving.engines.openai_url import root
+from serving.engines.openai import engine as adapter
+from serving.engines.openai.engine import OpenAiServer
+from serving.engines.openai.url import root
 from serving.life.lease import LeaseConfig
 from serving.model.files import ModelFiles
 from serving.runtime.messages import CallError

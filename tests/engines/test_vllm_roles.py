@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from serving.engines.side_channel import is_loopback
-from serving.engines.vllm_roles import (
+from serving.engines.vllm.roles import (
     check_types,
     connector_params,
     counted,

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from test_leap import configs, make, timings, workloads
 
 from mocker import BlockChain, Engine, EngineConfig, Sequence
-from mocker.scheduler import Scheduler
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from mocker.timing.model import Prefill
+from mocker.vllm.scheduler import Scheduler
 
 STEPS = TimingConfig(timing="constant", constant_prefill_ms=1000.0, constant_decode_ms=125.0)
 

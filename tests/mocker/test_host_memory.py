@@ -6,11 +6,11 @@ import pytest
 
 from mocker import BlockChain, Engine, EngineConfig, Sequence
 from mocker.events import TierRemoved, TierStored
-from mocker.offload.chunk_cache import ChunkCache, Uses
-from mocker.offload.config import HostMemory, Tier
-from mocker.offload.tiers import Found, Hurry, LookUp, Read, Write
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
+from mocker.vllm.offload.chunk_cache import ChunkCache, Uses
+from mocker.vllm.offload.config import HostMemory, Tier
+from mocker.vllm.offload.tiers import Found, Hurry, LookUp, Read, Write
 
 PREFILL_S, DECODE_S = 1.0, 0.25
 TIMING = TimingConfig(timing="constant", constant_prefill_ms=1000 * PREFILL_S, constant_decode_ms=1000 * DECODE_S)

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from mocker import BlockChain, BlockRemoved, BlockStored, Engine, EngineConfig, Sequence
 from mocker.events import TierRemoved
 from mocker.models.kv_cache import LayerKv, MoreBlocks, pool_of
-from mocker.offload.config import HostMemory, Tier
-from mocker.offload.offload import Copy
-from mocker.offload.ranges import count
-from mocker.offload.tiers import Found, Hurry, Read, Write
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
+from mocker.vllm.offload.config import HostMemory, Tier
+from mocker.vllm.offload.offload import Copy
+from mocker.vllm.offload.ranges import count
+from mocker.vllm.offload.tiers import Found, Hurry, Read, Write
 
 configs = st.builds(
     EngineConfig,

@@ -8,10 +8,10 @@ from collections import deque
 import pytest
 
 from mocker import BlockChain, Engine, EngineConfig, Sequence
-from mocker.scheduler import Scheduler
 from mocker.sequence import LOADED, LOADING, OVER, RUNNING, WAITING
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
+from mocker.vllm.scheduler import Scheduler
 
 
 def scheduler(num_blocks=16, **more):

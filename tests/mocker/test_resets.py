@@ -5,9 +5,9 @@ import math
 import pytest
 
 from mocker import AllBlocksCleared, BlockChain, BlockStored, Engine, EngineConfig, Sequence
-from mocker.offload.config import HostMemory
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
+from mocker.vllm.offload.config import HostMemory
 
 SIZE = 4
 STEPS = TimingConfig(timing="constant", constant_prefill_ms=1000.0, constant_decode_ms=125.0)

@@ -5,7 +5,7 @@ import contextlib
 import httpx
 import pytest
 
-from serving.engines.mock import EngineConfig, TimingConfig
+from serving.engines.mock.engine import EngineConfig, TimingConfig
 from serving.stand_in.config import ApiConfig, HttpConfig, LoraConfig, StandInConfig
 from tests.real_engines.serving_vllm import ONE_USE, until_ready, vllm_serve
 from tests.support.stand_ins import served_in_thread

@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 
 from serving.engines.guided import Guide
-from serving.engines.llama_grammar import gbnf
+from serving.engines.llamacpp.grammar import gbnf
 
 END = 1
 

@@ -9,7 +9,7 @@ import signal
 import httpx
 import pytest
 
-from serving.engines.openai import OpenAiServer
+from serving.engines.openai.engine import OpenAiServer
 from serving.worker.config import ModelRunConfig, WorkerConfig
 from serving.worker.engine import EngineError
 from serving.worker.loop import run_worker

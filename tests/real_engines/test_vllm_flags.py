@@ -5,8 +5,8 @@ import shlex
 
 import pytest
 
-from serving.stand_in.vllm.arguments import TABLE, arguments
-from serving.stand_in.vllm.flags import parse
+from serving.stand_in.vllm.flags.arguments import TABLE, arguments
+from serving.stand_in.vllm.flags.command_line import parse
 from tests.real_engines import vllm_flags
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]  # vLLM's imports warn

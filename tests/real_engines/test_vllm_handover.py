@@ -6,8 +6,8 @@ import json
 import httpx
 import pytest
 
-from serving.engines.mock import EngineConfig
-from serving.engines.nixl_peer import KvHandoverConfig
+from serving.engines.mock.engine import EngineConfig
+from serving.engines.mock.kv.nixl_peer import KvHandoverConfig
 from tests.real_engines.serving_vllm import until_ready, vllm_serve
 from tests.real_engines.test_vllm_by_url import TRANSFER
 from tests.stand_in.support import running

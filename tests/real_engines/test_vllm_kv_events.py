@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from mocker.timing.choose import resolve
-from serving.engines.mock import EngineConfig, MockEngine, TimingConfig
-from serving.engines.mock_author import Plan
+from serving.engines.mock.answers.author import Plan
+from serving.engines.mock.engine import EngineConfig, MockEngine, TimingConfig
 from serving.stand_in.config import KvEventsConfig, StandInConfig
 from serving.stand_in.vllm.kv_events.ranks import sinks_of
 from serving.worker.protocol import CacheScope

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from serving.stand_in.vllm.unmodelled import NOT_MODELLED, PROFILING, SCALE_OUT
+from serving.stand_in.vllm.paths.unmodelled import NOT_MODELLED, PROFILING, SCALE_OUT
 
 pytestmark = pytest.mark.timeout(900)
 

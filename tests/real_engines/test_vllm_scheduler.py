@@ -12,8 +12,8 @@ import pytest
 
 from dynabench.fidelity.replay import content_ids
 from mocker import AllBlocksCleared, BlockChain, BlockRemoved, BlockStored, EngineConfig, Sequence
-from mocker.scheduler import Scheduler
 from mocker.sequence import LOADED, LOADING
+from mocker.vllm.scheduler import Scheduler
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]  # vLLM's imports warn
 NUM_SCENARIOS = 60

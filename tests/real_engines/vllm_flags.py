@@ -1,6 +1,6 @@
 """Ask vLLM's own parser which arguments `vllm serve` takes: facts for the stand-in's table, without help texts.
 
-    python -m tests.real_engines.vllm_flags > serving/stand_in/vllm/flags.json
+    python -m tests.real_engines.vllm_flags > serving/stand_in/vllm/flags/command_line.json
 
 Run it with the environment that `.ci/engines prepare` makes for vLLM. `test_vllm_flags.py` fails when the table is old.
 """

@@ -26,7 +26,7 @@ def run(scenario):
     from vllm.config import KVEventsConfig
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    from serving.engines.vllm_on_cpu import keep_async_scheduling
+    from serving.engines.vllm.on_cpu import keep_async_scheduling
     from tests.stand_in.kv_subscriber import Subscriber
 
     folder = scenario["folder"]

@@ -4,9 +4,9 @@ import dataclasses
 
 import numpy as np
 
-from reports.fleet import Change, FleetUse, Headcount, PoolFleet
-from reports.pools import LinkUse, PoolUse, TierUse, Traffic, Use
-from reports.records import Record, Requests
+from reports.record.fleet import Change, FleetUse, Headcount, PoolFleet
+from reports.record.pools import LinkUse, PoolUse, TierUse, Traffic, Use
+from reports.record.records import Record, Requests
 
 FIELDS = {field.name for field in dataclasses.fields(Record)}
 

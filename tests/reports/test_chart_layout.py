@@ -8,16 +8,17 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from msgspec import structs
 
-from reports import charts, slo
-from reports.capacity import Answer, AtLoad, Ranked, Sureness
+from reports import charts
+from reports.capacity.answer import Answer, AtLoad, Ranked, Sureness
 from reports.charts import plan, sweep
 from reports.charts.comparison import Comparison
 from reports.charts.drawing import STYLE
+from reports.figures import slo
+from reports.figures.outcomes import Outcome, of_run
 from reports.key import key_of
-from reports.outcomes import Outcome, of_run
-from reports.points import Found, Quantiles
-from reports.pools import KvOverTime
+from reports.record.pools import KvOverTime
 from reports.summarize import summarize
+from reports.sweep.points import Found, Quantiles
 from tests.reports.runs import apart, run
 from tests.reports.test_sweep_report import point
 

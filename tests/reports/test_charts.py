@@ -5,13 +5,14 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgba
 
-from reports import charts, slo
+from reports import charts
 from reports.charts import over_time, tiers
 from reports.charts.comparison import Comparison
 from reports.charts.drawing import STYLE, duration, spread
 from reports.charts.rows import PART_COLOURS
+from reports.figures import slo
 from reports.key import PALETTE, key_of
-from reports.pools import KvOverTime
+from reports.record.pools import KvOverTime
 from reports.summarize import summarize
 from tests.reports.runs import GROWN, apart, busy, run, tiered
 

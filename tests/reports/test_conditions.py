@@ -4,8 +4,9 @@ import random
 
 import pytest
 
-from reports import fidelity, gate, slo
-from reports.conditions import Condition, read
+from reports import fidelity, gate
+from reports.figures import slo
+from reports.figures.conditions import Condition, read
 from reports.summarize import summarize
 from tests.reports.runs import run
 

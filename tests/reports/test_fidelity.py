@@ -6,9 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from reports import fidelity, fidelity_table
+from reports import fidelity
 from reports.fidelity import Best, Distance, Fidelity, Runs, Speed
-from reports.records import Record, Requests
+from reports.record.records import Record, Requests
+from reports.tables import fidelity as fidelity_table
 
 
 def run(scale=1.0, *, count=100, preemptions=0):

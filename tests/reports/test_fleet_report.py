@@ -8,13 +8,20 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from reports import fleet_figures, fleet_table, fleet_verdict, folder, slo, sweep_report, tables, use_tables
+from reports import folder
 from reports.charts import sweep as sweep_charts
-from reports.fleet import FleetUse, Headcount, Oracle, PoolFleet
-from reports.metrics import Goodput
-from reports.outcomes import Outcome
-from reports.pools import PoolUse
+from reports.figures import fleet as fleet_figures
+from reports.figures import slo
+from reports.figures.metrics import Goodput
+from reports.figures.outcomes import Outcome
+from reports.record.fleet import FleetUse, Headcount, Oracle, PoolFleet
+from reports.record.pools import PoolUse
 from reports.summarize import summarize
+from reports.sweep import report as sweep_report
+from reports.tables import comparison as tables
+from reports.tables import fleet as fleet_table
+from reports.tables import use as use_tables
+from reports.verdicts import fleet as fleet_verdict
 from tests.reports.runs import GROWN, planned, run
 from tests.reports.test_results_folder import MANIFEST as SMALL
 from tests.reports.test_sweep_report import MANIFEST, point

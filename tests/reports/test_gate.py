@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from reports import gate, junit, slo, sweep_table
-from reports.best_point import series
+from reports import gate, junit
+from reports.figures import slo
 from reports.gate import PLANS, POINTS, Basis, Result, parse
-from reports.points import Impossible, Quantiles
 from reports.summarize import summarize
+from reports.sweep import table as sweep_table
+from reports.sweep.best_point import series
+from reports.sweep.points import Impossible, Quantiles
 from tests.reports.runs import run
 from tests.reports.test_ranking import arm
 from tests.reports.test_sweep_report import MANIFEST, found_at, point

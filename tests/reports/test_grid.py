@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from dynabench.terminal import Terminal
-from reports.grid import Column, Grid, folded, tables
 from reports.key import key_of
+from reports.tables.grid import Column, Grid, folded, tables
 
 ARMS = [f"transfer_bandwidth_gb_s {speed}, prefill_workers {number}" for speed in (10, 20) for number in (1, 2, 3)]
 

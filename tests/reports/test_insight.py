@@ -2,7 +2,7 @@
 
 import pytest
 
-from reports.insight import blocked_share, remarks
+from reports.figures.insight import blocked_share, remarks
 from tests.reports.runs import apart, run
 
 HELD = {"prefill_queued_s": [0.0, 0.0], "intended_s": [0.0, 0.0], "done_s": [9.0, 20.0]}

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from reports import insight, like
+from reports.figures import insight, like
 from tests.reports.runs import apart, run
 
 

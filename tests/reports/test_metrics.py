@@ -3,10 +3,10 @@ import re
 import numpy as np
 import pytest
 
-from reports import metrics
-from reports.statistics import paired_difference
+from reports.figures import metrics
 from reports.summarize import summarize
 from reports.summary import NOISE_FLOOR
+from reports.verdicts.statistics import paired_difference
 from tests.reports.runs import run
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from reports.conditions import read
-from reports.metrics import LEAST_SAMPLES, describe
-from reports.outcomes import num_required
+from reports.figures.conditions import read
+from reports.figures.metrics import LEAST_SAMPLES, describe
+from reports.figures.outcomes import num_required
 
 
 @pytest.mark.parametrize(("statistic", "percent"), [("p50", 50), ("p90", 90), ("p95", 95), ("p99", 99), ("max", 100)])

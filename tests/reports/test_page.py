@@ -22,14 +22,17 @@ from dynabench.plan import Settings, plans
 from dynabench.virtual.run import run as simulate
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from reports import folder, plan_report, slo, sweep_report
-from reports.capacity import Alternative, Answer, AtLoad, Ranked, Sureness
-from reports.fleet import FleetUse, Oracle
-from reports.metrics import Goodput
-from reports.outcomes import Outcome
-from reports.points import Found
+from reports import folder
+from reports.capacity import report as plan_report
+from reports.capacity.answer import Alternative, Answer, AtLoad, Ranked, Sureness
+from reports.figures import slo
+from reports.figures.metrics import Goodput
+from reports.figures.outcomes import Outcome
+from reports.figures.tiers import Hits, Spent
+from reports.record.fleet import FleetUse, Oracle
 from reports.summarize import summarize
-from reports.tiers import Hits, Spent
+from reports.sweep import report as sweep_report
+from reports.sweep.points import Found
 from tests.reports.runs import GROWN, HOST, planned, run
 from tests.reports.test_results_folder import FIDELITY
 from tests.reports.test_results_folder import MANIFEST as SMALL

@@ -6,11 +6,15 @@ import pytest
 from rich.cells import cell_len
 
 from dynabench.terminal import Terminal
-from reports import capacity, slo, sweep_table, tables, use_tables
-from reports.capacity import AtLoad, Ranked
-from reports.grid import UNBROKEN
-from reports.outcomes import Outcome
+from reports.capacity import answer as capacity
+from reports.capacity.answer import AtLoad, Ranked
+from reports.figures import slo
+from reports.figures.outcomes import Outcome
 from reports.summarize import summarize
+from reports.sweep import table as sweep_table
+from reports.tables import comparison as tables
+from reports.tables import use as use_tables
+from reports.tables.grid import UNBROKEN
 from tests.reports.runs import planned, run
 from tests.reports.test_sweep_report import MANIFEST, point
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from reports.records import COLUMNS, Record, RequestLog, Requests, from_table, to_table
+from reports.record.records import COLUMNS, Record, RequestLog, Requests, from_table, to_table
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "reading-a-report.md"
 TYPES = {np.int32: "int32", np.float64: "float64", np.bool_: "bool", np.object_: "text"}

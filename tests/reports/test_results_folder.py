@@ -10,10 +10,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from reports import folder, headline
+from reports import folder
 from reports.folder import ReportError
-from reports.pools import PoolUse, Use
-from reports.records import COLUMNS
+from reports.record.pools import PoolUse, Use
+from reports.record.records import COLUMNS
+from reports.verdicts import headline
 from tests.reports.runs import APART, FIELDS, apart, run
 from tests.support.power import PowerCut
 

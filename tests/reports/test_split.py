@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.metrics import per_request
-from reports.split import PARTS, Split, split
+from reports.figures.metrics import per_request
+from reports.figures.split import PARTS, Split, split
 from tests.reports.runs import apart, run
 
 

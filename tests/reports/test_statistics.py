@@ -2,11 +2,19 @@ import numpy as np
 import pytest
 from msgspec import UNSET
 
-from reports import gate, slo
-from reports.stability import in_system, stability, waiting
-from reports.statistics import blocks_of, gaps_interval, mean_interval, paired_difference, quantile_interval, student_t
+from reports import gate
+from reports.figures import slo
+from reports.figures.stability import in_system, stability, waiting
 from reports.summarize import summarize
 from reports.summary import NOISE_FLOOR
+from reports.verdicts.statistics import (
+    blocks_of,
+    gaps_interval,
+    mean_interval,
+    paired_difference,
+    quantile_interval,
+    student_t,
+)
 from tests.reports.runs import apart, run
 
 

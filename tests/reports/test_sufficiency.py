@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from reports import headline
-from reports.sufficiency import remarks
+from reports.figures.sufficiency import remarks
 from reports.summarize import summarize
+from reports.verdicts import headline
 from tests.reports.runs import GROWN, run
 
 

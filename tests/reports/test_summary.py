@@ -6,11 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reports import folder, headline, slo
-from reports.metrics import Goodput
-from reports.outcomes import Outcome, binding, of_requests, state_of
+from reports import folder
+from reports.figures import slo
+from reports.figures.metrics import Goodput
+from reports.figures.outcomes import Outcome, binding, of_requests, state_of
 from reports.summarize import summarize
-from reports.tables import rows
+from reports.tables.comparison import rows
+from reports.verdicts import headline
 from tests.reports.runs import run
 
 BEFORE = Path(__file__).parent / "version_2"

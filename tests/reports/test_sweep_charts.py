@@ -6,10 +6,10 @@ from msgspec import structs
 
 from reports.charts import sweep, tiers
 from reports.charts.drawing import STYLE
-from reports.metrics import Throughput
-from reports.outcomes import Outcome
-from reports.points import Found
-from reports.slo import parse
+from reports.figures.metrics import Throughput
+from reports.figures.outcomes import Outcome
+from reports.figures.slo import parse
+from reports.sweep.points import Found
 from tests.reports.test_sweep_report import point
 from tests.reports.test_tier_report import sized
 

@@ -7,15 +7,16 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from reports import sweep_report, sweep_table
 from reports.charts import sweep
+from reports.figures.insight import Imbalance
+from reports.figures.metrics import Cache, Goodput, Throughput
+from reports.figures.outcomes import Outcome
+from reports.figures.split import Split
+from reports.figures.stability import Stability
 from reports.folder import ReportError
-from reports.insight import Imbalance
-from reports.metrics import Cache, Goodput, Throughput
-from reports.outcomes import Outcome
-from reports.points import Found, Impossible, Point, Quantiles
-from reports.split import Split
-from reports.stability import Stability
+from reports.sweep import report as sweep_report
+from reports.sweep import table as sweep_table
+from reports.sweep.points import Found, Impossible, Point, Quantiles
 from tests.support.power import PowerCut
 
 MANIFEST = {"title": "t", "subtitle": "s", "command": "c", "limits": [], "sweep": {"find": None}, "experiment": {"router_mode": ["kv", "random"]}}  # fmt: skip

@@ -1,9 +1,13 @@
 """The tables: a line a figure, a cell an arm."""
 
-from reports import cells, headline, slo, tables, use_tables
+from reports.figures import slo
 from reports.gate import Result
-from reports.pools import PoolUse, Use
+from reports.record.pools import PoolUse, Use
 from reports.summarize import summarize
+from reports.tables import cells
+from reports.tables import comparison as tables
+from reports.tables import use as use_tables
+from reports.verdicts import headline
 from tests.reports.runs import apart, run
 
 

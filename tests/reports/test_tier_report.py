@@ -10,11 +10,15 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from reports import folder, sweep_table, tables, tier_sizes, tiers, use_tables
-from reports.points import Point
-from reports.pools import Use
+from reports import folder
+from reports.figures import tier_sizes, tiers
+from reports.figures.tiers import Avoided, Hits, Saving, Spent
+from reports.record.pools import Use
 from reports.summarize import summarize
-from reports.tiers import Avoided, Hits, Saving, Spent
+from reports.sweep import table as sweep_table
+from reports.sweep.points import Point
+from reports.tables import comparison as tables
+from reports.tables import use as use_tables
 from tests.reports.runs import HOST, busy, run, tiered
 from tests.reports.test_results_folder import MANIFEST as SMALL
 from tests.reports.test_sweep_report import MANIFEST, point

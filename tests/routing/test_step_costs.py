@@ -4,7 +4,7 @@ import uvloop
 
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from serving.engines.mock import Mocker
+from serving.engines.mock.engine import Mocker
 from serving.frontend.config import FrontendConfig
 from serving.frontend.models import Models
 from serving.model.card import ModelType

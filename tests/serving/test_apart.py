@@ -12,7 +12,7 @@ import numpy as np
 import openai
 import pytest
 
-from serving.engines.mock_answers import LETTERS, answer_tokens
+from serving.engines.mock.answers.made_up import LETTERS, answer_tokens
 from tests.support.apart import apart
 from tests.support.waiting import PATIENCE_S, in_time, until
 

@@ -16,7 +16,7 @@ from foundation.identity import Identity
 from serving.cli.batch import BatchError, is_answered, read, run_batch
 from serving.cli.job import AskConfig, Job, identity_of
 from serving.cli.ways import Batch, Mocked, OwnFile, Server
-from serving.engines.mock_config import AnswerConfig
+from serving.engines.mock.config import AnswerConfig
 from serving.frontend.config import FrontendConfig
 from serving.life import DisaggregationConfig
 from serving.router import RouterConfig

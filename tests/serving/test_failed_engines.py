@@ -11,7 +11,7 @@ import uvloop
 
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from serving.engines.mock import Mocker
+from serving.engines.mock.engine import Mocker
 from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime

@@ -21,7 +21,7 @@ import openai
 import pytest
 import uvloop
 
-from serving.engines.mock_answers import LETTERS, answer_tokens
+from serving.engines.mock.answers.made_up import LETTERS, answer_tokens
 from serving.frontend.config import FrontendConfig
 from serving.frontend.models import Models
 from serving.model.card import ModelCard, ModelType

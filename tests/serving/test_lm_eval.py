@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from serving.engines.mock_answers import log_probability
+from serving.engines.mock.answers.made_up import log_probability
 
 QUESTIONS = [
     {"q": "two and two are", "a": "four", "choices": [" four", " a banana of uncommon size"], "gold": 0},

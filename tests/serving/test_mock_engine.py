@@ -10,10 +10,10 @@ import uvloop
 from mocker import EngineConfig
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
-from serving.engines.mock import MockEngine, Mocker
-from serving.engines.mock_answers import LETTERS, answer_length, answer_tokens
-from serving.engines.mock_events import RouterSink
-from serving.engines.timer import StepTimer
+from serving.engines.mock.answers.made_up import LETTERS, answer_length, answer_tokens
+from serving.engines.mock.engine import MockEngine, Mocker
+from serving.engines.mock.events import RouterSink
+from serving.engines.mock.timer import StepTimer
 from serving.model.files import ModelFiles
 from serving.router import PromptBlocks
 from serving.router.follower import KvFollower

@@ -6,9 +6,9 @@ from random import Random
 import pytest
 from hypothesis import given, settings, strategies
 
-from serving.engines.mock_calls import call_tokens
-from serving.engines.mock_forms.errors import FormError
-from serving.engines.mock_forms.writer import Writer
+from serving.engines.mock.answers.calls import call_tokens
+from serving.engines.mock.forms.errors import FormError
+from serving.engines.mock.forms.writer import Writer
 from serving.frontend.answers.splitting import AnswerParts
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.kinds import parse

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from serving.engines.mock import EngineConfig
+from serving.engines.mock.engine import EngineConfig
 from serving.stand_in.config import ApiConfig, StandInConfig
 from serving.stand_in.server import serve
 from serving.stand_in.vllm.app import VllmServer

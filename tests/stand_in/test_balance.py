@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 
-from serving.engines.mock import EngineConfig
+from serving.engines.mock.engine import EngineConfig
 from serving.stand_in.balance import Balance, Report
 from serving.stand_in.config import ApiConfig, RanksConfig, StandInConfig
 from serving.stand_in.server import stand_in

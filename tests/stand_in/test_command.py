@@ -12,7 +12,7 @@ import pytest
 
 from dynabench.reference.command import all_commands
 from foundation.errors import UserError
-from serving.stand_in.vllm.arguments import arguments
+from serving.stand_in.vllm.flags.arguments import arguments
 from tests.support.commands import dynabench, in_process
 from tests.support.servers import free_port
 from tests.support.waiting import until

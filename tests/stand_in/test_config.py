@@ -1,6 +1,6 @@
 import pytest
 
-from serving.engines.mock import EngineConfig
+from serving.engines.mock.engine import EngineConfig
 from serving.stand_in.config import ApiConfig, KvEventsConfig, LoraConfig, RanksConfig, StandInConfig
 from serving.stand_in.faults.config import FaultConfig
 

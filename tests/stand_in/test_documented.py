@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from serving.stand_in.vllm.treatment import treatments
+from serving.stand_in.vllm.flags.treatment import treatments
 
 PAGE = (Path(__file__).parents[2] / "docs" / "stand-ins-compared.md").read_text()
 RECORDED = json.loads((Path(__file__).parent / "vllm_metrics.json").read_text())["default"]

@@ -18,7 +18,7 @@ from tests.support.waiting import until
 
 STAND_IN = """
 import asyncio, sys
-from serving.engines.mock import EngineConfig
+from serving.engines.mock.engine import EngineConfig
 from serving.stand_in.config import HttpConfig, StandInConfig
 from serving.stand_in.faults.config import AdminConfig
 from serving.stand_in.faults.words import read_faults

@@ -7,7 +7,7 @@ from itertools import pairwise
 import httpx
 import pytest
 
-from serving.engines.mock import EngineConfig, TimingConfig
+from serving.engines.mock.engine import EngineConfig, TimingConfig
 from serving.stand_in.faults.app import FaultyApp
 from serving.stand_in.faults.choice import fault_of
 from serving.stand_in.faults.words import read_faults

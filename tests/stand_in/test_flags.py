@@ -4,8 +4,8 @@ import shlex
 
 import pytest
 
-from serving.stand_in.vllm.arguments import arguments
-from serving.stand_in.vllm.flags import FORMER, differing, in_flags, parse
+from serving.stand_in.vllm.flags.arguments import arguments
+from serving.stand_in.vllm.flags.command_line import FORMER, differing, in_flags, parse
 
 
 @pytest.mark.parametrize(

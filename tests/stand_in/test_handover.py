@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from serving.engines.mock import EngineConfig
-from serving.engines.nixl_peer import KvHandoverConfig
+from serving.engines.mock.engine import EngineConfig
+from serving.engines.mock.kv.nixl_peer import KvHandoverConfig
 from serving.life.lease import LeaseConfig
 from serving.stand_in.config import ApiConfig, RanksConfig, StandInConfig
 from serving.stand_in.faults.config import FaultConfig

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from serving.engines.mock import EngineConfig
-from serving.engines.nixl_peer import KvHandoverConfig
+from serving.engines.mock.engine import EngineConfig
+from serving.engines.mock.kv.nixl_peer import KvHandoverConfig
 from serving.stand_in.config import ApiConfig, RanksConfig
 from serving.transfer.config import TransferRunConfig
 from tests.stand_in.support import running

@@ -3,7 +3,7 @@
 import pytest
 
 from serving.stand_in.config import KvEventsConfig
-from serving.stand_in.vllm.settings import stand_in_config
+from serving.stand_in.vllm.settings.settings import stand_in_config
 
 ON = {"enable_kv_cache_events": True}
 OFFLOADING = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}

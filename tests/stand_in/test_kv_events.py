@@ -10,8 +10,8 @@ import pytest
 
 from mocker.timing.choose import resolve
 from serving.engines.block_hashes import HashTranslator
-from serving.engines.mock import EngineConfig, MockEngine, TimingConfig
-from serving.engines.mock_answers import LETTERS, answer_tokens
+from serving.engines.mock.answers.made_up import LETTERS, answer_tokens
+from serving.engines.mock.engine import EngineConfig, MockEngine, TimingConfig
 from serving.router.events import BlocksCleared, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes
 from serving.runtime.messages import pack_u32

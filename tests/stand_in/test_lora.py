@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from serving.engines.mock import EngineConfig
+from serving.engines.mock.engine import EngineConfig
 from serving.stand_in.config import ApiConfig, LoraConfig, LoraModule, StandInConfig
 from serving.stand_in.server import stand_in
 from tests.stand_in.support import running

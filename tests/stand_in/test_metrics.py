@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from serving.engines.mock import AnswerConfig, EngineConfig, TimingConfig
+from serving.engines.mock.engine import AnswerConfig, EngineConfig, TimingConfig
 from serving.stand_in.config import (
     ApiConfig,
     KvHandoverConfig,

@@ -5,7 +5,7 @@ import tempfile
 import pytest
 import uvloop
 
-from serving.engines.mock import EngineConfig, Mocker, TimingConfig
+from serving.engines.mock.engine import EngineConfig, Mocker, TimingConfig
 from serving.model.files import ModelFiles
 from serving.stand_in.config import KvHandoverConfig, StandInConfig
 from serving.stand_in.vllm.metrics.metrics import VllmMetrics

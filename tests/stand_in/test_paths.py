@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from serving.engines.mock import EngineConfig
+from serving.engines.mock.engine import EngineConfig
 from serving.stand_in.config import ApiConfig, HttpConfig, KvEventsConfig, LoraConfig, RanksConfig
 from tests.stand_in.support import running
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from serving.engines.mock import MAX_WAITING, EngineConfig, Mocker, TimingConfig
+from serving.engines.mock.engine import MAX_WAITING, EngineConfig, Mocker, TimingConfig
 from serving.model.files import ModelFiles
 from serving.runtime.server import Stream
 from serving.stand_in.config import ApiConfig, StandInConfig

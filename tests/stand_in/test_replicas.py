@@ -10,7 +10,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from serving.engines.mock import EngineConfig
+from serving.engines.mock.engine import EngineConfig
 from serving.stand_in.config import ApiConfig, HttpConfig, KvEventsConfig, KvHandoverConfig, StandInConfig
 from serving.stand_in.faults.config import AdminConfig
 from serving.stand_in.replicas import ReplicaError, programs_of, replicas_of, serve_replicas

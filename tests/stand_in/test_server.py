@@ -5,7 +5,7 @@ import asyncio
 import httpx
 import pytest
 
-from serving.engines.mock import EngineConfig, TimingConfig
+from serving.engines.mock.engine import EngineConfig, TimingConfig
 from serving.stand_in.config import ApiConfig, HttpConfig, RanksConfig
 from tests.stand_in.support import running
 

@@ -6,8 +6,8 @@ import shlex
 import pytest
 
 from serving.stand_in.simulation import SimulationConfig
-from serving.stand_in.vllm.flags import parse
-from serving.stand_in.vllm.settings import about_times, stand_in_config, without_effect
+from serving.stand_in.vllm.flags.command_line import parse
+from serving.stand_in.vllm.settings.settings import about_times, stand_in_config, without_effect
 
 LLAMA = "meta-llama/Llama-3.1-8B"
 DEEPSEEK = "deepseek-ai/DeepSeek-V3"

@@ -8,9 +8,9 @@ from itertools import pairwise, product
 
 import pytest
 
-from serving.engines import mock_words
-from serving.engines.mock_author import Author
-from serving.engines.mock_words import repetition_place, without
+from serving.engines.mock.answers import words as mock_words
+from serving.engines.mock.answers.author import Author
+from serving.engines.mock.answers.words import repetition_place, without
 from serving.frontend.api.errors import ApiError
 from serving.frontend.generation import choice
 from serving.model.template import ChatTemplate

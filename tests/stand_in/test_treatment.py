@@ -5,9 +5,9 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 from serving.stand_in import config
-from serving.stand_in.vllm.arguments import arguments
-from serving.stand_in.vllm.help import help_of
-from serving.stand_in.vllm.treatment import _entries, treatments
+from serving.stand_in.vllm.flags.arguments import arguments
+from serving.stand_in.vllm.flags.help import help_of
+from serving.stand_in.vllm.flags.treatment import _entries, treatments
 
 
 def test_each_argument_is_treated_in_exactly_one_way():
@@ -35,7 +35,7 @@ def test_the_help_is_searched_by_group_and_by_word():
 def test_each_setting_of_a_stand_in_is_read_by_some_part_of_it():
     """A flag that sets something that nobody reads would be dropped silently."""
     room = Path(config.__file__).parent
-    makers = {room / "config.py", room / "vllm" / "settings.py"}
+    makers = {room / "config.py", room / "vllm" / "settings" / "settings.py"}
     text = "\n".join(path.read_text() for path in room.rglob("*.py") if path not in makers)
     kinds = [kind for kind in vars(config).values() if is_dataclass(kind) and kind.__module__ == config.__name__]
     assert len(kinds) >= 8

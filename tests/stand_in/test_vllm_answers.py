@@ -2,7 +2,7 @@
 
 import pytest
 
-from serving.engines.mock import EngineConfig, TimingConfig
+from serving.engines.mock.engine import EngineConfig, TimingConfig
 from serving.stand_in.config import ApiConfig, HttpConfig, StandInConfig
 from tests.stand_in import recorded
 from tests.stand_in.outlines import ask

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from serving.engines.mock import EngineConfig, TimingConfig
-from serving.engines.mock_words import repetition_place, without
+from serving.engines.mock.answers.words import repetition_place, without
+from serving.engines.mock.engine import EngineConfig, TimingConfig
 from serving.stand_in.config import ApiConfig
 from tests.stand_in.support import running
 

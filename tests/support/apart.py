@@ -11,7 +11,7 @@ import threading
 import httpx
 
 from mocker.timing.config import divide
-from serving.engines.mock import EngineConfig, Mocker, TimingConfig
+from serving.engines.mock.engine import EngineConfig, Mocker, TimingConfig
 from serving.frontend.config import FrontendConfig
 from serving.frontend.http.listening import listen
 from serving.frontend.models import Models

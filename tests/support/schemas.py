@@ -7,8 +7,8 @@ import tokenizers
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from serving.engines.mock_forms.fit import json_tokens
-from serving.engines.mock_forms.writer import Writer
+from serving.engines.mock.forms.fit import json_tokens
+from serving.engines.mock.forms.writer import Writer
 from serving.model.tokenizer import ByteTokenizer, HuggingFaceTokenizer
 from tests.support.model import CORPUS
 

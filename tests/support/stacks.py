@@ -8,7 +8,7 @@ from dynabench.deployment.description import Deployment, Pool
 from dynabench.live.stack import LocalStack
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig, divide
-from serving.engines.mock_config import AnswerConfig
+from serving.engines.mock.config import AnswerConfig
 from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
 from serving.worker.config import WorkerConfig

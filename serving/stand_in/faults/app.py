@@ -14,7 +14,7 @@ from serving.frontend.http.connection import HANG_UP
 from serving.runtime.stopping import cancel_all
 from serving.stand_in.faults.choice import Fault
 from serving.stand_in.faults.state import ENGINE_DEATH, Faults
-from serving.stand_in.vllm.paths import ANSWERS
+from serving.stand_in.vllm.paths.paths import ANSWERS
 
 HEALTH = ("/health", "/ping")
 

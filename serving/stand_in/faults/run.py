@@ -8,8 +8,8 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 
-from serving.engines.kv_reader import Spoil
-from serving.engines.mock import Mocker
+from serving.engines.kv.reader import Spoil
+from serving.engines.mock.engine import Mocker
 from serving.runtime.stopping import cancel_all, until_stopped
 from serving.stand_in.faults.admin import admin_port
 from serving.stand_in.faults.config import AdminConfig, FaultConfig

@@ -4,7 +4,7 @@ from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from serving.engines.mock import Mocker
+from serving.engines.mock.engine import Mocker
 from serving.frontend.answering import Answering
 from serving.frontend.application import make_app
 from serving.frontend.config import FrontendConfig
@@ -12,12 +12,12 @@ from serving.stand_in.config import StandInConfig
 from serving.stand_in.local import LocalCalls
 from serving.stand_in.served import OneModel
 from serving.stand_in.vllm.dialect import dialect_of
-from serving.stand_in.vllm.front import Everybody, Front
 from serving.stand_in.vllm.metrics.http import Counted
 from serving.stand_in.vllm.metrics.metrics import VllmMetrics
-from serving.stand_in.vllm.paths import routes
+from serving.stand_in.vllm.paths.front import Everybody, Front
+from serving.stand_in.vllm.paths.handlers import Rooms
+from serving.stand_in.vllm.paths.paths import routes
 from serving.stand_in.vllm.queue_limits import QueueLimits
-from serving.stand_in.vllm.rooms import Rooms
 
 OPEN_PATHS = ("/health", "/ping", "/metrics")
 

@@ -14,11 +14,11 @@ from serving.frontend.kept_responses import Turn
 from serving.frontend.prepared import Prepared
 from serving.frontend.served_model import ServedModel
 from serving.stand_in.config import StandInConfig
-from serving.stand_in.vllm.answers import VllmAnswer
-from serving.stand_in.vllm.arguments import version
-from serving.stand_in.vllm.errors import error_response, late, refused
-from serving.stand_in.vllm.parts import new_id
-from serving.stand_in.vllm.usage import AnswerSettings, OnSearch
+from serving.stand_in.vllm.answers.answers import VllmAnswer
+from serving.stand_in.vllm.answers.errors import error_response, late, refused
+from serving.stand_in.vllm.answers.parts import new_id
+from serving.stand_in.vllm.answers.usage import AnswerSettings, OnSearch
+from serving.stand_in.vllm.flags.arguments import version
 
 RANK, PRIORITY, SESSION = "x-data-parallel-rank", "x-vllm-priority", "x-session-id"
 

@@ -1,11 +1,11 @@
 """How many requests may be unfinished, and how many tokens of prompts may wait, before more are turned away, as in vLLM."""
 
-from serving.engines.mock import Mocker
+from serving.engines.mock.engine import Mocker
 from serving.frontend.api.errors import ApiError
 from serving.frontend.prepared import Prepared
 from serving.stand_in.config import ApiConfig
 from serving.stand_in.local import LocalCalls
-from serving.stand_in.vllm.errors import BUSY
+from serving.stand_in.vllm.answers.errors import BUSY
 from serving.stand_in.vllm.metrics.metrics import VllmMetrics
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Several
 import numpy as np
 import numpy.typing as npt
 
-from serving.engines.mock_events import (
+from serving.engines.mock.events import (
     AllBlocksCleared,
     BlockChain,
     BlockRemoved,

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from serving.engines.mock_rank import MockEngine
-from serving.stand_in.vllm.arguments import arguments
+from serving.engines.mock.rank import MockEngine
+from serving.stand_in.vllm.flags.arguments import arguments
 
 OF_ARGUMENTS = (
     "enable_mamba_shared_prefix_checkpoint",

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
-from serving.engines.mock import Mocker
+from serving.engines.mock.engine import Mocker
 from serving.stand_in.config import StandInConfig
 from serving.stand_in.vllm.metrics.adapters import AdaptersInUse
 from serving.stand_in.vllm.metrics.cache_config import cache_config_labels, num_gpu_blocks

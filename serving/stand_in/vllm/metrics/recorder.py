@@ -10,8 +10,8 @@ logs them by the batch anyway.
 import time
 from typing import NamedTuple
 
-from serving.engines.mock_live import Live
-from serving.engines.mock_observer import Gaps
+from serving.engines.mock.live import Live
+from serving.engines.mock.observer import Gaps
 from serving.stand_in.vllm.metrics.adapters import AdaptersInUse
 from serving.stand_in.vllm.metrics.series import Series
 from serving.stand_in.vllm.metrics.stats_log import StatsLog

@@ -1,6 +1,6 @@
 """What is read off a rank when somebody asks for its metrics: its queues, its blocks, and what its scheduler counts."""
 
-from serving.engines.mock_rank import MockEngine
+from serving.engines.mock.rank import MockEngine
 from serving.stand_in.vllm.metrics.exposition import Values
 from serving.stand_in.vllm.metrics.families import STAGES
 from serving.worker.engine import EngineLoad, KvTier

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from serving.engines.mock_rank import MockEngine
+from serving.engines.mock.rank import MockEngine
 from serving.stand_in.vllm.metrics.series import Series
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,115 @@
+"""Every setting of one engine's scheduler and cache, named as in vLLM."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from foundation.settings import Count, Whole
+from mocker.vllm.offload.config import OffloadConfig
+from mocker.vllm.offload.foreign import settings_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig(OffloadConfig):
+    """Settings of one engine, including its host memory."""
+
+    block_size: Count = 64
+    """Tokens in a KV block."""
+
+    num_gpu_blocks: Annotated[int, Meta(ge=2)] | None = None
+    """KV blocks of one engine, counted as in vLLM: one is the null block, which is never used (default: as many as fit
+    on --gpu beside --model, else 16384)."""
+
+    max_num_seqs: Count = 256
+    """Most sequences that may run at once."""
+
+    max_num_active_seqs: Count | None = None
+    """Tighter limit on running sequences, as in vLLM."""
+
+    max_num_batched_tokens: Count = 8192
+    """Most tokens that one step may compute; prefill chunks and decodes share this budget."""
+
+    max_model_len: Count | None = None
+    """Most tokens of a sequence, prompt and output together (default: the context length of --model, else no limit)."""
+
+    enable_prefix_caching: bool = True
+    """Reuse the KV blocks of identical prefixes."""
+
+    enable_chunked_prefill: bool = True
+    """Allow a prompt to be computed over several steps."""
+
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    """Order of admission and, reversed, of preemption."""
+
+    async_scheduling: bool | None = None
+    """Schedule a step while the one before it runs, as vLLM does: host work overlaps with the GPU's, and the result of
+    a step is known one step later (default: as on the engine that --timing-file was measured on, else on)."""
+
+    watermark: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    """Share of the blocks to keep free when admitting a sequence while others run."""
+
+    scheduler_reserve_full_isl: bool = True
+    """Admit a sequence only if the blocks of its whole prompt are free."""
+
+    long_prefill_token_threshold: Whole = 0
+    """Longest prefill chunk while other requests are present (0: no limit)."""
+
+    long_prefill_token_threshold_adaptive: bool = False
+    """Raise that threshold to an equal share of the budget when few requests are present."""
+
+    kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
+    """Part in disaggregation: kv_producer computes prompts whose KV other engines read; kv_consumer reads it; kv_both
+    does either, request by request (none: neither)."""
+
+    kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
+    """What happens to a request whose KV could not be read: it fails, or this engine computes the rest of its
+    prompt."""
+
+    kv_transfer_config: str | dict[str, Any] | None = None
+    """Host memory as in vLLM's --kv-transfer-config (JSON). It fills in the settings of host memory that are left at their
+    defaults."""
+
+    dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Data-parallel ranks of a worker; each has its own scheduler and cache, and the router chooses between them."""
+
+    @property
+    def is_async(self) -> bool:
+        """Whether a step is scheduled ahead."""
+        return self.async_scheduling is not False
+
+    @property
+    def is_kv_producer(self) -> bool:
+        """Whether other engines may read KV from this one."""
+        return self.kv_role in ("kv_producer", "kv_both")
+
+    @property
+    def is_kv_consumer(self) -> bool:
+        """Whether this engine may read KV from others."""
+        return self.kv_role in ("kv_consumer", "kv_both")
+
+    def __post_init__(self) -> None:
+        """Refuse values that no engine can run with."""
+        self._take_apart()
+        OffloadConfig.__post_init__(self)
+        if self.has_host_memory and not self.enable_prefix_caching:
+            name = "kv_offloading_size" if self.kv_offloading_size else "num_host_blocks"
+            raise ValueError(
+                f"{name} is {getattr(self, name):g}, and enable_prefix_caching is false; expected true, or a "
+                "size of 0: prefix caching is what finds KV in host memory"
+            )
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
+                f"max_num_seqs ({self.max_num_seqs}): each running sequence needs one token of the budget"
+            )
+
+    def _take_apart(self) -> None:
+        """Replace `kv_transfer_config` by the settings it implies, so that later code reads only those."""
+        if self.kv_transfer_config is None:
+            return
+        fields = EngineConfig.__dataclass_fields__
+        for name, value in settings_of(self.kv_transfer_config, block_size=self.block_size).items():
+            if getattr(self, name) == fields[name].default:
+                object.__setattr__(self, name, value)
+        object.__setattr__(self, "kv_transfer_config", None)

@@ -1,0 +1,1 @@
+"""What a capacity plan found, and its report."""

@@ -1,0 +1,104 @@
+"""The report of a plan."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from msgspec import structs
+
+from foundation.files import replace_text
+from reports import page
+from reports.capacity import answer as capacity
+from reports.capacity.answer import Answer, Sureness
+from reports.charts import drawing, plan
+from reports.charts import sweep as charts
+from reports.charts.sweep import Swept
+from reports.figures.conditions import Condition
+from reports.figures.outcomes import percent
+from reports.sweep.points import Point
+from reports.tables.cells import milliseconds
+from reports.tables.grid import Grid
+
+
+def save(folder: Path, answer: Answer) -> None:
+    """Write plan.json into the plan's folder."""
+    replace_text(folder / "plan.json", msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n")
+
+
+def write(folder: Path, answer: Answer, points: Mapping[str, Sequence[Point]], limits: Sequence[Condition]) -> None:
+    """Write the report of a plan into its folder.
+
+    Args:
+        folder: an existing folder.
+        answer: the plan's result.
+        points: what was tried for each layout, by its name.
+        limits: the limits of the plan.
+    """
+    key = capacity.key(answer)
+    lines = {
+        name: [structs.replace(one, changes={"workers": one.workers}) for one in points.get(name, [])] for name in key
+    }
+    with drawing.styled():
+        by_workers = charts.charts(Swept(lines, key, "workers", limits), [])
+        drawn = drawing.draw(plan.charts(answer, key) | by_workers, folder / "charts")
+    text = page.render(
+        "plan.html.jinja",
+        drawn,
+        arms=list(key),
+        title=answer.title,
+        subtitle=f"{answer.simulated} simulations, {answer.wall_s:.0f} s",
+        head=answer.head,
+        alerts=[],
+        verdict=answer.verdict,
+        sureness=_sureness_grid(answer),
+        grids=list(capacity.grids(answer, most=24)),
+        impossible=list(capacity.impossible(answer)),
+        notes=answer.notes,
+        commands=answer.commands,
+        command=answer.command,
+        settings=json.dumps(answer.settings, indent=2),
+    )
+    replace_text(folder / "report.html", text)
+
+
+def _sureness_grid(answer: Answer) -> Grid | None:
+    """Lay out the margin to each limit, and how far off the sample and the model may be."""
+    if not answer.sureness:
+        return None
+    by_limit = {outcome.limit: outcome for outcome in answer.layouts[0].outcomes}
+    lines = []
+    for sure in answer.sureness:
+        known = by_limit.get(sure.limit)
+        shown = partial(_shown, sure)
+        interval = "none: not certain" if sure.low is None else f"{shown(sure.low)} to {shown(sure.high)}"
+        lines.append(
+            (
+                sure.limit,
+                [
+                    shown(sure.value),
+                    "n/a"
+                    if known is None or known.margin is None
+                    else f"{known.state} by {percent(abs(known.margin))}",
+                    interval,
+                    "n/a" if sure.model_error is None else percent(sure.model_error),
+                ],
+            )
+        )
+    return Grid(
+        "How sure is it?",
+        ["found (ms)", "margin", "95% interval (ms)", "model error"],
+        lines,
+        f"If an interval includes its limit, the result is uncertain. {capacity.COVERED} The model error is that of "
+        "means, not of percentiles.",
+        "limit",
+    )
+
+
+def _shown(sure: Sureness, value: float | None) -> str:
+    """Format a limited value, or an end of its interval."""
+    if value is None or math.isinf(value):
+        return "infinite"
+    return f"{value:.2%}" if sure.is_share else milliseconds(value)

@@ -1,0 +1,1 @@
+"""Figures computed from records, and the limits they are held against."""

@@ -1,0 +1,352 @@
+"""The record of a run: a row per request, and the gaps between tokens.
+
+`Requests` describes every column once: its type, unit, meaning, and whether it may be unknown. The files, the
+checks of what others wrote and the table in docs/reading-a-report.md follow from it.
+
+    both clocks --(by number)--> RequestLog --finish--> Requests --+-- gaps, facts --> Record --> requests.parquet
+                                                        past runs -^
+
+Unknown values are masked; no special value means unknown.
+"""
+
+import typing
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Self, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from reports.record.fleet import FleetUse
+from reports.record.pools import KvOverTime, LinkUse, PoolUse, TierUse
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int32]
+Flags = npt.NDArray[np.bool_]
+Texts = npt.NDArray[np.object_]
+MaybeFloats = np.ma.MaskedArray[tuple[Any, ...], np.dtype[np.float64]]
+MaybeInts = np.ma.MaskedArray[tuple[Any, ...], np.dtype[np.int32]]
+
+MAX_WORKERS = 1_000_000
+MAX_S = 1e12
+"""No time of a run is farther from its start, so figures computed from times stay finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What a column of requests.parquet holds."""
+
+    meaning: str
+    unit: str = ""
+    default: Any = None
+    """The value of a request for which nothing else is given."""
+    limit: int = 1 << 31
+    """Whole numbers are below this."""
+    least: int = 0
+    """The smallest whole number."""
+    name: str = ""
+    dtype: type = object
+    may_be_unknown: bool = False
+
+    def array(self, values: Any, count: int) -> Any:
+        """Return values (None: all unknown) as an array of the column's type, masked if they may be unknown.
+
+        Raises:
+            TypeError: a column that must be known is unknown.
+        """
+        if values is None and self.default is not None:
+            values = np.full(count, self.default)
+        if not self.may_be_unknown:
+            if values is None:
+                raise TypeError(f"requests need the column {self.name}")
+            return np.asarray(values, self.dtype)
+        if values is None:
+            return np.ma.MaskedArray(np.zeros(count, self.dtype), np.ones(count, bool))
+        if isinstance(values, list):
+            values = np.ma.MaskedArray([value or 0 for value in values], [value is None for value in values])
+        is_unknown, values = np.ma.getmaskarray(values), np.ma.getdata(values)
+        if values.dtype.kind == "f":
+            is_unknown = is_unknown | np.isnan(values)
+            values = np.where(is_unknown, 0, values)
+        return np.ma.MaskedArray(values.astype(self.dtype), is_unknown)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Requests:
+    """The outcome of each request, an array per column; times are from the start of the run."""
+
+    request: Annotated[Ints, Column("its line in the workload, from 0")]
+    worker: Annotated[MaybeInts, Column("the worker that answered it", limit=MAX_WORKERS)]
+    intended_s: Annotated[Floats, Column("when the schedule wanted it sent", "s")]
+    sent_s: Annotated[MaybeFloats, Column("when its bytes were written", "s")]
+    admitted_s: Annotated[MaybeFloats, Column("when an engine first scheduled it (live: of our own stack)", "s")]
+    prefill_worker: Annotated[MaybeInts, Column("the worker that computed its prompt, if another", limit=MAX_WORKERS)]
+    prefill_queued_s: Annotated[MaybeFloats, Column("when it was sent to that worker", "s")]
+    prefill_end_s: Annotated[MaybeFloats, Column("when its prompt was computed there", "s")]
+    decode_queued_s: Annotated[MaybeFloats, Column("when it was sent to the worker that answered it", "s")]
+    decode_blocks_s: Annotated[MaybeFloats, Column("when that had blocks for its prompt", "s")]
+    transfer_start_s: Annotated[MaybeFloats, Column("when its KV began to travel", "s")]
+    transfer_end_s: Annotated[MaybeFloats, Column("when its KV had come", "s")]
+    decode_start_s: Annotated[MaybeFloats, Column("when that worker first computed a token of it", "s")]
+    first_byte_s: Annotated[MaybeFloats, Column("when the first byte of the answer came", "s")]
+    first_token_s: Annotated[MaybeFloats, Column("when the first chunk with text came", "s")]
+    second_token_s: Annotated[MaybeFloats, Column("when the second token came", "s")]
+    last_token_s: Annotated[MaybeFloats, Column("when the last token came", "s")]
+    done_s: Annotated[MaybeFloats, Column("when the answer ended", "s")]
+    isl: Annotated[Ints, Column("prompt length, as the server counted it where it did", "tokens")]
+    osl: Annotated[Ints, Column("output length", "tokens", 0)]
+    planned_isl: Annotated[MaybeInts, Column("prompt length in the workload", "tokens")]
+    planned_osl: Annotated[MaybeInts, Column("output length in the workload", "tokens")]
+    priority: Annotated[MaybeInts, Column("priority in the workload: the smallest goes first", least=-(1 << 31))]
+    first_chunk_tokens: Annotated[Ints, Column("tokens of the first chunk", "tokens", 0)]
+    cached_tokens: Annotated[MaybeInts, Column("prompt tokens the engine found in its cache", "tokens")]
+    host_tokens: Annotated[MaybeInts, Column("those of them that came from host memory", "tokens")]
+    disk_tokens: Annotated[MaybeInts, Column("those of them that came from disk", "tokens")]
+    store_tokens: Annotated[MaybeInts, Column("those of them that came from the shared store", "tokens")]
+    predicted_tokens: Annotated[MaybeInts, Column("prompt tokens the router expected there", "tokens")]
+    best_tokens: Annotated[MaybeInts, Column("prompt tokens cached at the best worker when it was routed", "tokens")]
+    endless_tokens: Annotated[MaybeInts, Column("prompt tokens an unlimited cache would have held", "tokens")]
+    queue_depth: Annotated[MaybeInts, Column("other requests in flight at its worker when it was routed")]
+    preemptions: Annotated[MaybeInts, Column("how often the engine preempted it")]
+    finish_reason: Annotated[
+        Texts,
+        Column(
+            "how the answer ended: `length`, `stop` or what else the server says; empty if it says nothing", default=""
+        ),
+    ]
+    error: Annotated[Texts, Column("why it failed; empty if it did not", default="")]
+    is_measured: Annotated[Flags, Column("whether it counts: sent after the warm-up, within the window", default=True)]
+
+    @classmethod
+    def of(cls, **known: Any) -> Self:
+        """Make a record from columns of equal length; omitted ones have their default, or are unknown.
+
+        A list may hold None for unknown values. `request` counts from 0 if it is omitted.
+
+        Raises:
+            TypeError: there is no such column, or one that must be known is omitted.
+        """
+        if strange := known.keys() - COLUMNS.keys():
+            raise TypeError(f"requests have no column {', '.join(sorted(strange))}")
+        count = len(next(iter(known.values())))
+        known.setdefault("request", range(count))
+        return cls(**{name: column.array(known.get(name), count) for name, column in COLUMNS.items()})
+
+    @classmethod
+    def concatenate(cls, parts: "Sequence[Requests]") -> Self:
+        """Join the rows of several records."""
+        joined: dict[str, Any] = {}
+        for name in COLUMNS:
+            joined[name] = np.ma.concatenate([getattr(part, name) for part in parts])  # type: ignore[no-untyped-call]
+        return cls(**{name: column.array(joined[name], len(joined[name])) for name, column in COLUMNS.items()})
+
+    def __len__(self) -> int:
+        return len(self.request)
+
+    def __getitem__(self, rows: Any) -> Self:
+        """Return some rows, selected by a mask, numbers or a slice."""
+        return type(self)(**{name: getattr(self, name)[rows] for name in COLUMNS})
+
+    def replace(self, **columns: Any) -> Self:
+        """Return the same requests with other columns, passed as to `of`."""
+        return replace(self, **{name: COLUMNS[name].array(values, len(self)) for name, values in columns.items()})
+
+    @property
+    def prompt_worker(self) -> MaybeInts:
+        """The worker that computed each prompt: one that only prefills, or the one that answered."""
+        answered = self.prefill_worker.mask
+        workers = np.where(answered, self.worker.data, self.prefill_worker.data)
+        return np.ma.MaskedArray(workers, answered & self.worker.mask)
+
+    @property
+    def succeeded(self) -> Flags:
+        """Which requests did not fail."""
+        return np.asarray(self.error == "", bool)
+
+    @property
+    def failure(self) -> tuple[str, ...]:
+        """A note if every request failed."""
+        return (f"every request failed, the first with: {self.error[0]}",) if all(self.error) and len(self) else ()
+
+
+def _columns() -> dict[str, Column]:
+    """Complete each column's description from its annotation."""
+    found = {}
+    for name, hint in typing.get_type_hints(Requests, include_extras=True).items():
+        kind, column = typing.get_args(hint)
+        dtype = typing.get_args(typing.get_args(kind)[1])[0]
+        found[name] = replace(
+            column, name=name, dtype=dtype, may_be_unknown=issubclass(typing.get_origin(kind), np.ma.MaskedArray)
+        )
+    return found
+
+
+COLUMNS: Mapping[str, Column] = _columns()
+"""Every column by its name."""
+
+
+class RequestLog:
+    """Notes what happens to each request, by its number; what is never noted is unknown.
+
+    Each column of `Requests` is an attribute. It is made on first use and is a plain `array` (a list for text):
+    nothing is faster to write from Python, and unused columns take no memory.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getattr__(self, name: str) -> Any:
+        column = COLUMNS.get(name)
+        if column is None:
+            raise AttributeError(f"requests have no column {name}")
+        values = _unwritten(column, self._count)
+        setattr(self, name, values)
+        return values
+
+    def finish(self, rows: Any = slice(None), **known: Any) -> Requests:
+        """Return what was noted for some rows (default: all), with whole columns from elsewhere."""
+        noted = {
+            name: _written(column, getattr(self, name))[rows]
+            for name, column in COLUMNS.items()
+            if name not in known and name != "request" and (name in vars(self) or not column.may_be_unknown)
+        }
+        return Requests.of(request=np.arange(self._count)[rows], **noted | known)
+
+
+_NOT_WRITTEN = -(1 << 31)  # only in the arrays of a log; elsewhere unknown values are masked
+
+
+def _unwritten(column: Column, count: int) -> "array[Any] | list[Any]":
+    if column.dtype is np.float64:
+        return array("d", [np.nan]) * count
+    if column.dtype is np.int32:
+        return array("i", [_NOT_WRITTEN if column.may_be_unknown else 0]) * count
+    return [column.default] * count
+
+
+def _written(column: Column, values: "array[Any] | list[Any]") -> npt.NDArray[Any]:
+    """Return what was noted in a column of a log, masked where nothing was noted."""
+    found: npt.NDArray[Any] = np.array(values, column.dtype)
+    if not column.may_be_unknown:
+        return found
+    return np.ma.MaskedArray(found, np.isnan(found) if column.dtype is np.float64 else found == _NOT_WRITTEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The result of one run of one arm, the same for both clocks.
+
+    `gaps` are the times between tokens as rows (first, slope, curve, steps, tokens): for each of `steps` steps j, `tokens`
+    sequences waited `first + slope*j + curve*j*j` seconds for their next token.
+    """
+
+    arm: str
+    requests: Requests
+    gaps: Floats
+    wall_s: float
+    num_workers: int
+    repeat: int = 0
+    is_complete: bool = True
+    notes: tuple[str, ...] = ()
+    """What makes the run invalid, such as a client that was late."""
+    facts: Mapping[str, float] = field(default_factory=dict)
+    """What else is known about it, such as how busy the client was."""
+    is_live: bool = False
+    """Whether each row of `gaps` is a chunk that came over HTTP."""
+    pools: tuple[PoolUse, ...] = ()
+    """How busy workers were, if that is known."""
+    links: tuple[LinkUse, ...] = ()
+    """How busy the links between them were, if KV is transferred."""
+    tiers: tuple[TierUse, ...] = ()
+    """What KV tiers held and moved, if there are any."""
+    kv: tuple[KvOverTime, ...] = ()
+    """How full the KV of each pool was over time, if that is known."""
+    fleet: FleetUse | None = None
+    """How the number of workers changed, if that is known."""
+    gap_starts_s: Floats | None = None
+    """When the first gap of each row of `gaps` began (s), if that is known; results folders do not have it."""
+
+    @property
+    def measured(self) -> "Record":
+        """The same without the requests of the warm-up and after the window; `gaps` never include those."""
+        kept = self.requests.is_measured
+        return self if kept.all() else replace(self, requests=self.requests[kept])
+
+
+def to_table(runs: Sequence[Record]) -> "pa.Table":
+    """Return the requests of runs as the table of requests.parquet: the run, then the columns, with nulls for unknown values."""
+    import pyarrow as pa
+
+    return pa.concat_tables([_table(place, run) for place, run in enumerate(runs)])
+
+
+def _table(place: int, run: Record) -> "pa.Table":
+    import pyarrow as pa
+
+    count = len(run.requests)
+    columns = {
+        "run": pa.repeat(pa.scalar(place, pa.int64()), count),
+        "arm": pa.repeat(run.arm, count),
+        "repeat": pa.repeat(pa.scalar(run.repeat, pa.int64()), count),
+    }
+    for name, column in COLUMNS.items():
+        values = getattr(run.requests, name)
+        is_unknown = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
+        columns[name] = pa.array(
+            np.ma.getdata(values), pa.string() if column.dtype is np.object_ else None, mask=is_unknown
+        )
+    return pa.table(columns)
+
+
+def from_table(table: "pa.Table", count: int) -> list[Requests]:
+    """Read back the requests of this many runs; columns that an older folder lacks are unknown.
+
+    Raises:
+        ValueError: a column that must be known is missing, or one has a value that it cannot have.
+    """
+    needed = ("run", *(name for name, column in COLUMNS.items() if not column.may_be_unknown))
+    if missing := [name for name in needed if name not in table.column_names]:
+        raise ValueError(f"requests.parquet has no column {', '.join(missing)}")
+    run_of = _read(Column("", name="run", dtype=np.int32), table)
+    whole = Requests(**{name: _read(column, table) for name, column in COLUMNS.items()})
+    return [whole[run_of == place] for place in range(count)]
+
+
+def _read(column: Column, table: "pa.Table") -> Any:
+    """Read one column.
+
+    Raises:
+        ValueError: it has another type, lacks a value that must be known, or has one that is out of range.
+    """
+    import pyarrow as pa
+
+    if column.name not in table.column_names:
+        return column.array(None, len(table))
+    stored, kind = table[column.name], table[column.name].type
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    fits, expected, fill = is_number, "a column of finite numbers", cast("Any", 0)
+    if column.dtype is np.object_:
+        fits, expected, fill = is_text, "text", ""
+    elif column.dtype is np.bool_:
+        fits, expected, fill = pa.types.is_boolean(kind), "true or false", False
+    is_unknown = stored.is_null().to_numpy()
+    if not fits or (is_unknown.any() and not column.may_be_unknown):
+        raise ValueError(f"{column.name} in requests.parquet is not {expected}")
+    values = stored.fill_null(fill).to_numpy()
+    if is_number and not np.isfinite(values).all():
+        raise ValueError(f"{column.name} in requests.parquet is not {expected}")
+    if column.dtype is np.int32 and len(values) and (values != np.rint(values)).any():
+        raise ValueError(f"{column.name} in requests.parquet is not a column of whole numbers")
+    if column.dtype is np.int32 and len(values) and not column.least <= values.min() <= values.max() < column.limit:
+        raise ValueError(f"{column.name} in requests.parquet ranges from {values.min()} to {values.max()}")
+    if column.dtype is np.float64 and len(values) and max(-values.min(), values.max()) > MAX_S:
+        raise ValueError(f"{column.name} in requests.parquet ranges from {values.min():g} to {values.max():g} s")
+    return column.array(np.ma.MaskedArray(values, is_unknown) if column.may_be_unknown else values, len(values))

@@ -1,0 +1,1 @@
+"""Tables for a terminal, for Markdown and for a page."""

@@ -1,0 +1,1 @@
+"""What may be concluded from figures, and in which words."""

@@ -1,0 +1,1 @@
+"""KV between workers: offers, notices, leases, and who reads what."""

@@ -1,0 +1,133 @@
+"""What both sides of a transfer need: an agent, a thread, notices and counts."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from serving.engines.kv.notices import Notice, decode, encode
+from serving.kv_tiers.blocks import KvLayout
+from serving.transfer.agent import Agent, TransferError
+from serving.transfer.config import TransferRunConfig
+from serving.transfer.make import make_agent
+from serving.worker.engine import KvTransfers
+
+log = logging.getLogger(__name__)
+
+OnSent = Callable[[TransferError | None], object]
+
+INLINE_BYTES = 256 << 10
+"""The most that is written or checked in the event loop (about 0.1 ms); more goes to a thread."""
+
+NOTICE_S = 5.0
+"""How long a notice may take."""
+
+MAX_NOTICES = 4096
+"""Most notices on their way at once; more are dropped, as if they were lost."""
+
+
+def ignore(_: TransferError | None) -> None:
+    """Do nothing: time-outs and leases handle it."""
+
+
+class KvExchange:
+    """The transfers of one worker."""
+
+    def __init__(
+        self,
+        transfer: TransferRunConfig,
+        layout: KvLayout,
+        token: Callable[[], bytes] | None = None,
+        *,
+        folder: Path | None = None,
+    ) -> None:
+        """Prepare it.
+
+        Args:
+            transfer: how KV travels.
+            layout: layout of its blocks.
+            token: returns the secret that the processes of our cluster share, for TCP.
+            folder: for the socket of shared memory (default: a private folder of this user).
+        """
+        self.layout = layout
+        self.agent: Agent = make_agent(
+            transfer.transfer,
+            transfer.num_bytes,
+            on_notice=self._receive,
+            folder=folder,
+            host=transfer.transfer_host,
+            token=token,
+        )
+        self.id = secrets.token_hex(8)
+        self.counts = KvTransfers()
+        self.on_notice: Callable[[Notice], object] = log.debug
+        """Called with each notice that arrives; set by the user of the exchange."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-content")
+        self._notices: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Allocate memory, and become reachable.
+
+        Raises:
+            TransferError: this is not possible here.
+        """
+        await self.agent.start()
+
+    async def close(self) -> None:
+        """Release everything."""
+        for task in self._notices:
+            task.cancel()
+        await asyncio.gather(*self._notices, return_exceptions=True)
+        await asyncio.to_thread(self._thread.shutdown)
+        await self.agent.close()
+
+    def count(self, **more: float) -> None:
+        """Add to the counts."""
+        self.counts = self.counts._replace(**{name: getattr(self.counts, name) + more[name] for name in more})
+
+    def in_thread(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Do long work in the thread, one piece after the other."""
+        return asyncio.wrap_future(self._thread.submit(work))
+
+    def tell(self, agent: dict[str, Any], *notices: Notice, on_sent: OnSent = ignore) -> None:
+        """Send notices in the background, in order; if one does not arrive, time-outs and leases make up for it.
+
+        Args:
+            agent: the recipient.
+            notices: the notices.
+            on_sent: called at the end: with an error if some did not arrive, with None if all did, or may have.
+        """
+        if len(self._notices) < MAX_NOTICES:
+            task = asyncio.create_task(self._tell(agent, notices, on_sent))
+            self._notices.add(task)
+            task.add_done_callback(self._notices.discard)
+        else:
+            on_sent(None)
+
+    async def ask(self, agent: dict[str, Any], notice: Notice) -> None:
+        """Send a notice.
+
+        Raises:
+            TransferError: it did not arrive.
+        """
+        await self.agent.notify(agent, encode(notice), timeout_s=NOTICE_S)
+
+    async def _tell(self, agent: dict[str, Any], notices: Sequence[Notice], on_sent: OnSent) -> None:
+        problem = None
+        try:
+            for notice in notices:
+                await self.ask(agent, notice)
+        except TransferError as error:
+            log.debug("a notice did not arrive: %s", error)
+            problem = None if error.kind == "late" else error
+        on_sent(problem)
+
+    def _receive(self, data: bytes) -> None:
+        notice = decode(data)
+        if notice is None:
+            log.warning("ignored a notice of %d bytes that cannot be read", len(data))
+        else:
+            self.on_notice(notice)

@@ -1,0 +1,393 @@
+"""The decode worker's side of transfers: it reads KV into its own blocks.
+
+    expect --> leases are renewed --> load --> read in lots that fit, each block checked --> arrived, in whole or in part
+       |                               |
+       +---------- give_up ------------+  a read in progress is finished; the owner is notified in either case
+
+Destination first, the reader tells the owner that there are blocks, again and again until the owner says where the KV is.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from weakref import WeakValueDictionary
+
+from serving.engines.kv.exchange import INLINE_BYTES, KvExchange
+from serving.engines.kv.leases import RENEWALS
+from serving.engines.kv.notices import Assembly, Begin, Left, Notice, Offered, Read, Renew, Wait
+from serving.engines.kv.params import Meeting, RemoteKv
+from serving.engines.kv.renewals import Renewals
+from serving.kv_tiers.blocks import HEADER, find_fault
+from serving.transfer.agent import Piece, TransferError
+
+log = logging.getLogger(__name__)
+
+BEGIN_AGAIN_S = 5.0
+"""How often we tell the owner that there are blocks, in case it missed that or we missed its answer; more often if we are
+about to give up."""
+
+MAX_READ_BYTES = 16 << 20
+"""Most bytes that are read, and then checked, at once."""
+
+
+MAX_READ_BLOCKS = 1024
+
+LOTS = 8
+"""How many lots may be read at once."""
+
+
+class LoadError(Exception):
+    """KV did not arrive; the message says why, and `kind` is that of a `CallError`."""
+
+    def __init__(self, message: str, kind: str = "engine") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """The KV of one prompt on its way here; created in a running loop."""
+
+    keys: Sequence[int]
+    """Keys of its blocks."""
+    num_tokens: int
+    kv: RemoteKv | None
+    """Where it is; destination first, or if its owner has to be asked, this is only known later."""
+    meeting: Meeting | None
+    is_over: bool = False
+    """Whether nobody waits for it any more; a read that has begun is still finished."""
+    has_begun: bool = False
+    waits_until: float = 0.0
+    """When we give it up if the owner, which knows that there are blocks, does not answer."""
+    error: LoadError | None = None
+    times: dict[str, float] = field(default_factory=dict)
+    """Times by `time.monotonic`."""
+    num_bytes: int = 0
+    num_cached_tokens: int | None = None
+    """How many tokens of the prompt its owner had in its cache, if whoever sent the request said so."""
+    is_directed: bool = False
+    """Whether a client chose both workers: then nobody sends the request elsewhere if this fails."""
+    assembly: Assembly = field(init=False)
+    offered: asyncio.Future[RemoteKv | LoadError] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Prepare for the owner's answer."""
+        self.assembly = Assembly(len(self.keys), self.meeting.bootstrap_agent if self.meeting is not None else {})
+        self.offered = asyncio.get_running_loop().create_future()
+
+    def offer(self, what: RemoteKv | LoadError) -> None:
+        """Record the owner's first answer."""
+        if not self.offered.done():
+            self.offered.set_result(what)
+
+
+OnArrived = Callable[[int | None], object]
+
+
+Spoil = Callable[[int], int | None]
+"""Returns how many blocks of a prompt with so many can be read before one cannot; None if all can."""
+
+
+class KvReader:
+    """See the module."""
+
+    def __init__(self, exchange: KvExchange, *, read_timeout_s: float, meeting_timeout_s: float) -> None:
+        """Read through a started exchange."""
+        self._exchange = exchange
+        self._read_timeout_s = read_timeout_s
+        self._meeting_timeout_s = meeting_timeout_s
+        self._leases: Renewals[str] = Renewals(exchange.tell, Renew)
+        self._meetings: Renewals[int] = Renewals(exchange.tell, Wait)
+        num_slots = len(exchange.agent.memory) // exchange.layout.slot_bytes
+        self._lot = max(min(num_slots // LOTS, MAX_READ_BYTES // exchange.layout.slot_bytes, MAX_READ_BLOCKS), 1)
+        self._landing = Landing(min(num_slots, LOTS * self._lot))
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # while someone reads
+        self._rooms: dict[int, Load] = {}
+        self._loading: set[asyncio.Task[None]] = set()
+        self._finding: set[asyncio.Task[None]] = set()
+        self.spoil: Spoil | None = None
+        """What makes KV unreadable on purpose, if anything does."""
+        exchange.on_notice = self.on_notice
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have blocks but whose KV is not computed yet."""
+        return sum(load.has_begun and load.kv is None for load in self._rooms.values())
+
+    @property
+    def num_loading(self) -> int:
+        """Requests whose KV is being transferred."""
+        return len(self._loading) - self.num_waiting
+
+    def expect(self, keys: Sequence[int], num_tokens: int, *, kv: RemoteKv | None, meeting: Meeting | None) -> Load:
+        """Register KV that will be read when there are blocks for it.
+
+        Raises:
+            ValueError: it cannot be this prompt's, or another request meets there.
+        """
+        load = Load(keys, num_tokens, kv, meeting)
+        if kv is not None:
+            self._check(kv, load)
+            self._leases.begin(kv.remote_agent, kv.remote_request_id, kv.remote_lease_s)
+        if meeting is not None:
+            if meeting.bootstrap_room in self._rooms:
+                raise ValueError(f"another request is in bootstrap_room {meeting.bootstrap_room}")
+            self._rooms[meeting.bootstrap_room] = load
+            self._meetings.begin(meeting.bootstrap_agent, meeting.bootstrap_room, self._meeting_timeout_s)
+        return load
+
+    def find(self, load: Load, finding: Coroutine[None, None, RemoteKv]) -> None:
+        """Ask where the KV of an expected load is, and renew its lease from then on: a request may wait long for blocks."""
+        load.is_directed = True
+        task = asyncio.create_task(self._find(load, finding))
+        self._finding.add(task)
+        task.add_done_callback(self._finding.discard)
+
+    def begin(self, load: Load, num_cached_blocks: int, on_arrived: OnArrived) -> None:
+        """Read what is missing after the cached blocks; if not all blocks are good, report how many are."""
+        load.has_begun = True
+        load.times["decode_blocks"] = monotonic()
+        self._stop_waiting(load)
+        if load.is_over:
+            on_arrived(num_cached_blocks)
+            return
+        task = asyncio.create_task(self._load(load, num_cached_blocks, on_arrived))
+        self._loading.add(task)
+        task.add_done_callback(self._loading.discard)
+
+    def give_up(self, load: Load) -> None:
+        """Notify the owner that nobody waits for this any more."""
+        if load.is_over:
+            return
+        load.is_over = True
+        load.offer(LoadError("the request was given up"))
+        if not load.has_begun:
+            self._end(load)
+
+    async def close(self) -> None:
+        """End everything."""
+        self._leases.close()
+        self._meetings.close()
+        tasks = [*self._loading, *self._finding]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _load(self, load: Load, num_valid: int, on_arrived: OnArrived) -> None:
+        times = load.times
+        try:
+            if load.is_directed:
+                await self._until_found(load)
+            elif load.kv is None:
+                kv = load.kv = await self._meet(load)
+                self._leases.begin(kv.remote_agent, kv.remote_request_id, kv.remote_lease_s)
+            assert load.kv is not None
+            times["transfer_start"] = monotonic()
+            most = None if self.spoil is None else self.spoil(len(load.keys))
+            while num_valid < len(load.keys):
+                if load.is_over:
+                    raise LoadError("the request was given up")
+                num_good, fault = await self._read(load, load.kv, num_valid)
+                if most is not None and num_valid + num_good > most:
+                    num_good, fault = max(most - num_valid, 0), "it was made unreadable, on purpose"
+                num_valid += num_good
+                if fault:
+                    raise LoadError(f"block {num_valid} of {len(load.keys)}: {fault}")
+        except LoadError as error:
+            load.error = error
+        except Exception as error:  # the engine waits for the outcome, whatever it is
+            log.exception("KV could not be read")
+            load.error = LoadError(f"{type(error).__name__}: {error}")
+        times["transfer_end"] = end = monotonic()
+        times.setdefault("transfer_start", end)
+        self._end(load)
+        if load.error is None:
+            self._exchange.count(num_read=1, seconds=end - times["transfer_start"])
+        elif not load.is_over:
+            self._exchange.count(num_failed=1)
+            log.warning("the KV of a prompt of %d tokens did not arrive: %s", load.num_tokens, load.error)
+        on_arrived(None if load.error is None else num_valid)
+
+    async def _find(self, load: Load, finding: Coroutine[None, None, RemoteKv]) -> None:
+        """Ask where KV is, and keep its lease, or notify the owner if nobody waits for it any more."""
+        try:
+            kv = await finding
+            self._check(kv, load)
+        except TransferError as error:
+            load.offer(LoadError(str(error), _kind(error)))
+            return
+        except ValueError as error:
+            load.offer(LoadError(str(error)))
+            return
+        if load.is_over:
+            self._exchange.tell(kv.remote_agent, Read(kv.remote_request_id))
+            return
+        load.kv = kv
+        self._leases.begin(kv.remote_agent, kv.remote_request_id, kv.remote_lease_s)
+        load.offer(kv)
+
+    async def _until_found(self, load: Load) -> None:
+        """Wait until it is known where the KV is.
+
+        Raises:
+            LoadError: it is nowhere, or is not this prompt's.
+        """
+        said = await load.offered
+        if isinstance(said, LoadError):
+            raise said
+
+    async def _meet(self, load: Load) -> RemoteKv:
+        """Tell the owner that there are blocks, and wait for its offer.
+
+        Raises:
+            LoadError: the offer does not come, or is not for this prompt.
+        """
+        assert load.meeting is not None
+        begin = Begin(load.meeting.bootstrap_room, dict(self._exchange.agent.address))
+        pause_s = min(self._meeting_timeout_s / RENEWALS, BEGIN_AGAIN_S)
+        load.waits_until = monotonic() + self._meeting_timeout_s
+        try:
+            while not load.offered.done():
+                if monotonic() >= load.waits_until:
+                    raise LoadError(
+                        f"no prefill worker offered it within --transfer-meeting-timeout-s {self._meeting_timeout_s:g}"
+                    )
+                with late_is_never():
+                    await self._exchange.ask(load.meeting.bootstrap_agent, begin)
+                await asyncio.wait([load.offered], timeout=min(pause_s, max(load.waits_until - monotonic(), 0.0)))
+        except TransferError as error:
+            raise LoadError(f"the prefill worker cannot be asked to begin: {error}", _kind(error)) from error
+        said = load.offered.result()
+        if isinstance(said, LoadError):
+            raise said
+        try:
+            self._check(said, load)
+        except ValueError as error:
+            raise LoadError(str(error)) from error
+        return said
+
+    async def _read(self, load: Load, kv: RemoteKv, first: int) -> tuple[int, str]:
+        """Read the next blocks; return how many are good, and what is wrong with the one after them.
+
+        Raises:
+            LoadError: they cannot be read.
+        """
+        num_blocks = len(load.keys)
+        blocks = range(first, min(first + self._lot, num_blocks))
+        turn = self._turns.setdefault(kv.remote_engine_id, asyncio.Semaphore(LOTS // 2))
+        async with turn:  # an owner that hangs can block at most half of our memory
+            return await self._read_blocks(load, kv, blocks)
+
+    async def _read_blocks(self, load: Load, kv: RemoteKv, blocks: range) -> tuple[int, str]:
+        layout, num_blocks = self._exchange.layout, len(load.keys)
+        slots = await self._landing.take(len(blocks))
+        try:
+            pieces = [
+                Piece(
+                    kv.remote_block_ids[block] * layout.slot_bytes,
+                    slot * layout.slot_bytes,
+                    layout.num_bytes(num_blocks - 1 - block),
+                )
+                for block, slot in zip(blocks, slots, strict=True)
+            ]
+            await self._exchange.agent.read(kv.remote_agent, pieces, timeout_s=self._read_timeout_s)
+            num_bytes = sum(piece.num_bytes - HEADER.size for piece in pieces)
+            load.num_bytes += num_bytes
+            self._exchange.count(num_bytes=num_bytes)
+            wanted = [(load.keys[block], kv.remote_generations[block]) for block in blocks]
+            if num_bytes <= INLINE_BYTES:
+                return self._find_fault(pieces, wanted)
+            found: tuple[int, str] = await self._exchange.in_thread(lambda: self._find_fault(pieces, wanted))
+            return found
+        except TransferError as error:
+            raise LoadError(f"reading from the prefill worker failed: {error}", _kind(error)) from error
+        finally:
+            self._landing.give_back(slots)
+
+    def _find_fault(self, pieces: list[Piece], wanted: list[tuple[int, int]]) -> tuple[int, str]:
+        """Return how many of the blocks that were read are good, and what is wrong with the first that is not."""
+        memory, layout = self._exchange.agent.memory, self._exchange.layout
+        for number, (piece, (key, generation)) in enumerate(zip(pieces, wanted, strict=True)):
+            with memory[piece.target : piece.target + piece.num_bytes] as block:
+                if fault := find_fault(block, key, generation, layout):
+                    return number, fault
+        return len(pieces), ""
+
+    def _check(self, kv: RemoteKv, load: Load) -> None:
+        """Check that this is the KV of a prompt.
+
+        Raises:
+            ValueError: it is not.
+        """
+        kv.check(num_tokens=load.num_tokens, num_blocks=len(load.keys), slot_bytes=self._exchange.layout.slot_bytes)
+
+    def _end(self, load: Load) -> None:
+        """Notify the owner that this was read, or never will be."""
+        if (kv := load.kv) is not None:
+            self._leases.end(kv.remote_agent, kv.remote_request_id, kv.remote_lease_s)
+            self._exchange.tell(kv.remote_agent, Read(kv.remote_request_id))
+        if load.meeting is not None:
+            room = load.meeting.bootstrap_room
+            self._rooms.pop(room, None)
+            self._stop_waiting(load)
+            if kv is None:
+                self._exchange.tell(load.meeting.bootstrap_agent, Left(room, "the decode worker has given up"))
+
+    def _stop_waiting(self, load: Load) -> None:
+        """Stop reporting that it is not this one's turn."""
+        if (meeting := load.meeting) is not None:
+            self._meetings.end(meeting.bootstrap_agent, meeting.bootstrap_room, self._meeting_timeout_s)
+
+    def on_notice(self, notice: Notice) -> None:
+        """Act on a notice of an owner."""
+        match notice:
+            case Offered(room) if (load := self._rooms.get(room)) is not None:
+                if (kv := load.assembly.add(notice)) is not None:
+                    load.offer(kv)
+            case Wait(rooms):
+                for room in rooms:
+                    if (load := self._rooms.get(room)) is not None:
+                        load.waits_until = monotonic() + self._meeting_timeout_s
+            case Left(room, reason, kind) if (load := self._rooms.get(room)) is not None:
+                load.offer(LoadError(reason or "the prefill worker has given up", kind))
+
+
+class Landing:
+    """The slots of our memory that KV is read into; readers wait in line for them."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._free = list(range(num_slots))
+        self._turn = asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    async def take(self, count: int) -> list[int]:
+        """Return `count` slots, first come first served, as soon as they are free."""
+        async with self._turn:
+            while len(self._free) < count:
+                self._freed.clear()
+                await self._freed.wait()
+            taken, self._free = self._free[:count], self._free[count:]
+            return taken
+
+    def give_back(self, slots: list[int]) -> None:
+        """Free slots, and wake those who wait."""
+        self._free = sorted(self._free + slots)
+        self._freed.set()
+
+
+@contextlib.contextmanager
+def late_is_never() -> Iterator[None]:
+    """Ignore that an owner did not answer in time: it may the next time."""
+    try:
+        yield
+    except TransferError as error:
+        if error.kind != "late":
+            raise
+
+
+def _kind(error: TransferError) -> str:
+    """Return the kind of a call's error: what a dead or hanging owner held can be computed elsewhere."""
+    return "engine" if error.kind == "refused" else "lost"

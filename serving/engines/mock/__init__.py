@@ -1,0 +1,1 @@
+"""The mocker as a live engine."""

@@ -1,0 +1,1 @@
+"""What the mocker's answers say."""

@@ -1,0 +1,265 @@
+"""The mocker as a live engine: a simulated engine core for each rank, and what the ranks share."""
+
+import asyncio
+from collections.abc import Callable
+from collections.abc import Sequence as Several
+from dataclasses import replace
+from typing import Literal
+
+import msgspec
+
+from mocker import EngineConfig
+from mocker.timing.choose import resolve
+from mocker.timing.config import TimingConfig, divide
+from mocker.vllm.offload.config import HostMemory, refuse_idle_tiers
+from serving.engines.kv import params as kv_params
+from serving.engines.kv.exchange import KvExchange
+from serving.engines.kv.reader import Spoil
+from serving.engines.mock.answers.author import Author, embedding_size_of
+from serving.engines.mock.config import AnswerConfig
+from serving.engines.mock.costs import step_costs_of
+from serving.engines.mock.events import EventSink, RouterSink
+from serving.engines.mock.kv import nixl_peer
+from serving.engines.mock.kv.handover import Handover, hand_over
+from serving.engines.mock.kv.nixl_peer import Peer
+from serving.engines.mock.kv.peer import become_peer
+from serving.engines.mock.kv.shelf import layout_of
+from serving.engines.mock.kv.tiers import LiveTiers, chunk_format, with_store
+from serving.engines.mock.observer import Observer, prefilling_tokens
+from serving.engines.mock.rank import MockEngine
+from serving.kv_tiers.blocks import KvLayout
+from serving.kv_tiers.tier import ChunkFormat, TierError
+from serving.life.lease import LeaseConfig
+from serving.model.card import Role
+from serving.model.constraints import NO_GRAMMAR
+from serving.model.files import BYTES_CONTEXT, ModelFiles
+from serving.model.tokenizer import load
+from serving.runtime.server import Stream
+from serving.transfer.agent import TransferError
+from serving.transfer.config import TransferRunConfig
+from serving.worker.config import WorkerConfig
+from serving.worker.engine import EngineCall, EngineError, EngineLoad, EngineTraits
+from serving.worker.kv_events import KvEventPublisher
+from serving.worker.protocol import PreprocessedRequest
+
+POLL_S = 0.02
+
+MAX_WAITING = 4096
+"""Most requests that may wait for a place in a rank's batch, unless a mocker is told otherwise."""
+
+TOOL_CALL_PARSER = "hermes"
+"""The format in which a mocker calls tools, unless its model's is named."""
+
+KV_ROLES: dict[Role, Literal["kv_producer", "kv_consumer"] | None] = {
+    "aggregated": None,
+    "prefill": "kv_producer",
+    "decode": "kv_consumer",
+}
+
+__all__ = ["AnswerConfig", "EngineConfig", "MockEngine", "Mocker", "TimingConfig", "divide", "refuse_idle_tiers"]
+
+
+class Mocker:
+    """The mocker as an engine (see `serving.worker.engine.Engine`): one simulated engine for each data-parallel rank."""
+
+    def __init__(
+        self,
+        worker: WorkerConfig,
+        config: EngineConfig,
+        timing: TimingConfig = TimingConfig(),  # noqa: B008 (frozen)
+        *,
+        answers: AnswerConfig = AnswerConfig(),  # noqa: B008
+        transfer: TransferRunConfig = TransferRunConfig(),  # noqa: B008
+        lease: LeaseConfig = LeaseConfig(),  # noqa: B008
+        max_loras: int | None = None,
+        max_waiting: int | None = MAX_WAITING,
+        peers: Several[Peer] = (),
+    ) -> None:
+        """Determine the engine's step times and blocks; nothing runs yet.
+
+        Args:
+            worker: what is served, and which part of each request.
+            config: settings of the simulated engine, except for its role.
+            timing: its step times.
+            answers: what its answers are like.
+            transfer: how KV travels, if requests are shared with other workers.
+            lease: how long a prefill worker keeps KV.
+            max_loras: adapters that may run in one step (none: requests have none).
+            max_waiting: requests that may wait at a rank, which refuses more (None: any number, as in vLLM).
+            peers: what each rank is to other instances, if clients send requests from one to another.
+
+        Raises:
+            ValueError: the settings do not determine them.
+        """
+        config = replace(config, kv_role=peers[0].role if peers else KV_ROLES[worker.role])
+        self.calls = (EngineCall("mocker.Engine", {"config": config, "timing": timing}),)
+        simulated = resolve(config, timing)
+        self._simulated = replace(simulated, host=with_store(simulated.host, transfer))
+        most = simulated.config.max_model_len
+        self.traits = EngineTraits(
+            block_size=config.block_size,
+            context_length=most
+            or (None if worker.model_path else min(self._simulated.longest_sequence, BYTES_CONTEXT)),
+            num_ranks=config.dp_size,
+            has_kv_events=worker.kv_events and config.enable_prefix_caching,
+            step_costs=step_costs_of(simulated),
+            guided_decoding=NO_GRAMMAR,
+            continues_constrained=True,
+            has_embeddings=True,
+            tool_call_parser=TOOL_CALL_PARSER,
+        )
+        self._answers = answers
+        self._parser = worker.tool_call_parser or TOOL_CALL_PARSER
+        self._role = worker.role
+        self._transfer = transfer
+        self._lease = lease
+        self._max_loras = max_loras
+        self._max_waiting = max_waiting
+        self._peers = peers
+        self._layout = layout_of(transfer, timing, block_size=config.block_size) if config.kv_role else None
+        self._format = (
+            None
+            if simulated.host is None
+            else chunk_format(
+                simulated.host,
+                transfer,
+                timing,
+                block_size=config.block_size,
+                model=worker.model_path or worker.model_name,
+            )
+        )
+        self._token: Callable[[], bytes] | None = None
+        self._handovers: list[Handover] = []
+        """One of all ranks, or one of each if they are peers of others."""
+        self._tiers: list[LiveTiers] = []
+        self.observers: Several[Observer] = ()
+        """Those who see what happens at each rank, if anybody does; they are set before the ranks run."""
+        self._author: Author | None = None
+        self.ranks: list[MockEngine] = []
+        self._stepping: list[asyncio.Task[None]] = []
+        self._decode = msgspec.msgpack.Decoder(PreprocessedRequest).decode
+
+    @property
+    def needs_token(self) -> bool:
+        """See `TransferringEngine`."""
+        return self._role != "aggregated" or bool(self._transfer.kv_store)
+
+    def transfer_with(self, token: Callable[[], bytes]) -> None:
+        """See `TransferringEngine`."""
+        self._token = token
+
+    async def start(self, files: ModelFiles) -> None:
+        """See `Engine`."""
+        self._author = await asyncio.to_thread(self._author_of, files)
+        self.traits = replace(self.traits, guided_decoding=self._author.forms)
+        if self._layout is not None:
+            try:
+                await self._start_handovers(self._layout)
+            except TransferError as error:
+                raise EngineError(f"KV cannot be transferred: {error}") from error
+            self.traits = replace(self.traits, bootstrap=self._handovers[0].bootstrap)
+        if self._format is not None and self._simulated.host is not None:
+            await self._start_tiers(self._format, self._simulated.host)
+
+    async def _start_handovers(self, layout: KvLayout) -> None:
+        for peer in self._peers:
+            self._handovers.append(await become_peer(peer, layout, self._transfer, self._lease))
+        if not self._peers:
+            exchange = KvExchange(self._transfer, layout, self._token)
+            await exchange.start()
+            self._handovers.append(hand_over(self._role, exchange, self._transfer, self._lease))
+
+    def _author_of(self, files: ModelFiles) -> Author:
+        try:
+            return Author(
+                load(files),
+                self._answers,
+                tool_call_parser=self._parser,
+                embedding_size=embedding_size_of(files),
+            )
+        except ValueError as error:
+            raise EngineError(str(error)) from error
+
+    async def _start_tiers(self, format: ChunkFormat, memory: HostMemory) -> None:
+        for _ in range(self.traits.num_ranks):
+            tiers = LiveTiers(format, memory, self._transfer, self._secret)
+            self._tiers.append(tiers)
+            try:
+                await tiers.start()
+            except TierError as error:
+                raise EngineError(str(error)) from error
+
+    def _secret(self) -> bytes:
+        return b"" if self._token is None else self._token()
+
+    def publish_to(self, publishers: Several[KvEventPublisher]) -> None:
+        """See `Engine`."""
+        self.run([RouterSink(publisher) for publisher in publishers])
+
+    def run(self, events: Several[EventSink] = ()) -> None:
+        """Run the engines of all ranks; if sinks are given, one for each, they hear of their KV events."""
+        self.ranks = [
+            MockEngine(
+                self._simulated,
+                events=events[rank] if events else None,
+                author=self._author,
+                max_waiting=self._max_waiting,
+                handover=self._handovers[min(rank, len(self._handovers) - 1)] if self._handovers else None,
+                part_of=nixl_peer.part_of if self._peers else kv_params.part_of,
+                tiers=self._tiers[rank] if self._tiers else None,
+                max_loras=self._max_loras,
+                observer=self.observers[rank] if self.observers else None,
+            )
+            for rank in range(self.traits.num_ranks)
+        ]
+        self._stepping = [asyncio.create_task(each.run()) for each in self.ranks]
+
+    def service(self, request: msgspec.Raw, stream: Stream) -> None:
+        """See `Engine`."""
+        asked = self._decode(request)
+        if not 0 <= asked.dp_rank < len(self.ranks):
+            stream.end(f"there is no rank {asked.dp_rank}; this worker has {len(self.ranks)}", "invalid")
+            return
+        self.ranks[asked.dp_rank].submit(asked, stream)
+
+    @property
+    def num_prefilling_tokens(self) -> int:
+        """Tokens of the prompts that have no token yet: of whole prompts, however much of them is computed."""
+        return sum(prefilling_tokens(rank.engine) for rank in self.ranks)
+
+    def spoil_loads(self, spoil: Spoil) -> None:
+        """Make KV that others computed unreadable, on purpose (see `KvReader.spoil`)."""
+        for each in self._handovers:
+            each.spoil_loads(spoil)
+
+    def slow_down(self, factor: float) -> None:
+        """Make each step, from the next on, take this many times as long as usual."""
+        for rank in self.ranks:
+            rank.slow_down(factor)
+
+    def load(self, rank: int) -> EngineLoad:
+        """See `Engine`."""
+        found = self.ranks[rank].load()
+        if rank >= len(self._handovers):
+            return found
+        return found._replace(kv_transfers=self._handovers[rank].transfers())
+
+    async def released(self) -> None:
+        """See `HoldingEngine`."""
+        while any(each.transfers().num_held for each in self._handovers):
+            await asyncio.sleep(POLL_S)
+
+    async def failed(self) -> None:
+        """See `Engine`."""
+        done, _ = await asyncio.wait(self._stepping, return_when=asyncio.FIRST_COMPLETED)
+        await done.pop()
+
+    async def close(self) -> None:
+        """See `Engine`."""
+        for task in self._stepping:
+            task.cancel()
+        await asyncio.gather(*self._stepping, return_exceptions=True)
+        for each in self._handovers:
+            await each.close()
+        for tiers in self._tiers:
+            await tiers.close()

@@ -1,0 +1,200 @@
+"""One rank of the mocker: a simulated engine core in a loop that sleeps for the duration of each step."""
+
+import asyncio
+import contextlib
+import math
+from time import monotonic
+
+from mocker import Engine, Sequence
+from mocker.timing.choose import SimulatedEngine
+from mocker.timing.model import Faster
+from mocker.vllm.look_ups import LookUps
+from mocker.work import work_of
+from serving.engines.kv.params import part_of
+from serving.engines.mock.answers.author import Author
+from serving.engines.mock.control import Control
+from serving.engines.mock.delivery import Delivery
+from serving.engines.mock.events import EventSink
+from serving.engines.mock.intake import Intake, PartOf
+from serving.engines.mock.kv.handover import Handover
+from serving.engines.mock.kv.tiers import LiveTiers
+from serving.engines.mock.live import Live
+from serving.engines.mock.observer import Gaps, Observer, Queues, Watch, queues_of, take_gaps
+from serving.engines.mock.timer import StepTimer
+from serving.model.tokenizer import ByteTokenizer
+from serving.runtime.server import Stream
+from serving.worker.engine import EngineLoad, Work
+from serving.worker.protocol import PreprocessedRequest
+
+
+class MockEngine:
+    """Runs one simulated engine in real time."""
+
+    def __init__(
+        self,
+        simulated: SimulatedEngine,
+        *,
+        events: EventSink | None = None,
+        author: Author | None = None,
+        max_waiting: int | None = None,
+        handover: Handover | None = None,
+        part_of: PartOf = part_of,
+        tiers: LiveTiers | None = None,
+        max_loras: int | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        config = self.config = simulated.config
+        self._usual_timing = simulated.timing
+        self.engine = Engine(
+            config,
+            simulated.timing,
+            num_blocks=simulated.num_blocks,
+            host=simulated.host,
+            more=simulated.more,
+            kv_events=events is not None,
+            max_loras=max_loras,
+        )
+        self._events = events
+        self._handover = handover
+        self._tiers = tiers
+        watch = None if observer is None else Watch(observer, self.engine)
+        self.control = Control(self, watch)
+        """What is asked of the rank as a whole."""
+        self._intake = Intake(
+            self,
+            author or Author(ByteTokenizer()),
+            events=events,
+            max_waiting=max_waiting,
+            handover=handover,
+            part_of=part_of,
+            has_tiers=tiers is not None,
+            watch=watch,
+        )
+        self._delivery = Delivery(self, handover, watch)
+        if tiers is not None:
+            tiers.connect(self.engine, self._follow_tiers)
+        self._bell = asyncio.Event()
+
+    def submit(self, request: PreprocessedRequest, stream: Stream) -> None:
+        """Queue a request, or end it with an error if it can never fit or the queue is full."""
+        self._intake.submit(request, stream)
+
+    def add(self, live: Live) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: it can never fit.
+        """
+        self.engine.add(live.sequence)
+        live.is_queued = True
+        self.wake()
+
+    def end(self, sequence: Sequence) -> None:
+        """Send the end of a request whose KV was to be read, unless it has been sent."""
+        self._delivery.end(sequence)
+
+    def wake(self) -> None:
+        """Check again whether there is something to do."""
+        self._bell.set()
+
+    def slow_down(self, factor: float) -> None:
+        """Make each step, from the next on, take this many times as long as usual."""
+        usual = self._usual_timing
+        self.engine.change_timing(usual if factor == 1 else Faster(usual, 1 / factor, 1 / factor))
+
+    def load(self) -> EngineLoad:
+        """Report what the engine is doing."""
+        scheduler = self.engine.scheduler
+        pool = scheduler.pool
+        return EngineLoad(
+            len(scheduler.running),
+            scheduler.num_waiting,
+            pool.num_blocks - pool.num_free,
+            pool.num_blocks,
+            self.config.max_num_seqs,
+            kv_tiers=() if self._tiers is None else self._tiers.load(),
+            work=Work(*work_of(scheduler)),
+        )
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks on its GPU."""
+        return self.engine.scheduler.pool.num_blocks
+
+    @property
+    def has_host_memory(self) -> bool:
+        """Whether KV is kept beyond its GPU."""
+        return self.engine.host_memory is not None
+
+    @property
+    def look_ups(self) -> LookUps:
+        """What was looked up in its prefix cache."""
+        return self.engine.scheduler.look_ups
+
+    def queues(self) -> Queues:
+        """Report what the requests here do now."""
+        return queues_of(self.engine, self._intake.num_planned)
+
+    def take_gaps(self) -> Gaps:
+        """Return the times between tokens since the last call."""
+        return take_gaps(self.engine)
+
+    async def run(self) -> None:
+        """Step forever."""
+        engine, timer = self.engine, StepTimer()
+        try:
+            await self._step(engine, timer)
+        finally:
+            timer.close()
+            self._intake.close()
+
+    async def _step(self, engine: Engine, timer: StepTimer) -> None:
+        now = monotonic()  # uvloop's own clock only counts milliseconds
+        while True:
+            self._bell.clear()  # a ring from here on may be too late for this step
+            step = engine.schedule(now)
+            if self._handover is not None:
+                self._delivery.follow_loads(self._handover)
+            if self._tiers is not None:
+                self._serve_tiers(self._tiers)
+            if step is None:
+                self.control.on_idle()
+                await self._wait()
+                now = monotonic()
+                continue
+            if self._handover is not None:
+                self._handover.on_step(self, step)
+            # Deadlines are absolute: a late timer delays one step, not all later ones.
+            await timer.until(step.end)
+            self._delivery.send(engine)
+            if self._tiers is not None:
+                self._serve_tiers(self._tiers)
+            elif self._events is not None and engine.has_events:
+                self._events.publish(engine.take_events())
+            self.control.on_step_end()
+            now = step.end
+
+    async def _wait(self) -> None:
+        """Wait until something arrives, or a copy between GPU and host ends."""
+        wake_s = self.engine.wake_s
+        if wake_s == math.inf:
+            await self._bell.wait()
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._bell.wait(), max(wake_s - monotonic(), 0.0))
+
+    def _serve_tiers(self, tiers: LiveTiers) -> None:
+        """Update the bytes beyond the GPU as the engine reports, and do the tier work that it asks for."""
+        events = self.engine.take_events() + self.engine.take_host_events()
+        if events:
+            tiers.note(events)
+        beyond = tiers.take_reports()
+        if self._events is not None and (events or beyond):
+            self._events.publish(events, beyond)
+        tiers.act(self.engine.take_tier_work())
+
+    def _follow_tiers(self) -> None:
+        """Handle what has changed beyond the GPU."""
+        assert self._tiers is not None
+        self._serve_tiers(self._tiers)
+        self.wake()

@@ -1,0 +1,1 @@
+"""Any OpenAI server as an engine."""

@@ -1,0 +1,1 @@
+"""How vLLM's server writes answers and errors."""

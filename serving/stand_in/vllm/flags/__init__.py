@@ -1,0 +1,1 @@
+"""The flags of `vllm serve`: how they are read, and what is done with each."""

@@ -1,0 +1,1 @@
+"""The paths of `vllm serve`, and what answers them."""

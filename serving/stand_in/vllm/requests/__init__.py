@@ -1,0 +1,1 @@
+"""How vLLM's server reads and checks requests."""
