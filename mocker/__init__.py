@@ -7,6 +7,7 @@ closes a batch and returns its duration, and `Engine.complete` returns its resul
 from mocker.chain import BlockChain
 from mocker.engine import Engine
 from mocker.events import AllBlocksCleared, BlockRemoved, BlockStored
+from mocker.families import new_engine
 from mocker.sequence import Sequence
 from mocker.step import Step, StepOutput
 from mocker.vllm.config import EngineConfig
@@ -21,4 +22,5 @@ __all__ = [
     "Sequence",
     "Step",
     "StepOutput",
+    "new_engine",
 ]

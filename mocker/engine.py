@@ -28,6 +28,7 @@ import math
 from collections.abc import Iterable
 
 from mocker.batch import NOBODY, Batch
+from mocker.contract import View
 from mocker.events import KvEvent
 from mocker.models.kv_cache import MoreBlocks
 from mocker.sequence import LOADING, OVER, Sequence
@@ -135,6 +136,25 @@ class Engine:
     def num_free_blocks(self) -> int:
         """Blocks that could be allocated now."""
         return self.scheduler.pool.num_free
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that can hold tokens."""
+        return self.scheduler.pool.num_blocks
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for blocks, for their KV or for a seat."""
+        return self.scheduler.num_waiting
+
+    def view(self) -> View:
+        """Return what it is doing."""
+        return self.scheduler.view(is_locked=self.is_locked)
+
+    def sequences(self) -> list[Sequence]:
+        """Return all its sequences, in arbitrary order."""
+        scheduler = self.scheduler
+        return [*scheduler.running, *scheduler.holding, *scheduler.queued()]
 
     @property
     def wake_s(self) -> float:

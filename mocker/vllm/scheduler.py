@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from mocker.batch import NOBODY, Batch
+from mocker.contract import View
 from mocker.models.kv_cache import MoreBlocks
 from mocker.sequence import LOADED, LOADING, NEVER, OVER, RUNNING, WAITING, Sequence
 from mocker.vllm.adapters import AdapterSeats
@@ -806,6 +807,25 @@ class Scheduler:
     def _stop_decoding(self, sequence: Sequence, num_computed: int) -> None:
         self._decoding.stop(sequence, num_computed)
         self._steady = None
+
+    # What the contract asks for
+
+    def view(self, *, is_locked: bool) -> View:
+        """Return what the sequences do, and the blocks."""
+        num_loading = sum([each.state == LOADING for each in self.holding])
+        return View(
+            num_running=len(self.running),
+            num_queued=len(self.waiting) + len(self.fetching),
+            num_fetching=len(self.fetching),
+            num_to_load=sum([each.is_remote_prefill for each in self.waiting]),
+            num_loading=num_loading,
+            num_loaded=len(self.holding) - num_loading,
+            num_retained=len(self.retention.held),
+            num_blocks=self.pool.num_blocks,
+            num_free_blocks=self.pool.num_free,
+            is_copying=self.offload is not None and self.offload.is_copying,
+            is_locked=is_locked,
+        )
 
 
 def _blocks(num_tokens: int, block_size: int) -> int:
