@@ -315,7 +315,7 @@ class Cluster:
 
     def _on_step(self, rank: Rank, output: StepOutput) -> None:
         """Process the output of a rank's step."""
-        if self.routing.sends_events_at_once and rank.engine.has_events:
+        if self.routing.sends_events_at_once and rank.engine.effects.events:
             self.routing.on_events(rank)
         if output.sampled or output.finished:
             self._on_output(rank, output)

@@ -203,7 +203,7 @@ class Handover:
 
     def on_prefill_step(self, rank: Rank, output: StepOutput) -> None:
         """Pass on the output of a step of a prefill rank."""
-        if self.routing.sends_events_at_once and rank.engine.has_events:
+        if self.routing.sends_events_at_once and rank.engine.effects.events:
             self.routing.on_events(rank)
         if self._sends_chunks:
             self._send_chunks(output)

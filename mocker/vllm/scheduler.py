@@ -24,29 +24,26 @@ iterations: `loads` lists those from other engines that have started; the driver
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator
-from typing import Literal
 
 from mocker.batch import NOBODY, Batch
-from mocker.contract import View
+from mocker.contract import Pause
+from mocker.core import Core
+from mocker.look_ups import LookUps
 from mocker.models.kv_cache import MoreBlocks
 from mocker.sequence import LOADED, LOADING, NEVER, OVER, RUNNING, WAITING, Sequence
+from mocker.tiers.config import HostMemory
 from mocker.vllm.adapters import AdapterSeats
 from mocker.vllm.block_pool import BlockPool
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.decoding import Decoding
-from mocker.vllm.look_ups import LookUps
-from mocker.vllm.offload.config import HostMemory
 from mocker.vllm.offload.offload import Offload
 from mocker.vllm.retention import Retention
-
-Pause = Literal["new", "all"]
-"""What a paused scheduler leaves alone: those that do not run yet and hold no blocks, or all sequences."""
 
 SKIPPED = -1
 """For a waiting sequence: try it again later, without holding up those behind it."""
 
 
-class Scheduler:
+class Scheduler(Core):
     """Decides who runs, with how many tokens, in which blocks. It counts iterations and does not know the time."""
 
     def __init__(
@@ -807,25 +804,6 @@ class Scheduler:
     def _stop_decoding(self, sequence: Sequence, num_computed: int) -> None:
         self._decoding.stop(sequence, num_computed)
         self._steady = None
-
-    # What the contract asks for
-
-    def view(self, *, is_locked: bool) -> View:
-        """Return what the sequences do, and the blocks."""
-        num_loading = sum([each.state == LOADING for each in self.holding])
-        return View(
-            num_running=len(self.running),
-            num_queued=len(self.waiting) + len(self.fetching),
-            num_fetching=len(self.fetching),
-            num_to_load=sum([each.is_remote_prefill for each in self.waiting]),
-            num_loading=num_loading,
-            num_loaded=len(self.holding) - num_loading,
-            num_retained=len(self.retention.held),
-            num_blocks=self.pool.num_blocks,
-            num_free_blocks=self.pool.num_free,
-            is_copying=self.offload is not None and self.offload.is_copying,
-            is_locked=is_locked,
-        )
 
 
 def _blocks(num_tokens: int, block_size: int) -> int:
