@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from dynabench.fidelity.replay import content_ids
+from dynabench.fidelity.vllm.replay import content_ids
 from mocker import AllBlocksCleared, BlockChain, BlockRemoved, BlockStored, EngineConfig, Sequence
 from mocker.sequence import LOADED, LOADING
 from mocker.vllm.core import VllmCore

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dynabench.fidelity import recordings, replay
+from dynabench.fidelity.vllm import recordings, replay
 
 GOLDEN = Path(__file__).parent.parent.parent / "golden"
 FILES = sorted(GOLDEN.rglob("*.jsonl.gz"))

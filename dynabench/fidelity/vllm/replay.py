@@ -2,20 +2,10 @@
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
-from dynabench.fidelity.recordings import (
-    CACHE_STATS,
-    MALFORMED,
-    Action,
-    Json,
-    Recording,
-    RecordingError,
-    Scheduled,
-    Updated,
-    reason,
-)
+from dynabench.fidelity.recordings import MALFORMED, Json, RecordingError, Verdict, reason
+from dynabench.fidelity.vllm.recordings import CACHE_STATS, Action, Recording, Scheduled, Updated
 from foundation.text import one_line
 from mocker import AllBlocksCleared, BlockChain, BlockStored, EngineConfig, Sequence
 from mocker.batch import Batch
@@ -28,17 +18,6 @@ from mocker.timing.config import TimingConfig
 from mocker.timing.model import Prefill, TimingModel, chunk
 from mocker.vllm.core import VllmCore
 from mocker.vllm.offload.offload import Offload
-
-
-@dataclass
-class Verdict:
-    """The outcome of a replay: `difference` is None if every step agreed."""
-
-    path: Path
-    vllm_version: str
-    num_steps: int
-    num_events: int
-    difference: Json | None
 
 
 def verify(recording: Recording) -> Verdict:
@@ -59,7 +38,7 @@ def verify(recording: Recording) -> Verdict:
             where = f"{recording.path}, after step {num_steps - 1}" if num_steps else str(recording.path)
             raise RecordingError(f"{where}: cannot be replayed ({reason(error)})") from error
         if difference is not None:
-            return Verdict(recording.path, recording.vllm_version, num_steps, num_events, difference)
+            return Verdict(recording.path, "vllm", recording.version, num_steps, num_events, difference)
         num_steps += isinstance(entry, Scheduled)
         num_events += len(entry.events) if isinstance(entry, Updated) else 0
     if replay.num_unfinished:
@@ -67,7 +46,7 @@ def verify(recording: Recording) -> Verdict:
             f"{recording.path}: ends after {num_steps} steps, but {replay.num_unfinished} of its requests are "
             "unfinished"
         )
-    return Verdict(recording.path, recording.vllm_version, num_steps, num_events, None)
+    return Verdict(recording.path, "vllm", recording.version, num_steps, num_events, None)
 
 
 class Lookup:
