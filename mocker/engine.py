@@ -81,7 +81,6 @@ class Engine:
         """Whether a step ends when KV has arrived in host memory, because a caller takes that event at the end of a
         step. Callers that use `advance` see it without."""
         if host is not None:
-            assert self.scheduler.offload is not None
             self.scheduler.offload.host.has_listener = kv_events
             self.host_link = HostLink(host)
         self.timing = timing
@@ -122,7 +121,7 @@ class Engine:
         """
         scheduler = self.scheduler
         is_busy = scheduler.running or self.step is not None or self._ahead or scheduler.retention.held
-        is_copying = scheduler.offload is not None and scheduler.offload.is_copying
+        is_copying = scheduler.offload.is_copying
         holding = scheduler.holding
         return bool(holding) and not (is_busy or is_copying or any(each.state == LOADING for each in holding))
 
@@ -218,7 +217,7 @@ class Engine:
     def take_tier_work(self) -> list[TierWork]:
         """Return the work for tiers behind host memory, and the work that has become urgent, since the last call."""
         offload = self.scheduler.offload
-        if offload is None or not offload.tier_work:
+        if not offload.tier_work:
             return []
         work, offload.tier_work = offload.tier_work, []
         return work
@@ -228,19 +227,16 @@ class Engine:
 
         A sequence may be ready now, so this cuts a leap in progress, as a new one does; so does `end_read`.
         """
-        assert self.scheduler.offload is not None
         self.scheduler.offload.answer(look_up, found)
         self.scheduler.end_fetch(look_up.sequence)
 
     def end_read(self, read: Read, num_chunks: int) -> None:
         """Report that a read has ended with its first `num_chunks` chunks."""
-        assert self.scheduler.offload is not None
         self.scheduler.offload.end_read(read, num_chunks)
         self.scheduler.end_fetch(read.sequence)
 
     def end_write(self, write: Write) -> None:
         """Report that a write has ended, whether or not the tier accepted it."""
-        assert self.scheduler.offload is not None
         self.scheduler.offload.end_write(write)
 
     def await_check(self, load: Copy) -> None:
@@ -319,7 +315,7 @@ class Engine:
             self._lead_s = stall_s + self.timing.lead_s  # the GPU is idle meanwhile
             if batch is None:
                 self._begin_copies(now)  # there is no next batch for stores to wait for
-                is_copying = scheduler.offload is not None and scheduler.offload.is_copying
+                is_copying = scheduler.offload.is_copying
                 is_held_up = scheduler.holding or scheduler.retention.held or is_copying or scheduler.pause
                 if scheduler.waiting and not is_held_up:
                     self._explain_stall()
@@ -329,7 +325,7 @@ class Engine:
         return batch
 
     def _take_work(self) -> Work:
-        return NO_WORK if self.scheduler.offload is None else self.scheduler.offload.take_work()
+        return self.scheduler.offload.take_work()
 
     def _begin_copies(self, now: float) -> float:
         """Start the copies of a batch that is computed from now on; return how long it waits for flushed ones (s)."""
@@ -339,13 +335,11 @@ class Engine:
     def _next_end_s(self, link: HostLink) -> float:
         """Return the end of the next copy that cuts a step (s)."""
         offload = self.scheduler.offload
-        assert offload is not None
         return link.next_end_s if self.has_end_at_stores or offload.writes_stores else link.loads.next_end_s
 
     def _end_copies(self, link: HostLink, now: float) -> None:
         """Account for the copies between GPU and host that have ended."""
         offload = self.scheduler.offload
-        assert offload is not None
         for copy in link.ended(now):
             num_valid_blocks = offload.end_copy(copy.number)
             if not copy.is_store:
@@ -355,7 +349,6 @@ class Engine:
     def _end_stores(self, link: HostLink, step: Step, now: float) -> None:
         """Account for the stores that have ended inside a leap, each at the end of its iteration."""
         offload = self.scheduler.offload
-        assert offload is not None
         while link.stores.next_end_s <= now:
             count = step.first_boundary(link.stores.next_end_s)
             if count >= step.num_iterations or (boundary_s := step.boundary(count)) > now:
@@ -480,7 +473,7 @@ class Engine:
     def take_host_events(self) -> list[KvEvent]:
         """Return the events of host memory since the last `take_events`, even in the middle of a step."""
         offload = self.scheduler.offload
-        if offload is None or not offload.host.events:
+        if not offload.host.events:
             return []
         events, offload.host.events = offload.host.events, []
         return list(events)
@@ -539,7 +532,7 @@ class Engine:
 
     @property
     def _has_host_events(self) -> bool:
-        return self.scheduler.offload is not None and bool(self.scheduler.offload.host.events)
+        return self.host_link is not None and bool(self.scheduler.offload.host.events)
 
     def _publish(self) -> None:
         self._published += self.scheduler.pool.events
@@ -547,7 +540,7 @@ class Engine:
         self._publish_host()
 
     def _publish_host(self) -> None:
-        if self.scheduler.offload is not None:
+        if self.host_link is not None:
             host = self.scheduler.offload.host
             self._published += host.events
             host.events = []

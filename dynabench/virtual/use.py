@@ -88,7 +88,7 @@ def tier_use(cluster: Cluster, requests: Requests) -> tuple[TierUse, ...]:
             continue
         cores = [rank.engine for rank in ranks]
         links = [core.host_link for core in cores if core.host_link is not None]
-        offloads = [core.scheduler.offload for core in cores if core.scheduler.offload is not None]
+        offloads = [core.scheduler.offload for core in cores]
         num_chunks = memory.num_chunks * len(ranks)
         found.append(
             TierUse(

@@ -169,7 +169,6 @@ class LiveTiers:
 
     def connect(self, engine: Engine, go_on: Callable[[], object]) -> None:
         """Follow an engine; call `go_on` when something has changed for it."""
-        assert engine.scheduler.offload is not None
         self._engine = engine
         self._go_on = go_on
         engine.scheduler.offload.host.has_listener = True
@@ -183,7 +182,6 @@ class LiveTiers:
         """Report what each tier contains and did."""
         link, offload, chunk_bytes = self._engine.host_link, self._engine.scheduler.offload, self._memory.chunk_bytes
         assert link is not None
-        assert offload is not None
         host = KvTier(
             "host",
             used_bytes=offload.host.num_used * chunk_bytes,
