@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 
+from reports.figures.cells import number, share
 from reports.figures.fleet import FORMULAS, FleetFigures, hours
 from reports.record.records import Record
 from reports.summary import ArmSummary, Summary
-from reports.tables.cells import number, share
 from reports.tables.grid import Grid
 
 MOST_CHANGES = 200
