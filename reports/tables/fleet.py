@@ -39,7 +39,9 @@ def fleet_grid(summary: Summary) -> Grid | None:
         (arm, [shown(its, its.fleet) if its.fleet else "n/a" for shown in columns.values()])
         for arm, its in summary.arms.items()
     ]
-    return Grid("What does the fleet take, and keep?", list(columns), lines, fleet_note(summary)).eventful()
+    return Grid(
+        "What does the fleet cost, and which limits does it meet?", list(columns), lines, fleet_note(summary)
+    ).eventful()
 
 
 def _count(value: float) -> str:
