@@ -113,3 +113,36 @@ def test_a_circle_is_found():
     for importer, imported in (("c", "b"), ("b", "a"), ("a", "c"), ("a", "d")):
         graph.add_import(importer=importer, imported=imported)
     assert circles(graph) == {"a -> c -> b -> a"}
+
+
+def test_the_picture_of_contributing_is_what_the_contracts_say():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    picture = re.findall(
+        r"^ {4}(\w+)\*? +(\w[^.:]*? > .*(?:\n.{8,20}> .*)*)", (ROOT / "CONTRIBUTING.md").read_text(), re.M
+    )
+    assert {package for package, _ in picture} == {"dynabench", "serving", "mocker", "reports"}
+    for package, chain in picture:
+        drawn = [re.findall(r"\w+", level) for level in re.sub(r"[\n|]", " ", chain).split(">")]
+        assert drawn in [
+            [[room.removeprefix(f"{package}.") for room in re.split(r" [|:] ", level)] for level in each]
+            for each in layers
+        ]
+
+
+def test_lines_of_prose_fit_a_terminal():
+    """Tables, examples and figures that a program writes may be longer."""
+    wide = []
+    for page in (
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("docs/how-to/*.md"),
+        *ROOT.glob("docs/decisions/*.md"),
+        ROOT / "README.md",
+    ):
+        prose = re.sub(r"^\s*```.*?^\s*```$", "", page.read_text(), flags=re.M | re.S)
+        wide += [
+            f"{page.name}: {line}"
+            for line in prose.splitlines()
+            if len(line) > 120 and not re.match(r" {4}|\||<", line)
+        ]
+    assert not wide, "\n".join(wide)
