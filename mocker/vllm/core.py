@@ -29,16 +29,15 @@ class VllmCore(Scheduler):
         self.pool.has_listener = kv_events
         self.effects = Effects()
         self.effects.loads, self.effects.shipped = self.loads, self.shipped
-        if self.offload is not None:
-            self.offload.host.has_listener = host_events
-            self.effects.tier_work = self.offload.tier_work
+        self.offload.host.has_listener = host_events
+        self.effects.tier_work = self.offload.tier_work
 
     def publish(self) -> None:
         """See `Core`."""
         if self.pool.events:
             self.effects.events += self.pool.events
             self.pool.events = []
-        if self.offload is not None:
+        if self.offload.host.events:
             self.publish_host_events()
 
     def let_go(self, sequence: Sequence) -> None:
@@ -133,15 +132,14 @@ class VllmCore(Scheduler):
 
     @property
     def _is_copying(self) -> bool:
-        return self.offload is not None and self.offload.is_copying
+        return self.offload.is_copying
 
     def take_copies(self) -> Work:
         """See `Core`."""
-        return NO_WORK if self.offload is None else self.offload.take_work()
+        return self.offload.take_work() if self._has_host else NO_WORK
 
     def end_copy(self, copy: Copy) -> None:
         """See `Core`."""
-        assert self.offload is not None
         num_valid_blocks = self.offload.end_copy(copy.number)
         if not copy.is_store:
             self.arrive(copy.sequence, num_valid_blocks, must_recompute=True)
@@ -149,33 +147,28 @@ class VllmCore(Scheduler):
     @property
     def ends_at_stores(self) -> bool:
         """See `Core`."""
-        return self.offload is not None and self.offload.writes_stores
+        return self.offload.writes_stores
 
     def answer(self, look_up: LookUp, found: list[Found]) -> None:
         """See `Core`."""
-        assert self.offload is not None
         self.offload.answer(look_up, found)
         self.end_fetch(look_up.sequence)
 
     def end_read(self, read: Read, num_chunks: int) -> None:
         """See `Core`."""
-        assert self.offload is not None
         self.offload.end_read(read, num_chunks)
         self.end_fetch(read.sequence)
 
     def end_write(self, write: Write) -> None:
         """See `Core`."""
-        assert self.offload is not None
         self.offload.end_write(write)
 
     def publish_host_events(self) -> None:
         """See `Core`."""
-        if self.offload is not None and self.offload.host.events:
-            self.effects.events += self.offload.host.events
-            self.offload.host.events = []
+        self.effects.events += self.offload.host.events
+        self.offload.host.events = []
 
     def host_chunks(self) -> HostChunks:
         """See `Core`."""
-        assert self.offload is not None
         host = self.offload.host
         return HostChunks(host.num_used, host.num_evicted, self.offload.num_refused)

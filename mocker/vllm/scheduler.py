@@ -36,6 +36,7 @@ from mocker.vllm.adapters import AdapterSeats
 from mocker.vllm.block_pool import BlockPool
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.decoding import Decoding
+from mocker.vllm.offload.no_offload import NoOffload
 from mocker.vllm.offload.offload import Offload
 from mocker.vllm.retention import Retention
 
@@ -86,9 +87,10 @@ class Scheduler(Core):
                 "KV is offloaded, and enable_prefix_caching is false; expected true: prefix caching finds it by its "
                 "content"
             )
-        self.offload = None if host is None else Offload(host, self.pool, config.block_size)
+        self.offload = NoOffload(self.pool) if host is None else Offload(host, self.pool, config.block_size)
+        self._has_host = host is not None
         self._expected: list[Sequence] = []  # arrived, and tiers behind host memory may have parts of them
-        self._has_fence = config.is_async and (config.is_kv_consumer or self.offload is not None)
+        self._has_fence = config.is_async and (config.is_kv_consumer or self._has_host)
         self._drops_output = config.is_async and config.is_kv_producer  # if preempted: its KV is gone
         self.dropped = NOBODY  # whose output in flight does not count
         self._reset = NOBODY  # preempted by a reset of the prefix cache, until a batch reports them
@@ -114,7 +116,7 @@ class Scheduler(Core):
             self._admit(batch, budget)
         if self._reset:  # not before: what a reset preempts may be admitted at once
             batch.preempted, self._reset = [*self._reset, *batch.preempted], NOBODY
-        has_copies = self.offload is not None and self._offer(self.offload, batch)
+        has_copies = self._has_host and self._offer(self.offload, batch)
         if not (self.running or batch.preempted):
             return None
         # vLLM may preempt and then schedule nothing for those that still run: a step of no tokens and no time.
@@ -204,7 +206,7 @@ class Scheduler(Core):
                 budget -= count
             elif is_holding:
                 place += 1
-            elif self.offload is not None and self.offload.is_fetching(sequence):
+            elif self.offload.is_fetching(sequence):
                 del self.waiting[num_skipped]
                 self.fetching[sequence] = None
             else:
@@ -221,7 +223,7 @@ class Scheduler(Core):
             computed = hits * size
         if sequence.is_remote_prefill:
             return 0 if self._load(sequence, hits, known) else None
-        if self.offload is not None and not sequence.num_blocks and sequence.reads_cache:
+        if self._has_host and not sequence.num_blocks and sequence.reads_cache:
             more = self.offload.ask(sequence, computed)
             if more is None:
                 return SKIPPED
@@ -275,8 +277,7 @@ class Scheduler(Core):
         sequence.state = WAITING
         self._stop_computing(sequence, was_granted=was_granted, is_dropped=is_dropped)
         self.pool.release(sequence, sequence.num_blocks)
-        if self.offload is not None:
-            self.offload.preempt(sequence)
+        self.offload.preempt(sequence)
         sequence.num_computed = 0
         sequence.num_preemptions += 1
         if self._by_priority:
@@ -430,7 +431,7 @@ class Scheduler(Core):
             self.loads.append(sequence)
             if not sequence.num_preemptions:
                 self.look_ups.num_elsewhere += num_computed - sequence.cached_tokens
-        elif self.offload is not None:
+        else:
             num_local = hits * self.config.block_size
             if not sequence.num_preemptions:
                 sequence.cached_tokens = num_computed
@@ -493,7 +494,6 @@ class Scheduler(Core):
 
     def _prefetch(self) -> None:
         """Start fetching the parts of arrived prompts that are neither here nor in host memory."""
-        assert self.offload is not None
         for sequence in self._expected:
             if sequence.state == WAITING:
                 hits = self.pool.lookup(sequence.chain, (sequence.num_known - 1) // self.config.block_size)
@@ -591,7 +591,7 @@ class Scheduler(Core):
         if limit <= 1 or not batch.is_undisturbed or (self._has_fence and self.retention.fenced):
             return 1
         decodes, size = batch.decodes, self.config.block_size
-        if self.offload is not None and not self._is_host_idle(self.offload):
+        if self._has_host and not self._is_host_idle(self.offload):
             return 1
         if (self.waiting or self.holding) and any(s.chain.num_named * size > s.num_prompt for s in decodes):
             return 1  # named output blocks, once cached, may admit a waiting sequence
@@ -644,7 +644,6 @@ class Scheduler(Core):
 
     def end_fetch(self, sequence: Sequence) -> None:
         """Try a sequence again after tiers have done something for it, unless it can only wait for more."""
-        assert self.offload is not None
         if sequence in self.fetching and not self.offload.is_fetching(sequence):
             del self.fetching[sequence]
             insort(self.waiting, sequence, key=self._place)
@@ -677,12 +676,7 @@ class Scheduler(Core):
         sequence.order = self._num_added
         self._num_added += 1
         self._enqueue(self.waiting, sequence)
-        if (
-            self.offload is not None
-            and self.offload.prefetches
-            and sequence.reads_cache
-            and not sequence.is_remote_prefill
-        ):
+        if self.offload.prefetches and sequence.reads_cache and not sequence.is_remote_prefill:
             self._expected.append(sequence)
 
     def update(self, batch: Batch, num_iterations: int = 1) -> tuple[list[Sequence], list[Sequence]]:
@@ -703,8 +697,7 @@ class Scheduler(Core):
             finished = [*finished, *[s for s in self._ending if s.state == WAITING]]
         for sequence in finished:
             self._take_out(sequence)
-            if self.offload is not None:
-                self.offload.end(sequence, max(sequence.num_prompt, sequence.num_total - 1))
+            self.offload.end(sequence, max(sequence.num_prompt, sequence.num_total - 1))
             if sequence.is_remote_decode and sequence.num_blocks:
                 self.retention.hold(sequence)
             else:
@@ -724,8 +717,7 @@ class Scheduler(Core):
             is_loading = sequence.state == LOADING
             num_known = self.num_tokens(sequence) if sequence.state == RUNNING else 0
             self._take_out(sequence)
-            if self.offload is not None:
-                self.offload.end(sequence, min(sequence.num_computed, num_known))
+            self.offload.end(sequence, min(sequence.num_computed, num_known))
             if is_loading:
                 self.retention.hold(sequence)
             else:

@@ -1,4 +1,4 @@
-"""Prefill and decode apart, in virtual time."""
+"""Disaggregated prefill and decode in virtual time."""
 
 import itertools
 import random

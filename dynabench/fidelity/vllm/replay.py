@@ -91,8 +91,7 @@ class _Replay:
             is_done = _act(self._scheduler, self._sequences, entry, self._block_size)
             return None if is_done is entry.is_done else _difference(None, "reset", entry.is_done, is_done)
         if isinstance(entry, Scheduled):
-            if self._scheduler.offload is not None:
-                self._scheduler.offload.ended.sort(key=lambda end: [*entry.ended, end[0].id].index(end[0].id))
+            self._scheduler.offload.ended.sort(key=lambda end: [*entry.ended, end[0].id].index(end[0].id))
             return _first_difference(entry, self._schedule(entry))
         if not self._in_flight:
             raise ValueError(f"step {entry.number} ends but was never scheduled")
@@ -118,8 +117,7 @@ class _Replay:
                 hits = sequence.num_computed - counts[sequence]
                 self._lookups.append(Lookup(sequence, hits))
         facts |= self._transfers(started) | self._state()
-        if scheduler.offload is not None:
-            facts |= self._copies(scheduler.offload, entry)
+        facts |= self._copies(scheduler.offload, entry)
         return facts
 
     def _copies(self, offload: Offload, entry: Scheduled) -> Json:
@@ -180,11 +178,10 @@ class _Replay:
                 facts["finished"][id] = sequence.finish_reason
             if num_valid == 0:
                 self._loaded.discard(sequence)
-        if self._scheduler.offload is not None:
-            for number in entry.copies:
-                self._scheduler.offload.end_copy(number)
-            host = self._scheduler.offload.host
-            facts["free_host_chunks"] = host.num_chunks - host.num_used
+        for number in entry.copies:
+            self._scheduler.offload.end_copy(number)
+        host = self._scheduler.offload.host
+        facts["free_host_chunks"] = host.num_chunks - host.num_used
         for id in entry.sent:
             self._scheduler.retention.let_go(self._sequences[id])
         return facts | self._count_hits() | self._state()
@@ -239,8 +236,6 @@ class _Replay:
     def _compare_host_events(self, entry: Updated) -> Json | None:
         """Compare the events of host memory: stored chunks in any order, evicted ones in vLLM's order."""
         offload = self._scheduler.offload
-        if offload is None:
-            return None
         ours, offload.host.events = offload.host.events, []
         stored = {name for event in ours if isinstance(event, TierStored) for name in event.names()}
         removed = [name for event in ours if isinstance(event, TierRemoved) for name in event.names()]
