@@ -41,6 +41,7 @@ class Rank:
         self.number = number
         self.engine = engine
         self._effects = engine.effects
+        self._num_blocks = engine.num_blocks
         self.prefills = engine.config.kv_role == "kv_producer"
         """Whether other ranks decode what it prefills."""
         self.on_loads: Callable[[list[Sequence]], object] | None = None
@@ -78,7 +79,7 @@ class Rank:
     @property
     def kv_usage(self) -> float:
         """Share of the KV blocks in use."""
-        return 1 - self.engine.num_free_blocks / self.engine.num_blocks
+        return 1 - self.engine.num_free_blocks / self._num_blocks
 
     @property
     def num_waiting(self) -> int:
