@@ -187,7 +187,8 @@ class Engine:
 
     def take_loads(self) -> list[Sequence]:
         """Return sequences whose load started since the last call; it fills all but `num_cached_blocks` blocks."""
-        loads, self.scheduler.loads = self.scheduler.loads, []
+        loads = self.scheduler.loads[:]
+        self.scheduler.loads.clear()
         return loads
 
     @property
@@ -281,7 +282,7 @@ class Engine:
         """
         assert self.step is None, "complete the step in flight first"
         if self.scheduler.shipped:
-            self.scheduler.shipped = []
+            self.scheduler.shipped.clear()
         if self.host_link is not None and self.host_link.next_end_s <= now:
             self._end_copies(self.host_link, now)
         batch = self._next_batch(now)
@@ -325,7 +326,7 @@ class Engine:
         return batch
 
     def _take_work(self) -> Work:
-        return self.scheduler.offload.take_work()
+        return NO_WORK if self.host_link is None else self.scheduler.offload.take_work()
 
     def _begin_copies(self, now: float) -> float:
         """Start the copies of a batch that is computed from now on; return how long it waits for flushed ones (s)."""
