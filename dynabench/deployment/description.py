@@ -69,7 +69,7 @@ class Pool:
     """Name by which paths and messages call it."""
 
     role: Role = "aggregated"
-    """What its workers do with a request: all of it (aggregated), compute its prompt (prefill), or say its answer (decode)."""
+    """What its workers do with a request: all of it (aggregated), compute its prompt (prefill), or generate its answer (decode)."""
 
     router_mode: str | None = None
     """Roles prefill and decode: how requests are spread over the workers of that role (none: as the deployment says)."""
@@ -214,7 +214,7 @@ class Deployment:
     """How its processes find each other (default: in a folder of their own)."""
 
     overhead: OverheadConfig = OverheadConfig()  # noqa: RUF009
-    """What lies between a client and the engines."""
+    """The delays between a client and the engines."""
 
     transfer: TransferConfig = TransferConfig()  # noqa: RUF009
     """What carries KV between simulated workers, and between them and the store."""
@@ -226,10 +226,10 @@ class Deployment:
     """A store of KV that all workers share."""
 
     disaggregation: DisaggregationConfig = DisaggregationConfig()  # noqa: RUF009
-    """What becomes of a request where prefill and decode workers are apart."""
+    """How prefill and decode workers share a request."""
 
     fleet: FleetConfig = FleetConfig()  # noqa: RUF009
-    """How workers come and go."""
+    """How workers start and leave."""
 
     planner: PlannerConfig = PlannerConfig()  # noqa: RUF009
     """Who decides how many workers each pool has."""

@@ -16,7 +16,7 @@ from typing import Any
 from foundation.errors import UserError
 from foundation.text import one_line
 from mocker import EngineConfig
-from mocker.vllm.offload.config import HostMemory
+from mocker.tiers.config import HostMemory
 
 Json = dict[str, Any]
 

@@ -21,12 +21,13 @@ from mocker import AllBlocksCleared, BlockChain, BlockStored, EngineConfig, Sequ
 from mocker.batch import Batch
 from mocker.events import BlockEvent, TierRemoved, TierStored
 from mocker.sequence import LOADED, LOADING
+from mocker.tiers.config import HostMemory
+from mocker.tiers.copies import Copy
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from mocker.timing.model import Prefill, TimingModel, chunk
-from mocker.vllm.offload.config import HostMemory
-from mocker.vllm.offload.offload import Copy, Offload
-from mocker.vllm.scheduler import Scheduler
+from mocker.vllm.core import VllmCore
+from mocker.vllm.offload.offload import Offload
 
 
 @dataclass
@@ -86,7 +87,7 @@ class _Replay:
         if config.num_gpu_blocks is None:
             raise ValueError("num_gpu_blocks is not recorded")
         self._block_size = config.block_size
-        self._scheduler = Scheduler(config, config.num_gpu_blocks, offloading)
+        self._scheduler = VllmCore(config, config.num_gpu_blocks, offloading)
         self._sequences: dict[str, Sequence] = {}
         self._in_flight: deque[Batch | None] = deque()
         self._names: dict[Hashable, Hashable] = {}  # vLLM's hash -> our name of that content
@@ -292,7 +293,7 @@ def step_times(recording: Recording, timing: TimingConfig) -> list[tuple[bool, f
     """
     # Timed steps never overlapped when they were recorded, even if scheduling was asynchronous.
     simulated = resolve(replace(recording.config, async_scheduling=False), timing)
-    scheduler = Scheduler(recording.config, simulated.num_blocks)
+    scheduler = VllmCore(recording.config, simulated.num_blocks)
     sequences: dict[str, Sequence] = {}
     in_flight, found = deque[tuple[Batch | None, float]](), []
     for entry in recording.entries:
@@ -328,7 +329,7 @@ def _duration(timing: TimingModel, batch: Batch, iteration: int) -> float:
     return timing.mixed(Prefill(*map(sum, zip(*parts, strict=True))), num_decodes, num_kv_tokens)
 
 
-def _act(scheduler: Scheduler, sequences: dict[str, Sequence], action: Action, block_size: int) -> bool | None:
+def _act(scheduler: VllmCore, sequences: dict[str, Sequence], action: Action, block_size: int) -> bool | None:
     """Repeat a call of vLLM's scheduler; for a reset, return whether it was carried out."""
     if action.kind == "add":
         if action.id in sequences:

@@ -22,8 +22,8 @@ FAILS = "Exit code 1: "
 INDEX = """\
 # Reference
 
-Every command, flag, setting, default, unit, environment variable and exit code. These pages are made from what makes
-the command lines, so `--help-all` of a command says the same.
+Every command, flag, setting, default, unit, environment variable and exit code. These pages are generated from
+the same definitions as the command lines, so `--help-all` of a command says the same.
 """
 
 
@@ -139,7 +139,7 @@ def _settings(commands: Sequence[Command], shared: dict[str, list[Command]]) -> 
 
 def _environment(commands: Sequence[Command]) -> Iterator[str]:
     yield "# Environment variables\n"
-    yield "A flag wins over its variable.\n"
+    yield "A flag takes precedence over its variable.\n"
     lines = {name: item(f"**`{name}`**: {text}") for name, text in OTHERS.items()}
     for command in commands:
         for setting in (setting for group in command.groups.values() for setting in group):

@@ -28,9 +28,10 @@ from dynabench.virtual.routing import Routing
 from dynabench.virtual.tiers import SourceColumns, Tiering
 from dynabench.virtual.traffic import Traffic
 from foundation.errors import UserError
-from mocker import BlockChain, Engine, StepOutput
+from mocker import BlockChain, StepOutput, new_engine
 from mocker import Sequence as EngineSequence
 from mocker.events import TierEvent
+from mocker.sequence import RUNNING
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.kv_size import KvSize
 from reports.record.records import RequestLog
@@ -174,18 +175,17 @@ class Cluster:
             self.clock.run()  # others may have waited for those to end
         if self.num_finished != count:
             if locked := [rank for rank in self.ranks if rank.engine.is_locked]:
-                holding = locked[0].engine.scheduler.holding
+                view = locked[0].engine.view()
                 raise StalledError(
                     f"{count - self.num_finished:,} requests never finish: rank {locked[0].number} is deadlocked, as "
                     "vLLM would be. "
-                    f"{len(holding)} sequences with loaded KV hold all of its "
-                    f"{locked[0].engine.scheduler.pool.num_blocks:,} blocks, and "
+                    f"{view.num_loaded} sequences with loaded KV hold all of its {view.num_blocks:,} blocks, and "
                     "none can continue; expected more KV blocks (num_gpu_blocks), or fewer requests at once "
                     "(max_num_seqs)"
                 )
-            schedulers = [rank.engine.scheduler for rank in self.ranks]
-            waiting = [s for scheduler in schedulers for s in (*scheduler.holding, *scheduler.queued())]
-            running = [s for scheduler in schedulers for s in scheduler.running]
+            left = [sequence for rank in self.ranks for sequence in rank.engine.sequences()]
+            running = [sequence for sequence in left if sequence.state == RUNNING]
+            waiting = [sequence for sequence in left if sequence.state != RUNNING]
             raise StalledError(
                 f"{count - self.num_finished} requests never finished; waiting: {waiting[:5]}, running: {running[:5]}"
             )
@@ -231,8 +231,8 @@ class Cluster:
         rank.is_handing_over = True
         rank.engine.advance(self.clock.now)
         for sequence in rank.sequences:
-            number, scheduler = number_of(sequence), rank.engine.scheduler
-            if sequence.decoding and sequence.first_token_s >= 0 and not scheduler.is_ending(sequence):
+            number = number_of(sequence)
+            if sequence.decoding and sequence.first_token_s >= 0:
                 self.losses.note(sequence, rank)
                 rank.abort(sequence)
                 prompt, chain = self._prepared(number)
@@ -270,7 +270,7 @@ class Cluster:
             self.handover.on_loads(sequences)
 
     def _rank(self, engine: SimulatedEngine, router: Router) -> Rank:
-        core = Engine(
+        core = new_engine(
             engine.config,
             engine.timing,
             num_blocks=engine.num_blocks,
@@ -315,7 +315,7 @@ class Cluster:
 
     def _on_step(self, rank: Rank, output: StepOutput) -> None:
         """Process the output of a rank's step."""
-        if self.routing.sends_events_at_once and rank.engine.has_events:
+        if self.routing.sends_events_at_once and rank.engine.effects.events:
             self.routing.on_events(rank)
         if output.sampled or output.finished:
             self._on_output(rank, output)

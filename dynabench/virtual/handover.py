@@ -155,7 +155,7 @@ class Handover:
         if config.conditional_disagg == "never":
             return None
         there, here = self._decoding.peek(prompt, output_length), self.routing.peek(prompt, 1)
-        pool = self._ranks[there.slot].engine.scheduler.pool
+        engine = self._ranks[there.slot].engine
         block_size = self._block_size
         needed = -(-prompt.num_tokens // block_size) - there.gpu_blocks
         is_bypassed = bypasses(
@@ -163,7 +163,7 @@ class Handover:
             num_tokens=prompt.num_tokens,
             num_cached=there.overlap_blocks * block_size,
             prefill_tokens=self.routing.router.load(here.slot).prefill_tokens,
-            decode_usage=(pool.num_blocks - pool.num_free + needed) / pool.num_blocks,
+            decode_usage=(engine.num_blocks - engine.num_free_blocks + needed) / engine.num_blocks,
         )
         return there.slot if is_bypassed else None
 
@@ -203,7 +203,7 @@ class Handover:
 
     def on_prefill_step(self, rank: Rank, output: StepOutput) -> None:
         """Pass on the output of a step of a prefill rank."""
-        if self.routing.sends_events_at_once and rank.engine.has_events:
+        if self.routing.sends_events_at_once and rank.engine.effects.events:
             self.routing.on_events(rank)
         if self._sends_chunks:
             self._send_chunks(output)

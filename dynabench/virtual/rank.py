@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from dynabench.kv_use import KvUse
 from dynabench.virtual.clock import COMPLETION, SCHEDULING, Clock
-from mocker import Engine, Sequence, Step, StepOutput
+from mocker import DrivenEngine, Sequence, Step, StepOutput
 from mocker.engine import NO_LIMIT
+from mocker.tiers.work import TierWork
 from mocker.timing.model import Faster
-from mocker.vllm.offload.tiers import TierWork
 
 
 def number_of(sequence: Sequence) -> int:
@@ -23,7 +23,7 @@ class Rank:
     def __init__(
         self,
         number: int,
-        engine: Engine,
+        engine: DrivenEngine,
         clock: Clock,
         *,
         on_step: Callable[["Rank", StepOutput], object],
@@ -40,6 +40,7 @@ class Rank:
         """
         self.number = number
         self.engine = engine
+        self._effects = engine.effects
         self.prefills = engine.config.kv_role == "kv_producer"
         """Whether other ranks decode what it prefills."""
         self.on_loads: Callable[[list[Sequence]], object] | None = None
@@ -77,18 +78,17 @@ class Rank:
     @property
     def kv_usage(self) -> float:
         """Share of the KV blocks in use."""
-        return 1 - self.engine.num_free_blocks / self.engine.scheduler.pool.num_blocks
+        return 1 - self.engine.num_free_blocks / self.engine.num_blocks
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait for blocks, for their KV or for a seat, like vLLM's gauge `num_requests_waiting`."""
-        return self.engine.scheduler.num_waiting
+        return self.engine.num_waiting
 
     @property
     def sequences(self) -> list[Sequence]:
         """Its requests, in arbitrary order, without those that were aborted during the step in flight."""
-        scheduler = self.engine.scheduler
-        found = [*scheduler.running, *scheduler.holding, *scheduler.queued()]
+        found = self.engine.sequences()
         return [sequence for sequence in found if sequence not in self._given_up] if self._given_up else found
 
     def add(self, sequence: Sequence) -> None:
@@ -135,7 +135,7 @@ class Rank:
     def is_done(self) -> bool:
         """Whether it has no requests and holds no blocks for other ranks."""
         engine = self.engine
-        return engine.step is None and engine.is_idle and not (engine.scheduler.retention.held or self.num_readers)
+        return engine.step is None and engine.is_idle and not (self.num_readers or engine.view().num_retained)
 
     def on_read(self) -> None:
         """Note that the KV of a moved request was read, or is no longer needed."""
@@ -172,8 +172,8 @@ class Rank:
         step = self.engine.schedule(now, max_iterations=max_iterations)
         if self.kv_use is not None and (step is None or now >= self._kv_due):
             self._note_kv(self.kv_use, now)
-        if self.on_loads is not None and (loads := self.engine.take_loads()):
-            self.on_loads(loads)
+        if self._effects.loads and self.on_loads is not None:
+            self.on_loads(self._effects.take_loads())
         self._tell_tier_work()
         if step is None:
             self._await_copy()
@@ -241,8 +241,8 @@ class Rank:
         self._tell_tier_work()
 
     def _tell_tier_work(self) -> None:
-        if self.on_tier_work is not None and (work := self.engine.take_tier_work()):
-            self.on_tier_work(work)
+        if self._effects.tier_work and self.on_tier_work is not None:
+            self.on_tier_work(self._effects.take_tier_work())
 
     def _start_soon(self) -> None:
         if not self._is_starting:

@@ -20,10 +20,10 @@ from dynabench.virtual.links import Links
 from dynabench.virtual.planner import SimulatedPlanner
 from dynabench.virtual.rollout import best_by_rollout
 from dynabench.virtual.use import fleet_use, kv_use, link_use, pool_use, tier_use
+from mocker.tiers.config import HostMemory
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.kv_size import KvSize, kv_size_of
 from mocker.timing.model import chunk
-from mocker.vllm.offload.config import HostMemory
 from reports.figures.metrics import spread
 from reports.record.records import Floats, Record, Requests
 from serving.engines.mock.costs import step_costs_of

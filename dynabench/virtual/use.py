@@ -17,7 +17,7 @@ from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.planner import SimulatedPlanner
 from dynabench.virtual.rank import Rank
 from dynabench.virtual.tiers import Storage
-from mocker.vllm.offload.host_link import Direction
+from mocker.tiers.host_link import Direction
 from reports.record.fleet import FleetUse, PoolFleet
 from reports.record.pools import KvOverTime, LinkUse, PoolUse, TierUse, Traffic, Use
 from reports.record.records import Requests
@@ -86,9 +86,7 @@ def tier_use(cluster: Cluster, requests: Requests) -> tuple[TierUse, ...]:
         memory = pool.engine.host
         if memory is None:
             continue
-        cores = [rank.engine for rank in ranks]
-        links = [core.host_link for core in cores if core.host_link is not None]
-        offloads = [core.scheduler.offload for core in cores]
+        uses = [use for rank in ranks if (use := rank.engine.host_use()) is not None]
         num_chunks = memory.num_chunks * len(ranks)
         found.append(
             TierUse(
@@ -97,14 +95,14 @@ def tier_use(cluster: Cluster, requests: Requests) -> tuple[TierUse, ...]:
                 len(ranks),
                 capacity_bytes=num_chunks * memory.chunk_bytes,
                 capacity_tokens=num_chunks * memory.blocks_per_chunk * cluster.block_size,
-                full=sum(offload.host.num_used for offload in offloads) / num_chunks,
-                read=_traffic([link.loads for link in links], length_s),
-                written=_traffic([link.stores for link in links], length_s),
-                evicted_chunks=sum(offload.host.num_evicted for offload in offloads),
-                refused=sum(offload.num_refused for offload in offloads),
-                flushes=sum(link.num_flushes for link in links),
-                stall_s=sum(link.stall_s for link in links),
-                stalled=_shares([link.stall_s for link in links], length_s),
+                full=sum(use.chunks.num_used for use in uses) / num_chunks,
+                read=_traffic([use.loads for use in uses], length_s),
+                written=_traffic([use.stores for use in uses], length_s),
+                evicted_chunks=sum(use.chunks.num_evicted for use in uses),
+                refused=sum(use.chunks.num_refused for use in uses),
+                flushes=sum(use.num_flushes for use in uses),
+                stall_s=sum(use.stall_s for use in uses),
+                stalled=_shares([use.stall_s for use in uses], length_s),
             )
         )
         tiers = [cluster.tiering.of[rank.number] for rank in ranks if rank.number in cluster.tiering.of]

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from foundation.settings import Count, Whole
-from mocker.vllm.offload.config import OffloadConfig
-from mocker.vllm.offload.foreign import settings_of
+from mocker.tiers.config import OffloadConfig
+from mocker.vllm.foreign import settings_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,9 @@
 """The blocks that a waiting sequence is given, when it starts or its load does: cached ones to share, and new ones."""
 
+from mocker.look_ups import LookUps
 from mocker.sequence import Sequence
 from mocker.vllm.block_pool import num_blocks_of
 from mocker.vllm.config import EngineConfig
-from mocker.vllm.look_ups import LookUps
 from mocker.vllm.memory import Memory
 
 

@@ -1,8 +1,8 @@
 """Where an engine has KV: in its blocks on the GPU, which others may retain, and in host memory."""
 
+from mocker.tiers.config import HostMemory
 from mocker.vllm.block_pool import BlockPool
 from mocker.vllm.config import EngineConfig
-from mocker.vllm.offload.config import HostMemory
 from mocker.vllm.offload.no_offload import NoOffload
 from mocker.vllm.offload.offload import Offload
 from mocker.vllm.retention import Retention

@@ -20,11 +20,13 @@ each has arrived (`arrive`) or was read (`retention.let_go`).
 """
 
 from collections.abc import Iterator
-from typing import Final, Literal
 
 from mocker.batch import NOBODY, Batch
+from mocker.contract import Pause
+from mocker.core import Core
 from mocker.models.kv_cache import MoreBlocks
 from mocker.sequence import LOADING, OVER, RUNNING, Sequence
+from mocker.tiers.config import HostMemory
 from mocker.vllm.adapters import AdapterSeats
 from mocker.vllm.admission import Admission
 from mocker.vllm.block_pool import num_blocks_of
@@ -34,15 +36,11 @@ from mocker.vllm.first_blocks import FirstBlocks
 from mocker.vllm.leaps import Leaps
 from mocker.vllm.loads import Loads
 from mocker.vllm.memory import Memory
-from mocker.vllm.offload.config import HostMemory
 from mocker.vllm.queues import Queues
 from mocker.vllm.running import Running
 
-Pause = Literal["new", "all"]
-"""What a paused scheduler leaves alone: those that do not run yet and hold no blocks, or all sequences."""
 
-
-class Scheduler:
+class Scheduler(Core):
     """Decides who runs, with how many tokens, in which blocks. It counts iterations and does not know the time."""
 
     def __init__(
@@ -62,25 +60,25 @@ class Scheduler:
         memory, queues = Memory(config, num_blocks, host), Queues(by_priority=config.scheduling_policy == "priority")
         first_blocks = FirstBlocks(config, memory)
         adapters = None if max_loras is None else AdapterSeats(max_loras)
-        self._has_host: Final = memory.has_host
-        self._queues: Final = queues
-        self._running: Final = Running(config, memory, queues)
-        self._fast_paths: Final = FastPaths(config, memory, self._running)
-        self._loads: Final = Loads(config, memory, first_blocks, self._running, queues)
-        self._admission: Final = Admission(config, memory, first_blocks, self._running, queues, self._loads, adapters)
-        self._leaps: Final = Leaps(config, memory, self._running, queues, has_adapters=adapters is not None)
-        # What callers read.
-        self.pool: Final = memory.pool
-        self.offload: Final = memory.offload
-        self.retention: Final = memory.retention
-        self.look_ups: Final = first_blocks.look_ups
-        self.running: Final = self._running.sequences
-        self.dropped: Final = self._running.dropped
-        self.waiting: Final = queues.waiting
-        self.fetching: Final = queues.fetching
-        self.holding: Final = queues.holding
-        self.loads: Final = self._loads.started
-        self.shipped: Final = self._admission.shipped
+        self._has_host = memory.has_host
+        self._queues = queues
+        self._running = Running(config, memory, queues)
+        self._fast_paths = FastPaths(config, memory, self._running)
+        self._loads = Loads(config, memory, first_blocks, self._running, queues)
+        self._admission = Admission(config, memory, first_blocks, self._running, queues, self._loads, adapters)
+        self._leaps = Leaps(config, memory, self._running, queues, has_adapters=adapters is not None)
+        # What callers read. The lists stay the same ones.
+        self.pool = memory.pool
+        self.offload = memory.offload
+        self.retention = memory.retention
+        self.look_ups = first_blocks.look_ups
+        self.running = self._running.sequences
+        self.dropped = self._running.dropped
+        self.waiting = queues.waiting
+        self.fetching = queues.fetching
+        self.holding = queues.holding
+        self.loads = self._loads.started
+        self.shipped = self._admission.shipped
 
     def schedule(self) -> Batch | None:
         """Close the next iteration's batch, or return None when nothing can run.

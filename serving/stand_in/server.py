@@ -24,6 +24,8 @@ from serving.stand_in.tls import check_files
 from serving.stand_in.vllm.app import VllmServer
 from serving.stand_in.vllm.kv_events.ranks import sinks_of
 from serving.stand_in.vllm.metrics.metrics import VllmMetrics
+from serving.stand_in.vllm.paths.paths import ANSWERS
+from serving.stand_in.vllm.requests.reading import reading_of
 from serving.supervision.process import report_ready
 from serving.worker.config import WorkerConfig
 
@@ -96,7 +98,7 @@ async def stand_in(config: StandInConfig, faults: Faults | None = None) -> Async
         closing.push_async_callback(engine.close)
         await engine.start(files)
         workers = LocalWorkers(engine, has_peers=config.kv_handover is not None)
-        model = await served_model(config, engine.traits, files, workers)
+        model = await served_model(config, engine.traits, files, workers, reading_of(config))
         closing.push_async_callback(model.preparer.close)
         closing.callback(workers.close)
         metrics = VllmMetrics(config, model.card.context_length)
@@ -106,7 +108,7 @@ async def stand_in(config: StandInConfig, faults: Faults | None = None) -> Async
         closing.callback(metrics.close)
         server = VllmServer(config, engine, OneModel(config.served_model_names, model), metrics, workers.calls)
         if faults is not None:
-            server.app = faulty(server.app, faults, server.answering.dialect)
+            server.app = faulty(server.app, faults, server.answering.dialect, paths=ANSWERS)
             faults.connect(Victim(engine, workers.calls, faults.ending, outlives_engine=config.outlives_engine))
         yield server
 

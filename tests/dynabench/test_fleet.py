@@ -343,8 +343,8 @@ def test_nothing_is_lost_while_the_fleet_changes(world):
     for rank in made.ranks:
         engine = rank.engine
         if not rank.is_gone:
-            assert engine.num_free_blocks == engine.scheduler.pool.num_blocks
-            assert not (engine.scheduler.retention.held or engine.scheduler.retention.fenced or engine.scheduler.loads)
+            assert engine.num_free_blocks == engine.num_blocks
+            assert not (engine.view().num_retained or engine.effects.loads)
     assert made.traffic.links.next_s() is None
     good = record.requests.succeeded
     planned = np.array([request.output_length for request in requests.requests])

@@ -106,8 +106,8 @@ class Worker:
     def is_full(self):
         """Whether all blocks are free, and nothing is held, read or waited for."""
         engine, transfers = self.mocker.engine, self.handover.transfers()
-        idle = engine.is_idle and not engine.scheduler.retention.held
-        return idle and engine.num_free_blocks == engine.scheduler.pool.num_blocks and not any(transfers[:3])
+        idle = engine.is_idle and not engine.view().num_retained
+        return idle and engine.num_free_blocks == engine.num_blocks and not any(transfers[:3])
 
 
 class Pair:

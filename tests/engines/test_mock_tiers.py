@@ -112,9 +112,7 @@ async def fill(mocker, count=3):
 
 async def settle(mocker):
     """Wait until nothing is under way beyond the GPU."""
-    await until_async(
-        lambda: not any(tiers._tasks or tiers._engine.scheduler.offload.is_copying for tiers in mocker._tiers)
-    )
+    await until_async(lambda: not any(tiers._tasks or tiers._engine.view().is_copying for tiers in mocker._tiers))
 
 
 def counts(mocker, name):
@@ -179,7 +177,7 @@ def test_host_memory_holds_what_the_engine_says_and_no_more(world):
                 await fill(mocker, 4)
             await settle(mocker)
             tiers = mocker._tiers[0]
-            assert counts(mocker, "host").num_chunks == mocker.ranks[0].engine.scheduler.offload.host.num_used == 16
+            assert counts(mocker, "host").num_chunks == mocker.ranks[0].engine.host_use().chunks.num_used == 16
             assert counts(mocker, "host").num_evicted == 0  # it never had to choose by itself
             for key in list(tiers._host.arena._kept):
                 assert tiers._format.find_fault(tiers._host.arena.slot(key), key) == ""

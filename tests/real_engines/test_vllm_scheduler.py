@@ -13,7 +13,7 @@ import pytest
 from dynabench.fidelity.replay import content_ids
 from mocker import AllBlocksCleared, BlockChain, BlockRemoved, BlockStored, EngineConfig, Sequence
 from mocker.sequence import LOADED, LOADING
-from mocker.vllm.scheduler import Scheduler
+from mocker.vllm.core import VllmCore
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]  # vLLM's imports warn
 NUM_SCENARIOS = 60
@@ -328,7 +328,7 @@ class Ours:
     """The mocker's scheduler, asked the same."""
 
     def __init__(self, config):
-        self.scheduler = Scheduler(config, config.num_gpu_blocks)
+        self.scheduler = VllmCore(config, config.num_gpu_blocks)
         self._config = config
         self._sequences = {}
         self._handed_over = []  # since the last step was scheduled

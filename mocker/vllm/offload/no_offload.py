@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 
 from mocker.sequence import Sequence
+from mocker.tiers.config import HostMemory
+from mocker.tiers.copies import NO_WORK, Work
 from mocker.vllm.block_pool import BlockPool
-from mocker.vllm.offload.config import HostMemory
-from mocker.vllm.offload.offload import NO_WORK, Offload, Work
+from mocker.vllm.offload.offload import Offload
 
 
 class NoOffload(Offload):

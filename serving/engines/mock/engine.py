@@ -9,9 +9,9 @@ from typing import Literal
 import msgspec
 
 from mocker import EngineConfig
+from mocker.tiers.config import HostMemory, refuse_idle_tiers
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig, divide
-from mocker.vllm.offload.config import HostMemory, refuse_idle_tiers
 from serving.engines.kv import params as kv_params
 from serving.engines.kv.exchange import KvExchange
 from serving.engines.kv.reader import Spoil

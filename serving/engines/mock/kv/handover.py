@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from mocker import Engine, Sequence, Step
+from mocker import DrivenEngine, Sequence, Step
 from serving.engines.kv.exchange import KvExchange
 from serving.engines.kv.owner import KvOwner, Offer, RoomCall
 from serving.engines.kv.params import AGENT, Part, RemoteKv, WantedKv
@@ -25,7 +25,7 @@ from serving.worker.engine import KvTransfers
 class Rank(Protocol):
     """The engine of a data-parallel rank; its loop is elsewhere."""
 
-    engine: Engine
+    engine: DrivenEngine
 
     def add(self, live: Live) -> None:
         """Queue a request.

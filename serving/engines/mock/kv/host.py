@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from mocker import BlockChain
 from mocker.events import KvEvent, TierRemoved, TierStored
-from mocker.vllm.offload.ranges import Range
+from mocker.tiers.ranges import Range
 from serving.kv_tiers.host import HostTier
 from serving.kv_tiers.tier import ChunkFormat
 from serving.kv_tiers.trouble import Trouble

@@ -28,14 +28,14 @@ from itertools import takewhile
 from pathlib import Path
 from time import monotonic
 
-from mocker import BlockChain, Engine
+from mocker import BlockChain, DrivenEngine
 from mocker.events import KvEvent
+from mocker.tiers.config import HostMemory, Tier, TierName
+from mocker.tiers.copies import Copy
+from mocker.tiers.ranges import Range
+from mocker.tiers.work import Found, Hurry, LookUp, Read, TierWork, Write
 from mocker.timing.config import TimingConfig
 from mocker.timing.kv_size import kv_size_of
-from mocker.vllm.offload.config import HostMemory, Tier, TierName
-from mocker.vllm.offload.offload import Copy
-from mocker.vllm.offload.ranges import Range
-from mocker.vllm.offload.tiers import Found, Hurry, LookUp, Read, TierWork, Write
 from serving.engines.mock.kv.host import Checking, HostBytes, keys_of
 from serving.engines.mock.kv.shelf import scaled_layout
 from serving.engines.mock.kv.tier_reports import TierReports
@@ -167,11 +167,10 @@ class LiveTiers:
                 await store.start()
                 self._stack.push_async_callback(store.close)
 
-    def connect(self, engine: Engine, go_on: Callable[[], object]) -> None:
+    def connect(self, engine: DrivenEngine, go_on: Callable[[], object]) -> None:
         """Follow an engine; call `go_on` when something has changed for it."""
         self._engine = engine
         self._go_on = go_on
-        engine.scheduler.offload.host.has_listener = True
 
     @property
     def counts(self) -> dict[str, TierCounts]:
@@ -180,23 +179,23 @@ class LiveTiers:
 
     def load(self) -> tuple[KvTier, ...]:
         """Report what each tier contains and did."""
-        link, offload, chunk_bytes = self._engine.host_link, self._engine.scheduler.offload, self._memory.chunk_bytes
-        assert link is not None
+        use, chunk_bytes = self._engine.host_use(), self._memory.chunk_bytes
+        assert use is not None
         host = KvTier(
             "host",
-            used_bytes=offload.host.num_used * chunk_bytes,
+            used_bytes=use.chunks.num_used * chunk_bytes,
             capacity_bytes=self._memory.num_chunks * chunk_bytes,
-            num_reads=link.loads.num_copies,
-            read_bytes=link.loads.num_bytes,
-            read_s=link.loads.busy_s,
-            num_writes=link.stores.num_copies,
-            write_bytes=link.stores.num_bytes,
-            write_s=link.stores.busy_s,
+            num_reads=use.loads.num_copies,
+            read_bytes=use.loads.num_bytes,
+            read_s=use.loads.busy_s,
+            num_writes=use.stores.num_copies,
+            write_bytes=use.stores.num_bytes,
+            write_s=use.stores.busy_s,
             num_faults=self._host.arena.counts.num_faults,
-            num_refused=offload.num_refused,
-            num_evicted=offload.host.num_evicted,
-            num_flushes=link.num_flushes,
-            stall_s=link.stall_s,
+            num_refused=use.chunks.num_refused,
+            num_evicted=use.chunks.num_evicted,
+            num_flushes=use.num_flushes,
+            stall_s=use.stall_s,
         )
         return (host, *[self._load_of(name, tier.counts) for name, tier in self._tiers.items()])
 
@@ -270,7 +269,7 @@ class LiveTiers:
         return None
 
     def _end_look_up(self, look_up: LookUp, found: list[Found], _: asyncio.Task[None]) -> None:
-        self.act(self._engine.take_tier_work())  # before the answer: afterwards it cannot be urgent any more
+        self.act(self._engine.effects.take_tier_work())  # before the answer: afterwards it cannot be urgent any more
         del self._fetches[look_up]
         self._engine.answer(look_up, found)
         self._go_on()
@@ -298,7 +297,7 @@ class LiveTiers:
             await self._tiers[name].write(come, [slots[key] for key in come])
 
     def _end_read(self, read: Read, reading: Reading, _: asyncio.Task[None]) -> None:
-        self.act(self._engine.take_tier_work())
+        self.act(self._engine.effects.take_tier_work())
         del self._fetches[read]
         come = reading.keys[: reading.num_read]
         self._host.arena.keep(come)
@@ -326,8 +325,7 @@ class LiveTiers:
 
     def _check_loads(self) -> None:
         """Verify the chunks of copies to the GPU that have begun; a copy does not end before that."""
-        assert self._engine.host_link is not None
-        for _, load in self._engine.host_link.loads.copies:
+        for load in self._engine.host_loads():
             if load.number > self._last_load:
                 self._last_load = load.number
                 self._engine.await_check(load)

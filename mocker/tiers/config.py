@@ -70,7 +70,7 @@ class OffloadConfig:
 
     kv_prefetch_policy: PrefetchPolicy = "when_scheduled"
     """When a prompt's chunks are fetched from disk or store. when_scheduled (vLLM): at its first turn, and it waits for
-    all of them. As in SGLang, the others fetch from its arrival on: wait_complete waits for all of them, timeout for a
+    all of them. The others, as in SGLang, start when the prompt arrives: wait_complete waits for all of them, timeout for a
     limited time, best_effort only until its turn."""
 
     kv_prefetch_timeout_s: NotNegative = 1.0

@@ -5,13 +5,13 @@ from collections import deque
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_leap import configs, make, timings, workloads
 
-from mocker import BlockChain, Engine, EngineConfig, Sequence
+from mocker import BlockChain, EngineConfig, Sequence, new_engine
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from mocker.timing.model import Prefill
-from mocker.vllm.scheduler import Scheduler
+from mocker.vllm.core import VllmCore
+from tests.mocker.vllm.test_leap import configs, make, timings, workloads
 
 STEPS = TimingConfig(timing="constant", constant_prefill_ms=1000.0, constant_decode_ms=125.0)
 
@@ -23,7 +23,7 @@ def sequence(id, prompt, output, stop_after=None):
 
 def engine(**more):
     config = EngineConfig(block_size=16, num_gpu_blocks=17, max_num_batched_tokens=64, max_num_seqs=8, **more)
-    return Engine(config, resolve(config, STEPS).timing, num_blocks=17)
+    return new_engine(config, resolve(config, STEPS).timing, num_blocks=17)
 
 
 def duration(timing, batch, iteration):
@@ -40,7 +40,7 @@ def duration(timing, batch, iteration):
 
 def run_as_vllm(config, timing, requests):
     """Return when each request's first and last token came from vLLM's loop: fill a queue of two, then wait for the oldest."""
-    scheduler = Scheduler(config, config.num_gpu_blocks)
+    scheduler = VllmCore(config, config.num_gpu_blocks)
     sequences = [make(config, request, 1) for request in requests]
     arrivals = deque(zip((request[0] for request in requests), sequences, strict=True))
     queue, now, gpu_free = deque(), 0.0, 0.0
@@ -73,7 +73,7 @@ def run_as_vllm(config, timing, requests):
 
 def run_leaping(config, timing, requests):
     """Return the same of the engine, in leaps."""
-    made = Engine(config, timing, num_blocks=config.num_gpu_blocks)
+    made = new_engine(config, timing, num_blocks=config.num_gpu_blocks)
     arrivals = deque((request[0], make(config, request, 1)) for request in requests)
     sequences, last, now = [one for _, one in arrivals], {}, 0.0
     while arrivals or not made.is_idle or made.step:
@@ -168,7 +168,7 @@ def test_a_request_waits_for_the_step_in_flight_and_asynchronously_for_the_one_b
 def test_a_seat_is_free_a_step_later_and_a_stop_holds_it_no_longer_than_its_last_token():
     def admitted(stop_after, is_async):
         config = EngineConfig(block_size=16, num_gpu_blocks=99, max_num_seqs=1, async_scheduling=is_async)
-        made = Engine(config, resolve(config, STEPS).timing, num_blocks=99)
+        made = new_engine(config, resolve(config, STEPS).timing, num_blocks=99)
         made.add(sequence("a", 20, 3 if stop_after is None else 9, stop_after))
         made.add(second := sequence("second", 20, 1))
         list(steps_of(made))
@@ -204,7 +204,7 @@ def test_a_stop_in_flight_ends_a_sequence_that_gets_no_token_meanwhile():
     config = EngineConfig(
         block_size=16, num_gpu_blocks=5, max_num_batched_tokens=64, max_num_seqs=8, scheduling_policy="priority"
     )
-    made = Engine(config, resolve(config, STEPS).timing, num_blocks=5)
+    made = new_engine(config, resolve(config, STEPS).timing, num_blocks=5)
     made.add(Sequence("victim", num_prompt=30, max_tokens=20, priority=5, chain=BlockChain(["v"], 1)))
     made.complete() if made.schedule(0.0) else None
     stopper = Sequence("stopper", num_prompt=24, max_tokens=20, stop_after=1, priority=1, chain=BlockChain(["s"], 1))
@@ -228,7 +228,7 @@ def test_an_abort_in_the_last_step_caches_and_ends_nothing(is_async, max_iterati
             step.cut(2.99)
         now = step.end
         finished += made.complete().finished
-    stored = [key for event in made.take_events() for key in event.keys()]  # noqa: SIM118 (an event, not a dict)
+    stored = [key for event in made.effects.take_events() for key in event.keys()]  # noqa: SIM118 (an event, not a dict)
     assert finished == []
     assert stored == (["first", "second"] if not is_async else ["first"])
     assert made.num_free_blocks == 16

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from mocker import BlockChain, BlockRemoved, BlockStored, Engine, EngineConfig, Sequence
+from mocker import BlockChain, BlockRemoved, BlockStored, EngineConfig, Sequence, new_engine
 from mocker.events import TierRemoved
 from mocker.models.kv_cache import LayerKv, MoreBlocks, pool_of
+from mocker.tiers.config import HostMemory, Tier
+from mocker.tiers.copies import Copy
+from mocker.tiers.ranges import count
+from mocker.tiers.work import Found, Hurry, Read, Write
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
-from mocker.vllm.offload.config import HostMemory, Tier
-from mocker.vllm.offload.offload import Copy
-from mocker.vllm.offload.ranges import count
-from mocker.vllm.offload.tiers import Found, Hurry, Read, Write
 
 configs = st.builds(
     EngineConfig,
@@ -135,7 +135,7 @@ def drive(
 ):
     """Run a workload to its end as the drivers do and return all that can be seen of it."""
     host = host if config.enable_prefix_caching else None
-    engine = Engine(
+    engine = new_engine(
         config,
         resolve(config, timing).timing,
         num_blocks=config.num_gpu_blocks * (1 if more is None else len(more.pool.groups)),
@@ -143,7 +143,7 @@ def drive(
         more=more,
         ordered_events=ordered,
     )
-    engine.scheduler.has_fast_paths = not one_by_one
+    engine.core.has_fast_paths = not one_by_one
     engine.has_end_at_stores = end_at_stores
     happenings = sorted(
         [(request[0], 0, request) for request in requests]
@@ -193,7 +193,7 @@ def drive(
             follow(now)
             if step is not None and world and world.has_hurried:
                 step.cut(now)  # as for any answer: a sequence may have become free to run
-            for sequence in engine.take_loads():
+            for sequence in engine.effects.take_loads():
                 log.append((now, "loads", sequence.id, sequence.num_blocks, engine.num_free_blocks))
                 later(now + sequence.payload[9], 3, sequence.payload)
             if step is None:
@@ -203,7 +203,7 @@ def drive(
                 next_s = min(happenings[0][0] if happenings else math.inf, engine.wake_s)
                 if next_s == math.inf and not engine.is_idle:
                     assert engine.is_locked, "nothing can happen any more, but requests are left"
-                    log.append((now, "locked", [s.id for s in engine.scheduler.holding], engine.num_free_blocks))
+                    log.append((now, "locked", [s.id for s in engine.core.holding], engine.num_free_blocks))
                     break
                 now = max(now, next_s) if next_s < math.inf else now
                 continue
@@ -223,7 +223,7 @@ def drive(
             time, kind, request = happenings.pop(0)
             if kind == 2:
                 engine.advance(time)
-                taken = engine.take_events()
+                taken = engine.effects.take_events()
                 events += taken
                 free_at_look.append((time, [type(event).__name__ for event in taken] and len(events)))
                 continue
@@ -231,29 +231,29 @@ def drive(
             follow(time)
             engine.step.cut(time)
             continue
-        most_copies = max(most_copies, *map(len, engine.scheduler.pool._copies.values()), 0)
+        most_copies = max(most_copies, *map(len, engine.core.pool._copies.values()), 0)
         output = engine.complete()
         follow(output.end)
         if max_iterations == 1:
-            assert_findable(engine.scheduler.pool)
+            assert_findable(engine.core.pool)
         now = output.end
         for sequence in output.finished:
-            if sequence in engine.scheduler.retention.held:
+            if sequence in engine.core.retention.held:
                 later(now + sequence.payload[9], 4, sequence.payload)
-        events += engine.take_events()
+        events += engine.effects.take_events()
         log.append((now, [s.id for s in output.finished], engine.num_free_blocks)) if output.finished else None
     rows = [(s.id, s.first_token_s, s.num_preemptions, s.cached_tokens, s.host_tokens) for s in sequences.values()]
     if host is not None and not engine.is_locked:
         events += settle(engine, now)
-        rows.append((engine.host_link.stall_s, engine.host_link.num_flushes))
+        rows.append((engine.host_use().stall_s, engine.host_use().num_flushes))
         rows += world.rows
     gaps, data = [], engine.log.rows
     for place in range(0, len(data), 5):
         first, slope, curve, count, tokens = data[place : place + 5]
         gaps += [first + j * (slope + j * curve) for j in range(int(count)) for _ in range(int(tokens))]
     if not engine.is_locked:
-        assert engine.num_free_blocks == engine.scheduler.pool.num_blocks
-        assert not (engine.scheduler.retention.held or engine.scheduler.retention.fenced)
+        assert engine.num_free_blocks == engine.num_blocks
+        assert not (engine.core.retention.held or engine.core.retention.fenced)
     return {"log": log, "rows": rows, "gaps": sorted(gaps)}, flat(events), (len(data), most_copies)
 
 
@@ -267,17 +267,17 @@ class Tiers:
         self.last_load = -1
 
     def names(self, chain, ranges):
-        return [self.engine.scheduler.offload.host.name(chain, c) for start, stop in ranges for c in range(start, stop)]
+        return [self.engine.core.offload.host.name(chain, c) for start, stop in ranges for c in range(start, stop)]
 
     def begin(self, now):
         """Do what the engine asks, and yield what ends when; never just as a step ends."""
-        for _, load in list(self.engine.host_link.loads.copies):
+        for _, load in list(self.engine.host_use().loads.copies):
             if load.number > self.last_load:
                 self.last_load = load.number
                 self.under_way.append(load)
                 self.engine.await_check(load)
                 yield now + load.number % 4 * 0.1 + 1.1e-5 * math.pi, load
-        while work := self.engine.take_tier_work():
+        while work := self.engine.effects.take_tier_work():
             for each in work:
                 if isinstance(each, Write):
                     duration = count(each.ranges) / self.tiers[each.tier].bandwidth
@@ -325,12 +325,12 @@ def settle(engine, now):
     assert engine.schedule(now) is None
     while engine.wake_s < math.inf:
         assert engine.schedule(engine.wake_s) is None
-    for work in engine.take_tier_work():
+    for work in engine.effects.take_tier_work():
         engine.end_write(work)
-    offload = engine.scheduler.offload
+    offload = engine.core.offload
     assert offload.is_quiet and not offload._states and not offload._copies
     assert offload.host.num_evictable == offload.host.num_used <= offload.host.num_chunks
-    return engine.take_events()
+    return engine.effects.take_events()
 
 
 def assert_findable(pool):

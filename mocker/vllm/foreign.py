@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from mocker.vllm.offload.config import GIB
+from mocker.tiers.config import GIB
 
 SIMULATED = "OffloadingConnector"
 HANDS_OVER = "NixlConnector"

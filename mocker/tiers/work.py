@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from mocker.chain import BlockChain
 from mocker.sequence import Sequence
-from mocker.vllm.offload.config import TierName
-from mocker.vllm.offload.ranges import Range, count
+from mocker.tiers.config import TierName
+from mocker.tiers.ranges import Range, count
 
 
 class Found(NamedTuple):

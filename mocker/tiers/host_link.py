@@ -14,8 +14,8 @@ Semantics: the worker's side of vLLM 0.32's OffloadingConnector.
 from collections import deque
 from math import inf
 
-from mocker.vllm.offload.config import HostMemory
-from mocker.vllm.offload.offload import NO_WORK, Copy, Work
+from mocker.tiers.config import HostMemory
+from mocker.tiers.copies import NO_WORK, Copy, Work
 
 
 class Direction:
@@ -38,9 +38,10 @@ class Direction:
 class HostLink:
     """Copies in progress."""
 
-    def __init__(self, memory: HostMemory) -> None:
-        self._memory = memory
-        self._bytes_per_chunk = memory.chunk_bytes
+    def __init__(self, memory: HostMemory | None) -> None:
+        """Start with none; without host memory, there never are any."""
+        self._memory = memory or HostMemory(num_chunks=1)
+        self._bytes_per_chunk = self._memory.chunk_bytes
         self.loads, self.stores = Direction(), Direction()
         self.next_end_s = inf
         """When the next copy ends (s); infinity if none is in progress."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 from heapq import heapify, heappop, heappush
 
 from mocker.chain import BlockChain
-from mocker.vllm.offload.segments import Segment
+from mocker.tiers.segments import Segment
 
 
 class Heap:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from mocker import BlockChain, Engine, EngineConfig, Sequence
+from mocker import BlockChain, EngineConfig, Sequence, new_engine
 from mocker.timing.choose import resolve
 
 SIZE = 4
@@ -21,7 +21,7 @@ def engine(*, is_async, num_blocks=33, budget=8, policy="fcfs", max_loras=None):
         async_scheduling=is_async,
         scheduling_policy=policy,
     )
-    return Engine(config, resolve(config).timing, num_blocks=num_blocks, max_loras=max_loras)
+    return new_engine(config, resolve(config).timing, num_blocks=num_blocks, max_loras=max_loras)
 
 
 def sequence(id, num_prompt, max_tokens, **more):
@@ -65,7 +65,7 @@ class Reader:
 
     def finish(self):
         """Resume, and take steps until nothing is left."""
-        self.core.scheduler.pause = None
+        self.core.resume()
         while not self.core.is_idle:
             self.step()
 
@@ -77,7 +77,7 @@ def test_a_reset_of_a_paused_engine_computes_no_token_again(is_async):
     core.add(one := sequence("a", 20, 8))
     while reader.tokens.get("a", 0) < 3:
         reader.step()
-    core.scheduler.pause = "all"
+    core.pause("all")
     while reader.step():
         pass
     known = core.num_known_tokens(one)
@@ -114,9 +114,9 @@ def test_each_sequence_gets_all_its_tokens_and_ends_once_whatever_is_asked_of_th
             case "reset":
                 core.reset_prefix_cache(preempts_running=True)
             case "all" | "new" as pause:
-                core.scheduler.pause = pause
+                core.pause(pause)
             case "resume":
-                core.scheduler.pause = None
+                core.resume()
             case "step":
                 reader.step()
         assert all(reader.tokens.get(one.id, 0) <= one.num_total - one.num_prompt for one in sequences)
@@ -124,4 +124,4 @@ def test_each_sequence_gets_all_its_tokens_and_ends_once_whatever_is_asked_of_th
     whole = {one.id: one.num_total - one.num_prompt for one in sequences if one not in aborted}
     assert {id: reader.tokens.get(id) for id in whole} == whole
     assert {id: reader.ends.get(id) for id in whole} == dict.fromkeys(whole, 1)
-    assert core.scheduler.pool.num_free == core.scheduler.pool.num_blocks
+    assert core.num_free_blocks == core.num_blocks

@@ -6,13 +6,13 @@ those of the requests that have tokens in this iteration is skipped; those behin
 
 import pytest
 
-from mocker import BlockChain, Engine, EngineConfig, Sequence
+from mocker import BlockChain, EngineConfig, Sequence, new_engine
 from mocker.timing.choose import resolve
 
 
 def made(max_loras=None, **settings):
     config = EngineConfig(**({"block_size": 16, "num_gpu_blocks": 400} | settings))
-    return Engine(config, resolve(config).timing, num_blocks=config.num_gpu_blocks, max_loras=max_loras)
+    return new_engine(config, resolve(config).timing, num_blocks=config.num_gpu_blocks, max_loras=max_loras)
 
 
 def sequence(id, adapter="", output=3, prompt=20):
@@ -46,7 +46,7 @@ def test_a_skipped_request_starts_as_soon_as_an_adapter_is_no_longer_in_use():
     engine.add(sequence("other", "b", output=1))
     engine.add(sequence("plain", output=9))
     assert admissions(engine) == [["short", "long", "plain"], ["other"]]
-    assert not engine.scheduler.waiting
+    assert not engine.core.waiting
 
 
 def test_without_a_limit_any_adapters_run_together():
@@ -58,12 +58,12 @@ def test_without_a_limit_any_adapters_run_together():
 
 def test_a_request_that_is_loading_needs_a_seat_for_its_adapter_when_it_starts_to_run():
     config = EngineConfig(block_size=16, num_gpu_blocks=400, kv_role="kv_consumer", async_scheduling=False)
-    engine = Engine(config, resolve(config).timing, num_blocks=400, max_loras=1)
+    engine = new_engine(config, resolve(config).timing, num_blocks=400, max_loras=1)
     remote = Sequence(
         "remote", num_prompt=20, max_tokens=2, chain=BlockChain([], 0), adapter="a", is_remote_prefill=True
     )
     engine.add(remote)
-    assert engine.schedule(0.0) is None and engine.take_loads() == [remote]
+    assert engine.schedule(0.0) is None and engine.effects.take_loads() == [remote]
     engine.add(sequence("here", "b", output=4))
     step = engine.schedule(0.0)
     engine.complete()
@@ -73,7 +73,7 @@ def test_a_request_that_is_loading_needs_a_seat_for_its_adapter_when_it_starts_t
         starts += [one.id for one in step.batch.admitted]
         engine.complete()
         if "remote" in starts:
-            assert not any(one.id == "here" for one in engine.scheduler.running)
+            assert not any(one.id == "here" for one in engine.core.running)
     assert starts == ["remote"]
 
 
@@ -82,12 +82,12 @@ def test_paused_for_new_requests_those_that_run_end_and_the_others_wait(async_sc
     engine = made(async_scheduling=async_scheduling)
     engine.add(sequence("first"))
     step = engine.schedule(0.0)
-    engine.scheduler.pause = "new"
+    engine.pause("new")
     engine.add(sequence("second"))
     engine.complete()
     assert admissions(engine) == []
-    assert [one.id for one in engine.scheduler.waiting] == ["second"]
-    engine.scheduler.pause = None
+    assert [one.id for one in engine.core.waiting] == ["second"]
+    engine.resume()
     assert admissions(engine) == [["second"]]
     assert step.batch.admitted[0].is_over
 
@@ -102,12 +102,12 @@ def test_paused_for_all_requests_nothing_is_scheduled_and_nothing_is_lost(async_
         now = engine.schedule(now).end
         engine.complete()
         num_steps += 1
-    engine.scheduler.pause = "all"
+    engine.pause("all")
     while (step := engine.schedule(now)) is not None:  # the batch that was closed ahead
         now, num_steps = step.end, num_steps + 1
         engine.complete()
-    assert not running.is_over and engine.scheduler.running == [running]
-    engine.scheduler.pause = None
+    assert not running.is_over and engine.core.running == [running]
+    engine.resume()
     while (step := engine.schedule(now)) is not None:
         now, num_steps = step.end, num_steps + 1
         engine.complete()

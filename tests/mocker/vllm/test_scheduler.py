@@ -2,13 +2,13 @@
 
 import pytest
 
-from mocker import BlockChain, Engine, EngineConfig, Sequence
+from mocker import BlockChain, EngineConfig, Sequence, new_engine
 from mocker.timing.choose import resolve
 
 
 def made(**settings):
     config = EngineConfig(**settings)
-    return Engine(config, resolve(config).timing, num_blocks=config.num_gpu_blocks)
+    return new_engine(config, resolve(config).timing, num_blocks=config.num_gpu_blocks)
 
 
 def sequence(id, prompt, output, **more):

@@ -17,9 +17,9 @@ from itertools import groupby
 
 from mocker.chain import BlockChain
 from mocker.events import Medium, TierEvent, TierRemoved, TierStored
-from mocker.vllm.offload.eviction import Arc, Lru
-from mocker.vllm.offload.ranges import Range, joined
-from mocker.vllm.offload.segments import Segment, SegmentIndex
+from mocker.tiers.eviction import Arc, Lru
+from mocker.tiers.ranges import Range, joined
+from mocker.tiers.segments import Segment, SegmentIndex
 
 MAX_COUNTED = 64_000
 """Chunks whose offers are counted, if only those offered often are stored."""

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterator
 
 from mocker.chain import BlockChain
-from mocker.vllm.offload.ranges import Range
+from mocker.tiers.ranges import Range
 
 
 class Segment:

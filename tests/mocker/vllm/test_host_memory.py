@@ -4,13 +4,13 @@ import math
 
 import pytest
 
-from mocker import BlockChain, Engine, EngineConfig, Sequence
+from mocker import BlockChain, EngineConfig, Sequence, new_engine
 from mocker.events import TierRemoved, TierStored
+from mocker.tiers.chunk_cache import ChunkCache, Uses
+from mocker.tiers.config import HostMemory, Tier
+from mocker.tiers.work import Found, Hurry, LookUp, Read, Write
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
-from mocker.vllm.offload.chunk_cache import ChunkCache, Uses
-from mocker.vllm.offload.config import HostMemory, Tier
-from mocker.vllm.offload.tiers import Found, Hurry, LookUp, Read, Write
 
 PREFILL_S, DECODE_S = 1.0, 0.25
 TIMING = TimingConfig(timing="constant", constant_prefill_ms=1000 * PREFILL_S, constant_decode_ms=1000 * DECODE_S)
@@ -24,25 +24,25 @@ def engine(
         block_size=16, num_gpu_blocks=num_blocks + 1, max_num_batched_tokens=budget, max_num_seqs=4, **settings
     )
     host = HostMemory(num_chunks=num_chunks, chunk_bytes=1.0, bandwidth=bandwidth, tiers=tiers, prefetch_policy=policy)
-    return Engine(config, resolve(config, TIMING).timing, num_blocks=config.num_gpu_blocks, host=host)
+    return new_engine(config, resolve(config, TIMING).timing, num_blocks=config.num_gpu_blocks, host=host)
 
 
 def prompt(name, num_prompt=80, max_tokens=2):
     return Sequence(name, num_prompt=num_prompt, max_tokens=max_tokens, chain=BlockChain([(name, i) for i in range(5)]))
 
 
-def run(core, sequence, now):
+def run(made, sequence, now):
     """Let a sequence run alone, and return what each step computed, and when it ended."""
-    core.add(sequence)
+    made.add(sequence)
     steps = []
-    while not core.is_idle:
-        step = core.schedule(now)
+    while not made.is_idle:
+        step = made.schedule(now)
         if step is None:
-            now = core.wake_s
+            now = made.wake_s
             continue
         steps.append(({s.id: count for s, count in step.batch.chunks}, step.end - now))
-        now = core.complete().end
-    assert core.schedule(now) is None
+        now = made.complete().end
+    assert made.schedule(now) is None
     return steps, now
 
 
@@ -53,86 +53,86 @@ def again(name):
 
 
 def test_a_prompt_whose_blocks_were_evicted_comes_back_from_host_memory():
-    core = engine(async_scheduling=False)
-    now = run(core, prompt("a"), 0.0)[1]
-    now = run(core, prompt("b"), now)[1]  # 2 blocks of a remain on the GPU
+    made = engine(async_scheduling=False)
+    now = run(made, prompt("a"), 0.0)[1]
+    now = run(made, prompt("b"), now)[1]  # 2 blocks of a remain on the GPU
     sequence = again("a")
-    steps, _ = run(core, sequence, now)
+    steps, _ = run(made, sequence, now)
     assert [chunks for chunks, _ in steps] == [{"a again": 1}, {}]  # the last token of the prompt, then a decode
     assert (sequence.cached_tokens, sequence.host_tokens) == (80, 48)
-    assert core.host_link.loads.num_bytes == 3
-    assert core.host_link.stores.num_bytes == 10  # and nothing twice
+    assert made.host_use().loads.num_bytes == 3
+    assert made.host_use().stores.num_bytes == 10  # and nothing twice
 
 
 def test_a_load_lasts_as_long_as_its_bytes_take():
-    core = engine(async_scheduling=False, bandwidth=2.0)
-    now = run(core, prompt("a"), 0.0)[1]
-    now = run(core, prompt("b"), now)[1]
-    core.add(again("a"))
+    made = engine(async_scheduling=False, bandwidth=2.0)
+    now = run(made, prompt("a"), 0.0)[1]
+    now = run(made, prompt("b"), now)[1]
+    made.add(again("a"))
     later = now + 100
-    assert core.schedule(later) is None
-    assert core.wake_s == later + 3 / 2
-    step = core.schedule(core.wake_s)
+    assert made.schedule(later) is None
+    assert made.wake_s == later + 3 / 2
+    step = made.schedule(made.wake_s)
     assert step.end - step.start == DECODE_S  # one token of a prompt that is there is a decode to the GPU
 
 
 def test_a_step_waits_for_a_store_whose_blocks_it_takes():
-    core = engine(num_blocks=5, async_scheduling=False, bandwidth=0.5, budget=128)
-    core.add(prompt("a", max_tokens=1))
-    core.schedule(0.0)
-    core.complete()
-    core.add(prompt("b", max_tokens=1))
-    step = core.schedule(PREFILL_S)  # it takes the blocks of a, whose store of 10 s begins now
+    made = engine(num_blocks=5, async_scheduling=False, bandwidth=0.5, budget=128)
+    made.add(prompt("a", max_tokens=1))
+    made.schedule(0.0)
+    made.complete()
+    made.add(prompt("b", max_tokens=1))
+    step = made.schedule(PREFILL_S)  # it takes the blocks of a, whose store of 10 s begins now
     assert step.end - step.start == 5 / 0.5 + PREFILL_S
-    assert (core.host_link.num_flushes, core.host_link.stall_s) == (1, 10.0)
+    assert (made.host_use().num_flushes, made.host_use().stall_s) == (1, 10.0)
 
 
 def test_stores_begin_with_the_next_step():
-    core = engine(async_scheduling=False, bandwidth=10.0, budget=128)
-    core.add(prompt("a", max_tokens=9))
-    core.schedule(0.0)
-    assert core.wake_s == math.inf
-    core.complete()
-    core.schedule(PREFILL_S)
-    assert core.wake_s == PREFILL_S + 5 / 10
+    made = engine(async_scheduling=False, bandwidth=10.0, budget=128)
+    made.add(prompt("a", max_tokens=9))
+    made.schedule(0.0)
+    assert made.wake_s == math.inf
+    made.complete()
+    made.schedule(PREFILL_S)
+    assert made.wake_s == PREFILL_S + 5 / 10
 
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_leap_ends_where_a_copy_does(is_async):
-    core = engine(async_scheduling=is_async, bandwidth=5 / 0.6, budget=128)
-    core.add(prompt("a", max_tokens=40))
-    core.schedule(0.0)
-    core.complete()
+    made = engine(async_scheduling=is_async, bandwidth=5 / 0.6, budget=128)
+    made.add(prompt("a", max_tokens=40))
+    made.schedule(0.0)
+    made.complete()
     ends = []
-    while core.host_link.stores.num_bytes == 0 or core.wake_s < math.inf:
-        ends.append(core.schedule(core._last_end, max_iterations=30).end)
-        core.complete()
+    while made.host_use().stores.num_bytes == 0 or made.wake_s < math.inf:
+        ends.append(made.schedule(made._last_end, max_iterations=30).end)
+        made.complete()
     assert ends[-1] == PREFILL_S + 3 * DECODE_S  # the store of 0.6 s is over at the third boundary
 
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_leap_goes_on_after_a_store_whose_event_can_wait(is_async):
-    core = engine(async_scheduling=is_async, bandwidth=5 / 0.6, budget=128)
-    core.has_end_at_stores = False
-    core.add(prompt("a", max_tokens=40))
-    core.schedule(0.0)
-    start = core.complete().end
-    while (step := core.schedule(start, max_iterations=30)).num_iterations == 1:
-        start = core.complete().end
-    over = start + 3 * DECODE_S if core.host_link.stores.next_end_s > start + 2 * DECODE_S else start + 2 * DECODE_S
+    made = engine(async_scheduling=is_async, bandwidth=5 / 0.6, budget=128)
+    made.has_end_at_stores = False
+    made.add(prompt("a", max_tokens=40))
+    made.schedule(0.0)
+    start = made.complete().end
+    while (step := made.schedule(start, max_iterations=30)).num_iterations == 1:
+        start = made.complete().end
+    over = start + 3 * DECODE_S if made.host_use().stores.next_end_s > start + 2 * DECODE_S else start + 2 * DECODE_S
     assert step.end > over
-    core.advance(over - DECODE_S / 2)
-    assert not [event for event in core.take_events() if isinstance(event, TierStored)]
-    core.advance(over)
-    assert [event.stop for event in core.take_events() if isinstance(event, TierStored)] == [5]
+    made.advance(over - DECODE_S / 2)
+    assert not [event for event in made.effects.take_events() if isinstance(event, TierStored)]
+    made.advance(over)
+    assert [event.stop for event in made.effects.take_events() if isinstance(event, TierStored)] == [5]
 
 
 def test_events_say_what_is_in_host_memory():
-    core = engine(num_chunks=7, async_scheduling=False)
-    now = run(core, prompt("a"), 0.0)[1]
-    core.take_events()
-    run(core, prompt("b"), now)
-    tiers = [event for event in core.take_events() if isinstance(event, TierStored | TierRemoved)]
+    made = engine(num_chunks=7, async_scheduling=False)
+    now = run(made, prompt("a"), 0.0)[1]
+    made.effects.take_events()
+    run(made, prompt("b"), now)
+    tiers = [event for event in made.effects.take_events() if isinstance(event, TierStored | TierRemoved)]
     stored = [name for event in tiers if isinstance(event, TierStored) for name in event.names()]
     removed = [name for event in tiers if isinstance(event, TierRemoved) for name in event.names()]
     assert stored == [("b", place) for place in range(5)]
@@ -162,27 +162,27 @@ def test_host_memory_smaller_than_a_chunk_is_refused():
 
 
 def test_what_is_being_written_to_a_tier_can_be_loaded_meanwhile():
-    core = engine(async_scheduling=False, tiers=(Tier(name="disk", num_chunks=100, bandwidth=1.0),))
+    made = engine(async_scheduling=False, tiers=(Tier(name="disk", num_chunks=100, bandwidth=1.0),))
     now, cached, writes = 0.0, [], []
     for sequence in (prompt("a"), prompt("b"), again("a")):
-        core.add(sequence)
-        while not core.is_idle:
-            step = core.schedule(now)
-            now = core.wake_s if step is None else core.complete().end
-            for work in core.take_tier_work():
+        made.add(sequence)
+        while not made.is_idle:
+            step = made.schedule(now)
+            now = made.wake_s if step is None else made.complete().end
+            for work in made.effects.take_tier_work():
                 if isinstance(work, LookUp):
-                    core.answer(work, [])
+                    made.answer(work, [])
                 else:
                     writes.append(work)
         cached.append(sequence.cached_tokens)
-        core.schedule(now)
+        made.schedule(now)
     assert cached == [0, 0, 80]
     assert {type(work) for work in writes} == {Write}  # and none of them has ended
 
 
 def test_with_best_effort_a_look_up_made_at_a_prompts_turn_is_in_a_hurry_at_once():
     """An engine that is idle otherwise is not asked again before the look-up ends."""
-    offload = engine(tiers=(Tier(name="disk", num_chunks=100, bandwidth=1.0),), policy="best_effort").scheduler.offload
+    offload = engine(tiers=(Tier(name="disk", num_chunks=100, bandwidth=1.0),), policy="best_effort").core.offload
     assert offload.ask(prompt("a"), 0) is None
     look_up, hurry = offload.tier_work
     assert hurry == Hurry(look_up)
@@ -190,57 +190,57 @@ def test_with_best_effort_a_look_up_made_at_a_prompts_turn_is_in_a_hurry_at_once
 
 def test_a_prompt_whose_kv_did_not_come_is_looked_up_in_the_tiers():
     disk = Tier(name="disk", num_chunks=100, bandwidth=1.0)
-    core = engine(async_scheduling=False, tiers=(disk,), kv_role="kv_consumer", kv_load_failure_policy="recompute")
+    made = engine(async_scheduling=False, tiers=(disk,), kv_role="kv_consumer", kv_load_failure_policy="recompute")
     sequence = Sequence(
         "a", num_prompt=80, max_tokens=2, chain=BlockChain([("a", i) for i in range(5)]), is_remote_prefill=True
     )
-    core.add(sequence)
-    assert core.schedule(0.0) is None
-    assert core.take_loads() == [sequence]
-    core.arrive(sequence, 0)
-    assert core.schedule(0.0) is None
-    [look_up] = core.take_tier_work()
-    core.answer(look_up, [])
-    assert core.schedule(0.0).batch.chunks == [(sequence, 64)]
+    made.add(sequence)
+    assert made.schedule(0.0) is None
+    assert made.effects.take_loads() == [sequence]
+    made.arrive(sequence, 0)
+    assert made.schedule(0.0) is None
+    [look_up] = made.effects.take_tier_work()
+    made.answer(look_up, [])
+    assert made.schedule(0.0).batch.chunks == [(sequence, 64)]
 
 
 def test_what_leaves_host_memory_while_the_rest_is_fetched_is_fetched_too():
     """Its 8 chunks hold b and the first 3 of a, which c takes while the other 2 are read: a is fetched from its beginning."""
     disk = Tier(name="disk", num_chunks=100, bandwidth=1.0)
-    core, now, reads, late = engine(num_blocks=6, num_chunks=8, async_scheduling=False, tiers=(disk,)), 0.0, [], []
+    made, now, reads, late = engine(num_blocks=6, num_chunks=8, async_scheduling=False, tiers=(disk,)), 0.0, [], []
 
     def go_on():
         nonlocal now
         while True:
-            for work in core.take_tier_work():
+            for work in made.effects.take_tier_work():
                 match work:
                     case LookUp():
-                        core.answer(work, [Found("disk", 5)] if work.sequence is sequence else [])
+                        made.answer(work, [Found("disk", 5)] if work.sequence is sequence else [])
                     case Read():
                         reads.append(work.ranges)
                         late.append(work)
                     case Write():
-                        core.end_write(work)
-            step = core.schedule(now)
+                        made.end_write(work)
+            step = made.schedule(now)
             if step is not None:
-                now = core.complete().end
-            elif core.wake_s < math.inf:
-                now = core.wake_s
-            elif not core.scheduler.offload.tier_work:
+                now = made.complete().end
+            elif made.wake_s < math.inf:
+                now = made.wake_s
+            elif not made.effects.tier_work:
                 return
 
     sequence = None
     for name in "ab":
-        core.add(prompt(name))
+        made.add(prompt(name))
         go_on()
     sequence = again("a")
-    core.add(sequence)
+    made.add(sequence)
     go_on()
-    core.add(prompt("c"))
+    made.add(prompt("c"))
     go_on()
     while late:
         read = late.pop()
-        core.end_read(read, read.num_chunks)
+        made.end_read(read, read.num_chunks)
         go_on()
     assert reads == [[(3, 5)], [(0, 3)]]
     assert (sequence.cached_tokens, sequence.disk_tokens, sequence.host_tokens) == (80, 80, 0)
@@ -248,101 +248,101 @@ def test_what_leaves_host_memory_while_the_rest_is_fetched_is_fetched_too():
 
 def test_a_chunk_that_left_host_memory_is_computed_again():
     """The second recording of the study: 7 chunks of host memory, and prompts a, b, c and b again."""
-    core, now = engine(num_chunks=7, async_scheduling=False), 0.0
+    made, now = engine(num_chunks=7, async_scheduling=False), 0.0
     for name in "abc":
-        now = run(core, prompt(name), now)[1]
-    stored = core.host_link.stores.num_bytes
-    steps, _ = run(core, again("b"), now)
+        now = run(made, prompt(name), now)[1]
+    stored = made.host_use().stores.num_bytes
+    steps, _ = run(made, again("b"), now)
     # 2 blocks are on the GPU, and only those in host memory.
     assert [chunks for chunks, _ in steps] == [{"b again": 48}, {}]
-    assert core.host_link.loads.num_bytes == 0
-    assert core.host_link.stores.num_bytes == stored + 3
+    assert made.host_use().loads.num_bytes == 0
+    assert made.host_use().stores.num_bytes == stored + 3
 
 
-def load_again(core):
+def load_again(made):
     """Let a prompt run whose first two blocks are on the GPU, until the other three are loaded from host memory; return it and the load."""
-    now = run(core, prompt("a"), 0.0)[1]
-    now = run(core, prompt("b"), now)[1] + 100
-    core.add(sequence := again("a"))
-    assert core.schedule(now) is None
-    [(_, load)] = core.host_link.loads.copies
-    core.await_check(load)
+    now = run(made, prompt("a"), 0.0)[1]
+    now = run(made, prompt("b"), now)[1] + 100
+    made.add(sequence := again("a"))
+    assert made.schedule(now) is None
+    [(_, load)] = made.host_use().loads.copies
+    made.await_check(load)
     return sequence, load, now
 
 
-def finish(core, now):
+def finish(made, now):
     """Let an engine run to its end, and return what each step computed."""
     steps = []
-    while not core.is_idle:
-        if core.schedule(now) is not None:
-            steps.append({s.id: count for s, count in core.step.batch.chunks})
-            now = core.complete().end
+    while not made.is_idle:
+        if made.schedule(now) is not None:
+            steps.append({s.id: count for s, count in made.step.batch.chunks})
+            now = made.complete().end
     return steps
 
 
 def test_a_load_that_is_checked_ends_when_that_is_over_and_not_before():
-    core = engine(async_scheduling=False, bandwidth=2.0)
-    sequence, load, now = load_again(core)
-    assert core.wake_s == now + 1.5
-    assert core.schedule(now + 100) is None
-    assert core.wake_s == math.inf
-    core.end_check(load, 3)
-    assert core.wake_s == -math.inf
-    assert finish(core, now + 200) == [{"a again": 1}, {}]
+    made = engine(async_scheduling=False, bandwidth=2.0)
+    sequence, load, now = load_again(made)
+    assert made.wake_s == now + 1.5
+    assert made.schedule(now + 100) is None
+    assert made.wake_s == math.inf
+    made.end_check(load, 3)
+    assert made.wake_s == -math.inf
+    assert finish(made, now + 200) == [{"a again": 1}, {}]
     assert (sequence.cached_tokens, sequence.host_tokens) == (80, 48)
 
 
 def test_a_load_that_is_checked_early_takes_its_time():
-    core = engine(async_scheduling=False, bandwidth=2.0)
-    _, load, now = load_again(core)
-    core.end_check(load, 3)
-    assert core.schedule(now + 1) is None
-    assert core.wake_s == now + 1.5
-    assert finish(core, now + 1.5) == [{"a again": 1}, {}]
+    made = engine(async_scheduling=False, bandwidth=2.0)
+    _, load, now = load_again(made)
+    made.end_check(load, 3)
+    assert made.schedule(now + 1) is None
+    assert made.wake_s == now + 1.5
+    assert finish(made, now + 1.5) == [{"a again": 1}, {}]
 
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("policy", ["fail", "recompute"])
 @pytest.mark.parametrize("num_good", [0, 1, 2])
 def test_what_is_wrong_in_host_memory_is_computed_and_stored_again(num_good, policy, is_async):
-    core = engine(async_scheduling=is_async, kv_load_failure_policy=policy)
-    sequence, load, now = load_again(core)
-    core.take_events()
-    core.end_check(load, num_good)
-    assert finish(core, now)[0] == {"a again": 48 - 16 * num_good}
+    made = engine(async_scheduling=is_async, kv_load_failure_policy=policy)
+    sequence, load, now = load_again(made)
+    made.effects.take_events()
+    made.end_check(load, num_good)
+    assert finish(made, now)[0] == {"a again": 48 - 16 * num_good}
     assert (sequence.cached_tokens, sequence.host_tokens) == (32 + 16 * num_good, 16 * num_good)
     assert (sequence.finish_reason, sequence.num_preemptions) == ("length", 0)
-    core.schedule(core._last_end)  # what was computed goes to host memory with the next step
-    core.schedule(core._last_end + 1)
+    made.schedule(made._last_end)  # what was computed goes to host memory with the next step
+    made.schedule(made._last_end + 1)
     wrong = ("a", 2 + num_good)
-    tiers = [event for event in core.take_events() if isinstance(event, TierStored | TierRemoved)]
+    tiers = [event for event in made.effects.take_events() if isinstance(event, TierStored | TierRemoved)]
     assert [(type(event), event.names()) for event in tiers] == [(TierRemoved, [wrong]), (TierStored, [wrong])]
 
 
 def test_a_prompt_of_which_all_is_wrong_is_computed_as_if_it_were_nowhere():
-    core = engine(num_blocks=5, async_scheduling=False)
-    now = run(core, prompt("a", max_tokens=1), 0.0)[1]
-    now = run(core, prompt("b", max_tokens=1), now)[1]
-    core.add(sequence := prompt("a", max_tokens=1))
-    assert core.schedule(now) is None
-    [(_, load)] = core.host_link.loads.copies
-    core.await_check(load)
-    core.end_check(load, 0)
-    assert finish(core, now) == [{"a": 64}, {"a": 16}]
+    made = engine(num_blocks=5, async_scheduling=False)
+    now = run(made, prompt("a", max_tokens=1), 0.0)[1]
+    now = run(made, prompt("b", max_tokens=1), now)[1]
+    made.add(sequence := prompt("a", max_tokens=1))
+    assert made.schedule(now) is None
+    [(_, load)] = made.host_use().loads.copies
+    made.await_check(load)
+    made.end_check(load, 0)
+    assert finish(made, now) == [{"a": 64}, {"a": 16}]
     assert (sequence.cached_tokens, sequence.host_tokens) == (0, 0)
 
 
 def test_whoever_is_aborted_while_its_load_is_checked_leaves_nothing():
-    core = engine(async_scheduling=False)
-    sequence, load, now = load_again(core)
-    core.abort(sequence)
-    core.schedule(now)
-    core.end_check(load, 1)
-    core.schedule(now)
-    assert core.is_idle
-    assert core.num_free_blocks == 8
-    assert not core.scheduler.offload.is_copying
-    assert core.scheduler.offload.host.num_used == core.scheduler.offload.host.num_evictable == 9
+    made = engine(async_scheduling=False)
+    sequence, load, now = load_again(made)
+    made.abort(sequence)
+    made.schedule(now)
+    made.end_check(load, 1)
+    made.schedule(now)
+    assert made.is_idle
+    assert made.num_free_blocks == 8
+    assert not made.view().is_copying
+    assert made.core.offload.host.num_used == made.core.offload.host.num_evictable == 9
 
 
 @pytest.mark.parametrize("eviction_policy", ["lru", "arc"])
@@ -368,37 +368,37 @@ def with_slow_disk(policy="when_scheduled"):
 
 @pytest.mark.parametrize("policy", ["when_scheduled", "wait_complete"])
 def test_prompts_behind_a_disk_that_does_not_answer_are_not_asked_again(policy):
-    core, num_asked = with_slow_disk(policy), 0
+    made, num_asked = with_slow_disk(policy), 0
     for number in range(2000):
-        core.add(prompt(number))
-        num_asked += len(core.scheduler.waiting)
-        assert core.schedule(float(number)) is None
+        made.add(prompt(number))
+        num_asked += len(made.core.waiting)
+        assert made.schedule(float(number)) is None
     assert num_asked == 2000
-    assert core.scheduler.num_waiting == 2000
+    assert made.num_waiting == 2000
 
 
 def test_prompts_run_in_the_order_in_which_they_came_whichever_is_answered_first():
-    core = with_slow_disk()
+    made = with_slow_disk()
     sequences = [prompt(name) for name in "abcd"]
     for sequence in sequences:
-        core.add(sequence)
-    assert core.schedule(0.0) is None
-    b, a = sorted(core.take_tier_work()[:2], key=lambda look_up: look_up.sequence.id, reverse=True)
-    core.answer(b, [])
-    core.answer(a, [])
-    assert [one.id for one in core.scheduler.queued()] == ["a", "b", "c", "d"]
-    assert [one.id for one, _ in core.schedule(1.0).batch.chunks] == ["a"]  # a whole budget
-    core.complete()
-    assert [one.id for one in core.scheduler.waiting] == ["b"]
+        made.add(sequence)
+    assert made.schedule(0.0) is None
+    b, a = sorted(made.effects.take_tier_work()[:2], key=lambda look_up: look_up.sequence.id, reverse=True)
+    made.answer(b, [])
+    made.answer(a, [])
+    assert [one.id for one in made.core.queued()] == ["a", "b", "c", "d"]
+    assert [one.id for one, _ in made.schedule(1.0).batch.chunks] == ["a"]  # a whole budget
+    made.complete()
+    assert [one.id for one in made.core.waiting] == ["b"]
 
 
 def test_whoever_is_aborted_while_a_disk_is_asked_leaves_nothing():
-    core = with_slow_disk()
+    made = with_slow_disk()
     sequence = prompt("a")
-    core.add(sequence)
-    assert core.schedule(0.0) is None
-    [look_up] = core.take_tier_work()
-    core.abort(sequence)
-    core.answer(look_up, [])
-    assert core.is_idle
-    assert core.schedule(1.0) is None
+    made.add(sequence)
+    assert made.schedule(0.0) is None
+    [look_up] = made.effects.take_tier_work()
+    made.abort(sequence)
+    made.answer(look_up, [])
+    assert made.is_idle
+    assert made.schedule(1.0) is None

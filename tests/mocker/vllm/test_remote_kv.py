@@ -7,17 +7,17 @@ from collections import deque
 
 import pytest
 
-from mocker import BlockChain, Engine, EngineConfig, Sequence
+from mocker import BlockChain, EngineConfig, Sequence, new_engine
 from mocker.sequence import LOADED, LOADING, OVER, RUNNING, WAITING
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
-from mocker.vllm.scheduler import Scheduler
+from mocker.vllm.core import VllmCore
 
 
 def scheduler(num_blocks=16, **more):
     settings = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "async_scheduling": False, "kv_role": "kv_consumer"}
     config = EngineConfig(block_size=16, num_gpu_blocks=num_blocks + 1, **settings | more)
-    return Scheduler(config, config.num_gpu_blocks)
+    return VllmCore(config, config.num_gpu_blocks)
 
 
 def local(id, prompt, output, *, content=None, **more):
@@ -538,7 +538,7 @@ def test_a_last_token_that_is_dropped_ends_nothing():
 def engine(**settings):
     made = scheduler(**settings)
     timing = TimingConfig(timing="constant", constant_prefill_ms=1000.0, constant_decode_ms=125.0)
-    return Engine(made.config, resolve(made.config, timing).timing, num_blocks=made.config.num_gpu_blocks)
+    return new_engine(made.config, resolve(made.config, timing).timing, num_blocks=made.config.num_gpu_blocks)
 
 
 def test_an_engine_that_loads_has_no_step_and_is_not_idle():
@@ -546,7 +546,7 @@ def test_an_engine_that_loads_has_no_step_and_is_not_idle():
     made.add(one := remote("d", 60, 2))
     assert made.schedule(0.0) is None
     assert not made.is_idle
-    assert (made.take_loads(), made.take_loads()) == ([one], [])
+    assert (made.effects.take_loads(), made.effects.take_loads()) == ([one], [])
     assert made.arrive(one) == []
     assert made.schedule(5.0).end == 5.125  # for the last token of the prompt
 

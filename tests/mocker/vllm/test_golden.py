@@ -6,7 +6,7 @@ import pytest
 
 from dynabench.fidelity import recordings, replay
 
-GOLDEN = Path(__file__).parent.parent / "golden"
+GOLDEN = Path(__file__).parent.parent.parent / "golden"
 FILES = sorted(GOLDEN.rglob("*.jsonl.gz"))
 
 
