@@ -101,11 +101,6 @@ def num_started(decodes: list[P], first: int, stop: int, size: int) -> int:
     return sum([(end - p.origin) // size - (begin - p.origin) // size for p in decodes])
 
 
-def num_filled(decodes: list[P], iteration: int, size: int) -> list[int]:
-    """Count the blocks that each of the decodes has filled when an iteration begins."""
-    return [(iteration - p.origin) // size for p in decodes]
-
-
 def num_within(amount: Callable[[int], int], most: int, limit: int) -> int:
     """Return for how many iterations, at most `limit`, an amount that never falls is at most `most`."""
     return bisect_right(range(1, limit + 1), most, key=amount)

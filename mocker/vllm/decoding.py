@@ -8,7 +8,7 @@ position starts or fills a block needs any work.
                 block      it     | block         it       |
 """
 
-from mocker.position import NEVER, Total, num_filled, num_started, num_within, starting, starting_or_filling
+from mocker.position import NEVER, Total, num_started, num_within, starting, starting_or_filling
 from mocker.sequence import Sequence
 from mocker.vllm.block_pool import BlockPool
 
@@ -84,6 +84,8 @@ class Decoding:
         if taken:
             pool.allocate(taken)
         if pool.enable_prefix_caching:
-            for sequence, num_full in zip(decodes, num_filled(decodes, stop - self._lag, size), strict=True):
+            known_until = stop - self._lag
+            for sequence in decodes:
+                num_full = sequence.computed(known_until) // size
                 if num_full > sequence.num_cached_blocks:
                     pool.store(sequence, num_full)

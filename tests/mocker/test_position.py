@@ -5,7 +5,7 @@ from bisect import bisect_left
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mocker.position import Position, Total, num_filled, num_started, num_within, starting, starting_or_filling
+from mocker.position import Position, Total, num_started, num_within, starting, starting_or_filling
 
 SIZES = st.integers(1, 40)
 
@@ -75,7 +75,6 @@ def test_blocks_start_and_fill_where_the_positions_cross_their_edges(positions, 
     assert starting_or_filling(positions, iteration, size) == [
         p for p, *is_so in zip(positions, starts, fills, strict=True) if any(is_so)
     ]
-    assert num_filled(positions, iteration, size) == [one // size for one in before]
 
 
 @given(positions=POSITIONS, first=st.integers(50, 300), num=st.integers(0, 200), size=SIZES)
