@@ -32,8 +32,6 @@ class Core(ABC):
     running: list[Sequence]
     dropped: list[Sequence]
     """Sequences whose output in flight does not count."""
-    num_ended: int
-    """Iterations that are known."""
     look_ups: LookUps
 
     # Iterations
@@ -92,6 +90,11 @@ class Core(ABC):
         """Forget all cached blocks, unless any is in use (then False). At most one iteration is in flight."""
 
     # What it is doing
+
+    @property
+    @abstractmethod
+    def num_ended(self) -> int:
+        """Count the iterations that are known."""
 
     @property
     @abstractmethod

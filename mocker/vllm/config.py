@@ -79,6 +79,11 @@ class EngineConfig(OffloadConfig):
         return self.async_scheduling is not False
 
     @property
+    def max_running(self) -> int:
+        """The tighter of both limits on running sequences."""
+        return min(self.max_num_active_seqs or self.max_num_seqs, self.max_num_seqs)
+
+    @property
     def is_kv_producer(self) -> bool:
         """Whether other engines may read KV from this one."""
         return self.kv_role in ("kv_producer", "kv_both")
