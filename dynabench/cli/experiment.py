@@ -5,9 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from dynabench.cli.flags import FLAT, LiveFlags, VirtualFlags
+from dynabench.cli.flags import LiveFlags, VirtualFlags
 from dynabench.cli.gates import Gate, GateConfig, SweepGate, SweepGateConfig
 from dynabench.cli.groups import (
+    FLAT,
     Client,
     DeploymentFile,
     Experiment,

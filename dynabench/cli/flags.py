@@ -6,8 +6,6 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from cyclopts import Parameter
-
 from dynabench.cli.groups import (
     Answers,
     Disaggregation,
@@ -46,9 +44,6 @@ from mocker.timing.config import TimingConfig
 from serving.engines.mock.config import AnswerConfig
 from serving.transfer.config import OF_TIERS
 from serving.worker.config import ModelConfig
-
-FLAT = Parameter(name="*")
-"""Makes the groups in a dataclass those of the command that takes it."""
 
 VARIED = ", or vary it, as with --vary pools.NAME.num_gpu_blocks=1024,2048 or --vary planner=static,hpa"
 

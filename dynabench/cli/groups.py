@@ -74,6 +74,9 @@ class RunsOutputConfig(OutputConfig):
         return Terminal(stderr=self.markdown or self.json)
 
 
+FLAT = Parameter(name="*")
+"""Makes the fields of a dataclass options of the command that takes it, and the groups in it groups of its help."""
+
 Output = Annotated[OutputConfig, flat("Output", 1)]
 RunsOutput = Annotated[RunsOutputConfig, flat("Output", 1)]
 Experiment = Annotated[ExperimentConfig, flat("Experiment", 1)]

@@ -8,9 +8,10 @@ import msgspec
 from cyclopts import Parameter
 
 from dynabench.capacity.settings import PlanConfig
-from dynabench.cli.flags import FLAT, sections
+from dynabench.cli.flags import sections
 from dynabench.cli.gates import PlanGate, PlanGateConfig, as_json, check_of_plan, finish, print_results
 from dynabench.cli.groups import (
+    FLAT,
     Disaggregation,
     Experiment,
     KvStore,

@@ -5,8 +5,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-from dynabench.cli.flags import FLAT, ProcessFlags, sections
-from dynabench.cli.groups import DeploymentFile, plain_errors
+from dynabench.cli.flags import ProcessFlags, sections
+from dynabench.cli.groups import FLAT, DeploymentFile, plain_errors
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.flags import PoolConfig, simulated_pools
 from dynabench.live.serve import serve as serve_deployment
