@@ -25,9 +25,9 @@ from mocker.timing.config import TimingConfig
 from serving.engines.mock.config import AnswerConfig
 from serving.frontend.config import FrontendConfig
 from serving.life import DisaggregationConfig
-from serving.model.card import Role
 from serving.model.files import model_name
 from serving.planner import PlannerConfig
+from serving.role import KV_ROLES, Role
 from serving.router import Mode, RouterConfig
 from serving.runtime.config import RuntimeConfig
 from serving.transfer.config import TransferRunConfig
@@ -43,13 +43,6 @@ else:  # a Literal of the names in the registry
     ModelEngineName = Literal["mocker", *ENGINES]
 HAND_OVER = ("mocker", *(name for name, entry in ENGINES.items() if entry.hands_over))
 """Engines that can hand KV over to one another."""
-
-KV_ROLES: dict[Role, Literal["kv_producer", "kv_consumer"] | None] = {
-    "aggregated": None,
-    "prefill": "kv_producer",
-    "decode": "kv_consumer",
-}
-"""The KV role of a simulated engine, by the role of its pool."""
 
 Replicas = Annotated[int, Meta(ge=0, le=10_000)]
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")

@@ -17,6 +17,7 @@ from serving.engines.mock.engine import MockEngine
 from serving.engines.mock.kv.handover import hand_over
 from serving.engines.mock.kv.shelf import layout_of
 from serving.life.lease import LeaseConfig
+from serving.role import KV_ROLES
 from serving.runtime.messages import pack_u32
 from serving.runtime.server import Stream
 from serving.transfer.config import TransferRunConfig
@@ -25,7 +26,6 @@ from tests.support.waiting import in_time, until_async
 
 TOKEN = b"a token that the whole cluster knows"
 BLOCK = 4
-KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 FAST = TimingConfig(timing="constant", speedup_ratio=20.0)
 FIRST = {"do_remote_decode": True, "do_remote_prefill": False}
 

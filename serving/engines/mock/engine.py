@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import replace
-from typing import Literal
 
 import msgspec
 
@@ -30,10 +29,10 @@ from serving.engines.mock.rank import MockEngine
 from serving.kv_tiers.blocks import KvLayout
 from serving.kv_tiers.tier import ChunkFormat, TierError
 from serving.life.lease import LeaseConfig
-from serving.model.card import Role
 from serving.model.constraints import NO_GRAMMAR
 from serving.model.files import BYTES_CONTEXT, ModelFiles
 from serving.model.tokenizer import load
+from serving.role import KV_ROLES
 from serving.runtime.server import Stream
 from serving.transfer.agent import TransferError
 from serving.transfer.config import TransferRunConfig
@@ -49,12 +48,6 @@ MAX_WAITING = 4096
 
 TOOL_CALL_PARSER = "hermes"
 """The format in which a mocker calls tools, unless its model's is named."""
-
-KV_ROLES: dict[Role, Literal["kv_producer", "kv_consumer"] | None] = {
-    "aggregated": None,
-    "prefill": "kv_producer",
-    "decode": "kv_consumer",
-}
 
 __all__ = ["AnswerConfig", "EngineConfig", "MockEngine", "Mocker", "TimingConfig", "divide", "refuse_idle_tiers"]
 
