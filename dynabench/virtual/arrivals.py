@@ -41,20 +41,18 @@ class Arrivals:
         self.waits_for_answers = load.is_closed or load.max_concurrency is not None or workload.has_dependencies
         """Whether the end of a request may let others arrive."""
         self._requests = workload.requests
-        self._pacer = Pacer(workload, load)
+        self.pacer = Pacer(workload, load)
+        """Decides who arrives when; hears when a request has ended, before `await_next`."""
         self._overhead = overhead
+        self._has_way = any((overhead.request_s, overhead.prompt_token_s, overhead.spacing_s))
         self._clock = clock
         self._log = log
         self._turn_s = -math.inf  # when the frontend handled the last request
         self._awaited_s = -1.0  # time of the scheduled arrival event
 
-    def on_end(self, number: int, time: float) -> None:
-        """Note that a client has its answer, or an error; then call `await_next`."""
-        self._pacer.on_end(number, time)
-
     def await_next(self) -> None:
         """Schedule the next possible arrival, unless one is already scheduled."""
-        next_s = self._pacer.next_s()
+        next_s = self.pacer.next_s()
         if next_s is not None and not self._clock.now <= self._awaited_s <= next_s:
             self._awaited_s = next_s = max(next_s, self._clock.now)
             self._clock.at(next_s, ARRIVAL, self._arrive)
@@ -63,11 +61,11 @@ class Arrivals:
         now, begin = self._clock.now, self.begin
         assert begin is not None
         self._awaited_s = -1.0
-        for number, intended in self._pacer.due(now):
+        for number, intended in self.pacer.due(now):
             self._log.intended_s[number] = intended
             if self.counter is not None:
                 self.counter.on_arrival(self._requests[number].input_length)
-            passed = self._passed_on(number, now)
+            passed = self._passed_on(number, now) if self._has_way else now
             if passed > now:
                 self.delays_s += passed - now
                 self._clock.at(passed, ARRIVAL, partial(begin, number))

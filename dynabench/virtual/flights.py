@@ -41,7 +41,7 @@ from serving.life.effects import (
     Wait,
 )
 from serving.life.flight import Flight, Terms
-from serving.router import Decision
+from serving.router import Decision, Prompt
 from serving.router.router import NoWorkersError
 
 EXPIRED = "its KV had left the prefill worker before the decode worker could read it: the lease had expired"
@@ -102,6 +102,7 @@ class Flights:
         self._prompts = prompts
         self._transfers = transfers
         self._arrivals = arrivals
+        self._pacer = arrivals.pacer
         self._stamps = stamps
         arrivals.begin = self.begin
         self._may_hold = routers.decode.router.may_hold
@@ -119,7 +120,7 @@ class Flights:
     def begin(self, number: int) -> None:
         """Send a request on its way."""
         flight = self._of[number] = Flight(number, self._terms)
-        if (reason := self._prompts.refusal(number)) is not None:
+        if self._prompts.longest is not None and (reason := self._prompts.refusal(number)) is not None:
             self.num_refused += 1
             self.act(flight, flight.refused(f"HTTP 400: {reason}", "invalid"))
         else:
@@ -131,7 +132,9 @@ class Flights:
         if prefill is not None:
             has_prefill = bool(prefill.ranks)
             try:
-                bypass = self._bypass(prepared, prefill) if has_prefill and flight.may_bypass else None
+                bypass = (
+                    self._bypass(flight.number, prepared.prompt, prefill) if has_prefill and flight.may_bypass else None
+                )
             except NoWorkersError as error:
                 self.act(flight, flight.nobody(str(error), self._clock.now))
                 return
@@ -154,10 +157,13 @@ class Flights:
         """Send a request to a rank without asking the router."""
         self.act(flight, flight.begin(self._clock.now, bypass=slot))
 
-    def _bypass(self, prepared: Prepared, prefill: Routing) -> int | None:
+    def _bypass(self, number: int, prompt: Prompt, prefill: Routing) -> int | None:
         """Return the slot of the decode rank that should compute this prompt itself, or None."""
-        prompt, block_size = prepared.prompt, self._prompts.block_size
-        there, here = self._routers.decode.peek(prompt, prepared.output_length), prefill.peek(prompt, 1)
+        block_size = self._prompts.block_size
+        there, here = (
+            self._routers.decode.peek(prompt, self._prompts.requests[number].output_length),
+            prefill.peek(prompt, 1),
+        )
         pool = self._ranks[there.slot].engine.scheduler.pool
         needed = -(-prompt.num_tokens // block_size) - there.gpu_blocks
         is_bypassed = bypasses(
@@ -261,7 +267,7 @@ class Flights:
     def on_worker(self) -> None:
         """Let those go on that wait for a worker, now that one has come."""
         for flight in list(self._of.values()):
-            if flight.is_waiting:
+            if flight.waits_for is not None:
                 self.act(flight, flight.wake())
         self.release()
 
@@ -360,7 +366,7 @@ class Flights:
                 case Answer():
                     self._end(flight, self._stamps.answer_s)
                 case Transfer():
-                    if not _decoding(flight).is_moved:
+                    if flight.leaving is None:
                         self._stamps.log.transfer_start_s[flight.number] = self._clock.now
                     self._transfers.start(flight, effect, self._end_transfer)
                 case Extend():
@@ -414,59 +420,67 @@ class Flights:
 
     def _place(self, flight: Flight, stage: Stage) -> None:
         """Have a rank chosen, unless the request has to wait at the router."""
-        prepared, routers = flight.payload, self._routers
+        prepared, prefill = flight.payload, self._routers.prefill
         assert isinstance(prepared, Prepared)
         try:
-            if stage == "prefill":
-                assert routers.prefill is not None
-                decision = routers.prefill.place(flight.number, prepared.prompt, 1)
+            if stage == "decode":
+                decision = self._place_decode(flight, prepared)
             else:
-                decision = self._place_decode(flight, prepared, _decoding(flight))
+                assert prefill is not None
+                decision = prefill.place(flight.number, prepared.prompt, 1)
         except NoWorkersError as error:
             self.act(flight, flight.nobody(str(error), self._clock.now))
             return
         if decision is not None:
             self._placed(flight, stage, decision)
 
-    def _place_decode(self, flight: Flight, prepared: Prepared, leg: Leg) -> Decision | None:
-        number, is_apart = flight.number, self._routers.prefill is not None
+    def _place_decode(self, flight: Flight, prepared: Prepared) -> Decision | None:
+        number, leg, now, is_apart = flight.number, flight.decode, self._clock.now, self._routers.prefill is not None
+        assert leg is not None
         if is_apart and not leg.is_moved:
-            self._stamps.log.decode_queued_s[number] = self._clock.now
-        sequence = leg.call = self._prompts.to_decode(flight, prepared.chain, self._clock.now)
+            self._stamps.log.decode_queued_s[number] = now
+        sequence = leg.call = self._prompts.to_decode(flight, prepared.chain, now)
         if leg.reads_kv:
             sequence.is_remote_prefill = True
             sequence.is_token_shipped = flight.is_destination_first and not leg.is_moved
+        output_length = self._prompts.requests[number].output_length
         is_local = is_apart and not leg.reads_kv
-        return self._routers.decode.place(number, prepared.prompt, prepared.output_length, leg.only, is_local=is_local)
+        return self._routers.decode.place(number, prepared.prompt, output_length, leg.only, is_local=is_local)
 
     def _placed(self, flight: Flight, stage: Stage, decision: Decision) -> None:
-        routing = self._routers.decode if stage == "decode" else self._routers.prefill
-        assert routing is not None
-        if stage == "prefill" or not _decoding(flight).reads_kv:
-            self._stamps.placed(flight.number, decision, routing.router)
+        if stage == "prefill":
+            assert self._routers.prefill is not None
+            self._stamps.placed(flight.number, decision, self._routers.prefill.router)
+        elif flight.decode is not None and not flight.decode.reads_kv:
+            self._stamps.placed(flight.number, decision, self._routers.decode.router)
         self.act(flight, flight.placed(stage, decision.slot))
 
     def _send(self, flight: Flight, stage: Stage) -> None:
         """Send a request to its rank."""
         if stage == "prefill":
-            leg, prepared, now = flight.prefill, flight.payload, self._clock.now
-            assert leg is not None
-            assert isinstance(prepared, Prepared)
-            self._stamps.log.prefill_queued_s[flight.number] = now
-            leg.call = self._prompts.to_prefill(flight, prepared, now)
-            self._ranks[leg.slot].add(leg.call)
+            self._send_prefill(flight)
             return
-        leg = _decoding(flight)
-        rank, sequence = self._ranks[leg.slot], _sequence_of(leg)
+        leg = flight.decode
+        assert leg is not None
+        rank, sequence = self._ranks[leg.slot], leg.call
+        assert isinstance(sequence, EngineSequence)
         rank.add(sequence)
-        if flight.num_generated == 1:
+        if flight.generated is not None and flight.generated.num_tokens == 1:
             rank.await_second_token(sequence)
+
+    def _send_prefill(self, flight: Flight) -> None:
+        leg, prepared, now = flight.prefill, flight.payload, self._clock.now
+        assert leg is not None
+        assert isinstance(prepared, Prepared)
+        self._stamps.log.prefill_queued_s[flight.number] = now
+        leg.call = self._prompts.to_prefill(flight, prepared, now)
+        self._ranks[leg.slot].add(leg.call)
 
     def _end(self, flight: Flight, delay_s: float) -> None:
         """Forget a request; its client learns of the end after a delay."""
         del self._of[flight.number]
         self.num_finished += 1
-        self._arrivals.on_end(flight.number, self._clock.now + delay_s)
+        self._pacer.on_end(flight.number, self._clock.now + delay_s)
 
     # Appointments
 
@@ -492,12 +506,6 @@ class Flights:
 
     def _miss(self, flight: Flight, leg: Leg) -> None:
         self.act(flight, flight.kv_missed(leg))
-
-
-def _decoding(flight: Flight) -> Leg:
-    """Return the leg at the rank that answers."""
-    assert flight.decode is not None
-    return flight.decode
 
 
 def _sequence_of(leg: Leg) -> EngineSequence:

@@ -19,7 +19,6 @@ class Prepared(NamedTuple):
     """For routers."""
     chain: BlockChain
     """The names of its blocks, for engines."""
-    output_length: int
 
 
 class Prompts:
@@ -44,12 +43,13 @@ class Prompts:
         request = self.requests[flight.number]
         chain = self._grouping.chain(request)
         blocks = PromptBlocks(chain.ids, chain.num_named, chain.blocks_per_id)
-        prompt = Prompt(request.input_length + flight.num_generated, blocks, request.session or None)
-        return Prepared(prompt, chain, request.output_length)
+        num_tokens = request.input_length if flight.generated is None else request.input_length + flight.num_generated
+        return Prepared(Prompt(num_tokens, blocks, request.session or None), chain)
 
     def to_decode(self, flight: Flight, chain: BlockChain, now: float) -> EngineSequence:
         """Return a request's sequence for the rank that answers it; one that ends by EOS has a limit beyond that."""
-        request, generated, num_generated = self.requests[flight.number], flight.generated, flight.num_generated
+        request, generated = self.requests[flight.number], flight.generated
+        num_generated = 0 if generated is None else generated.num_tokens
         sequence = EngineSequence(
             flight.number,
             num_prompt=request.input_length + num_generated,

@@ -98,7 +98,8 @@ class Rank:
     def add(self, sequence: Sequence) -> None:
         """Add a request."""
         self.engine.add(sequence)
-        self._tell_tier_work()
+        if self.on_tier_work is not None:
+            self._tell_tier_work(self.on_tier_work)
         self.wake()
 
     def abort(self, sequence: Sequence) -> None:
@@ -178,7 +179,8 @@ class Rank:
             self._note_kv(self.kv_use, now)
         if self.reads_kv and (loads := self.engine.take_loads()):
             self._listener.on_loads(loads)
-        self._tell_tier_work()
+        if self.on_tier_work is not None:
+            self._tell_tier_work(self.on_tier_work)
         if step is None:
             self._await_copy()
         elif self._has_first_token:
@@ -242,11 +244,12 @@ class Rank:
         if self._given_up:
             self._given_up = []
         self._listener.on_step(self, self.engine.complete())
-        self._tell_tier_work()
+        if self.on_tier_work is not None:
+            self._tell_tier_work(self.on_tier_work)
 
-    def _tell_tier_work(self) -> None:
-        if self.on_tier_work is not None and (work := self.engine.take_tier_work()):
-            self.on_tier_work(work)
+    def _tell_tier_work(self, on_tier_work: Callable[[list[TierWork]], object]) -> None:
+        if work := self.engine.take_tier_work():
+            on_tier_work(work)
 
     def _start_soon(self) -> None:
         if not self._is_starting:

@@ -10,7 +10,6 @@ Stage = Literal["prefill", "decode"]
 State = Literal["sought", "chosen", "sent", "kept", "expired", "gone", "over"]
 
 
-@dataclass(slots=True, eq=False)
 class Leg:
     """A request's stay at one worker.
 
@@ -19,24 +18,30 @@ class Leg:
                                          +--its KV waits to be read--> kept --> expired, gone or over (it was read)
     """
 
-    state: State = "sought"
-    slot: int = -1
-    """The worker, by the number that its router knows; -1 until one is chosen."""
-    only: int | None = None
-    """The worker that it has to be, if that is settled."""
-    reads_kv: bool = False
-    """Whether the KV of its prompt comes from another worker."""
-    is_moved: bool = False
-    """Whether that is a decode worker which leaves, and had begun the answer."""
-    has_blocks: bool = False
-    """Whether it has blocks for that KV and waits for it."""
-    has_begun: bool = False
-    """Whether it has produced a token."""
-    num_computed: int = 0
-    num_sent: int = 0
-    """Tokens that are computed and blocks that are sent, where a prompt is sent chunk by chunk."""
-    call: object = None
-    """What the driver has there: an engine's sequence, or an open call."""
+    __slots__ = ("call", "has_begun", "has_blocks", "is_moved", "only", "progress", "reads_kv", "slot", "state")
+
+    def __init__(self, only: int | None = None, *, reads_kv: bool = False, is_moved: bool = False) -> None:
+        """Look for a worker.
+
+        Args:
+            only: the worker that it has to be, if that is settled.
+            reads_kv: whether the KV of its prompt comes from another worker.
+            is_moved: whether that is a decode worker which leaves, and had begun the answer.
+        """
+        self.only = only
+        self.reads_kv = reads_kv
+        self.is_moved = is_moved
+        self.state: State = "sought"
+        self.slot = -1
+        """The worker, by the number that its router knows; -1 until one is chosen."""
+        self.has_blocks = False
+        """Whether it has blocks for that KV and waits for it."""
+        self.has_begun = False
+        """Whether it has produced a token."""
+        self.progress = (0, 0)
+        """Tokens that are computed and blocks that are sent, where a prompt is sent chunk by chunk."""
+        self.call: object = None
+        """What the driver has there: an engine's sequence, or an open call."""
 
 
 @dataclass(frozen=True, slots=True)

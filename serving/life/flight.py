@@ -65,7 +65,7 @@ WAS_KEPT = ("kept", "expired", "gone")
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What applies to every request of a deployment."""
+    """What applies to a request: usually the same for all of a deployment."""
 
     limit: int = 0
     """How often a request may lose its worker and continue on another."""
@@ -75,6 +75,10 @@ class Terms:
     needs_blocks_first: bool = False
     """Destination first, choose the prefill worker only when the decode worker has blocks: its router may let requests
     wait, and one with blocks that waited there for one without might wait for these very blocks."""
+    is_pinned: bool = False
+    """Whether its client named the worker: it never goes elsewhere."""
+    can_continue: bool = True
+    """Whether an answer that has begun can continue on another worker."""
     sends_both: bool = False
     """Destination first, send to both workers at once: they wait for each other."""
 
@@ -98,14 +102,11 @@ class Flight:
 
     __slots__ = (
         "_life",
-        "can_continue",
         "decode",
         "generated",
         "is_destination_first",
         "is_over",
-        "is_pinned",
         "is_under_way",
-        "is_waiting",
         "leaving",
         "number",
         "payload",
@@ -114,29 +115,19 @@ class Flight:
         "waits_for",
     )
 
-    def __init__(self, number: int, terms: Terms, *, is_pinned: bool = False, can_continue: bool = True) -> None:
-        """Start with a request that has not begun.
-
-        Args:
-            number: its name.
-            terms: what applies to it.
-            is_pinned: whether its client named the worker.
-            can_continue: whether an answer that has begun can continue on another worker.
-        """
+    def __init__(self, number: int, terms: Terms) -> None:
+        """Start with a request that has not begun, by its number."""
         self.number = number
         self.payload: object = None  # for the driver: what it sends
         self.terms = terms
-        self.is_pinned = is_pinned
-        self.can_continue = can_continue
         self.prefill: Leg | None = None
         self.decode: Leg | None = None
         self.leaving: Leg | None = None
         """The decode worker that leaves, until its KV is read."""
         self.is_under_way = False
         """Whether KV is being read."""
-        self.is_waiting = False
-        self.waits_for = ""
-        """What it fails with if no worker comes in time."""
+        self.waits_for: str | None = None
+        """While it waits for a worker: what it fails with if none comes in time."""
         self.generated: Generated | None = None
         self.is_destination_first = False
         self.is_over = False
@@ -146,13 +137,13 @@ class Flight:
     def life(self) -> Life:
         """Its policy: what it may still try, and where it has failed."""
         if self._life is None:
-            self._life = Life(self.terms.limit, is_pinned=self.is_pinned, config=self.terms.config)
+            self._life = Life(self.terms.limit, is_pinned=self.terms.is_pinned, config=self.terms.config)
         return self._life
 
     @property
     def may_bypass(self) -> bool:
         """Whether it is worth asking, before `begin`, if a decode worker should compute the prompt."""
-        if self.terms.config.conditional_disagg == "never" or self.is_pinned:
+        if self.terms.config.conditional_disagg == "never" or self.terms.is_pinned:
             return False
         return self._life is None or not (self._life.is_prefilled or self._life.is_whole)
 
@@ -173,13 +164,13 @@ class Flight:
         """
         config = self.terms.config
         if self._life is None and not has_prefill and not config.enforce_disagg:
-            self.decode = Leg(only=bypass)
+            self.decode = Leg(bypass)
             return PLACE_DECODE
         stage = self.life.next_stage(now=now, has_prefill=has_prefill, bypasses=bypass is not None)
         if isinstance(stage, Refused):
             return self.nobody(stage.message, now)
         if stage == "decode":
-            self.decode = Leg(only=bypass, reads_kv=self.life.is_prefilled)
+            self.decode = Leg(bypass, reads_kv=self.life.is_prefilled)
             return PLACE_DECODE
         self.prefill = Leg()
         self.is_destination_first = config.flow == "destination-first"
@@ -200,9 +191,14 @@ class Flight:
             slot: the worker.
             can_meet: whether a decode worker that is asked at the same time can meet this prefill worker.
         """
-        if stage == "decode":
-            return self._decode_placed(slot)
         prefill, decode = self.prefill, self.decode
+        if stage == "decode":
+            assert decode is not None
+            decode.slot, decode.state = slot, "sent"
+            if not self.terms.sends_both or prefill is None or prefill.state != "chosen":
+                return SEND_DECODE
+            prefill.state = "sent"
+            return SEND_BOTH
         assert prefill is not None
         prefill.slot, prefill.state = slot, "chosen"
         self.is_destination_first = self.is_destination_first and can_meet
@@ -213,28 +209,20 @@ class Flight:
         self.decode = Leg(reads_kv=True)
         return PLACE_DECODE
 
-    def _decode_placed(self, slot: int) -> Effects:
-        assert self.decode is not None
-        self.decode.slot, self.decode.state = slot, "sent"
-        if not (self.terms.sends_both and self.prefill is not None and self.prefill.state == "chosen"):
-            return SEND_DECODE
-        self.prefill.state = "sent"
-        return SEND_BOTH
-
     def nobody(self, message: str, now: float, *, kind: str = "unavailable") -> Effects:
         """Wait, if it may, because no worker can take the request; KV that is kept for it stays there."""
         return self._after(message, kind, -1, now)
 
     def wake(self) -> Effects:
         """Begin again, because a worker has come."""
-        if not self.is_waiting:
+        if self.waits_for is None:
             return NOTHING
-        self.is_waiting = False
+        self.waits_for = None
         return BEGIN
 
     def patience_over(self, now: float) -> Effects:
         """Fail, if no worker has come."""
-        if not self.is_waiting or now < self.life.waits_until:
+        if self.waits_for is None or now < self.life.waits_until:
             return NOTHING
         return self._fail(self.waits_for, "unavailable")
 
@@ -262,7 +250,7 @@ class Flight:
 
     def to_decode(self, prefill: Leg) -> Effects:
         """Look for a decode worker after a pause, unless the request has begun again since."""
-        if self.prefill is not prefill or self.decode is not None or self.is_waiting:
+        if self.prefill is not prefill or self.decode is not None or self.waits_for is not None:
             return NOTHING
         self.decode = Leg(reads_kv=True)
         return PLACE_DECODE
@@ -307,10 +295,11 @@ class Flight:
         """
         leg = self.prefill
         assert leg is not None
-        leg.num_computed = max(leg.num_computed, num_cached) + count
-        num_filled = -(-num_prompt // block_size) if has_ended else leg.num_computed // block_size
-        num_blocks = max(num_filled - max(leg.num_sent, num_there), 0)
-        leg.num_sent = num_filled
+        num_computed, num_sent = leg.progress
+        num_computed = max(num_computed, num_cached) + count
+        num_filled = -(-num_prompt // block_size) if has_ended else num_computed // block_size
+        num_blocks = max(num_filled - max(num_sent, num_there), 0)
+        leg.progress = num_computed, num_filled
         if self.is_under_way:
             return (Extend(num_blocks, has_ended),)
         self.is_under_way = True
@@ -436,7 +425,7 @@ class Flight:
 
     def cancelled(self) -> Effects:
         """End, because nobody wants the answer any more."""
-        self.is_over, self.is_waiting = True, False
+        self.is_over, self.waits_for = True, None
         return self._given_up(keeps_kv=False)
 
     # What follows
@@ -453,17 +442,17 @@ class Flight:
         if isinstance(follows, Refused):
             return self._fail(follows.message, follows.kind)
         has_begun = self.num_generated or (self.decode is not None and self.decode.has_begun)
-        if has_begun and not self.can_continue:
+        if has_begun and not self.terms.can_continue:
             problem = "an answer with a constraint cannot continue elsewhere: the constraint would begin again"
             return self._fail(f"{message}; {problem}", kind)
         given_up = self._given_up()
         if not follows.after_s:
             return (*given_up, *BEGIN)
-        self.is_waiting, self.waits_for = True, message
+        self.waits_for = message
         return (*given_up, Wait(life.waits_until))
 
     def _fail(self, message: str, kind: str) -> Effects:
-        self.is_over, self.is_waiting = True, False
+        self.is_over, self.waits_for = True, None
         return (*self._given_up(keeps_kv=False), Fail(message, kind))
 
     def _given_up(self, *, keeps_kv: bool = True) -> Effects:

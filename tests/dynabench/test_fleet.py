@@ -296,6 +296,7 @@ ACTIONS = (
     "kill worker {number}",
     "drain worker {number}",
     "lose worker {number}",
+    "slow worker {number} x2 for 0.2s",
 )
 
 
@@ -355,6 +356,13 @@ def test_nothing_is_lost_while_the_fleet_changes(world):
             assert engine.num_free_blocks == engine.scheduler.pool.num_blocks
             assert not (engine.scheduler.retention.held or engine.scheduler.retention.fenced or engine.scheduler.loads)
     assert made.traffic.links.next_s() is None
+    assert not len(made.flights)
+    for routing in (made.routing, made.prefills):
+        for rank in [] if routing is None else routing.ranks:
+            books = routing.router.load(rank.number)
+            assert (books.num_requests, books.prefill_tokens, books.decode_blocks) == (0, 0, 0)
+        assert routing is None or not routing.held
+    assert not any(rank.readers for rank in made.ranks)
     good = record.requests.succeeded
     planned = np.array([request.output_length for request in requests.requests])
     assert record.requests.osl[good].tolist() == planned[good].tolist()
