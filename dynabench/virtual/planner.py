@@ -41,7 +41,7 @@ class SimulatedPlanner:
         self.notes: dict[str, int] = {}
         """The planner's notes, and how often each occurred."""
         self._cluster = cluster
-        self._counter = cluster.counter = Counter()
+        self._counter = cluster.arrivals.counter = Counter()
         self._counts = self._counter.counts
         self._repeats = Repeats(self.planner.rest, self.planner.interval_s)
         self._started_s = cluster.clock.now

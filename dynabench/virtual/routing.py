@@ -67,6 +67,11 @@ class Routing:
         self._output_lengths.pop(number, None)
         self.router.on_finish(number)
 
+    @property
+    def held(self) -> list[int]:
+        """The requests that wait at the router."""
+        return [number for number in self.router.held if isinstance(number, int)]
+
     def release(self) -> Iterator[tuple[int, Decision]]:
         """Yield requests that need not wait longer; send each before taking the next, which is placed accordingly."""
         router, now = self.router, self._clock.now

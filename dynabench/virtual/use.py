@@ -62,7 +62,7 @@ def fleet_use(cluster: Cluster, planner: SimulatedPlanner | None) -> FleetUse:
         for name, pool in fleet.pools.items()
     )
     if planner is None:
-        return FleetUse(pools, length_s, lost=cluster.losses.num_lost)
+        return FleetUse(pools, length_s, lost=cluster.flights.num_lost)
     return FleetUse(
         pools,
         length_s,
@@ -70,7 +70,7 @@ def fleet_use(cluster: Cluster, planner: SimulatedPlanner | None) -> FleetUse:
         changes=tuple(planner.changes),
         decisions=planner.num_decisions,
         notes=planner.notes,
-        lost=cluster.losses.num_lost,
+        lost=cluster.flights.num_lost,
     )
 
 
@@ -188,7 +188,7 @@ def kv_use(cluster: Cluster) -> tuple[KvOverTime, ...]:
 
 def link_use(cluster: Cluster) -> tuple[LinkUse, ...]:
     """Return the used share of the capacity of links; links without a limit are left out."""
-    if cluster.handover is None:
+    if cluster.prefills is None:
         return ()
     now, length_s = cluster.clock.now, _length_s(cluster)
     found, stretch = cluster.traffic.links.utilisation(now), now / length_s if length_s else 1.0

@@ -234,7 +234,7 @@ def num_blocks_sent(made, deployment):
     """Return how many blocks came to all ranks until now."""
     now, transfer = made.clock.now, deployment.transfer
     shares = [use.ingress for use in made.traffic.links.utilisation(now).ranks]
-    return sum(shares) * transfer.gpu_bandwidth * now / made.handover.settings.kv_size.block
+    return sum(shares) * transfer.gpu_bandwidth * now / made.transfers.kv_size.block
 
 
 def test_an_oracle_knows_of_a_request_whose_kv_is_on_its_way():
