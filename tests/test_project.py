@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import grimp
+import yaml
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["root_packages"]
@@ -16,6 +17,15 @@ def test_ci_runs_the_readmes_test_command():
     commands = re.findall(r"^    (python3 -m venv .*pytest.*)$", (ROOT / "README.md").read_text(), re.M)
     assert len(commands) == 1
     assert commands[0] in (ROOT / ".ci" / "run").read_text().splitlines()
+
+
+def test_the_readmes_badge_is_that_of_a_workflow_which_runs_ci():
+    shown, linked = re.findall(
+        r"\]\(\.\./\.\./actions/(workflows/\w+\.yml)(?:/badge\.svg)?\)", (ROOT / "README.md").read_text()
+    )
+    assert shown == linked
+    [job] = yaml.safe_load((ROOT / ".github" / shown).read_text())["jobs"].values()
+    assert {"run": ".ci/run", "timeout-minutes": 75} in job["steps"]
 
 
 def test_the_changelog_begins_with_the_version_of_the_package():
@@ -28,7 +38,10 @@ def test_what_pages_link_to_and_cite_is_there():
     missing = []
     for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")):
         text = page.read_text()
-        linked = [page.parent / link for link in re.findall(r"\]\(([^)#\s:]+)[)#]", text)]
+        links = re.findall(r"\]\(([^)#\s:]+)[)#]", text)
+        linked = [
+            page.parent / link for link in links if not link.startswith("../../actions/")
+        ]  # of the repository's host
         cited = [ROOT / name for name in re.findall(r"(?<![\w/: ])`?((?:benchmarks|tests)/[\w./-]+\.\w+)", text)]
         missing += [f"{page.name}: {path}" for path in linked + cited if not path.exists()]
     assert not missing
