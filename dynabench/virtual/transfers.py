@@ -9,7 +9,7 @@ from dynabench.virtual.overlap import hidden_bytes
 from dynabench.virtual.traffic import Traffic
 from mocker import Sequence as EngineSequence
 from mocker.timing.kv_size import KvSize
-from serving.life.effects import Extend, Transfer
+from serving.life.effects import Effects, Extend, Transfer
 from serving.life.flight import Flight
 
 
@@ -70,6 +70,20 @@ class Transfers:
             num_blocks=count,
             num_bytes_ahead=hidden,
             is_last=transfer.is_last,
+        )
+
+    def chunk(self, flight: Flight, sequence: EngineSequence, count: int, *, has_ended: bool) -> Effects:
+        """Tell a flight that so many tokens of its prompt are computed, perhaps the last."""
+        target = flight.decode
+        assert target is not None
+        assert isinstance(target.call, EngineSequence)
+        return flight.computed(
+            count,
+            num_cached=sequence.cached_tokens,
+            num_prompt=sequence.num_prompt,
+            block_size=self._block_size,
+            num_there=target.call.num_cached_blocks,
+            has_ended=has_ended,
         )
 
     def extend(self, flight: Flight, more: Extend) -> None:
