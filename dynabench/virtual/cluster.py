@@ -29,7 +29,7 @@ from mocker.events import TierEvent
 from mocker.timing.choose import SimulatedEngine
 from reports.record.records import RequestLog
 from serving.life import DisaggregationConfig
-from serving.life.flight import Terms
+from serving.life.terms import Terms
 from workloads import Workload
 
 

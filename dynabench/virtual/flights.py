@@ -18,19 +18,10 @@ from dynabench.virtual.stamps import Stamps
 from dynabench.virtual.transfers import Transfers
 from mocker import Sequence as EngineSequence
 from mocker import StepOutput
-from serving.life.effects import (
-    Answer,
-    Begin,
-    Effects,
-    Fail,
-    Leg,
-    Place,
-    Release,
-    Send,
-    Stage,
-    Wait,
-)
-from serving.life.flight import Flight, Terms
+from serving.life.effects import Answer, Begin, Effects, Fail, Place, Release, Send, Wait
+from serving.life.flight import Flight
+from serving.life.leg import Leg, Stage
+from serving.life.terms import Terms
 from serving.router import Decision, Prompt
 from serving.router.router import NoWorkersError
 
@@ -98,7 +89,7 @@ class Flights:
         flight = self._of[number] = Flight(number, self._terms)
         if self._prompts.longest is not None and (reason := self._prompts.refusal(number)) is not None:
             self.num_refused += 1
-            self.act(flight, flight.refused(f"HTTP 400: {reason}", "invalid"))
+            self.act(flight, flight.fail(f"HTTP 400: {reason}", "invalid"))
         else:
             self._begin(flight)
 
@@ -286,7 +277,7 @@ class Flights:
         """Let those fail that wait at the router of ranks which answer, if there are none; return whether any did."""
         held = [] if self._routers.decode.ranks else self._routers.decode.held
         for number in held:
-            self.act(self._of[number], self._of[number].refused(NOBODY, "unavailable"))
+            self.act(self._of[number], self._of[number].fail(NOBODY, "unavailable"))
         return bool(held)
 
     def act(self, flight: Flight, effects: Effects) -> None:

@@ -17,13 +17,13 @@ from serving.life.effects import (
     Extend,
     Keep,
     Lease,
-    Leg,
     LetGo,
     Miss,
     Pause,
     Transfer,
 )
 from serving.life.flight import Flight
+from serving.life.leg import Leg
 
 EXPIRED = "its KV had left the prefill worker before the decode worker could read it: the lease had expired"
 GONE = "its KV had left the prefill worker before the decode worker could read it: that worker was gone"

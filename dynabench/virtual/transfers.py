@@ -74,17 +74,19 @@ class Transfers:
 
     def chunk(self, flight: Flight, sequence: EngineSequence, count: int, *, has_ended: bool) -> Effects:
         """Tell a flight that so many tokens of its prompt are computed, perhaps the last."""
-        target = flight.decode
+        source, target = flight.prefill, flight.decode
+        assert source is not None
         assert target is not None
         assert isinstance(target.call, EngineSequence)
-        return flight.computed(
+        num_blocks = source.fill(
             count,
             num_cached=sequence.cached_tokens,
             num_prompt=sequence.num_prompt,
             block_size=self._block_size,
             num_there=target.call.num_cached_blocks,
-            has_ended=has_ended,
+            is_last=has_ended,
         )
+        return flight.computed(num_blocks, is_last=has_ended)
 
     def extend(self, flight: Flight, more: Extend) -> None:
         """Read more blocks."""
