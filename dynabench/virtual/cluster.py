@@ -13,12 +13,12 @@ from dynabench.plan import Plan
 from dynabench.virtual.arrivals import Arrivals
 from dynabench.virtual.clock import ARRIVAL, Clock
 from dynabench.virtual.fleet import Fleet, Worker
-from dynabench.virtual.flights import Flights, Routers
+from dynabench.virtual.flights import Flights
 from dynabench.virtual.links import Links
 from dynabench.virtual.means import mean_overhead, read_kv_size, router_of
 from dynabench.virtual.prompts import Prompts
 from dynabench.virtual.rank import Lockstep, Rank
-from dynabench.virtual.routing import Routing
+from dynabench.virtual.routing import Routers, Routing
 from dynabench.virtual.stamps import Stamps
 from dynabench.virtual.tiers import Tiering
 from dynabench.virtual.traffic import Traffic
@@ -30,7 +30,7 @@ from mocker.sequence import RUNNING
 from mocker.timing.choose import SimulatedEngine
 from reports.record.records import RequestLog
 from serving.life import DisaggregationConfig
-from serving.life.flight import Terms
+from serving.life.terms import Terms
 from workloads import Workload
 
 

@@ -6,56 +6,26 @@ effect that must not interrupt what the engine is doing gets its own turn on the
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 from dynabench.virtual.arrivals import Arrivals
+from dynabench.virtual.bypass import bypassing_slot
 from dynabench.virtual.clock import ARRIVAL, Clock
+from dynabench.virtual.hands import Hands, missing_kv, note_answer
 from dynabench.virtual.prompts import Prepared, Prompts
 from dynabench.virtual.rank import Rank, number_of
-from dynabench.virtual.routing import Routing
+from dynabench.virtual.routing import Routers, Routing
 from dynabench.virtual.stamps import Stamps
 from dynabench.virtual.transfers import Transfers
 from mocker import Sequence as EngineSequence
 from mocker import StepOutput
-from serving.life.bypass import bypasses
-from serving.life.effects import (
-    Abort,
-    Answer,
-    Begin,
-    Deliver,
-    Drop,
-    Effects,
-    Extend,
-    Fail,
-    Keep,
-    Lease,
-    Leg,
-    LetGo,
-    Miss,
-    Pause,
-    Place,
-    Release,
-    Send,
-    Stage,
-    Transfer,
-    Wait,
-)
-from serving.life.flight import Flight, Terms
+from serving.life.effects import Answer, Begin, Effects, Fail, Place, Release, Send, Wait
+from serving.life.flight import Flight
+from serving.life.leg import Leg, Stage
+from serving.life.terms import Terms
 from serving.router import Decision, Prompt
 from serving.router.router import NoWorkersError
 
-EXPIRED = "its KV had left the prefill worker before the decode worker could read it: the lease had expired"
-GONE = "its KV had left the prefill worker before the decode worker could read it: that worker was gone"
 NOBODY = "it waited at the router, but no worker became available"
-
-
-class Routers(NamedTuple):
-    """Who chooses the ranks."""
-
-    decode: Routing
-    """Those that answer."""
-    prefill: Routing | None
-    """Those that only compute prompts, if there are any."""
 
 
 class Flights:
@@ -92,14 +62,13 @@ class Flights:
         """Requests that are too long for the engines."""
         self.num_lost = 0
         """How often requests lost their rank."""
-        self.pauses_s = 0.0
-        """Total time between the end of a prefill and the choice of a decode rank, over all requests."""
         self._of: dict[int, Flight] = {}
         self._terms = terms
         self._clock = clock
         self._routers = routers
         self._ranks = ranks
         self._prompts = prompts
+        self.hands = Hands(clock, ranks, transfers, stamps, self.act)
         self._transfers = transfers
         self._arrivals = arrivals
         self._pacer = arrivals.pacer
@@ -115,14 +84,12 @@ class Flights:
         """Return how many are in flight."""
         return len(self._of)
 
-    # Inputs: from clients
-
     def begin(self, number: int) -> None:
         """Send a request on its way."""
         flight = self._of[number] = Flight(number, self._terms)
         if self._prompts.longest is not None and (reason := self._prompts.refusal(number)) is not None:
             self.num_refused += 1
-            self.act(flight, flight.refused(f"HTTP 400: {reason}", "invalid"))
+            self.act(flight, flight.fail(f"HTTP 400: {reason}", "invalid"))
         else:
             self._begin(flight)
 
@@ -130,19 +97,29 @@ class Flights:
         prepared = flight.payload = self._prompts.prepare(flight)
         prefill = self._routers.prefill
         if prefill is not None:
-            has_prefill = bool(prefill.ranks)
-            try:
-                bypass = (
-                    self._bypass(flight.number, prepared.prompt, prefill) if has_prefill and flight.may_bypass else None
-                )
-            except NoWorkersError as error:
-                self.act(flight, flight.nobody(str(error), self._clock.now))
-                return
-            self.act(flight, flight.begin(self._clock.now, has_prefill=has_prefill, bypass=bypass))
+            self._begin_apart(flight, prepared.prompt, prefill)
         elif self.choose is None:
             self.act(flight, flight.begin(self._clock.now))
         else:
             self._begin_chosen(flight, prepared, self.choose)
+
+    def _begin_apart(self, flight: Flight, prompt: Prompt, prefill: Routing) -> None:
+        has_prefill, bypass = bool(prefill.ranks), None
+        if has_prefill and flight.may_bypass:
+            try:
+                bypass = bypassing_slot(
+                    self._terms.config,
+                    prompt,
+                    self._prompts.requests[flight.number].output_length,
+                    decode=self._routers.decode,
+                    prefill=prefill,
+                    ranks=self._ranks,
+                    block_size=self._prompts.block_size,
+                )
+            except NoWorkersError as error:
+                self.act(flight, flight.nobody(str(error), self._clock.now))
+                return
+        self.act(flight, flight.begin(self._clock.now, has_prefill=has_prefill, bypass=bypass))
 
     def _begin_chosen(self, flight: Flight, prepared: Prepared, choose: Callable[[int], int]) -> None:
         self._routers.decode.catch_up(prepared.prompt)
@@ -156,26 +133,6 @@ class Flights:
     def send_to(self, flight: Flight, slot: int) -> None:
         """Send a request to a rank without asking the router."""
         self.act(flight, flight.begin(self._clock.now, bypass=slot))
-
-    def _bypass(self, number: int, prompt: Prompt, prefill: Routing) -> int | None:
-        """Return the slot of the decode rank that should compute this prompt itself, or None."""
-        block_size = self._prompts.block_size
-        there, here = (
-            self._routers.decode.peek(prompt, self._prompts.requests[number].output_length),
-            prefill.peek(prompt, 1),
-        )
-        engine = self._ranks[there.slot].engine
-        needed = -(-prompt.num_tokens // block_size) - there.gpu_blocks
-        is_bypassed = bypasses(
-            self._terms.config,
-            num_tokens=prompt.num_tokens,
-            num_cached=there.overlap_blocks * block_size,
-            prefill_tokens=prefill.router.load(here.slot).prefill_tokens,
-            decode_usage=(engine.num_blocks - engine.num_free_blocks + needed) / engine.num_blocks,
-        )
-        return there.slot if is_bypassed else None
-
-    # Inputs: from ranks
 
     def on_step(self, rank: Rank, output: StepOutput) -> None:
         """Process the output of a rank's step."""
@@ -198,8 +155,7 @@ class Flights:
             flight = self._of[number_of(sequence)]
             self._stamps.ended(flight, sequence, rank, output.end)
             if sequence.is_failed:
-                is_gone = flight.prefill is not None and flight.prefill.state == "gone"
-                self.act(flight, flight.ended(output.end, GONE if is_gone else EXPIRED, "engine"))
+                self.act(flight, flight.ended(output.end, missing_kv(flight), "engine"))
             else:
                 self.act(flight, flight.ended(output.end))
         if arrivals.counter is not None:
@@ -220,7 +176,7 @@ class Flights:
         if routing.sends_events_at_once and rank.engine.effects.events:
             routing.on_events(rank)
         if self._transfers.sends_chunks:
-            self._send_chunks(output)
+            self._send_chunks_of(output)
         log = self._stamps.log
         for sequence in output.finished:
             number = number_of(sequence)
@@ -231,7 +187,7 @@ class Flights:
         if output.finished:
             self._release_prefills(routing)
 
-    def _send_chunks(self, output: StepOutput) -> None:
+    def _send_chunks_of(self, output: StepOutput) -> None:
         """Send the blocks that a step has filled, and all remaining blocks at the end of a prompt.
 
         A prompt that was preempted is computed again from its cached blocks, and its last token may be dropped, so its
@@ -239,19 +195,9 @@ class Flights:
         """
         for sequence, count in output.chunks:
             has_ended = sequence in output.finished
-            if (sequence.is_over or sequence.num_preemptions) and not has_ended:
-                continue
-            flight = self._of[number_of(sequence)]
-            assert flight.decode is not None
-            effects = flight.computed(
-                count,
-                num_cached=sequence.cached_tokens,
-                num_prompt=sequence.num_prompt,
-                block_size=self._prompts.block_size,
-                num_there=_sequence_of(flight.decode).num_cached_blocks,
-                has_ended=has_ended,
-            )
-            self.act(flight, effects)
+            if has_ended or not (sequence.is_over or sequence.num_preemptions):
+                flight = self._of[number_of(sequence)]
+                self.act(flight, self._transfers.chunk(flight, sequence, count, has_ended=has_ended))
 
     def on_loads(self, sequences: list[EngineSequence]) -> None:
         """Continue with the sequences for which a rank has allocated blocks."""
@@ -261,8 +207,6 @@ class Flights:
             if not flight.decode.is_moved:
                 self._stamps.log.decode_blocks_s[flight.number] = self._clock.now
             self.act(flight, flight.has_blocks())
-
-    # Inputs: from the fleet
 
     def on_worker(self) -> None:
         """Let those go on that wait for a worker, now that one has come."""
@@ -285,26 +229,13 @@ class Flights:
             for sequence in rank.sequences:
                 flight = self._of[number_of(sequence)]
                 if flight.decode is not None and flight.decode.call is sequence:  # it was not given up before
-                    self._note_answer(flight, sequence, rank)
+                    note_answer(flight, sequence, rank)
                     self._lose(flight, flight.decode)
         self.release()
 
     def _lose(self, flight: Flight, leg: Leg) -> None:
         self.num_lost += leg.state == "sent" or leg is flight.leaving
         self.act(flight, flight.lost(leg, self._clock.now))
-
-    def _note_answer(self, flight: Flight, sequence: EngineSequence, rank: Rank) -> None:
-        """Tell a flight which tokens of its answer a rank has generated, before it continues elsewhere."""
-        engine = rank.engine
-        num_new = engine.num_known_tokens(sequence) - sequence.num_prompt
-        if num_new > 0 and sequence.first_token_s >= 0:
-            flight.has_said(
-                num_new,
-                first_token_s=sequence.first_token_s,
-                last_token_s=sequence.waited_since_s if sequence.waited_since_s >= 0 else engine.known_until_s,
-                admitted_s=sequence.first_scheduled_s,
-                cached_tokens=sequence.cached_tokens,
-            )
 
     def hand_over(self, rank: Rank) -> None:
         """Move the requests of a leaving rank to others: with their KV, or from the start if they have not begun.
@@ -318,11 +249,11 @@ class Flights:
         for sequence in rank.sequences:
             flight = self._of[number_of(sequence)]
             if sequence.decoding and sequence.first_token_s >= 0:
-                self._note_answer(flight, sequence, rank)
+                note_answer(flight, sequence, rank)
                 flight.payload = self._prompts.prepare(flight)
                 self.act(flight, flight.hand_over())
             elif self._routers.prefill is None and not sequence.num_blocks and not sequence.is_remote_prefill:
-                self._note_answer(flight, sequence, rank)
+                note_answer(flight, sequence, rank)
                 self.act(flight, flight.restart(is_next=False))
 
     def release(self) -> None:
@@ -346,10 +277,8 @@ class Flights:
         """Let those fail that wait at the router of ranks which answer, if there are none; return whether any did."""
         held = [] if self._routers.decode.ranks else self._routers.decode.held
         for number in held:
-            self.act(self._of[number], self._of[number].refused(NOBODY, "unavailable"))
+            self.act(self._of[number], self._of[number].fail(NOBODY, "unavailable"))
         return bool(held)
-
-    # Effects
 
     def act(self, flight: Flight, effects: Effects) -> None:
         """Carry out effects in order."""
@@ -365,58 +294,15 @@ class Flights:
                         routing.forget(flight.number)
                 case Answer():
                     self._end(flight, self._stamps.answer_s)
-                case Transfer():
-                    if flight.leaving is None:
-                        self._stamps.log.transfer_start_s[flight.number] = self._clock.now
-                    self._transfers.start(flight, effect, self._end_transfer)
-                case Extend():
-                    self._transfers.extend(flight, effect)
-                case Drop():
-                    self._transfers.drop(flight)
+                case Begin(is_next):
+                    self._begin_soon(flight, is_next=is_next)
+                case Wait(until_s):
+                    self._put_last(flight)
+                    self._clock.at(until_s, ARRIVAL, partial(self._end_wait, flight))
+                case Fail(message, kind):
+                    self._fail(flight, message, kind)
                 case _:
-                    self._act_rarely(flight, effect)
-
-    def _act_rarely(self, flight: Flight, effect: object) -> None:
-        now = self._clock.now
-        match effect:
-            case Deliver(leg, num_valid_blocks):
-                if not leg.is_moved:
-                    self._stamps.log.transfer_end_s[flight.number] = now
-                self._ranks[leg.slot].arrive(_sequence_of(leg), num_valid_blocks)
-            case Abort(leg):
-                self._ranks[leg.slot].abort(_sequence_of(leg))
-                if leg.has_blocks:
-                    self._ranks[leg.slot].arrive(_sequence_of(leg), 0)
-            case LetGo(leg):
-                rank = self._ranks[leg.slot]
-                if rank.prefills:
-                    rank.let_go(_sequence_of(leg))
-                else:
-                    rank.on_read(flight.number)
-            case Keep(leg):
-                self._ranks[leg.slot].readers[flight.number] = None
-            case Miss(leg):
-                if not leg.is_moved:
-                    self._stamps.log.transfer_start_s[flight.number] = now
-                self._clock.at(now, ARRIVAL, partial(self._miss, flight, leg))
-            case Lease(leg, until_s) if flight.is_leased(leg):
-                self._clock.at(until_s, ARRIVAL, partial(self._end_lease, flight, leg))
-            case Pause(leg, after_s):
-                self.pauses_s += after_s
-                self._clock.at(now + after_s, ARRIVAL, partial(self._end_pause, flight, leg))
-            case Begin(is_next):
-                if is_next:
-                    self._clock.at(now, ARRIVAL, partial(self._begin_again, flight))
-                else:
-                    self._begin_again(flight)
-            case Wait(until_s):
-                self._put_last(flight)
-                self._clock.at(until_s, ARRIVAL, partial(self._end_wait, flight))
-            case Fail(message, kind):
-                self._stamps.log.error[flight.number] = message
-                self._end(flight, self._stamps.answer_s if kind == "engine" else 0.0)
-                if self._arrivals.waits_for_answers and kind != "engine":
-                    self._arrivals.await_next()
+                    self.hands.act(flight, effect)
 
     def _place(self, flight: Flight, stage: Stage) -> None:
         """Have a rank chosen, unless the request has to wait at the router."""
@@ -482,7 +368,18 @@ class Flights:
         self.num_finished += 1
         self._pacer.on_end(flight.number, self._clock.now + delay_s)
 
-    # Appointments
+    def _fail(self, flight: Flight, message: str, kind: str) -> None:
+        self._stamps.log.error[flight.number] = message
+        is_answer = kind == "engine"  # and so it comes with others
+        self._end(flight, self._stamps.answer_s if is_answer else 0.0)
+        if self._arrivals.waits_for_answers and not is_answer:
+            self._arrivals.await_next()
+
+    def _begin_soon(self, flight: Flight, *, is_next: bool) -> None:
+        if is_next:
+            self._clock.at(self._clock.now, ARRIVAL, partial(self._begin_again, flight))
+        else:
+            self._begin_again(flight)
 
     def _begin_again(self, flight: Flight) -> None:
         self._put_last(flight)
@@ -494,21 +391,3 @@ class Flights:
 
     def _end_wait(self, flight: Flight) -> None:
         self.act(flight, flight.patience_over(self._clock.now))
-
-    def _end_transfer(self, flight: Flight) -> None:
-        self.act(flight, flight.kv_arrived())
-
-    def _end_lease(self, flight: Flight, leg: Leg) -> None:
-        self.act(flight, flight.lease_over(leg))
-
-    def _end_pause(self, flight: Flight, leg: Leg) -> None:
-        self.act(flight, flight.to_decode(leg))
-
-    def _miss(self, flight: Flight, leg: Leg) -> None:
-        self.act(flight, flight.kv_missed(leg))
-
-
-def _sequence_of(leg: Leg) -> EngineSequence:
-    """Return a leg's sequence in the rank's engine."""
-    assert isinstance(leg.call, EngineSequence)
-    return leg.call

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from dynabench.virtual.clock import Clock
 from dynabench.virtual.oracles import true_work
@@ -168,3 +169,12 @@ class Routing:
                     index.store_blocks(slot, chain.ids, event.start, stop, chain.blocks_per_id)
                 else:
                     index.remove_blocks(slot, chain.ids, event.start, stop, chain.blocks_per_id)
+
+
+class Routers(NamedTuple):
+    """Who chooses the ranks."""
+
+    decode: Routing
+    """Those that answer."""
+    prefill: Routing | None
+    """Those that only compute prompts, if there are any."""

@@ -4,44 +4,8 @@ Those without fields of their own say all: the driver finds the rest in the flig
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
-Stage = Literal["prefill", "decode"]
-State = Literal["sought", "chosen", "sent", "kept", "expired", "gone", "over"]
-
-
-class Leg:
-    """A request's stay at one worker.
-
-    sought --placed--> chosen --send--> sent --ended--> over
-                                         |
-                                         +--its KV waits to be read--> kept --> expired, gone or over (it was read)
-    """
-
-    __slots__ = ("call", "has_begun", "has_blocks", "is_moved", "only", "progress", "reads_kv", "slot", "state")
-
-    def __init__(self, only: int | None = None, *, reads_kv: bool = False, is_moved: bool = False) -> None:
-        """Look for a worker.
-
-        Args:
-            only: the worker that it has to be, if that is settled.
-            reads_kv: whether the KV of its prompt comes from another worker.
-            is_moved: whether that is a decode worker which leaves, and had begun the answer.
-        """
-        self.only = only
-        self.reads_kv = reads_kv
-        self.is_moved = is_moved
-        self.state: State = "sought"
-        self.slot = -1
-        """The worker, by the number that its router knows; -1 until one is chosen."""
-        self.has_blocks = False
-        """Whether it has blocks for that KV and waits for it."""
-        self.has_begun = False
-        """Whether it has produced a token."""
-        self.progress = (0, 0)
-        """Tokens that are computed and blocks that are sent, where a prompt is sent chunk by chunk."""
-        self.call: object = None
-        """What the driver has there: an engine's sequence, or an open call."""
+from serving.life.leg import Leg, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,3 +138,17 @@ Effect = (
     | Wait | Answer | Fail
 )  # fmt: skip
 Effects = tuple[Effect, ...]
+
+NOTHING: Effects = ()
+PLACE_PREFILL: Effects = (Place("prefill"),)
+PLACE_DECODE: Effects = (Place("decode"),)
+SEND_PREFILL: Effects = (Send("prefill"),)
+SEND_DECODE: Effects = (Send("decode"),)
+SEND_BOTH: Effects = (Send("decode"), Send("prefill"))
+RELEASE_PREFILL: Effects = (Release("prefill"),)
+RELEASE_BOTH: Effects = (Release("prefill"), Release("decode"))
+ANSWER: Effects = (Release("decode"), Answer("stop"))
+TRANSFER: Effects = (Transfer(),)
+DROP: Effects = (Drop(),)
+BEGIN: Effects = (Begin(),)
+BEGIN_NOW: Effects = (Begin(is_next=False),)

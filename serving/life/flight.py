@@ -17,13 +17,22 @@ A flight is the only record of a request's state. It has neither a clock nor cal
 carries out what is returned, in order, and reports what came of it, perhaps before going on with the rest.
 """
 
-from dataclasses import dataclass
-
-from serving.life.config import DisaggregationConfig
 from serving.life.effects import (
+    ANSWER,
+    BEGIN,
+    BEGIN_NOW,
+    DROP,
+    NOTHING,
+    PLACE_DECODE,
+    PLACE_PREFILL,
+    RELEASE_BOTH,
+    RELEASE_PREFILL,
+    SEND_BOTH,
+    SEND_DECODE,
+    SEND_PREFILL,
+    TRANSFER,
     Abort,
     Answer,
-    Begin,
     Deliver,
     Drop,
     Effects,
@@ -31,89 +40,28 @@ from serving.life.effects import (
     Fail,
     Keep,
     Lease,
-    Leg,
     LetGo,
     Miss,
     Pause,
-    Place,
-    Release,
-    Send,
-    Stage,
     Transfer,
     Wait,
 )
+from serving.life.leg import Leg, Stage
 from serving.life.life import Finished, Life, PlaceAgain, Refused
-
-NOTHING: Effects = ()
-PLACE_PREFILL: Effects = (Place("prefill"),)
-PLACE_DECODE: Effects = (Place("decode"),)
-SEND_PREFILL: Effects = (Send("prefill"),)
-SEND_DECODE: Effects = (Send("decode"),)
-SEND_BOTH: Effects = (Send("decode"), Send("prefill"))
-RELEASE_PREFILL: Effects = (Release("prefill"),)
-RELEASE_BOTH: Effects = (Release("prefill"), Release("decode"))
-ANSWER: Effects = (Release("decode"), Answer("stop"))
-TRANSFER: Effects = (Transfer(),)
-DROP: Effects = (Drop(),)
-BEGIN: Effects = (Begin(),)
-BEGIN_NOW: Effects = (Begin(is_next=False),)
+from serving.life.terms import Generated, Terms
 
 GONE = "its worker is gone"
 WAS_KEPT = ("kept", "expired", "gone")
 """States of a prompt that was computed and not read; whoever tries to read it learns whether it is still there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What applies to a request: usually the same for all of a deployment."""
-
-    limit: int = 0
-    """How often a request may lose its worker and continue on another."""
-    config: DisaggregationConfig = DisaggregationConfig()  # noqa: RUF009 (frozen)
-    handover_s: float = 0.0
-    """Time from the end of a prefill until its decode worker is chosen (s)."""
-    needs_blocks_first: bool = False
-    """Destination first, choose the prefill worker only when the decode worker has blocks: its router may let requests
-    wait, and one with blocks that waited there for one without might wait for these very blocks."""
-    is_pinned: bool = False
-    """Whether its client named the worker: it never goes elsewhere."""
-    can_continue: bool = True
-    """Whether an answer that has begun can continue on another worker."""
-    sends_both: bool = False
-    """Destination first, send to both workers at once: they wait for each other."""
-
-
-@dataclass(frozen=True, slots=True)
-class Generated:
-    """The part of an answer that the client already has from workers before."""
-
-    num_tokens: int
-    first_token_s: float
-    """When its first token arrived."""
-    last_token_s: float
-    admitted_s: float
-    """When the request was first scheduled."""
-    cached_tokens: int
-    """Cached tokens of its prompt, at that time."""
-
-
 class Flight:
     """All state of one request in flight."""
 
     __slots__ = (
-        "_life",
-        "decode",
-        "generated",
-        "is_destination_first",
-        "is_over",
-        "is_under_way",
-        "leaving",
-        "number",
-        "payload",
-        "prefill",
-        "terms",
-        "waits_for",
-    )
+        "_life", "decode", "generated", "is_destination_first", "is_over", "is_under_way", "leaving", "number", "payload",
+        "prefill", "terms", "waits_for",
+    )  # fmt: skip
 
     def __init__(self, number: int, terms: Terms) -> None:
         """Start with a request that has not begun, by its number."""
@@ -179,10 +127,6 @@ class Flight:
             return PLACE_DECODE
         return PLACE_PREFILL
 
-    def refused(self, message: str, kind: str) -> Effects:
-        """Fail: no worker takes such a request, or ever will."""
-        return self._fail(message, kind)
-
     def placed(self, stage: Stage, slot: int, *, can_meet: bool = True) -> Effects:
         """Continue at the worker that a router has chosen.
 
@@ -224,7 +168,7 @@ class Flight:
         """Fail, if no worker has come."""
         if self.waits_for is None or now < self.life.waits_until:
             return NOTHING
-        return self._fail(self.waits_for, "unavailable")
+        return self.fail(self.waits_for, "unavailable")
 
     def restart(self, *, is_next: bool = True) -> Effects:
         """Begin again elsewhere, through no fault of a worker that had the request."""
@@ -280,30 +224,12 @@ class Flight:
         self.is_under_way = True
         return TRANSFER
 
-    def computed(
-        self, count: int, *, num_cached: int, num_prompt: int, block_size: int, num_there: int, has_ended: bool
-    ) -> Effects:
-        """Send the blocks that a chunk of a prompt has filled; at the end of the prompt, all that are left.
-
-        Args:
-            count: tokens of the chunk.
-            num_cached: tokens of the prompt that were cached.
-            num_prompt: tokens of the prompt.
-            block_size: tokens of a block.
-            num_there: first blocks of the prompt that the decode worker has cached.
-            has_ended: whether this is the last chunk.
-        """
-        leg = self.prefill
-        assert leg is not None
-        num_computed, num_sent = leg.progress
-        num_computed = max(num_computed, num_cached) + count
-        num_filled = -(-num_prompt // block_size) if has_ended else num_computed // block_size
-        num_blocks = max(num_filled - max(num_sent, num_there), 0)
-        leg.progress = num_computed, num_filled
+    def computed(self, num_blocks: int, *, is_last: bool) -> Effects:
+        """Send blocks of a prompt that are computed, perhaps the last (see `Leg.fill`)."""
         if self.is_under_way:
-            return (Extend(num_blocks, has_ended),)
+            return (Extend(num_blocks, is_last),)
         self.is_under_way = True
-        return (Transfer(num_blocks, has_ended),)
+        return (Transfer(num_blocks, is_last),)
 
     def kv_arrived(self) -> Effects:
         """Let the decode worker continue with the KV, and the other one free it."""
@@ -348,11 +274,10 @@ class Flight:
 
     # The answer
 
-    def begun(self) -> Effects:
+    def begun(self) -> None:
         """Note that the decode worker has produced a token: the prefill worker can no longer harm the answer."""
         if self.decode is not None:
             self.decode.has_begun = True
-        return NOTHING
 
     def has_said(
         self, num_tokens: int, *, first_token_s: float, last_token_s: float, admitted_s: float, cached_tokens: int
@@ -440,18 +365,19 @@ class Flight:
             self.is_over = True
             return (*self._given_up(keeps_kv=False), Answer(follows.reason))
         if isinstance(follows, Refused):
-            return self._fail(follows.message, follows.kind)
+            return self.fail(follows.message, follows.kind)
         has_begun = self.num_generated or (self.decode is not None and self.decode.has_begun)
         if has_begun and not self.terms.can_continue:
             problem = "an answer with a constraint cannot continue elsewhere: the constraint would begin again"
-            return self._fail(f"{message}; {problem}", kind)
+            return self.fail(f"{message}; {problem}", kind)
         given_up = self._given_up()
         if not follows.after_s:
             return (*given_up, *BEGIN)
         self.waits_for = message
         return (*given_up, Wait(life.waits_until))
 
-    def _fail(self, message: str, kind: str) -> Effects:
+    def fail(self, message: str, kind: str) -> Effects:
+        """End without an answer."""
         self.is_over, self.waits_for = True, None
         return (*self._given_up(keeps_kv=False), Fail(message, kind))
 

@@ -15,7 +15,8 @@ from serving.life.effects import (
     Release,
     Send,
 )
-from serving.life.flight import Flight, Terms
+from serving.life.flight import Flight
+from serving.life.terms import Terms
 
 STAGES = ("prefill", "decode")
 
@@ -33,7 +34,7 @@ class World:
         self.booked, self.waits_at = {}, set()
         self.at = {}  # legs by worker: those that are sent
         self.held, self.kept = set(), set()  # prefill legs whose KV is held, and legs that leave
-        self.is_under_way = False
+        self.is_under_way = self.is_chunked = False  # chunked: more chunks follow
         self.loading, self.got = set(), set()  # decode legs that wait for KV, and those that have it or know it is gone
         self.due = []  # appointments
         self.ends = []
@@ -95,7 +96,7 @@ class World:
 
     def on_drop(self, effect):
         assert self.is_under_way
-        self.is_under_way = False
+        self.is_under_way = self.is_chunked = False
 
     def on_miss(self, effect):
         self.due.append(lambda: self.flight.kv_missed(effect.leg))
@@ -174,7 +175,7 @@ class World:
                 stage = min(self.waits_at)
                 self.waits_at.discard(stage)
                 self.place(stage)
-            elif self.is_under_way:
+            elif self.is_under_way and not self.is_chunked:
                 self.end_transfer()
             elif self.has("prefill"):
                 self.end_prefill()
@@ -194,8 +195,15 @@ class World:
         self.loading.add(leg)
         self.act(self.flight.has_blocks())
 
+    def send_chunk(self):
+        self.is_chunked = True
+        self.act(self.flight.computed(1, is_last=False))
+
     def end_prefill(self):
         leg = self.flight.prefill
+        if self.is_chunked:
+            self.is_chunked = False
+            self.act(self.flight.computed(1, is_last=True))
         del self.at[leg]
         self.held.add(leg)
         self.act(self.flight.prefill_ended(self.now))
@@ -273,7 +281,12 @@ class Fates(RuleBasedStateMachine):
     def its_decode_worker_has_blocks(self):
         self.world.give_blocks()
 
-    @precondition(lambda self: self.world.is_under_way)
+    @precondition(lambda self: self.world.has("prefill") and self.world.flight.decode in self.world.loading)
+    @rule()
+    def a_chunk_is_computed(self):
+        self.world.send_chunk()
+
+    @precondition(lambda self: self.world.is_under_way and not self.world.is_chunked)
     @rule()
     def its_kv_arrives(self):
         self.world.end_transfer()
@@ -281,7 +294,7 @@ class Fates(RuleBasedStateMachine):
     @precondition(lambda self: self.world.answers)
     @rule()
     def a_token_comes(self):
-        self.world.act(self.world.flight.begun())
+        self.world.flight.begun()
 
     @precondition(lambda self: self.world.answers)
     @rule(kind=st.sampled_from(["", *KINDS]))
@@ -356,20 +369,18 @@ def test_kv_stays_while_its_request_waits_for_a_decode_worker(end):
 
 
 def test_patience_that_began_again_does_not_end_when_the_first_would_have():
-    world = World(Terms(limit=2), num_workers=1)
-    world.begin()
-    for slot, now in ((0, 0.0), (10, 20.0)):
+    world = World(Terms(limit=3), num_workers=0)
+    for worker, now in (("first", 0.0), ("second", 20.0)):
         world.now = now
-        world.lose(slot)
-        if world.due:
-            world.meet()
-        if now == 0.0:
-            world.finish() if world.is_over else None
-    assert world.flight.waits_for is not None
+        world.come("decode")
+        world.meet() if world.due else world.begin()
+        world.lose(world.flight.decode.slot)
+        world.meet()
+        assert world.flight.waits_for == "nobody is there", worker
     world.act(world.flight.patience_over(30.0))
     assert not world.is_over
     world.act(world.flight.patience_over(50.0))
-    assert world.is_over
+    assert world.ends == [Fail("nobody is there", "unavailable")]
 
 
 def test_a_plain_request_needs_three_inputs():
