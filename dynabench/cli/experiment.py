@@ -51,13 +51,13 @@ from dynabench.deployment.flags import (
 from dynabench.deployment.fleet import FleetConfig
 from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.deployment.overhead import OverheadConfig
-from dynabench.deployment.transfer import TransferConfig
 from dynabench.experiment.axes import setting_of
 from dynabench.experiment.settings import ExperimentConfig, SweepConfig
 from dynabench.plan import ClientConfig, Settings
 from foundation.errors import UserError
 from foundation.exit_codes import INTERRUPTED
 from mocker import EngineConfig
+from mocker.network.config import TransferConfig
 from mocker.timing.config import TimingConfig
 from serving.cli.command_line import flat
 from serving.engines.mock.config import AnswerConfig

@@ -19,7 +19,6 @@ from dynabench.deployment.flags import (
 from dynabench.deployment.fleet import FleetConfig
 from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.deployment.overhead import OverheadConfig
-from dynabench.deployment.transfer import TransferConfig
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import ClientConfig
 from dynabench.terminal import Terminal
@@ -27,6 +26,7 @@ from foundation.errors import UserError
 from foundation.errors import plain_errors as plain_errors
 from foundation.settings import changed
 from mocker import EngineConfig
+from mocker.network.config import TransferConfig
 from mocker.timing.config import TimingConfig
 from serving.cli.command_line import flat
 from serving.engines.mock.config import AnswerConfig

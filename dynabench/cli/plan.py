@@ -26,12 +26,12 @@ from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.flags import MeasuredRouterConfig
 from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.deployment.overhead import OverheadConfig
-from dynabench.deployment.transfer import TransferConfig
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import Settings
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.exit_codes import INTERRUPTED
+from mocker.network.config import TransferConfig
 from reports.capacity import answer as capacity
 from reports.capacity.answer import Answer
 from reports.gate import of_plan

@@ -16,10 +16,10 @@ from dynabench.interrupt import noted
 from dynabench.plan import Plan
 from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.handover import Disaggregation
-from dynabench.virtual.links import Links
 from dynabench.virtual.planner import SimulatedPlanner
 from dynabench.virtual.rollout import best_by_rollout
 from dynabench.virtual.use import fleet_use, kv_use, link_use, pool_use, tier_use
+from mocker.network.links import Links
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.kv_size import KvSize, kv_size_of
 from mocker.timing.model import chunk

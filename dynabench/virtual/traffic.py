@@ -1,51 +1,5 @@
-"""Transfers on the clock, with callbacks when they end."""
+"""Transfers on the links of a cluster; its drivers find them here."""
 
-from collections.abc import Callable
-from typing import Any
+from mocker.network.traffic import Traffic
 
-from dynabench.virtual.clock import COMPLETION, Clock
-from dynabench.virtual.links import Key, Links
-
-
-class Traffic:
-    """The transfers in progress on the links of a cluster."""
-
-    def __init__(self, links: Links, clock: Clock) -> None:
-        self.links = links
-        self._clock = clock
-        self._on_end: dict[Key, Callable[[], object]] = {}
-        self._awaited_s = -1.0  # time of the scheduled event
-
-    def start(self, key: Key, on_end: Callable[[], object], **what: Any) -> None:
-        """Begin a transfer (see `Links.start`), and call back when it has ended."""
-        self._on_end[key] = on_end
-        self.links.start(key, self._clock.now, **what)
-        self._await()
-
-    def extend(self, key: Key, **more: Any) -> None:
-        """Add to a transfer in progress (see `Links.extend`)."""
-        self.links.extend(key, self._clock.now, **more)
-        self._await()
-
-    def drop(self, key: Key) -> float:
-        """End a transfer early, and return the bytes that were left to send."""
-        del self._on_end[key]
-        left = self.links.drop(key, self._clock.now)
-        self._await()
-        return left
-
-    def _await(self) -> None:
-        """Schedule the next event on the links."""
-        next_s = self.links.next_s()
-        if next_s is not None and (next_s := max(next_s, self._clock.now)) != self._awaited_s:
-            self._awaited_s = next_s
-            self._clock.at(next_s, COMPLETION, self._advance)
-
-    def _advance(self) -> None:
-        now = self._clock.now
-        if now != self._awaited_s:
-            return  # the event was rescheduled
-        self._awaited_s = -1.0
-        for key in self.links.advance(now):
-            self._on_end.pop(key)()
-        self._await()
+__all__ = ["Traffic"]

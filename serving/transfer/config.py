@@ -6,7 +6,7 @@ from typing import Literal
 from foundation.settings import Count, Positive, Share, check
 from serving.transfer.make import Transport
 
-OF_TIERS = ("kv_bytes_scale", "kv_disk_folder", "kv_store", "kv_store_write_policy")
+OF_TIERS = ("kv_bytes_scale", "kv_store", "kv_store_write_policy")
 """Settings of tiers beyond a worker's GPUs; a worker of any role may have them."""
 
 
@@ -35,10 +35,6 @@ class TransferRunConfig:
     transfer_meeting_timeout_s: Positive = 300.0
     """Destination first: how long one worker of a request waits to hear from the other, which reports for as long as it
     queues the request (s)."""
-
-    kv_disk_folder: str = ""
-    """Folder for the KV on disk (--kv-disk-size). Each rank has a folder in it and finds its KV there after a restart
-    (empty: a temporary folder, removed at exit)."""
 
     kv_store: str = ""
     """Address of the KV store that workers share, HOST:PORT (see python -m serving.kv_store; empty: no store)."""

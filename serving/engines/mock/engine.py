@@ -24,11 +24,12 @@ from serving.engines.mock.kv.handover import Handover, hand_over
 from serving.engines.mock.kv.nixl_peer import Peer
 from serving.engines.mock.kv.peer import become_peer
 from serving.engines.mock.kv.shelf import layout_of
-from serving.engines.mock.kv.tiers import LiveTiers, chunk_format, with_store
+from serving.engines.mock.kv.store import chunk_format
+from serving.engines.mock.kv.tiers import LiveTiers, with_store
 from serving.engines.mock.observer import Observer, prefilling_tokens
 from serving.engines.mock.rank import MockEngine
 from serving.kv_tiers.blocks import KvLayout
-from serving.kv_tiers.tier import ChunkFormat, TierError
+from serving.kv_tiers.tier import ChunkFormat
 from serving.life.lease import LeaseConfig
 from serving.model.card import Role
 from serving.model.constraints import NO_GRAMMAR
@@ -117,17 +118,16 @@ class Mocker:
         self._max_waiting = max_waiting
         self._peers = peers
         self._layout = layout_of(transfer, timing, block_size=config.block_size) if config.kv_role else None
-        self._format = (
-            None
-            if simulated.host is None
-            else chunk_format(
-                simulated.host,
+        self._format: ChunkFormat | None = None
+        """What its chunks are like in the store, if there is one."""
+        if self._simulated.host is not None and transfer.kv_store:
+            self._format = chunk_format(
+                self._simulated.host,
                 transfer,
                 timing,
                 block_size=config.block_size,
                 model=worker.model_path or worker.model_name,
             )
-        )
         self._token: Callable[[], bytes] | None = None
         self._handovers: list[Handover] = []
         """One of all ranks, or one of each if they are peers of others."""
@@ -158,8 +158,8 @@ class Mocker:
             except TransferError as error:
                 raise EngineError(f"KV cannot be transferred: {error}") from error
             self.traits = replace(self.traits, bootstrap=self._handovers[0].bootstrap)
-        if self._format is not None and self._simulated.host is not None:
-            await self._start_tiers(self._format, self._simulated.host)
+        if self._simulated.host is not None:
+            await self._start_tiers(self._simulated.host)
 
     async def _start_handovers(self, layout: KvLayout) -> None:
         for peer in self._peers:
@@ -180,14 +180,11 @@ class Mocker:
         except ValueError as error:
             raise EngineError(str(error)) from error
 
-    async def _start_tiers(self, format: ChunkFormat, memory: HostMemory) -> None:
+    async def _start_tiers(self, memory: HostMemory) -> None:
         for _ in range(self.traits.num_ranks):
-            tiers = LiveTiers(format, memory, self._transfer, self._secret)
+            tiers = LiveTiers(memory, format=self._format, transfer=self._transfer, token=self._secret)
             self._tiers.append(tiers)
-            try:
-                await tiers.start()
-            except TierError as error:
-                raise EngineError(str(error)) from error
+            await tiers.start()
 
     def _secret(self) -> bytes:
         return b"" if self._token is None else self._token()

@@ -184,10 +184,8 @@ class MockEngine:
             await asyncio.wait_for(self._bell.wait(), max(wake_s - monotonic(), 0.0))
 
     def _serve_tiers(self, tiers: LiveTiers) -> None:
-        """Update the bytes beyond the GPU as the engine reports, and do the tier work that it asks for."""
-        events = self.engine.take_events() + self.engine.take_host_events()
-        if events:
-            tiers.note(events)
+        """Publish what has happened in the engine and in the tiers beyond its GPU, and do the work that it asks for."""
+        events = self.engine.take_events() + self.engine.take_host_events() + tiers.take_events()
         beyond = tiers.take_reports()
         if self._events is not None and (events or beyond):
             self._events.publish(events, beyond)
