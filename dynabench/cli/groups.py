@@ -35,7 +35,7 @@ from serving.life import DisaggregationConfig
 from serving.planner import PlannerConfig
 from serving.router import RouterConfig
 from serving.runtime.config import RuntimeConfig
-from serving.transfer.config import OF_TIERS, TransferRunConfig
+from serving.transfer.config import OF_LINKS, OF_TIERS, TransferRunConfig
 from serving.worker.config import ModelConfig
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
@@ -97,7 +97,7 @@ Formats = Annotated[ModelConfig, FORMATS, flat("Tools and reasoning", 6)]
 Overheads = Annotated[OverheadConfig, flat("Between client and engine", 7)]
 Disaggregation = Annotated[DisaggregationConfig, flat("Prefill and decode workers", 7)]
 Transfers = Annotated[TransferConfig, prefixed("transfer"), flat("Prefill and decode workers", 7)]
-ELSEWHERE = Parameter(parse="^(?!(kv_bytes_per_token|kv_store|kv_store_write_policy)$)")
+ELSEWHERE = Parameter(parse=f"^(?!({'|'.join(OF_LINKS)}|kv_store|kv_store_write_policy)$)")
 """Leaves out flags of settings that the sections `transfer` and `kv_store` of a file have for both clocks."""
 KvTransfer = Annotated[TransferRunConfig, ELSEWHERE, flat("KV between processes", 7)]
 KvStore = Annotated[KvStoreConfig, flat("KV store", 7)]

@@ -36,7 +36,7 @@ Simulation = Annotated[SimulationConfig, flat("In place of GPUs", 1)]
 Replicas = Annotated[ReplicasConfig, flat("Many at once", 2)]
 Faults = Annotated[FaultFlags, flat("Faults on purpose", 3)]
 Answers = Annotated[AnswerConfig, flat("Simulated engine", 6)]
-OF_HANDOVER = Parameter(parse="^(transfer|transfer_host|transfer_memory_mb|kv_bytes_scale|transfer_read_timeout_s)$")
+OF_HANDOVER = Parameter(parse="^transfer(_host|_bandwidth_gb_s|_latency_ms|_block_us|_read_timeout_s)?$")
 Transfer = Annotated[TransferRunConfig, OF_HANDOVER, flat("KV between processes", 7)]
 
 

@@ -231,7 +231,7 @@ def _worker(deployment: Deployment, config: ClusterConfig, pool: Pool, program: 
         ports={"system": SYSTEM},
         cpu="100m",
         memory_mib=256,
-        most_memory_mib=512 + _sent_mib(deployment, pool),
+        most_memory_mib=512,
         role=pool.role,
         files=files,
     )
@@ -250,12 +250,6 @@ def _worker(deployment: Deployment, config: ClusterConfig, pool: Pool, program: 
         environment=_side_channel(pool),
         loads_model=True,
     )
-
-
-def _sent_mib(deployment: Deployment, pool: Pool) -> int:
-    """Return the memory that a mocker needs for KV that it shares with others (MiB)."""
-    is_shared = pool.engine == "mocker" and pool.role != "aggregated"
-    return deployment.kv_transfer.transfer_memory_mb if is_shared else 0
 
 
 def _gpus(pool: Pool) -> int:

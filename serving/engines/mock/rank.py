@@ -162,8 +162,6 @@ class MockEngine:
                 await self._wait()
                 now = monotonic()
                 continue
-            if self._handover is not None:
-                self._handover.on_step(self, step)
             # Deadlines are absolute: a late timer delays one step, not all later ones.
             await timer.until(step.end)
             self._delivery.send(engine)

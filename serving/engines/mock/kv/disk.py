@@ -4,7 +4,6 @@ It holds what `Storage` says. Reads and writes share its bandwidth, each way; no
 """
 
 import asyncio
-from functools import partial
 
 from mocker import BlockChain
 from mocker.events import TierEvent
@@ -15,7 +14,7 @@ from mocker.vllm.offload.config import HostMemory, Tier
 from mocker.vllm.offload.ranges import count
 from mocker.vllm.offload.storage import Storage
 from mocker.vllm.offload.tiers import Read, Write
-from serving.engines.mock.kv.moved import Moved, Progress
+from serving.engines.mock.kv.moved import Moved, Progress, move
 from serving.worker.engine import KvTier
 
 RANK = 0
@@ -77,25 +76,20 @@ class Disk:
     async def _move(self, key: Read | Write, progress: Progress, *, source: int, target: int, num_chunks: int) -> None:
         """Wait until chunks have passed the disk's link; if that is cancelled, note how many have."""
         chunk_bytes = self.storage.bytes_per_chunk
-        done = asyncio.get_running_loop().create_future()
-        self._traffic.start(
+
+        def on_cut(left: float) -> None:
+            progress.num_chunks = int(max(num_chunks - (left / chunk_bytes if left else 0.0), 0.0))
+
+        await move(
+            self._traffic,
             key,
-            partial(done.set_result, None),
+            on_cut=on_cut,
             source=source,
             target=target,
             num_bytes=num_chunks * chunk_bytes,
             latency_s=self._tier.latency_s,
         )
-        try:
-            await done
-            progress.num_chunks = num_chunks
-        except asyncio.CancelledError:
-            if done.cancelled():
-                left = self._traffic.drop(key) / chunk_bytes if chunk_bytes else 0.0
-                progress.num_chunks = int(max(num_chunks - left, 0.0))
-            else:
-                progress.num_chunks = num_chunks
-            raise
+        progress.num_chunks = num_chunks
 
     def load(self) -> KvTier:
         """Report what it holds and did."""

@@ -10,14 +10,16 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from mocker import Engine, Sequence, Step
+from mocker import Engine, Sequence
 from serving.engines.kv.exchange import KvExchange
-from serving.engines.kv.owner import KvOwner, Offer, RoomCall
+from serving.engines.kv.owner import KvOwner, RoomCall
 from serving.engines.kv.params import AGENT, Part, RemoteKv, WantedKv
 from serving.engines.kv.reader import KvReader, Spoil
+from serving.engines.mock.kv.passage import KvShape, Passage
 from serving.engines.mock.live import Live
 from serving.life.lease import LeaseConfig
 from serving.model.card import Bootstrap, Role
+from serving.runtime.messages import CallError
 from serving.transfer.config import TransferRunConfig
 from serving.worker.engine import KvTransfers
 
@@ -62,10 +64,6 @@ class Handover(Protocol):
         """Read the KV of sequences that have blocks now."""
         ...
 
-    def on_step(self, rank: Rank, step: Step) -> None:
-        """Note what a step computes; called as it begins."""
-        ...
-
     def on_finished(self, rank: Rank, live: Live) -> None:
         """Take over a request whose prompt was computed for another worker, including its end."""
         ...
@@ -106,18 +104,15 @@ class PrefillSide:
         self._exchange = exchange
         self._owner = owner
         self._describe = describe
-        self._prepared: list[tuple[Live, int]] = []  # and how often each had been preempted
+        self._numbers: dict[Rank, int] = {}
 
     def begin(self, rank: Rank, live: Live, asked: Part) -> None:
         """See `Handover`."""
         owner = self._owner
         if not asked.is_prefill:
             raise ValueError("do_remote_prefill is for a decode worker; this one was started with --role prefill")
-        if len(live.keys) > owner.max_blocks:
-            raise ValueError(
-                f"the prompt's KV has {len(live.keys)} blocks, but there is transfer memory for {owner.max_blocks}: use a "
-                "larger --transfer-memory-mb or a smaller --kv-bytes-scale"
-            )
+        if owner.is_full:
+            raise CallError("this prefill worker keeps the KV of too many prompts for others", "overloaded")
         live.sequence.is_remote_decode = True
         if asked.meeting is None:
             rank.add(live)
@@ -134,50 +129,34 @@ class PrefillSide:
         """See `Handover`."""
         raise AssertionError("a prefill worker reads no KV")
 
-    def on_step(self, rank: Rank, step: Step) -> None:
-        """Write the KV of prompts whose last chunk is being computed, unless they have been preempted."""
-        waiting = []
-        for live, num_preemptions in self._prepared:
-            if live.sequence.num_preemptions > num_preemptions and live.offer is not None:
-                self._owner.drop(live.offer)
-                live.offer = None
-            elif live.offer is not None and not live.offer.is_computed and live.offer.state != "over":
-                waiting.append((live, num_preemptions))
-        self._prepared = waiting
-        for sequence, _ in step.batch.chunks:
-            begun = sequence.payload
-            assert isinstance(begun, Live)
-            if not sequence.is_remote_decode or begun.offer is not None or sequence.is_over:
-                continue  # a request that left is still in the batch that was scheduled ahead
-            if sequence.num_computed >= sequence.num_prompt:
-                begun.offer = self._prepare(rank, begun)
-                self._prepared.append((begun, sequence.num_preemptions))
+    def on_finished(self, rank: Rank, live: Live) -> None:
+        """See `Handover`."""
+        sequence = live.sequence
 
-    def _prepare(self, rank: Rank, live: Live) -> Offer:
         def on_offered(kv: RemoteKv) -> None:
             live.finish(kv_transfer_params=self._describe(live, kv))
             live.flush()
 
         def on_over() -> None:
-            rank.engine.let_go(live.sequence)
+            rank.engine.let_go(sequence)
             live.release()
             rank.wake()
 
-        return self._owner.prepare(live.keys, room=live.room, on_offered=on_offered, on_over=on_over)
-
-    def on_finished(self, rank: Rank, live: Live) -> None:
-        """See `Handover`."""
-        offer = live.offer = live.offer or self._prepare(rank, live)
-        sequence = live.sequence
-        self._owner.offer(offer, num_tokens=sequence.num_prompt, num_cached_tokens=sequence.cached_tokens)
+        live.offer = self._owner.offer(
+            live.keys,
+            room=live.room,
+            rank=self._numbers.setdefault(rank, len(self._numbers)),
+            num_tokens=sequence.num_prompt,
+            num_cached_tokens=sequence.cached_tokens,
+            on_offered=on_offered,
+            on_over=on_over,
+        )
 
     def cancel(self, rank: Rank, live: Live) -> None:
         """See `Handover`."""
-        if live.offer is not None and live.offer.is_computed:
+        if live.offer is not None:
             self._owner.withdraw(live.offer)
             return
-        if live.offer is not None:
-            self._owner.drop(live.offer)
         if live.is_queued:
             rank.engine.abort(live.sequence)
         if live.room is not None:
@@ -217,6 +196,7 @@ class DecodeSide:
         self._exchange = exchange
         self._reader = reader
         self._find = find
+        self._numbers: dict[Rank, int] = {}
 
     def begin(self, rank: Rank, live: Live, asked: Part) -> None:
         """See `Handover`."""
@@ -239,13 +219,12 @@ class DecodeSide:
 
     def on_loads(self, rank: Rank, sequences: list[Sequence]) -> None:
         """See `Handover`."""
+        number = self._numbers.setdefault(rank, len(self._numbers))
         for sequence in sequences:
             live = sequence.payload
             assert isinstance(live, Live) and live.load is not None
-            self._reader.begin(live.load, sequence.num_cached_blocks, partial(self._on_arrived, rank, sequence))
-
-    def on_step(self, rank: Rank, step: Step) -> None:
-        """See `Handover`."""
+            on_arrived = partial(self._on_arrived, rank, sequence)
+            self._reader.begin(live.load, sequence.num_cached_blocks, on_arrived, rank=number)
 
     def on_finished(self, rank: Rank, live: Live) -> None:
         """See `Handover`."""
@@ -278,13 +257,35 @@ class DecodeSide:
         rank.wake()
 
 
-def hand_over(role: Role, exchange: KvExchange, transfer: TransferRunConfig, lease: LeaseConfig) -> Handover:
+def owner_of(exchange: KvExchange, shape: KvShape, transfer: TransferRunConfig, lease: LeaseConfig) -> KvOwner:
+    """Return the side of a started exchange that offers KV."""
+    return KvOwner(
+        exchange,
+        lease,
+        block_bytes=shape.size.block,
+        num_gpus=shape.num_gpus,
+        meeting_timeout_s=transfer.transfer_meeting_timeout_s,
+    )
+
+
+def reader_of(exchange: KvExchange, shape: KvShape, transfer: TransferRunConfig) -> KvReader:
+    """Return the side of a started exchange that reads KV."""
+    return KvReader(
+        exchange,
+        Passage(shape, transfer).move,
+        block_bytes=shape.size.block,
+        read_timeout_s=transfer.transfer_read_timeout_s,
+        meeting_timeout_s=transfer.transfer_meeting_timeout_s,
+    )
+
+
+def hand_over(
+    role: Role, exchange: KvExchange, shape: KvShape, transfer: TransferRunConfig, lease: LeaseConfig
+) -> Handover:
     """Return a role's side of the hand-over, through a started exchange."""
-    meeting_timeout_s = transfer.transfer_meeting_timeout_s
     if role == "prefill":
-        return PrefillSide(exchange, KvOwner(exchange, lease, meeting_timeout_s=meeting_timeout_s))
-    read_timeout_s = transfer.transfer_read_timeout_s
-    return DecodeSide(exchange, KvReader(exchange, read_timeout_s=read_timeout_s, meeting_timeout_s=meeting_timeout_s))
+        return PrefillSide(exchange, owner_of(exchange, shape, transfer, lease))
+    return DecodeSide(exchange, reader_of(exchange, shape, transfer))
 
 
 def block_keys(tokens: npt.NDArray[np.uint32], hashes: Several[int], *, num_full: int, block_size: int) -> list[int]:

@@ -1,9 +1,29 @@
-"""What a tier moves: how far a read has come, and how long all of them took."""
+"""What moves over modelled links: waiting for it, how far it has come, and how long all of it took."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
+from typing import Any
+
+from mocker.network.traffic import Traffic
+
+
+async def move(
+    traffic: Traffic, key: Hashable, *, on_cut: Callable[[float], object] | None = None, **what: Any
+) -> None:
+    """Wait for a transfer (see `Links.start`); if that is cancelled, end it, and report the bytes that were left."""
+    done = asyncio.get_running_loop().create_future()
+    traffic.start(key, partial(done.set_result, None), **what)
+    try:
+        await done
+    except asyncio.CancelledError:
+        left = traffic.drop(key) if done.cancelled() else 0.0
+        if on_cut is not None:
+            on_cut(left)
+        raise
 
 
 @dataclass(slots=True)

@@ -5,26 +5,25 @@ client         P                                       D
   | <-- first token, kv_transfer_params
   | prompt, kv_transfer_params ----------------------->
                   <-- where is this request's KV? ----    its side channel
-                  --- agent, slots, generations ----->
-                  <== leases renewed, blocks read ===>    as between workers of ours
+                  --- agent, ticket ----------------->
+                  <== leases renewed, ticket read ===>    as between workers of ours
   | <--------------------------------------------------  the answer
 """
 
 from dataclasses import replace
 from typing import Any
 
-from mocker import Sequence, Step
+from mocker import Sequence
 from serving.engines.kv.exchange import KvExchange
 from serving.engines.kv.notices import Begin, Notice, Offered, Read, Renew
-from serving.engines.kv.owner import KvOwner
 from serving.engines.kv.params import Part, RemoteKv
-from serving.engines.kv.reader import KvReader, Spoil
-from serving.engines.mock.kv.handover import DecodeSide, PrefillSide, Rank
+from serving.engines.kv.reader import Spoil
+from serving.engines.mock.kv.handover import DecodeSide, PrefillSide, Rank, owner_of, reader_of
 from serving.engines.mock.kv.nixl_channel import SideChannel
 from serving.engines.mock.kv.nixl_peer import Peer, answer_of
+from serving.engines.mock.kv.passage import KvShape
 from serving.engines.mock.live import Live
 from serving.engines.side_channel import is_loopback
-from serving.kv_tiers.blocks import KvLayout
 from serving.life.lease import LeaseConfig
 from serving.model.card import Bootstrap
 from serving.transfer.agent import TransferError
@@ -35,14 +34,15 @@ from serving.worker.engine import KvTransfers
 class BothSides:
     """See `Handover`."""
 
-    def __init__(self, peer: Peer, exchange: KvExchange, transfer: TransferRunConfig, lease: LeaseConfig) -> None:
+    def __init__(
+        self, peer: Peer, exchange: KvExchange, shape: KvShape, transfer: TransferRunConfig, lease: LeaseConfig
+    ) -> None:
         """Hand over through a started exchange."""
-        timeout_s = transfer.transfer_meeting_timeout_s
         self.bootstrap: Bootstrap | None = None
         self._peer = peer
         self._exchange = exchange
-        self._owner = KvOwner(exchange, lease, meeting_timeout_s=timeout_s)
-        self._reader = KvReader(exchange, read_timeout_s=transfer.transfer_read_timeout_s, meeting_timeout_s=timeout_s)
+        self._owner = owner_of(exchange, shape, transfer, lease)
+        self._reader = reader_of(exchange, shape, transfer)
         self._channel = SideChannel(peer, self._found)
         self._prefill = PrefillSide(exchange, self._owner, self._describe)
         self._decode = DecodeSide(exchange, self._reader, self._channel.ask)
@@ -69,10 +69,6 @@ class BothSides:
     def on_loads(self, rank: Rank, sequences: list[Sequence]) -> None:
         """See `Handover`."""
         self._decode.on_loads(rank, sequences)
-
-    def on_step(self, rank: Rank, step: Step) -> None:
-        """See `Handover`."""
-        self._prefill.on_step(rank, step)
 
     def on_finished(self, rank: Rank, live: Live) -> None:
         """See `Handover`."""
@@ -106,7 +102,7 @@ class BothSides:
         return answer_of(
             self._peer,
             f"{live.kv_name}-{kv.remote_request_id}",
-            [slot + 1 for slot in kv.remote_block_ids],
+            list(range(1, kv.remote_num_blocks + 1)),
             num_prompt=kv.remote_num_tokens,
             num_output=live.made,
             num_cached=kv.remote_prefill_cached_tokens,
@@ -125,8 +121,8 @@ class BothSides:
             self._reader.on_notice(notice)
 
 
-async def become_peer(peer: Peer, layout: KvLayout, transfer: TransferRunConfig, lease: LeaseConfig) -> BothSides:
-    """Allocate memory for KV, and become a peer of others.
+async def become_peer(peer: Peer, shape: KvShape, transfer: TransferRunConfig, lease: LeaseConfig) -> BothSides:
+    """Become a peer of others.
 
     Raises:
         TransferError: this is not possible here.
@@ -134,8 +130,8 @@ async def become_peer(peer: Peer, layout: KvLayout, transfer: TransferRunConfig,
     if not is_loopback(peer.host):
         transfer = replace(transfer, transfer_host=peer.host)
     secret = peer.secret.encode()
-    exchange = KvExchange(transfer, layout, (lambda: secret) if secret else None)
+    exchange = KvExchange(transfer, (lambda: secret) if secret else None)
     await exchange.start()
-    made = BothSides(peer, exchange, transfer, lease)
+    made = BothSides(peer, exchange, shape, transfer, lease)
     await made.start()
     return made
