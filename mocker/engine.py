@@ -16,8 +16,7 @@ accounts for copies at the end of an iteration; the driver calls an idle engine 
 load ends; a store ends it only if something has to happen at once (`has_end_at_stores`).
 
 The driver serves the tiers behind host memory: `take_tier_work` returns what to look up, read and write there, and the driver
-reports the results (`answer`, `end_read`, `end_write`). It may check what is loaded into the GPU (`await_check`,
-`end_check`); the engine computes what the check rejects.
+reports the results (`answer`, `end_read`, `end_write`).
 
 The driver also transfers KV between engines: `take_loads` returns the sequences whose KV is to be read from another engine,
 into blocks that they already hold. The driver reports when the KV has arrived (`arrive`), and when another engine has
@@ -36,7 +35,7 @@ from mocker.timing.model import Prefill, Ramp, TimingModel, chunk
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.offload.config import HostMemory
 from mocker.vllm.offload.host_link import HostLink
-from mocker.vllm.offload.offload import NO_WORK, Copy, Work
+from mocker.vllm.offload.offload import NO_WORK, Work
 from mocker.vllm.offload.tiers import Found, LookUp, Read, TierWork, Write
 from mocker.vllm.scheduler import Scheduler
 
@@ -243,17 +242,6 @@ class Engine:
         assert self.scheduler.offload is not None
         self.scheduler.offload.end_write(write)
 
-    def await_check(self, load: Copy) -> None:
-        """Keep a load from host memory, one of `host_link.loads`, from ending before `end_check`."""
-        assert self.host_link is not None
-        self.host_link.await_check(load)
-
-    def end_check(self, load: Copy, num_good: int) -> None:
-        """Accept the first `num_good` chunks of a load; the next one is wrong and is dropped, and the rest is computed."""
-        assert self.host_link is not None
-        load.num_good = num_good
-        self.host_link.end_check(load)
-
     def _end_transfers(self) -> list[Sequence]:
         """Account for the transfers that have ended, incoming ones first as vLLM does; return the sequences that end."""
         arrivals, self._arrivals = self._arrivals, []
@@ -347,9 +335,9 @@ class Engine:
         offload = self.scheduler.offload
         assert offload is not None
         for copy in link.ended(now):
-            num_valid_blocks = offload.end_copy(copy.number)
+            offload.end_copy(copy.number)
             if not copy.is_store:
-                self.scheduler.arrive(copy.sequence, num_valid_blocks, must_recompute=True)
+                self.scheduler.arrive(copy.sequence)
         self._publish()
 
     def _end_stores(self, link: HostLink, step: Step, now: float) -> None:

@@ -452,10 +452,10 @@ class Scheduler:
         prefills = [s for s in self.running if not (s.decoding or s in self._ending)]
         return sum([max(_blocks(s.num_known, size) - s.num_blocks, 0) for s in (*prefills, *self.holding)])
 
-    def arrive(self, sequence: Sequence, num_valid_blocks: int | None = None, *, must_recompute: bool = False) -> bool:
+    def arrive(self, sequence: Sequence, num_valid_blocks: int | None = None) -> bool:
         """Record that a sequence's KV, or only this many of its first blocks, is loaded; return whether that ends it.
 
-        The rest is computed if it must be, or if `kv_load_failure_policy` asks for it.
+        The rest is computed if `kv_load_failure_policy` asks for it.
         """
         if self.retention.let_go(sequence):  # it was aborted meanwhile
             return False
@@ -464,7 +464,7 @@ class Scheduler:
             is_over = sequence.is_token_shipped and sequence.num_total == sequence.num_prompt + 1
         else:
             sequence.num_computed = min(num_valid_blocks * self.config.block_size, sequence.num_known)
-            is_over = sequence.is_failed = not must_recompute and self.config.kv_load_failure_policy == "fail"
+            is_over = sequence.is_failed = self.config.kv_load_failure_policy == "fail"
         if is_over:
             self.abort(sequence)
         return is_over

@@ -9,7 +9,9 @@ from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig
 from dynabench.live.run import run as measure
 from dynabench.plan import ClientConfig, Plan, Settings
+from dynabench.virtual.run import run
 from mocker import EngineConfig
+from mocker.network.config import TransferConfig
 from mocker.timing.config import TimingConfig
 from reports.figures.split import split
 from reports.summarize import summarize
@@ -58,6 +60,18 @@ def test_a_live_run_says_where_the_ttft_of_each_request_went(flow):
     assert (parts.apart, parts.requests, parts.blocks_first) == (1.0, 12, flow == "destination-first")
     assert sum(parts.parts.values()) == pytest.approx(parts.ttft)
     assert summarize([record]).shows_ttst
+
+
+def test_live_and_simulated_transfers_take_what_the_deployments_links_say():
+    """A prompt has 160 MB: it takes 0.3 s and 0.08 s."""
+    links = TransferConfig(latency_ms=300, bandwidth_gb_s=2, kv_bytes_per_token=1e6)
+    alone = Workload("w", 16, [Request(0.0, 160, 5, tuple(range(10)))])
+    for client, may_be_late in ((ClientConfig(), True), (None, False)):
+        settings = Settings(apart(transfer=links), client=client)
+        found = (measure if client else run)(Plan.alone(settings), alone).requests
+        took_s = (found.transfer_end_s - found.transfer_start_s).tolist()[0]
+        assert took_s >= 0.379
+        assert may_be_late or took_s == pytest.approx(0.38)
 
 
 def test_prompts_that_a_decode_worker_mostly_has_are_not_sent_to_a_prefill_worker():

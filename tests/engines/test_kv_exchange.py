@@ -260,6 +260,17 @@ def test_a_transfer_takes_its_latency_and_its_bytes_and_says_so():
     with_pair(talk, transfer_bandwidth_gb_s=0.1, transfer_latency_ms=50.0)
 
 
+def test_a_request_that_is_given_up_on_its_kvs_way_frees_both_workers_at_once():
+    async def talk(pair):
+        call = pair.answer(LONG, 3, await pair.kv(LONG))
+        await until_async(lambda: pair.decode.handover.transfers().num_loading)
+        call.stream.cancel()
+        await pair.at_rest()
+        assert (pair.decode.exchange.counts.num_read, pair.prefill.exchange.counts.num_expired) == (0, 0)
+
+    with_pair(talk, transfer_latency_ms=1e9)
+
+
 def test_transfers_share_the_links_of_the_worker_that_they_come_to_and_of_the_one_that_they_come_from():
     """One block is 1 GB: a link moves one in a second."""
     size = KvSize(num_layers=1, block=1e9)
@@ -483,7 +494,7 @@ def test_who_waits_in_a_room_does_so_as_long_as_the_request_is_queued_at_the_oth
 
 def test_where_all_rooms_are_taken_both_calls_may_go_elsewhere():
     async def talk(pair):
-        pair.prefill.handover._owner._rooms._max_rooms = 1
+        pair.prefill.handover._prefill.owner._rooms._max_rooms = 1
         params = pair.prefill.handover.bootstrap.params | {"bootstrap_room": 5}
         taken = pair.ask(pair.prefill, LONG, kv_transfer_params=params | {"do_remote_decode": True})
         for call in pair.meet(LONG, 3):
@@ -573,7 +584,7 @@ def test_a_prompt_that_is_given_up_while_its_last_chunk_is_ahead_leaves_nothing(
         for call in calls:
             call.stream.cancel()
         await pair.at_rest()
-        assert pair.prefill.handover._owner._tickets.num_free == MAX_TICKETS
+        assert pair.prefill.handover._prefill.owner._tickets.num_free == MAX_TICKETS
 
     lease = {"kv_lease_duration_s": 0.2, "kv_lease_renewal": False}  # of those that were computed by then
     with_pair(talk, prefill={"max_num_batched_tokens": 16, "max_num_seqs": 16}, lease=lease)

@@ -8,7 +8,6 @@ from mocker import BlockChain, Engine, EngineConfig, Sequence
 from mocker.events import TierRemoved, TierStored
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
-from mocker.vllm.offload.chunk_cache import ChunkCache, Uses
 from mocker.vllm.offload.config import HostMemory, Tier
 from mocker.vllm.offload.tiers import Found, Hurry, LookUp, Read, Write
 
@@ -257,109 +256,6 @@ def test_a_chunk_that_left_host_memory_is_computed_again():
     assert [chunks for chunks, _ in steps] == [{"b again": 48}, {}]
     assert core.host_link.loads.num_bytes == 0
     assert core.host_link.stores.num_bytes == stored + 3
-
-
-def load_again(core):
-    """Let a prompt run whose first two blocks are on the GPU, until the other three are loaded from host memory; return it and the load."""
-    now = run(core, prompt("a"), 0.0)[1]
-    now = run(core, prompt("b"), now)[1] + 100
-    core.add(sequence := again("a"))
-    assert core.schedule(now) is None
-    [(_, load)] = core.host_link.loads.copies
-    core.await_check(load)
-    return sequence, load, now
-
-
-def finish(core, now):
-    """Let an engine run to its end, and return what each step computed."""
-    steps = []
-    while not core.is_idle:
-        if core.schedule(now) is not None:
-            steps.append({s.id: count for s, count in core.step.batch.chunks})
-            now = core.complete().end
-    return steps
-
-
-def test_a_load_that_is_checked_ends_when_that_is_over_and_not_before():
-    core = engine(async_scheduling=False, bandwidth=2.0)
-    sequence, load, now = load_again(core)
-    assert core.wake_s == now + 1.5
-    assert core.schedule(now + 100) is None
-    assert core.wake_s == math.inf
-    core.end_check(load, 3)
-    assert core.wake_s == -math.inf
-    assert finish(core, now + 200) == [{"a again": 1}, {}]
-    assert (sequence.cached_tokens, sequence.host_tokens) == (80, 48)
-
-
-def test_a_load_that_is_checked_early_takes_its_time():
-    core = engine(async_scheduling=False, bandwidth=2.0)
-    _, load, now = load_again(core)
-    core.end_check(load, 3)
-    assert core.schedule(now + 1) is None
-    assert core.wake_s == now + 1.5
-    assert finish(core, now + 1.5) == [{"a again": 1}, {}]
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize("policy", ["fail", "recompute"])
-@pytest.mark.parametrize("num_good", [0, 1, 2])
-def test_what_is_wrong_in_host_memory_is_computed_and_stored_again(num_good, policy, is_async):
-    core = engine(async_scheduling=is_async, kv_load_failure_policy=policy)
-    sequence, load, now = load_again(core)
-    core.take_events()
-    core.end_check(load, num_good)
-    assert finish(core, now)[0] == {"a again": 48 - 16 * num_good}
-    assert (sequence.cached_tokens, sequence.host_tokens) == (32 + 16 * num_good, 16 * num_good)
-    assert (sequence.finish_reason, sequence.num_preemptions) == ("length", 0)
-    core.schedule(core._last_end)  # what was computed goes to host memory with the next step
-    core.schedule(core._last_end + 1)
-    wrong = ("a", 2 + num_good)
-    tiers = [event for event in core.take_events() if isinstance(event, TierStored | TierRemoved)]
-    assert [(type(event), event.names()) for event in tiers] == [(TierRemoved, [wrong]), (TierStored, [wrong])]
-
-
-def test_a_prompt_of_which_all_is_wrong_is_computed_as_if_it_were_nowhere():
-    core = engine(num_blocks=5, async_scheduling=False)
-    now = run(core, prompt("a", max_tokens=1), 0.0)[1]
-    now = run(core, prompt("b", max_tokens=1), now)[1]
-    core.add(sequence := prompt("a", max_tokens=1))
-    assert core.schedule(now) is None
-    [(_, load)] = core.host_link.loads.copies
-    core.await_check(load)
-    core.end_check(load, 0)
-    assert finish(core, now) == [{"a": 64}, {"a": 16}]
-    assert (sequence.cached_tokens, sequence.host_tokens) == (0, 0)
-
-
-def test_whoever_is_aborted_while_its_load_is_checked_leaves_nothing():
-    core = engine(async_scheduling=False)
-    sequence, load, now = load_again(core)
-    core.abort(sequence)
-    core.schedule(now)
-    core.end_check(load, 1)
-    core.schedule(now)
-    assert core.is_idle
-    assert core.num_free_blocks == 8
-    assert not core.scheduler.offload.is_copying
-    assert core.scheduler.offload.host.num_used == core.scheduler.offload.host.num_evictable == 9
-
-
-@pytest.mark.parametrize("eviction_policy", ["lru", "arc"])
-def test_a_wrong_chunk_is_kept_as_long_as_another_tier_reads_it(eviction_policy):
-    cache = ChunkCache(8, blocks_per_chunk=1, eviction_policy=eviction_policy, store_threshold=0)
-    chain = prompt("a").chain
-    cache.complete_store(chain, cache.offer(chain, 0, 5, Uses()))
-    cache.pin(chain, 1, 2)
-    cache.drop(chain, 1, 3)
-    assert (cache.absent(chain, 0, 5), cache.num_used, cache.num_evictable) == ([(2, 3)], 4, 3)
-    cache.unpin(chain, 1, 2, is_load=False)
-    cache.drop(chain, 0, 5)
-    assert (cache.num_used, cache.num_evictable, cache.num_evicted) == (0, 0, 0)
-    cache.complete_store(chain, cache.offer(chain, 0, 5, Uses()))
-    other = prompt("b").chain
-    assert cache.offer(other, 0, 5, Uses()) == [(0, 5)]  # two of the first give way
-    assert cache.num_evicted == 2
 
 
 def with_slow_disk(policy="when_scheduled"):

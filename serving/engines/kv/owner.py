@@ -78,7 +78,6 @@ class KvOwner:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = 0.0  # when the timer ends: uvloop's handle does not say so for a timer that is due at once
-        exchange.on_notice = self.on_notice
 
     @property
     def num_held(self) -> int:

@@ -60,8 +60,10 @@ class Load:
     """Where it is; destination first, or if its owner has to be asked, this is only known later."""
     meeting: Meeting | None
     is_over: bool = False
-    """Whether nobody waits for it any more; a read that has begun is still finished."""
+    """Whether nobody waits for it any more."""
     has_begun: bool = False
+    moving: asyncio.Future[float] | None = None
+    """Its transfer, once that has begun."""
     waits_until: float = 0.0
     """When we give it up if the owner, which knows that there are blocks, does not answer."""
     error: LoadError | None = None
@@ -123,7 +125,6 @@ class KvReader:
         self._finding: set[asyncio.Task[None]] = set()
         self.spoil: Spoil | None = None
         """What makes KV unreadable on purpose, if anything does."""
-        exchange.on_notice = self.on_notice
 
     @property
     def num_waiting(self) -> int:
@@ -177,6 +178,8 @@ class KvReader:
             return
         load.is_over = True
         load.offer(LoadError("the request was given up"))
+        if load.moving is not None:
+            load.moving.cancel()
         if not load.has_begun:
             self._end(load)
 
@@ -201,11 +204,11 @@ class KvReader:
             times["transfer_start"] = monotonic()
             num_blocks = len(load.keys)
             most = None if self.spoil is None else self.spoil(num_blocks)
-            if most is None:
-                load.num_bytes = round(await self._transfer(load, load.kv, num_blocks - num_valid, rank))
-            else:
+            if most is not None and num_valid < num_blocks:
                 num_valid = max(num_valid, most)
                 raise LoadError(f"block {num_valid} of {num_blocks}: it was made unreadable, on purpose")
+            if num_valid < num_blocks:
+                load.num_bytes = round(await self._transfer(load, load.kv, num_blocks - num_valid, rank))
         except LoadError as error:
             load.error = error
         except Exception as error:  # the engine waits for the outcome, whatever it is
@@ -286,9 +289,7 @@ class KvReader:
             LoadError: it does not, or nobody waits for them any more.
         """
         await self._look(load, kv)
-        if not num_blocks:
-            return 0.0
-        moving = asyncio.ensure_future(self._move(kv, num_blocks, rank))
+        moving = load.moving = asyncio.ensure_future(self._move(kv, num_blocks, rank))
         try:
             while not moving.done():
                 await asyncio.wait([moving], timeout=LOOK_S)

@@ -12,6 +12,7 @@ from xxhash import xxh3_64_intdigest
 
 from mocker import Engine, Sequence
 from serving.engines.kv.exchange import KvExchange
+from serving.engines.kv.notices import Notice
 from serving.engines.kv.owner import KvOwner, RoomCall
 from serving.engines.kv.params import AGENT, Part, RemoteKv, WantedKv
 from serving.engines.kv.reader import KvReader, Spoil
@@ -46,45 +47,6 @@ class Rank(Protocol):
         ...
 
 
-class Handover(Protocol):
-    """One side of sharing requests with other workers."""
-
-    bootstrap: Bootstrap | None
-
-    def begin(self, rank: Rank, live: Live, asked: Part) -> None:
-        """Start our part of a request; another worker does the rest.
-
-        Raises:
-            ValueError: it is not for this worker, can never fit, or its KV parameters make no sense.
-            CallError: the two workers cannot meet here.
-        """
-        ...
-
-    def on_loads(self, rank: Rank, sequences: list[Sequence]) -> None:
-        """Read the KV of sequences that have blocks now."""
-        ...
-
-    def on_finished(self, rank: Rank, live: Live) -> None:
-        """Take over a request whose prompt was computed for another worker, including its end."""
-        ...
-
-    def cancel(self, rank: Rank, live: Live) -> None:
-        """Cancel a request that was begun."""
-        ...
-
-    def spoil_loads(self, spoil: Spoil) -> None:
-        """Make KV that others computed unreadable, on purpose."""
-        ...
-
-    def transfers(self) -> KvTransfers:
-        """Return what was transferred."""
-        ...
-
-    async def close(self) -> None:
-        """Release everything."""
-        ...
-
-
 Describe = Callable[[Live, RemoteKv], dict[str, Any]]
 Find = Callable[[WantedKv], Coroutine[None, None, RemoteKv]]
 
@@ -98,19 +60,15 @@ def as_it_is(live: Live, kv: RemoteKv) -> dict[str, Any]:
 class PrefillSide:
     """The prefill worker's side: it computes prompts and offers their KV."""
 
-    def __init__(self, exchange: KvExchange, owner: KvOwner, describe: Describe = as_it_is) -> None:
+    def __init__(self, owner: KvOwner, describe: Describe = as_it_is) -> None:
         """Prepare it; `describe` returns what an answer says of its prompt's KV."""
-        self.bootstrap: Bootstrap | None = Bootstrap({AGENT: owner.address})
-        self._exchange = exchange
-        self._owner = owner
+        self.owner = owner
         self._describe = describe
         self._numbers: dict[Rank, int] = {}
 
     def begin(self, rank: Rank, live: Live, asked: Part) -> None:
-        """See `Handover`."""
-        owner = self._owner
-        if not asked.is_prefill:
-            raise ValueError("do_remote_prefill is for a decode worker; this one was started with --role prefill")
+        """Compute a prompt for another worker, perhaps once that has begun (see `Handover.begin`)."""
+        owner = self.owner
         if owner.is_full:
             raise CallError("this prefill worker keeps the KV of too many prompts for others", "overloaded")
         live.sequence.is_remote_decode = True
@@ -125,12 +83,8 @@ class PrefillSide:
         if is_reader_there:
             self._start(rank, live)
 
-    def on_loads(self, rank: Rank, sequences: list[Sequence]) -> None:
-        """See `Handover`."""
-        raise AssertionError("a prefill worker reads no KV")
-
     def on_finished(self, rank: Rank, live: Live) -> None:
-        """See `Handover`."""
+        """Offer the KV of a prompt that was computed, and end its request."""
         sequence = live.sequence
 
         def on_offered(kv: RemoteKv) -> None:
@@ -142,7 +96,7 @@ class PrefillSide:
             live.release()
             rank.wake()
 
-        live.offer = self._owner.offer(
+        live.offer = self.owner.offer(
             live.keys,
             room=live.room,
             rank=self._numbers.setdefault(rank, len(self._numbers)),
@@ -153,26 +107,14 @@ class PrefillSide:
         )
 
     def cancel(self, rank: Rank, live: Live) -> None:
-        """See `Handover`."""
+        """Cancel a request that was begun."""
         if live.offer is not None:
-            self._owner.withdraw(live.offer)
+            self.owner.withdraw(live.offer)
             return
         if live.is_queued:
             rank.engine.abort(live.sequence)
         if live.room is not None:
-            self._owner.leave(live.room, "the prefill worker's call was cancelled")
-
-    def spoil_loads(self, spoil: Spoil) -> None:
-        """See `Handover`: it reads none."""
-
-    def transfers(self) -> KvTransfers:
-        """See `Handover`."""
-        return self._exchange.counts._replace(num_held=self._owner.num_held, num_waiting=self._owner.num_waiting)
-
-    async def close(self) -> None:
-        """See `Handover`."""
-        self._owner.close()
-        await self._exchange.close()
+            self.owner.leave(live.room, "the prefill worker's call was cancelled")
 
     def _start(self, rank: Rank, live: Live) -> None:
         """Compute the prompt of a room whose reader is there."""
@@ -190,71 +132,127 @@ class PrefillSide:
 class DecodeSide:
     """The decode worker's side: it reads the KV of prompts and generates the rest."""
 
-    def __init__(self, exchange: KvExchange, reader: KvReader, find: Find | None = None) -> None:
+    def __init__(self, reader: KvReader, find: Find | None = None) -> None:
         """Prepare it; `find` asks where KV is, if requests only name it."""
-        self.bootstrap: Bootstrap | None = None
-        self._exchange = exchange
-        self._reader = reader
+        self.reader = reader
         self._find = find
         self._numbers: dict[Rank, int] = {}
 
     def begin(self, rank: Rank, live: Live, asked: Part) -> None:
-        """See `Handover`."""
-        if asked.is_prefill:
-            raise ValueError("do_remote_decode is for a prefill worker; this one was started with --role decode")
+        """Queue a request whose prompt's KV another worker has, or will have (see `Handover.begin`)."""
         sequence = live.sequence
-        load = self._reader.expect(live.keys, sequence.num_prompt, kv=asked.kv, meeting=asked.meeting)
+        load = self.reader.expect(live.keys, sequence.num_prompt, kv=asked.kv, meeting=asked.meeting)
         if asked.wanted is not None:
             assert self._find is not None
             load.num_cached_tokens = asked.wanted.num_cached_tokens
-            self._reader.find(load, self._find(asked.wanted))
+            self.reader.find(load, self._find(asked.wanted))
         live.read(load)
         sequence.is_remote_prefill = True
         sequence.is_token_shipped = asked.meeting is not None
         try:
             rank.add(live)
         except ValueError:
-            self._reader.give_up(load)
+            self.reader.give_up(load)
             raise
 
     def on_loads(self, rank: Rank, sequences: list[Sequence]) -> None:
-        """See `Handover`."""
+        """Read the KV of sequences that have blocks now."""
         number = self._numbers.setdefault(rank, len(self._numbers))
         for sequence in sequences:
             live = sequence.payload
             assert isinstance(live, Live) and live.load is not None
             on_arrived = partial(self._on_arrived, rank, sequence)
-            self._reader.begin(live.load, sequence.num_cached_blocks, on_arrived, rank=number)
-
-    def on_finished(self, rank: Rank, live: Live) -> None:
-        """See `Handover`."""
-        raise AssertionError("a decode worker offers no KV")
+            self.reader.begin(live.load, sequence.num_cached_blocks, on_arrived, rank=number)
 
     def cancel(self, rank: Rank, live: Live) -> None:
-        """See `Handover`."""
+        """Cancel a request that was begun."""
         rank.engine.abort(live.sequence)
         assert live.load is not None
-        self._reader.give_up(live.load)
-
-    def spoil_loads(self, spoil: Spoil) -> None:
-        """See `Handover`."""
-        self._reader.spoil = spoil
-
-    def transfers(self) -> KvTransfers:
-        """See `Handover`."""
-        return self._exchange.counts._replace(
-            num_waiting=self._reader.num_waiting, num_loading=self._reader.num_loading
-        )
-
-    async def close(self) -> None:
-        """See `Handover`."""
-        await self._reader.close()
-        await self._exchange.close()
+        self.reader.give_up(live.load)
 
     def _on_arrived(self, rank: Rank, sequence: Sequence, num_valid_blocks: int | None) -> None:
         for over in rank.engine.arrive(sequence, num_valid_blocks):
             rank.end(over)
         rank.wake()
+
+
+class Handover:
+    """Both sides of sharing requests with other workers, or one of them."""
+
+    def __init__(
+        self, exchange: KvExchange, *, prefill: PrefillSide | None = None, decode: DecodeSide | None = None
+    ) -> None:
+        """Hand over through a started exchange."""
+        self._exchange = exchange
+        self._prefill = prefill
+        self._decode = decode
+        self.bootstrap: Bootstrap | None = None
+        """Where a prefill worker of ours is met."""
+        if prefill is not None and decode is None:
+            self.bootstrap = Bootstrap({AGENT: prefill.owner.address})
+        exchange.on_notice = self._on_notice
+
+    def begin(self, rank: Rank, live: Live, asked: Part) -> None:
+        """Start our part of a request; another worker does the rest.
+
+        Raises:
+            ValueError: it is not for this worker, can never fit, or its KV parameters make no sense.
+            CallError: the two workers cannot meet here.
+        """
+        live.kv_name = asked.name
+        side = self._prefill if asked.is_prefill else self._decode
+        if side is None:
+            does, needs = ("remote_decode", "prefill") if asked.is_prefill else ("remote_prefill", "decode")
+            started = "decode" if asked.is_prefill else "prefill"
+            raise ValueError(f"do_{does} is for a {needs} worker; this one was started with --role {started}")
+        side.begin(rank, live, asked)
+
+    def on_loads(self, rank: Rank, sequences: list[Sequence]) -> None:
+        """Read the KV of sequences that have blocks now."""
+        assert self._decode is not None
+        self._decode.on_loads(rank, sequences)
+
+    def on_finished(self, rank: Rank, live: Live) -> None:
+        """Take over a request whose prompt was computed for another worker, including its end."""
+        assert self._prefill is not None
+        self._prefill.on_finished(rank, live)
+
+    def cancel(self, rank: Rank, live: Live) -> None:
+        """Cancel a request that was begun."""
+        side = self._prefill if live.sequence.is_remote_decode else self._decode
+        assert side is not None
+        side.cancel(rank, live)
+
+    def spoil_loads(self, spoil: Spoil) -> None:
+        """Make KV that others computed unreadable, on purpose."""
+        if self._decode is not None:
+            self._decode.reader.spoil = spoil
+
+    def transfers(self) -> KvTransfers:
+        """Return what was transferred."""
+        found = self._exchange.counts
+        if self._prefill is not None:
+            owner = self._prefill.owner
+            found = found._replace(num_held=owner.num_held, num_waiting=owner.num_waiting)
+        if self._decode is not None:
+            reader = self._decode.reader
+            found = found._replace(num_waiting=found.num_waiting + reader.num_waiting, num_loading=reader.num_loading)
+        return found
+
+    async def close(self) -> None:
+        """Release everything."""
+        if self._prefill is not None:
+            self._prefill.owner.close()
+        if self._decode is not None:
+            await self._decode.reader.close()
+        await self._exchange.close()
+
+    def _on_notice(self, notice: Notice) -> None:
+        """Pass a notice on; each side ignores what is for the other."""
+        if self._prefill is not None:
+            self._prefill.owner.on_notice(notice)
+        if self._decode is not None:
+            self._decode.reader.on_notice(notice)
 
 
 def owner_of(exchange: KvExchange, shape: KvShape, transfer: TransferRunConfig, lease: LeaseConfig) -> KvOwner:
@@ -284,8 +282,8 @@ def hand_over(
 ) -> Handover:
     """Return a role's side of the hand-over, through a started exchange."""
     if role == "prefill":
-        return PrefillSide(exchange, owner_of(exchange, shape, transfer, lease))
-    return DecodeSide(exchange, reader_of(exchange, shape, transfer))
+        return Handover(exchange, prefill=PrefillSide(owner_of(exchange, shape, transfer, lease)))
+    return Handover(exchange, decode=DecodeSide(reader_of(exchange, shape, transfer)))
 
 
 def block_keys(tokens: npt.NDArray[np.uint32], hashes: Several[int], *, num_full: int, block_size: int) -> list[int]:

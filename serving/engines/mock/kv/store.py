@@ -62,7 +62,7 @@ class SharedStore:
         self.tier = StoreTier(address, format, token)
         self._memory = memory
         self._format = format
-        self._reports = StoreReports(memory.blocks_per_chunk, MAX_NAMED * memory.num_chunks, self.tier.changes)
+        self._reports = StoreReports(MAX_NAMED * memory.num_chunks, self.tier.changes)
         self._writes = asyncio.Semaphore(MAX_WRITES)
         self._num_writes = 0
         self._read, self._written = Moved(), Moved()
