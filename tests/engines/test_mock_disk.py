@@ -94,6 +94,25 @@ def test_a_read_that_is_cut_short_has_brought_the_whole_chunks_that_came(cut_s, 
     run(main)
 
 
+def test_a_read_that_is_cut_short_as_it_ends_has_brought_everything_and_others_go_on():
+    async def main():
+        clock, progress = Clock(), Progress()
+        disk, sequence = Disk(TIER, MEMORY, clock), prompt("a")
+        disk.storage.insert(sequence.chain, [(0, 10)])
+        cut = asyncio.create_task(disk.read(read_of(sequence, 0, 2), progress))
+        longer = asyncio.create_task(disk.read(read_of(sequence, 2, 10), Progress()))
+        await turn()
+        cut.cancel()
+        clock.step()
+        clock.step()
+        await asyncio.gather(cut, return_exceptions=True)
+        await until_idle(clock)
+        await longer
+        assert progress.num_chunks == 2
+
+    run(main)
+
+
 def test_what_is_read_is_not_evicted_and_of_what_was_evicted_the_rest_comes():
     async def main():
         clock, progress = Clock(), Progress()

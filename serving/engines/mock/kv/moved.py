@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -15,12 +14,19 @@ async def move(
     traffic: Traffic, key: Hashable, *, on_cut: Callable[[float], object] | None = None, **what: Any
 ) -> None:
     """Wait for a transfer (see `Links.start`); if that is cancelled, end it, and report the bytes that were left."""
-    done = asyncio.get_running_loop().create_future()
-    traffic.start(key, partial(done.set_result, None), **what)
+    done, has_ended = asyncio.get_running_loop().create_future(), False
+
+    def on_end() -> None:
+        nonlocal has_ended
+        has_ended = True
+        if not done.done():  # it may have been cancelled in this turn of the loop
+            done.set_result(None)
+
+    traffic.start(key, on_end, **what)
     try:
         await done
     except asyncio.CancelledError:
-        left = traffic.drop(key) if done.cancelled() else 0.0
+        left = 0.0 if has_ended else traffic.drop(key)
         if on_cut is not None:
             on_cut(left)
         raise
