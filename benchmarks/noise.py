@@ -20,9 +20,9 @@ from dynabench.plan import Plan, Settings
 from dynabench.virtual.run import run as simulate
 from mocker import EngineConfig
 from reports.figures import metrics
+from reports.figures.statistics import PairedDifference, blocks_of, paired_difference
 from reports.verdicts.differences import judged
 from reports.verdicts.simultaneous import lowest, parts_of
-from reports.verdicts.statistics import PairedDifference, blocks_of, paired_difference
 from workloads import Workload
 from workloads.synthesize import SynthConfig, synthesize
 

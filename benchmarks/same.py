@@ -3,7 +3,7 @@
     python benchmarks/same.py > before.txt      # at one commit
     python benchmarks/same.py > after.txt       # at another: diff the two
 
-Deployments: aggregated, prefill and decode apart with faults, KV tiers, a planner. Workloads: shared prefixes, long prompts, and
+Deployments: aggregated, disaggregated with faults, KV tiers, a planner. Workloads: shared prefixes, long prompts, and
 requests under pressure. Digests are of all columns of all requests, of the gaps between tokens, and of the fleet's changes.
 """
 

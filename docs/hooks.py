@@ -19,6 +19,8 @@ PAGES = {
 
 SOURCES = {path: source for source, path in PAGES.items()}
 LINK = re.compile(r"(?<=\]\()([^)\s:#]+)(?=[#)])")
+BADGE = re.compile(r"^\[!\[.*\]\(\.\./\.\./actions/.*\n\n", re.MULTILINE)
+"""It is a page of the repository's host, which the site does not know."""
 LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml"}
 
 
@@ -81,6 +83,6 @@ def _page(source: str) -> str:
 def _text(source: str) -> str:
     """Return what a page is made of: a file, or the titles of those in a folder."""
     if source != "docs/decisions":
-        return (ROOT / source).read_text()
+        return BADGE.sub("", (ROOT / source).read_text())
     titles = ((path, path.read_text().split("\n", 1)[0]) for path in sorted((ROOT / source).glob("*.md")))
     return "# Decisions\n\n" + "\n".join(f"- [{title.removeprefix('# ')}]({path.name})" for path, title in titles)

@@ -1,12 +1,13 @@
-"""A simulated inference engine: vLLM V1's scheduler and KV cache as a plain state machine.
+"""Simulated inference engines: the scheduler and KV cache of a real one as a plain state machine, laid out in time.
 
-No clock, no I/O, no tokens: a request brings its lengths and the ids of its blocks, `Engine.schedule`
-closes a batch and returns its duration, and `Engine.complete` returns its results.
+No clock, no I/O, no tokens: a request brings its lengths and the ids of its blocks, `schedule` closes a batch and returns
+its duration, and `complete` returns its results.
 """
 
 from mocker.chain import BlockChain
-from mocker.engine import Engine
+from mocker.contract import DrivenEngine
 from mocker.events import AllBlocksCleared, BlockRemoved, BlockStored
+from mocker.families import new_engine
 from mocker.sequence import Sequence
 from mocker.step import Step, StepOutput
 from mocker.vllm.config import EngineConfig
@@ -16,9 +17,10 @@ __all__ = [
     "BlockChain",
     "BlockRemoved",
     "BlockStored",
-    "Engine",
+    "DrivenEngine",
     "EngineConfig",
     "Sequence",
     "Step",
     "StepOutput",
+    "new_engine",
 ]

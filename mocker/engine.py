@@ -1,4 +1,4 @@
-"""The engine: the scheduler's iterations laid out in time.
+"""The engine: the iterations of a core laid out in time, whatever its family (`core.py`).
 
     step = engine.schedule(now)      # close a batch; returns how long it takes
     ...                              # the driver waits until step.end
@@ -15,29 +15,23 @@ The engine copies KV between the GPU and host memory itself, and knows when a co
 accounts for copies at the end of an iteration; the driver calls an idle engine again at `wake_s`. A leap ends when a
 load ends; a store ends it only if something has to happen at once (`has_end_at_stores`).
 
-The driver serves the tiers behind host memory: `take_tier_work` returns what to look up, read and write there, and the driver
-reports the results (`answer`, `end_read`, `end_write`).
-
-The driver also transfers KV between engines: `take_loads` returns the sequences whose KV is to be read from another engine,
-into blocks that they already hold. The driver reports when the KV has arrived (`arrive`), and when another engine has
-read the KV held here (`let_go`).
+What only the driver can do is in `effects` (`contract.py`): it transfers KV between engines, and serves the tiers behind
+host memory.
 """
 
-import math
 from collections.abc import Iterable
 
 from mocker.batch import NOBODY, Batch
-from mocker.events import KvEvent
-from mocker.models.kv_cache import MoreBlocks
-from mocker.sequence import LOADING, OVER, Sequence
+from mocker.contract import Backlog, EngineSettings, HostUse, Pause, Remaining, View
+from mocker.core import Core
+from mocker.look_ups import LookUps
+from mocker.sequence import OVER, Sequence
 from mocker.step import Step, StepLog, StepOutput
+from mocker.tiers.config import HostMemory
+from mocker.tiers.copies import NO_WORK
+from mocker.tiers.host_link import HostLink
+from mocker.tiers.work import Found, LookUp, Read, Write
 from mocker.timing.model import Prefill, Ramp, TimingModel, chunk
-from mocker.vllm.config import EngineConfig
-from mocker.vllm.offload.config import HostMemory
-from mocker.vllm.offload.host_link import HostLink
-from mocker.vllm.offload.offload import NO_WORK, Work
-from mocker.vllm.offload.tiers import Found, LookUp, Read, TierWork, Write
-from mocker.vllm.scheduler import Scheduler
 
 NO_LIMIT = 1 << 62
 
@@ -47,46 +41,39 @@ class Engine:
 
     def __init__(
         self,
-        config: EngineConfig,
+        config: EngineSettings,
+        core: Core,
         timing: TimingModel,
         *,
-        num_blocks: int,
         host: HostMemory | None = None,
-        more: MoreBlocks | None = None,
         kv_events: bool = True,
         ordered_events: bool = True,
-        max_loras: int | None = None,
     ) -> None:
-        """Build an idle engine.
+        """Lay out the iterations of an idle core.
 
         Args:
             config: its settings.
+            core: decides what is computed.
             timing: the step-time model.
-            num_blocks: KV blocks, the null block included.
             host: its host memory, if it keeps KV there.
-            more: what a sequence holds beside the blocks of its tokens, if the model has layers that do not keep all.
-            kv_events: keep KV events for `take_events`.
-            ordered_events: inside a leap, put events in vLLM's exact order (at a cost per block) instead of
-                one sequence after another.
-            max_loras: how many adapters may run in one iteration (None: sequences have none).
+            kv_events: whether the core keeps KV events.
+            ordered_events: inside a leap, put events in the exact order of the real engine (at a cost per block) instead
+                of one sequence after another.
         """
         self.config = config
-        self.scheduler = Scheduler(config, num_blocks, host, more, max_loras=max_loras)
-        self.scheduler.pool.has_listener = kv_events
+        self.core = core
+        self.effects = core.effects
+        """What it wants from outside, until the driver takes it."""
         self.host_memory = host
-        self.host_link: HostLink | None = None
-        """The link to host memory, if there is any."""
+        self._link = HostLink(host)
         self.has_end_at_stores = kv_events
         """Whether a step ends when KV has arrived in host memory, because a caller takes that event at the end of a
         step. Callers that use `advance` see it without."""
-        if host is not None:
-            assert self.scheduler.offload is not None
-            self.scheduler.offload.host.has_listener = kv_events
-            self.host_link = HostLink(host)
         self.timing = timing
         self.log = StepLog()
         self.step: Step | None = None
         self._is_async = config.is_async
+        self._may_load = config.is_kv_consumer or host is not None
         self._ahead: Batch | None = None  # asynchronous: the batch after the step in flight
         self._ahead_s = 0.0  # when it was closed
         self._work = NO_WORK  # copies that start with the batch ahead
@@ -96,7 +83,6 @@ class Engine:
             tuple[Sequence, int | None]
         ] = []  # during the step: sequences whose KV arrived, and their valid blocks
         self._let_go: list[Sequence] = []  # during the step
-        self._published: list[KvEvent] = []
         self._last_end = -1.0
         self._lead_s = 0.0  # before the next step starts
         self._ramp = Ramp(0.0)  # of `_ramp_batch`, since `_ramp_origin`
@@ -109,21 +95,18 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """True if nothing waits or runs; blocks may still be held for other engines."""
-        scheduler = self.scheduler
-        return not (scheduler.running or scheduler.num_waiting or self._ahead)
+        core = self.core
+        return not (core.running or core.num_waiting or self._ahead)
 
     @property
     def is_locked(self) -> bool:
-        """True if nothing can continue until a sequence is aborted, as in vLLM (its issues 45388 and 53868).
+        """True if nothing can continue until a sequence is aborted."""
+        return self.step is None and self._ahead is None and self.core.is_stuck
 
-        Sequences whose KV was loaded hold blocks while they wait, and cannot be preempted. Under pressure, they may
-        leave too few for the next tokens of the first; the others wait behind it, and none frees a block.
-        """
-        scheduler = self.scheduler
-        is_busy = scheduler.running or self.step is not None or self._ahead or scheduler.retention.held
-        is_copying = scheduler.offload is not None and scheduler.offload.is_copying
-        holding = scheduler.holding
-        return bool(holding) and not (is_busy or is_copying or any(each.state == LOADING for each in holding))
+    @property
+    def paused(self) -> Pause | None:
+        """What it leaves alone."""
+        return self.core.pause
 
     @property
     def ahead(self) -> Batch | None:
@@ -131,14 +114,57 @@ class Engine:
         return self._ahead
 
     @property
+    def num_blocks(self) -> int:
+        """Blocks that can hold tokens."""
+        return self.core.num_blocks
+
+    @property
     def num_free_blocks(self) -> int:
         """Blocks that could be allocated now."""
-        return self.scheduler.pool.num_free
+        return self.core.num_free_blocks
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for blocks, for their KV or for a seat."""
+        return self.core.num_waiting
+
+    @property
+    def num_queued(self) -> int:
+        """Those of them that hold no blocks."""
+        return self.core.num_queued
+
+    @property
+    def look_ups(self) -> LookUps:
+        """How much of the prompts was found in caches."""
+        return self.core.look_ups
+
+    def view(self) -> View:
+        """Return what it is doing."""
+        return self.core.view(is_locked=self.is_locked)
+
+    def backlog(self) -> Backlog:
+        """Return its work in tokens."""
+        return self.core.backlog()
+
+    def remaining(self) -> list[Remaining]:
+        """Return what is left to do for each of its sequences, up to the last iteration that is accounted for."""
+        return self.core.remaining()
+
+    def host_use(self) -> HostUse | None:
+        """Return what its host memory contains and what was copied; None if there is none."""
+        if self.host_memory is None:
+            return None
+        link = self._link
+        return HostUse(self.core.host_chunks(), link.loads, link.stores, link.num_flushes, link.stall_s)
+
+    def sequences(self) -> list[Sequence]:
+        """Return all its sequences, in arbitrary order."""
+        return self.core.sequences()
 
     @property
     def wake_s(self) -> float:
         """When there may be work although nothing was added (s): the end of the next copy between GPU and host."""
-        return math.inf if self.host_link is None else self.host_link.next_end_s
+        return self._link.next_end_s
 
     @property
     def known_until_s(self) -> float:
@@ -150,16 +176,16 @@ class Engine:
 
         The scheduler is ahead of that by the closed batches that have not ended.
         """
-        count, step, ahead = self.scheduler.num_tokens(sequence), self.step, self._ahead
+        count, step, ahead = self.core.num_tokens(sequence), self.step, self._ahead
         if step is None:
             return count
         if ahead is not None and sequence in ahead.admitted:
             return count - sequence.is_token_shipped
         if sequence.decoding:
             num_starved = sum(sequence in batch.starved for batch in (step.batch, ahead) if batch is not None)
-            return self.scheduler.num_tokens(sequence, num_starved)
+            return self.core.num_tokens(sequence, num_starved)
         is_awaited = ahead is not None and sequence in ahead.preempted and sequence in step.batch.decodes
-        return count - (is_awaited and sequence not in self.scheduler.dropped)
+        return count - (is_awaited and sequence not in self.core.dropped)
 
     def change_timing(self, timing: TimingModel) -> None:
         """Use another step-time model from the next step on."""
@@ -172,7 +198,7 @@ class Engine:
         Raises:
             ValueError: it can never fit into the cache or the model length.
         """
-        self.scheduler.add(sequence)
+        self.core.add(sequence)
 
     def abort(self, sequence: Sequence) -> None:
         """Remove a sequence, at once or when the step in flight ends; do nothing if it has finished."""
@@ -182,24 +208,22 @@ class Engine:
             self._remove(sequence)
 
     def _remove(self, sequence: Sequence) -> None:
-        self.scheduler.abort(sequence)
+        self.core.abort(sequence)
         self._ahead_has_ended = True
 
-    def take_loads(self) -> list[Sequence]:
-        """Return sequences whose load started since the last call; it fills all but `num_cached_blocks` blocks."""
-        loads, self.scheduler.loads = self.scheduler.loads, []
-        return loads
+    def pause(self, what: Pause) -> None:
+        """Leave sequences alone until `resume`; the step in flight ends as usual."""
+        self.core.pause = what
 
-    @property
-    def shipped(self) -> list[Sequence]:
-        """Sequences that the last `schedule` admitted and whose first token arrived with their KV."""
-        return self.scheduler.shipped
+    def resume(self) -> None:
+        """End a pause, if there is one."""
+        self.core.pause = None
 
     def arrive(self, sequence: Sequence, num_valid_blocks: int | None = None) -> list[Sequence]:
         """Report that a sequence's KV is loaded; it counts now or when the step in flight ends.
 
         Args:
-            sequence: one of `take_loads`, even if it has been aborted since.
+            sequence: one of `effects.take_loads`, even if it has been aborted since.
             num_valid_blocks: if reading failed, how many blocks of its prompt are good, cached ones included.
 
         Returns:
@@ -214,52 +238,41 @@ class Engine:
         if self.step is None:
             self._end_transfers()
 
-    def take_tier_work(self) -> list[TierWork]:
-        """Return the work for tiers behind host memory, and the work that has become urgent, since the last call."""
-        offload = self.scheduler.offload
-        if offload is None or not offload.tier_work:
-            return []
-        work, offload.tier_work = offload.tier_work, []
-        return work
-
     def answer(self, look_up: LookUp, found: list[Found]) -> None:
         """Record where the chunks of a look-up are: tier by tier, from the first chunk on; the rest is in no tier.
 
         A sequence may be ready now, so this cuts a leap in progress, as a new one does; so does `end_read`.
         """
-        assert self.scheduler.offload is not None
-        self.scheduler.offload.answer(look_up, found)
-        self.scheduler.end_fetch(look_up.sequence)
+        self.core.answer(look_up, found)
 
     def end_read(self, read: Read, num_chunks: int) -> None:
         """Report that a read has ended with its first `num_chunks` chunks."""
-        assert self.scheduler.offload is not None
-        self.scheduler.offload.end_read(read, num_chunks)
-        self.scheduler.end_fetch(read.sequence)
+        self.core.end_read(read, num_chunks)
 
     def end_write(self, write: Write) -> None:
         """Report that a write has ended, whether or not the tier accepted it."""
-        assert self.scheduler.offload is not None
-        self.scheduler.offload.end_write(write)
+        self.core.end_write(write)
 
     def _end_transfers(self) -> list[Sequence]:
         """Account for the transfers that have ended, incoming ones first as vLLM does; return the sequences that end."""
         arrivals, self._arrivals = self._arrivals, []
-        over = [
-            sequence for sequence, num_valid_blocks in arrivals if self.scheduler.arrive(sequence, num_valid_blocks)
-        ]
+        over = [sequence for sequence, num_valid_blocks in arrivals if self.core.arrive(sequence, num_valid_blocks)]
         read, self._let_go = self._let_go, []
         for sequence in read:
-            self.scheduler.retention.let_go(sequence)
+            self.core.let_go(sequence)
         return over
 
     def reset_prefix_cache(self, *, preempts_running: bool = False) -> bool:
         """Forget all cached blocks, or return False if any is in use; call it between steps.
 
-        The next step that ends brings the event. See `Scheduler.reset_prefix_cache`.
+        With `preempts_running`, sequences that run do not stand in the way: they are preempted. The next step that ends
+        brings the event.
+
+        Raises:
+            RuntimeError: they were preempted, or cannot be, and blocks are still in use.
         """
         assert self.step is None, "complete the step in flight first"
-        return self.scheduler.reset_prefix_cache(preempts_running=preempts_running)
+        return self.core.reset_prefix_cache(preempts_running=preempts_running)
 
     def schedule(self, now: float, *, max_iterations: int = 1) -> Step | None:
         """Close a batch and return its duration, or None if there is nothing to do.
@@ -272,20 +285,20 @@ class Engine:
             RuntimeError: sequences wait but none can ever be admitted.
         """
         assert self.step is None, "complete the step in flight first"
-        if self.scheduler.shipped:
-            self.scheduler.shipped = []
-        if self.host_link is not None and self.host_link.next_end_s <= now:
-            self._end_copies(self.host_link, now)
+        if self.effects.shipped:
+            self.effects.shipped.clear()
+        if self._link.next_end_s <= now:
+            self._end_copies(now)
         batch = self._next_batch(now)
         if batch is None:
             return None
         duration = 0.0 if batch.is_undisturbed else self._mixed_duration(batch) + self._lead_s
         if self._is_async:
-            self._ahead, self._ahead_s = self.scheduler.schedule(), now
-            self._work = self._take_work()
+            self._ahead, self._ahead_s = self.core.schedule(), now
+            self._work = self.core.take_copies()
         if batch.is_undisturbed:
             self.step = step = self._decoding_step(batch, now, max_iterations)
-            if self.host_link is not None and (end_s := self._next_end_s(self.host_link)) < step.end:
+            if self._link.next_end_s < step.end and (end_s := self._next_end_s()) < step.end:
                 step.cut(end_s)
         else:
             self.step = step = Step(batch, now, Ramp(duration), 0, 1, now + duration)
@@ -293,65 +306,49 @@ class Engine:
 
     def _next_batch(self, now: float) -> Batch | None:
         """Return the batch that was closed ahead, or close one. A batch without computation ends at once."""
-        scheduler = self.scheduler
+        core, link = self.core, self._link
         batch, closed_s, self._ahead = self._ahead, self._ahead_s, None
-        stall_s = self._lead_s = self._begin_copies(now)
+        stall_s = self._lead_s = link.begin(self._work, now)
         while batch is None or not (batch.decodes or batch.chunks):
             if batch is not None:
                 self._mark(batch, closed_s)
-                _, finished = scheduler.update(batch)
+                _, finished = core.update(batch)
                 assert not finished, "an empty batch cannot end a sequence"
-            batch, closed_s = scheduler.schedule(), now
-            self._work = self._take_work()
-            stall_s = max(stall_s, self._begin_copies(now))
+            batch, closed_s = core.schedule(), now
+            stall_s = max(stall_s, link.begin(core.take_copies(), now))
             self._lead_s = stall_s + self.timing.lead_s  # the GPU is idle meanwhile
             if batch is None:
-                self._begin_copies(now)  # there is no next batch for stores to wait for
-                is_copying = scheduler.offload is not None and scheduler.offload.is_copying
-                is_held_up = scheduler.holding or scheduler.retention.held or is_copying or scheduler.pause
-                if scheduler.waiting and not is_held_up:
-                    self._explain_stall()
-                return None
-        if not batch.is_undisturbed:
+                link.begin(NO_WORK, now)  # there is no next batch for stores to wait for
+                if (reason := core.stall()) is not None:
+                    raise RuntimeError(reason)
+                break
+        self._work = NO_WORK
+        if batch is not None and not batch.is_undisturbed:
             self._mark(batch, closed_s)
         return batch
 
-    def _take_work(self) -> Work:
-        return NO_WORK if self.scheduler.offload is None else self.scheduler.offload.take_work()
-
-    def _begin_copies(self, now: float) -> float:
-        """Start the copies of a batch that is computed from now on; return how long it waits for flushed ones (s)."""
-        work, self._work = self._work, NO_WORK
-        return 0.0 if self.host_link is None else self.host_link.begin(work, now)
-
-    def _next_end_s(self, link: HostLink) -> float:
+    def _next_end_s(self) -> float:
         """Return the end of the next copy that cuts a step (s)."""
-        offload = self.scheduler.offload
-        assert offload is not None
-        return link.next_end_s if self.has_end_at_stores or offload.writes_stores else link.loads.next_end_s
+        link = self._link
+        return link.next_end_s if self.has_end_at_stores or self.core.ends_at_stores else link.loads.next_end_s
 
-    def _end_copies(self, link: HostLink, now: float) -> None:
+    def _end_copies(self, now: float) -> None:
         """Account for the copies between GPU and host that have ended."""
-        offload = self.scheduler.offload
-        assert offload is not None
-        for copy in link.ended(now):
-            offload.end_copy(copy.number)
-            if not copy.is_store:
-                self.scheduler.arrive(copy.sequence)
-        self._publish()
+        for copy in self._link.ended(now):
+            self.core.end_copy(copy)
+        self.core.publish()
 
-    def _end_stores(self, link: HostLink, step: Step, now: float) -> None:
+    def _end_stores(self, step: Step, now: float) -> None:
         """Account for the stores that have ended inside a leap, each at the end of its iteration."""
-        offload = self.scheduler.offload
-        assert offload is not None
+        link, core = self._link, self.core
         while link.stores.next_end_s <= now:
             count = step.first_boundary(link.stores.next_end_s)
             if count >= step.num_iterations or (boundary_s := step.boundary(count)) > now:
                 return
             self._account(step, count)
             for store in link.ended_stores(boundary_s):
-                offload.end_copy(store.number)
-            self._publish_host()
+                core.end_copy(store)
+            core.publish_host_events()
 
     def _decoding_step(self, batch: Batch, now: float, max_iterations: int) -> Step:
         """Return a step of decodes, with all iterations before anything else can happen."""
@@ -360,7 +357,7 @@ class Engine:
             self._ramp_origin, self._ramp_skip = now, 0
         ramp, skip, count = self._ramp, self._ramp_skip, 1
         if max_iterations > 1 and (self._ahead is batch or not self._is_async):
-            count = self.scheduler.num_leap_iterations(batch, min(max_iterations, ramp.num_steps - skip))
+            count = self.core.num_leap_iterations(batch, min(max_iterations, ramp.num_steps - skip))
         return Step(batch, self._ramp_origin, ramp, skip, count, self._ramp_origin + ramp.elapsed(skip + count))
 
     def stretch(self, end: float) -> None:
@@ -377,20 +374,20 @@ class Engine:
         """End the step in flight: account for its aborts, tokens, finishes and blocks, in vLLM's order."""
         step = self.step
         assert step is not None, "no step in flight"
-        scheduler, batch = self.scheduler, step.batch
-        if step.num_iterations > 1 and self.host_link is not None:
-            self._end_stores(self.host_link, step, step.end)
+        core, link, batch = self.core, self._link, step.batch
+        if step.num_iterations > 1 and link.next_end_s <= step.end:
+            self._end_stores(step, step.end)
         has_aborts = bool(self._aborts)
         if has_aborts:
             self._end_aborted(step)
         if step.num_iterations > 1:
-            scheduler.leap(step.num_iterations - 1, is_ordered=self._ordered)
+            core.leap(step.num_iterations - 1, is_ordered=self._ordered)
         self._ramp_skip += step.num_iterations
         if batch.decodes:
             self._log(step, step.num_iterations)
-        if scheduler.dropped:
-            self._mark_waiting(scheduler.dropped)
-        sampled, finished = scheduler.update(batch, step.num_iterations)
+        if core.dropped:
+            self._mark_waiting(core.dropped)
+        sampled, finished = core.update(batch, step.num_iterations)
         if self._arrivals or self._let_go:
             finished = [*finished, *self._end_transfers()]
         self._ahead_has_ended = has_aborts or (
@@ -402,10 +399,9 @@ class Engine:
             elif sequence.waited_since_s >= 0:
                 self.log.add_gap(sequence.waited_since_s, step.end)
                 sequence.waited_since_s = -1.0
-        if scheduler.pool.events or self._has_host_events:
-            self._publish()
-        if self.host_link is not None and self.host_link.next_end_s <= step.end:
-            self._end_copies(self.host_link, step.end)
+        core.publish()
+        if link.next_end_s <= step.end:
+            self._end_copies(step.end)
         self.step = None
         self._last_end = step.end
         return StepOutput(step.end, sampled, finished, batch.chunks)
@@ -432,8 +428,8 @@ class Engine:
         step = self.step
         if step is None or step.num_iterations == 1:
             return
-        if self.host_link is not None:
-            self._end_stores(self.host_link, step, now)
+        if self._link.next_end_s <= now:
+            self._end_stores(step, now)
         count = min(step.num_ended(now), step.num_iterations - 1)
         if count > 0:
             self._account(step, count)
@@ -441,11 +437,11 @@ class Engine:
     def _account(self, step: Step, count: int) -> None:
         """Account for the first `count` iterations of a leap; at least one must remain."""
         if count > 1:
-            self.scheduler.leap(count - 1, is_ordered=self._ordered)
-        self._publish()
+            self.core.leap(count - 1, is_ordered=self._ordered)
+        self.core.publish()
         self._log(step, count)
-        self.scheduler.leap(1, is_ordered=self._ordered)  # closes the next iteration; its events come when it ends
-        self.scheduler.know(count)
+        self.core.leap(1, is_ordered=self._ordered)  # closes the next iteration; its events come when it ends
+        self.core.know(count)
         self._ramp_skip += count
         step.advance(count)
 
@@ -455,28 +451,14 @@ class Engine:
         self._logged = None
         return len(self.log.starts_s)
 
-    @property
-    def has_events(self) -> bool:
-        """Whether `take_events` would return any."""
-        return bool(self._published)
-
-    def take_events(self) -> list[KvEvent]:
-        """Return the KV events of the iterations that have ended, in order, and forget them."""
-        events, self._published = self._published, []
-        return events
-
-    def take_host_events(self) -> list[KvEvent]:
-        """Return the events of host memory since the last `take_events`, even in the middle of a step."""
-        offload = self.scheduler.offload
-        if offload is None or not offload.host.events:
-            return []
-        events, offload.host.events = offload.host.events, []
-        return list(events)
+    def publish_host_events(self) -> None:
+        """Put the events of host memory into the effects, even in the middle of a step."""
+        self.core.publish_host_events()
 
     def decoded(self) -> list[Sequence]:
         """Return the sequences that get a token from decoding in the step in flight."""
         assert self.step is not None, "no step in flight"
-        return [sequence for sequence in self.step.batch.decodes if self.scheduler.is_delivered(sequence)]
+        return [sequence for sequence in self.step.batch.decodes if self.core.is_delivered(sequence)]
 
     def _mark(self, batch: Batch, closed_s: float) -> None:
         """Record when sequences were admitted, and when preempted and starved ones had their last token."""
@@ -499,13 +481,13 @@ class Engine:
     def _decode_ramp(self, batch: Batch) -> Ramp:
         """Return the times of a batch of decodes, starting with the iteration that starts now."""
         num_decodes = len(batch.decodes)
-        num_kv_tokens = batch.num_kv_tokens + num_decodes * (self.scheduler.num_ended - batch.iteration)
+        num_kv_tokens = batch.num_kv_tokens + num_decodes * (self.core.num_ended - batch.iteration)
         return self.timing.decode(num_decodes, num_kv_tokens)
 
     def _mixed_duration(self, batch: Batch) -> float:
         """Return how long a batch takes (s). To the GPU, the one token of a prompt whose KV was loaded is a decode."""
         num_decodes, num_kv_tokens, chunks = len(batch.decodes), batch.num_kv_tokens, batch.chunks
-        if self.config.is_kv_consumer or self.host_link is not None:
+        if self._may_load:
             chunks = [(sequence, count) for sequence, count in chunks if count > 1 or sequence.num_computed == 1]
             num_kv_tokens += sum([s.num_computed - 1 for s, count in batch.chunks if count == 1])
             num_decodes += len(batch.chunks) - len(chunks)
@@ -525,24 +507,9 @@ class Engine:
         prefill = Prefill(num_tokens, num_context_tokens, num_pairs, len(chunks))
         return self.timing.mixed(prefill, num_decodes, num_kv_tokens)
 
-    @property
-    def _has_host_events(self) -> bool:
-        return self.scheduler.offload is not None and bool(self.scheduler.offload.host.events)
-
-    def _publish(self) -> None:
-        self._published += self.scheduler.pool.events
-        self.scheduler.pool.events = []
-        self._publish_host()
-
-    def _publish_host(self) -> None:
-        if self.scheduler.offload is not None:
-            host = self.scheduler.offload.host
-            self._published += host.events
-            host.events = []
-
     def _log(self, step: Step, num_iterations: int) -> None:
         batch = step.batch
-        num_tokens = len(self.decoded()) if self._ahead_has_ended or self.scheduler.dropped else len(batch.decodes)
+        num_tokens = len(self.decoded()) if self._ahead_has_ended or self.core.dropped else len(batch.decodes)
         for sequence in batch.delayed:
             if sequence.state != OVER:
                 num_tokens -= 1
@@ -555,11 +522,3 @@ class Engine:
         else:
             self.log.add(step, num_iterations, num_tokens)
             self._logged = step.ramp
-
-    def _explain_stall(self) -> None:
-        head = self.scheduler.waiting[0]
-        raise RuntimeError(
-            f"{head} can never be admitted: {self.scheduler.pool.num_free} of {self.scheduler.pool.num_blocks} blocks are "
-            f"free, nothing runs, max_num_batched_tokens is {self.config.max_num_batched_tokens} and chunked prefill is "
-            f"{'on' if self.config.enable_chunked_prefill else 'off'}"
-        )

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from mocker.chain import BlockChain
-
-NEVER = 1 << 62
+from mocker.position import Position
 
 WAITING, LOADING, LOADED, RUNNING, OVER = range(5)
 """The state of a sequence. With KV from elsewhere: it waits for blocks, LOADING, LOADED, it waits for a seat."""
 
 
-class Sequence:
-    """A request and its progress.
-
-    While it decodes, its position follows from the engine's iteration count: at iteration i it computes the
-    token at position `i - origin`. Nothing is counted per token.
-    """
+class Sequence(Position):
+    """A request and its progress. Where it is while it decodes follows from the iteration: see `Position`."""
 
     __slots__ = (
         "adapter",
         "arrival",
         "cached_tokens",
         "chain",
-        "decoding",
         "disk_tokens",
         "first_scheduled_s",
         "first_token_s",
@@ -32,20 +26,15 @@ class Sequence:
         "is_remote_decode",
         "is_remote_prefill",
         "is_token_shipped",
-        "last_iteration",
         "max_tokens",
         "num_blocks",
         "num_cached_blocks",
-        "num_computed",
-        "num_known",
         "num_limit",
         "num_more_blocks",
         "num_more_held",
         "num_preemptions",
         "num_prompt",
-        "num_total",
         "order",
-        "origin",
         "payload",
         "priority",
         "reads_cache",
@@ -90,6 +79,8 @@ class Sequence:
             adapter: the LoRA adapter that it runs with ("": none).
             payload: for the caller's use.
         """
+        num_limit = num_prompt + max_tokens
+        super().__init__(num_prompt, num_limit if stop_after is None else min(num_prompt + stop_after, num_limit))
         self.id = id
         self.num_prompt = num_prompt
         self.max_tokens = max_tokens
@@ -104,15 +95,9 @@ class Sequence:
         self.is_remote_decode = is_remote_decode
         self.reads_cache = True  # False: its whole prompt is computed, because log-probabilities of it are wanted
         self.is_failed = False  # its KV could not be loaded
-        self.num_limit = num_prompt + max_tokens  # tokens at which it ends by length
-        self.num_total = self.num_limit if stop_after is None else min(num_prompt + stop_after, self.num_limit)
-        self.num_known = num_prompt  # prompt and output tokens; kept only while not decoding
-        self.num_computed = 0  # likewise
+        self.num_limit = num_limit  # tokens at which it ends by length
         self.state = WAITING
         self.order = 0  # its place among waiting ones, by priority only if priorities and arrivals are equal
-        self.decoding = False
-        self.origin = 0
-        self.last_iteration = NEVER  # the one that samples its last token; set while it decodes
         self.num_blocks = 0  # allocated; out of date during a leap
         self.num_more_blocks = 0  # that it holds while it has blocks, for layers that do not keep all tokens
         self.num_more_held = 0

@@ -6,7 +6,7 @@ Limits apply to every arm, the baseline too, and comparisons to all others. What
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from foundation.text import instead_of
 from reports.capacity.answer import Answer
@@ -16,17 +16,8 @@ from reports.summary import NOISE_FLOOR, ArmSummary, Summary
 from reports.sweep.best_point import failures, interval_between
 from reports.sweep.points import AnyPoint, Found, Impossible, Point, Sweep
 from reports.verdicts.failures import Failures
+from reports.verdicts.gates import GateResult, GateState
 
-State = Literal["passed", "failed", "undecided"]
-"""The state of a gate that is a comparison, by its value and the 95% interval of its difference, if there is one:
-
-    value over the limit    interval includes the limit and no difference    undecided: it may be noise
-                            else                                             failed
-    value within the limit  interval includes the limit                      undecided
-                            else                                             passed
-
-An interval also covers how far two equal runs differed, if that was measured. Only what failed fails the command.
-"""
 SHARES = ("attainment", "hit_share", "failed")
 """Metrics that can be limited in %: a sign makes it a change against the baseline, as % always is of the others."""
 WITH_LIMITS = ("attainment", "goodput")
@@ -140,15 +131,6 @@ def refuse_idle(gates: Sequence[Condition], basis: Basis) -> None:
             raise ValueError(f"fail_if '{gate}' {why}")
 
 
-class Result(NamedTuple):
-    """The result of a gate, or of another check, for an arm."""
-
-    arm: str
-    check: str
-    state: State
-    text: str
-
-
 class _Side(NamedTuple):
     """An arm as gates see it."""
 
@@ -172,7 +154,7 @@ class _Change(NamedTuple):
     high: float
 
 
-def of_summary(summary: Summary, gates: Sequence[Condition], left_out: Sequence[str] = ()) -> list[Result]:
+def of_summary(summary: Summary, gates: Sequence[Condition], left_out: Sequence[str] = ()) -> list[GateResult]:
     """Judge the arms of a comparison; those that were left out fail."""
     sides = [
         _Side(name, _of_arm(arm), is_stable=arm.stability.is_stable, failures=Failures(arm.failed, arm.requests))
@@ -181,7 +163,7 @@ def of_summary(summary: Summary, gates: Sequence[Condition], left_out: Sequence[
     base = next(side for side in sides if side.name == summary.baseline)
     others = [side for side in sides if side is not base and not side.name.endswith(NOISE_FLOOR)]
 
-    def judge(gate: Condition) -> list[Result]:
+    def judge(gate: Condition) -> list[GateResult]:
         if not is_comparison(gate):
             return [_limited(gate, side) for side in sides]
         return [_compared(gate, side, base, _paired(summary, side.name, gate)) for side in others]
@@ -192,14 +174,14 @@ def of_summary(summary: Summary, gates: Sequence[Condition], left_out: Sequence[
     return _all_judged(gates, basis, judge)
 
 
-def of_sweep(sweep: Sweep, gates: Sequence[Condition], left_out: Sequence[str] = ()) -> list[Result]:
+def of_sweep(sweep: Sweep, gates: Sequence[Condition], left_out: Sequence[str] = ()) -> list[GateResult]:
     """Judge each point of a sweep, or each result of a search; those that were left out fail.
 
     They are compared with the first one or, if the table has several sweeps, with the same settings in the first.
     """
     rows = [(row.changes, _of_row(row)) for row in sweep.points]
 
-    def judge(gate: Condition) -> list[Result]:
+    def judge(gate: Condition) -> list[GateResult]:
         return list(_rows_compared(gate, rows)) if is_comparison(gate) else [_limited(gate, side) for _, side in rows]
 
     basis = Basis(
@@ -212,7 +194,7 @@ def of_sweep(sweep: Sweep, gates: Sequence[Condition], left_out: Sequence[str] =
     return _all_judged(gates, basis, judge)
 
 
-def of_plan(answer: Answer, gates: Sequence[Condition]) -> list[Result]:
+def of_plan(answer: Answer, gates: Sequence[Condition]) -> list[GateResult]:
     """Judge the layout that a plan recommends."""
     best = next((at for at in answer.loads[:1] if at.gpus is not None), None)
     values = {} if best is None else {"gpus": best.gpus, "cost": best.cost}
@@ -223,7 +205,9 @@ def of_plan(answer: Answer, gates: Sequence[Condition]) -> list[Result]:
     return _all_judged(gates, basis, lambda gate: [_limited(gate, side)])
 
 
-def _all_judged(gates: Sequence[Condition], basis: Basis, judge: Callable[[Condition], list[Result]]) -> list[Result]:
+def _all_judged(
+    gates: Sequence[Condition], basis: Basis, judge: Callable[[Condition], list[GateResult]]
+) -> list[GateResult]:
     """Judge gates; each has at least one result, so that none passes because there was nothing to judge."""
     if not basis.is_complete:
         return [_not_judged(gate, "was interrupted") for gate in gates]
@@ -231,12 +215,12 @@ def _all_judged(gates: Sequence[Condition], basis: Basis, judge: Callable[[Condi
     for gate in gates:
         why = basis.lacks(gate)
         found += [_not_judged(gate, why)] if why else judge(gate)
-        found += [Result("", str(gate), "failed", f"{gate}: left out: {reason}") for reason in basis.left_out]
+        found += [GateResult("", str(gate), "failed", f"{gate}: left out: {reason}") for reason in basis.left_out]
     return found
 
 
-def _not_judged(gate: Condition, why: str) -> Result:
-    return Result("", str(gate), "failed", f"{gate}: not judged, because it {why}")
+def _not_judged(gate: Condition, why: str) -> GateResult:
+    return GateResult("", str(gate), "failed", f"{gate}: not judged, because it {why}")
 
 
 def _of_arm(arm: ArmSummary) -> Callable[[Condition], float | None]:
@@ -256,7 +240,7 @@ def _worst(gate: Condition, known: float | None, with_failures: float | None) ->
     return math.inf if with_failures is None else max(known, with_failures)
 
 
-def _rows_compared(gate: Condition, rows: Sequence[tuple[dict[str, Any], _Side]]) -> Iterator[Result]:
+def _rows_compared(gate: Condition, rows: Sequence[tuple[dict[str, Any], _Side]]) -> Iterator[GateResult]:
     """Compare each row with the first, or that of the same settings in the first sweep; each must have a counterpart."""
     sweeps: dict[str | None, dict[str, _Side]] = {}
     for changes, side in rows:
@@ -319,8 +303,8 @@ def _share_of(gate: Condition, value: float | None, requests: int | None) -> flo
     return value / requests if value is not None and requests else None
 
 
-def _failed(gate: Condition, side: _Side, why: str) -> Result:
-    return Result(side.name, str(gate), "failed", f"{gate}: {side.name} {why}")
+def _failed(gate: Condition, side: _Side, why: str) -> GateResult:
+    return GateResult(side.name, str(gate), "failed", f"{gate}: {side.name} {why}")
 
 
 def _not_comparable(one: _Side, other: _Side) -> str:
@@ -332,14 +316,14 @@ def _not_comparable(one: _Side, other: _Side) -> str:
     return ""
 
 
-def _limited(gate: Condition, side: _Side) -> Result:
+def _limited(gate: Condition, side: _Side) -> GateResult:
     """Judge a value."""
     value = side.value(gate)
     if value is None:
         return _failed(gate, side, f"has no such value ({side.lacks})")
     is_over = value > gate.value if gate.is_above else value < gate.value
     text = f"{gate}: {side.name} is at {_shown(gate, value)}"
-    return Result(side.name, str(gate), "failed" if is_over else "passed", text)
+    return GateResult(side.name, str(gate), "failed" if is_over else "passed", text)
 
 
 def _shown(gate: Condition, value: float) -> str:
@@ -348,7 +332,7 @@ def _shown(gate: Condition, value: float) -> str:
     return percent(value) if gate.unit == "%" else f"{value:.4g}{' s' if gate.unit else ''}"
 
 
-def _compared(gate: Condition, side: _Side, base: _Side, pair: _Change | None = None) -> Result:
+def _compared(gate: Condition, side: _Side, base: _Side, pair: _Change | None = None) -> GateResult:
     """Judge a change against the baseline; without an interval, nothing is known of noise."""
     if gate.metric in METRICS and (why := _not_comparable(side, base) or _not_comparable(base, side)):
         return _failed(gate, side, f"cannot be compared: {why}")
@@ -367,14 +351,14 @@ def _compared(gate: Condition, side: _Side, base: _Side, pair: _Change | None = 
     change = (value - at if pair is None else pair.mean) * scale
     is_over = change > gate.number if gate.is_above else change < gate.number
     text = f"{gate}: {side.name} is at {form(change)}{unit}"
-    state: State = "failed" if is_over else "passed"
+    state: GateState = "failed" if is_over else "passed"
     if pair is not None:
         low, high = pair.low * scale, pair.high * scale
         text += f", 95% interval {form(low)} to {form(high)}{unit}"
         if low <= gate.number <= high and low < high and not (is_over and (low > 0 or high < 0)):
             state = "undecided"
             text += ", which may be noise" * is_over
-    return Result(side.name, str(gate), state, text)
+    return GateResult(side.name, str(gate), state, text)
 
 
 def _paired(summary: Summary, arm: str, gate: Condition) -> _Change | None:

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from xml.etree import ElementTree
 
 from foundation.text import printable
-from reports.gate import Result
+from reports.verdicts.gates import GateResult
 
 CHILD = {"failed": "failure", "undecided": "skipped"}
 """How a check that has not passed is marked; `skipped` is what is closest to undecided."""
 
 
-def document(name: str, results: Sequence[Result], *, created: str, wall_s: Mapping[str, float]) -> str:
+def document(name: str, results: Sequence[GateResult], *, created: str, wall_s: Mapping[str, float]) -> str:
     """Return the results of a command; `wall_s` has how long an arm took, which its first test case gets."""
     left = dict(wall_s)
     times = [left.pop(result.arm, 0.0) for result in results]

@@ -15,6 +15,14 @@ from reports.figures.metrics import Goodput, Intervals
 from reports.figures.outcomes import of_run
 from reports.figures.split import split
 from reports.figures.stability import stability
+from reports.figures.statistics import (
+    Blocks,
+    PairedDifference,
+    blocks_of,
+    mean_interval,
+    paired_difference,
+    quantile_interval,
+)
 from reports.figures.tier_sizes import bases
 from reports.figures.tiers import Hits, Saving
 from reports.record.pools import averaged
@@ -30,14 +38,6 @@ from reports.summary import (
 from reports.verdicts.comparison import verdict
 from reports.verdicts.differences import Table, differences, noise_floor
 from reports.verdicts.ranking import OUT_OF_LIMITS, rank
-from reports.verdicts.statistics import (
-    Blocks,
-    PairedDifference,
-    blocks_of,
-    mean_interval,
-    paired_difference,
-    quantile_interval,
-)
 
 BEYOND = re.compile(r"maximum context length is \d+ tokens")
 """What servers write, vLLM's too, to refuse a request that is longer than the context."""

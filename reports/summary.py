@@ -14,9 +14,9 @@ from reports.figures.outcomes import Outcome
 from reports.figures.slo import parse
 from reports.figures.split import Split
 from reports.figures.stability import Stability
+from reports.figures.statistics import PairedDifference
 from reports.figures.tiers import Avoided, Hits, Saved
 from reports.record.pools import LinkUse, PoolUse, TierUse
-from reports.verdicts.statistics import PairedDifference
 
 SCHEMA = "dynabench.summary/2"
 PAIRED = ("ttft_sched", "tpot", "e2e_sched")

@@ -28,7 +28,12 @@ def test_the_dockerfile_passes_its_linter():
 
 
 @pytest.mark.parametrize(
-    ("schema", "file"), [("compose-spec", "compose.yaml"), ("github-workflows", ".github/workflows/wheels.yml")]
+    ("schema", "file"),
+    [
+        ("compose-spec", "compose.yaml"),
+        ("github-workflows", ".github/workflows/ci.yml"),
+        ("github-workflows", ".github/workflows/wheels.yml"),
+    ],
 )
 def test_files_for_other_tools_fit_their_schemas(schema, file):
     done = run(BIN / "check-jsonschema", "--builtin-schema", f"vendor.{schema}", ROOT / file)

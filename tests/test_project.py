@@ -1,10 +1,13 @@
 """The project keeps its own rules. Those about who may import whom are contracts in pyproject.toml (lint-imports)."""
 
+import ast
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import grimp
+import yaml
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["root_packages"]
@@ -14,6 +17,15 @@ def test_ci_runs_the_readmes_test_command():
     commands = re.findall(r"^    (python3 -m venv .*pytest.*)$", (ROOT / "README.md").read_text(), re.M)
     assert len(commands) == 1
     assert commands[0] in (ROOT / ".ci" / "run").read_text().splitlines()
+
+
+def test_the_readmes_badge_is_that_of_a_workflow_which_runs_ci():
+    shown, linked = re.findall(
+        r"\]\(\.\./\.\./actions/(workflows/\w+\.yml)(?:/badge\.svg)?\)", (ROOT / "README.md").read_text()
+    )
+    assert shown == linked
+    [job] = yaml.safe_load((ROOT / ".github" / shown).read_text())["jobs"].values()
+    assert {"run": ".ci/run", "timeout-minutes": 75} in job["steps"]
 
 
 def test_the_changelog_begins_with_the_version_of_the_package():
@@ -26,10 +38,70 @@ def test_what_pages_link_to_and_cite_is_there():
     missing = []
     for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")):
         text = page.read_text()
-        linked = [page.parent / link for link in re.findall(r"\]\(([^)#\s:]+)[)#]", text)]
+        links = re.findall(r"\]\(([^)#\s:]+)[)#]", text)
+        linked = [
+            page.parent / link for link in links if not link.startswith("../../actions/")
+        ]  # of the repository's host
         cited = [ROOT / name for name in re.findall(r"(?<![\w/: ])`?((?:benchmarks|tests)/[\w./-]+\.\w+)", text)]
         missing += [f"{page.name}: {path}" for path in linked + cited if not path.exists()]
     assert not missing
+
+
+PAGE = ROOT / "docs" / "where-is-it.md"
+SMALL_ROOM = 3  # modules; a folder with more has a line on the page
+
+
+def test_every_file_and_name_that_the_page_of_look_ups_gives_is_there():
+    page = PAGE.read_text()
+    rows = look_ups(page)
+    assert len(rows) == len(re.findall(r"^\| (?!looking for)", page, re.M)) >= 60, "a row has another form"
+    wrong = [f"{concept}: no {file}" for concept, file, _ in rows if not (ROOT / file).is_file()]
+    defined = {file: names_in((ROOT / file).read_text()) for _, file, _ in rows if (ROOT / file).is_file()}
+    wrong += [
+        f"{concept}: {file} does not define {name}"
+        for concept, file, names in rows
+        for name in names
+        if name not in defined.get(file, {name})
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_room_with_several_modules_is_on_the_page_of_look_ups():
+    named = {Path(file).parent for _, file, _ in look_ups(PAGE.read_text())}
+    modules = [path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    rooms = Counter(path.parent for path in modules if not path.name.startswith("__"))
+    missing = [f"{room}/" for room, count in rooms.items() if count > SMALL_ROOM and room not in named]
+    assert not missing, "no look-up leads to " + ", ".join(sorted(missing))
+
+
+def look_ups(page):
+    """Return the page's rows: what somebody looks for, the file, and the names in it."""
+    rows = re.findall(r"^\| (.+) \| `([\w/]+\.py)` \| (.*) ?\|$", page, re.M)
+    return [(concept, file, re.findall(r"`([\w.]+)`", names)) for concept, file, names in rows]
+
+
+def names_in(source):
+    """Return what a module defines at its top level, and `Class.member` for what its classes define."""
+
+    def defined(body):
+        for node in body:
+            match node:
+                case ast.ClassDef(name=name, body=members):
+                    yield name
+                    yield from (f"{name}.{member}" for member in defined(members))
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                    yield name
+                case ast.AnnAssign(target=ast.Name(id=name)):
+                    yield name
+                case ast.Assign(targets=targets):
+                    yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+    return set(defined(ast.parse(source).body))
+
+
+def test_the_names_of_a_module_are_those_that_it_defines():
+    source = "import a\nLIMIT = 3\nclass Pool:\n    size: int = 0\n    def take(self):\n        spare = 1\n"
+    assert names_in(source) == {"LIMIT", "Pool", "Pool.size", "Pool.take"}
 
 
 def test_no_modules_import_each_other_in_a_circle():
@@ -54,3 +126,36 @@ def test_a_circle_is_found():
     for importer, imported in (("c", "b"), ("b", "a"), ("a", "c"), ("a", "d")):
         graph.add_import(importer=importer, imported=imported)
     assert circles(graph) == {"a -> c -> b -> a"}
+
+
+def test_the_picture_of_contributing_is_what_the_contracts_say():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    picture = re.findall(
+        r"^ {4}(\w+)\*? +(\w[^.:]*? > .*(?:\n.{8,20}> .*)*)", (ROOT / "CONTRIBUTING.md").read_text(), re.M
+    )
+    assert {package for package, _ in picture} == {"dynabench", "serving", "mocker", "reports"}
+    for package, chain in picture:
+        drawn = [re.findall(r"\w+", level) for level in re.sub(r"[\n|]", " ", chain).split(">")]
+        assert drawn in [
+            [[room.removeprefix(f"{package}.") for room in re.split(r" [|:] ", level)] for level in each]
+            for each in layers
+        ]
+
+
+def test_lines_of_prose_fit_a_terminal():
+    """Tables, examples and figures that a program writes may be longer."""
+    wide = []
+    for page in (
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("docs/how-to/*.md"),
+        *ROOT.glob("docs/decisions/*.md"),
+        ROOT / "README.md",
+    ):
+        prose = re.sub(r"^\s*```.*?^\s*```$", "", page.read_text(), flags=re.M | re.S)
+        wide += [
+            f"{page.name}: {line}"
+            for line in prose.splitlines()
+            if len(line) > 120 and not re.match(r" {4}|\||<", line)
+        ]
+    assert not wide, "\n".join(wide)

@@ -11,9 +11,9 @@ from foundation.own_code import base_and_additions
 from foundation.settings import changed
 from mocker import EngineConfig
 from mocker.models.catalog import find_model
+from mocker.tiers.config import GIB, OffloadConfig, whole_pages
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
-from mocker.vllm.offload.config import GIB, OffloadConfig, whole_pages
 from serving.engines.vllm.tiers import beside
 from serving.router.elsewhere import elsewhere
 

@@ -2,14 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from msgspec import Meta
-
-from dynabench.deployment.flags import DECIDED
+from dynabench.experiment.settings import ATTAINMENT, Attainment
 from foundation.settings import Count, check
-from mocker import EngineConfig
-from mocker.timing.config import TimingConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +28,7 @@ class PlanConfig:
     """Multiples of the workload's rate or, in a closed loop, of what is in flight; the plan is for the first, and the others
     show what more load needs."""
 
-    attainment: Annotated[float, Meta(gt=0, le=1)] = 0.99
+    attainment: Attainment = ATTAINMENT
     """Share of the requests that must be within the per-request limits."""
 
     def __post_init__(self) -> None:
@@ -66,20 +62,6 @@ class PlanConfig:
         """The settings to choose from, by their names."""
         found: dict[str, Sequence[Any]] = {"gpu": tuple(self.prices)} if self.price else {}
         return found | {name: getattr(self, name) for name in ("tensor_parallel_size", "max_num_batched_tokens")}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedEngineConfig(EngineConfig):
-    """Settings of each engine, except for those that are chosen."""
-
-    max_num_batched_tokens: Annotated[int, DECIDED] = 8192
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedTimingConfig(TimingConfig):
-    """The model and its GPU, except for what is chosen."""
-
-    tensor_parallel_size: Annotated[int, DECIDED] = 1
 
 
 def _price(text: str) -> tuple[str, float]:

@@ -15,9 +15,9 @@ from reports.figures.conditions import METRICS, Condition
 from reports.figures.metrics import LEAST_SAMPLES, goodput, per_request
 from reports.figures.outcomes import SHARES, of_requests, of_run, percent, plain
 from reports.figures.slo import good
+from reports.figures.statistics import Blocks, blocks_of, gaps_interval, mean_interval, quantile_interval
 from reports.record.records import Floats, Record
 from reports.summarize import summarize
-from reports.verdicts.statistics import Blocks, blocks_of, gaps_interval, mean_interval, quantile_interval
 
 FEW = "too few requests"
 UNKNOWN = "; the model's error is not known for this case."

@@ -1,4 +1,4 @@
-"""`dynabench completion`."""
+"""`dynabench completion`: cyclopts' own scripts, mended where they would not complete files or could not be sourced."""
 
 from typing import Literal
 

@@ -160,10 +160,9 @@ def _show(found: "Validation", console: Terminal) -> None:
 
 def _validate_steps(path: Path, timing: TimingConfig) -> int:
     """Print how a recording's step times compare with simulated ones."""
-    from dynabench.fidelity.recordings import read
-    from dynabench.fidelity.replay import step_times
+    from dynabench.fidelity.families import step_times
 
-    times = step_times(read(path), timing)
+    times = step_times(path, timing)
     print(printable(str(path)) + ": steps, mean real, mean simulated (ms), error of their sum, median error of a step")
     for label, wanted in (("with prefill", True), ("decode only", False)):
         rows = [(real, simulated) for has_prefill, real, simulated in times if has_prefill == wanted]
@@ -197,7 +196,7 @@ def record(*, scenario: Path, out: Path) -> None:
         scenario: A scenario as JSON, or a recording whose scenario to repeat.
         out: The file to write (.jsonl or .jsonl.gz); it must not exist.
     """
-    from dynabench.fidelity import record as recorder
+    from dynabench.fidelity.vllm import record as recorder
 
     steps = recorder.record(scenario, out)
     print(printable(f"{out}: {steps} steps"))
@@ -214,14 +213,14 @@ def verify(
         recordings: Recording files, as `dynabench record` writes them.
         json_output: Print one JSON object per file.
     """
-    from dynabench.fidelity import recordings as recorded
-    from dynabench.fidelity import replay
+    from dynabench.fidelity import families
+    from dynabench.fidelity.recordings import RecordingError
 
     failed = 0
     for path in recordings:
         try:
-            verdict = replay.verify(recorded.read(path))
-        except recorded.RecordingError as error:
+            verdict = families.verify(path)
+        except RecordingError as error:
             failed += 1
             _print_verdict({"file": str(path), "matched": None, "error": str(error)}, json_output)
             continue
@@ -229,29 +228,28 @@ def verify(
         facts = {
             "file": str(path),
             "matched": verdict.difference is None,
-            "vllm": verdict.vllm_version,
+            verdict.engine: verdict.version,
             "steps": verdict.num_steps,
             "events": verdict.num_events,
             "difference": verdict.difference,
         }
-        _print_verdict(facts, json_output)
+        _print_verdict(facts, json_output, verdict.engine)
     if len(recordings) > 1 and not json_output:
         print(f"{len(recordings) - failed} of {len(recordings)} match")
     return 1 if failed else 0
 
 
-def _print_verdict(facts: dict[str, Any], as_json: bool) -> None:
+def _print_verdict(facts: dict[str, Any], as_json: bool, engine: str = "") -> None:
+    from dynabench.fidelity.families import FAMILIES
+
     if as_json:
         print(json.dumps(facts, default=str))
     elif facts["matched"] is None:
         print(printable(f"not compared: {facts['error']}"))
     elif facts["matched"]:
-        print(
-            printable(
-                f"{facts['file']}: matches vLLM {facts['vllm']} ({facts['steps']} steps, {facts['events']} events)"
-            )
-        )
+        known = f"{FAMILIES[engine].title} {facts[engine]}"
+        print(printable(f"{facts['file']}: matches {known} ({facts['steps']} steps, {facts['events']} events)"))
     else:
-        difference = facts["difference"]
+        difference, title = facts["difference"], f"{FAMILIES[engine].title}:"
         print(printable(f"{facts['file']}: differs at step {difference['step']} in {difference['what']}"))
-        print(printable(f"  vLLM:   {difference['vllm']}\n  mocker: {difference['mocker']}"))
+        print(printable(f"  {title:7} {difference[engine]}\n  mocker: {difference['mocker']}"))

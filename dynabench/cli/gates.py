@@ -14,9 +14,10 @@ from foundation.settings import check
 from reports import junit
 from reports.capacity.answer import Answer
 from reports.figures.conditions import Condition
-from reports.gate import PLANS, POINTS, RUNS, Kind, Result, State, parse
+from reports.gate import PLANS, POINTS, RUNS, Kind, parse
 from reports.summary import Summary
 from reports.sweep.points import Found, Impossible, Point, Sweep
+from reports.verdicts.gates import GateResult, GateState
 from serving.cli.command_line import flat
 
 
@@ -101,30 +102,30 @@ def _check_writable(path: Path) -> None:
         raise ValueError(f"junit is {str(path)!r}, which exists and is not JUnit XML; choose another file")
 
 
-def checks_of(summary: Summary) -> list[Result]:
+def checks_of(summary: Summary) -> list[GateResult]:
     """Return whether the runs of each arm are valid."""
     found = []
     for name, arm in summary.arms.items():
-        state: State = "failed" if arm.notes else "passed" if arm.is_complete else "undecided"
+        state: GateState = "failed" if arm.notes else "passed" if arm.is_complete else "undecided"
         why = "; ".join(arm.notes) or ("valid" if arm.is_complete else "interrupted")
-        found.append(Result(name, "the run is valid", state, f"{name}: {why}"))
+        found.append(GateResult(name, "the run is valid", state, f"{name}: {why}"))
     return found
 
 
-def checks_of_sweep(sweep: Sweep) -> list[Result]:
+def checks_of_sweep(sweep: Sweep) -> list[GateResult]:
     """Return which combinations could be simulated."""
     found = []
     for row in sweep.points:
         name = row.arm if isinstance(row, Found) else row.name
-        state: State = "undecided" if isinstance(row, Impossible) else "passed"
+        state: GateState = "undecided" if isinstance(row, Impossible) else "passed"
         why = f"impossible: {row.reason}" if isinstance(row, Impossible) else "simulated"
-        found.append(Result(name, "it can be simulated", state, f"{name}: {why}"))
+        found.append(GateResult(name, "it can be simulated", state, f"{name}: {why}"))
     return found
 
 
-def check_of_plan(answer: Answer) -> Result:
+def check_of_plan(answer: Answer) -> GateResult:
     """Return whether a plan found a layout."""
-    return Result("", "a layout meets the limits", "passed" if answer.commands else "failed", answer.verdict)
+    return GateResult("", "a layout meets the limits", "passed" if answer.commands else "failed", answer.verdict)
 
 
 def wall_s_of(manifest: Mapping[str, Any]) -> dict[str, float]:
@@ -144,8 +145,8 @@ def wall_s_of_sweep(sweep: Sweep) -> dict[str, float]:
 def finish(
     config: GateConfig,
     title: str,
-    checks: Sequence[Result],
-    results: Sequence[Result],
+    checks: Sequence[GateResult],
+    results: Sequence[GateResult],
     *,
     wall_s: Mapping[str, float],
     console: Terminal,
@@ -159,12 +160,12 @@ def finish(
     return NOT_GOOD if any(result.state == "failed" for result in [*checks, *results]) else DONE
 
 
-def print_results(results: Sequence[Result], console: Terminal) -> None:
+def print_results(results: Sequence[GateResult], console: Terminal) -> None:
     """Print the result of each gate."""
     for result in results:
         console.say(f"{result.state}: {result.text}", style={"failed": "red"}.get(result.state))
 
 
-def as_json(results: Sequence[Result]) -> dict[str, Any]:
+def as_json(results: Sequence[GateResult]) -> dict[str, Any]:
     """Return the results as part of a command's JSON; nothing without gates."""
     return {"gates": [result._asdict() for result in results]} if results else {}

@@ -1,14 +1,12 @@
 """The groups of flags that several commands share."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from dynabench.deployment.description import Deployment
 from dynabench.deployment.flags import (
     LivePoolConfig,
     MeasuredFrontendConfig,
@@ -22,9 +20,7 @@ from dynabench.deployment.overhead import OverheadConfig
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import ClientConfig
 from dynabench.terminal import Terminal
-from foundation.errors import UserError
 from foundation.errors import plain_errors as plain_errors
-from foundation.settings import changed
 from mocker import EngineConfig
 from mocker.network.config import TransferConfig
 from mocker.timing.config import TimingConfig
@@ -35,7 +31,7 @@ from serving.life import DisaggregationConfig
 from serving.planner import PlannerConfig
 from serving.router import RouterConfig
 from serving.runtime.config import RuntimeConfig
-from serving.transfer.config import OF_LINKS, OF_TIERS, TransferRunConfig
+from serving.transfer.config import OF_LINKS, TransferRunConfig
 from serving.worker.config import ModelConfig
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
@@ -78,6 +74,9 @@ class RunsOutputConfig(OutputConfig):
         return Terminal(stderr=self.markdown or self.json)
 
 
+FLAT = Parameter(name="*")
+"""Makes the fields of a dataclass options of the command that takes it, and the groups in it groups of its help."""
+
 Output = Annotated[OutputConfig, flat("Output", 1)]
 RunsOutput = Annotated[RunsOutputConfig, flat("Output", 1)]
 Experiment = Annotated[ExperimentConfig, flat("Experiment", 1)]
@@ -110,65 +109,3 @@ MeasuredFrontend = Annotated[MeasuredFrontendConfig, flat("Frontend", 9)]
 Runtime = Annotated[RuntimeConfig, flat("Runtime", 10)]
 FILE = Parameter(name=["--deployment", "-f"])
 DeploymentFile = Annotated[Path | None, FILE]
-
-
-def refuse_beside(file: Path, *groups: Any, hint: str = "") -> None:
-    """Refuse flags that describe a deployment if a file does.
-
-    Raises:
-        UserError: a group has any.
-    """
-    given = [group for group in groups if group is not None]
-    if given:
-        what = ", ".join(flag for group in given for flag in flags_of(group)) or "a flag that describes a deployment"
-        raise UserError(f"{what} cannot be used with --deployment {file}; put the setting in the file{hint}")
-
-
-def refuse_with_url(pool: LivePoolConfig, experiment: ExperimentConfig, *groups: Any) -> None:
-    """Refuse flags that describe our own stack if another server is measured.
-
-    Raises:
-        UserError: there is one.
-    """
-    given = [flag for group in groups if group is not None for flag in flags_of(group)]
-    if experiment.router_mode:
-        given.insert(0, "--router-mode")
-    if pool.names_roles:
-        given.insert(0, "--prefill-workers and --decode-workers")
-    elif changed(pool):
-        given.insert(0, f"--engine {pool.engine}" if pool.engine != "mocker" else next(flags_of(pool)))
-    if given:
-        verb = "apply" if " and " in given[0] else "applies"
-        raise UserError(f"{given[0]} {verb} to dynabench's own stack, but --url measures another server")
-
-
-def flags_of(group: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the flags of the settings that differ from their defaults."""
-    if isinstance(group, TransferConfig):
-        prefix = "transfer-"
-    for name, value in changed(group).items():
-        if is_dataclass(value):
-            yield from flags_of(value, f"{name}-")
-        else:
-            yield f"--{prefix}{name.replace('_', '-')}"
-
-
-def refuse_without_roles(deployment: Deployment) -> None:
-    """Refuse flags about the handover between prefill and decode workers if there are none.
-
-    Raises:
-        UserError: there is one.
-    """
-    if deployment.is_disaggregated:
-        return
-    unused: list[Any] = [deployment.disaggregation, deployment.kv_transfer]
-    if not deployment.has_links:
-        unused.append(deployment.transfer)
-    for group in unused:
-        for flag in flags_of(group):
-            if flag.removeprefix("--").replace("-", "_") in OF_TIERS:
-                continue
-            raise UserError(f"{flag} needs prefill and decode workers; use --prefill-workers and --decode-workers")
-
-
-VARY = ", or vary it, as with --vary pools.NAME.num_gpu_blocks=1024,2048 or --vary planner=static,hpa"

@@ -1,15 +1,17 @@
 """`dynabench plan`: how many GPUs, and in which layout."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
+from cyclopts import Parameter
 
-from dynabench.capacity.settings import PlanConfig, PlannedEngineConfig, PlannedTimingConfig
+from dynabench.capacity.settings import PlanConfig
+from dynabench.cli.flags import sections
 from dynabench.cli.gates import PlanGate, PlanGateConfig, as_json, check_of_plan, finish, print_results
 from dynabench.cli.groups import (
-    WITHOUT_ROLE,
+    FLAT,
     Disaggregation,
     Experiment,
     KvStore,
@@ -24,25 +26,44 @@ from dynabench.cli.groups import (
 )
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.flags import MeasuredRouterConfig
-from dynabench.deployment.kv_store import KvStoreConfig
-from dynabench.deployment.overhead import OverheadConfig
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import Settings
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.exit_codes import INTERRUPTED
-from mocker.network.config import TransferConfig
+from mocker import EngineConfig
+from mocker.timing.config import TimingConfig
 from reports.capacity import answer as capacity
 from reports.capacity.answer import Answer
 from reports.gate import of_plan
 from reports.verdicts.headline import qualified, understood
 from serving.cli.command_line import flat
-from serving.life import DisaggregationConfig
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
+NOT_CHOSEN = Parameter(parse="^(?!(kv_role|max_num_batched_tokens|tensor_parallel_size)$)")
+"""Leaves out the flags of settings that the plan chooses."""
+
 REASONS = 4
 """The most reasons for impossible layouts that are printed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedFlags:
+    """Flags of the deployments that are tried; the plan looks for their pools."""
+
+    router: MeasuredRouter | None = None
+    engine: Annotated[EngineConfig, NOT_CHOSEN, flat("Simulated engine", 6)] | None = None
+    timing: Annotated[TimingConfig, NOT_CHOSEN, flat("Simulated engine", 6)] | None = None
+    overhead: Overheads | None = None
+    disaggregation: Disaggregation | None = None
+    transfer: Transfers | None = None
+    kv_store: KvStore | None = None
+
+    def described(self) -> Deployment:
+        """Return the deployment that they describe."""
+        pool = Pool(mocker=self.engine or EngineConfig(), timing=self.timing or TimingConfig())
+        return Deployment(pools=(pool,), **{"router": MeasuredRouterConfig()} | sections(self))
 
 
 def plan(
@@ -54,14 +75,8 @@ def plan(
     experiment: Experiment = ExperimentConfig(),  # noqa: B008
     shape: Shape = ShapeConfig(),  # noqa: B008
     load: Load = LoadConfig(),  # noqa: B008
-    router: MeasuredRouter | None = None,
-    engine: Annotated[PlannedEngineConfig, WITHOUT_ROLE, flat("Simulated engine", 6)] | None = None,
-    timing: Annotated[PlannedTimingConfig, flat("Simulated engine", 6)] | None = None,
-    overhead: Overheads | None = None,
     output: Output = OutputConfig(),  # noqa: B008
-    disaggregation: Disaggregation | None = None,
-    transfer: Transfers | None = None,
-    kv_store: KvStore | None = None,
+    flags: Annotated[PlannedFlags, FLAT] = PlannedFlags(),
 ) -> int:
     """Find the fewest GPUs, or the cheapest, whose layout meets the limits (--slo): workers, tensor parallelism, chunk size.
 
@@ -77,14 +92,8 @@ def plan(
         experiment: The limits (--slo, --slo-preset), and what to choose from (--vary, --router-mode).
         shape: What to change about the workload.
         load: How the workload is sent.
-        router: Settings of the router.
-        engine: Settings of each engine's scheduler.
-        timing: The model and its GPU.
-        overhead: Delays between a client and the engines.
         output: What to print.
-        disaggregation: How a request is handed from prefill to decode workers.
-        transfer: Links that carry KV between workers, and between them and a store.
-        kv_store: A store of KV that all workers share.
+        flags: What describes the deployment, apart from its pools.
     """
     from dynabench.capacity.run import run_plan
 
@@ -100,15 +109,7 @@ def plan(
         gates = gate_config.gates()
         if (cost := next((gate for gate in gates if gate.metric == "cost"), None)) and not config.price:
             raise UserError(f"fail_if '{cost}' needs the price of a GPU; use --price, or limit gpus")
-        deployed = Deployment(
-            pools=(Pool(mocker=engine or PlannedEngineConfig(), timing=timing or PlannedTimingConfig()),),
-            router=router or MeasuredRouterConfig(),
-            overhead=overhead or OverheadConfig(),
-            disaggregation=disaggregation or DisaggregationConfig(),
-            transfer=transfer or TransferConfig(),
-            kv_store=kv_store or KvStoreConfig(),
-        )
-        settings = Settings(deployed, shape, load)
+        settings = Settings(flags.described(), shape, load)
         out, answer = run_plan(workload, config, experiment, settings, console=console, show=show)
     console.print(f"report: {out / 'report.html'}", soft_wrap=True)
     check = check_of_plan(answer)

@@ -25,9 +25,9 @@ from mocker.timing.config import TimingConfig
 from serving.engines.mock.config import AnswerConfig
 from serving.frontend.config import FrontendConfig
 from serving.life import DisaggregationConfig
-from serving.model.card import Role
 from serving.model.files import model_name
 from serving.planner import PlannerConfig
+from serving.role import KV_ROLES, Role
 from serving.router import Mode, RouterConfig
 from serving.runtime.config import RuntimeConfig
 from serving.transfer.config import TransferRunConfig
@@ -43,13 +43,6 @@ else:  # a Literal of the names in the registry
     ModelEngineName = Literal["mocker", *ENGINES]
 HAND_OVER = ("mocker", *(name for name, entry in ENGINES.items() if entry.hands_over))
 """Engines that can hand KV over to one another."""
-
-KV_ROLES: dict[Role, Literal["kv_producer", "kv_consumer"] | None] = {
-    "aggregated": None,
-    "prefill": "kv_producer",
-    "decode": "kv_consumer",
-}
-"""The KV role of a simulated engine, by the role of its pool."""
 
 Replicas = Annotated[int, Meta(ge=0, le=10_000)]
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
@@ -69,7 +62,7 @@ class Pool:
     """Name by which paths and messages call it."""
 
     role: Role = "aggregated"
-    """What its workers do with a request: all of it (aggregated), compute its prompt (prefill), or say its answer (decode)."""
+    """What its workers do with a request: all of it (aggregated), compute its prompt (prefill), or generate its answer (decode)."""
 
     router_mode: str | None = None
     """Roles prefill and decode: how requests are spread over the workers of that role (none: as the deployment says)."""
@@ -214,7 +207,7 @@ class Deployment:
     """How its processes find each other (default: in a folder of their own)."""
 
     overhead: OverheadConfig = OverheadConfig()  # noqa: RUF009
-    """What lies between a client and the engines."""
+    """The delays between a client and the engines."""
 
     transfer: TransferConfig = TransferConfig()  # noqa: RUF009
     """What carries KV between simulated workers, and between them and the store."""
@@ -226,10 +219,10 @@ class Deployment:
     """A store of KV that all workers share."""
 
     disaggregation: DisaggregationConfig = DisaggregationConfig()  # noqa: RUF009
-    """What becomes of a request where prefill and decode workers are apart."""
+    """How prefill and decode workers share a request."""
 
     fleet: FleetConfig = FleetConfig()  # noqa: RUF009
-    """How workers come and go."""
+    """How workers start and leave."""
 
     planner: PlannerConfig = PlannerConfig()  # noqa: RUF009
     """Who decides how many workers each pool has."""

@@ -8,8 +8,8 @@ from msgspec import structs
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.kv_store import KvStoreConfig, refuse_idle_store
+from mocker.tiers.config import refuse_idle_tiers
 from mocker.timing.choose import SimulatedEngine, resolve
-from mocker.vllm.offload.config import refuse_idle_tiers
 from serving.model.card import Role
 from serving.model.context import refusal
 from workloads import Request, Workload, WorkloadError

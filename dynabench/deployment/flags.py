@@ -41,7 +41,7 @@ class RoleConfig:
     """Workers that do one part of each request, and in what they differ from those of the other part."""
 
     workers: NumWorkers | None = None
-    """Workers that do only this part of each request; the other part needs workers too."""
+    """Workers that only prefill, or only decode; the other part of a request needs workers too."""
 
     router_mode: str | None = None
     """--router-mode among these workers."""

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from foundation.settings import NotNegative, Positive, Unit, check
-from mocker.vllm.offload.config import MAX_GIB, HostMemory, Policy, Tier, WritePolicy, refuse_idle, whole_chunks
+from mocker.tiers.config import MAX_GIB, HostMemory, Policy, Tier, WritePolicy, refuse_idle, whole_chunks
 
 StoreSize = Annotated[float, Meta(ge=0, le=MAX_GIB), Unit("GiB for all workers together")]
 

@@ -16,9 +16,9 @@ import numpy as np
 from dynabench.deployment.engines import answered, engines_of, max_model_len_of
 from dynabench.deployment.prefill import prefill_s
 from dynabench.plan import Arm
+from mocker.tiers.config import HostMemory
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import TimingModel, chunk
-from mocker.vllm.offload.config import HostMemory
 from workloads import Workload
 from workloads.pacing import LoadConfig
 from workloads.reuse import reuse_of

@@ -20,7 +20,7 @@ from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.step_times import step_times
 from dynabench.live.bodies import sends_content
 from dynabench.plan import Arm, ClientConfig, Settings
-from mocker.vllm import scheduler
+from mocker import engine
 from reports import folder
 from reports.record.records import Record
 from reports.summary import WAYS
@@ -112,7 +112,7 @@ def described_engine(pool: Pool) -> dict[str, Any]:
 
 def is_compiled() -> bool:
     """Return whether the engine core was compiled (DYNABENCH_COMPILE=1 when it was installed)."""
-    return not str(scheduler.__file__).endswith(".py")
+    return not str(engine.__file__).endswith(".py")
 
 
 def _command() -> str:

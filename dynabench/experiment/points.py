@@ -13,12 +13,12 @@ from reports.figures import fleet as fleet_figures
 from reports.figures import sufficiency, tiers
 from reports.figures.conditions import METRICS, Condition
 from reports.figures.outcomes import Outcome, of_requests, state_of
+from reports.figures.statistics import blocks_of
 from reports.record.records import Record
 from reports.summarize import by_request, summarize
 from reports.summary import ArmSummary
 from reports.sweep.best_point import series
 from reports.sweep.points import Impossible, Point, Quantiles, Series
-from reports.verdicts.statistics import blocks_of
 from workloads import Workload, WorkloadError
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Literal
 
-from reports.verdicts.statistics import student_t
+from reports.figures.statistics import student_t
 
 Sense = Literal["highest", "lowest"]
 

@@ -12,6 +12,10 @@ from reports.figures.slo import parse, preset
 from reports.summary import SMALLEST
 from serving.router import Mode
 
+Attainment = Annotated[float, Meta(gt=0, le=1)]
+ATTAINMENT = 0.99
+"""The share of the requests that must be within the limits of each request, unless another is given."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentConfig:
@@ -99,7 +103,7 @@ class SweepConfig:
     precision: Annotated[float, Meta(gt=0, lt=1)] = 0.03
     """Relative width at which the search ends."""
 
-    attainment: Annotated[float, Meta(gt=0, le=1)] = 0.99
+    attainment: Attainment = ATTAINMENT
     """Share of the requests that must be within the limits of each request."""
 
     backend: Literal["local", "ray", "dask"] = "local"

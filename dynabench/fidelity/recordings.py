@@ -1,22 +1,19 @@
-"""Recordings of a real vLLM scheduler: the calls it received, what it scheduled, and the output of each step.
+"""Recordings of the scheduler of a real engine: files of JSON lines, of which the first says what was recorded.
 
-Two formats are read. *Compact*: one file, the scenario on line 1, then a line per step (see `record`). *Full*: a trace
-of adds, aborts, schedules and updates, with the prompts in a scenario file (`../scenarios/NAME.json[.gz]`).
+There are two formats. *Compact*: the scenario on line 1, then a line per step. *Full*: a trace of the scheduler's calls, with
+the prompts in a scenario file. The lines themselves are those of a family (`vllm/recordings.py`).
 """
 
 import gzip
 import json
 import zlib
-from collections import deque
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from foundation.errors import UserError
 from foundation.text import one_line
-from mocker import EngineConfig
-from mocker.vllm.offload.config import HostMemory
 
 Json = dict[str, Any]
 
@@ -24,13 +21,6 @@ MAX_BYTES = 1 << 28
 """Size limit of a recording, unpacked."""
 MALFORMED = (OSError, EOFError, zlib.error, LookupError, TypeError, ValueError, AttributeError, RecursionError)
 """The exceptions that reading or replaying an invalid recording may raise."""
-NOT_MODELLED = {"num_speculative_tokens": 0, "max_loras": 0, "pipeline_parallel_size": 1}
-"""Settings that affect the scheduler, with the values at which they do not."""
-CONNECTORS = (None, "NixlConnector", "OffloadingConnector")
-CACHE_STATS = ("requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits")
-STATE = ("running", "waiting", "free_blocks")
-TRANSFER_STATE = ("kv_holding", "loading", "reserved_blocks")
-KINDS = {"BlockStored": "stored", "BlockRemoved": "removed", "AllBlocksCleared": "cleared"}
 
 
 class RecordingError(UserError):
@@ -38,85 +28,15 @@ class RecordingError(UserError):
 
 
 @dataclass
-class Action:
-    """A call of the scheduler: `add`, `abort` or `reset`."""
-
-    kind: str
-    id: str = ""
-    prompt: list[int] = field(default_factory=list)
-    output: list[int] = field(default_factory=list)
-    max_tokens: int = 0
-    stops: frozenset[int] = frozenset()
-    """Tokens that end the answer, including EOS."""
-    priority: int = 0
-    salt: str | None = None
-    remote: str | None = None
-    """The role of another engine: `decode` if this one loads KV from it, `prefill` if it reads KV from this one."""
-    is_done: bool | None = None
-    """Whether vLLM carried out a reset."""
-
-
-@dataclass
-class Scheduled:
-    """What vLLM put into a step."""
-
-    number: int
-    facts: Json
-    ended: list[str] = field(default_factory=list)
-    """Requests that had ended, in the order in which vLLM handled them, if that is recorded."""
-
-
-@dataclass
-class Updated:
-    """The output of a step, and the KV events that vLLM published with it."""
-
-    number: int
-    facts: Json
-    events: list[tuple[str, list[Hashable]]]
-    duration_s: float | None = None
-    arrivals: list[tuple[str, int | None]] = field(default_factory=list)
-    """Requests whose KV had arrived, with the number of valid blocks if some are invalid."""
-    sent: list[str] = field(default_factory=list)
-    """Requests whose KV was read or given up."""
-    copies: list[int] = field(default_factory=list)
-    """Numbers of the completed copies to or from host memory."""
-    host_events: list[tuple[str, list[Hashable]]] = field(default_factory=list)
-    """KV events of host memory; the last hash of a stored chunk identifies it."""
-
-
-@dataclass
-class Recording:
-    """A scenario and what vLLM did, in order; asynchronously, each step is scheduled before the last one ends."""
+class Verdict:
+    """The outcome of a replay: `difference` is None if every step agreed."""
 
     path: Path
-    config: EngineConfig
-    vllm_version: str
-    offloading: HostMemory | None
-    """Host memory, if it stores KV."""
-    entries: list[Action | Scheduled | Updated]
-
-
-def read(path: Path) -> Recording:
-    """Read a recording in either format.
-
-    Raises:
-        RecordingError: the file is not a recording, or uses a feature that the mocker does not model.
-    """
-    try:
-        rows = list(_rows(path))
-        if not rows:
-            raise RecordingError(f"{path}: the file is empty")
-        if _is_head(rows[0], "scenario"):
-            recording = _read_compact(path, rows)
-        elif _is_head(rows[0], "op"):
-            recording = _read_full(path, rows)
-        else:
-            raise RecordingError(f"{path}: expected a first line with `scenario` or `op: meta`")
-    except MALFORMED as error:
-        raise RecordingError(f"{path}: cannot be read as a recording ({reason(error)})") from error
-    if not any(isinstance(entry, Scheduled) for entry in recording.entries):
-        raise RecordingError(f"{path}: contains no steps")
-    return recording
+    engine: str
+    version: str
+    num_steps: int
+    num_events: int
+    difference: Json | None
 
 
 def is_recording(path: Path) -> bool:
@@ -124,13 +44,13 @@ def is_recording(path: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        first = next(_rows(path))
+        first = next(rows_of(path))
     except (*MALFORMED, RecordingError, StopIteration):
         return False
-    return _is_head(first, "scenario") or _is_head(first, "op")
+    return is_head(first, "scenario") or is_head(first, "op")
 
 
-def _rows(path: Path) -> Iterator[Any]:
+def rows_of(path: Path) -> Iterator[Any]:
     """Yield the objects of a file of JSON lines, packed or not.
 
     Raises:
@@ -149,7 +69,8 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _is_head(row: Any, key: str) -> bool:
+def is_head(row: Any, key: str) -> bool:
+    """Return whether a first line is that of a recording in a format: compact (`scenario`) or full (`op`)."""
     return isinstance(row, dict) and (isinstance(row.get(key), dict) or row.get(key) == "meta")
 
 
@@ -158,210 +79,20 @@ def reason(error: BaseException) -> str:
     return one_line(f"it has no {error}" if isinstance(error, KeyError) else error)
 
 
-def _config(path: Path, settings: Json) -> EngineConfig:
-    for name, without in NOT_MODELLED.items():
-        if settings.get(name, without) != without:
-            raise RecordingError(
-                f"{path}: recorded with {name} {settings[name]!r}, which the mocker does not model yet"
-            )
-    if settings.get("kv_connector") not in CONNECTORS:
-        raise RecordingError(
-            f"{path}: recorded with kv_connector {settings['kv_connector']!r}; expected one of {', '.join(CONNECTORS[1:])} or none"
-        )
-    known = {name: settings[name] for name in EngineConfig.__dataclass_fields__ if name in settings}
-    known["scheduling_policy"] = settings.get("policy", "fcfs")
-    known["async_scheduling"] = settings.get("async_scheduling", False)
-    if settings.get("kv_connector") == "OffloadingConnector":
-        known["kv_role"] = None  # kv_both: no other engine is involved
-    return EngineConfig(**known)
+def head_of(path: Path) -> Json:
+    """Return what the first line of a recording says of it.
 
-
-def _offloading(settings: Json) -> HostMemory | None:
-    if settings.get("kv_connector") != "OffloadingConnector":
-        return None
-    given = settings["kv_connector_extra_config"]
-    known = {name: given[name] for name in HostMemory.__dataclass_fields__ if name in given}
-    return HostMemory(num_chunks=given["num_cpu_chunks"], **known)
-
-
-def _read_compact(path: Path, rows: list[Json]) -> Recording:
-    scenario, steps = rows[0]["scenario"], rows[1:]
-    settings = scenario["engine"] | {key: value for key, value in scenario["resolved"].items() if value is not None}
-    outputs: dict[str, list[int]] = {}
-    for row in steps:
-        for id, tokens in row["tokens"].items():
-            outputs.setdefault(id, []).extend(tokens)
-    duration_s = {row["step"]: row["duration_ms"] / 1e3 for row in steps if "duration_ms" in row}
-    waiting = deque(sorted(scenario["requests"], key=lambda request: request["arrival_step"]))
-    entries: list[Action | Scheduled | Updated] = []
-    for row in steps:
-        while waiting and waiting[0]["arrival_step"] <= row["step"]:
-            request = waiting.popleft()
-            entries.append(_added(request, outputs.get(request["id"], []), settings.get("eos_token_id")))
-        updated = row.get("updated", row["step"])  # older recordings, all synchronous, lack it
-        if "running" in row or updated == row["step"]:
-            entries.append(Scheduled(row["step"], _scheduled_in(row)))
-        if updated is not None:
-            events = [(event["type"], event.get("hashes", [])) for event in row["events"]]
-            entries.append(Updated(updated, _updated_in(row), events, duration_s.get(updated)))
-    if waiting:
-        raise RecordingError(
-            f"{path}: the recording ends before step {waiting[0]['arrival_step']}, when request {waiting[0]['id']!r} "
-            "arrives"
-        )
-    return Recording(path, _config(path, settings), scenario["vllm_version"], None, entries)
-
-
-def _added(request: Json, output: list[int], end_token: int | None) -> Action:
-    stops = {*request.get("stop_token_ids", ()), None if request.get("ignore_eos", True) else end_token}
-    return Action(
-        "add",
-        request["id"],
-        request["prompt"],
-        output,
-        request["max_tokens"],
-        stops=frozenset(stops - {None}),
-        priority=request.get("priority", 0),
-    )
-
-
-def _scheduled_in(row: Json) -> Json:
-    facts = {key: row[key] for key in ("new", "resumed", "running", "num_waiting", "free_blocks") if key in row}
-    return facts | {"scheduled": row.get("scheduled", {}), "preempted": sorted(row.get("preempted", []))}
-
-
-def _updated_in(row: Json) -> Json:
-    finished = row["finished"]
-    facts: Json = {"sampled": set(row["tokens"]), "free_blocks": row["free_blocks_after"]}
-    # A list of finished requests means that all answers ended by length.
-    facts["finished"] = finished if isinstance(finished, dict) else dict.fromkeys(finished, "length")
-    return facts | ({"wasted": row["wasted"]} if "wasted" in row else {})
-
-
-def _read_full(path: Path, rows: list[Json]) -> Recording:
-    meta = rows[0]
-    config = _config(path, meta["config"])
-    prompts = {
-        action["id"]: action for action in _scenario(path, meta["scenario"])["actions"] if "prompt_token_ids" in action
-    }
-    outputs = {row["id"]: row["output_token_ids"] for row in rows if row["op"] == "summary"}
-    entries: list[Action | Scheduled | Updated] = []
-    known: set[str] = set()
-    loads: dict[str, tuple[int, list[int]]] = {}  # blocks hit before, and ids of the blocks to load
-    offloading = _offloading(meta["config"])
-    for row in rows[1:]:
-        match row["op"]:
-            case "add":
-                source = prompts[row["id"]]
-                action = Action("add", row["id"], source["prompt_token_ids"], outputs[row["id"]], source["max_tokens"])
-                action.stops = frozenset([*row.get("stop_token_ids", ()), row.get("eos_token_id")]) - {None}
-                action.priority, action.salt = row["priority"], row["cache_salt"]
-                action.remote = row["kv"]["kind"] if "kv" in row else None
-                entries.append(action)
-            case "abort":
-                entries.append(Action("abort", row["id"]))
-            case "reset_prefix_cache":
-                entries.append(Action("reset", is_done=row["ok"]))
-            case "schedule":
-                entries.append(Scheduled(row["step"], _scheduled(row, known), row.get("finished_order", [])))
-                known |= {new["id"] for new in row["new"]}
-                loads |= _loads(row, config.block_size)
-            case "update":
-                events = [(KINDS[event["type"]], event.get("block_hashes", [])) for event in row["kv_events"]]
-                arrivals, sent = _transferred(row.get("kv_out", {}), loads)
-                updated = Updated(row["step"], _updated(row), events, arrivals=arrivals, sent=sent)
-                updated.copies = row.get("kv_out", {}).get("completed_jobs", [])
-                updated.host_events = [
-                    (KINDS[event["type"]], event["block_hashes"]) for event in row.get("connector_events", ())
-                ]
-                entries.append(updated)
-            case "summary" | "drafts":
-                pass
-            case other:
-                raise RecordingError(f"{path}: expected add, abort, schedule, update or summary, not op {other!r}")
-    return Recording(path, config, meta["vllm"], offloading, entries)
-
-
-def _scheduled(row: Json, known: set[str]) -> Json:
-    """Return the facts of a `schedule`; vLLM's second model runner also reports resumed requests as new."""
-    resumed = [new["id"] for new in row["new"] if new["id"] in known]
-    facts = {
-        "scheduled": row["num_scheduled_tokens"],
-        "new": {new["id"]: new["num_computed_tokens"] for new in row["new"] if new["id"] not in known},
-        "resumed": resumed + [cached["id"] for cached in row["cached"] if cached["resumed"]],
-        "preempted": sorted(row["preempted"]),
-    }
-    if "cpu_free_chunks" in row:
-        meta = row["kv_meta"]
-        facts["host_loads"] = {
-            int(number): [load["id"], *row["matched"][load["id"]], load["cpu_chunks"]]
-            for number, load in meta["load"].items()
-        }
-        facts["host_stores"] = {int(number): [copy["id"], copy["cpu_chunks"]] for number, copy in meta["store"].items()}
-        facts["flushed"] = set(meta["flush"])
-    elif "kv_meta" in row:
-        meta = row["kv_meta"]
-        recv = {id: len(load["block_ids"]) for id, load in meta["recv"].items()}
-        facts["loads"] = {id: [*row["matched"][id], count] for id, count in recv.items() if count}
-        facts["unread"] = {id for id, count in recv.items() if not count}
-        facts["send"], facts["in_batch"] = set(meta["send"]), set(meta["in_batch"])
-        facts["not_processed"] = set(meta["not_processed"])
-    return facts | _state(row)
-
-
-def _state(row: Json) -> Json:
-    facts = {key: row[key] for key in STATE}
-    if "kv_holding" in row:
-        facts |= {key: row[key] for key in TRANSFER_STATE}
-        facts |= {"held": set(row["held"]), "fenced_blocks": [len(ids) for _, ids in row["deferred_free"]]}
-        facts |= {"free_host_chunks": row["cpu_free_chunks"]} if "cpu_free_chunks" in row else {"fetch": row["fetch"]}
-    return facts
-
-
-def _loads(row: Json, block_size: int) -> dict[str, tuple[int, list[int]]]:
-    """Return the transfers that a step began: the number of blocks hit before, and the ids of the blocks to fill."""
-    if "cpu_free_chunks" in row:  # these loads never fail
-        return {load["id"]: (0, []) for load in row["kv_meta"]["load"].values()}
-    recv = row.get("kv_meta", {}).get("recv", {})
-    return {
-        id: (row["matched"][id][0] // block_size, load["block_ids"]) for id, load in recv.items() if load["block_ids"]
-    }
-
-
-def _transferred(out: Json, loads: dict[str, tuple[int, list[int]]]) -> tuple[list[tuple[str, int | None]], list[str]]:
-    """Return the transfers that ended with a step: arrivals with their valid blocks, and requests that were read."""
-    failed, invalid = set(out.get("failed_recving", ())), set(out.get("invalid_block_ids", ()))
-    arrivals: list[tuple[str, int | None]] = []
-    for id in out.get("finished_recving", ()):
-        hits, blocks = loads[id]
-        first_bad = next((place for place, block in enumerate(blocks) if block in invalid), None)
-        arrivals.append((id, 0 if id in failed else None if first_bad is None else hits + first_bad))
-    return arrivals, list(out.get("finished_sending", ()))
-
-
-def _updated(row: Json) -> Json:
-    stats = row["prefix_cache_stats"]
-    facts = {"sampled": set(row["sampled"]), "finished": row["finished"]}
-    if "kv_out" in row:
-        given = row.get("kv_transfer_params", {})
-        facts["handed_over"] = {
-            id: [len(answer["remote_block_ids"][0]), answer["remote_prefill_cached_tokens"]]
-            for id, answer in given.items()
-        }
-        facts["connector_prefix_cache_stats"] = {key: row["connector_prefix_cache_stats"][key] for key in CACHE_STATS}
-    if "wasted" in row:
-        facts["wasted"] = row["wasted"]
-    if stats is not None:
-        facts["prefix_cache_stats"] = {key: stats[key] for key in CACHE_STATS}
-    return facts | _state(row)
-
-
-def _scenario(path: Path, name: str) -> Json:
-    here = path.resolve().parent
-    for folder in (here, here.parent / "scenarios"):
-        for candidate in (folder / f"{name}.json", folder / f"{name}.json.gz"):
-            if candidate.exists():
-                with (gzip.open if candidate.suffix == ".gz" else open)(candidate, "rt") as file:
-                    scenario: Json = json.load(file)
-                    return scenario
-    raise RecordingError(f"{path}: the scenario {name}.json is neither in the same folder nor in ../scenarios")
+    Raises:
+        RecordingError: it is no recording.
+    """
+    try:
+        head = next(rows_of(path), None)
+    except MALFORMED as error:
+        raise RecordingError(f"{path}: cannot be read as a recording ({reason(error)})") from error
+    if head is None:
+        raise RecordingError(f"{path}: the file is empty")
+    if is_head(head, "scenario"):
+        return dict(head["scenario"])
+    if is_head(head, "op"):
+        return dict(head)
+    raise RecordingError(f"{path}: expected a first line with `scenario` or `op: meta`")

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from foundation.errors import UserError
 
-RECORDER = "dynabench.fidelity.step_recorder.StepRecorder"
+RECORDER = "dynabench.fidelity.vllm.step_recorder.StepRecorder"
 """Value of vLLM's `--scheduler-cls` that makes it write a log."""
 LOG = "DYNABENCH_STEP_LOG"
 """The environment variable with the log's path; each engine process appends its process id."""
@@ -64,7 +64,7 @@ class StepLog(NamedTuple):
 
 
 def read_step_log(path: Path) -> StepLog:
-    """Read a log from `dynabench.fidelity.step_recorder`.
+    """Read a log from `dynabench.fidelity.vllm.step_recorder`.
 
     Raises:
         UserError: the file is not a log, or contains no steps.

@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 
 from dynabench.kubernetes.contract import ours
-from dynabench.kubernetes.objects import Object
+from dynabench.kubernetes.objects import Manifest
 from serving.runtime.kubernetes.access import Rule
 
 RBAC = "rbac.authorization.k8s.io"
 
 
-def account(name: str, rules: Iterable[Rule], *, deployment: str, namespace: str) -> list[Object]:
+def account(name: str, rules: Iterable[Rule], *, deployment: str, namespace: str) -> list[Manifest]:
     """Return a service account with the rights in these rules; without rules, it gets no token."""
     metadata = {"name": name, "namespace": namespace, "labels": ours(deployment)}
     granted = [_rule(rule) for rule in rules]
@@ -36,12 +36,12 @@ def account(name: str, rules: Iterable[Rule], *, deployment: str, namespace: str
     ]
 
 
-def token_secret(name: str, *, deployment: str, namespace: str) -> Object:
+def token_secret(name: str, *, deployment: str, namespace: str) -> Manifest:
     """Return the Secret with the cluster token. It has no `data`, so applying it again keeps what a process stored."""
     metadata = {"name": name, "namespace": namespace, "labels": ours(deployment)}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque"}
 
 
-def _rule(rule: Rule) -> Object:
-    granted: Object = {"apiGroups": [rule.group], "resources": [rule.resource], "verbs": list(rule.verbs)}
+def _rule(rule: Rule) -> Manifest:
+    granted: Manifest = {"apiGroups": [rule.group], "resources": [rule.resource], "verbs": list(rule.verbs)}
     return granted | ({"resourceNames": list(rule.names)} if rule.names else {})

@@ -8,7 +8,7 @@ v1beta1    spec.components, a list: name, type, podTemplate with the container `
 from collections.abc import Mapping
 
 from dynabench.kubernetes.components import Component
-from dynabench.kubernetes.objects import Object
+from dynabench.kubernetes.objects import Manifest
 from dynabench.kubernetes.pods import GPU
 from dynabench.kubernetes.settings import Form
 
@@ -19,11 +19,11 @@ MOST = 25
 
 def graph_of(
     form: Form,
-    metadata: Object,
+    metadata: Manifest,
     components: list[Component],
-    pods: Mapping[str, Object],
-    pod_metadata: Mapping[str, Object],
-) -> Object:
+    pods: Mapping[str, Manifest],
+    pod_metadata: Mapping[str, Manifest],
+) -> Manifest:
     """Return the graph of some components.
 
     Args:
@@ -43,13 +43,13 @@ def graph_of(
     version = form.removeprefix("dynamo-")
     if version == "v1alpha1":
         services = {each.name: _service(each, pods[each.name], pod_metadata[each.name]) for each in components}
-        spec: Object = {"services": services}
+        spec: Manifest = {"services": services}
     else:
         spec = {"components": [_component(each, pods[each.name], pod_metadata[each.name]) for each in components]}
     return {"apiVersion": f"{GROUP}/{version}", "kind": "DynamoGraphDeployment", "metadata": metadata, "spec": spec}
 
 
-def _service(component: Component, pod: Object, metadata: Object) -> Object:
+def _service(component: Component, pod: Manifest, metadata: Manifest) -> Manifest:
     """Return a component in v1alpha1 form, with resources and probes outside the pod specification."""
     [main] = pod["containers"]
     container = {
@@ -76,7 +76,7 @@ def _item(amounts: Mapping[str, str]) -> dict[str, str]:
     return {"gpu" if name == GPU else name: amount for name, amount in amounts.items()}
 
 
-def _component(component: Component, pod: Object, metadata: Object) -> Object:
+def _component(component: Component, pod: Manifest, metadata: Manifest) -> Manifest:
     kind = component.role if component.role in ("prefill", "decode") else component.kind
     return {
         "name": component.name,

@@ -36,7 +36,7 @@ from dynabench.kubernetes.contract import (
 )
 from dynabench.kubernetes.graph import graph_of
 from dynabench.kubernetes.names import check_names
-from dynabench.kubernetes.objects import Object, digits
+from dynabench.kubernetes.objects import Manifest, digits
 from dynabench.kubernetes.pods import pod_of
 from dynabench.kubernetes.policies import policies
 from dynabench.kubernetes.scaling import autoscaler_of, scaler_of
@@ -45,7 +45,7 @@ from serving.runtime.config import RuntimeConfig, masked
 from serving.runtime.kubernetes.access import Rule, discovery, scaling
 from serving.runtime.kubernetes.names import TOKEN_SECRET_VARIABLE, deployment_of
 
-Files = dict[str, list[Object]]
+Files = dict[str, list[Manifest]]
 
 KUSTOMIZATION = "kustomization.yaml"
 MOST_BYTES = 1_000_000
@@ -101,7 +101,7 @@ def manifests(deployment: Deployment, config: ClusterConfig, contents: Mapping[s
     return found | {KUSTOMIZATION: [_kustomization(config, sorted(found))]}
 
 
-def _kustomization(config: ClusterConfig, files: list[str]) -> Object:
+def _kustomization(config: ClusterConfig, files: list[str]) -> Manifest:
     return {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
@@ -209,7 +209,7 @@ class _Writer:
         """Whether something changes the number of workers; an advisory planner does not."""
         return self._autoscaler != "none" and not (self._autoscaler == "planner" and self._deployment.planner.advisory)
 
-    def access(self) -> list[Object]:
+    def access(self) -> list[Manifest]:
         token = self._name(names.TOKEN)
         rules = discovery(token) if self._uses_cluster else ()
         where = {"deployment": self._deployment.name, "namespace": self._config.namespace}
@@ -221,7 +221,7 @@ class _Writer:
             found += access.account(self._name(names.PLANNER), (*rules, *needed), **where)
         return found
 
-    def carried(self, components: list[Component]) -> list[Object]:
+    def carried(self, components: list[Component]) -> list[Manifest]:
         """Return ConfigMaps with the files that components read."""
         return [
             {
@@ -234,7 +234,7 @@ class _Writer:
             if component.files
         ]
 
-    def _data(self, component: Component) -> Object:
+    def _data(self, component: Component) -> Manifest:
         """Return the files that a component reads, as a ConfigMap contains them."""
         # Discovery is configured in the environment.
         described = yaml.safe_dump(as_plain(replace(self._deployment, runtime=None)), sort_keys=False).encode()
@@ -251,20 +251,20 @@ class _Writer:
             )
         return _as_data(data)
 
-    def _pod_metadata(self, component: Component) -> Object:
+    def _pod_metadata(self, component: Component) -> Manifest:
         """Return labels, and a digest of the files: pods read files only once, so changed files need new pods."""
-        found: Object = {"labels": labels_of(self._deployment.name, component)}
+        found: Manifest = {"labels": labels_of(self._deployment.name, component)}
         if component.files:
             digest = sha256(json.dumps(self._data(component), sort_keys=True).encode()).hexdigest()
             found["annotations"] = {FILES_DIGEST: digest[:16]}
         return found
 
-    def component(self, component: Component) -> list[Object]:
+    def component(self, component: Component) -> list[Manifest]:
         """Return the objects that run a component, make it reachable and limit its disruption."""
         name = self._name(component.name)
         metadata, selector = self._metadata(name, component), selector_of(self._deployment.name, component)
         is_scaled = component.is_worker and self._is_scaled
-        spec: Object = {
+        spec: Manifest = {
             **({} if is_scaled else {"replicas": component.replicas}),  # applying it again would undo the scaling
             "selector": {"matchLabels": selector},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
@@ -286,18 +286,18 @@ class _Writer:
             *(self._scaler(component, metadata) if is_scaled else []),
         ]
 
-    def graph(self, components: list[Component]) -> Object:
+    def graph(self, components: list[Component]) -> Manifest:
         pods = {component.name: self._pod(component) for component in components}
         pod_metadata = {component.name: self._pod_metadata(component) for component in components}
         name = self._deployment.name
         metadata = {"name": name, "namespace": self._config.namespace, "labels": ours(name)}
         return graph_of(self._config.form, metadata, components, pods, pod_metadata)
 
-    def monitor(self) -> list[Object]:
+    def monitor(self) -> list[Manifest]:
         """Return what Prometheus scrapes: the frontends, which report every worker."""
         labels = ours(self._deployment.name)
         selector = {"matchLabels": labels | {COMPONENT: names.FRONTEND}}
-        endpoint: Object = {"port": "http", "path": "/metrics", "interval": "15s", "honorLabels": True}
+        endpoint: Manifest = {"port": "http", "path": "/metrics", "interval": "15s", "honorLabels": True}
         if secret := self._config.secret:
             endpoint["authorization"] = {"credentials": {"name": secret, "key": API_KEY}}
         metadata = {"name": self._name(names.FRONTEND), "namespace": self._config.namespace, "labels": labels}
@@ -306,19 +306,19 @@ class _Writer:
         kind = "PodMonitor" if is_pod else "ServiceMonitor"
         return [{"apiVersion": "monitoring.coreos.com/v1", "kind": kind, "metadata": metadata, "spec": spec}]
 
-    def _service(self, component: Component, metadata: Object, selector: dict[str, str]) -> Object:
+    def _service(self, component: Component, metadata: Manifest, selector: dict[str, str]) -> Manifest:
         """Return the Service of a component; it has no address for workers, because each is called individually."""
         ports = [{"name": name, "port": port, "targetPort": name} for name, port in component.ports.items()]
-        spec: Object = {"selector": selector, "ports": ports}
+        spec: Manifest = {"selector": selector, "ports": ports}
         if component.is_worker:
             spec = {"clusterIP": "None", **spec}
         return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
 
-    def _scaler(self, component: Component, metadata: Object) -> list[Object]:
+    def _scaler(self, component: Component, metadata: Manifest) -> list[Manifest]:
         pool = self._deployment.pool(component.name)
         return scaler_of(self._deployment, self._config, pool, self._autoscaler, metadata)
 
-    def _pod(self, component: Component) -> Object:
+    def _pod(self, component: Component) -> Manifest:
         is_planner = component.kind == names.PLANNER
         account = self._name(names.PLANNER) if is_planner else self._deployment.name
         return pod_of(
@@ -334,7 +334,7 @@ class _Writer:
     def _files(self, component: Component) -> str:
         return f"{self._name(component.name)}-files"
 
-    def _metadata(self, name: str, component: Component) -> Object:
+    def _metadata(self, name: str, component: Component) -> Manifest:
         return {
             "name": name,
             "namespace": self._config.namespace,
@@ -345,7 +345,7 @@ class _Writer:
         return f"{self._deployment.name}-{part}"
 
 
-def _as_data(files: Mapping[str, bytes]) -> Object:
+def _as_data(files: Mapping[str, bytes]) -> Manifest:
     """Return files as a ConfigMap contains them, with texts unchanged."""
     texts, others = {}, {}
     for name, content in files.items():

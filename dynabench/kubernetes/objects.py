@@ -3,19 +3,19 @@
 from decimal import Decimal
 from typing import Any
 
-Object = dict[str, Any]
-"""An object of a cluster, or a part of one."""
+Manifest = dict[str, Any]
+"""An object as a manifest describes it, or a part of one."""
 
 USER = 1000
 
-POD_SECURITY: Object = {
+POD_SECURITY: Manifest = {
     "runAsNonRoot": True,
     "runAsUser": USER,
     "runAsGroup": USER,
     "fsGroup": USER,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-CONTAINER_SECURITY: Object = {
+CONTAINER_SECURITY: Manifest = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
     "readOnlyRootFilesystem": True,
@@ -27,7 +27,7 @@ def digits(number: float) -> str:
     return f"{Decimal(str(number)).normalize():f}"
 
 
-def secret_variable(key: str, secret: str, *, is_needed: bool) -> Object:
+def secret_variable(key: str, secret: str, *, is_needed: bool) -> Manifest:
     """Return an environment variable read from the Secret key of its name; without a required key no pod starts."""
     reference = {"name": secret, "key": key} | ({} if is_needed else {"optional": True})
     return {"name": key, "valueFrom": {"secretKeyRef": reference}}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dynabench.kubernetes.arguments import literal
 from dynabench.kubernetes.components import CACHE, FILES, MODELS, SHARED_MEMORY, SYSTEM, TMP, Component
 from dynabench.kubernetes.contract import POD_FIELDS
-from dynabench.kubernetes.objects import CONTAINER_SECURITY, POD_SECURITY, Object, secret_variable
+from dynabench.kubernetes.objects import CONTAINER_SECURITY, POD_SECURITY, Manifest, secret_variable
 from dynabench.kubernetes.settings import ClusterConfig
 
 LEAVE_S = 5
@@ -28,7 +28,7 @@ def pod_of(
     account: str,
     files: str,
     labels: Mapping[str, str],
-) -> Object:
+) -> Manifest:
     """Return the specification of a component's pods.
 
     Args:
@@ -68,7 +68,7 @@ def pod_of(
 
 def _environment(
     component: Component, config: ClusterConfig, network: Mapping[str, str], secrets: Mapping[str, bool]
-) -> list[Object]:
+) -> list[Manifest]:
     """Return the environment, the pod's own facts first, because later variables may refer to them."""
     plain = {
         "DYN_SYSTEM_PORT": str(SYSTEM),
@@ -90,7 +90,7 @@ def _environment(
     ]
 
 
-def _spread(labels: Mapping[str, str]) -> Object:
+def _spread(labels: Mapping[str, str]) -> Manifest:
     """Return constraints that spread a component's pods over nodes, so that draining a node stops few of them."""
     return {
         "maxSkew": 1,
@@ -100,11 +100,11 @@ def _spread(labels: Mapping[str, str]) -> Object:
     }
 
 
-def _probes(component: Component) -> Object:
+def _probes(component: Component) -> Manifest:
     """Return the container's probes. The others wait for the start, which is long when weights are loaded."""
     port = next(iter(component.ports))
 
-    def asking(path: str, **numbers: int) -> Object:
+    def asking(path: str, **numbers: int) -> Manifest:
         return {"httpGet": {"path": path, "port": port}, "periodSeconds": PERIOD_S, "timeoutSeconds": 5, **numbers}
 
     # A frontend is healthy only once there are workers, so its start-up probe must not ask for that.
@@ -116,17 +116,17 @@ def _probes(component: Component) -> Object:
     }
 
 
-def _resources(component: Component) -> Object:
+def _resources(component: Component) -> Manifest:
     gpus = {GPU: str(component.gpus)} if component.gpus else {}
     most = {} if component.most_memory_mib is None else {"memory": f"{component.most_memory_mib}Mi"}
     requests = {"cpu": component.cpu, "memory": f"{component.memory_mib}Mi", **gpus}
     return {"requests": requests} | ({"limits": most | gpus} if most or gpus else {})
 
 
-def _volumes(component: Component, config: ClusterConfig, files: str) -> tuple[list[Object], list[Object]]:
+def _volumes(component: Component, config: ClusterConfig, files: str) -> tuple[list[Manifest], list[Manifest]]:
     """Return the volumes of a pod, and their mount points in its container."""
-    empty: Object = {"emptyDir": {}}
-    found: list[tuple[str, Object, Object]] = [("tmp", empty, {"mountPath": TMP})]
+    empty: Manifest = {"emptyDir": {}}
+    found: list[tuple[str, Manifest, Manifest]] = [("tmp", empty, {"mountPath": TMP})]
     if component.files:
         found.append(("files", {"configMap": {"name": files}}, {"mountPath": FILES, "readOnly": True}))
     if component.loads_model and config.model_claim:

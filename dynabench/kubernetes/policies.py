@@ -11,10 +11,10 @@ from collections.abc import Mapping
 
 from dynabench.kubernetes.contract import COMPONENT, ours
 from dynabench.kubernetes.names import FRONTEND
-from dynabench.kubernetes.objects import Object
+from dynabench.kubernetes.objects import Manifest
 
 
-def policies(deployment: str, namespace: str) -> list[Object]:
+def policies(deployment: str, namespace: str) -> list[Manifest]:
     """Return the policies for the processes of a deployment."""
     own = ours(deployment)
     return [
@@ -23,13 +23,13 @@ def policies(deployment: str, namespace: str) -> list[Object]:
     ]
 
 
-def server_policy(name: str, deployment: str, namespace: str, labels: Mapping[str, str]) -> Object:
+def server_policy(name: str, deployment: str, namespace: str, labels: Mapping[str, str]) -> Manifest:
     """Return the policy for an etcd or NATS server of a deployment."""
     allowed = {"from": [{"podSelector": {"matchLabels": ours(deployment)}}], "ports": [{"port": "client"}]}
     return _policy(name, namespace, labels, allowed)
 
 
-def _policy(name: str, namespace: str, labels: Mapping[str, str], allowed: Object) -> Object:
+def _policy(name: str, namespace: str, labels: Mapping[str, str], allowed: Manifest) -> Manifest:
     spec = {"podSelector": {"matchLabels": dict(labels)}, "policyTypes": ["Ingress"], "ingress": [allowed]}
     metadata = {"name": name, "namespace": namespace, "labels": dict(labels)}
     return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec}

@@ -4,7 +4,7 @@ import re
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.kubernetes.names import FRONTEND
-from dynabench.kubernetes.objects import Object, digits
+from dynabench.kubernetes.objects import Manifest, digits
 from dynabench.kubernetes.settings import Autoscaler, ClusterConfig
 from dynabench.planner.programs import check_planner, has_planner
 from foundation.settings import changed
@@ -56,8 +56,8 @@ def autoscaler_of(deployment: Deployment, config: ClusterConfig) -> Autoscaler:
 
 
 def scaler_of(
-    deployment: Deployment, config: ClusterConfig, pool: Pool, kind: Autoscaler, metadata: Object
-) -> list[Object]:
+    deployment: Deployment, config: ClusterConfig, pool: Pool, kind: Autoscaler, metadata: Manifest
+) -> list[Manifest]:
     """Return the autoscaler of a pool, if it has one of its own: it scales by waiting requests."""
     settings = deployment.planner
     least, most = settings.min_endpoint, settings.max_replicas or max(MOST, settings.min_endpoint)
@@ -65,7 +65,7 @@ def scaler_of(
     behavior = {"scaleDown": {"stabilizationWindowSeconds": min(int(settings.hpa_down_window_s), 3600)}}
     scaled = {"apiVersion": "apps/v1", "kind": "Deployment", "name": metadata["name"]}
     if kind == "keda":
-        spec: Object = {
+        spec: Manifest = {
             "scaleTargetRef": scaled,
             "minReplicaCount": least,
             "maxReplicaCount": most,
@@ -85,7 +85,7 @@ def scaler_of(
     return []
 
 
-def _metric(pool: Pool, target: float) -> Object:
+def _metric(pool: Pool, target: float) -> Manifest:
     labels = {"model": pool.served_name, "worker_type": pool.role}
     external = {
         "metric": {"name": WAITING, "selector": {"matchLabels": labels}},
@@ -94,7 +94,7 @@ def _metric(pool: Pool, target: float) -> Object:
     return {"type": "External", "external": external}
 
 
-def _trigger(deployment: Deployment, config: ClusterConfig, pool: Pool, target: float) -> Object:
+def _trigger(deployment: Deployment, config: ClusterConfig, pool: Pool, target: float) -> Manifest:
     """Return KEDA's query. Every frontend reports every worker, so it counts each worker once."""
     labels = {
         "namespace": config.namespace,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from dynabench.kubernetes import names
 from dynabench.kubernetes.contract import COMPONENT, NATS_TOKEN
-from dynabench.kubernetes.objects import CONTAINER_SECURITY, POD_SECURITY, Object, secret_variable
+from dynabench.kubernetes.objects import CONTAINER_SECURITY, POD_SECURITY, Manifest, secret_variable
 from dynabench.kubernetes.policies import server_policy
 from serving.runtime.kubernetes.names import APP, INSTANCE
 
@@ -26,10 +26,10 @@ class _Server(NamedTuple):
     probe_port: int
     path: str
     """Path of the probes."""
-    environment: tuple[Object, ...] = ()
+    environment: tuple[Manifest, ...] = ()
 
 
-def etcd(deployment: str, namespace: str) -> list[Object]:
+def etcd(deployment: str, namespace: str) -> list[Manifest]:
     """Return an etcd server."""
     url = f"http://{deployment}-{names.ETCD}:{ETCD_PORT}"
     listening = f"--listen-client-urls=http://0.0.0.0:{ETCD_PORT}"
@@ -38,7 +38,7 @@ def etcd(deployment: str, namespace: str) -> list[Object]:
     return _objects(_Server(names.ETCD, ETCD_IMAGE, command, ETCD_PORT, ETCD_PORT, "/health"), deployment, namespace)
 
 
-def nats(deployment: str, namespace: str, secret: str) -> list[Object]:
+def nats(deployment: str, namespace: str, secret: str) -> list[Manifest]:
     """Return a NATS server with JetStream; its token comes from a Secret."""
     command = ["nats-server", "--jetstream", "--store_dir=/data", f"--auth=$({NATS_TOKEN})"]
     command += [f"--http_port={NATS_HTTP_PORT}"]
@@ -47,7 +47,7 @@ def nats(deployment: str, namespace: str, secret: str) -> list[Object]:
     return _objects(server, deployment, namespace)
 
 
-def _objects(server: _Server, deployment: str, namespace: str) -> list[Object]:
+def _objects(server: _Server, deployment: str, namespace: str) -> list[Manifest]:
     name = f"{deployment}-{server.part}"
     labels = {APP: server.part, INSTANCE: deployment, COMPONENT: server.part}
     metadata = {"name": name, "namespace": namespace, "labels": labels}
@@ -75,7 +75,7 @@ def _objects(server: _Server, deployment: str, namespace: str) -> list[Object]:
     ]
 
 
-def _container(server: _Server) -> Object:
+def _container(server: _Server) -> Manifest:
     probe = {"httpGet": {"path": server.path, "port": server.probe_port}, "periodSeconds": 5, "timeoutSeconds": 5}
     return {
         "name": server.part,

@@ -45,7 +45,6 @@ class HttpPool:
         self._idle: list[_Connection] = []
         self._all: set[_Connection] = set()
         self._dialling: dict[Exchange, asyncio.Task[None]] = {}
-        self.num_dialled = 0
 
     def head(self, path: str, headers: dict[str, str]) -> bytes:
         """Return the part of a POST's head that is the same for every body."""
@@ -94,7 +93,6 @@ class HttpPool:
             exchange.on_failure(f"cannot connect to {self.authority}: {reason}", clock())
             return
         del self._dialling[exchange]
-        self.num_dialled += 1
         connection.begin(message, exchange, on_sent)
 
     def _on_made(self, connection: "_Connection") -> None:

@@ -1,1 +1,1 @@
-"""The reference in docs/reference, made from what makes the command lines: their apps and the dataclasses of settings."""
+"""The reference in docs/reference, generated from the command lines' own definitions: apps and dataclasses of settings."""

@@ -1,13 +1,18 @@
-"""The clock of virtual time: simpy's, with events scheduled at absolute times."""
+"""The clock of virtual time: simpy's environment around a queue of our own.
+
+The loop is ours because nearly all that happens is a callback at a known time, and simpy's events cost more than twice as
+much for it and take delays, which round (docs/decisions/0041). simpy's processes and events run on this clock, too, and
+simpy itself processes them.
+"""
 
 import itertools
 from collections.abc import Callable
 from functools import partial
 from heapq import heappop, heappush
-from typing import Any
 
 import simpy
 from simpy.core import EmptySchedule
+from simpy.events import URGENT
 
 COMPLETION, ARRIVAL, SCHEDULING = 0, 1, 2
 """Priorities of what happens at the same instant, lowest first."""
@@ -19,7 +24,7 @@ Callback = Callable[[], object]
 
 
 class Clock(simpy.Environment):
-    """A simpy environment with its own queue, which stores absolute times exactly; sums of delays would round."""
+    """See the module."""
 
     now: float = 0.0  # simpy's is a property, which costs a call at each access
     """The time (s)."""
@@ -39,7 +44,7 @@ class Clock(simpy.Environment):
 
     def schedule(self, event: simpy.Event, priority: int = 1, delay: float = 0) -> None:
         """Process a simpy event after a delay (s)."""
-        self.at(self.now + delay, priority, partial(_process, event))
+        self.at(self.now + delay, priority, partial(self._process, event))
 
     def peek(self) -> float:
         """Return the time of the next event (s), infinity if there is none."""
@@ -59,11 +64,7 @@ class Clock(simpy.Environment):
         if self.on_look is not None and not self.num_events % LOOK_EVERY:
             self.on_look()
 
-
-def _process(event: Any) -> None:
-    """Run the callbacks of an event; a failure that none of them handles is raised."""
-    callbacks, event.callbacks = event.callbacks, None
-    for callback in callbacks:
-        callback(event)
-    if not event.ok and not event.defused:
-        raise event.value
+    def _process(self, event: simpy.Event) -> None:
+        """Process a simpy event as simpy does; its queue has no other."""
+        self._queue.append((self.now, URGENT, 0, event))
+        super().step()

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal, Protocol
 
 from msgspec import structs
 
@@ -55,17 +55,20 @@ class Worker:
         return sum(len(rank.sequences) for rank in self.ranks)
 
 
-class Hooks(NamedTuple):
-    """Callbacks of the cluster for changes of a worker's state."""
+class Site(Protocol):
+    """Where the workers of a fleet are put to work."""
 
-    start_ranks: Callable[[Worker], list[Rank]]
-    """Makes the ranks of a worker that is ready, and starts routing requests to them."""
-    stop_routing: Callable[[Rank], object]
-    """Stops sending requests to a rank."""
-    abandon: Callable[[Rank], object]
-    """Lets the requests of a rank that is gone continue elsewhere."""
-    hand_over: Callable[[Rank], object]
-    """Moves the requests of a rank elsewhere, with their KV."""
+    def start_ranks(self, worker: Worker) -> list[Rank]:
+        """Make the ranks of a worker that is ready, and start routing requests to them."""
+
+    def stop_routing(self, rank: Rank) -> object:
+        """Stop sending requests to a rank."""
+
+    def abandon(self, rank: Rank) -> object:
+        """Let the requests of a rank that is gone continue elsewhere."""
+
+    def hand_over(self, rank: Rank) -> object:
+        """Move the requests of a rank elsewhere, with their KV."""
 
 
 class Fleet:
@@ -76,7 +79,7 @@ class Fleet:
         pools: Sequence[SimulatedPool],
         config: FleetConfig,
         clock: Clock,
-        hooks: Hooks,
+        site: Site,
         *,
         gpus: int | None,
         rng: random.Random,
@@ -87,7 +90,7 @@ class Fleet:
             pools: the pools, with their initial number of workers.
             config: how workers are started and stopped.
             clock: the clock.
-            hooks: callbacks of the cluster when workers are added or removed.
+            site: where workers are put to work.
             gpus: the number of GPUs (None: always enough).
             rng: draws start-up times and failures.
 
@@ -109,7 +112,7 @@ class Fleet:
         self._pending: deque[Worker] = deque()  # includes some that are no longer pending
         self._config = config
         self._clock = clock
-        self._hooks = hooks
+        self._site = site
         self._gpus = gpus
         self._rng = rng
         for pool in pools:
@@ -240,7 +243,7 @@ class Fleet:
     def _be_ready(self, worker: Worker) -> None:
         self._set(worker, "ready")
         worker.ready_s = self._clock.now
-        worker.ranks = self._hooks.start_ranks(worker)
+        worker.ranks = self._site.start_ranks(worker)
 
     def _leave(self, worker: Worker) -> None:
         """Let a worker finish its requests, then remove it."""
@@ -249,11 +252,11 @@ class Fleet:
             return
         self._set(worker, "draining")
         for rank in worker.ranks:
-            self._hooks.stop_routing(rank)
+            self._site.stop_routing(rank)
             rank.on_idle = partial(self._on_idle, worker)
         self._note(worker.pool.name)
         for rank in worker.ranks if self._config.drain_policy == "hand-over" else ():
-            self._hooks.hand_over(rank)
+            self._site.hand_over(rank)
         self._on_idle(worker)
         if worker.state == "draining" and self._config.drain_policy == "bounded":
             self._clock.at(self._clock.now + self._config.drain_limit_s, ARRIVAL, partial(self._cut_off, worker))
@@ -270,11 +273,11 @@ class Fleet:
         ranks = worker.ranks if worker.state in ("ready", "draining") else []
         if worker.state == "ready":
             for rank in ranks:
-                self._hooks.stop_routing(rank)
+                self._site.stop_routing(rank)
         self._set(worker, "gone")
         worker.until_s = self._clock.now
         for rank in ranks:
-            self._hooks.abandon(rank)
+            self._site.abandon(rank)
         self._start_those_that_can()
         self._note(worker.pool.name)
 

@@ -9,7 +9,6 @@ from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.counter import Counter
 from dynabench.virtual.rank import Rank
 from dynabench.virtual.repeats import Repeats
-from mocker.work import work_of
 from reports.record.fleet import Change
 from serving.planner import Observation, Planner, PlannerConfig, PoolState, RankLoad, traffic_between
 
@@ -18,13 +17,12 @@ def load_of(rank: Rank, now: float) -> RankLoad:
     """Return the current load of a rank."""
     engine = rank.engine
     engine.advance(now)
-    scheduler = engine.scheduler
-    pool = scheduler.pool
+    view = engine.view()
     return RankLoad(
-        num_running=len(scheduler.running),
-        num_waiting=scheduler.num_waiting,
-        kv_tokens=(pool.num_blocks - pool.num_free) * engine.config.block_size,
-        **work_of(scheduler)._asdict(),
+        num_running=view.num_running,
+        num_waiting=view.num_waiting,
+        kv_tokens=view.num_used_blocks * engine.config.block_size,
+        **engine.backlog()._asdict(),
     )
 
 
@@ -43,7 +41,7 @@ class SimulatedPlanner:
         self.notes: dict[str, int] = {}
         """The planner's notes, and how often each occurred."""
         self._cluster = cluster
-        self._counter = cluster.counter = Counter()
+        self._counter = cluster.arrivals.counter = Counter()
         self._counts = self._counter.counts
         self._repeats = Repeats(self.planner.rest, self.planner.interval_s)
         self._started_s = cluster.clock.now

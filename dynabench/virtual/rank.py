@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable
+from typing import Protocol
 
 from dynabench.kv_use import KvUse
 from dynabench.virtual.clock import COMPLETION, SCHEDULING, Clock
-from mocker import Engine, Sequence, Step, StepOutput
+from mocker import DrivenEngine, Sequence, Step, StepOutput
 from mocker.engine import NO_LIMIT
+from mocker.tiers.work import TierWork
 from mocker.timing.model import Faster
-from mocker.vllm.offload.tiers import TierWork
 
 
 def number_of(sequence: Sequence) -> int:
@@ -17,33 +18,39 @@ def number_of(sequence: Sequence) -> int:
     return sequence.id
 
 
+class Listener(Protocol):
+    """Whoever sends requests to ranks, and hears what comes of them."""
+
+    def on_step(self, rank: "Rank", output: StepOutput) -> object:
+        """Take the output of a step."""
+
+    def on_loads(self, sequences: list[Sequence]) -> object:
+        """Have the KV of sequences read, for which a rank has allocated blocks."""
+
+    def on_second_token(self, sequence: Sequence, time: float) -> object:
+        """Note when a sequence from `note_first_tokens` had its second token."""
+
+
 class Rank:
     """A destination for requests: one engine on the clock, alone in its worker or with others."""
 
-    def __init__(
-        self,
-        number: int,
-        engine: Engine,
-        clock: Clock,
-        *,
-        on_step: Callable[["Rank", StepOutput], object],
-        on_second_token: Callable[[Sequence, float], object],
-    ) -> None:
+    def __init__(self, number: int, engine: DrivenEngine, clock: Clock, listener: Listener) -> None:
         """Put an engine on the clock.
 
         Args:
             number: its number in the cluster, which is its slot at every router.
             engine: the engine.
             clock: the clock.
-            on_step: called with each step's output.
-            on_second_token: called when a sequence from `note_first_tokens` has its second token.
+            listener: hears what comes of the requests.
         """
         self.number = number
         self.engine = engine
+        self._effects = engine.effects
+        self._num_blocks = engine.num_blocks
         self.prefills = engine.config.kv_role == "kv_producer"
         """Whether other ranks decode what it prefills."""
-        self.on_loads: Callable[[list[Sequence]], object] | None = None
-        """Called with the sequences whose KV has to be loaded."""
+        self.reads_kv = False
+        """Whether it reads KV that other ranks have computed."""
         self.on_tier_work: Callable[[list[TierWork]], object] | None = None
         """Called with the work for tiers behind host memory."""
         self.caught_up_s = -1.0
@@ -58,13 +65,12 @@ class Rank:
         """Whether it has stopped for good."""
         self.is_handing_over = False
         """Whether its requests are being moved elsewhere, with their KV."""
-        self.num_readers = 0
-        """The number of moved requests whose KV other ranks have yet to read here."""
+        self.readers: dict[int, None] = {}
+        """The moved requests whose KV other ranks have yet to read here, by number."""
         self._kv_since = (0.0, 0.0)  # when the share of the KV blocks in use was last recorded, and the share
         self._kv_due = 0.0  # when to record it next
         self._clock = clock
-        self._on_step = on_step
-        self._on_second_token = on_second_token
+        self._listener = listener
         self._has_first_token: list[Sequence] = []
         self._is_idle = True
         self._idle_s = 0.0  # total idle time; while it is idle, less the present time
@@ -77,24 +83,24 @@ class Rank:
     @property
     def kv_usage(self) -> float:
         """Share of the KV blocks in use."""
-        return 1 - self.engine.num_free_blocks / self.engine.scheduler.pool.num_blocks
+        return 1 - self.engine.num_free_blocks / self._num_blocks
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait for blocks, for their KV or for a seat, like vLLM's gauge `num_requests_waiting`."""
-        return self.engine.scheduler.num_waiting
+        return self.engine.num_waiting
 
     @property
     def sequences(self) -> list[Sequence]:
         """Its requests, in arbitrary order, without those that were aborted during the step in flight."""
-        scheduler = self.engine.scheduler
-        found = [*scheduler.running, *scheduler.holding, *scheduler.queued()]
+        found = self.engine.sequences()
         return [sequence for sequence in found if sequence not in self._given_up] if self._given_up else found
 
     def add(self, sequence: Sequence) -> None:
         """Add a request."""
         self.engine.add(sequence)
-        self._tell_tier_work()
+        if self.on_tier_work is not None:
+            self._tell_tier_work(self.on_tier_work)
         self.wake()
 
     def abort(self, sequence: Sequence) -> None:
@@ -110,7 +116,7 @@ class Rank:
         if self.is_gone:
             return
         if over := self.engine.arrive(sequence, num_valid_blocks):
-            self._on_step(self, StepOutput(self._clock.now, [], over, []))
+            self._listener.on_step(self, StepOutput(self._clock.now, [], over, []))
         self.wake()
 
     def let_go(self, sequence: Sequence) -> None:
@@ -135,11 +141,11 @@ class Rank:
     def is_done(self) -> bool:
         """Whether it has no requests and holds no blocks for other ranks."""
         engine = self.engine
-        return engine.step is None and engine.is_idle and not (engine.scheduler.retention.held or self.num_readers)
+        return engine.step is None and engine.is_idle and not (self.readers or engine.view().num_retained)
 
-    def on_read(self) -> None:
+    def on_read(self, number: int) -> None:
         """Note that the KV of a moved request was read, or is no longer needed."""
-        self.num_readers -= 1
+        del self.readers[number]
         if self.on_idle is not None:
             self.on_idle()
 
@@ -172,9 +178,10 @@ class Rank:
         step = self.engine.schedule(now, max_iterations=max_iterations)
         if self.kv_use is not None and (step is None or now >= self._kv_due):
             self._note_kv(self.kv_use, now)
-        if self.on_loads is not None and (loads := self.engine.take_loads()):
-            self.on_loads(loads)
-        self._tell_tier_work()
+        if self._effects.loads and self.reads_kv:
+            self._listener.on_loads(self._effects.take_loads())
+        if self.on_tier_work is not None:
+            self._tell_tier_work(self.on_tier_work)
         if step is None:
             self._await_copy()
         elif self._has_first_token:
@@ -209,7 +216,7 @@ class Rank:
         for sequence in output.sampled:
             if sequence.is_token_shipped or sequence in self._has_first_token:
                 self._has_first_token = [one for one in self._has_first_token if one is not sequence]
-                self._on_second_token(sequence, output.end)
+                self._listener.on_second_token(sequence, output.end)
             elif sequence.first_token_s == output.end:
                 self._has_first_token.append(sequence)
 
@@ -223,7 +230,7 @@ class Rank:
             if sequence.is_over:
                 continue  # a step that was scheduled before it stopped may still compute it
             if sequence in step.batch.decodes:
-                self._on_second_token(sequence, step.boundary(1))
+                self._listener.on_second_token(sequence, step.boundary(1))
             else:
                 waiting.append(sequence)
         self._has_first_token = waiting
@@ -237,12 +244,13 @@ class Rank:
         """End the step in flight and pass on its output."""
         if self._given_up:
             self._given_up = []
-        self._on_step(self, self.engine.complete())
-        self._tell_tier_work()
+        self._listener.on_step(self, self.engine.complete())
+        if self.on_tier_work is not None:
+            self._tell_tier_work(self.on_tier_work)
 
-    def _tell_tier_work(self) -> None:
-        if self.on_tier_work is not None and (work := self.engine.take_tier_work()):
-            self.on_tier_work(work)
+    def _tell_tier_work(self, on_tier_work: Callable[[list[TierWork]], object]) -> None:
+        if self._effects.tier_work:
+            on_tier_work(self._effects.take_tier_work())
 
     def _start_soon(self) -> None:
         if not self._is_starting:

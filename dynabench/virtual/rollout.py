@@ -37,8 +37,8 @@ def best_by_rollout(cluster: Cluster, number: int) -> int:
                 "oracle-rollout copies the engines, but compiled engines cannot be copied; install without "
                 "DYNABENCH_COMPILE"
             ) from error
-        fork.choose = None
-        fork.send_to(number, slot)
+        fork.flights.choose = None
+        fork.flights.send_to(fork.flights[number], slot)
         fork.resume(until)
         waits[slot] = _waited(fork, until)
     return min(waits, key=waits.__getitem__)

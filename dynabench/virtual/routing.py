@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from dynabench.virtual.clock import Clock
 from dynabench.virtual.oracles import true_work
@@ -67,6 +68,11 @@ class Routing:
         self._output_lengths.pop(number, None)
         self.router.on_finish(number)
 
+    @property
+    def held(self) -> list[int]:
+        """The requests that wait at the router."""
+        return [number for number in self.router.held if isinstance(number, int)]
+
     def release(self) -> Iterator[tuple[int, Decision]]:
         """Yield requests that need not wait longer; send each before taking the next, which is placed accordingly."""
         router, now = self.router, self._clock.now
@@ -119,12 +125,12 @@ class Routing:
             if step is not None and step.num_iterations > 1 and rank.caught_up_s != now:
                 rank.caught_up_s = now
                 engine.advance(now)
-            if engine.has_events:
+            if engine.effects.events:
                 self.on_events(rank)
 
     def on_events(self, rank: Rank) -> None:
         """Send a rank's KV events to the router."""
-        self._send(rank.number, rank.engine.take_events())
+        self._send(rank.number, rank.engine.effects.take_events())
 
     def on_tier_events(self, slot: int, events: Sequence[TierEvent]) -> None:
         """Send the router events of a tier behind host memory: a known rank's own, or those of a shared store."""
@@ -163,3 +169,12 @@ class Routing:
                     index.store_blocks(slot, chain.ids, event.start, stop, chain.blocks_per_id)
                 else:
                     index.remove_blocks(slot, chain.ids, event.start, stop, chain.blocks_per_id)
+
+
+class Routers(NamedTuple):
+    """Who chooses the ranks."""
+
+    decode: Routing
+    """Those that answer."""
+    prefill: Routing | None
+    """Those that only compute prompts, if there are any."""

@@ -1,34 +1,27 @@
 """One run in virtual time."""
 
-import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.engines import check_fits, engines_of, pools_of
-from dynabench.deployment.overhead import Overhead, overhead_of
 from dynabench.interrupt import noted
 from dynabench.plan import Plan
 from dynabench.virtual.cluster import Cluster
-from dynabench.virtual.handover import Disaggregation
 from dynabench.virtual.planner import SimulatedPlanner
 from dynabench.virtual.rollout import best_by_rollout
 from dynabench.virtual.use import fleet_use, kv_use, link_use, pool_use, tier_use
-from mocker.network.links import Links
 from mocker.timing.choose import SimulatedEngine
-from mocker.timing.kv_size import KvSize, kv_size_of
 from mocker.timing.model import chunk
-from mocker.vllm.offload.config import HostMemory
 from reports.figures.metrics import spread
 from reports.record.records import Floats, Record, Requests
-from serving.engines.mock.costs import step_costs_of
-from serving.model.card import Role
-from serving.router import Mode, Router, RouterConfig, StepCosts
+from serving.router import Mode
 from workloads import Workload
 from workloads.pacing import LoadConfig
 from workloads.request import select
@@ -96,11 +89,11 @@ def _carried_out(plan: Plan, workload: Workload, cluster: Cluster, planner: Simu
     fleet = fleet_use(cluster, planner)
     if missed := sum(event.time_s > fleet.length_s for event in plan.deployment.fleet.timeline):
         facts["missed_events"] = missed
-    if cluster.longest is not None:
+    if cluster.prompts.longest is not None:
         is_cut = requests.succeeded & (requests.osl < requests.planned_osl.filled(0))
-        facts |= {"refused": cluster.num_refused, "cut": int(is_cut.sum()), "context": cluster.longest}
+        facts |= {"refused": cluster.flights.num_refused, "cut": int(is_cut.sum()), "context": cluster.prompts.longest}
     if any(overhead) and requests.succeeded.any():
-        delays_s = cluster.delays_s + (cluster.handover.delays_s if cluster.handover is not None else 0.0)
+        delays_s = cluster.arrivals.delays_s + cluster.flights.hands.pauses_s
         outside = delays_s / np.count_nonzero(~np.isnan(cluster.log.intended_s)) + overhead.answer_s
         facts["overhead_share"] = outside / float((requests.first_token_s - requests.sent_s).mean())
     return Record(
@@ -145,38 +138,14 @@ def cluster_of(plan: Plan, workload: Workload) -> Cluster:
         ValueError: the deployment cannot be simulated.
     """
     deployment = plan.deployment
-    pools, engines = pools_of(deployment), engines_of(deployment)
-    for pool in pools:
+    for pool in pools_of(deployment):
         check_fits(workload, pool.engine, fail_on_too_long=plan.settings.load.fail_on_too_long)
     if deployment.is_disaggregated:
-        _check_apart(deployment, engines)
-    router = _router(plan, engines, "decode" if deployment.is_disaggregated else "aggregated")
-    return Cluster(
-        workload,
-        pools,
-        router,
-        load=plan.settings.load,
-        overhead=mean_overhead(deployment),
-        kv_event_delay_s=deployment.router.kv_event_delay_s,
-        choose=best_by_rollout if router.policy.needs_rollout else None,
-        apart=_disaggregation(plan, engines) if deployment.is_disaggregated else None,
-        links=Links(deployment.transfer),
-        fleet=deployment.fleet,
-        moved_kv=_moved_kv(deployment),
-        gpus=deployment.gpus,
-        migration_limit=max(pool.worker.migration_limit for pool in deployment.pools),
-        rng=random.Random(f"fleet {plan.seed}"),
-    )
-
-
-def _moved_kv(deployment: Deployment) -> KvSize | None:
-    """Return the size of the KV that requests take along from leaving workers, None if they take none."""
-    if deployment.fleet.drain_policy != "hand-over":
-        return None
-    pool = next(pool for pool in deployment.pools if pool.role != "prefill")
-    return kv_size_of(
-        pool.timing, block_size=pool.mocker.block_size, kv_bytes_per_token=deployment.transfer.kv_bytes_per_token
-    )
+        _check_apart(deployment, engines_of(deployment))
+    cluster = Cluster(plan, workload)
+    if cluster.routing.router.policy.needs_rollout:
+        cluster.flights.choose = partial(best_by_rollout, cluster)
+    return cluster
 
 
 def _check_apart(deployment: Deployment, engines: Sequence[SimulatedEngine]) -> None:
@@ -195,84 +164,6 @@ def _check_apart(deployment: Deployment, engines: Sequence[SimulatedEngine]) -> 
                 "a prompt "
                 "that waits for blocks held by a transfer would be preempted forever at the same instant"
             )
-
-
-def _router(plan: Plan, engines: Sequence[SimulatedEngine], role: Role) -> Router:
-    """Return the router over the workers of a role; each role has its own seed."""
-    deployment = plan.deployment
-    pairs = [pair for pair in zip(engines, deployment.worker_pools, strict=True) if pair[1].role == role]
-    of_role = [engine for engine, _ in pairs]
-    ports = [deployment.transfer.gpu_bandwidth * pool.timing.tensor_parallel_size for _, pool in pairs]
-    return Router(
-        deployment.mode_of(role),
-        with_load_costs(with_step_costs(deployment.router, of_role), of_role, ports),
-        block_size=of_role[0].config.block_size,
-        rng=random.Random(f"{'prefill ' if role == 'prefill' else ''}router {plan.seed}"),
-        closed_events=True,
-        stage=role,
-        follows_events=deployment.disaggregation.conditional_disagg != "never",
-    )
-
-
-def _disaggregation(plan: Plan, engines: Sequence[SimulatedEngine]) -> Disaggregation:
-    """Return how requests get from workers that only prefill to workers that decode."""
-    deployment = plan.deployment
-    reader = next(pool for pool in deployment.pools if pool.role == "decode")
-    return Disaggregation(
-        deployment.disaggregation,
-        deployment.transfer,
-        _router(plan, engines, "prefill"),
-        kv_size=kv_size_of(
-            reader.timing,
-            block_size=reader.mocker.block_size,
-            kv_bytes_per_token=deployment.transfer.kv_bytes_per_token,
-        ),
-    )
-
-
-def with_step_costs(router: RouterConfig, engines: Sequence[SimulatedEngine]) -> RouterConfig:
-    """Set the step costs for the predicting modes that the user has not set: the mean over the workers."""
-    rows = {engine: step_costs_of(engine) for engine in set(engines)}
-    means = [_mean(column) for column in zip(*(rows[engine] for engine in engines), strict=True)]
-    base, prefill, sequence, context, budget = means
-    return router.with_costs(StepCosts(base, prefill, sequence, context, round(budget)))
-
-
-def with_load_costs(router: RouterConfig, engines: Sequence[SimulatedEngine], ports: Sequence[float]) -> RouterConfig:
-    """Set the KV load times that the user has not set: the mean over the workers that have them.
-
-    Args:
-        router: the user's settings.
-        engines: the workers' engines.
-        ports: the receive bandwidth of each rank (bytes/s).
-    """
-    rows: dict[str, list[float]] = {}
-    for engine, port in zip(engines, ports, strict=True):
-        if engine.host is not None:
-            for name, load_us in _load_costs(engine.host, engine.config.block_size, port).items():
-                rows.setdefault(name, []).append(load_us)
-    return replace(router, **{name: _mean(row) for name, row in rows.items() if getattr(router, name) is None})  # type: ignore[arg-type]
-
-
-def _load_costs(host: HostMemory, block_size: int, port: float) -> dict[str, float]:
-    """Return the load time of a token's KV from each tier of a worker (us); lower tiers load through host memory."""
-    token_us = host.chunk_bytes / (host.blocks_per_chunk * block_size) * 1e6
-    found = {"host_load_us_per_token": token_us / host.bandwidth}
-    for tier in host.tiers:
-        name, bandwidth = ("shared", min(tier.bandwidth, port)) if tier.name == "store" else ("disk", tier.bandwidth)
-        found[f"{name}_load_us_per_token"] = token_us / bandwidth + found["host_load_us_per_token"]
-    return found
-
-
-def mean_overhead(deployment: Deployment) -> Overhead:
-    """Return the delays between a client and the engines: the mean over the workers if pools differ."""
-    each = [overhead_of(deployment.overhead, pool.timing) for pool in deployment.pools for _ in range(pool.replicas)]
-    return Overhead(*(_mean(values) for values in zip(*each, strict=True)))
-
-
-def _mean(values: Sequence[float]) -> float:
-    """Return the mean, exactly if all values are equal."""
-    return values[0] if len(set(values)) == 1 else sum(values) / len(values)
 
 
 def _look(
@@ -320,9 +211,9 @@ def _requests(cluster: Cluster, workload: Workload, load: LoadConfig) -> Request
 
 def _endless_tokens(cluster: Cluster, workload: Workload) -> npt.NDArray[np.int64]:
     """Return the prompt tokens that an unlimited cache would have held; nobody computes what is refused."""
-    if not cluster.num_refused:
+    if not cluster.flights.num_refused:
         return reuse_of(workload, cluster.block_size).endless_hits()
-    numbers = [number for number in range(len(workload)) if cluster.refusal(number) is None]
+    numbers = [number for number in range(len(workload)) if cluster.prompts.refusal(number) is None]
     served = replace(workload, requests=select(workload.requests, numbers))
     found = np.zeros(len(workload), np.int64)
     found[numbers] = reuse_of(served, cluster.block_size).endless_hits()

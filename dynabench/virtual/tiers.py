@@ -15,12 +15,12 @@ from dynabench.virtual.rank import Rank
 from mocker import Sequence as EngineSequence
 from mocker.events import TierEvent
 from mocker.network.traffic import Traffic
+from mocker.tiers.chunk_cache import Uses
+from mocker.tiers.config import HostMemory, Tier, TierName
+from mocker.tiers.ranges import Range, count
+from mocker.tiers.storage import Storage
+from mocker.tiers.work import Found, Hurry, LookUp, Read, TierWork, Write
 from mocker.timing.choose import SimulatedEngine
-from mocker.vllm.offload.chunk_cache import Uses
-from mocker.vllm.offload.config import HostMemory, Tier, TierName
-from mocker.vllm.offload.ranges import Range, count
-from mocker.vllm.offload.storage import Storage
-from mocker.vllm.offload.tiers import Found, Hurry, LookUp, Read, TierWork, Write
 from reports.record.records import RequestLog
 
 Publish = Callable[[int, list[TierEvent]], object]
@@ -152,7 +152,7 @@ class Tiers:
 
     def _go_on(self) -> None:
         """Carry out the engine's new requests, and wake the rank."""
-        self.act(self._engine.take_tier_work())
+        self.act(self._engine.effects.take_tier_work())
         self._rank.wake()
 
     def _read(self, read: Read) -> None:

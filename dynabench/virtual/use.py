@@ -16,8 +16,8 @@ from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.planner import SimulatedPlanner
 from dynabench.virtual.rank import Rank
 from mocker.network import links
-from mocker.vllm.offload.host_link import Direction
-from mocker.vllm.offload.storage import Storage
+from mocker.tiers.host_link import Direction
+from mocker.tiers.storage import Storage
 from reports.record.fleet import FleetUse, PoolFleet
 from reports.record.pools import KvOverTime, LinkUse, PoolUse, TierUse, Traffic, Use
 from reports.record.records import Requests
@@ -62,7 +62,7 @@ def fleet_use(cluster: Cluster, planner: SimulatedPlanner | None) -> FleetUse:
         for name, pool in fleet.pools.items()
     )
     if planner is None:
-        return FleetUse(pools, length_s, lost=cluster.losses.num_lost)
+        return FleetUse(pools, length_s, lost=cluster.flights.num_lost)
     return FleetUse(
         pools,
         length_s,
@@ -70,7 +70,7 @@ def fleet_use(cluster: Cluster, planner: SimulatedPlanner | None) -> FleetUse:
         changes=tuple(planner.changes),
         decisions=planner.num_decisions,
         notes=planner.notes,
-        lost=cluster.losses.num_lost,
+        lost=cluster.flights.num_lost,
     )
 
 
@@ -86,9 +86,7 @@ def tier_use(cluster: Cluster, requests: Requests) -> tuple[TierUse, ...]:
         memory = pool.engine.host
         if memory is None:
             continue
-        cores = [rank.engine for rank in ranks]
-        links = [core.host_link for core in cores if core.host_link is not None]
-        offloads = [core.scheduler.offload for core in cores if core.scheduler.offload is not None]
+        uses = [use for rank in ranks if (use := rank.engine.host_use()) is not None]
         num_chunks = memory.num_chunks * len(ranks)
         found.append(
             TierUse(
@@ -97,14 +95,14 @@ def tier_use(cluster: Cluster, requests: Requests) -> tuple[TierUse, ...]:
                 len(ranks),
                 capacity_bytes=num_chunks * memory.chunk_bytes,
                 capacity_tokens=num_chunks * memory.blocks_per_chunk * cluster.block_size,
-                full=sum(offload.host.num_used for offload in offloads) / num_chunks,
-                read=_traffic([link.loads for link in links], length_s),
-                written=_traffic([link.stores for link in links], length_s),
-                evicted_chunks=sum(offload.host.num_evicted for offload in offloads),
-                refused=sum(offload.num_refused for offload in offloads),
-                flushes=sum(link.num_flushes for link in links),
-                stall_s=sum(link.stall_s for link in links),
-                stalled=_shares([link.stall_s for link in links], length_s),
+                full=sum(use.chunks.num_used for use in uses) / num_chunks,
+                read=_traffic([use.loads for use in uses], length_s),
+                written=_traffic([use.stores for use in uses], length_s),
+                evicted_chunks=sum(use.chunks.num_evicted for use in uses),
+                refused=sum(use.chunks.num_refused for use in uses),
+                flushes=sum(use.num_flushes for use in uses),
+                stall_s=sum(use.stall_s for use in uses),
+                stalled=_shares([use.stall_s for use in uses], length_s),
             )
         )
         tiers = [cluster.tiering.of[rank.number] for rank in ranks if rank.number in cluster.tiering.of]
@@ -190,7 +188,7 @@ def kv_use(cluster: Cluster) -> tuple[KvOverTime, ...]:
 
 def link_use(cluster: Cluster) -> tuple[LinkUse, ...]:
     """Return the used share of the capacity of links; links without a limit are left out."""
-    if cluster.handover is None:
+    if cluster.prefills is None:
         return ()
     now, length_s = cluster.clock.now, _length_s(cluster)
     found, stretch = cluster.traffic.links.utilisation(now), now / length_s if length_s else 1.0

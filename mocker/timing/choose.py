@@ -8,6 +8,7 @@ from typing import Any
 
 from mocker.models.kv_cache import MoreBlocks, kv_cache
 from mocker.models.layout import refusal, unmeasured
+from mocker.tiers.config import HostMemory, Tier, whole_chunks
 from mocker.timing.calibrated import Calibrated
 from mocker.timing.catalog import find_engine, find_gpu
 from mocker.timing.config import TimingConfig
@@ -21,7 +22,6 @@ from mocker.timing.polynomial import Polynomial
 from mocker.timing.roofline import Roofline
 from mocker.timing.table import Table
 from mocker.vllm.config import EngineConfig
-from mocker.vllm.offload.config import HostMemory, Tier, whole_chunks
 
 DEFAULT_NUM_BLOCKS = 16384
 

@@ -334,3 +334,8 @@ class BlockPool:
 def _common_stop(run: Run, chain: BlockChain) -> int:
     """Return the block up to which a run that shares an id with a chain has the chain's content: outputs differ."""
     return run.stop if run.chain is chain else min(run.stop, run.chain.num_named)
+
+
+def num_blocks_of(num_tokens: int, block_size: int) -> int:
+    """Count the blocks that hold this many tokens."""
+    return -(-num_tokens // block_size)

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from foundation.settings import Count, Whole
-from mocker.vllm.offload.config import OffloadConfig
-from mocker.vllm.offload.foreign import settings_of
+from mocker.tiers.config import OffloadConfig
+from mocker.vllm.foreign import settings_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +77,11 @@ class EngineConfig(OffloadConfig):
     def is_async(self) -> bool:
         """Whether a step is scheduled ahead."""
         return self.async_scheduling is not False
+
+    @property
+    def max_running(self) -> int:
+        """The tighter of both limits on running sequences."""
+        return min(self.max_num_active_seqs or self.max_num_seqs, self.max_num_seqs)
 
     @property
     def is_kv_producer(self) -> bool:

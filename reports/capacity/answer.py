@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
+from reports.figures.cells import milliseconds
 from reports.figures.outcomes import Outcome, State, binding, percent, subject
 from reports.figures.tier_sizes import NEAR, Sized, enough, is_size
 from reports.key import Key, key_of
-from reports.tables.cells import milliseconds
 from reports.tables.grid import Grid
 
 SCHEMA = "dynabench.plan/1"

@@ -16,10 +16,10 @@ from reports.capacity.answer import Answer, Sureness
 from reports.charts import drawing, plan
 from reports.charts import sweep as charts
 from reports.charts.sweep import Swept
+from reports.figures.cells import milliseconds
 from reports.figures.conditions import Condition
 from reports.figures.outcomes import percent
 from reports.sweep.points import Point
-from reports.tables.cells import milliseconds
 from reports.tables.grid import Grid
 
 

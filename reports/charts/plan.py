@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from reports.charts import drawing
 from reports.charts.drawing import HALF, LIMIT, QUIET, REST, WIDE, Canvas, Chart, Panel
+from reports.figures.cells import milliseconds
 from reports.figures.outcomes import subject
 from reports.key import PALETTE, Key, key_of
-from reports.tables.cells import milliseconds
 
 if TYPE_CHECKING:
     from reports.capacity.answer import Answer, Ranked

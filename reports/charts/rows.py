@@ -8,9 +8,9 @@ from reports.charts import drawing
 from reports.charts.comparison import Comparison
 from reports.charts.drawing import QUIET, REST, Canvas, Chart, Panel, duration, mark
 from reports.figures import metrics, split
+from reports.figures.cells import milliseconds
 from reports.figures.conditions import METRICS
 from reports.key import Entry
-from reports.tables.cells import milliseconds
 
 ROW = 26
 """Units between the rows of two arms."""

@@ -10,8 +10,8 @@ import numpy as np
 
 from reports.figures.conditions import METRICS, Condition
 from reports.figures.metrics import LEAST_SAMPLES, Goodput, Statistics, TokenGaps, per_request
+from reports.figures.statistics import TAIL, half_interval
 from reports.record.records import Record
-from reports.verdicts.statistics import TAIL, half_interval
 
 State = Literal["met", "missed", "unknown"]
 SHARES: dict[str | None, float] = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}

@@ -12,9 +12,9 @@ import numpy as np
 from msgspec import UNSET
 
 from reports.figures import metrics
+from reports.figures.statistics import half_interval
 from reports.record.pools import TIERS, TierUse
 from reports.record.records import Record
-from reports.verdicts.statistics import half_interval
 
 SOURCES: dict[str, str] = {"gpu": "GPU", **{str(tier): label for tier, label in TIERS.items()}, "computed": "computed"}
 """Where a prompt token can come from: the fields of `Hits`, and their labels."""

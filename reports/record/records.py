@@ -84,30 +84,34 @@ class Requests:
     intended_s: Annotated[Floats, Column("when the schedule wanted it sent", "s")]
     sent_s: Annotated[MaybeFloats, Column("when its bytes were written", "s")]
     admitted_s: Annotated[MaybeFloats, Column("when an engine first scheduled it (live: of our own stack)", "s")]
-    prefill_worker: Annotated[MaybeInts, Column("the worker that computed its prompt, if another", limit=MAX_WORKERS)]
+    prefill_worker: Annotated[
+        MaybeInts, Column("the worker that computed its prompt, if it was another one", limit=MAX_WORKERS)
+    ]
     prefill_queued_s: Annotated[MaybeFloats, Column("when it was sent to that worker", "s")]
     prefill_end_s: Annotated[MaybeFloats, Column("when its prompt was computed there", "s")]
     decode_queued_s: Annotated[MaybeFloats, Column("when it was sent to the worker that answered it", "s")]
-    decode_blocks_s: Annotated[MaybeFloats, Column("when that had blocks for its prompt", "s")]
-    transfer_start_s: Annotated[MaybeFloats, Column("when its KV began to travel", "s")]
-    transfer_end_s: Annotated[MaybeFloats, Column("when its KV had come", "s")]
-    decode_start_s: Annotated[MaybeFloats, Column("when that worker first computed a token of it", "s")]
-    first_byte_s: Annotated[MaybeFloats, Column("when the first byte of the answer came", "s")]
-    first_token_s: Annotated[MaybeFloats, Column("when the first chunk with text came", "s")]
-    second_token_s: Annotated[MaybeFloats, Column("when the second token came", "s")]
-    last_token_s: Annotated[MaybeFloats, Column("when the last token came", "s")]
+    decode_blocks_s: Annotated[MaybeFloats, Column("when that worker had allocated blocks for its prompt", "s")]
+    transfer_start_s: Annotated[MaybeFloats, Column("when the transfer of its KV started", "s")]
+    transfer_end_s: Annotated[MaybeFloats, Column("when the transfer of its KV ended", "s")]
+    decode_start_s: Annotated[MaybeFloats, Column("when that worker started to compute its tokens", "s")]
+    first_byte_s: Annotated[MaybeFloats, Column("when the first byte of the answer arrived", "s")]
+    first_token_s: Annotated[MaybeFloats, Column("when the first chunk with text arrived", "s")]
+    second_token_s: Annotated[MaybeFloats, Column("when the second token arrived", "s")]
+    last_token_s: Annotated[MaybeFloats, Column("when the last token arrived", "s")]
     done_s: Annotated[MaybeFloats, Column("when the answer ended", "s")]
-    isl: Annotated[Ints, Column("prompt length, as the server counted it where it did", "tokens")]
+    isl: Annotated[Ints, Column("prompt length as the server reported it; otherwise as in the workload", "tokens")]
     osl: Annotated[Ints, Column("output length", "tokens", 0)]
     planned_isl: Annotated[MaybeInts, Column("prompt length in the workload", "tokens")]
     planned_osl: Annotated[MaybeInts, Column("output length in the workload", "tokens")]
     priority: Annotated[MaybeInts, Column("priority in the workload: the smallest goes first", least=-(1 << 31))]
     first_chunk_tokens: Annotated[Ints, Column("tokens of the first chunk", "tokens", 0)]
     cached_tokens: Annotated[MaybeInts, Column("prompt tokens the engine found in its cache", "tokens")]
-    host_tokens: Annotated[MaybeInts, Column("those of them that came from host memory", "tokens")]
-    disk_tokens: Annotated[MaybeInts, Column("those of them that came from disk", "tokens")]
-    store_tokens: Annotated[MaybeInts, Column("those of them that came from the shared store", "tokens")]
-    predicted_tokens: Annotated[MaybeInts, Column("prompt tokens the router expected there", "tokens")]
+    host_tokens: Annotated[MaybeInts, Column("cached tokens that were loaded from host memory", "tokens")]
+    disk_tokens: Annotated[MaybeInts, Column("cached tokens that were loaded from disk", "tokens")]
+    store_tokens: Annotated[MaybeInts, Column("cached tokens that were loaded from the shared store", "tokens")]
+    predicted_tokens: Annotated[
+        MaybeInts, Column("prompt tokens that the router expected to be cached there", "tokens")
+    ]
     best_tokens: Annotated[MaybeInts, Column("prompt tokens cached at the best worker when it was routed", "tokens")]
     endless_tokens: Annotated[MaybeInts, Column("prompt tokens an unlimited cache would have held", "tokens")]
     queue_depth: Annotated[MaybeInts, Column("other requests in flight at its worker when it was routed")]
@@ -115,7 +119,8 @@ class Requests:
     finish_reason: Annotated[
         Texts,
         Column(
-            "how the answer ended: `length`, `stop` or what else the server says; empty if it says nothing", default=""
+            "how the answer ended: `length`, `stop` or another reason that the server gives; empty if it gives none",
+            default="",
         ),
     ]
     error: Annotated[Texts, Column("why it failed; empty if it did not", default="")]

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from reports.figures.statistics import MAX_BLOCKS, standard_error, student_t
 from reports.record.records import Floats
 from reports.summary import PAIRED, SHARES, SMALLEST
 from reports.sweep.points import Point, Series
 from reports.verdicts.differences import judged
 from reports.verdicts.failures import Failures, are_too_many
 from reports.verdicts.simultaneous import Parts, lowest
-from reports.verdicts.statistics import MAX_BLOCKS, standard_error, student_t
 
 
 class Lowest(NamedTuple):

@@ -10,6 +10,7 @@ import msgspec
 from rich.table import Table
 
 from foundation.settings import short
+from reports.figures.cells import milliseconds, number, share
 from reports.figures.fleet import hours
 from reports.figures.outcomes import Outcome, binding, percent, subject
 from reports.figures.slo import parse
@@ -21,7 +22,6 @@ from reports.sweep.search_verdict import digits, is_by_gpus, search_verdict, val
 from reports.sweep.verdict import grid_verdict
 from reports.tables import grid
 from reports.tables import tiers as tier_table
-from reports.tables.cells import milliseconds, number, share
 from reports.tables.grid import Column, Grid
 from reports.tables.use import split_note
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import structs
 
+from reports.figures.cells import milliseconds
 from reports.figures.fleet import hours
 from reports.figures.outcomes import binding
 from reports.figures.tier_sizes import Sized, enough
@@ -12,7 +13,6 @@ from reports.figures.tiers import overlap
 from reports.key import without_shared
 from reports.sweep.best_point import Best, best_of, by_rest, compared, failures
 from reports.sweep.points import Impossible, Point
-from reports.tables.cells import milliseconds
 from reports.tables.tiers import saved_along
 from reports.verdicts.naming import LABELS, named, only_here, parted, there
 from reports.verdicts.routers import by_router, each_best

@@ -6,18 +6,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from reports.figures.cells import milliseconds, number, saving, share
 from reports.figures.conditions import METRICS
 from reports.figures.like import table as like
 from reports.figures.metrics import LABELS, LEAST_SAMPLES
 from reports.figures.tiers import SOURCES
 from reports.foreign import markdown_cell
-from reports.gate import Result
 from reports.record.records import Record
 from reports.summary import PAIRED, ArmSummary, Difference, Summary
-from reports.tables.cells import milliseconds, number, saving, share
 from reports.tables.grid import Grid
 from reports.tables.tiers import tiers_note
 from reports.tables.use import grids
+from reports.verdicts.gates import GateResult
 from reports.verdicts.headline import elsewhere, head, margin, notes, step_times, understood
 
 ELSEWHERE = "Router modes in other routers"
@@ -143,7 +143,7 @@ def like_grid(runs: list[Record], tool: str) -> Grid:
     return Grid(f"As {tool} would report it (ms)", ["metric", *STATISTICS, "formula"], lines)
 
 
-def markdown(summary: Summary, manifest: dict[str, Any], gates: Sequence[Result]) -> str:
+def markdown(summary: Summary, manifest: dict[str, Any], gates: Sequence[GateResult]) -> str:
     """Summarize a comparison for a pull request."""
     lines = [f"### {markdown_cell(manifest['title'])}", ""]
     lines += [f"**Not valid**: {markdown_cell(note)}" for note in notes(summary)]

@@ -3,7 +3,7 @@
 from functools import partial
 
 from reports.fidelity import ArmFidelity, Deviation
-from reports.tables.cells import milliseconds, number, share
+from reports.figures.cells import milliseconds, number, share
 from reports.tables.grid import Grid
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 
+from reports.figures.cells import number, share
 from reports.figures.fleet import FORMULAS, FleetFigures, hours
 from reports.record.records import Record
 from reports.summary import ArmSummary, Summary
-from reports.tables.cells import number, share
 from reports.tables.grid import Grid
 
 MOST_CHANGES = 200
@@ -39,7 +39,9 @@ def fleet_grid(summary: Summary) -> Grid | None:
         (arm, [shown(its, its.fleet) if its.fleet else "n/a" for shown in columns.values()])
         for arm, its in summary.arms.items()
     ]
-    return Grid("What does the fleet take, and keep?", list(columns), lines, fleet_note(summary)).eventful()
+    return Grid(
+        "What does the fleet cost, and which limits does it meet?", list(columns), lines, fleet_note(summary)
+    ).eventful()
 
 
 def _count(value: float) -> str:

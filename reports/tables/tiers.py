@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import UNSET, structs
 
+from reports.figures.cells import gigabytes, milliseconds, number, saving, share
 from reports.figures.tier_sizes import smallest
 from reports.figures.tiers import FORMULAS, GIB, SOURCES, Hits, Saved, Saving, avoided, saved
 from reports.key import key_of
 from reports.record.pools import TIERS, TierUse, Traffic
 from reports.summary import ArmSummary, Summary
 from reports.sweep.points import Point
-from reports.tables.cells import gigabytes, milliseconds, number, saving, share
 from reports.tables.grid import Grid
 
 

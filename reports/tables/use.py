@@ -1,10 +1,10 @@
 """Small tables after the figures: where TTFT goes, and how busy workers and links were. KV tiers are in tiers.py."""
 
+from reports.figures.cells import milliseconds, number, share
 from reports.figures.split import LABELS as PARTS
 from reports.figures.split import Split
 from reports.record.pools import Use
 from reports.summary import ArmSummary, Summary
-from reports.tables.cells import milliseconds, number, share
 from reports.tables.fleet import fleet_grid
 from reports.tables.grid import Grid
 from reports.tables.tiers import tier_grid

@@ -2,9 +2,9 @@
 
 from dataclasses import asdict
 
+from reports.figures.statistics import Blocks, PairedDifference, paired_difference
 from reports.record.records import Floats
 from reports.summary import NOISE_FLOOR, PAIRED, SHARES, Difference, Verdict
-from reports.verdicts.statistics import Blocks, PairedDifference, paired_difference
 
 Table = dict[str, Floats]
 """A value per request of each metric, NaN where one is missing."""

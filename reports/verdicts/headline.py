@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foundation.text import listed
+from reports.figures.cells import milliseconds, number, share
 from reports.figures.outcomes import Outcome, binding, percent, told
 from reports.summary import Summary
-from reports.tables.cells import milliseconds, number, share
 from reports.verdicts.naming import named
 
 NUMBER = re.compile(r"\d[\d.,]*")

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from functools import partial
 
 from reports.figures.outcomes import binding, state_of
+from reports.figures.statistics import Blocks
 from reports.summary import NOISE_FLOOR, PAIRED, ArmSummary, Ranking, Step, Summary
 from reports.verdicts.differences import Table, judged
 from reports.verdicts.failures import Failures, are_too_many
 from reports.verdicts.headline import margin
 from reports.verdicts.routers import by_router, each_best
 from reports.verdicts.simultaneous import lowest, parts_of
-from reports.verdicts.statistics import Blocks
 
 OUT_OF_LIMITS = "out_of_limits"
 ORDER = (OUT_OF_LIMITS, *PAIRED)

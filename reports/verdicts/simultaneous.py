@@ -18,9 +18,9 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
+from reports.figures.statistics import POWER, Blocks, PairedDifference, resamples, standard_error, student_t
 from reports.record.records import Floats
 from reports.summary import Difference
-from reports.verdicts.statistics import POWER, Blocks, PairedDifference, resamples, standard_error, student_t
 
 DRAWS = 4000
 AT_ONCE = 1_000_000

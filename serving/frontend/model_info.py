@@ -30,14 +30,7 @@ class ModelInfo:
         """POST /tokenize, as in vLLM and SGLang."""
         model, text = await self._reader.read(request, "tokenize")
         assert isinstance(text, Tokenized)
-        return as_json(
-            {
-                "count": len(text.tokens),
-                "max_model_len": model.card.context_length,
-                "tokens": text.tokens,
-                "token_strs": text.token_strs,
-            }
-        )
+        return as_json(tokens_of(model, text))
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize; the answer has the text under both vLLM's and SGLang's name."""
@@ -84,6 +77,16 @@ class ModelInfo:
 
 def _text(token: Any) -> str | None:
     return token.get("content") if isinstance(token, dict) else token
+
+
+def tokens_of(model: ServedModel, text: Tokenized) -> dict[str, Any]:
+    """Return the tokens of a text as vLLM tells them."""
+    return {
+        "count": len(text.tokens),
+        "max_model_len": model.card.context_length,
+        "tokens": text.tokens,
+        "token_strs": text.token_strs,
+    }
 
 
 def as_json(value: Any, status: int = 200) -> Response:

@@ -25,7 +25,7 @@ class DisaggregationConfig(LeaseConfig):
     (isl_bounding); if the prefill worker that would be chosen is busy (prefill_load); or in either case (isl_or_load)."""
 
     bypass_max_tokens: Whole = 2048
-    """A prompt is short if fewer tokens than this are left to compute, and bypass_max_ratio agrees."""
+    """A prompt is short if fewer tokens than this are left to compute, and it is short by bypass_max_ratio too."""
 
     bypass_max_ratio: Share = 0.7
     """A prompt is short only if the tokens left to compute are less than this share of it."""

@@ -72,7 +72,7 @@ class RouterConfig:
     """dynamo-kv: share of a cached block that counts as work saved (c)."""
 
     overlap_score_credit_decay: NotNegative = 0.0
-    """dynamo-kv: how fast the credit falls with the queue of the worker that has the prefix (0: not)."""
+    """dynamo-kv: how fast the credit falls with the queue of the worker that has the prefix (0: not at all)."""
 
     router_host_cache_hit_weight: Share = 0.75
     """kv, dynamo-kv: share of a block in host memory that counts as cached."""

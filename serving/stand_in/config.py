@@ -280,6 +280,9 @@ class LogConfig:
 class StandInConfig:
     """Settings of one stand-in."""
 
+    family: Literal["vllm"] = "vllm"
+    """The server that it stands in for."""
+
     model: str = "Qwen/Qwen3-0.6B"
     """The model as the user named it: a folder or a Hugging Face id."""
 

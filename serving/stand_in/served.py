@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from serving.frontend.preparing.preparer import Preparer
+from serving.frontend.reading import ReadingElsewhere
 from serving.frontend.served_model import ServedModel
 from serving.frontend.text_model import TextModel
 from serving.model.card import ModelCard, ModelType
@@ -13,7 +14,6 @@ from serving.model.errors import ModelError
 from serving.model.files import BYTES_CONTEXT, ModelFiles
 from serving.stand_in.config import StandInConfig
 from serving.stand_in.local import HERE, LocalCourse, LocalWorkers
-from serving.stand_in.vllm.requests.reading import reading_of
 from serving.worker.engine import EngineTraits
 
 PREPARE_TIMEOUT_S = 10.0
@@ -53,16 +53,15 @@ class OneModel:
 
 
 async def served_model(
-    config: StandInConfig, traits: EngineTraits, files: ModelFiles, workers: LocalWorkers
+    config: StandInConfig, traits: EngineTraits, files: ModelFiles, workers: LocalWorkers, reading: ReadingElsewhere
 ) -> ServedModel:
-    """Load the model's tokenizer and chat template.
+    """Load the model's tokenizer and chat template; `reading` is how the server reads requests.
 
     Raises:
         ModelError: one of them cannot be used.
     """
     files = _with_template(files, config.api.chat_template)
     card = card_of(config, traits, files)
-    reading = reading_of(config)
     text = await asyncio.to_thread(partial(TextModel, card, files, reading=reading.make()))
     preparer = Preparer(card, files, timeout_s=PREPARE_TIMEOUT_S, reading=reading)
     if files.contents:

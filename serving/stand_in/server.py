@@ -15,15 +15,13 @@ from serving.frontend.http.server import serve_http
 from serving.model.files import ModelFiles
 from serving.runtime.stopping import cancel_all
 from serving.stand_in.config import StandInConfig, TlsConfig
+from serving.stand_in.family import FamilyServer, family_of
 from serving.stand_in.faults.app import faulty
 from serving.stand_in.faults.run import Victim, faults_of
 from serving.stand_in.faults.state import Faults
 from serving.stand_in.local import LocalWorkers
 from serving.stand_in.served import OneModel, served_model
 from serving.stand_in.tls import check_files
-from serving.stand_in.vllm.app import VllmServer
-from serving.stand_in.vllm.kv_events.ranks import sinks_of
-from serving.stand_in.vllm.metrics.metrics import VllmMetrics
 from serving.supervision.process import report_ready
 from serving.worker.config import WorkerConfig
 
@@ -32,7 +30,7 @@ log = logging.getLogger(__name__)
 WRITE_TIMEOUT_S = 60.0
 """How long a client may leave its answer unread before its connection is closed."""
 
-ALL = "0.0.0.0"  # noqa: S104 (vLLM's own default)
+ALL = "0.0.0.0"  # noqa: S104 (as the servers do that are stood in for)
 
 
 async def serve(
@@ -72,13 +70,14 @@ async def serve(
 
 
 @contextlib.asynccontextmanager
-async def stand_in(config: StandInConfig, faults: Faults | None = None) -> AsyncIterator[VllmServer]:
+async def stand_in(config: StandInConfig, faults: Faults | None = None) -> AsyncIterator[FamilyServer]:
     """Start an engine and what answers for it; end both on the way out.
 
     Raises:
         ModelError, EngineError: the model cannot be used.
         ValueError: the settings do not determine an engine, or an adapter cannot be loaded.
     """
+    family = family_of(config)
     files = await asyncio.to_thread(ModelFiles.read, config.model_path)
     engine = Mocker(
         worker_config(config),
@@ -92,21 +91,21 @@ async def stand_in(config: StandInConfig, faults: Faults | None = None) -> Async
         peers=_peers(config),
     )
     async with contextlib.AsyncExitStack() as closing:
-        sinks = await closing.enter_async_context(sinks_of(config, faults))  # the engine's last events still go there
+        sinks = await closing.enter_async_context(
+            family.sinks(config, faults)
+        )  # the engine's last events still go there
         closing.push_async_callback(engine.close)
         await engine.start(files)
         workers = LocalWorkers(engine, has_peers=config.kv_handover is not None)
-        model = await served_model(config, engine.traits, files, workers)
+        model = await served_model(config, engine.traits, files, workers, family.reading(config))
         closing.push_async_callback(model.preparer.close)
         closing.callback(workers.close)
-        metrics = VllmMetrics(config, model.card.context_length)
-        metrics.observe(engine)
+        server = family.server(config, engine, OneModel(config.served_model_names, model), workers.calls)
         engine.run(sinks)
-        metrics.follow()
-        closing.callback(metrics.close)
-        server = VllmServer(config, engine, OneModel(config.served_model_names, model), metrics, workers.calls)
+        server.follow()
+        closing.callback(server.close)
         if faults is not None:
-            server.app = faulty(server.app, faults, server.answering.dialect)
+            server.app = faulty(server.app, faults, server.answering.dialect, family.answers)
             faults.connect(Victim(engine, workers.calls, faults.ending, outlives_engine=config.outlives_engine))
         yield server
 

@@ -15,9 +15,9 @@ from dynabench.experiment.bounds import Prompts, bounds_of, hit_shares, lower_bo
 from dynabench.plan import Arm, Plan, Settings
 from dynabench.virtual.run import run
 from mocker import EngineConfig
+from mocker.tiers.config import PrefetchPolicy, WritePolicy
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
-from mocker.vllm.offload.config import PrefetchPolicy, WritePolicy
 from reports.figures import metrics
 from serving.router import ROUTER_MODES
 from tests.support.commands import dynabench

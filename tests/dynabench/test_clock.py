@@ -36,6 +36,24 @@ def test_processes_of_simpy_run_between_appointments():
     assert seen == [("appointment", 1.0), ("process", 2.0)]
 
 
+def test_a_run_until_an_event_goes_on_with_whoever_else_waited_for_it():
+    clock, seen = Clock(), []
+    event = clock.timeout(1.0, value="done")
+
+    def process():
+        seen.append((yield event))
+
+    def waiting():
+        yield clock.timeout(0.5)
+        clock.process(process())
+
+    clock.process(waiting())
+    assert clock.run(until=event) == "done"
+    assert seen == []  # the run ended before it was this process's turn
+    clock.run()
+    assert seen == ["done"]
+
+
 def test_a_failure_that_nobody_takes_is_raised():
     clock = Clock()
 

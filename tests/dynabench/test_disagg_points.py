@@ -1,4 +1,4 @@
-"""Prefill and decode apart, held against published points: one configuration is here, all where `../shared/perfdata` lies."""
+"""Disaggregated prefill and decode, held against published points: one configuration is here, all where `../shared/perfdata` lies."""
 
 import csv
 import importlib

@@ -47,6 +47,13 @@ def counts(made, pool="worker"):
     return [(row.time_s, row.starting, row.ready, row.draining) for row in made.fleet.history[pool]]
 
 
+def num_generated(deployment, requests, at_s):
+    """Return how many tokens the first request has at a time from workers that it has left."""
+    made = cluster_of(Plan.alone(Settings(deployment)), requests)
+    made.resume(at_s)
+    return made.flights[0].num_generated
+
+
 STEADY = workload(*[(0.1 * place, 96, 100) for place in range(100)])
 
 
@@ -67,21 +74,22 @@ def test_workers_that_leave_finish_their_requests_first():
     mine = record.requests.worker == gone
     assert left_s == pytest.approx(record.requests.last_token_s[mine].max())
     assert (record.requests.sent_s[mine] <= 2).all()
-    assert made.losses.num_lost == 0
+    assert made.flights.num_lost == 0
 
 
 def test_a_worker_that_leaves_within_a_limit_passes_on_what_it_has_not_finished():
     made, record = simulated(aggregated("at 2s: -1", drain_policy="bounded", drain_limit_s=0.25), STEADY)
     assert counts(made)[1:] == [(2, 0, 1, 1), (2.25, 0, 1, 0)]
-    assert made.losses.num_lost > 0
+    assert made.flights.num_lost > 0
     assert record.requests.succeeded.all()
 
 
 def test_a_worker_that_dies_is_replaced_and_its_answers_go_on_where_they_stopped():
     """One request, which has 80 of its 100 tokens when its worker dies, and needs another prefill."""
-    made, record = simulated(aggregated("at 1s: kill worker 0"), workload((0.0, 96, 100)))
+    world, requests = aggregated("at 1s: kill worker 0"), workload((0.0, 96, 100))
+    made, record = simulated(world, requests)
     assert counts(made) == [(0, 0, 2, 0), (1, 1, 1, 0), (6, 0, 2, 0)]
-    assert made.losses.generated[0].num_tokens == 81
+    assert num_generated(world, requests, at_s=1.05) == 81
     [last_s] = record.requests.last_token_s
     assert last_s == pytest.approx(1.0 + 0.2 + 18 * 0.01)
     assert record.requests.first_token_s[0] == pytest.approx(0.2)
@@ -100,9 +108,10 @@ def test_a_worker_that_hands_over_passes_on_the_kv_and_leaves_once_it_was_read()
     """Forty-one tokens are said by the first worker; their KV, 9 blocks of 1 MiB, takes 10 ms to be read."""
     deployment = aggregated("at 0.605s: drain worker 0", drain_policy="hand-over")
     transfer = TransferConfig(bandwidth_gb_s=9 * BLOCK / 1000, latency_ms=0.0, kv_bytes_per_token=1e6 / 1.0)
-    made, record = simulated(replace(deployment, transfer=transfer), workload((0.0, 96, 100)))
-    assert made.losses.generated[0].num_tokens == 41
-    assert made.losses.num_lost == 0
+    world, requests = replace(deployment, transfer=transfer), workload((0.0, 96, 100))
+    made, record = simulated(world, requests)
+    assert num_generated(world, requests, at_s=0.7) == 41
+    assert made.flights.num_lost == 0
     left_s = made.fleet.workers[0].until_s
     assert left_s == pytest.approx(0.605 + 1.0, rel=0.02)
     [last_s] = record.requests.last_token_s
@@ -129,7 +138,7 @@ def test_requests_that_come_while_there_is_no_worker_fail_and_those_that_had_one
     sent_s, failed = record.requests.sent_s, ~record.requests.succeeded
     assert set(record.requests.error[failed]) == {"the router knows no worker"}
     assert failed.tolist() == [bool(1 <= time < 6) for time in sent_s]
-    assert made.losses.num_lost == 10
+    assert made.flights.num_lost == 10
     assert record.requests.osl[failed].sum() == 0
 
 
@@ -287,6 +296,7 @@ ACTIONS = (
     "kill worker {number}",
     "drain worker {number}",
     "lose worker {number}",
+    "slow worker {number} x2 for 0.2s",
 )
 
 
@@ -343,9 +353,16 @@ def test_nothing_is_lost_while_the_fleet_changes(world):
     for rank in made.ranks:
         engine = rank.engine
         if not rank.is_gone:
-            assert engine.num_free_blocks == engine.scheduler.pool.num_blocks
-            assert not (engine.scheduler.retention.held or engine.scheduler.retention.fenced or engine.scheduler.loads)
+            assert engine.num_free_blocks == engine.num_blocks
+            assert not (engine.view().num_retained or engine.effects.loads)
     assert made.traffic.links.next_s() is None
+    assert not len(made.flights)
+    for routing in (made.routing, made.prefills):
+        for rank in [] if routing is None else routing.ranks:
+            books = routing.router.load(rank.number)
+            assert (books.num_requests, books.prefill_tokens, books.decode_blocks) == (0, 0, 0)
+        assert routing is None or not routing.held
+    assert not any(rank.readers for rank in made.ranks)
     good = record.requests.succeeded
     planned = np.array([request.output_length for request in requests.requests])
     assert record.requests.osl[good].tolist() == planned[good].tolist()

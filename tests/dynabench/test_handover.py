@@ -1,4 +1,4 @@
-"""Prefill and decode apart, in virtual time."""
+"""Disaggregated prefill and decode in virtual time."""
 
 import itertools
 import random
@@ -218,7 +218,7 @@ def test_what_is_sent_while_a_prompt_is_computed_has_been_computed():
     engine, computed = made.ranks[0].engine, [0] * 6
     for now in np.arange(0.1, 30.0, 0.1):
         made.resume(now)
-        for sequence in engine.scheduler.running:
+        for sequence in engine.sequences():
             computed[sequence.id] = max(computed[sequence.id], sequence.num_computed // BLOCK)
         ended = [-(-one.input_length // BLOCK) for one in requests.requests]
         most = [
@@ -234,7 +234,7 @@ def num_blocks_sent(made, deployment):
     """Return how many blocks came to all ranks until now."""
     now, transfer = made.clock.now, deployment.transfer
     shares = [use.ingress for use in made.traffic.links.utilisation(now).ranks]
-    return sum(shares) * transfer.gpu_bandwidth * now / made.handover.settings.kv_size.block
+    return sum(shares) * transfer.gpu_bandwidth * now / made.transfers.kv_size.block
 
 
 def test_an_oracle_knows_of_a_request_whose_kv_is_on_its_way():
@@ -349,8 +349,8 @@ def test_nothing_is_lost_on_the_way(world):
     deployment, requests = world
     made = cluster(deployment, requests)
     for engine in (rank.engine for rank in made.ranks):
-        assert engine.num_free_blocks == engine.scheduler.pool.num_blocks
-        assert not (engine.scheduler.retention.held or engine.scheduler.retention.fenced or engine.scheduler.loads)
+        assert engine.num_free_blocks == engine.num_blocks
+        assert not (engine.view().num_retained or engine.effects.loads)
     assert made.traffic.links.next_s() is None
     check_conserved(made, deployment, requests)
     found = simulated(deployment, requests)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dynabench.fidelity.recordings import RecordingError, Updated, is_recording, read
-from dynabench.fidelity.replay import step_times, verify
+from dynabench.fidelity import families
+from dynabench.fidelity.recordings import RecordingError, is_recording
+from dynabench.fidelity.vllm.recordings import Updated, read
+from dynabench.fidelity.vllm.replay import step_times, verify
 from mocker.timing.config import TimingConfig
 
 HERE = Path(__file__).parent / "recorded"
@@ -73,6 +75,33 @@ def test_simulated_times_stand_beside_those_of_the_steps_that_computed(path):
     assert [real for _, real, _ in found] == taken
     assert all((simulated > 0.004) == has_prefill for has_prefill, _, simulated in found)
     assert 20 < sum(has_prefill for has_prefill, _, _ in found) < 100
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_family_of_a_recording_is_found_by_its_first_line(path):
+    verdict = families.verify(path)
+    assert (verdict.engine, verdict.version, verdict.difference) == ("vllm", "0.32.0", None)
+    timing = TimingConfig(timing="constant", constant_prefill_ms=7, constant_decode_ms=3)
+    assert families.step_times(path, timing) == step_times(read(path), timing)
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ({"otherllm_version": "1.2"}, "recorded from otherllm; expected one of vllm"),
+        ({}, "recorded from an engine that it does not name; expected one of vllm"),
+    ],
+    ids=["unknown", "unnamed"],
+)
+def test_a_recording_of_another_engine_is_refused_in_a_line(tmp_path, named, message):
+    def rename(rows):
+        del rows[0]["scenario"]["vllm_version"]
+        rows[0]["scenario"] |= named
+
+    path = edited(FILES[0], tmp_path, rename)
+    with pytest.raises(RecordingError) as caught:
+        families.verify(path)
+    assert str(caught.value) == f"{path}: {message}"
 
 
 def without(key):

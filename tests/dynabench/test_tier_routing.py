@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from dynabench.deployment.kv_store import KvStoreConfig
-from dynabench.virtual.run import with_load_costs
+from dynabench.virtual.means import with_load_costs
 from mocker import EngineConfig
 from mocker.timing.choose import resolve
 from serving.router import RouterConfig

@@ -18,6 +18,7 @@ from serving.engines.mock.engine import MockEngine
 from serving.engines.mock.kv.handover import hand_over
 from serving.engines.mock.kv.passage import KvShape
 from serving.life.lease import LeaseConfig
+from serving.role import KV_ROLES
 from serving.runtime.messages import pack_u32
 from serving.runtime.server import Stream
 from serving.transfer.config import TransferRunConfig
@@ -26,7 +27,6 @@ from tests.support.waiting import in_time, until_async
 
 TOKEN = b"a token that the whole cluster knows"
 BLOCK = 4
-KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 FAST = TimingConfig(timing="constant", speedup_ratio=20.0)
 FIRST = {"do_remote_decode": True, "do_remote_prefill": False}
 
@@ -107,8 +107,8 @@ class Worker:
     def is_full(self):
         """Whether all blocks are free, and nothing is held, read or waited for."""
         engine, transfers = self.mocker.engine, self.handover.transfers()
-        idle = engine.is_idle and not engine.scheduler.retention.held
-        return idle and engine.num_free_blocks == engine.scheduler.pool.num_blocks and not any(transfers[:3])
+        idle = engine.is_idle and not engine.view().num_retained
+        return idle and engine.num_free_blocks == engine.num_blocks and not any(transfers[:3])
 
 
 class Pair:

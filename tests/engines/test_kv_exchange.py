@@ -575,12 +575,12 @@ def test_a_prompt_that_is_given_up_while_its_last_chunk_is_ahead_leaves_nothing(
     """Asynchronously the batch of its last chunk is closed a step before."""
 
     async def talk(pair):
-        scheduler = pair.prefill.mocker.engine.scheduler
-        begun = scheduler.iteration
+        core = pair.prefill.mocker.engine.core
+        begun = core.iteration
         calls = [
             pair.ask(pair.prefill, list(range(first, first + 40)), kv_transfer_params=FIRST) for first in (0, 50, 100)
         ]
-        await until_async(lambda: scheduler.iteration >= begun + num_steps or calls[-1].end)
+        await until_async(lambda: core.iteration >= begun + num_steps or calls[-1].end)
         for call in calls:
             call.stream.cancel()
         await pair.at_rest()

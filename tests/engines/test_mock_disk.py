@@ -7,8 +7,8 @@ import uvloop
 
 from dynabench.virtual.clock import Clock
 from mocker import BlockChain, Sequence
-from mocker.vllm.offload.config import HostMemory, Tier
-from mocker.vllm.offload.tiers import Read, Write
+from mocker.tiers.config import HostMemory, Tier
+from mocker.tiers.work import Read, Write
 from serving.engines.mock.clock import WallClock
 from serving.engines.mock.kv.disk import Disk
 from serving.engines.mock.kv.moved import Progress

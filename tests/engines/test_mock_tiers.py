@@ -101,9 +101,7 @@ async def fill(mocker, count=3):
 
 async def settle(mocker):
     """Wait until nothing is under way beyond the GPU."""
-    await until_async(
-        lambda: not any(tiers._tasks or tiers._engine.scheduler.offload.is_copying for tiers in mocker._tiers)
-    )
+    await until_async(lambda: not any(tiers._tasks or tiers._engine.view().is_copying for tiers in mocker._tiers))
 
 
 def tier(mocker, name):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mocker import BlockChain
 from mocker.events import TierRemoved, TierStored
-from mocker.vllm.offload.chunk_cache import ChunkCache, Uses
+from mocker.tiers.chunk_cache import ChunkCache, Uses
 
 
 class Chunk:

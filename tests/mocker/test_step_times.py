@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv, parquet
 
-from mocker import BlockChain, Engine, EngineConfig, Sequence
+from mocker import BlockChain, EngineConfig, Sequence, new_engine
 from mocker.models.catalog import find_model, model_configs
 from mocker.models.shape import shape_of
 from mocker.timing.catalog import find_engine, find_gpu, gpu_names
@@ -211,7 +211,7 @@ def test_a_speedup_divides_every_model():
 
 
 def run(engine, lengths, max_iterations):
-    engine, now = Engine(engine.config, engine.timing, num_blocks=engine.num_blocks, kv_events=False), 0.0
+    engine, now = new_engine(engine.config, engine.timing, num_blocks=engine.num_blocks, kv_events=False), 0.0
     for number, (prompt, output) in enumerate(lengths):
         engine.add(Sequence(number, num_prompt=prompt, max_tokens=output, chain=BlockChain([], 0)))
     times = []

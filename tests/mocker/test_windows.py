@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mocker import BlockChain, Engine, EngineConfig, Sequence
+from mocker import BlockChain, EngineConfig, Sequence, new_engine
 from mocker.models.catalog import find_model, model_configs
 from mocker.models.kv_cache import LayerKv, kv_cache, pool_of
 from mocker.models.shape import shape_of
@@ -150,7 +150,7 @@ def engine_of(num_blocks, **settings):
     """Return an engine for Gemma 3 with a pool of vLLM's blocks."""
     more = kv_cache(shape_of(GEMMA), block_size=16).more
     config = EngineConfig(block_size=16, enable_prefix_caching=False, async_scheduling=False, **settings)
-    return Engine(config, times(shape_of(GEMMA), "h100", 1), num_blocks=num_blocks, more=more)
+    return new_engine(config, times(shape_of(GEMMA), "h100", 1), num_blocks=num_blocks, more=more)
 
 
 def prompt(name, length, output):
@@ -178,7 +178,7 @@ def test_as_many_prompts_run_at_once_as_fit_into_the_groups():
     for name in range(60):
         engine.add(prompt(name, 900, 12))
     engine.schedule(0.0)
-    assert len(engine.scheduler.running) == 39
+    assert engine.view().num_running == 39
 
 
 def test_what_never_fits_into_the_groups_is_refused():

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from dynabench.fidelity.replay import content_ids
+from dynabench.fidelity.vllm.replay import content_ids
 from mocker import AllBlocksCleared, BlockChain, BlockRemoved, BlockStored, EngineConfig, Sequence
 from mocker.sequence import LOADED, LOADING
-from mocker.vllm.scheduler import Scheduler
+from mocker.vllm.core import VllmCore
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]  # vLLM's imports warn
 NUM_SCENARIOS = 60
@@ -328,7 +328,7 @@ class Ours:
     """The mocker's scheduler, asked the same."""
 
     def __init__(self, config):
-        self.scheduler = Scheduler(config, config.num_gpu_blocks)
+        self.scheduler = VllmCore(config, config.num_gpu_blocks)
         self._config = config
         self._sequences = {}
         self._handed_over = []  # since the last step was scheduled
@@ -356,7 +356,8 @@ class Ours:
         batch = scheduler.schedule()
         loads = [(one.id, one.num_blocks, one.num_cached_blocks) for one in scheduler.loads]
         facts = {"scheduled": [], "preempted": [], "loads": loads, "sends": {one.id for one in self._handed_over}}
-        scheduler.loads, self._handed_over = [], []
+        scheduler.loads.clear()
+        self._handed_over = []
         if batch is not None:
             facts["scheduled"] = [(sequence.id, count) for sequence, count in scheduler.num_new_tokens(batch)]
             facts["preempted"] = sorted(one.id for one in batch.preempted)

@@ -354,4 +354,4 @@ def test_a_sweep_whose_workers_stand_still_is_as_before(tmp_path):
 
 def test_a_pull_request_has_the_table():
     text = tables.markdown(summarize([standing(), planned()], LIMITS), SMALL, [])
-    assert "**What does the fleet take, and keep?**" in text
+    assert "**What does the fleet cost, and which limits does it meet?**" in text

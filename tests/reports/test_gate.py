@@ -9,11 +9,12 @@ from msgspec import structs
 
 from reports import gate, junit
 from reports.figures import slo
-from reports.gate import PLANS, POINTS, Basis, Result, parse
+from reports.gate import PLANS, POINTS, Basis, parse
 from reports.summarize import summarize
 from reports.sweep import table as sweep_table
 from reports.sweep.best_point import series
 from reports.sweep.points import Impossible, Quantiles
+from reports.verdicts.gates import GateResult
 from tests.reports.runs import run
 from tests.reports.test_ranking import arm
 from tests.reports.test_sweep_report import MANIFEST, found_at, point
@@ -100,7 +101,7 @@ def test_a_change_is_that_of_the_requests_that_both_answered():
 def test_what_cannot_be_judged_fails_by_name():
     one = summarize([run("a")])
     assert gate.of_summary(one, [parse("ttft.mean > +5%")]) == [
-        Result(
+        GateResult(
             "",
             "ttft.mean > +5%",
             "failed",
@@ -315,9 +316,9 @@ def test_noise_between_points_of_sweeps_fails_no_gate():
 
 
 SUITE = [
-    Result("a, <b>", "the run is valid", "passed", "valid"),
-    Result("a, <b>", "ttft.p90 > 2s", "failed", "it is at\x1b[31m 3 s"),
-    Result("c", "ttft.p90 > +5%", "undecided", "which may be noise"),
+    GateResult("a, <b>", "the run is valid", "passed", "valid"),
+    GateResult("a, <b>", "ttft.p90 > 2s", "failed", "it is at\x1b[31m 3 s"),
+    GateResult("c", "ttft.p90 > +5%", "undecided", "which may be noise"),
 ]
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from reports.figures import metrics
+from reports.figures.statistics import paired_difference
 from reports.summarize import summarize
 from reports.summary import NOISE_FLOOR
-from reports.verdicts.statistics import paired_difference
 from tests.reports.runs import run
 
 

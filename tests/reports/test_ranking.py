@@ -8,12 +8,12 @@ from msgspec import UNSET, structs
 
 from reports.figures import slo
 from reports.figures.outcomes import Outcome
+from reports.figures.statistics import blocks_of, student_t
 from reports.summarize import summarize
 from reports.sweep import report as sweep_report
 from reports.sweep.best_point import best_of, series
 from reports.verdicts.differences import judged
 from reports.verdicts.simultaneous import critical_value, lowest, parts_of
-from reports.verdicts.statistics import blocks_of, student_t
 from tests.reports.runs import run
 from tests.reports.test_sweep_report import MANIFEST, found_at, point, searched
 from tests.reports.test_tier_report import HOST

@@ -5,9 +5,7 @@ from msgspec import UNSET
 from reports import gate
 from reports.figures import slo
 from reports.figures.stability import in_system, stability, waiting
-from reports.summarize import summarize
-from reports.summary import NOISE_FLOOR
-from reports.verdicts.statistics import (
+from reports.figures.statistics import (
     blocks_of,
     gaps_interval,
     mean_interval,
@@ -15,6 +13,8 @@ from reports.verdicts.statistics import (
     quantile_interval,
     student_t,
 )
+from reports.summarize import summarize
+from reports.summary import NOISE_FLOOR
 from tests.reports.runs import apart, run
 
 

@@ -1,13 +1,12 @@
 """The tables: a line a figure, a cell an arm."""
 
-from reports.figures import slo
-from reports.gate import Result
+from reports.figures import cells, slo
 from reports.record.pools import PoolUse, Use
 from reports.summarize import summarize
-from reports.tables import cells
 from reports.tables import comparison as tables
 from reports.tables import use as use_tables
 from reports.verdicts import headline
+from reports.verdicts.gates import GateResult
 from tests.reports.runs import apart, run
 
 
@@ -73,7 +72,7 @@ def test_what_the_client_met_is_shown_where_it_sent_late():
     assert "client CPU (of a core)" not in lines(run(sent_s=[0.0, 1.0]))
 
 
-FAILED = Result("a", "ttft.p90 > 1ms", "failed", "ttft.p90 > 1ms: a is at 2 s")
+FAILED = GateResult("a", "ttft.p90 > 1ms", "failed", "ttft.p90 > 1ms: a is at 2 s")
 
 
 def test_a_markdown_summary_names_what_failed_and_what_is_not_valid():

@@ -64,7 +64,7 @@ def test_a_prompt_is_computed_by_one_worker_and_answered_by_another(tmp_path):
     on_site(tmp_path, talk)
 
 
-def test_what_a_prefill_worker_has_answered_is_booked_there_no_more(tmp_path):
+def test_a_prompt_that_a_prefill_worker_has_answered_leaves_its_books(tmp_path):
     async def talk(site):
         _, decode = await pair(site)
         decode.gate.clear()

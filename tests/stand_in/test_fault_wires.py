@@ -24,7 +24,7 @@ def scraped(words, scrape, seed=0):
 
     async def main():
         faults = Faults(read_faults(words, seed=seed))
-        transport = httpx.ASGITransport(faulty(count, faults, OPENAI))
+        transport = httpx.ASGITransport(faulty(count, faults, OPENAI, answers=()))
         try:
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
                 return await scrape(client, faults)

@@ -1,1 +1,1 @@
-"""KV beyond the GPU: host memory, as in vLLM's OffloadingConnector, and an engine's requests to the tiers behind it."""
+"""What vLLM's scheduler keeps in host memory, as with its OffloadingConnector."""

@@ -10,7 +10,7 @@
 
 Copies are not part of iterations: `take_work` reports them to the driver.
 
-Behind host memory there may be tiers (`tiers.py`), for which the driver acts:
+Behind host memory there may be tiers (`mocker/tiers/work.py`), for which the driver acts:
 
     host memory lacks chunks of a prompt that is admitted    LookUp --> `answer`; if there is room: Read --> `end_read`
     a store has ended; or a load; or chunks are evicted      Write --> `end_write`, by the tier's policy
@@ -25,46 +25,13 @@ from collections.abc import Iterable
 
 from mocker.chain import BlockChain
 from mocker.sequence import Sequence, Watch
+from mocker.tiers.chunk_cache import ChunkCache, Uses
+from mocker.tiers.config import HostMemory, TierName
+from mocker.tiers.copies import NO_WORK, Copy, Work
+from mocker.tiers.ranges import Range, overlap, split
+from mocker.tiers.work import Found, Hurry, LookUp, Read, TierWork, Write
 from mocker.vllm.block_pool import BlockPool
-from mocker.vllm.offload.chunk_cache import ChunkCache, Uses
-from mocker.vllm.offload.config import HostMemory, TierName
-from mocker.vllm.offload.ranges import Range, count, overlap, split
-from mocker.vllm.offload.tiers import Found, Hurry, LookUp, Read, TierWork, Write
 
-
-class Copy:
-    """Chunks of a sequence on their way between the GPU and the host."""
-
-    __slots__ = ("is_store", "num_local", "number", "ranges", "sequence")
-
-    def __init__(self, number: int, sequence: Sequence, ranges: list[Range], *, is_store: bool) -> None:
-        self.number = number
-        self.num_local = 0  # tokens that were on the GPU before a load
-        self.sequence = sequence
-        self.ranges = ranges
-        self.is_store = is_store
-
-    @property
-    def num_chunks(self) -> int:
-        """Count the chunks to copy."""
-        return count(self.ranges)
-
-
-class Work:
-    """The copies of a step: loads start with it, stores after it, and it waits for flushed ones."""
-
-    __slots__ = ("flushed", "loads", "stores")
-
-    def __init__(self) -> None:
-        self.loads: list[Copy] = []
-        self.stores: list[Copy] = []
-        self.flushed: dict[Copy, None] = {}  # in order
-
-    def __bool__(self) -> bool:
-        return bool(self.loads or self.stores or self.flushed)
-
-
-NO_WORK = Work()  # shared, never changed
 NEVER = 1 << 62
 
 

@@ -31,7 +31,7 @@ class Control:
     @property
     def is_paused(self) -> bool:
         """Whether new requests wait for the end of a pause."""
-        return self._rank.engine.scheduler.pause is not None
+        return self._rank.engine.paused is not None
 
     async def pause(self, mode: PauseMode, *, clears_cache: bool) -> None:
         """Pause the rank, and wait until it does nothing any more.
@@ -44,14 +44,14 @@ class Control:
         if mode == "abort":
             for live in self.lives():
                 self.abort(live)
-        self._rank.engine.scheduler.pause = "all" if mode == "keep" else "new"
+        self._rank.engine.pause("all" if mode == "keep" else "new")
         await self._until_quiet()
         if clears_cache:
             await self.reset_prefix_cache(preempts_running=True)
 
     def resume(self) -> None:
         """End a pause, if there is one."""
-        self._rank.engine.scheduler.pause = None
+        self._rank.engine.resume()
         self._rank.wake()
 
     async def reset_prefix_cache(self, *, preempts_running: bool = False) -> bool:
@@ -68,8 +68,7 @@ class Control:
 
     def lives(self) -> list[Live]:
         """Return the requests that the engine has."""
-        scheduler = self._rank.engine.scheduler
-        found = [each.payload for each in (*scheduler.running, *scheduler.queued(), *scheduler.holding)]
+        found = [each.payload for each in self._rank.engine.sequences()]
         return [live for live in found if isinstance(live, Live)]
 
     def abort(self, live: Live, *, is_asked: bool = False) -> None:
@@ -98,8 +97,8 @@ class Control:
 
     def on_idle(self) -> None:
         """Complete a pause, unless requests wait for KV that is on its way: they may run yet."""
-        scheduler = self._rank.engine.scheduler
-        if scheduler.holding and scheduler.pause != "all":
+        engine = self._rank.engine
+        if engine.num_waiting > engine.num_queued and engine.paused != "all":
             return
         quiet, self._quiet = self._quiet, []
         for done in quiet:

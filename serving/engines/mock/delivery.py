@@ -1,6 +1,6 @@
 """How the tokens of a rank of the mocker come to their readers, step by step."""
 
-from mocker import Engine, Sequence
+from mocker import DrivenEngine, Sequence
 from serving.engines.mock.kv.handover import Handover, Rank
 from serving.engines.mock.live import Live, live_of
 from serving.engines.mock.observer import Watch
@@ -14,7 +14,7 @@ class Delivery:
         self._handover = handover
         self._watch = watch
 
-    def send(self, engine: Engine) -> None:
+    def send(self, engine: DrivenEngine) -> None:
         """Complete the step in flight, and send what it made."""
         decoded = engine.decoded()
         output = engine.complete()
@@ -43,10 +43,10 @@ class Delivery:
 
     def follow_loads(self, handover: Handover) -> None:
         """Read KV that there are blocks for now, and send the tokens that came with what was read."""
-        engine = self._rank.engine
-        if loads := engine.take_loads():
+        effects = self._rank.engine.effects
+        if loads := effects.take_loads():
             handover.on_loads(self._rank, loads)
-        for sequence in engine.shipped:
+        for sequence in effects.take_shipped():
             live = live_of(sequence)
             live.made += 1
             live.flush()

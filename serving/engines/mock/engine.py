@@ -4,15 +4,14 @@ import asyncio
 from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import replace
-from typing import Literal
 
 import msgspec
 
 from mocker import EngineConfig
+from mocker.tiers.config import HostMemory, refuse_idle_tiers
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig, divide
 from mocker.timing.kv_size import kv_size_of
-from mocker.vllm.offload.config import HostMemory, refuse_idle_tiers
 from serving.engines.kv import params as kv_params
 from serving.engines.kv.exchange import KvExchange
 from serving.engines.kv.reader import Spoil
@@ -31,10 +30,10 @@ from serving.engines.mock.observer import Observer, prefilling_tokens
 from serving.engines.mock.rank import MockEngine
 from serving.kv_tiers.tier import ChunkFormat
 from serving.life.lease import LeaseConfig
-from serving.model.card import Role
 from serving.model.constraints import NO_GRAMMAR
 from serving.model.files import BYTES_CONTEXT, ModelFiles
 from serving.model.tokenizer import load
+from serving.role import KV_ROLES
 from serving.runtime.server import Stream
 from serving.transfer.agent import TransferError
 from serving.transfer.config import TransferRunConfig
@@ -50,12 +49,6 @@ MAX_WAITING = 4096
 
 TOOL_CALL_PARSER = "hermes"
 """The format in which a mocker calls tools, unless its model's is named."""
-
-KV_ROLES: dict[Role, Literal["kv_producer", "kv_consumer"] | None] = {
-    "aggregated": None,
-    "prefill": "kv_producer",
-    "decode": "kv_consumer",
-}
 
 __all__ = ["AnswerConfig", "EngineConfig", "MockEngine", "Mocker", "TimingConfig", "divide", "refuse_idle_tiers"]
 

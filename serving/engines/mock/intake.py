@@ -80,8 +80,7 @@ class Intake:
 
     @property
     def _num_waiting(self) -> int:
-        scheduler = self._rank.engine.scheduler
-        return len(scheduler.waiting) + len(scheduler.fetching) + len(self._planned)
+        return self._rank.engine.num_queued + len(self._planned)
 
     def submit(self, request: PreprocessedRequest, stream: Stream) -> None:
         """Queue a request, or end it with an error if it can never fit or the queue is full."""

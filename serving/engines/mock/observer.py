@@ -5,9 +5,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mocker import Engine, Sequence
+from mocker import DrivenEngine, Sequence
 from mocker.batch import NOBODY
-from mocker.sequence import LOADING
 from mocker.step import StepLog, StepOutput
 from serving.engines.mock.live import Live, live_of
 from serving.worker.protocol import PreprocessedRequest
@@ -60,7 +59,7 @@ class Observer(Protocol):
 class Watch:
     """Tells an observer what happens to the requests of one rank."""
 
-    def __init__(self, observer: Observer, engine: Engine) -> None:
+    def __init__(self, observer: Observer, engine: DrivenEngine) -> None:
         self._observer = observer
         self._engine = engine
         self._has_lost = False  # a request that it had told of, since the last step
@@ -120,23 +119,21 @@ class Queues(NamedTuple):
     kv_usage: float
 
 
-def queues_of(engine: Engine, num_planned: int) -> Queues:
+def queues_of(engine: DrivenEngine, num_planned: int) -> Queues:
     """Return what the requests of an engine do; the answers of some more are still being planned."""
-    scheduler = engine.scheduler
-    pool, holding = scheduler.pool, scheduler.holding
-    num_loading = sum([each.state == LOADING for each in holding])
+    view = engine.view()
     return Queues(
-        num_running=len(scheduler.running),
-        num_waiting=scheduler.num_waiting + num_planned,
-        num_deferred=len(holding) + len(scheduler.fetching) + num_planned,
-        num_kv_wanted=sum([each.is_remote_prefill for each in scheduler.waiting]),
-        num_kv_loading=num_loading,
-        num_kv_loaded=len(holding) - num_loading,
-        kv_usage=1.0 - pool.num_free / pool.num_blocks,
+        num_running=view.num_running,
+        num_waiting=view.num_waiting + num_planned,
+        num_deferred=view.num_loading + view.num_loaded + view.num_fetching + num_planned,
+        num_kv_wanted=view.num_to_load,
+        num_kv_loading=view.num_loading,
+        num_kv_loaded=view.num_loaded,
+        kv_usage=1.0 - view.num_free_blocks / view.num_blocks,
     )
 
 
-def take_gaps(engine: Engine) -> Gaps:
+def take_gaps(engine: DrivenEngine) -> Gaps:
     """Return the gaps between tokens since the last call, from the engine's log, which is empty then."""
     engine.split_log(0.0)
     log, engine.log = engine.log, StepLog()
@@ -147,8 +144,6 @@ def take_gaps(engine: Engine) -> Gaps:
     return Gaps(first[row] + step * (slope[row] + step * curve[row]), num_tokens[row])
 
 
-def prefilling_tokens(engine: Engine) -> int:
+def prefilling_tokens(engine: DrivenEngine) -> int:
     """Return the tokens of the prompts that have no token yet: of whole prompts, however much of them is computed."""
-    scheduler = engine.scheduler
-    unfinished = (*scheduler.queued(), *scheduler.holding, *scheduler.running)
-    return sum(sequence.num_prompt for sequence in unfinished if sequence.first_token_s < 0)
+    return sum(sequence.num_prompt for sequence in engine.sequences() if sequence.first_token_s < 0)

@@ -5,11 +5,10 @@ import contextlib
 import math
 from time import monotonic
 
-from mocker import Engine, Sequence
+from mocker import DrivenEngine, Sequence, new_engine
+from mocker.look_ups import LookUps
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import Faster
-from mocker.vllm.look_ups import LookUps
-from mocker.work import work_of
 from serving.engines.kv.params import part_of
 from serving.engines.mock.answers.author import Author
 from serving.engines.mock.control import Control
@@ -45,7 +44,7 @@ class MockEngine:
     ) -> None:
         config = self.config = simulated.config
         self._usual_timing = simulated.timing
-        self.engine = Engine(
+        self.engine = new_engine(
             config,
             simulated.timing,
             num_blocks=simulated.num_blocks,
@@ -104,22 +103,21 @@ class MockEngine:
 
     def load(self) -> EngineLoad:
         """Report what the engine is doing."""
-        scheduler = self.engine.scheduler
-        pool = scheduler.pool
+        view = self.engine.view()
         return EngineLoad(
-            len(scheduler.running),
-            scheduler.num_waiting,
-            pool.num_blocks - pool.num_free,
-            pool.num_blocks,
+            view.num_running,
+            view.num_waiting,
+            view.num_used_blocks,
+            view.num_blocks,
             self.config.max_num_seqs,
             kv_tiers=() if self._tiers is None else self._tiers.load(),
-            work=Work(*work_of(scheduler)),
+            work=Work(*self.engine.backlog()),
         )
 
     @property
     def num_blocks(self) -> int:
         """KV blocks on its GPU."""
-        return self.engine.scheduler.pool.num_blocks
+        return self.engine.num_blocks
 
     @property
     def has_host_memory(self) -> bool:
@@ -129,7 +127,7 @@ class MockEngine:
     @property
     def look_ups(self) -> LookUps:
         """What was looked up in its prefix cache."""
-        return self.engine.scheduler.look_ups
+        return self.engine.look_ups
 
     def queues(self) -> Queues:
         """Report what the requests here do now."""
@@ -148,7 +146,7 @@ class MockEngine:
             timer.close()
             self._intake.close()
 
-    async def _step(self, engine: Engine, timer: StepTimer) -> None:
+    async def _step(self, engine: DrivenEngine, timer: StepTimer) -> None:
         now = monotonic()  # uvloop's own clock only counts milliseconds
         while True:
             self._bell.clear()  # a ring from here on may be too late for this step
@@ -167,8 +165,8 @@ class MockEngine:
             self._delivery.send(engine)
             if self._tiers is not None:
                 self._serve_tiers(self._tiers)
-            elif self._events is not None and engine.has_events:
-                self._events.publish(engine.take_events())
+            elif self._events is not None and engine.effects.events:
+                self._events.publish(engine.effects.take_events())
             self.control.on_step_end()
             now = step.end
 
@@ -183,11 +181,12 @@ class MockEngine:
 
     def _serve_tiers(self, tiers: LiveTiers) -> None:
         """Publish what has happened in the engine and in the tiers beyond its GPU, and do the work that it asks for."""
-        events = self.engine.take_events() + self.engine.take_host_events() + tiers.take_events()
+        self.engine.publish_host_events()
+        events = self.engine.effects.take_events() + tiers.take_events()
         beyond = tiers.take_reports()
         if self._events is not None and (events or beyond):
             self._events.publish(events, beyond)
-        tiers.act(self.engine.take_tier_work())
+        tiers.act(self.engine.effects.take_tier_work())
 
     def _follow_tiers(self) -> None:
         """Handle what has changed beyond the GPU."""

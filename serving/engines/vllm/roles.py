@@ -19,12 +19,11 @@ import msgspec
 from foundation.settings import Count, Whole
 from serving.engines.side_channel import LOOPBACK, Name, Port, PortReservation, defaults, ucx_at
 from serving.engines.vllm.tiers import OF_ALL, Connector, beside, children, is_tier
-from serving.model.card import Role
+from serving.role import KV_ROLES, Role
 from serving.runtime.messages import CallError
 from serving.worker.engine import KvTransfers
 
 CONNECTOR = "NixlConnector"
-KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 
 HOST, PORT = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"

@@ -16,7 +16,7 @@ import msgspec
 
 from foundation.text import one_line
 from serving.runtime.kubernetes.account import Account
-from serving.runtime.kubernetes.objects import Change, Object, Page, Resource, Status
+from serving.runtime.kubernetes.objects import Change, ClusterObject, Page, Resource, Status
 from serving.runtime.outages import Outages
 from serving.runtime.ports import RuntimeUnavailableError
 
@@ -42,7 +42,7 @@ MAX_LINE_BYTES = 2 << 20
 
 MERGE = {"Content-Type": "application/merge-patch+json"}
 
-Kind = TypeVar("Kind", bound=Object)
+Kind = TypeVar("Kind", bound=ClusterObject)
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
@@ -133,7 +133,7 @@ class KubernetesApi:
             query["continue"] = page.metadata.continue_
         raise ApiError(f"the API server at {self._account.server} lists {resource.name} without end")
 
-    async def create(self, resource: Resource, content: Mapping[str, Any]) -> Object | None:
+    async def create(self, resource: Resource, content: Mapping[str, Any]) -> ClusterObject | None:
         """Create an object; return None if one of this name exists.
 
         Raises:
@@ -141,19 +141,35 @@ class KubernetesApi:
         """
         body = {"apiVersion": resource.api_version, "kind": resource.kind, **content}
         try:
-            return self._decoded(await self._call("create", resource, body=body), Object)
+            return self._decoded(await self._call("create", resource, body=body), ClusterObject)
         except ApiError as error:
             if error.status == 409:
                 return None
             raise
 
-    async def patch(self, resource: Resource, *names: str, content: Mapping[str, Any]) -> Object:
+    async def patch(self, resource: Resource, *names: str, content: Mapping[str, Any]) -> ClusterObject:
         """Change parts of an object; if its metadata give a version, only that version.
 
         Raises:
             ApiError: the server refuses it: 404 if it does not exist, 409 if it has another version.
         """
-        return self._decoded(await self._call("patch", resource, *names, body=content), Object)
+        return self._decoded(await self._call("patch", resource, *names, body=content), ClusterObject)
+
+    async def patch_unchanged(
+        self, resource: Resource, name: str, version: str, content: Mapping[str, Any]
+    ) -> str | None:
+        """Change parts of an object if it still has this version; return its new version, None if it has another or is gone.
+
+        Raises:
+            ApiError: the server refuses it for another reason.
+        """
+        try:
+            patched = await self.patch(resource, name, content={"metadata": {"resourceVersion": version}, **content})
+        except ApiError as error:
+            if error.status in (404, 409):
+                return None
+            raise
+        return patched.metadata.resource_version
 
     async def delete(self, resource: Resource, name: str) -> None:
         """Remove an object, if it exists.
@@ -169,7 +185,7 @@ class KubernetesApi:
 
     async def watch(
         self, resource: Resource, kind: type[Kind], version: str, *, labels: str = "", fields: str = ""
-    ) -> AsyncIterator[tuple[str, Kind | Object]]:
+    ) -> AsyncIterator[tuple[str, Kind | ClusterObject]]:
         """Yield the changes since a version: the event and the object; for a bookmark, only its metadata count.
 
         Raises:
@@ -191,7 +207,7 @@ class KubernetesApi:
                     change = _parsed(line, Change)
                     if change.type == "ERROR":
                         raise self._refusal(_parsed(change.object, Status), "watch", resource)
-                    read = _read(change.object, Object if change.type == "BOOKMARK" else kind, resource)
+                    read = _read(change.object, ClusterObject if change.type == "BOOKMARK" else kind, resource)
                     if read is not None:
                         yield change.type, read
         except ApiError as error:

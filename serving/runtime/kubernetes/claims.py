@@ -1,10 +1,9 @@
 """Names that one process can hold at a time: each is a Lease, changed only by those who have seen its last version."""
 
 import time
-from typing import Any
 
 from serving.runtime.kubernetes.ages import Ages
-from serving.runtime.kubernetes.api import ApiError, KubernetesApi
+from serving.runtime.kubernetes.api import KubernetesApi
 from serving.runtime.kubernetes.names import claim_object, labels
 from serving.runtime.kubernetes.objects import LEASES, Lease
 from serving.runtime.kubernetes.registration import now_text
@@ -57,7 +56,7 @@ class Claims:
             ApiError: the API server cannot be reached, or does not allow it.
         """
         for lease, version in list(self._held.items()):
-            renewed = await self._patch(lease, version, {"renewTime": now_text()})
+            renewed = await self._api.patch_unchanged(LEASES, lease, version, {"spec": {"renewTime": now_text()}})
             if self._held.get(lease) != version:
                 continue  # asked for again meanwhile
             if renewed is None:
@@ -72,7 +71,7 @@ class Claims:
             ApiError: the API server cannot be reached, or does not allow it.
         """
         for lease, version in self._held.items():
-            await self._patch(lease, version, {"holderIdentity": ""})
+            await self._api.patch_unchanged(LEASES, lease, version, {"spec": {"holderIdentity": ""}})
 
     async def _take(self, lease: str, held: Lease | None, term: int) -> str | None:
         spec = {
@@ -83,19 +82,9 @@ class Claims:
             "renewTime": now_text(),
         }
         if held is not None:
-            return await self._patch(lease, held.metadata.resource_version, spec)
+            return await self._api.patch_unchanged(LEASES, lease, held.metadata.resource_version, {"spec": spec})
         made = await self._api.create(LEASES, {"metadata": {"name": lease, "labels": labels()}, "spec": spec})
         return made.metadata.resource_version if made is not None else None
-
-    async def _patch(self, lease: str, version: str, spec: dict[str, Any]) -> str | None:
-        """Change a Lease if it still has this version; return its new version, else None."""
-        content = {"metadata": {"resourceVersion": version}, "spec": spec}
-        try:
-            return (await self._api.patch(LEASES, lease, content=content)).metadata.resource_version
-        except ApiError as error:
-            if error.status in (404, 409):
-                return None
-            raise
 
     def _is_abandoned(self, held: Lease) -> bool:
         """Return whether a Lease has not changed for its whole duration."""

@@ -42,8 +42,8 @@ DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
 AUTOSCALERS = Resource("autoscaling", "v2", "horizontalpodautoscalers", "HorizontalPodAutoscaler")
 
 
-class Owner(Struct, frozen=True, rename="camel"):
-    """The object that owns this one, which is removed with it."""
+class Reference(Struct, frozen=True):
+    """An object that another one names: its owner, with which it is removed, or its target."""
 
     kind: str = ""
     name: str = ""
@@ -60,7 +60,7 @@ class Metadata(Struct, frozen=True, rename="camel"):
     deletion_timestamp: str | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
-    owner_references: tuple[Owner, ...] | None = None
+    owner_references: tuple[Reference, ...] | None = None
 
     def label(self, name: str) -> str:
         """Return a label's value."""
@@ -82,7 +82,7 @@ class Metadata(Struct, frozen=True, rename="camel"):
         return next((owner.uid for owner in self.owner_references or () if owner.kind == "Pod"), "")
 
 
-class Object(Struct, frozen=True):
+class ClusterObject(Struct, frozen=True):
     """Any object."""
 
     metadata: Metadata
@@ -102,13 +102,13 @@ class LeaseSpec(Struct, frozen=True, rename="camel"):
         return self.lease_duration_seconds or DEFAULT_DURATION_S
 
 
-class Lease(Object, frozen=True):
+class Lease(ClusterObject, frozen=True):
     """A claim that lasts as long as it is renewed."""
 
     spec: LeaseSpec = LeaseSpec()
 
 
-class Data(Object, frozen=True):
+class Data(ClusterObject, frozen=True):
     """A ConfigMap, or a Secret with its values in base64."""
 
     data: dict[str, str] | None = None
@@ -130,10 +130,10 @@ class Endpoint(Struct, frozen=True, rename="camel"):
     """A pod behind a Service."""
 
     conditions: Conditions | None = None
-    target_ref: Owner | None = None
+    target_ref: Reference | None = None
 
 
-class EndpointSlice(Object, frozen=True):
+class EndpointSlice(ClusterObject, frozen=True):
     """Pods behind a Service."""
 
     endpoints: tuple[Endpoint, ...] | None = None
@@ -162,7 +162,7 @@ class PodStatus(Struct, frozen=True, rename="camel"):
     container_statuses: tuple[ContainerStatus, ...] | None = None
 
 
-class Pod(Object, frozen=True):
+class Pod(ClusterObject, frozen=True):
     """A pod."""
 
     status: PodStatus = PodStatus()
@@ -175,27 +175,20 @@ class Replicas(Struct, frozen=True):
     conditions: tuple[Condition, ...] | None = None
 
 
-class Deployment(Object, frozen=True):
+class Deployment(ClusterObject, frozen=True):
     """A Deployment, or the scale of one."""
 
     spec: Replicas = Replicas()
     status: Replicas = Replicas()
 
 
-class Target(Struct, frozen=True):
-    """The target of an autoscaler."""
-
-    kind: str = ""
-    name: str = ""
-
-
 class AutoscalerSpec(Struct, frozen=True, rename="camel"):
     """The settings of an autoscaler."""
 
-    scale_target_ref: Target = Target()
+    scale_target_ref: Reference = Reference()
 
 
-class Autoscaler(Object, frozen=True):
+class Autoscaler(ClusterObject, frozen=True):
     """A HorizontalPodAutoscaler, which KEDA also creates."""
 
     spec: AutoscalerSpec = AutoscalerSpec()

@@ -5,7 +5,7 @@ import contextlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 
-from serving.runtime.kubernetes.api import ApiError, KubernetesApi
+from serving.runtime.kubernetes.api import KubernetesApi
 from serving.runtime.kubernetes.objects import SECRETS, Data
 from serving.runtime.kubernetes.reflector import Reflector
 from serving.runtime.ports import RuntimeUnavailableError
@@ -43,14 +43,8 @@ class SharedSecret:
             if (held := _value(secret)) is not None:
                 return held
             # Only the version that was empty is changed, so one of several processes succeeds.
-            metadata = {"resourceVersion": secret.metadata.resource_version}
-            content = {"metadata": metadata, "data": {"value": b64encode(value).decode()}}
-            try:
-                await self._api.patch(SECRETS, self.name, content=content)
-            except ApiError as error:
-                if error.status not in (404, 409):
-                    raise
-            else:
+            version, content = secret.metadata.resource_version, {"data": {"value": b64encode(value).decode()}}
+            if await self._api.patch_unchanged(SECRETS, self.name, version, content) is not None:
                 return value
         raise RuntimeUnavailableError(
             f"Secret {self.name} in namespace {self._api.namespace} is empty, but changes whenever this process fills it; "

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,7 +14,6 @@ from serving.frontend.http.connection import HANG_UP
 from serving.runtime.stopping import cancel_all
 from serving.stand_in.faults.choice import Fault
 from serving.stand_in.faults.state import ENGINE_DEATH, Faults
-from serving.stand_in.vllm.paths.paths import ANSWERS
 
 HEALTH = ("/health", "/ping")
 
@@ -23,31 +22,33 @@ Refuse = Callable[[str, ApiError], Response]
 EVENT = re.compile(rb".*?\n\n", re.DOTALL)
 
 
-def faulty(app: ASGIApp, faults: Faults, dialect: Dialect) -> "FaultyApp":
+def faulty(app: ASGIApp, faults: Faults, dialect: Dialect, answers: Collection[str]) -> "FaultyApp":
     """Return an application behind its faults, whose errors have the form that clients of the dialect expect."""
-    return FaultyApp(app, faults, dialect.error_response)
+    return FaultyApp(app, faults, dialect.error_response, answers)
 
 
 class FaultyApp:
     """See the module."""
 
-    def __init__(self, app: ASGIApp, faults: Faults, refuse: Refuse) -> None:
+    def __init__(self, app: ASGIApp, faults: Faults, refuse: Refuse, answers: Collection[str]) -> None:
         """Stand in front of an application.
 
         Args:
             app: the application.
             faults: what goes wrong.
             refuse: returns an error as an answer, in the form that a path's errors have.
+            answers: paths whose POST requests are for the engine.
         """
         self._app = app
         self._faults = faults
         self._refuse = refuse
+        self._answers = answers
         self._scraped: list[Message] = []  # the last answer of /metrics, if it is to freeze
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or fail to."""
         path, method = scope["path"].rstrip("/"), scope.get("method")
-        if path in ANSWERS and method == "POST":
+        if path in self._answers and method == "POST":
             await self._answer(path, scope, receive, send)
         elif path == "/metrics":
             await self._scrape(path, scope, receive, send)

@@ -68,7 +68,7 @@ class Victim:
         self._calls.end_all(why, "engine")
 
     def stop(self) -> None:
-        """See `Server`; as with vLLM, a setting keeps it from that."""
+        """See `Server`; a setting keeps it from that."""
         if not self._outlives_engine:
             self._ending.set()
 

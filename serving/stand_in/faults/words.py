@@ -3,10 +3,20 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from foundation.settings import Positive, Share, Wait
 from serving.stand_in.faults.config import FaultConfig
-from serving.stand_in.faults.values import read_moment, read_share, read_stall, read_time, read_times
+from serving.stand_in.faults.values import (
+    Moment,
+    Stall,
+    Times,
+    read_moment,
+    read_share,
+    read_stall,
+    read_time,
+    read_times,
+)
 
 FLAG = "--fault"
 STATUS = re.compile(r"[45][0-9][0-9]")
@@ -31,28 +41,20 @@ def _one_of(*choices: str) -> Callable[[str], str]:
     return read
 
 
-READERS: dict[str, Callable[[str], Any]] = {
-    "disconnect": read_share,
-    "cut": read_share,
-    "stall": read_stall,
-    "first_byte": read_times,
-    "token": read_times,
-    "slow": _read_factor,
-    "exit": read_moment,
-    "kill": read_moment,
-    "engine_death": read_moment,
-    "startup": read_time,
-    "unready": read_time,
-    "health": _one_of("honest", "up", "down"),
-    "kv_load": read_share,
-    "kv_events_drop": read_share,
-    "kv_events_delay": read_times,
-    "kv_events_swap": read_share,
-    "metrics_freeze": read_moment,
-    "metrics_fail": read_share,
-    "metrics_delay": read_times,
-    "by": _one_of("number", "id"),
+OF_TYPES: dict[Any, Callable[[str], Any]] = {
+    Share: read_share,
+    Positive: _read_factor,
+    Wait: read_time,
+    Stall | None: read_stall,
+    Times | None: read_times,
+    Moment | None: read_moment,
 }
+READERS = {
+    name: _one_of(*get_args(hint)) if get_origin(hint) is Literal else OF_TYPES[hint]
+    for name, hint in get_type_hints(FaultConfig, include_extras=True).items()
+    if name not in ("statuses", "seed")
+}
+"""What reads each fault that has a name of its own."""
 NAMES = ("400 to 599", *READERS)
 
 
@@ -118,6 +120,6 @@ def _read(name: str, value: Any, read: Callable[[str], Any]) -> Any:
 def _word(name: str, value: Any) -> Any:
     if READERS[name] is read_time:
         return f"{value:.9g}s"
-    if name in ("exit", "kill", "engine_death", "metrics_freeze") and value.num_answers is not None:
+    if isinstance(value, Moment) and value.num_answers is not None:
         return value.num_answers
     return value if isinstance(value, float | str) else str(value)

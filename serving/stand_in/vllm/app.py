@@ -25,10 +25,8 @@ OPEN_PATHS = ("/health", "/ping", "/metrics")
 class VllmServer:
     """The application, its handlers, and the engine behind them."""
 
-    def __init__(
-        self, config: StandInConfig, engine: Mocker, models: OneModel, metrics: VllmMetrics, calls: LocalCalls
-    ) -> None:
-        """Build the application.
+    def __init__(self, config: StandInConfig, engine: Mocker, models: OneModel, calls: LocalCalls) -> None:
+        """Build the application, and have the ranks of an engine observed, which do not run yet.
 
         Raises:
             ValueError: an adapter that is served from the start cannot be loaded.
@@ -36,12 +34,21 @@ class VllmServer:
         self.config = config
         self.engine = engine
         self.models = models
-        self.metrics = metrics
+        self.metrics = metrics = VllmMetrics(config, models.model.card.context_length)
+        metrics.observe(engine)
         limits = QueueLimits(config.api, engine, calls, metrics)
         dialect = dialect_of(config, models.model, limits.check, metrics.count_tool_call)
         self.answering = Answering(models, FrontendConfig(allow_kv_transfer_params=True), dialect)
         self.rooms = Rooms(config, engine, models, self.answering, metrics)
         self.app = self._app()
+
+    def follow(self) -> None:
+        """See `FamilyServer`."""
+        self.metrics.follow()
+
+    def close(self) -> None:
+        """See `FamilyServer`."""
+        self.metrics.close()
 
     def _app(self) -> ASGIApp:
         """Return the application: keys come before CORS, as in vLLM, so that a page never reads that its key is wrong."""

@@ -34,13 +34,10 @@ def dialect_of(
         admit: raises an error for a request that is turned away.
         on_search: called when an answer was searched for tool calls.
     """
-    api, names = config.api, config.served_model_names
+    names = config.served_model_names
     settings = AnswerSettings(
         fingerprint=fingerprint_of(config),
-        has_prompt_details=api.enable_prompt_tokens_details,
-        always_has_usage=api.enable_force_include_usage,
-        has_metrics=api.enable_per_request_metrics,
-        has_reasoning=bool(api.reasoning_parser),
+        api=config.api,
         text_of=model.text.tokenizer.text_of,
         on_search=on_search,
     )

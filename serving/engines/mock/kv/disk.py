@@ -10,10 +10,10 @@ from mocker.events import TierEvent
 from mocker.network.config import TransferConfig
 from mocker.network.links import Links
 from mocker.network.traffic import Clock, Traffic
-from mocker.vllm.offload.config import HostMemory, Tier
-from mocker.vllm.offload.ranges import count
-from mocker.vllm.offload.storage import Storage
-from mocker.vllm.offload.tiers import Read, Write
+from mocker.tiers.config import HostMemory, Tier
+from mocker.tiers.ranges import count
+from mocker.tiers.storage import Storage
+from mocker.tiers.work import Read, Write
 from serving.engines.mock.kv.moved import Moved, Progress, move
 from serving.worker.engine import KvTier
 

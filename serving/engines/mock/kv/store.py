@@ -8,11 +8,11 @@ import asyncio
 from collections.abc import Sequence as Several
 
 from mocker import BlockChain
+from mocker.tiers.config import HostMemory
+from mocker.tiers.ranges import Range
+from mocker.tiers.work import Read, Write
 from mocker.timing.config import TimingConfig
 from mocker.timing.kv_size import kv_size_of
-from mocker.vllm.offload.config import HostMemory
-from mocker.vllm.offload.ranges import Range
-from mocker.vllm.offload.tiers import Read, Write
 from serving.engines.mock.kv.moved import Moved, Progress
 from serving.engines.mock.kv.tier_reports import StoreReports
 from serving.kv_tiers.store_client import StoreTier

@@ -15,10 +15,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 
-from mocker import BlockChain, Engine
+from mocker import BlockChain, DrivenEngine
 from mocker.events import KvEvent
-from mocker.vllm.offload.config import HostMemory, Tier, TierName
-from mocker.vllm.offload.tiers import Found, Hurry, LookUp, Read, TierWork, Write
+from mocker.tiers.config import HostMemory, Tier, TierName
+from mocker.tiers.work import Found, Hurry, LookUp, Read, TierWork, Write
 from serving.engines.mock.clock import WallClock
 from serving.engines.mock.kv.disk import Disk
 from serving.engines.mock.kv.moved import Progress
@@ -92,30 +92,29 @@ class LiveTiers:
         for tier in self._tiers.values():
             await tier.start()
 
-    def connect(self, engine: Engine, go_on: Callable[[], object]) -> None:
+    def connect(self, engine: DrivenEngine, go_on: Callable[[], object]) -> None:
         """Follow an engine; call `go_on` when something has changed for it."""
         self._engine = engine
         self._go_on = go_on
 
     def load(self) -> tuple[KvTier, ...]:
         """Report what each tier contains and did."""
-        link, offload, chunk_bytes = self._engine.host_link, self._engine.scheduler.offload, self._memory.chunk_bytes
-        assert link is not None
-        assert offload is not None
+        use, chunk_bytes = self._engine.host_use(), self._memory.chunk_bytes
+        assert use is not None
         host = KvTier(
             "host",
-            used_bytes=offload.host.num_used * chunk_bytes,
+            used_bytes=use.chunks.num_used * chunk_bytes,
             capacity_bytes=self._memory.num_chunks * chunk_bytes,
-            num_reads=link.loads.num_copies,
-            read_bytes=link.loads.num_bytes,
-            read_s=link.loads.busy_s,
-            num_writes=link.stores.num_copies,
-            write_bytes=link.stores.num_bytes,
-            write_s=link.stores.busy_s,
-            num_refused=offload.num_refused,
-            num_evicted=offload.host.num_evicted,
-            num_flushes=link.num_flushes,
-            stall_s=link.stall_s,
+            num_reads=use.loads.num_copies,
+            read_bytes=use.loads.num_bytes,
+            read_s=use.loads.busy_s,
+            num_writes=use.stores.num_copies,
+            write_bytes=use.stores.num_bytes,
+            write_s=use.stores.busy_s,
+            num_refused=use.chunks.num_refused,
+            num_evicted=use.chunks.num_evicted,
+            num_flushes=use.num_flushes,
+            stall_s=use.stall_s,
         )
         return (host, *[tier.load() for tier in self._tiers.values()])
 
@@ -167,7 +166,7 @@ class LiveTiers:
         return None
 
     def _end_look_up(self, look_up: LookUp, found: list[Found], _: asyncio.Task[None]) -> None:
-        self.act(self._engine.take_tier_work())  # before the answer: afterwards it cannot be urgent any more
+        self.act(self._engine.effects.take_tier_work())  # before the answer: afterwards it cannot be urgent any more
         del self._fetches[look_up]
         self._engine.answer(look_up, found)
         self._go_on()
@@ -181,7 +180,7 @@ class LiveTiers:
             asyncio.get_running_loop().call_later(timeout_s, task.cancel)
 
     def _end_read(self, read: Read, progress: Progress, _: asyncio.Task[None]) -> None:
-        self.act(self._engine.take_tier_work())
+        self.act(self._engine.effects.take_tier_work())
         del self._fetches[read]
         self._engine.end_read(read, progress.num_chunks)
         self._go_on()

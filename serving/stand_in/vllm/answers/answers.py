@@ -36,8 +36,10 @@ class VllmAnswer:
         self.settings = settings
         self.is_chat = prepared.is_chat
         options = accepted.stream_options
-        self.has_usage = bool(options.include_usage) or settings.always_has_usage
-        self.has_usages = settings.always_has_usage or (self.has_usage and bool(options.continuous_usage_stats))
+        self.has_usage = bool(options.include_usage) or settings.api.enable_force_include_usage
+        self.has_usages = settings.api.enable_force_include_usage or (
+            self.has_usage and bool(options.continuous_usage_stats)
+        )
         self.head: dict[str, Any] = {
             "id": f"{'chatcmpl' if self.is_chat else 'cmpl'}-{accepted.id}",
             "object": "chat.completion.chunk" if self.is_chat else "text_completion",
@@ -93,7 +95,7 @@ class VllmAnswer:
     @property
     def num_reasoning(self) -> int | None:
         """Tokens that the model thought with, if the server tells them apart."""
-        if not (self.is_chat and self.settings.has_reasoning):
+        if not (self.is_chat and self.settings.api.reasoning_parser):
             return None
         return sum(parts.num_reasoning for parts in self._parts)
 
@@ -103,7 +105,7 @@ class VllmAnswer:
 
     def _usage(self) -> dict[str, Any]:
         found = usage(*self._counts(), num_reasoning=self.num_reasoning)
-        if self.settings.has_prompt_details:
+        if self.settings.api.enable_prompt_tokens_details:
             cached = self.accepted.choices[-1].num_cached
             details = {"cached_tokens": cached, "created_cache_tokens": 0 if self.is_chat else None}
             found["prompt_tokens_details"] = details | {"multimodal_tokens": None}
@@ -117,7 +119,7 @@ class VllmAnswer:
 
     def _metrics(self) -> dict[str, Any] | None:
         is_one = len(self.accepted.choices) == 1
-        return metrics(self.accepted.choices[0]) if is_one and self.settings.has_metrics else None
+        return metrics(self.accepted.choices[0]) if is_one and self.settings.api.enable_per_request_metrics else None
 
     def _split(self, shape: Shape) -> AnswerParts:
         self._parts.append(AnswerParts(shape))
@@ -220,7 +222,7 @@ class _Events:
             del so_far["prompt_tokens_details"]
             if not self.is_chat:
                 del so_far["completion_tokens_details"]
-            elif answer.settings.has_reasoning and num_reasoning is None:
+            elif answer.settings.api.reasoning_parser and num_reasoning is None:
                 so_far["completion_tokens_details"] = {"reasoning_tokens": 0}
             found["usage"] = so_far
         return event(found | more)
@@ -373,7 +375,7 @@ class _PartEvents(_Events):
             found["stop_reason"] = stop_reason(choice)
         ids = self._ids(place, None if reason else 1) if shows else None
         num_output = choice.num_completion if reason else choice.num_before + place + 1
-        has_reasoning = self.answer.settings.has_reasoning
+        has_reasoning = self.answer.settings.api.reasoning_parser
         return self._event(
             found | {"token_ids": ids},
             num_output=num_output,

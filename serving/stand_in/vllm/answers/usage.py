@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from serving.frontend.generation.choice import Choice
+from serving.stand_in.config import ApiConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,14 +14,8 @@ class AnswerSettings:
 
     fingerprint: str | None
     """Their system_fingerprint."""
-    has_prompt_details: bool
-    """Whether the usage says how many tokens were cached."""
-    always_has_usage: bool
-    """Whether streams end with the usage, asked for or not."""
-    has_metrics: bool
-    """Whether answers have the times of their request."""
-    has_reasoning: bool
-    """Whether the usage says how many tokens a chat's answer thought with."""
+    api: ApiConfig
+    """What the server's settings say about them."""
     text_of: Callable[[int], str]
     """Returns a token's text."""
     on_search: "OnSearch"

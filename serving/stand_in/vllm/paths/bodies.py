@@ -3,13 +3,13 @@
 import json
 from typing import Any, Literal
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from serving.frontend.answering import Handler
 from serving.frontend.api.errors import ApiError
 from serving.frontend.http.body import read_small_body
+from serving.frontend.model_info import as_json as as_json
 from serving.stand_in.vllm.answers.errors import INVALID, UNREADABLE, RefusedError
 
 MAX_BYTES = 1 << 20
@@ -19,11 +19,6 @@ NOT_JSON = "JSON decode error: {}"
 
 TRUE = frozenset(("1", "true", "t", "yes", "y", "on"))
 FALSE = frozenset(("0", "false", "f", "no", "n", "off"))
-
-
-def as_json(value: Any, status: int = 200) -> Response:
-    """Return a value as an answer."""
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
 def done() -> Response:

@@ -3,6 +3,7 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
+from serving.frontend.model_info import tokens_of
 from serving.frontend.prepared import Detokenized, Tokenized
 from serving.frontend.request import RequestReader
 from serving.model.template import PLAIN, source
@@ -24,14 +25,7 @@ class Tokens:
         check_is_json(request)
         model, text = await self._reader.read(request, "tokenize")
         assert isinstance(text, Tokenized)
-        return as_json(
-            {
-                "count": len(text.tokens),
-                "max_model_len": model.card.context_length,
-                "tokens": text.tokens,
-                "token_strs": text.token_strs,
-            }
-        )
+        return as_json(tokens_of(model, text))
 
     async def on_detokenize(self, request: Request) -> Response:
         """POST /detokenize."""

@@ -8,6 +8,7 @@ prompt, limit <-- prepare <-- AskedCompletion, AskedChat     what everything els
 import json
 import logging
 import re
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -18,11 +19,11 @@ from serving.frontend.api.kinds import KINDS, AnyRequest, KindName
 from serving.frontend.api.kinds import parse as parse_own
 from serving.frontend.api.openai import Request
 from serving.frontend.reading import Body, ReadingElsewhere, ReadModel
-from serving.stand_in.config import StandInConfig
+from serving.stand_in.config import ApiConfig, StandInConfig
 from serving.stand_in.vllm.answers.errors import INVALID, UNREADABLE, invalid, late, refused
 from serving.stand_in.vllm.requests import checks
 from serving.stand_in.vllm.requests.fields import Chat, Completion, Sampling
-from serving.stand_in.vllm.requests.translated import AskedChat, AskedCompletion, Asking, ReadingSettings
+from serving.stand_in.vllm.requests.translated import AskedChat, AskedCompletion, Asking
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +34,11 @@ GONE = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guide
 class VllmReading:
     """See the module, and `Reading`."""
 
-    def __init__(self, **settings: Any) -> None:
-        """Prepare to read; the settings are those of `ReadingSettings`."""
-        self._settings = ReadingSettings(**settings)
+    def __init__(self, *, api: dict[str, Any], model: str, hands_over: bool) -> None:
+        """Prepare to read; `api` has the fields of `ApiConfig`, and the others are as in `Asking`."""
+        self._api = ApiConfig(**api)
+        self._model = model
+        self._asking = Asking(self._api, model, hands_over=hands_over)
         self._has_warned = False
 
     def parse(self, body: Body, kind: KindName) -> AnyRequest:
@@ -57,8 +60,7 @@ class VllmReading:
         except ValidationError as error:
             faults = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
             raise invalid(faults) from error
-        asking = Asking(self._settings)
-        return asking.chat(asked) if isinstance(asked, Chat) else asking.completion(asked)
+        return self._asking.chat(asked) if isinstance(asked, Chat) else self._asking.completion(asked)
 
     def check(self, request: AnyRequest, body: Body, model: ReadModel) -> None:
         """See `Reading`."""
@@ -84,7 +86,7 @@ class VllmReading:
         context = model.card.context_length
         asked = request.asked if isinstance(request, AskedChat | AskedCompletion) else None
         wanted = (
-            checks.limit_of(asked, self._settings.defaults.get("max_tokens"))
+            checks.limit_of(asked, self._api.sampling_defaults.get("max_tokens"))
             if asked is not None
             else request.max_tokens
         )
@@ -115,10 +117,8 @@ class VllmReading:
         checks.check_sampling(asked, 1 if is_only_echo else limit, 1 if asked.n is None else asked.n)
         try:
             vocabulary = model.vocab_size
-            checks.check_engine(
-                asked, request.num_logprobs, max_logprobs=self._settings.max_logprobs, vocabulary=vocabulary
-            )
-            if (asked.thinking_token_budget or -1) >= 0 and not self._settings.has_reasoning_parser:
+            checks.check_engine(asked, request.num_logprobs, max_logprobs=self._api.max_logprobs, vocabulary=vocabulary)
+            if (asked.thinking_token_budget or -1) >= 0 and not self._api.reasoning_parser:
                 raise refused("thinking_token_budget needs --reasoning-parser")
             if not num_prompt:
                 raise refused("The decoder prompt cannot be empty")
@@ -148,14 +148,16 @@ class VllmReading:
             raise late(error) if request.stream else error  # noqa: B904
 
     def _check_chat(self, asked: Chat) -> None:
-        checks.check_choice(asked, has_parser=self._settings.has_tool_parser, is_auto=self._settings.is_auto)
+        checks.check_choice(
+            asked, has_parser=bool(self._api.tool_call_parser), is_auto=self._api.enable_auto_tool_choice
+        )
         brings = asked.chat_template is not None or "chat_template" in (asked.chat_template_kwargs or {})
-        if brings and not self._settings.trusts_template:
+        if brings and not self._api.trust_request_chat_template:
             raise refused("the request has a chat template; it is refused without --trust-request-chat-template")
         if not asked.messages:
             raise refused("the conversation is empty: there must be at least one message")
         for message in asked.messages:
-            _check_parts(message.get("content"), self._settings.model)
+            _check_parts(message.get("content"), self._model)
 
     def _parse_other(self, body: Body, kind: KindName) -> AnyRequest:
         """Read a request of another kind: as ours, but with vLLM's words for what is wrong."""
@@ -175,22 +177,12 @@ OUT_OF_RANGE = re.compile(r"Expected `(int|float)` [<>]")
 OBJECT = {"type": "model_attributes_type", "msg": "Input should be a valid dictionary or object to extract fields from"}
 
 
-def reading_of(stand_in: StandInConfig) -> ReadingElsewhere:
+def reading_of(config: StandInConfig) -> ReadingElsewhere:
     """Return how a server with these settings reads."""
-    config = stand_in.api
     settings = {
-        "model": stand_in.served_model_names[0],
-        "max_logprobs": config.max_logprobs,
-        "defaults": dict(config.sampling_defaults),
-        "trusts_template": config.trust_request_chat_template,
-        "is_auto": config.enable_auto_tool_choice,
-        "has_tool_parser": bool(config.tool_call_parser),
-        "template_kwargs": dict(config.default_chat_template_kwargs),
-        "excludes_tools": config.exclude_tools_when_tool_choice_none,
-        "as_ids": config.return_tokens_as_token_ids,
-        "hands_over": stand_in.kv_handover is not None,
-        "has_reasoning_parser": bool(config.reasoning_parser),
-        "role": config.response_role,
+        "api": asdict(config.api),
+        "model": config.served_model_names[0],
+        "hands_over": config.kv_handover is not None,
     }
     return ReadingElsewhere(f"{__name__}:VllmReading", settings)
 

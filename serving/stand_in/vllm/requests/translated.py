@@ -1,7 +1,6 @@
 """What a request of vLLM's asks for, as everything else takes it: our own requests, with what vLLM's own fields ask for."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from serving.frontend.api.openai import (
@@ -13,42 +12,13 @@ from serving.frontend.api.openai import (
     TextPart,
 )
 from serving.frontend.api.vllm_options import VllmOptions
+from serving.stand_in.config import ApiConfig
 from serving.stand_in.vllm.requests import checks
 from serving.stand_in.vllm.requests.fields import Chat, Completion, NamedTool, Sampling
 
 MAX_TOP_K = 1 << 20
 MAX_PENALTY = 2.0
 """No model has that many tokens; the mocker, whose answers are made up, is not penalized anyhow."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadingSettings:
-    """What a server's settings say about its requests."""
-
-    model: str
-    """The model of requests that name none."""
-    max_logprobs: int = 20
-    """Most log-probabilities of a token (-1: no limit)."""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Sampling parameters of requests that set none."""
-    trusts_template: bool = False
-    """Whether requests may bring a chat template."""
-    is_auto: bool = False
-    """Whether the model may choose to call tools."""
-    has_tool_parser: bool = False
-    """Whether there is a parser of such calls."""
-    has_reasoning_parser: bool = False
-    """Whether there is a parser of what the model thinks."""
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the chat template, unless a request has its own."""
-    excludes_tools: bool = False
-    """Whether the template does not see tools that may not be called."""
-    as_ids: bool = False
-    """Whether log-probabilities name tokens by their ids."""
-    hands_over: bool = False
-    """Whether KV is handed to other instances."""
-    role: str = "assistant"
-    """Role of the answers."""
 
 
 class AskedCompletion(CompletionRequest, kw_only=True):
@@ -93,8 +63,17 @@ class AskedChat(ChatRequest, kw_only=True):
 class Asking:
     """Turns vLLM's requests into ours."""
 
-    def __init__(self, settings: ReadingSettings) -> None:
-        self._settings = settings
+    def __init__(self, api: ApiConfig, model: str, *, hands_over: bool) -> None:
+        """Prepare to read.
+
+        Args:
+            api: what the server's settings say about requests.
+            model: the model of requests that name none.
+            hands_over: whether KV is handed to other instances.
+        """
+        self._api = api
+        self._model = model
+        self._hands_over = hands_over
 
     def completion(self, asked: Completion) -> AskedCompletion:
         """Return the request for a completion."""
@@ -126,7 +105,7 @@ class Asking:
         if prompt_logprobs is None and asked.echo:
             prompt_logprobs = asked.top_logprobs
         last: Any = asked.messages[-1] if asked.messages else {}
-        role = self._settings.role if asked.add_generation_prompt else str(last.get("role"))
+        role = self._api.response_role if asked.add_generation_prompt else str(last.get("role"))
         messages = [_message(message) for message in asked.messages]
         options = self._options(
             asked,
@@ -139,7 +118,7 @@ class Asking:
             return_prompt_text=bool(asked.return_prompt_text),
             include_reasoning=asked.include_reasoning,
         )
-        is_hidden = asked.tool_choice == "none" and self._settings.excludes_tools
+        is_hidden = asked.tool_choice == "none" and self._api.exclude_tools_when_tool_choice_none
         return AskedChat(
             asked=asked,
             options=options,
@@ -152,9 +131,9 @@ class Asking:
             include_reasoning=asked.include_reasoning,
             documents=asked.documents,
             reasoning_effort=asked.reasoning_effort,
-            chat_template_kwargs=dict(self._settings.template_kwargs) | (asked.chat_template_kwargs or {}),
+            chat_template_kwargs=dict(self._api.default_chat_template_kwargs) | (asked.chat_template_kwargs or {}),
             add_generation_prompt=asked.add_generation_prompt,
-            **self._common(asked, checks.limit_of(asked, self._settings.defaults.get("max_tokens"))),
+            **self._common(asked, checks.limit_of(asked, self._api.sampling_defaults.get("max_tokens"))),
         )
 
     def _options(self, asked: Sampling, **more: Any) -> VllmOptions:
@@ -172,7 +151,7 @@ class Asking:
             skip_special_tokens=asked.skip_special_tokens,
             include_stop_str_in_output=asked.include_stop_str_in_output,
             return_token_ids=bool(asked.return_token_ids),
-            return_tokens_as_token_ids=self._settings.as_ids if as_ids is None else as_ids,
+            return_tokens_as_token_ids=self._api.return_tokens_as_token_ids if as_ids is None else as_ids,
             **more,
         )
 
@@ -181,7 +160,7 @@ class Asking:
         top_k, penalty = self._value(asked, "top_k"), self._value(asked, "repetition_penalty")
         stream = asked.stream_options
         return {
-            "model": asked.model or self._settings.model,
+            "model": asked.model or self._model,
             "max_tokens": limit,
             "min_tokens": asked.min_tokens,
             "temperature": self._value(asked, "temperature"),
@@ -195,21 +174,21 @@ class Asking:
             "frequency_penalty": self._value(asked, "frequency_penalty"),
             "repetition_penalty": penalty if penalty is None else min(penalty, MAX_PENALTY),
             "logit_bias": _clipped(asked.logit_bias),
-            "stop_token_ids": [*(asked.stop_token_ids or ()), *self._settings.defaults.get("stop_token_ids", ())],
+            "stop_token_ids": [*(asked.stop_token_ids or ()), *self._api.sampling_defaults.get("stop_token_ids", ())],
             "ignore_eos": asked.ignore_eos,
             "stream": asked.stream,
             "stream_options": None
             if stream is None
             else StreamOptions(bool(stream.include_usage), bool(stream.continuous_usage_stats)),
             "session_id": asked.session_id,
-            "kv_transfer_params": asked.kv_transfer_params if self._settings.hands_over else None,
+            "kv_transfer_params": asked.kv_transfer_params if self._hands_over else None,
             "response_format": asked.response_format and asked.response_format.model_dump(by_alias=True),
             "structured_outputs": asked.structured_outputs and _constraint(asked),
         }
 
     def _value(self, asked: Sampling, name: str) -> Any:
         value = getattr(asked, name)
-        return self._settings.defaults.get(name) if value is None else value
+        return self._api.sampling_defaults.get(name) if value is None else value
 
 
 def _message(message: Mapping[str, Any]) -> Message:

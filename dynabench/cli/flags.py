@@ -1,0 +1,211 @@
+"""Flags that describe a deployment, and the deployment that they describe."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from dynabench.cli.groups import (
+    Answers,
+    Disaggregation,
+    Engine,
+    Fleet,
+    Formats,
+    Frontend,
+    KvStore,
+    KvTransfer,
+    LivePool,
+    MeasuredFrontend,
+    MeasuredRouter,
+    Overheads,
+    Planner,
+    Pool,
+    Router,
+    Runtime,
+    Timing,
+    Transfers,
+)
+from dynabench.deployment.description import Deployment
+from dynabench.deployment.file import read
+from dynabench.deployment.flags import (
+    LivePoolConfig,
+    MeasuredFrontendConfig,
+    MeasuredRouterConfig,
+    PoolConfig,
+    live_pools,
+    simulated_pools,
+)
+from foundation.errors import UserError
+from foundation.settings import changed
+from mocker import EngineConfig
+from mocker.network.config import TransferConfig
+from mocker.timing.config import TimingConfig
+from serving.engines.mock.config import AnswerConfig
+from serving.transfer.config import OF_TIERS
+from serving.worker.config import ModelConfig
+
+VARIED = ", or vary it, as with --vary pools.NAME.num_gpu_blocks=1024,2048 or --vary planner=static,hpa"
+
+
+SECTIONS = frozenset(section.name for section in fields(Deployment))
+
+OF_OUR_STACK = frozenset({"router", "answers", "formats", "disaggregation", "kv_transfer", "kv_store", "planner"})
+"""Groups that say nothing about another server; those of the engine and its step times also simulate it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags(ABC):
+    """Groups of flags that describe a deployment; a group is None if none of its flags is given.
+
+    The help and messages list the groups in the order of the fields.
+    """
+
+    is_measured: ClassVar[bool] = True
+    """Whether an experiment runs the deployment, so that its settings can be varied."""
+
+    def deployment(self, file: Path | None, varied: Collection[str] = ()) -> Deployment:
+        """Return the deployment that a file describes, or these flags.
+
+        Raises:
+            UserError: both do, or flags are about prefill and decode workers and there are none.
+        """
+        if file is not None:
+            self._refuse_beside(file)
+            return read(file, is_measured=self.is_measured)
+        described = self.described(varied)
+        refuse_without_roles(described)
+        return described
+
+    @abstractmethod
+    def described(self, varied: Collection[str] = ()) -> Deployment:
+        """Return the deployment that these flags describe, whose settings in `varied` an experiment sets."""
+
+    def _refuse_beside(self, file: Path) -> None:
+        if groups := given(self).values():
+            named = ", ".join(flag for group in groups for flag in flags_of(group))
+            what = named or "a flag that describes a deployment"
+            hint = VARIED if self.is_measured else ""
+            raise UserError(f"{what} cannot be used with --deployment {file}; put the setting in the file{hint}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualFlags(Flags):
+    """Flags of a deployment that is measured in virtual time."""
+
+    pool: Pool | None = None
+    router: MeasuredRouter | None = None
+    engine: Engine | None = None
+    timing: Timing | None = None
+    overhead: Overheads | None = None
+    disaggregation: Disaggregation | None = None
+    transfer: Transfers | None = None
+    kv_store: KvStore | None = None
+    fleet: Fleet | None = None
+    planner: Planner | None = None
+
+    def described(self, varied: Collection[str] = ()) -> Deployment:
+        """Return the simulated deployment."""
+        pool = self.pool or PoolConfig()
+        pools = simulated_pools(pool, self.engine or EngineConfig(), self.timing or TimingConfig(), varied)
+        return Deployment(pools=pools, gpus=pool.gpus, **{"router": MeasuredRouterConfig()} | sections(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessFlags(Flags):
+    """Flags of a deployment whose processes run on this host."""
+
+    pool: Pool | None = None
+    router: Router | None = None
+    frontend: Frontend | None = None
+    runtime: Runtime | None = None
+    engine: Engine | None = None
+    timing: Timing | None = None
+    answers: Answers | None = None
+    formats: Formats | None = None
+    disaggregation: Disaggregation | None = None
+    kv_transfer: KvTransfer | None = None
+    kv_store: KvStore | None = None
+    planner: Planner | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveFlags(ProcessFlags):
+    """Flags of a deployment that is measured over HTTP."""
+
+    pool: LivePool | None = None
+    router: MeasuredRouter | None = None
+    frontend: MeasuredFrontend | None = None
+
+    def described(self, varied: Collection[str] = ()) -> Deployment:
+        """Return the deployment on this host."""
+        pool = self.pool or LivePoolConfig()
+        pools = live_pools(
+            pool,
+            self.engine or EngineConfig(),
+            self.timing or TimingConfig(),
+            varied,
+            answers=self.answers or AnswerConfig(),
+            formats=self.formats or ModelConfig(),
+        )
+        others: dict[str, Any] = {"frontend": MeasuredFrontendConfig(), "router": MeasuredRouterConfig()} | sections(
+            self
+        )
+        return Deployment(pools=pools, gpus=pool.gpus, **others)
+
+    def refuse_with_url(self, router_modes: Collection[str]) -> None:
+        """Refuse flags that describe our own stack, if another server is measured.
+
+        Raises:
+            UserError: there is one.
+        """
+        pool = self.pool or LivePoolConfig()
+        named = [flag for name, group in given(self).items() if name in OF_OUR_STACK for flag in flags_of(group)]
+        if router_modes:
+            named.insert(0, "--router-mode")
+        if pool.names_roles:
+            named.insert(0, "--prefill-workers and --decode-workers")
+        elif changed(pool):
+            named.insert(0, f"--engine {pool.engine}" if pool.engine != "mocker" else next(flags_of(pool)))
+        if named:
+            verb = "apply" if " and " in named[0] else "applies"
+            raise UserError(f"{named[0]} {verb} to dynabench's own stack, but --url measures another server")
+
+
+def given(groups: Any) -> dict[str, Any]:
+    """Return the groups of which a flag is given, by name."""
+    return {each.name: group for each in fields(groups) if (group := getattr(groups, each.name)) is not None}
+
+
+def sections(groups: Any) -> dict[str, Any]:
+    """Return the given groups that are sections of a deployment; they have the names of those sections."""
+    return {name: group for name, group in given(groups).items() if name in SECTIONS}
+
+
+def flags_of(group: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the flags of the settings that differ from their defaults."""
+    if isinstance(group, TransferConfig):
+        prefix = "transfer-"
+    for name, value in changed(group).items():
+        if is_dataclass(value):
+            yield from flags_of(value, f"{name}-")
+        else:
+            yield f"--{prefix}{name.replace('_', '-')}"
+
+
+def refuse_without_roles(deployment: Deployment) -> None:
+    """Refuse flags about the handover between prefill and decode workers if there are none.
+
+    Raises:
+        UserError: there is one.
+    """
+    if deployment.is_disaggregated:
+        return
+    unused: list[Any] = [deployment.disaggregation, deployment.kv_transfer]
+    if not deployment.has_links:
+        unused.append(deployment.transfer)
+    for group in unused:
+        for flag in flags_of(group):
+            if flag.removeprefix("--").replace("-", "_") in OF_TIERS:
+                continue
+            raise UserError(f"{flag} needs prefill and decode workers; use --prefill-workers and --decode-workers")

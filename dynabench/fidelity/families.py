@@ -1,0 +1,59 @@
+"""Recordings are held against the family of engines from which they come, as their first line says."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from dynabench.fidelity.recordings import RecordingError, Verdict, head_of
+from dynabench.fidelity.vllm import recordings, replay
+from mocker.timing.config import TimingConfig
+
+StepTimes = list[tuple[bool, float, float]]
+"""For each timed step: whether it had prefill, its recorded time, and its simulated time (s)."""
+
+
+class Family(NamedTuple):
+    """How recordings of one engine are held against the mocker."""
+
+    title: str
+    verify: Callable[[Path], Verdict]
+    step_times: Callable[[Path, TimingConfig], StepTimes]
+
+
+FAMILIES = {
+    "vllm": Family(
+        "vLLM",
+        lambda path: replay.verify(recordings.read(path)),
+        lambda path, timing: replay.step_times(recordings.read(path), timing),
+    )
+}
+
+
+def verify(path: Path) -> Verdict:
+    """Replay a recording step by step and stop at the first difference.
+
+    Raises:
+        RecordingError: it cannot be read or replayed, or its engine is unknown.
+    """
+    return _family_of(path).verify(path)
+
+
+def step_times(path: Path, timing: TimingConfig) -> StepTimes:
+    """Replay a recording with another engine's step times.
+
+    Raises:
+        RecordingError: it cannot be read or replayed, its engine is unknown, or no step was timed.
+    """
+    return _family_of(path).step_times(path, timing)
+
+
+def _family_of(path: Path) -> Family:
+    """Find the family whose version a recording names: as `vllm_version`, or in a trace of calls as `vllm`."""
+    head = head_of(path)
+    for name, family in FAMILIES.items():
+        if f"{name}_version" in head or name in head:
+            return family
+    named = next(
+        (key.removesuffix("_version") for key in head if key.endswith("_version")), "an engine that it does not name"
+    )
+    raise RecordingError(f"{path}: recorded from {named}; expected one of {', '.join(FAMILIES)}")

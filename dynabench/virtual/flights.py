@@ -1,0 +1,393 @@
+"""Flights in virtual time: what happens at routers, ranks and links goes in, and their effects are carried out there.
+
+The life of a request is in `serving.life.flight`; nothing about it is decided here. Of what happens at one instant, an
+effect that must not interrupt what the engine is doing gets its own turn on the clock.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from dynabench.virtual.arrivals import Arrivals
+from dynabench.virtual.bypass import bypassing_slot
+from dynabench.virtual.clock import ARRIVAL, Clock
+from dynabench.virtual.hands import Hands, missing_kv, note_answer
+from dynabench.virtual.prompts import Prepared, Prompts
+from dynabench.virtual.rank import Rank, number_of
+from dynabench.virtual.routing import Routers, Routing
+from dynabench.virtual.stamps import Stamps
+from dynabench.virtual.transfers import Transfers
+from mocker import Sequence as EngineSequence
+from mocker import StepOutput
+from serving.life.effects import Answer, Begin, Effects, Fail, Place, Release, Send, Wait
+from serving.life.flight import Flight
+from serving.life.leg import Leg, Stage
+from serving.life.terms import Terms
+from serving.router import Decision, Prompt
+from serving.router.router import NoWorkersError
+
+NOBODY = "it waited at the router, but no worker became available"
+
+
+class Flights:
+    """All requests in flight."""
+
+    def __init__(
+        self,
+        terms: Terms,
+        clock: Clock,
+        routers: Routers,
+        ranks: list[Rank],
+        *,
+        prompts: Prompts,
+        transfers: Transfers,
+        arrivals: Arrivals,
+        stamps: Stamps,
+    ) -> None:
+        """Start without requests.
+
+        Args:
+            terms: what applies to all of them.
+            clock: the clock.
+            routers: choose ranks.
+            ranks: every rank so far, by its number, which is its slot at the routers.
+            prompts: makes what is sent.
+            transfers: carries KV between ranks.
+            arrivals: hears when requests have ended.
+            stamps: records what happens.
+        """
+        self.choose: Callable[[int], int] | None = None
+        """Chooses the slot for a request, by the request's number, instead of the router."""
+        self.num_finished = 0
+        self.num_refused = 0
+        """Requests that are too long for the engines."""
+        self.num_lost = 0
+        """How often requests lost their rank."""
+        self._of: dict[int, Flight] = {}
+        self._terms = terms
+        self._clock = clock
+        self._routers = routers
+        self._ranks = ranks
+        self._prompts = prompts
+        self.hands = Hands(clock, ranks, transfers, stamps, self.act)
+        self._transfers = transfers
+        self._arrivals = arrivals
+        self._pacer = arrivals.pacer
+        self._stamps = stamps
+        arrivals.begin = self.begin
+        self._may_hold = routers.decode.router.may_hold
+
+    def __getitem__(self, number: int) -> Flight:
+        """Return a request that is in flight."""
+        return self._of[number]
+
+    def __len__(self) -> int:
+        """Return how many are in flight."""
+        return len(self._of)
+
+    def begin(self, number: int) -> None:
+        """Send a request on its way."""
+        flight = self._of[number] = Flight(number, self._terms)
+        if self._prompts.longest is not None and (reason := self._prompts.refusal(number)) is not None:
+            self.num_refused += 1
+            self.act(flight, flight.fail(f"HTTP 400: {reason}", "invalid"))
+        else:
+            self._begin(flight)
+
+    def _begin(self, flight: Flight) -> None:
+        prepared = flight.payload = self._prompts.prepare(flight)
+        prefill = self._routers.prefill
+        if prefill is not None:
+            self._begin_apart(flight, prepared.prompt, prefill)
+        elif self.choose is None:
+            self.act(flight, flight.begin(self._clock.now))
+        else:
+            self._begin_chosen(flight, prepared, self.choose)
+
+    def _begin_apart(self, flight: Flight, prompt: Prompt, prefill: Routing) -> None:
+        has_prefill, bypass = bool(prefill.ranks), None
+        if has_prefill and flight.may_bypass:
+            try:
+                bypass = bypassing_slot(
+                    self._terms.config,
+                    prompt,
+                    self._prompts.requests[flight.number].output_length,
+                    decode=self._routers.decode,
+                    prefill=prefill,
+                    ranks=self._ranks,
+                    block_size=self._prompts.block_size,
+                )
+            except NoWorkersError as error:
+                self.act(flight, flight.nobody(str(error), self._clock.now))
+                return
+        self.act(flight, flight.begin(self._clock.now, has_prefill=has_prefill, bypass=bypass))
+
+    def _begin_chosen(self, flight: Flight, prepared: Prepared, choose: Callable[[int], int]) -> None:
+        self._routers.decode.catch_up(prepared.prompt)
+        try:
+            slot = choose(flight.number)
+        except NoWorkersError as error:
+            self.act(flight, flight.nobody(str(error), self._clock.now))
+        else:
+            self.send_to(flight, slot)
+
+    def send_to(self, flight: Flight, slot: int) -> None:
+        """Send a request to a rank without asking the router."""
+        self.act(flight, flight.begin(self._clock.now, bypass=slot))
+
+    def on_step(self, rank: Rank, output: StepOutput) -> None:
+        """Process the output of a rank's step."""
+        if rank.prefills and self._routers.prefill is not None:
+            self._on_prefill_step(rank, output, self._routers.prefill)
+            return
+        if self._routers.decode.sends_events_at_once and rank.engine.effects.events:
+            self._routers.decode.on_events(rank)
+        if output.sampled or output.finished:
+            self._on_output(rank, output)
+
+    def _on_output(self, rank: Rank, output: StepOutput) -> None:
+        """Process first tokens and answers that have ended."""
+        router, arrivals = self._routers.decode.router, self._arrivals
+        for sequence in output.sampled:
+            router.on_first_token(sequence.id)
+        if output.sampled:
+            rank.note_first_tokens(output)
+        for sequence in output.finished:
+            flight = self._of[number_of(sequence)]
+            self._stamps.ended(flight, sequence, rank, output.end)
+            if sequence.is_failed:
+                self.act(flight, flight.ended(output.end, missing_kv(flight), "engine"))
+            else:
+                self.act(flight, flight.ended(output.end))
+        if arrivals.counter is not None:
+            arrivals.counter.on_output(output, self._stamps.log, self._prompts.requests)
+        if output.finished and arrivals.waits_for_answers:
+            arrivals.await_next()
+        if self._may_hold:
+            self._release("decode", self._routers.decode)
+        if rank.is_handing_over and output.sampled:
+            self.hand_over(rank)
+
+    def on_second_token(self, sequence: EngineSequence, time: float) -> None:
+        """Record when a request had its second token."""
+        self._stamps.second_token(number_of(sequence), time)
+
+    def _on_prefill_step(self, rank: Rank, output: StepOutput, routing: Routing) -> None:
+        """Process the output of a step of a rank that only prefills."""
+        if routing.sends_events_at_once and rank.engine.effects.events:
+            routing.on_events(rank)
+        if self._transfers.sends_chunks:
+            self._send_chunks_of(output)
+        log = self._stamps.log
+        for sequence in output.finished:
+            number = number_of(sequence)
+            flight = self._of[number]
+            log.prefill_worker[number] = rank.number
+            log.prefill_end_s[number] = output.end
+            self.act(flight, flight.prefill_ended(output.end))
+        if output.finished:
+            self._release_prefills(routing)
+
+    def _send_chunks_of(self, output: StepOutput) -> None:
+        """Send the blocks that a step has filled, and all remaining blocks at the end of a prompt.
+
+        A prompt that was preempted is computed again from its cached blocks, and its last token may be dropped, so its
+        progress is unknown before its end.
+        """
+        for sequence, count in output.chunks:
+            has_ended = sequence in output.finished
+            if has_ended or not (sequence.is_over or sequence.num_preemptions):
+                flight = self._of[number_of(sequence)]
+                self.act(flight, self._transfers.chunk(flight, sequence, count, has_ended=has_ended))
+
+    def on_loads(self, sequences: list[EngineSequence]) -> None:
+        """Continue with the sequences for which a rank has allocated blocks."""
+        for sequence in sequences:
+            flight = self._of[number_of(sequence)]
+            assert flight.decode is not None
+            if not flight.decode.is_moved:
+                self._stamps.log.decode_blocks_s[flight.number] = self._clock.now
+            self.act(flight, flight.has_blocks())
+
+    def on_worker(self) -> None:
+        """Let those go on that wait for a worker, now that one has come."""
+        for flight in list(self._of.values()):
+            if flight.waits_for is not None:
+                self.act(flight, flight.wake())
+        self.release()
+
+    def on_gone(self, rank: Rank) -> None:
+        """Let the requests of a rank that is gone continue elsewhere; those that need its KV do without it."""
+        for number in list(rank.readers):
+            flight = self._of[number]
+            assert flight.leaving is not None
+            self._lose(flight, flight.leaving)
+        if rank.prefills:
+            for flight in list(self._of.values()):
+                if flight.prefill is not None and flight.prefill.slot == rank.number:
+                    self._lose(flight, flight.prefill)
+        else:
+            for sequence in rank.sequences:
+                flight = self._of[number_of(sequence)]
+                if flight.decode is not None and flight.decode.call is sequence:  # it was not given up before
+                    note_answer(flight, sequence, rank)
+                    self._lose(flight, flight.decode)
+        self.release()
+
+    def _lose(self, flight: Flight, leg: Leg) -> None:
+        self.num_lost += leg.state == "sent" or leg is flight.leaving
+        self.act(flight, flight.lost(leg, self._clock.now))
+
+    def hand_over(self, rank: Rank) -> None:
+        """Move the requests of a leaving rank to others: with their KV, or from the start if they have not begun.
+
+        A request whose prompt is being computed, or whose KV has not arrived yet, follows once that is done.
+        """
+        if rank.prefills or not self._routers.decode.ranks:
+            return
+        rank.is_handing_over = True
+        rank.engine.advance(self._clock.now)
+        for sequence in rank.sequences:
+            flight = self._of[number_of(sequence)]
+            if sequence.decoding and sequence.first_token_s >= 0:
+                note_answer(flight, sequence, rank)
+                flight.payload = self._prompts.prepare(flight)
+                self.act(flight, flight.hand_over())
+            elif self._routers.prefill is None and not sequence.num_blocks and not sequence.is_remote_prefill:
+                note_answer(flight, sequence, rank)
+                self.act(flight, flight.restart(is_next=False))
+
+    def release(self) -> None:
+        """Release requests that wait at any router, after something has changed."""
+        if self._may_hold:
+            self._release("decode", self._routers.decode)
+        if self._routers.prefill is not None:
+            self._release_prefills(self._routers.prefill)
+
+    def _release(self, stage: Stage, routing: Routing) -> None:
+        for number, decision in routing.release():
+            self._placed(self._of[number], stage, decision)
+
+    def _release_prefills(self, routing: Routing) -> None:
+        self._release("prefill", routing)
+        if not routing.ranks:
+            for number in routing.held:
+                self.act(self._of[number], self._of[number].restart())
+
+    def give_up_held(self) -> bool:
+        """Let those fail that wait at the router of ranks which answer, if there are none; return whether any did."""
+        held = [] if self._routers.decode.ranks else self._routers.decode.held
+        for number in held:
+            self.act(self._of[number], self._of[number].fail(NOBODY, "unavailable"))
+        return bool(held)
+
+    def act(self, flight: Flight, effects: Effects) -> None:
+        """Carry out effects in order."""
+        for effect in effects:
+            match effect:
+                case Place():
+                    self._place(flight, effect.stage)
+                case Send():
+                    self._send(flight, effect.stage)
+                case Release():
+                    routing = self._routers.decode if effect.stage == "decode" else self._routers.prefill
+                    if routing is not None:
+                        routing.forget(flight.number)
+                case Answer():
+                    self._end(flight, self._stamps.answer_s)
+                case Begin(is_next):
+                    self._begin_soon(flight, is_next=is_next)
+                case Wait(until_s):
+                    self._put_last(flight)
+                    self._clock.at(until_s, ARRIVAL, partial(self._end_wait, flight))
+                case Fail(message, kind):
+                    self._fail(flight, message, kind)
+                case _:
+                    self.hands.act(flight, effect)
+
+    def _place(self, flight: Flight, stage: Stage) -> None:
+        """Have a rank chosen, unless the request has to wait at the router."""
+        prepared, prefill = flight.payload, self._routers.prefill
+        assert isinstance(prepared, Prepared)
+        try:
+            if stage == "decode":
+                decision = self._place_decode(flight, prepared)
+            else:
+                assert prefill is not None
+                decision = prefill.place(flight.number, prepared.prompt, 1)
+        except NoWorkersError as error:
+            self.act(flight, flight.nobody(str(error), self._clock.now))
+            return
+        if decision is not None:
+            self._placed(flight, stage, decision)
+
+    def _place_decode(self, flight: Flight, prepared: Prepared) -> Decision | None:
+        number, leg, now, is_apart = flight.number, flight.decode, self._clock.now, self._routers.prefill is not None
+        assert leg is not None
+        if is_apart and not leg.is_moved:
+            self._stamps.log.decode_queued_s[number] = now
+        sequence = leg.call = self._prompts.to_decode(flight, prepared.chain, now)
+        if leg.reads_kv:
+            sequence.is_remote_prefill = True
+            sequence.is_token_shipped = flight.is_destination_first and not leg.is_moved
+        output_length = self._prompts.requests[number].output_length
+        is_local = is_apart and not leg.reads_kv
+        return self._routers.decode.place(number, prepared.prompt, output_length, leg.only, is_local=is_local)
+
+    def _placed(self, flight: Flight, stage: Stage, decision: Decision) -> None:
+        if stage == "prefill":
+            assert self._routers.prefill is not None
+            self._stamps.placed(flight.number, decision, self._routers.prefill.router)
+        elif flight.decode is not None and not flight.decode.reads_kv:
+            self._stamps.placed(flight.number, decision, self._routers.decode.router)
+        self.act(flight, flight.placed(stage, decision.slot))
+
+    def _send(self, flight: Flight, stage: Stage) -> None:
+        """Send a request to its rank."""
+        if stage == "prefill":
+            self._send_prefill(flight)
+            return
+        leg = flight.decode
+        assert leg is not None
+        rank, sequence = self._ranks[leg.slot], leg.call
+        assert isinstance(sequence, EngineSequence)
+        rank.add(sequence)
+        if flight.generated is not None and flight.generated.num_tokens == 1:
+            rank.await_second_token(sequence)
+
+    def _send_prefill(self, flight: Flight) -> None:
+        leg, prepared, now = flight.prefill, flight.payload, self._clock.now
+        assert leg is not None
+        assert isinstance(prepared, Prepared)
+        self._stamps.log.prefill_queued_s[flight.number] = now
+        leg.call = self._prompts.to_prefill(flight, prepared, now)
+        self._ranks[leg.slot].add(leg.call)
+
+    def _end(self, flight: Flight, delay_s: float) -> None:
+        """Forget a request; its client learns of the end after a delay."""
+        del self._of[flight.number]
+        self.num_finished += 1
+        self._pacer.on_end(flight.number, self._clock.now + delay_s)
+
+    def _fail(self, flight: Flight, message: str, kind: str) -> None:
+        self._stamps.log.error[flight.number] = message
+        is_answer = kind == "engine"  # and so it comes with others
+        self._end(flight, self._stamps.answer_s if is_answer else 0.0)
+        if self._arrivals.waits_for_answers and not is_answer:
+            self._arrivals.await_next()
+
+    def _begin_soon(self, flight: Flight, *, is_next: bool) -> None:
+        if is_next:
+            self._clock.at(self._clock.now, ARRIVAL, partial(self._begin_again, flight))
+        else:
+            self._begin_again(flight)
+
+    def _begin_again(self, flight: Flight) -> None:
+        self._put_last(flight)
+        self._begin(flight)
+
+    def _put_last(self, flight: Flight) -> None:
+        """Treat a request as the one that came last, where several are treated in order."""
+        self._of[flight.number] = self._of.pop(flight.number)
+
+    def _end_wait(self, flight: Flight) -> None:
+        self.act(flight, flight.patience_over(self._clock.now))

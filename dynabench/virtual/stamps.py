@@ -1,0 +1,80 @@
+"""The log of requests in virtual time: when and where everything happened to them."""
+
+import math
+from collections.abc import Sequence
+
+from dynabench.virtual.rank import Rank
+from dynabench.virtual.tiers import SourceColumns
+from mocker import Sequence as EngineSequence
+from mocker.timing.choose import SimulatedEngine
+from reports.record.records import RequestLog
+from serving.life.flight import Flight
+from serving.router import Decision, Router
+
+
+class Stamps:
+    """Writes what happens to requests into their log."""
+
+    def __init__(
+        self,
+        log: RequestLog,
+        engines: Sequence[SimulatedEngine],
+        *,
+        is_apart: bool,
+        block_size: int,
+        answer_s: float,
+    ) -> None:
+        """Write into a log.
+
+        Args:
+            log: the log.
+            engines: the engines of all pools.
+            is_apart: whether some of them only prefill.
+            block_size: tokens of a KV block.
+            answer_s: time from the end of a step to the client (s).
+        """
+        self.log = log
+        self.answer_s = answer_s
+        self._sources = SourceColumns(engines, log)
+        self._is_apart = is_apart
+        self._block_size = block_size
+
+    def placed(self, number: int, decision: Decision, router: Router) -> None:
+        """Record what a router knew when it placed a request."""
+        log = self.log
+        log.predicted_tokens[number] = decision.overlap_blocks * self._block_size
+        if decision.overlaps:
+            log.best_tokens[number] = max(decision.overlaps) * self._block_size
+        log.queue_depth[number] = router.load(decision.slot).num_requests - 1
+
+    def second_token(self, number: int, time: float) -> None:
+        """Record when a request had its second token, unless that is known."""
+        if math.isnan(self.log.second_token_s[number]):
+            self.log.second_token_s[number] = time
+
+    def ended(self, flight: Flight, sequence: EngineSequence, rank: Rank, end: float) -> None:
+        """Record an answer that is complete, or that has broken off; if several ranks generated it, as if one had."""
+        log, number, generated = self.log, flight.number, flight.generated
+        log.worker[number] = rank.number
+        log.finish_reason[number] = sequence.finish_reason
+        log.preemptions[number] = sequence.num_preemptions
+        computed = sequence
+        if (prefill := flight.prefill) is not None and isinstance(prefill.call, EngineSequence):
+            computed = prefill.call
+            log.preemptions[number] += computed.num_preemptions
+        log.cached_tokens[number] = computed.cached_tokens
+        log.admitted_s[number] = computed.first_scheduled_s
+        self._sources.note(number, computed)
+        if generated is not None:
+            if computed is sequence:
+                log.admitted_s[number] = generated.admitted_s
+                log.cached_tokens[number] = generated.cached_tokens
+            if sequence.is_token_shipped and sequence.first_scheduled_s < 0:  # its last token came with its KV
+                rank.engine.log.add_gap(generated.last_token_s, end)
+        if not sequence.is_failed:  # the token that came with the KV may be all that was requested
+            first_s = sequence.first_token_s if sequence.first_token_s >= 0 else end
+            log.first_token_s[number] = first_s + self.answer_s
+        if self._is_apart:
+            log.decode_start_s[number] = sequence.first_scheduled_s
+        log.last_token_s[number] = end + self.answer_s
+        log.second_token_s[number] += self.answer_s

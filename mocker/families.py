@@ -1,0 +1,47 @@
+"""The families of engines. Each has a scheduler of its own; what lays its decisions out in time is the same for all."""
+
+from mocker.contract import DrivenEngine
+from mocker.engine import Engine
+from mocker.models.kv_cache import MoreBlocks
+from mocker.tiers.config import HostMemory
+from mocker.timing.model import TimingModel
+from mocker.vllm.config import EngineConfig
+from mocker.vllm.core import VllmCore
+
+CORES = {EngineConfig: VllmCore}
+"""The core of each family, by the class of its settings."""
+
+
+def new_engine(
+    config: EngineConfig,
+    timing: TimingModel,
+    *,
+    num_blocks: int,
+    host: HostMemory | None = None,
+    more: MoreBlocks | None = None,
+    max_loras: int | None = None,
+    kv_events: bool = True,
+    ordered_events: bool = True,
+) -> DrivenEngine:
+    """Return an idle engine of the family to which its settings belong.
+
+    Args:
+        config: its settings.
+        timing: the step-time model.
+        num_blocks: KV blocks, the null block included.
+        host: its host memory, if it keeps KV there.
+        more: what a sequence holds beside the blocks of its tokens, if the model has layers that do not keep all.
+        max_loras: how many adapters may run in one iteration (None: sequences have none).
+        kv_events: report KV events.
+        ordered_events: inside a leap, put events in the exact order of the real engine (at a cost per block) instead of
+            one sequence after another.
+    """
+    core = CORES[type(config)](
+        config,
+        num_blocks,
+        host,
+        more,
+        max_loras=max_loras,
+        kv_events=kv_events,
+    )
+    return Engine(config, core, timing, host=host, kv_events=kv_events, ordered_events=ordered_events)

@@ -1,0 +1,62 @@
+"""The rule's result at once, where budget and blocks suffice for all, so that nobody is preempted or starved.
+
+running    decode  decode  decode  ...  decode  [one partial prompt]
+           the same list as before, if the last batch is steady
+"""
+
+from mocker.batch import Batch
+from mocker.sequence import RUNNING, Sequence
+from mocker.vllm.block_pool import num_blocks_of
+from mocker.vllm.config import EngineConfig
+from mocker.vllm.memory import Memory
+from mocker.vllm.running import Running
+
+
+class FastPaths:
+    """Schedules decodes, and a prefill chunk after them, without asking one after another."""
+
+    def __init__(self, config: EngineConfig, memory: Memory, running: Running) -> None:
+        self._running = running
+        self._pool = memory.pool
+        self._budget = config.max_num_batched_tokens
+        self._size = config.block_size
+
+    def schedule(self, batch: Batch) -> int | None:
+        """Return the rest of the budget, None if the rule has to decide; the batch is then as it was."""
+        state, budget = self._running, self._budget
+        running = state.sequences
+        if not running:
+            return budget
+        ending = state.ending
+        num_partial = len(running) - state.decoding.context.num_sequences
+        if ending:
+            num_partial -= sum([s.state == RUNNING for s in ending])
+        partial = running[-1] if num_partial else None
+        if state.starved or num_partial > 1 or (partial is not None and (partial.decoding or partial in ending)):
+            return None
+        if state.steady is not None:
+            decodes = state.steady.decodes
+        elif ending:
+            decodes = [s for s in running if s.decoding]
+        else:
+            decodes = running[:-1] if num_partial else running[:]
+        count = needed = 0
+        if partial is not None and budget > len(decodes):
+            count = state.chunk_size(partial, budget - len(decodes))
+            needed = max(num_blocks_of(partial.num_computed + count, self._size) - partial.num_blocks, 0)
+        if (num_partial or len(decodes) > self._pool.num_free) and not self._suffice(decodes, needed):
+            return None
+        state.decoding.grow(decodes, state.iteration)
+        batch.decodes = decodes
+        if partial is not None and count:
+            computed = partial.num_computed + count
+            state.grant(partial, computed, needed, num_cacheable=computed)
+            batch.chunks.append((partial, count))
+        return budget - len(decodes) - count
+
+    def _suffice(self, decodes: list[Sequence], needed: int) -> bool:
+        """Return whether the budget, and the free blocks beside those needed for a chunk, suffice for all decodes."""
+        free, state = self._pool.num_free - needed, self._running
+        if len(decodes) > self._budget:
+            return False
+        return free >= len(decodes) or free >= state.decoding.num_new_blocks(decodes, state.iteration)

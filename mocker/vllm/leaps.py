@@ -1,0 +1,82 @@
+"""Many iterations of a batch in which each sequence decodes, taken as one.
+
+iteration    first ................. stop           nothing but tokens and blocks in between, since
+               |                       |
+               the batch is steady     the next sequence ends, or blocks run out (bisected), or a limit of the driver
+"""
+
+from mocker.batch import Batch
+from mocker.vllm.config import EngineConfig
+from mocker.vllm.memory import Memory
+from mocker.vllm.queues import Queues
+from mocker.vllm.running import Running
+
+
+class Leaps:
+    """Decides how far a leap may go, and takes it."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        memory: Memory,
+        running: Running,
+        queues: Queues,
+        *,
+        has_adapters: bool,
+    ) -> None:
+        self._config = config
+        self._running = running
+        self._queues = queues
+        self._retention = memory.retention
+        self._offload = memory.offload
+        self._has_host = memory.has_host
+        self._max_running = config.max_running
+        self._has_adapters = has_adapters
+
+    def num_iterations(self, batch: Batch, limit: int) -> int:
+        """Return how many iterations the batch in flight may span; it must be the last scheduled one."""
+        if limit <= 1 or not batch.is_undisturbed or self._retention.fenced:
+            return 1
+        if self._has_host and not self._is_host_idle():
+            return 1
+        decodes, size, queues = batch.decodes, self._config.block_size, self._queues
+        if (queues.waiting or queues.holding) and any(s.chain.num_named * size > s.num_prompt for s in decodes):
+            return 1  # named output blocks, once cached, may admit a waiting sequence
+        decoding, first = self._running.decoding, self._running.iteration
+        # In flight is `first - 1`. Asynchronously it is `first - 2`, but the batch without the sequence that ends is also
+        # closed one iteration earlier.
+        count = min(limit, decoding.next_finish - first + 2)
+        return 1 + decoding.num_iterations(decodes, first, count - 1) if count > 1 else 1
+
+    def _is_host_idle(self) -> bool:
+        """Return whether host memory has no part in iterations that only decode.
+
+        These evict blocks. If the next waiting sequence would have shared them, it may have to ask host memory again,
+        so that those behind it continue, or it may load instead of computing. The first needs a copy in progress, or a
+        look-up that was not made; the second admits nobody who needs the blocks of a whole prompt anyway.
+        """
+        offload = self._offload
+        if not (offload.is_prompt_only and offload.is_quiet):
+            return False
+        waiting = self._queues.waiting
+        is_nobody_asked = not waiting and all(sequence.num_blocks for sequence in self._queues.holding)
+        if is_nobody_asked or len(self._running.sequences) == self._max_running:
+            return True
+        if not self._config.scheduler_reserve_full_isl or offload.is_copying or self._has_adapters:
+            return False  # with adapters, the first that waits need not be the next
+        return not (waiting and offload.may_look_up(waiting[0]))
+
+    def take(self, num_iterations: int, *, is_ordered: bool) -> None:
+        """Schedule the last batch for this many more iterations, in which only a token for each sequence happens.
+
+        Blocks are allocated and cached in vLLM's order or, unless `is_ordered`, at once.
+        """
+        running = self._running
+        assert running.steady is not None, "no steady decoding is in progress"
+        decodes, first, stop = running.steady.decodes, running.iteration, running.iteration + num_iterations
+        running.iteration = stop
+        if is_ordered:
+            for iteration in range(first, stop):
+                running.decoding.grow(decodes, iteration)
+            return
+        running.decoding.grow_at_once(decodes, first, stop)

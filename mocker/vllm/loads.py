@@ -1,0 +1,162 @@
+"""KV that is computed or kept elsewhere: at another engine, or in host memory.
+
+A sequence gets the blocks first, and its KV comes outside of iterations; the driver reports when:
+
+    in `waiting`                        in `holding`                                               in `running`
+    WAITING -- `start`: blocks are free --> LOADING -- `arrive` --> LOADED -- `promote` --> WAITING --> RUNNING
+"""
+
+from mocker.batch import Batch
+from mocker.sequence import LOADED, LOADING, WAITING, Sequence
+from mocker.vllm.block_pool import num_blocks_of
+from mocker.vllm.config import EngineConfig
+from mocker.vllm.first_blocks import FirstBlocks
+from mocker.vllm.memory import Memory
+from mocker.vllm.queues import Queues
+from mocker.vllm.running import Running
+
+
+class Loads:
+    """Starts loads, and takes in what has arrived."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        memory: Memory,
+        first_blocks: FirstBlocks,
+        running: Running,
+        queues: Queues,
+    ) -> None:
+        self.started: list[Sequence] = []  # loads from other engines, until the driver takes them
+        self.expected: list[Sequence] = []  # arrived, and tiers behind host memory may have parts of them
+        self._size = config.block_size
+        self._reserves_whole = config.scheduler_reserve_full_isl
+        self._fails = config.kv_load_failure_policy == "fail"
+        self._pool = memory.pool
+        self._first_blocks = first_blocks
+        self._running = running
+        self._queues = queues
+        self._retention = memory.retention
+        self._offload = memory.offload
+
+    def start(self, sequence: Sequence, hits: int, num_computed: int) -> bool:
+        """Allocate the blocks of this many tokens after the cached ones, and start their load; False if not free.
+
+        Blocks that prefills in flight still need stay free, so that loads, which cannot be preempted, never block them.
+        A token that arrives with the KV has its place at once: it can be the first of a block.
+        """
+        reach = num_computed + int(sequence.is_token_shipped)
+        if not self._is_free(sequence, hits, reach):
+            return False
+        self._first_blocks.share(sequence, hits)
+        sequence.num_blocks = num_blocks_of(reach, self._size)
+        self._pool.allocate(sequence.num_blocks - hits)
+        sequence.num_computed = num_computed
+        sequence.state = LOADING
+        self._queues.hold(sequence)
+        if sequence.is_remote_prefill:
+            self._load_from_engine(sequence, num_computed)
+        else:
+            self._load_from_host(sequence, hits * self._size, num_computed)
+        return True
+
+    def _is_free(self, sequence: Sequence, hits: int, reach: int) -> bool:
+        free, is_alone, first = self._pool.num_free, not self._running.sequences, self._first_blocks
+        if self._reserves_whole:
+            whole = max(reach, sequence.num_known)
+            if first.num_needed(sequence, hits, whole, is_alone=is_alone) > free:
+                return False
+        return first.num_needed(sequence, hits, reach, is_alone=is_alone) + self.num_reserved_blocks() <= free
+
+    def _load_from_engine(self, sequence: Sequence, num_computed: int) -> None:
+        sequence.is_remote_prefill = False
+        self.started.append(sequence)
+        if not sequence.num_preemptions:
+            self._first_blocks.look_ups.num_elsewhere += num_computed - sequence.cached_tokens
+
+    def _load_from_host(self, sequence: Sequence, num_local: int, num_computed: int) -> None:
+        if not sequence.num_preemptions:
+            sequence.cached_tokens = num_computed
+        self._offload.load(sequence, num_local, num_computed - num_local)
+        if not sequence.num_preemptions:
+            look_ups = self._first_blocks.look_ups
+            look_ups.num_host += sequence.host_tokens
+            look_ups.num_disk += sequence.disk_tokens + sequence.store_tokens
+
+    def num_reserved_blocks(self) -> int:
+        """Count the blocks that prefills in flight still need to compute their prompts.
+
+        vLLM counts a prompt from its first chunk, or from the start of its load, until it is computed. A load from
+        another engine already has all its blocks, so of those only a prompt whose load failed counts.
+        """
+        prefills = (*self._running.prefilling(), *self._queues.holding)
+        return sum([max(num_blocks_of(s.num_known, self._size) - s.num_blocks, 0) for s in prefills])
+
+    def arrive(self, sequence: Sequence, num_valid_blocks: int | None) -> bool:
+        """Record that a sequence's KV, or only this many of its first blocks, is loaded; return whether that ends it.
+
+        The rest is computed if `kv_load_failure_policy` asks for it.
+        """
+        if self._retention.let_go(sequence):  # it was aborted meanwhile
+            return False
+        sequence.state = LOADED
+        if num_valid_blocks is None:
+            return sequence.is_token_shipped and sequence.num_total == sequence.num_prompt + 1
+        sequence.num_computed = min(num_valid_blocks * self._size, sequence.num_known)
+        sequence.is_failed = self._fails
+        return sequence.is_failed
+
+    def promote(self, sequence: Sequence) -> None:
+        """Cache the loaded blocks, and let the sequence wait for a seat.
+
+        The prompt's last token is computed here again, unless the next token arrived with the KV. If KV is missing,
+        that token is useless: it is computed here, and gets its place then.
+        """
+        sequence.state = WAITING
+        is_whole = sequence.num_computed == sequence.num_known
+        sequence.is_token_shipped &= is_whole
+        if not sequence.num_computed:
+            self._pool.release(sequence, sequence.num_blocks)
+            return
+        self._pool.store(sequence, sequence.num_computed // self._size)
+        if not is_whole:
+            needed = num_blocks_of(sequence.num_known, self._size)
+            if sequence.num_blocks > needed:  # a place for a token that did not arrive
+                self._pool.give_back(sequence.num_blocks - needed)
+                sequence.num_blocks = needed
+        elif sequence.is_token_shipped:
+            sequence.num_known += 1
+        else:
+            sequence.num_computed -= 1
+
+    # Host memory, and the tiers behind it
+
+    def expect(self, sequence: Sequence) -> None:
+        """Start to fetch the prompt of a new sequence with the next batch, if that is done before it is its turn."""
+        if self._offload.prefetches and sequence.reads_cache and not sequence.is_remote_prefill:
+            self.expected.append(sequence)
+
+    def prefetch(self) -> None:
+        """Start fetching the parts of arrived prompts that are neither here nor in host memory."""
+        for sequence in self.expected:
+            if sequence.state == WAITING:
+                self._offload.expect(sequence, self._first_blocks.num_cached(sequence) * self._size)
+        self.expected.clear()
+
+    def offer(self, batch: Batch) -> bool:
+        """Offer the chunks that a batch completes, and those of sequences ended since; return whether copies result."""
+        offload, running = self._offload, self._running
+        is_prompt_only, refused = offload.is_prompt_only, offload.refused
+        if is_prompt_only and not refused:
+            if not batch.chunks:
+                return not offload.is_quiet and offload.end_schedule(())
+            return offload.end_schedule([(sequence, sequence.num_computed) for sequence, _ in batch.chunks])
+        chunks = {sequence for sequence, _ in batch.chunks}
+        offers = []
+        for sequence in running.sequences:
+            if sequence in chunks:
+                offers.append((sequence, sequence.num_computed))
+            elif sequence.decoding and sequence not in batch.starved and (not is_prompt_only or sequence in refused):
+                is_last_known = int(running.knows_last(sequence))
+                offers.append((sequence, sequence.computed(running.iteration) + is_last_known))
+        return offload.end_schedule(offers)

@@ -1,0 +1,278 @@
+"""The sequences that run: who gets how many tokens, who is preempted, and who ends.
+
+    waiting -- admitted --> a chunk of its prompt in each iteration -- all computed --> decoding -- its last token --> over
+       ^                                 |                                                |    |
+       +------------ preempted ----------+------------------------------------------------+    | asynchronously, until its last
+                                                                                               v token is known: `ending`
+
+`schedule` is vLLM's rule, one sequence after another. The fast paths (`fast_paths.py`, `leaps.py`) give its result where
+nobody can be preempted or starved.
+"""
+
+from collections.abc import Iterator
+
+from mocker.batch import NOBODY, Batch
+from mocker.position import NEVER
+from mocker.sequence import OVER, RUNNING, WAITING, Sequence
+from mocker.vllm.block_pool import num_blocks_of
+from mocker.vllm.config import EngineConfig
+from mocker.vllm.decoding import Decoding
+from mocker.vllm.memory import Memory
+from mocker.vllm.queues import Queues, priority
+
+
+class Running:
+    """The running sequences and the count of iterations, from which the positions of those that decode follow."""
+
+    def __init__(self, config: EngineConfig, memory: Memory, queues: Queues) -> None:
+        self.sequences: list[Sequence] = []
+        self.iteration = 0  # the next to be scheduled
+        self.num_ended = 0
+        self.lag = int(config.is_async)  # iterations from computing a token to knowing it
+        self.decoding = Decoding(memory.pool, block_size=config.block_size, lag=self.lag)
+        self.ending: list[Sequence] = []  # no longer decoding, but their last token is not known yet
+        self.starved = NOBODY  # in the last iteration
+        self.dropped: list[Sequence] = []  # whose output in flight does not count
+        self.steady: Batch | None = None  # the last batch, if it continues unless something happens
+        self._config = config
+        self._pool = memory.pool
+        self._size = config.block_size
+        self._queues = queues
+        self._retention = memory.retention
+        self._offload = memory.offload
+        self._has_fence = memory.retention.has_fence
+        self._by_priority = config.scheduling_policy == "priority"
+        self._drops_output = config.is_async and config.is_kv_producer  # if preempted: its KV is gone
+
+    # The rule
+
+    def schedule(self, batch: Batch) -> int:
+        """Give each running sequence its next tokens, preempting when blocks run out; return the rest of the budget."""
+        budget, size = self._config.max_num_batched_tokens, self._size
+        batch.preempted, batch.starved, batch.delayed = [], [], []
+        granted: dict[Sequence, int] = {}  # of `sequences`, those before the one whose turn it is
+        while len(granted) < len(self.sequences) and budget > 0:
+            sequence = self.sequences[len(granted)]
+            if sequence in self.ending:
+                granted[sequence] = 0
+                continue
+            computed = sequence.computed(self.iteration)
+            count = 1 if sequence.decoding else self.chunk_size(sequence, budget)
+            held = num_blocks_of(computed, size) if sequence.decoding else sequence.num_blocks
+            needed = max(num_blocks_of(computed + count, size) - held, 0)
+            refund = self._make_room(batch, sequence, needed, granted) if self._pool.num_free < needed else 0
+            if refund is None:
+                break
+            budget += refund
+            num_cacheable = computed + count if self.knows_last(sequence) else computed
+            self.grant(sequence, computed + count, needed, num_cacheable=num_cacheable)
+            granted[sequence] = count
+            budget -= count
+        self._describe(batch, granted)
+        return budget
+
+    def chunk_size(self, sequence: Sequence, budget: int) -> int:
+        """Return how many tokens of a prefill to compute, with vLLM's cuts in vLLM's order."""
+        return min(self.cut_to_threshold(sequence.num_known - sequence.num_computed), budget)
+
+    def cut_to_threshold(self, count: int) -> int:
+        """Cut a chunk to the longest that is allowed beside other sequences."""
+        threshold = self._config.long_prefill_token_threshold
+        if threshold <= 0:
+            return count
+        present = len(self.sequences) + self._queues.num_sequences
+        if present == 1:
+            return count
+        if self._config.long_prefill_token_threshold_adaptive:
+            threshold = max(threshold, self._config.max_num_batched_tokens // present)
+        return min(count, threshold)
+
+    def knows_last(self, sequence: Sequence) -> bool:
+        """Return whether the token that a sequence computes next is known, and not still in flight."""
+        return not sequence.decoding or not self.lag or sequence in self.starved
+
+    def grant(self, sequence: Sequence, computed: int, needed: int, *, num_cacheable: int) -> None:
+        """Give a running sequence the blocks for its tokens up to `computed`, and cache those whose tokens are known."""
+        self._pool.allocate(needed)
+        if not sequence.decoding:
+            sequence.num_computed = computed
+            sequence.num_blocks += needed
+        self._pool.store(sequence, num_cacheable // self._size)
+
+    def _make_room(self, batch: Batch, sequence: Sequence, needed: int, granted: dict[Sequence, int]) -> int | None:
+        """Preempt until this many blocks are free; return the tokens taken back, None if it cannot continue."""
+        refunds = 0
+        while self._pool.num_free < needed:
+            victim = max(self.sequences, key=priority) if self._by_priority else self.sequences[-1]
+            if self._has_fence and self.is_in_flight(victim):
+                return None  # its blocks would not be free at once
+            refund = granted.pop(victim, 0)
+            self.preempt(victim, was_granted=refund > 0, is_dropped=self._drops_output)
+            batch.preempted.append(victim)
+            if victim is sequence:
+                return None
+            refunds += refund
+        return refunds
+
+    def _describe(self, batch: Batch, granted: dict[Sequence, int]) -> None:
+        """Record the still running sequences in the batch; a decode without a token is now an iteration later."""
+        batch.decodes = []
+        for sequence in self.sequences:
+            if not sequence.decoding:
+                if granted.get(sequence):
+                    batch.chunks.append((sequence, granted[sequence]))
+            elif sequence not in granted:
+                self.decoding.delay(sequence, self.iteration)
+                batch.starved.append(sequence)
+            else:
+                batch.decodes.append(sequence)
+                if sequence in self.starved:
+                    batch.delayed.append(sequence)
+        self.decoding.find_next_finish(self.sequences)
+
+    def close(self, batch: Batch, *, is_disturbed: bool) -> Batch:
+        """Go on to the next iteration; return the batch, or the one before if it goes on unchanged."""
+        self.iteration += 1
+        self.starved = batch.starved
+        if is_disturbed or batch.chunks or batch.preempted or batch.starved or batch.delayed:
+            self.steady = None
+        elif self.steady is not None:
+            return self.steady
+        else:
+            batch.is_undisturbed = True
+            self.steady = batch
+        if self._has_fence:
+            self._retention.close(batch)
+        batch.num_kv_tokens = self.decoding.context.computed(self.iteration)
+        for sequence in batch.starved:
+            batch.num_kv_tokens -= sequence.computed(self.iteration)
+        if batch.chunks:
+            self._begin_decoding(batch)
+        return batch
+
+    def _begin_decoding(self, batch: Batch) -> None:
+        """Let sequences decode from here on whose prefill the batch completes."""
+        batch.sampled = [sequence for sequence, _ in batch.chunks if sequence.num_computed == sequence.num_known]
+        for sequence in batch.sampled:
+            self.decoding.start(sequence, self.iteration)
+
+    # Preemption
+
+    def preempt(self, sequence: Sequence, *, was_granted: bool, is_dropped: bool) -> None:
+        """Return a running sequence to the waiting queue; it keeps its tokens, but not its blocks.
+
+        With `is_dropped`, it does not keep a token that is in flight.
+        """
+        self.sequences.remove(sequence)
+        sequence.state = WAITING
+        self._stop_computing(sequence, was_granted=was_granted, is_dropped=is_dropped)
+        self._pool.release(sequence, sequence.num_blocks)
+        self._offload.preempt(sequence)
+        sequence.num_computed = 0
+        sequence.num_preemptions += 1
+        self._queues.put_back(sequence)
+
+    def _stop_computing(self, sequence: Sequence, *, was_granted: bool, is_dropped: bool) -> None:
+        """Stop the decoding of a preempted sequence; a token in flight is delivered unless it is dropped."""
+        is_dropped &= (sequence.decoding or sequence in self.ending) and sequence not in self.starved
+        if sequence.decoding:
+            computed = sequence.computed(self.iteration)
+            sequence.num_known = computed + 1 - int(is_dropped)
+            if sequence.last_iteration < self.iteration and not is_dropped:
+                self.ending.append(sequence)
+            else:
+                sequence.last_iteration = NEVER
+            self._stop_decoding(sequence, computed + int(was_granted))
+            self.decoding.find_next_finish(self.sequences)
+        elif is_dropped:
+            sequence.num_known -= 1
+            sequence.last_iteration = NEVER
+            self.ending.remove(sequence)
+        if is_dropped:
+            self.dropped.append(sequence)
+
+    def is_in_flight(self, sequence: Sequence) -> bool:
+        """Return whether an iteration that has not ended computes tokens of a sequence; only with a fence."""
+        return self._retention.is_in_flight(sequence, self.iteration, self.num_ended)
+
+    # Ends
+
+    def retire(self) -> None:
+        """Stop computing sequences whose last token, by length, is in flight."""
+        for sequence in self.sequences:
+            if (
+                sequence.last_iteration < self.iteration
+                and sequence.decoding
+                and sequence.num_total == sequence.num_limit
+            ):
+                sequence.num_known = sequence.num_total
+                self._stop_decoding(sequence, sequence.computed(self.iteration))
+                self.ending.append(sequence)
+        self.decoding.find_next_finish(self.sequences)
+
+    def end(self, batch: Batch, num_iterations: int) -> tuple[list[Sequence], list[Sequence]]:
+        """End iterations of a batch; return the sequences that it gave their first token, and those that have their last."""
+        self.num_ended += num_iterations
+        if self._has_fence:
+            self._retention.pass_fences(self.num_ended)
+        last, finished, dropped = self.num_ended - 1, NOBODY, self.dropped
+        if self.decoding.next_finish <= last or self.ending:
+            finished = [s for s in self.sequences if s.last_iteration <= last]
+        if self.lag and (finished or self.starved):
+            self._cache_late(finished)
+        sampled = [s for s in batch.sampled if s.state != OVER and s not in dropped] if batch.sampled else NOBODY
+        if dropped:
+            dropped.clear()
+        if self.ending:
+            finished = [*finished, *[s for s in self.ending if s.state == WAITING]]
+        return sampled, finished
+
+    def _cache_late(self, finished: list[Sequence]) -> None:
+        """Cache the blocks of sequences that have not been scheduled since, which would have cached them."""
+        for sequence in [s for s in self.sequences if s in finished or s in self.starved]:
+            num_tokens = min(sequence.computed(self.iteration), sequence.num_total - 1)
+            self._pool.store(sequence, num_tokens // self._size)
+
+    def take_out(self, sequence: Sequence) -> None:
+        """Mark a sequence as over; it still has its blocks."""
+        if sequence.state == RUNNING:
+            self.sequences.remove(sequence)
+            if sequence.decoding:
+                self._stop_decoding(sequence, sequence.computed(self.iteration))
+                self.decoding.find_next_finish(self.sequences)
+        else:
+            self._queues.leave(sequence)
+        sequence.state = OVER
+        if sequence in self.ending:
+            self.ending.remove(sequence)
+
+    def _stop_decoding(self, sequence: Sequence, num_computed: int) -> None:
+        self.decoding.stop(sequence, num_computed)
+        self.steady = None
+
+    def free(self, sequence: Sequence) -> None:
+        """Free the blocks of a sequence that is over, once nothing can write them any more."""
+        self._retention.free(sequence, self.iteration, self.num_ended)
+
+    # Counts
+
+    def prefilling(self) -> list[Sequence]:
+        """Return the sequences whose prompts are not computed yet."""
+        return [s for s in self.sequences if not (s.decoding or s in self.ending)]
+
+    def num_new_tokens(self, batch: Batch) -> Iterator[tuple[Sequence, int]]:
+        """Yield each sequence of the batch in flight with its tokens, in vLLM's order."""
+        chunks = dict(batch.chunks)
+        for sequence in self.sequences:
+            if sequence in chunks:
+                yield sequence, chunks[sequence]
+            elif sequence.decoding and sequence not in batch.starved:
+                yield sequence, 1
+
+    def num_tokens(self, sequence: Sequence, num_starved: int) -> int:
+        """Count a sequence's tokens that are known: see `Scheduler.num_tokens`."""
+        if sequence in self.ending:
+            return sequence.num_total - 1
+        if not sequence.decoding:
+            return sequence.num_known
+        return max(sequence.computed(self.num_ended) + 1 + num_starved, sequence.num_known)

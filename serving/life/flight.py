@@ -1,0 +1,405 @@
+"""One life of a request, from its arrival to its end. A core: inputs in, effects out (see `effects`).
+
+    begin --+-- Place prefill .. Send .. prefill_ended --+-- Place decode .. Send .. ended ---- Answer
+            |                                            |
+            +-- bypassed, or no prefill workers ---------+
+
+    source first        Place and Send prefill; its KV is kept; Place and Send decode; has_blocks -> Transfer
+    destination first   Place both, Send decode; has_blocks -> Send prefill; it ends -> Transfer, or chunk by chunk before
+    hand_over           a decode worker leaves: it keeps the KV; Place and Send decode; has_blocks -> Transfer
+    every transfer      kv_arrived -> Deliver, LetGo
+
+Whatever goes wrong, `Life` decides what follows: to begin again, to wait for a worker, or to fail. All that a flight has
+at workers, at routers and on links is given back before that. Drivers that do not transfer KV themselves never report
+blocks, and carry out no `Transfer`.
+
+A flight is the only record of a request's state. It has neither a clock nor callbacks: whoever drives it passes the time,
+carries out what is returned, in order, and reports what came of it, perhaps before going on with the rest.
+"""
+
+from serving.life.effects import (
+    ANSWER,
+    BEGIN,
+    BEGIN_NOW,
+    DROP,
+    NOTHING,
+    PLACE_DECODE,
+    PLACE_PREFILL,
+    RELEASE_BOTH,
+    RELEASE_PREFILL,
+    SEND_BOTH,
+    SEND_DECODE,
+    SEND_PREFILL,
+    TRANSFER,
+    Abort,
+    Answer,
+    Deliver,
+    Drop,
+    Effects,
+    Extend,
+    Fail,
+    Keep,
+    Lease,
+    LetGo,
+    Miss,
+    Pause,
+    Transfer,
+    Wait,
+)
+from serving.life.leg import Leg, Stage
+from serving.life.life import Finished, Life, PlaceAgain, Refused
+from serving.life.terms import Generated, Terms
+
+GONE = "its worker is gone"
+WAS_KEPT = ("kept", "expired", "gone")
+"""States of a prompt that was computed and not read; whoever tries to read it learns whether it is still there."""
+
+
+class Flight:
+    """All state of one request in flight."""
+
+    __slots__ = (
+        "_life", "decode", "generated", "is_destination_first", "is_over", "is_under_way", "leaving", "number", "payload",
+        "prefill", "terms", "waits_for",
+    )  # fmt: skip
+
+    def __init__(self, number: int, terms: Terms) -> None:
+        """Start with a request that has not begun, by its number."""
+        self.number = number
+        self.payload: object = None  # for the driver: what it sends
+        self.terms = terms
+        self.prefill: Leg | None = None
+        self.decode: Leg | None = None
+        self.leaving: Leg | None = None
+        """The decode worker that leaves, until its KV is read."""
+        self.is_under_way = False
+        """Whether KV is being read."""
+        self.waits_for: str | None = None
+        """While it waits for a worker: what it fails with if none comes in time."""
+        self.generated: Generated | None = None
+        self.is_destination_first = False
+        self.is_over = False
+        self._life: Life | None = None
+
+    @property
+    def life(self) -> Life:
+        """Its policy: what it may still try, and where it has failed."""
+        if self._life is None:
+            self._life = Life(self.terms.limit, is_pinned=self.terms.is_pinned, config=self.terms.config)
+        return self._life
+
+    @property
+    def may_bypass(self) -> bool:
+        """Whether it is worth asking, before `begin`, if a decode worker should compute the prompt."""
+        if self.terms.config.conditional_disagg == "never" or self.terms.is_pinned:
+            return False
+        return self._life is None or not (self._life.is_prefilled or self._life.is_whole)
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens of the answer from workers that are gone, or leave."""
+        return 0 if self.generated is None else self.generated.num_tokens
+
+    # To the first worker
+
+    def begin(self, now: float, *, has_prefill: bool = False, bypass: int | None = None) -> Effects:
+        """Go to a worker, at the arrival or when `Begin` says so.
+
+        Args:
+            now: the time.
+            has_prefill: whether there are prefill workers.
+            bypass: the worker that should compute the prompt and answer it, if that is settled.
+        """
+        config = self.terms.config
+        if self._life is None and not has_prefill and not config.enforce_disagg:
+            self.decode = Leg(bypass)
+            return PLACE_DECODE
+        stage = self.life.next_stage(now=now, has_prefill=has_prefill, bypasses=bypass is not None)
+        if isinstance(stage, Refused):
+            return self.nobody(stage.message, now)
+        if stage == "decode":
+            self.decode = Leg(bypass, reads_kv=self.life.is_prefilled)
+            return PLACE_DECODE
+        self.prefill = Leg()
+        self.is_destination_first = config.flow == "destination-first"
+        if self.is_destination_first and self.terms.needs_blocks_first:
+            self.decode = Leg(reads_kv=True)
+            return PLACE_DECODE
+        return PLACE_PREFILL
+
+    def placed(self, stage: Stage, slot: int, *, can_meet: bool = True) -> Effects:
+        """Continue at the worker that a router has chosen.
+
+        Args:
+            stage: the stage it was chosen for.
+            slot: the worker.
+            can_meet: whether a decode worker that is asked at the same time can meet this prefill worker.
+        """
+        prefill, decode = self.prefill, self.decode
+        if stage == "decode":
+            assert decode is not None
+            decode.slot, decode.state = slot, "sent"
+            if not self.terms.sends_both or prefill is None or prefill.state != "chosen":
+                return SEND_DECODE
+            prefill.state = "sent"
+            return SEND_BOTH
+        assert prefill is not None
+        prefill.slot, prefill.state = slot, "chosen"
+        self.is_destination_first = self.is_destination_first and can_meet
+        if not self.is_destination_first or (decode is not None and decode.has_blocks):
+            prefill.state = "sent"
+            return SEND_PREFILL
+        assert decode is None
+        self.decode = Leg(reads_kv=True)
+        return PLACE_DECODE
+
+    def nobody(self, message: str, now: float, *, kind: str = "unavailable") -> Effects:
+        """Wait, if it may, because no worker can take the request; KV that is kept for it stays there."""
+        return self._after(message, kind, -1, now)
+
+    def wake(self) -> Effects:
+        """Begin again, because a worker has come."""
+        if self.waits_for is None:
+            return NOTHING
+        self.waits_for = None
+        return BEGIN
+
+    def patience_over(self, now: float) -> Effects:
+        """Fail, if no worker has come."""
+        if self.waits_for is None or now < self.life.waits_until:
+            return NOTHING
+        return self.fail(self.waits_for, "unavailable")
+
+    def restart(self, *, is_next: bool = True) -> Effects:
+        """Begin again elsewhere, through no fault of a worker that had the request."""
+        return (*self._given_up(), *(BEGIN if is_next else BEGIN_NOW))
+
+    # KV from one worker to another
+
+    def prefill_ended(self, now: float) -> Effects:
+        """Continue with the decode worker, now that the prompt is computed."""
+        leg, life, config = self.prefill, self.life, self.terms.config
+        assert leg is not None
+        assert leg.state == "sent"
+        leg.state = "kept"
+        follows = life.on_end("", "", leg.slot, stage="prefill", now=now)
+        assert isinstance(follows, PlaceAgain), "what was prefilled is decoded"
+        life.next_stage(now=now, has_prefill=True)
+        if self.is_destination_first:
+            return (*RELEASE_PREFILL, *(NOTHING if self.terms.sends_both else self._read()))
+        lease = Lease(leg, now + config.kv_lease_duration_s)
+        if self.terms.handover_s:
+            return (*RELEASE_PREFILL, Pause(leg, self.terms.handover_s), lease)
+        return (*RELEASE_PREFILL, *self.to_decode(leg), lease)
+
+    def to_decode(self, prefill: Leg) -> Effects:
+        """Look for a decode worker after a pause, unless the request has begun again since."""
+        if self.prefill is not prefill or self.decode is not None or self.waits_for is not None:
+            return NOTHING
+        self.decode = Leg(reads_kv=True)
+        return PLACE_DECODE
+
+    def has_blocks(self) -> Effects:
+        """Continue, now that the decode worker has blocks for the KV that it waits for."""
+        leg, prefill = self.decode, self.prefill
+        assert leg is not None
+        assert leg.reads_kv
+        leg.has_blocks = True
+        if self.leaving is not None or not self.is_destination_first:
+            return self._read()
+        assert prefill is not None
+        if prefill.state == "sought":
+            return PLACE_PREFILL
+        prefill.state = "sent"
+        return SEND_PREFILL
+
+    def _read(self) -> Effects:
+        """Start to read KV, if it is still there and not being sent yet."""
+        assert self.decode is not None
+        source = self.leaving or self.prefill
+        if source is None or source.state != "kept":
+            return (Miss(self.decode),)
+        if self.is_under_way:
+            return NOTHING  # it is sent chunk by chunk
+        self.is_under_way = True
+        return TRANSFER
+
+    def computed(self, num_blocks: int, *, is_last: bool) -> Effects:
+        """Send blocks of a prompt that are computed, perhaps the last (see `Leg.fill`)."""
+        if self.is_under_way:
+            return (Extend(num_blocks, is_last),)
+        self.is_under_way = True
+        return (Transfer(num_blocks, is_last),)
+
+    def kv_arrived(self) -> Effects:
+        """Let the decode worker continue with the KV, and the other one free it."""
+        decode, prefill, leaving = self.decode, self.prefill, self.leaving
+        assert decode is not None
+        self.is_under_way = decode.has_blocks = False
+        if leaving is not None:
+            self.leaving, leaving.state = None, "over"
+            return (Deliver(decode), LetGo(leaving))
+        assert prefill is not None
+        prefill.state = "over"
+        return (LetGo(prefill), Deliver(decode))
+
+    def kv_missed(self, decode: Leg) -> Effects:
+        """Report to the decode worker that the KV was gone before it could be read."""
+        if self.decode is not decode or not decode.has_blocks:
+            return NOTHING
+        decode.has_blocks = False
+        return (Deliver(decode, 0),)
+
+    def is_leased(self, prefill: Leg) -> bool:
+        """Return whether the lease of KV can end: nobody renews it."""
+        if self.prefill is not prefill or prefill.state != "kept":
+            return False
+        is_awaited = self.decode is not None and self.decode.state == "sent"
+        return not (is_awaited and self.terms.config.kv_lease_renewal)
+
+    def lease_over(self, prefill: Leg) -> Effects:
+        """Free KV that was not read in time."""
+        if not self.is_leased(prefill):
+            return NOTHING
+        prefill.state = "expired"
+        return (LetGo(prefill), *self._cut_off())
+
+    def _cut_off(self) -> Effects:
+        """End the transfer, if there is one: the KV is gone."""
+        if not self.is_under_way:
+            return NOTHING
+        assert self.decode is not None
+        self.is_under_way = self.decode.has_blocks = False
+        return (*DROP, Deliver(self.decode, 0))
+
+    # The answer
+
+    def begun(self) -> None:
+        """Note that the decode worker has produced a token: the prefill worker can no longer harm the answer."""
+        if self.decode is not None:
+            self.decode.has_begun = True
+
+    def has_said(
+        self, num_tokens: int, *, first_token_s: float, last_token_s: float, admitted_s: float, cached_tokens: int
+    ) -> None:
+        """Note the tokens that a worker generated before the request continues elsewhere."""
+        before = self.generated
+        if before is not None:
+            num_tokens, admitted_s, cached_tokens = (
+                num_tokens + before.num_tokens,
+                before.admitted_s,
+                before.cached_tokens,
+            )
+        self.generated = Generated(num_tokens, first_token_s, last_token_s, admitted_s, cached_tokens)
+
+    def ended(self, now: float, message: str = "", kind: str = "", *, is_full: bool = False) -> Effects:
+        """Continue after the end of the call to the decode worker.
+
+        Args:
+            now: the time.
+            message: what went wrong.
+            kind: the kind of the `CallError`, empty if nothing went wrong.
+            is_full: whether the answer has as many tokens as it may have.
+        """
+        decode, prefill = self.decode, self.prefill
+        assert decode is not None
+        decode.state = "over"
+        if not kind and prefill is None:
+            self.is_over = True
+            return ANSWER
+        if prefill is not None and kind in ("lost", "overloaded"):
+            self.life.failed_at.add(prefill.slot)  # either may be the cause: try neither again
+        if prefill is not None and kind == "invalid":
+            kind = "engine"  # what one worker passes to the other is not the client's fault
+        return self._after(message, kind, decode.slot, now, is_full=is_full)
+
+    def prefill_failed(self, now: float, message: str, kind: str) -> Effects:
+        """Continue after a prefill that failed, unless the answer has begun all the same."""
+        prefill, decode = self.prefill, self.decode
+        assert prefill is not None
+        if decode is not None and decode.has_begun:
+            return NOTHING
+        prefill.state = "over"
+        return self._after(message, kind, prefill.slot, now, stage="prefill")
+
+    def lost(self, leg: Leg, now: float) -> Effects:
+        """Continue without a worker that is gone.
+
+        Where it only kept the KV of a prompt, the decode worker decides what becomes of the request. A request that
+        was never sent there begins again, and nothing counts against it.
+        """
+        if leg is self.prefill and leg.state == "kept":
+            leg.state = "gone"
+            return self._cut_off()
+        if leg is self.prefill and leg.state == "chosen":
+            return self.restart()
+        if leg.state not in ("sent", "kept"):
+            return NOTHING
+        stage: Stage = "prefill" if leg is self.prefill else "decode"
+        return self._after(GONE, "lost", leg.slot, now, stage=stage)
+
+    def hand_over(self) -> Effects:
+        """Continue on another worker that reads the KV of this one, which leaves."""
+        old = self.decode
+        assert old is not None
+        assert self.leaving is None
+        old.state = "kept"
+        self.leaving = old
+        self.decode = Leg(reads_kv=True, is_moved=True)
+        return (Abort(old), Keep(old), *PLACE_DECODE)
+
+    def cancelled(self) -> Effects:
+        """End, because nobody wants the answer any more."""
+        self.is_over, self.waits_for = True, None
+        return self._given_up(keeps_kv=False)
+
+    # What follows
+
+    def _after(
+        self, message: str, kind: str, slot: int, now: float, *, stage: Stage = "decode", is_full: bool = False
+    ) -> Effects:
+        """Return what follows the end of a call, as `Life` decides."""
+        life = self.life
+        follows = life.on_end(message, kind, slot, stage=stage, is_full=is_full, now=now)
+        if isinstance(follows, Finished):
+            self.is_over = True
+            return (*self._given_up(keeps_kv=False), Answer(follows.reason))
+        if isinstance(follows, Refused):
+            return self.fail(follows.message, follows.kind)
+        has_begun = self.num_generated or (self.decode is not None and self.decode.has_begun)
+        if has_begun and not self.terms.can_continue:
+            problem = "an answer with a constraint cannot continue elsewhere: the constraint would begin again"
+            return self.fail(f"{message}; {problem}", kind)
+        given_up = self._given_up()
+        if not follows.after_s:
+            return (*given_up, *BEGIN)
+        self.waits_for = message
+        return (*given_up, Wait(life.waits_until))
+
+    def fail(self, message: str, kind: str) -> Effects:
+        """End without an answer."""
+        self.is_over, self.waits_for = True, None
+        return (*self._given_up(keeps_kv=False), Fail(message, kind))
+
+    def _given_up(self, *, keeps_kv: bool = True) -> Effects:
+        """Give back all that the request has anywhere, but keep the KV of a computed prompt if it can be used again."""
+        prefill, decode, leaving = self.prefill, self.decode, self.leaving
+        if prefill is None and decode is None:
+            return NOTHING
+        keeps_kv = keeps_kv and self.life.is_prefilled and prefill is not None and prefill.state in WAS_KEPT
+        effects: list[Abort | Drop | LetGo] = [Drop()] if self.is_under_way else []
+        if leaving is not None:
+            leaving.state = "over"
+            effects.append(LetGo(leaving))
+        if prefill is not None and not keeps_kv:
+            if prefill.state == "kept":
+                effects.append(LetGo(prefill))
+            elif prefill.state == "sent":
+                effects.append(Abort(prefill))
+            prefill.state, self.prefill = "over", None
+            self.life.is_prefilled = False
+        if decode is not None and decode.state == "sent":
+            effects.append(Abort(decode))
+        self.decode = self.leaving = None
+        self.is_under_way = False
+        return (*effects, *RELEASE_BOTH)

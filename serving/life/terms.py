@@ -1,0 +1,39 @@
+"""What a flight is told about its deployment and its request, and what it has to remember of the answer."""
+
+from dataclasses import dataclass
+
+from serving.life.config import DisaggregationConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What applies to a request: usually the same for all of a deployment."""
+
+    limit: int = 0
+    """How often a request may lose its worker and continue on another."""
+    config: DisaggregationConfig = DisaggregationConfig()  # noqa: RUF009 (frozen)
+    handover_s: float = 0.0
+    """Time from the end of a prefill until its decode worker is chosen (s)."""
+    needs_blocks_first: bool = False
+    """Destination first, choose the prefill worker only when the decode worker has blocks: its router may let requests
+    wait, and one with blocks that waited there for one without might wait for these very blocks."""
+    is_pinned: bool = False
+    """Whether its client named the worker: it never goes elsewhere."""
+    can_continue: bool = True
+    """Whether an answer that has begun can continue on another worker."""
+    sends_both: bool = False
+    """Destination first, send to both workers at once: they wait for each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """The part of an answer that the client already has from workers before."""
+
+    num_tokens: int
+    first_token_s: float
+    """When its first token arrived."""
+    last_token_s: float
+    admitted_s: float
+    """When the request was first scheduled."""
+    cached_tokens: int
+    """Cached tokens of its prompt, at that time."""

@@ -1,0 +1,33 @@
+"""The mocker makes the steps that a real vLLM made."""
+
+from pathlib import Path
+
+import pytest
+
+from dynabench.fidelity.vllm import recordings, replay
+
+GOLDEN = Path(__file__).parent.parent.parent / "golden"
+FILES = sorted(GOLDEN.rglob("*.jsonl.gz"))
+
+
+def test_the_recordings_are_here():
+    assert len(FILES) == 16 + 24 + 12 + 9 + 14 + 9
+    assert sum(recordings.read(path).config.async_scheduling for path in FILES) == 12 + 7 + 6 + 4
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_step_of_a_recording_reproduces(path):
+    recording = recordings.read(path)
+    verdict = replay.verify(recording)
+    assert verdict.difference is None
+    steps = [entry for entry in recording.entries if isinstance(entry, recordings.Scheduled)]
+    assert verdict.num_steps == len(steps) > 0
+
+
+def test_a_changed_recording_is_told_apart():
+    recording = recordings.read(GOLDEN / "vllm-0.32" / "kv_pressure.jsonl.gz")
+    steps = [entry for entry in recording.entries if isinstance(entry, recordings.Scheduled)]
+    steps[7].facts["free_blocks"] += 1
+    verdict = replay.verify(recording)
+    assert verdict.difference["step"] == 7
+    assert verdict.difference["what"] == "free_blocks"
