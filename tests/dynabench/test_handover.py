@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.overhead import OverheadConfig
-from dynabench.deployment.transfer import TransferConfig
 from dynabench.plan import Plan, Settings
 from dynabench.virtual.oracles import true_work
 from dynabench.virtual.run import cluster_of, run
 from dynabench.virtual.use import pool_use
 from mocker import EngineConfig
+from mocker.network.config import TransferConfig
 from mocker.timing.config import TimingConfig
 from reports.figures.insight import blocked_share, remarks
 from serving.life import DisaggregationConfig
