@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ import yaml
 
 from serving.runtime.kubernetes.access import discovery, scaling
 from tests.dynabench.test_live_planner import Served
+from tests.support import warm
 from tests.support.cluster import Cluster
 from tests.support.commands import run
 from tests.support.controllers import controlled
@@ -55,7 +55,7 @@ class Deployed(Served):
     def _start(self, pod, *command):
         environment = os.environ | self.cluster.environment(pod) | {"ETCD_LEASE_TTL": str(self.lease_s)}
         with self._log.open("a") as log:
-            return subprocess.Popen([sys.executable, *map(str, command)], env=environment, stdout=log, stderr=log)
+            return warm.start([sys.executable, *map(str, command)], env=environment, stdout=log, stderr=log)
 
     def close(self):
         for process in self.processes:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from mocker.timing.config import TimingConfig
 from reports import folder as results
 from serving.planner import PlannerConfig
 from tests.dynabench.test_handover import workload as requests
+from tests.support import warm
 from tests.support.commands import dynabench
 from tests.support.model import write_model
 from tests.support.servers import free_port
@@ -97,7 +97,7 @@ def serving(tmp_path, *flags, model="mock", environment=()):
     command = [sys.executable, "-m", "dynabench", "serve", "--http-port", port, "--workers", 1, *ENGINE, *PLANNER, *ALL]
     log = tmp_path / "log"
     with log.open("w") as file:
-        process = subprocess.Popen([*map(str, (*command, *flags))], env=environment, stdout=file, stderr=file)
+        process = warm.start([*map(str, (*command, *flags))], env=environment, stdout=file, stderr=file)
     served = Served(process, log, f"http://127.0.0.1:{port}", model)
     try:
         served.wait_for(1)

@@ -8,7 +8,6 @@ import math
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -31,6 +30,7 @@ from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.server import GeneratorService
 from serving.worker.registration import register_llm
+from tests.support import warm
 from tests.support.servers import Etcd, Nats, free_port
 from tests.support.stacks import running
 from tests.support.waiting import PATIENCE_S, in_time, instances, until, until_async, wait_for
@@ -300,7 +300,7 @@ def test_streams_wait_for_what_was_killed_to_be_started_again(tmp_path, has_rout
     file.write_text(DEPLOYMENT.format(port=port, folder=tmp_path / "d", has_router=has_router, settings=pool))
     url = f"http://127.0.0.1:{port}"
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen([sys.executable, "-m", "dynabench", "serve", "-f", file], stdout=log, stderr=log)
+        process = warm.start([sys.executable, "-m", "dynabench", "serve", "-f", file], stdout=log, stderr=log)
     try:
         wait_for(url, 1, process)
 
