@@ -1,4 +1,8 @@
-"""Workers and frontends that die, drain or hang up in the middle of things: every request has one end, and it is told."""
+"""Workers and frontends that die, drain or hang up in the middle of things: every request has one end, and it is told.
+
+The long ones stream until something is found to be gone, and then until it is back, for many seconds of several processes;
+tests/serving/test_attempts.py and tests/runtime test the same losses without processes.
+"""
 
 import asyncio
 import contextlib
@@ -288,6 +292,7 @@ pools:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("has_router", "count", "killed"),
     [("true", 2, "serving.router_service"), ("false", 1, "serving.mocker")],
@@ -316,6 +321,7 @@ def test_streams_wait_for_what_was_killed_to_be_started_again(tmp_path, has_rout
         process.wait()
 
 
+@pytest.mark.long
 def test_a_worker_that_hangs_loses_its_streams_to_others_and_is_back_when_it_answers():
     with running(2, engine=STEADY, frontend={"router_mode": "round-robin"}) as stack:
         pid = stack.group.processes["worker-0"]
@@ -426,6 +432,7 @@ def test_a_client_that_does_not_read_is_hung_up_on_and_holds_up_nobody():
             until(lambda: busy(stack.url) == 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", ["etcd", "nats", "both"])
 def test_servers_that_go_away_and_come_back_break_no_stream(which):
     with Etcd() as etcd, Nats() as nats:
