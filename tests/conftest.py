@@ -8,15 +8,31 @@ import httpx
 import hypothesis
 import pytest
 
+from tests.support import examples
 from tests.support.waiting import PATIENCE_S
 
 # The default of httpx.get, httpx.Client and their like: 5 s are soon over on a busy machine.
 vars(httpx._config.DEFAULT_TIMEOUT_CONFIG).update(httpx.Timeout(PATIENCE_S).as_dict())
 
-# How long an example takes says how busy the machine is, and nothing of the code.
-slow = [hypothesis.HealthCheck.too_slow]
-hypothesis.settings.register_profile("any machine", deadline=None, suppress_health_check=slow)
-hypothesis.settings.load_profile("any machine")
+
+def pytest_configure(config):
+    """Take few examples of each property in the default run, and in a run of long tests as many as it is worth."""
+    examples.are_many = config.getoption("markexpr") != "not long"
+    # How long an example takes says how busy the machine is, and nothing of the code.
+    slow = [hypothesis.HealthCheck.too_slow]
+    hypothesis.settings.register_profile(
+        "any machine", max_examples=examples.worth(), deadline=None, suppress_health_check=slow
+    )
+    hypothesis.settings.load_profile("any machine")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Let a run of long tests have the properties too: those of the default run are the same with few examples."""
+    if examples.are_many:
+        for item in items:
+            if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+                item.add_marker("long")
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,6 @@ from serving.engines.echo import Echo
 from serving.engines.mock.engine import AnswerConfig, EngineConfig, Mocker, TimingConfig, divide, refuse_idle_tiers
 from serving.engines.openai.engine import OpenAiServer
 from serving.frontend.config import FrontendConfig
-from serving.frontend.server import run_frontends
 from serving.kv_tiers.config import KvStoreServiceConfig
 from serving.kv_tiers.store import serve_store
 from serving.kv_tiers.tier import TierError
@@ -86,6 +85,8 @@ def frontend(
         interactive: Chat in this terminal with the first model that appears.
         verbose: How much to log.
     """
+    from serving.frontend.server import run_frontends  # FastAPI would be nearly half of a mocker's start
+
     set_up(verbose, default="warn" if interactive else "info")
     frontend, router, disaggregation, network = _resolve(frontend, router, disaggregation, runtime or RuntimeConfig())
     if interactive and not frontend.http_port:

@@ -3,12 +3,12 @@
 import contextlib
 import importlib.util
 import os
-import subprocess
 import sys
 
 import httpx
 import pytest
 
+from tests.support import warm
 from tests.support.servers import free_port
 from tests.support.waiting import PATIENCE_S, until
 
@@ -24,7 +24,7 @@ def url(tmp_path_factory):
     port = free_port()
     environment = os.environ | {"DYN_DISCOVERY_DIR": str(tmp_path_factory.mktemp("d"))}
     command = ["-m", "dynabench.cli.app", "serve", "--workers", "1", "--http-port", str(port), "--speedup-ratio", "20"]
-    process = subprocess.Popen([sys.executable, *command, "--tool-call-share", str(SHARE)], env=environment)
+    process = warm.start([sys.executable, *command, "--tool-call-share", str(SHARE)], env=environment)
 
     def serves():
         with contextlib.suppress(httpx.HTTPError):

@@ -25,6 +25,7 @@ from reports.figures.conditions import METRICS
 from reports.figures.metrics import goodput
 from reports.summarize import summarize
 from serving.life.config import DisaggregationConfig
+from tests.support.examples import worth
 from tests.support.workloads import bursty
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
@@ -105,7 +106,7 @@ def drawn(seed):
     return Workload("drawn", 64, requests)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=worth(40), deadline=None)
 @given(
     st.integers(0, 1 << 30),
     st.sampled_from(sorted(MODELS)),

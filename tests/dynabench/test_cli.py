@@ -18,6 +18,7 @@ import pytest
 from dynabench.experiment.workload_file import BUNDLED
 from foundation.extras import install
 from serving.planner import PLANNERS
+from tests.support import warm
 from tests.support.commands import BIN, dynabench, dynamo_run, run
 from tests.support.stacks import running
 from tests.support.waiting import PATIENCE_S, until
@@ -258,7 +259,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path, sockets):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "dynabench", "run", "--out", str(out), "--workers", "2", "--http-port", str(port)]
-    process = subprocess.Popen(
+    process = warm.start(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": sockets}
     )
     wait_for_answers(port, process)

@@ -1,8 +1,11 @@
-"""A planner in a Kubernetes cluster, with real frontends, planners and workers, and a small server in place of the cluster's."""
+"""A planner in a Kubernetes cluster, with real frontends, planners and workers, and a small server in place of the cluster's.
+
+The long ones load a stack for many of the planner's intervals; tests/dynabench/test_cluster_hands.py tests the same hands without
+processes, and tests/dynabench/test_live_planner.py loads one stack in every run.
+"""
 
 import os
 import signal
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,6 +15,7 @@ import yaml
 
 from serving.runtime.kubernetes.access import discovery, scaling
 from tests.dynabench.test_live_planner import Served
+from tests.support import warm
 from tests.support.cluster import Cluster
 from tests.support.commands import run
 from tests.support.controllers import controlled
@@ -55,7 +59,7 @@ class Deployed(Served):
     def _start(self, pod, *command):
         environment = os.environ | self.cluster.environment(pod) | {"ETCD_LEASE_TTL": str(self.lease_s)}
         with self._log.open("a") as log:
-            return subprocess.Popen([sys.executable, *map(str, command)], env=environment, stdout=log, stderr=log)
+            return warm.start([sys.executable, *map(str, command)], env=environment, stdout=log, stderr=log)
 
     def close(self):
         for process in self.processes:
@@ -85,6 +89,7 @@ def deployed(tmp_path, lease_s=5):
     assert "Traceback" not in served.log, served.log
 
 
+@pytest.mark.long
 def test_pods_come_under_load_and_leave_after_it_without_losing_a_token(tmp_path):
     prompts = ("a" * 300, "b" * 300)
     with deployed(tmp_path) as served, ThreadPoolExecutor() as asking:
@@ -103,6 +108,7 @@ def test_pods_come_under_load_and_leave_after_it_without_losing_a_token(tmp_path
     assert "worker: 1 -> 2 workers (KV usage of a rank is " in served.log
 
 
+@pytest.mark.long
 def test_an_advisory_planner_logs_what_it_would_do_and_changes_nothing(tmp_path):
     with deployed(tmp_path) as served:
         served.plan("--advisory")
@@ -114,6 +120,7 @@ def test_an_advisory_planner_logs_what_it_would_do_and_changes_nothing(tmp_path)
         assert not [verb for verb, _, resource, _ in served.cluster.calls if resource == "deployments/scale"]
 
 
+@pytest.mark.long
 def test_a_planner_that_hangs_is_replaced_and_not_obeyed_when_it_wakes_up(tmp_path):
     with deployed(tmp_path) as served:
         first = served.plan()

@@ -15,6 +15,7 @@ from dynabench.plan import Settings
 from mocker import EngineConfig
 from reports.figures import metrics
 from serving.router import RouterConfig
+from tests.support import warm
 from tests.support.commands import dynabench
 from tests.support.simulated import deployed, simulate
 from tests.support.waiting import PATIENCE_S, until
@@ -328,9 +329,7 @@ def test_ctrl_c_in_a_parallel_simulation_leaves_no_process(tmp_path):
         "--out",
         str(out),
     ]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    process = warm.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     until(lambda: list(out.glob("points/*.json")), process)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=PATIENCE_S)

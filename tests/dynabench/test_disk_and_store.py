@@ -15,6 +15,7 @@ from mocker import EngineConfig
 from mocker.network.config import TransferConfig
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
+from tests.support.examples import worth
 from tests.support.simulated import simulate
 from workloads import Request, Workload
 
@@ -191,7 +192,7 @@ worlds = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=worth(60))
 @given(worlds)
 def test_nothing_is_lost_and_no_token_counts_twice(world):
     rng = random.Random(world["seed"])

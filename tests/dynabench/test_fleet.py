@@ -19,6 +19,7 @@ from mocker.timing.config import TimingConfig
 from reports.figures.insight import remarks
 from serving.router import ROUTER_MODES
 from tests.dynabench.test_handover import BLOCK, apart, clusters, workload
+from tests.support.examples import worth
 from workloads import Request, Workload
 
 TIMING = TimingConfig(timing="constant", constant_prefill_ms=200.0, constant_decode_ms=10.0)
@@ -343,7 +344,7 @@ def test_a_worker_that_dies_has_given_no_token_that_the_next_step_only_starved()
     assert sum(int(row[3]) * int(row[4]) for row in record.gaps) == sum(osl - 1 for _, _, osl, _ in rows)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=worth(150), deadline=None)
 @given(changing())
 def test_nothing_is_lost_while_the_fleet_changes(world):
     """Every request ends once, with all its tokens or one error; who is there at the end holds nothing; GPU time adds up."""

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from dynabench.reference.pages import pages
+from tests.support import warm
 from tests.support.commands import dynabench
 from tests.support.waiting import PATIENCE_S, until
 
@@ -213,7 +214,7 @@ def test_a_plan_is_judged_by_its_answer(tmp_path):
 def test_what_was_interrupted_does_not_pass_its_gate(tmp_path):
     out, junit = tmp_path / "out", tmp_path / "junit.xml"
     points = "rate_scale=" + ",".join(map(str, range(1, 401)))  # far more than are done before the signal
-    process = subprocess.Popen(
+    process = warm.start(
         [
             *(sys.executable, "-m", "dynabench", "sweep", "--router-mode", "kv", "--jobs", "1", "--vary", points),
             *("--fail-if", "failed > 0", "--junit", str(junit), "--out", str(out)),

@@ -20,6 +20,7 @@ from mocker.network.config import TransferConfig
 from mocker.timing.config import TimingConfig
 from reports.figures.insight import blocked_share, remarks
 from serving.life import DisaggregationConfig
+from tests.support.examples import worth
 from workloads import Request, Workload
 
 FREE = TransferConfig(bandwidth_gb_s=0, latency_ms=0.0)
@@ -342,7 +343,7 @@ def clusters(draw):
     return deployment, Workload("w", BLOCK, requests)
 
 
-@settings(max_examples=60)
+@settings(max_examples=worth(60))
 @given(clusters())
 def test_nothing_is_lost_on_the_way(world):
     """Every request ends once, no block stays behind, and what was read was there to be read."""

@@ -31,6 +31,7 @@ from reports import folder
 from serving.engines.processes import descendants
 from serving.planner import PlannerConfig
 from serving.router import RouterConfig
+from tests.support import warm
 from tests.support.commands import PROGRESS, dynabench
 from tests.support.simulated import deployed, simulate
 from tests.support.strange_server import EVENT, HEAD, chunk, strange_server
@@ -258,7 +259,7 @@ def test_an_interrupt_in_a_gap_without_requests_ends_a_simulation_within_a_few_e
 
 def start(*arguments, **options):
     command = [sys.executable, "-m", "dynabench", *map(str, arguments)]
-    return subprocess.Popen(command, start_new_session=True, **options)
+    return warm.start(command, start_new_session=True, **options)
 
 
 @pytest.fixture

@@ -1,9 +1,12 @@
-"""A planner of real workers: it scales them, loses nothing, and changes nothing while it cannot see."""
+"""A planner of real workers: it scales them, loses nothing, and changes nothing while it cannot see.
+
+Each starts a stack and loads it for many of the planner's intervals. So what fails beside the planner is tested in the long run;
+tests/dynabench/test_planner_hands.py tests the same decisions without processes.
+"""
 
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +26,7 @@ from mocker.timing.config import TimingConfig
 from reports import folder as results
 from serving.planner import PlannerConfig
 from tests.dynabench.test_handover import workload as requests
+from tests.support import warm
 from tests.support.commands import dynabench
 from tests.support.model import write_model
 from tests.support.servers import free_port
@@ -97,7 +101,7 @@ def serving(tmp_path, *flags, model="mock", environment=()):
     command = [sys.executable, "-m", "dynabench", "serve", "--http-port", port, "--workers", 1, *ENGINE, *PLANNER, *ALL]
     log = tmp_path / "log"
     with log.open("w") as file:
-        process = subprocess.Popen([*map(str, (*command, *flags))], env=environment, stdout=file, stderr=file)
+        process = warm.start([*map(str, (*command, *flags))], env=environment, stdout=file, stderr=file)
     served = Served(process, log, f"http://127.0.0.1:{port}", model)
     try:
         served.wait_for(1)
@@ -141,6 +145,7 @@ def test_decisions_are_logged_with_what_was_seen(tmp_path):
     assert line["seen"]["traffic"]["duration_s"] > 0
 
 
+@pytest.mark.long
 def test_a_planner_that_is_killed_changes_nothing_and_goes_on_once_it_is_back(tmp_path):
     with serving(tmp_path) as served:
         with served.load():
@@ -153,6 +158,7 @@ def test_a_planner_that_is_killed_changes_nothing_and_goes_on_once_it_is_back(tm
         served.wait_for(1)
 
 
+@pytest.mark.long
 def test_a_planner_that_hangs_changes_nothing(tmp_path):
     with serving(tmp_path) as served:
         with served.load():
@@ -165,6 +171,7 @@ def test_a_planner_that_hangs_changes_nothing(tmp_path):
         served.wait_for(1)
 
 
+@pytest.mark.long
 def test_a_worker_that_does_not_start_is_tried_again_and_nothing_else_ends(tmp_path):
     model = write_model(tmp_path / "model")
     tokenizer = (model / "tokenizer.json").read_bytes()
@@ -177,6 +184,7 @@ def test_a_worker_that_does_not_start_is_tried_again_and_nothing_else_ends(tmp_p
             served.wait_for(2)
 
 
+@pytest.mark.long
 def test_a_start_that_hangs_is_given_up_and_another_one_is_made(tmp_path):
     model = write_model(tmp_path / "model")
     tokenizer = (model / "tokenizer.json").read_bytes()
@@ -197,6 +205,7 @@ def test_a_start_that_hangs_is_given_up_and_another_one_is_made(tmp_path):
             served.wait_for(2)
 
 
+@pytest.mark.long
 def test_an_advisory_planner_logs_what_it_would_do_and_changes_nothing(tmp_path):
     with serving(tmp_path, "--advisory") as served, served.load():
         served.until_says("advisory: worker would have 2 workers")
@@ -258,6 +267,7 @@ def test_the_record_of_a_live_run_has_what_its_planner_changed():
     assert record.num_workers == 2
 
 
+@pytest.mark.long
 def test_planners_are_compared_live(tmp_path):
     flags = ["--workers", 1, "--router-mode", "round-robin", "--vary", "planner=static,dynamo-load", *PLANNER[2:]]
     done = dynabench("run", *flags, "--speedup-ratio", 20, "--max-requests", 10, "--out", tmp_path / "out")

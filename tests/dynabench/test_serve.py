@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support import warm
 from tests.support.commands import dynabench
 from tests.support.model import write_model
 from tests.support.servers import free_port
@@ -21,7 +22,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "deployment.yaml"
 def start(tmp_path, *arguments):
     environment = os.environ | {"DYN_DISCOVERY_DIR": str(tmp_path / "d")}
     command = [sys.executable, "-m", "dynabench", "serve", *map(str, arguments)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return warm.start(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def children(process):

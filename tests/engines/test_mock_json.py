@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from serving.engines.mock.forms.errors import FormError
 from serving.engines.mock.forms.fit import json_tokens
 from tests.support.calls import at_most
+from tests.support.examples import worth
 from tests.support.schemas import ANYTHING, MISTYPED, SATISFIABLE, value_of, writers
 
 TOKENIZERS = st.sampled_from(["bytes", "byte-level", "pieces"])
@@ -36,7 +37,7 @@ def test_a_value_fits_its_schema(raw, seed, target, tokenizer):
     validator(raw).validate(value)
 
 
-@settings(QUICKLY, max_examples=300)
+@settings(QUICKLY, max_examples=worth(300))
 @given(ANYTHING, st.integers(0, 2**64 - 1), TARGETS)
 @example({"anyOf": [{"$ref": "#"}, {"type": "string"}]}, 0, 9)
 @example({"oneOf": [{"type": "string", "maxLength": 5}, {"type": "string", "minLength": 3}]}, 3, 200)
@@ -54,7 +55,7 @@ def test_keywords_in_any_combination_are_honoured_or_refused(raw, seed, target):
     assert valid, value
 
 
-@settings(QUICKLY, max_examples=500)
+@settings(QUICKLY, max_examples=worth(500))
 @given(MISTYPED, st.integers(0, 2**64 - 1), TARGETS)
 @example({"type": "string", "format": ["date"]}, 0, 20)
 @example({"const": "x", "pattern": None}, 0, 20)
@@ -390,11 +391,11 @@ LARGE = {
 @pytest.mark.parametrize("name", LARGE)
 def test_of_a_value_that_is_cut_off_only_the_start_is_made(name):
     raw, writer = LARGE[name], writers()["bytes"]
-    with at_most(40_000):
+    with worth(40_000):
         cut = json_tokens(raw, 2, 20, writer, enough=20)
     assert len(cut) >= 20
     assert json_tokens(raw, 2, 20, writer, enough=40)[:20] == cut[:20]
-    with at_most(6_000_000), contextlib.suppress(FormError):
+    with worth(6_000_000), contextlib.suppress(FormError):
         json_tokens(raw, 2, 20, writer)
 
 

@@ -15,6 +15,7 @@ from serving.model.files import ModelFiles
 from serving.runtime.messages import CallError
 from serving.worker.config import ModelRunConfig, WorkerConfig
 from serving.worker.engine import EngineError
+from tests.support import warm
 from tests.support.commands import DYNAMO_RUN, dynamo_run
 from tests.support.model import write_model
 from tests.support.servers import free_port
@@ -250,7 +251,7 @@ def test_it_serves_http_until_asked_to_end(tmp_path):
     (tmp_path / "e.py").write_text(GUIDE)
     port = free_port()
     command = [DYNAMO_RUN, "in=http", "out=pystr:e.py", "--model-name", "mine", "--http-port", str(port)]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = warm.start(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         wait_for(f"http://127.0.0.1:{port}", 1, process)
         body = {"model": "mine", "messages": [{"role": "user", "content": "?"}]}

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from serving.runtime.messages import CallError, pack_u32
 from serving.worker.own_engines import full_request, without_none
 from serving.worker.protocol import PreprocessedRequest, StopConditions
 from serving.worker.registration import register_llm
+from tests.support import warm
 from tests.support.commands import dynamo_run
 from tests.support.model import write_model
 from tests.support.servers import free_port
@@ -145,7 +145,7 @@ def test_a_call_without_tokens_is_refused_as_invalid(tmp_path):
 def running(folder, *commands):
     environment = os.environ | {"DYN_DISCOVERY_DIR": str(folder / "d"), "REQUESTS": str(folder / "requests")}
     environment["PYTHONPATH"] = os.pathsep.join([str(STANDINS), str(Path(__file__).parents[2])])
-    processes = [subprocess.Popen([sys.executable, *map(str, command)], env=environment) for command in commands]
+    processes = [warm.start([sys.executable, *map(str, command)], env=environment) for command in commands]
     try:
         yield processes[0]
     finally:

@@ -5,8 +5,6 @@ import os
 import re
 import resource
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,8 +15,8 @@ from dynabench.kubernetes.settings import ClusterConfig
 from dynabench.kubernetes.write import write
 from foundation.errors import UserError
 from tests.kubernetes.cluster import validate
+from tests.support.commands import dynabench
 from tests.support.power import PowerCut
-from tests.support.waiting import PATIENCE_S
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
@@ -29,8 +27,7 @@ def run(tmp_path, monkeypatch):
 
     def run(text, *flags, out="out", **options):
         Path("d.yaml").write_text(text)
-        command = [sys.executable, "-m", "dynabench", "kubernetes", "d.yaml", "--out", out, *flags]
-        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, **options)
+        return dynabench("kubernetes", "d.yaml", "--out", out, *flags, **options)
 
     return run
 
@@ -59,10 +56,7 @@ def test_every_example_becomes_a_valid_kustomization(tmp_path, monkeypatch, exam
 
 def test_a_deployment_may_be_given_as_other_commands_take_it(run):
     assert run("pools: {a: {}}").returncode == 0
-    named = subprocess.run(
-        [sys.executable, "-m", "dynabench", "kubernetes", "-f", "d.yaml", "--out", "named"], timeout=PATIENCE_S
-    )
-    assert named.returncode == 0
+    assert dynabench("kubernetes", "-f", "d.yaml", "--out", "named").returncode == 0
     assert contents("named") == contents()
 
 

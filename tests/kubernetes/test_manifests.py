@@ -35,6 +35,7 @@ from tests.kubernetes.cluster import (
     pods,
     validate,
 )
+from tests.support.examples import worth
 
 DOCS = Path(__file__).parents[2] / "docs"
 MOCK = "pools: {worker: {replicas: 3, speedup_ratio: 10}}"
@@ -663,7 +664,7 @@ DEPLOYMENTS = st.builds(
 FORMS = st.sampled_from(["manifests", "dynamo-v1alpha1", "dynamo-v1beta1"])
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=worth(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(deployment=DEPLOYMENTS, form=FORMS, discovery=st.sampled_from(["kubernetes", "etcd"]), nats=st.booleans())
 def test_whatever_is_deployed_is_valid_and_gets_its_settings(deployment, form, discovery, nats):
     config = ClusterConfig(form=form, discovery=discovery, nats=nats, secret="keys")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from mocker import BlockChain
 from mocker.events import TierRemoved, TierStored
 from mocker.tiers.chunk_cache import ChunkCache, Uses
+from tests.support.examples import worth
 
 
 class Chunk:
@@ -159,7 +160,7 @@ OPERATIONS = st.lists(
 
 
 @pytest.mark.parametrize("policy", ["lru", "arc"])
-@settings(max_examples=300)
+@settings(max_examples=worth(300))
 @given(
     operations=OPERATIONS,
     capacity=st.integers(1, 14),

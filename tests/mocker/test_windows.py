@@ -19,6 +19,7 @@ from mocker.timing.config import TimingConfig
 from mocker.timing.model import Prefill, chunk
 from mocker.timing.parts import coefficients
 from mocker.timing.roofline import Reach, Roofline
+from tests.support.examples import worth
 
 GEMMA = {
     "model_type": "gemma3_text",
@@ -62,7 +63,7 @@ def test_windowed_models_are_among_the_bundled():
     assert {"openai/gpt-oss-120b", "google/gemma-4-26B-A4B", "XiaomiMiMo/MiMo-V2-Flash"} <= set(WINDOWED)
 
 
-@settings(max_examples=300)
+@settings(max_examples=worth(300))
 @given(
     name=st.sampled_from(WINDOWED),
     chunks=st.lists(st.tuples(st.integers(1, 16_384), st.integers(0, 200_000)), min_size=1, max_size=5),

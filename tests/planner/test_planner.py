@@ -15,6 +15,7 @@ from serving.planner.observation import RankLoad, Traffic
 from serving.planner.planner import Planner
 from serving.planner.policies.named import PLANNERS
 from tests.planner.fleet import Fleet, FleetPool, facts, replicas, seen, state, timed
+from tests.support.examples import worth
 
 FULL = RankLoad(
     num_running=100, num_waiting=50, kv_tokens=100_000, decode_kv_tokens=90_000, queued_decode_kv_tokens=50_000
@@ -109,7 +110,7 @@ def test_a_pool_that_is_slow_to_follow_is_not_taken_for_one_changed_by_hand():
 
 
 @pytest.mark.parametrize("name", ["hpa", "dynamo-load"])
-def test_a_pool_grows_to_max_replicas_at_most(name):
+def test_a_pool_grows_to_max_replicas_worth(name):
     decision = planner(name=name, max_replicas=3).decide(seen(worker=state(3, FULL)))
     assert replicas(decision) == {"worker": 3}
 
@@ -215,7 +216,7 @@ EACH_LAYOUT = [
 ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=worth(300), deadline=None)
 @given(
     st.sampled_from(EACH_LAYOUT),
     st.tuples(*[st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 3))] * 2),

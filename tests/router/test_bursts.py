@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from serving.router import ROUTER_MODES, Mode, Prompt, PromptBlocks, Router, RouterConfig, StepCosts
 from serving.router.config import DYNAMO_COSTS
+from tests.support.examples import worth
 
 OURS = ("marginal", "marginal-all")
 SIZE = 64
@@ -36,7 +37,7 @@ def burst(mode, count, *, workers, blocks, tail=0, begun=0, costs=DYNAMO_COSTS):
 
 
 @pytest.mark.parametrize("mode", OURS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=worth(60), deadline=None)
 @given(
     workers=st.integers(2, 8),
     each=st.floats(2, 48),

@@ -9,6 +9,7 @@ from serving.router.events import BlocksCleared, BlocksRemoved, BlocksStored
 from serving.router.follower import KvFollower
 from serving.router.index import PrefixIndex
 from serving.worker.kv_events import EVENT_HASHES, MEDIA, BlockLedger, decode, encode
+from tests.support.examples import worth
 
 UNIVERSE = list(range(1, 9))
 
@@ -69,7 +70,7 @@ def histories(draw):
     return messages, epoch, number, ledger
 
 
-@settings(max_examples=300)
+@settings(max_examples=worth(300))
 @given(histories(), st.data())
 def test_loss_repetition_and_reordering_are_mended_by_one_snapshot(history, data):
     messages, epoch, number, ledger = history
@@ -90,7 +91,7 @@ def test_loss_repetition_and_reordering_are_mended_by_one_snapshot(history, data
     assert beyond_known(index, universe) == beyond(ledger)
 
 
-@settings(max_examples=200)
+@settings(max_examples=worth(200))
 @given(histories())
 def test_messages_in_order_need_no_snapshot_and_a_lost_one_asks_for_it(history):
     messages, _, _, ledger = history

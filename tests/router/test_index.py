@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from serving.router.blocks import PromptBlocks
 from serving.router.index import PredictedIndex, PrefixIndex
+from tests.support.examples import worth
 
 AB = PromptBlocks.of(["a", "b"])
 
@@ -27,7 +28,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=worth(300))
 @given(operations, st.integers(0, 255), st.integers(1, 12))
 def test_galloping_finds_what_a_linear_walk_finds(happenings, branch, depth):
     index, model = PrefixIndex(), {worker: {} for worker in range(4)}
@@ -91,7 +92,7 @@ def test_blocks_inside_an_id_need_those_before_them():
     assert index.overlaps(PromptBlocks(["a", "b"], 8, 4)) == {0: 2}
 
 
-@settings(max_examples=300)
+@settings(max_examples=worth(300))
 @given(
     st.lists(
         st.tuples(st.sampled_from(["store", "remove"]), st.integers(0, 2), st.integers(0, 12), st.integers(0, 12)),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from serving.router import Prompt, PromptBlocks, Router, RouterConfig
 from serving.router.index import PrefixIndex
+from tests.support.examples import worth
 
 MEDIA = ("CPU", "STORAGE", "SHARED")
 WORKERS = range(3)
@@ -41,7 +42,7 @@ changes = st.tuples(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=worth(500))
 @given(st.lists(changes, max_size=40), st.sampled_from([1, 4]), st.sampled_from(list(IDS)), st.integers(1, 12))
 def test_a_run_beyond_the_gpu_is_what_a_walk_block_by_block_finds(happenings, per_id, asked, num_blocks):
     index = PrefixIndex()

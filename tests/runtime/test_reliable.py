@@ -4,9 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.runtime.reliable import WINDOW_BYTES, ReliableStream
+from tests.support.examples import worth
 
 
-@settings(max_examples=300)
+@settings(max_examples=worth(300))
 @given(st.lists(st.binary(max_size=5), max_size=30), st.randoms(use_true_random=False))
 def test_whatever_the_network_does_all_bytes_arrive_once_and_in_order(messages, rng):
     sender, receiver = ReliableStream(), ReliableStream()

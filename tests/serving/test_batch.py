@@ -23,6 +23,7 @@ from serving.router import RouterConfig
 from serving.runtime.config import RuntimeConfig
 from serving.transfer.config import TransferRunConfig
 from serving.worker.config import ModelConfig, ModelRunConfig
+from tests.support import warm
 from tests.support.commands import DYNAMO_RUN, dynamo_run
 from tests.support.model import write_model
 from tests.support.power import PowerCut
@@ -128,7 +129,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
     environment = os.environ | {"DYN_TOKEN_ECHO_DELAY_MS": "10"}
     flags = ["--model-name", "m", "--batch-concurrency", "8"]
     command = [DYNAMO_RUN, f"in=batch:{tmp_path / 'prompts.jsonl'}", "out=echo_full", *flags]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    process = warm.start(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     until(lambda: (tmp_path / "output.jsonl").exists() and len(answers(tmp_path)) >= 5, process)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=PATIENCE_S)

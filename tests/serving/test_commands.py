@@ -20,6 +20,7 @@ from serving.router.hashing import block_hashes, sequence_hashes
 from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
+from tests.support import warm
 from tests.support.commands import DYNAMO_RUN, dynamo_run, run
 from tests.support.servers import Etcd, Nats, free_port
 from tests.support.waiting import PATIENCE_S, until, wait_for
@@ -36,9 +37,7 @@ class Terminal:
         self.environment = os.environ | {"DYN_DISCOVERY_DIR": str(folder / "d")} | environment
 
     def run(self, *command):
-        process = subprocess.Popen(
-            [str(part) for part in command], env=self.environment, stderr=subprocess.PIPE, text=True
-        )
+        process = warm.start([str(part) for part in command], env=self.environment, stderr=subprocess.PIPE, text=True)
         self.processes.append(process)
         return process
 

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import subprocess
 
 import httpx
 import pytest
@@ -19,6 +18,7 @@ from serving.runtime.messages import CallError, pack_u32
 from serving.worker.config import WorkerConfig
 from serving.worker.loop import serve_engine
 from serving.worker.protocol import PreprocessedRequest, StopConditions
+from tests.support import warm
 from tests.support.commands import DYNAMO_RUN
 from tests.support.model import write_model
 from tests.support.servers import free_port
@@ -128,7 +128,7 @@ def test_streams_of_an_own_engine_that_exits_go_on_elsewhere_with_no_token_lost_
     ]
     with (tmp_path / "log").open("w") as log:
         processes = [
-            subprocess.Popen([DYNAMO_RUN, *map(str, command)], env=environment, stdout=log, stderr=log)
+            warm.start([DYNAMO_RUN, *map(str, command)], env=environment, stdout=log, stderr=log)
             for command in commands
         ]
     url, body = f"http://127.0.0.1:{port}", {"model": "tiny", "prompt": [0, 1, 2], "max_tokens": 190}

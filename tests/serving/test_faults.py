@@ -1,4 +1,8 @@
-"""Workers and frontends that die, drain or hang up in the middle of things: every request has one end, and it is told."""
+"""Workers and frontends that die, drain or hang up in the middle of things: every request has one end, and it is told.
+
+The long ones stream until something is found to be gone, and then until it is back, for many seconds of several processes;
+tests/serving/test_attempts.py and tests/runtime test the same losses without processes.
+"""
 
 import asyncio
 import contextlib
@@ -8,7 +12,6 @@ import math
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -31,6 +34,7 @@ from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.server import GeneratorService
 from serving.worker.registration import register_llm
+from tests.support import warm
 from tests.support.servers import Etcd, Nats, free_port
 from tests.support.stacks import running
 from tests.support.waiting import PATIENCE_S, in_time, instances, until, until_async, wait_for
@@ -288,6 +292,7 @@ pools:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("has_router", "count", "killed"),
     [("true", 2, "serving.router_service"), ("false", 1, "serving.mocker")],
@@ -300,7 +305,7 @@ def test_streams_wait_for_what_was_killed_to_be_started_again(tmp_path, has_rout
     file.write_text(DEPLOYMENT.format(port=port, folder=tmp_path / "d", has_router=has_router, settings=pool))
     url = f"http://127.0.0.1:{port}"
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen([sys.executable, "-m", "dynabench", "serve", "-f", file], stdout=log, stderr=log)
+        process = warm.start([sys.executable, "-m", "dynabench", "serve", "-f", file], stdout=log, stderr=log)
     try:
         wait_for(url, 1, process)
 
@@ -316,6 +321,7 @@ def test_streams_wait_for_what_was_killed_to_be_started_again(tmp_path, has_rout
         process.wait()
 
 
+@pytest.mark.long
 def test_a_worker_that_hangs_loses_its_streams_to_others_and_is_back_when_it_answers():
     with running(2, engine=STEADY, frontend={"router_mode": "round-robin"}) as stack:
         pid = stack.group.processes["worker-0"]
@@ -426,6 +432,7 @@ def test_a_client_that_does_not_read_is_hung_up_on_and_holds_up_nobody():
             until(lambda: busy(stack.url) == 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", ["etcd", "nats", "both"])
 def test_servers_that_go_away_and_come_back_break_no_stream(which):
     with Etcd() as etcd, Nats() as nats:

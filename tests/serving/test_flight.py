@@ -17,6 +17,7 @@ from serving.life.effects import (
 )
 from serving.life.flight import Flight
 from serving.life.terms import Terms
+from tests.support.examples import worth
 
 STAGES = ("prefill", "decode")
 
@@ -345,7 +346,7 @@ class Fates(RuleBasedStateMachine):
             assert self.world.is_empty, vars(self.world)
 
 
-Fates.TestCase.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+Fates.TestCase.settings = settings(max_examples=worth(150), stateful_step_count=25, deadline=None)
 TestFates = Fates.TestCase
 
 

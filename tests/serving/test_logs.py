@@ -5,7 +5,6 @@ import logging
 import os
 import re
 import signal
-import subprocess
 import sys
 
 import httpx
@@ -13,6 +12,7 @@ import pytest
 
 from foundation.log_levels import TRACE
 from serving.supervision.logs import ALL, OWN, LogError, levels
+from tests.support import warm
 from tests.support.commands import DYNAMO_RUN
 from tests.support.servers import free_port
 from tests.support.waiting import PATIENCE_S, until, wait_for
@@ -63,7 +63,7 @@ def logged(folder, *words, until_it_logs=None, **environment):
     log = folder / "log"
     given = {"DYN_DISCOVERY_DIR": str(folder / "d"), "ETCD_ENDPOINTS": "", "NATS_SERVER": ""} | environment
     with log.open("w") as file:
-        process = subprocess.Popen([*map(str, words), "--http-port", str(port)], stderr=file, env=os.environ | given)
+        process = warm.start([*map(str, words), "--http-port", str(port)], stderr=file, env=os.environ | given)
     try:
         url = f"http://127.0.0.1:{port}"
         if until_it_logs is None:

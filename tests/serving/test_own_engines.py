@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from tests.support import strange_engine
+from tests.support import strange_engine, warm
 from tests.support.servers import free_port
 from tests.support.waiting import PATIENCE_S, until
 
@@ -23,7 +22,7 @@ def url(tmp_path_factory):
         [Path(strange_engine.__file__)],
         ["-m", "serving.frontend", "--http-port", port],
     ]
-    processes = [subprocess.Popen([sys.executable, *map(str, command)], env=environment) for command in commands]
+    processes = [warm.start([sys.executable, *map(str, command)], env=environment) for command in commands]
     try:
         url = f"http://127.0.0.1:{port}"
 

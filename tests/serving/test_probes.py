@@ -14,6 +14,7 @@ import pytest
 from serving.supervision.group import STATUS_FD
 from serving.supervision.probes import PORT, probed
 from serving.supervision.process import report_ready
+from tests.support import warm
 from tests.support.servers import free_port
 from tests.support.waiting import PATIENCE_S, until
 
@@ -98,7 +99,7 @@ def test_what_is_no_port_is_one_line(text, tmp_path):
 
 def test_a_worker_is_healthy_once_it_serves(port, tmp_path):
     environment = os.environ | {"DYN_DISCOVERY_DIR": str(tmp_path / "d")}
-    process = subprocess.Popen(
+    process = warm.start(
         [sys.executable, "-m", "serving.mocker", "--model-name", "mock"],
         env=environment,
         stdout=subprocess.PIPE,

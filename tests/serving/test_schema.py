@@ -6,6 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 
+from tests.support.examples import worth
+
 MODES = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]
 
 
@@ -17,7 +19,7 @@ def test_whatever_is_asked_gets_an_answer_that_the_description_knows(stack, path
     operation = schema[path]["POST"]
     statuses = set()
 
-    @settings(max_examples=40, suppress_health_check=list(HealthCheck), database=None, derandomize=True)
+    @settings(max_examples=worth(40), suppress_health_check=list(HealthCheck), database=None, derandomize=True)
     @given(case=operation.as_strategy(generation_mode=mode))
     def ask(case):
         if is_ours and isinstance(case.body, dict):

@@ -2,11 +2,11 @@
 
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
 
+from tests.support import warm
 from tests.support.servers import Etcd, Nats, free_port
 from tests.support.waiting import PATIENCE_S, until, wait_for
 
@@ -25,7 +25,7 @@ def test_processes_that_are_stopped_while_a_server_is_away_end_without_a_traceba
         for command, log in zip(commands, logs, strict=True):
             with log.open("w") as file:
                 processes.append(
-                    subprocess.Popen([sys.executable, "-m", *command], env=environment, stdout=file, stderr=file)
+                    warm.start([sys.executable, "-m", *command], env=environment, stdout=file, stderr=file)
                 )
         try:
             wait_for(f"http://127.0.0.1:{port}", 1)

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from serving.engines.processes import descendants
+from tests.support import warm
 from tests.support.servers import free_port
 from tests.support.waiting import PATIENCE_S, until
 
@@ -31,7 +32,7 @@ def running(tmp_path, *command):
     (tmp_path / "slow.json").write_text(SLOW)
     environment = os.environ | {"DYN_DISCOVERY_DIR": str(tmp_path / "d"), "TMPDIR": str(tmp_path / "tmp")}
     words = [sys.executable, "-m", *map(str, command)]
-    process = subprocess.Popen(
+    process = warm.start(
         words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
@@ -76,7 +77,7 @@ def test_the_second_ctrl_c_ends_dynamo_run_at_once(tmp_path, way):
         process = stack.enter_context(running(tmp_path, "serving.cli.dynamo_run", *way, "--http-port", port, *flags))
         if way[1] == "out=dyn":
             environment = os.environ | {"DYN_DISCOVERY_DIR": str(tmp_path / "d"), "TMPDIR": str(tmp_path / "tmp")}
-            other = subprocess.Popen(
+            other = warm.start(
                 [sys.executable, "-m", *map(str, worker)],
                 env=environment,
                 stdout=subprocess.DEVNULL,

@@ -11,6 +11,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
+from tests.support import warm
 from tests.support.commands import DYNAMO_RUN, dynamo_run
 from tests.support.servers import free_port
 from tests.support.waiting import PATIENCE_S, until
@@ -234,7 +235,7 @@ def test_a_terminal_that_is_closed_ends_it_and_leaves_no_files(talk, environment
 def test_a_conversation_with_what_the_network_serves(talk, environment):
     child = talk("in=text", "out=dyn")
     child.expect("Waiting for remote model")
-    worker = subprocess.Popen(
+    worker = warm.start(
         [DYNAMO_RUN, "in=dyn://test", "out=echo_full", "--model-name", "far"],
         env=environment,
         stderr=subprocess.DEVNULL,
@@ -252,7 +253,7 @@ def test_a_conversation_with_what_the_network_serves(talk, environment):
 
 def test_the_frontends_own_conversation(environment):
     child = spawn(environment, "-m", "serving.frontend", "--interactive", "--http-port", free_port())
-    worker = subprocess.Popen(
+    worker = warm.start(
         [sys.executable, "-m", "serving.echo", "full", "--model-name", "far"],
         env=environment,
         stderr=subprocess.DEVNULL,
@@ -287,7 +288,7 @@ def test_what_comes_through_a_pipe_is_one_question(environment):
 @pytest.mark.parametrize(("way_in", "code"), [("stdin", 130), ("text", 0)])
 def test_a_pipe_that_says_nothing_does_not_keep_it_from_ending(environment, way_in, code):
     command = [DYNAMO_RUN, f"in={way_in}", "out=echo_full", "--model-name", "my", "-v"]
-    process = subprocess.Popen(
+    process = warm.start(
         command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True, start_new_session=True
     )
     try:

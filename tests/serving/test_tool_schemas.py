@@ -20,6 +20,7 @@ from serving.frontend.shape import combined
 from serving.model.tokenizer import ByteTokenizer
 from tests.model.parsers.test_schema_types import json_values, keywords
 from tests.serving.test_preparing import text_model
+from tests.support.examples import worth
 
 objects = strategies.dictionaries(keywords, json_values, max_size=4)
 choices = strategies.sampled_from(["auto", "required", {"type": "function", "function": {"name": "f"}}])
@@ -30,7 +31,7 @@ def tool(name, parameters):
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=worth(200), deadline=None)
 @given(objects, objects, choices)
 def test_any_parameters_are_served_or_refused(first, second, choice):
     model = text_model(context_length=10_000, guided_decoding=("json",), tool_call_parser="qwen3_coder")
@@ -70,7 +71,7 @@ def test_what_cannot_be_combined_for_any_other_reason_is_refused():
     assert (refused.value.status, refused.value.param) == (400, "tools")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=worth(100), deadline=None)
 @given(objects)
 def test_the_mocker_calls_a_tool_of_any_parameters_or_refuses(parameters):
     writer = Writer(ByteTokenizer())

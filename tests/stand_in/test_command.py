@@ -13,6 +13,7 @@ import pytest
 from dynabench.reference.command import all_commands
 from foundation.errors import UserError
 from serving.stand_in.vllm.flags.arguments import arguments
+from tests.support import warm
 from tests.support.commands import dynabench, in_process
 from tests.support.servers import free_port
 from tests.support.waiting import until
@@ -88,7 +89,7 @@ def test_no_flag_of_ours_has_the_name_of_one_of_vllms():
 def test_it_serves_until_a_signal_and_says_whose_step_times_they_are():
     port = free_port()
     command = [sys.executable, "-m", "dynabench", "vllm", LLAMA, "--port", str(port), "--enforce-eager"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with warm.start(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             until(lambda: _is_healthy(port), process)
         finally:

@@ -4,7 +4,6 @@ to be killed."""
 import asyncio
 import contextlib
 import re
-import subprocess
 import sys
 import threading
 
@@ -24,6 +23,7 @@ from serving.runtime.distributed import DistributedRuntime
 from serving.transfer.config import TransferRunConfig
 from serving.worker.config import WorkerConfig
 from serving.worker.loop import run_worker
+from tests.support import warm
 from tests.support.waiting import PATIENCE_S, instances, until
 
 FAST = {"num_gpu_blocks": 2000, "block_size": 16, "speedup_ratio": 20.0}
@@ -78,7 +78,7 @@ class Apart:
         settings |= {"role": role, "endpoint": worker.endpoint, "model_name": model, "migration_limit": 3}
         settings |= FAST | self._engine | engine | TRANSFER
         words = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-        process = subprocess.Popen([sys.executable, "-m", "serving.mocker", *words])
+        process = warm.start([sys.executable, "-m", "serving.mocker", *words])
         self._processes.append(process)
         return process
 

@@ -6,18 +6,21 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 from tests.support.waiting import PATIENCE_S
+from tests.support.warm import BIN, start
 
-BIN = Path(sys.executable).parent
 DYNAMO_RUN = BIN / "dynamo-run"
 PROGRESS = re.compile(r"^ *[\d.,]+ s  .*\n", re.MULTILINE)
 """What commands say on stderr every few seconds: how many such lines there are is a matter of the machine."""
 
 
-def dynabench(*arguments, **options):
-    return run(sys.executable, "-m", "dynabench", *arguments, **options)
+ONE_AT_A_TIME = {"LOKY_MAX_CPU_COUNT": "1"}
+"""Lets simulations without --jobs run in the command's own process: each other one imports for seconds."""
+
+
+def dynabench(*arguments, env=None, **options):
+    return run(sys.executable, "-m", "dynabench", *arguments, env=ONE_AT_A_TIME | (env or {}), **options)
 
 
 def in_process(*words):
@@ -34,13 +37,24 @@ def dynamo_run(*arguments, **options):
     return run(DYNAMO_RUN, *arguments, **options)
 
 
-def run(*command, env=None, **options):
-    """Run a command to its end, without input where none is given; `env` is added to the environment, progress left out."""
+def run(*command, env=None, fresh=False, **options):
+    """Run a command to its end, without input where none is given; `env` is added to the environment, progress left out.
+
+    `fresh` starts a new Python, for tests of start-up itself; `warm.py` says what else a command is started as.
+    """
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    pipes |= {} if "input" in options else {"stdin": subprocess.DEVNULL}
-    done = subprocess.run(
-        [*map(str, command)], text=True, env=os.environ | (env or {}), **({"timeout": PATIENCE_S} | pipes | options)
-    )
+    pipes |= {"stdin": subprocess.PIPE if "input" in options else subprocess.DEVNULL}
+    input, timeout, check = options.pop("input", None), options.pop("timeout", PATIENCE_S), options.pop("check", False)
+    begin = subprocess.Popen if fresh else start
+    with begin([*map(str, command)], **({"text": True, "env": os.environ | (env or {})} | pipes | options)) as process:
+        try:
+            stdout, stderr = process.communicate(input, timeout)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+    if check:
+        done.check_returncode()
     if done.stderr:
         done.stderr = PROGRESS.sub("", done.stderr)
     return done

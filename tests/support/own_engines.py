@@ -2,12 +2,12 @@
 
 import contextlib
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import httpx
 
+from tests.support import warm
 from tests.support.servers import free_port
 from tests.support.waiting import PATIENCE_S, until
 
@@ -18,7 +18,7 @@ def serving_engine(module, folder, models, *flags):
     environment = os.environ | {"DYN_DISCOVERY_DIR": str(folder), "DYN_LOG": "off"}
     port = free_port()
     commands = [[Path(module.__file__)], ["-m", "serving.frontend", "--http-port", port, *flags]]
-    processes = [subprocess.Popen([sys.executable, *map(str, command)], env=environment) for command in commands]
+    processes = [warm.start([sys.executable, *map(str, command)], env=environment) for command in commands]
     url = f"http://127.0.0.1:{port}"
 
     def has_all():

@@ -12,6 +12,7 @@ from mocker.timing.config import TimingConfig
 from mocker.timing.model import Prefill
 from mocker.vllm.core import VllmCore
 from tests.mocker.vllm.test_leap import configs, make, timings, workloads
+from tests.support.examples import worth
 
 STEPS = TimingConfig(timing="constant", constant_prefill_ms=1000.0, constant_decode_ms=125.0)
 
@@ -101,7 +102,7 @@ class Leading:
         self.mixed, self.decode, self.lead_s = model.mixed, model.decode, lead_s
 
 
-@settings(max_examples=100)
+@settings(max_examples=worth(100))
 @given(
     configs.filter(lambda config: config.async_scheduling and not config.is_kv_consumer),
     timings,

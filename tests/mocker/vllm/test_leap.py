@@ -15,6 +15,7 @@ from mocker.tiers.ranges import count
 from mocker.tiers.work import Found, Hurry, Read, Write
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
+from tests.support.examples import worth
 
 configs = st.builds(
     EngineConfig,
@@ -393,7 +394,7 @@ def test_sequences_that_hold_all_blocks_lock_the_engine_up_as_they_do_in_vllm():
         assert (what, len(holding), num_free) == ("locked", 2, 0)
 
 
-@settings(max_examples=300)
+@settings(max_examples=worth(300))
 @given(configs, timings, workloads(), st.lists(st.floats(0, 10), max_size=6), hosts, st.booleans())
 def test_a_leap_equals_repeated_steps(config, timing, requests, looks, host, end_at_stores):
     step_by_step, step_events, _ = drive(config, timing, requests, max_iterations=1, host=host)
@@ -406,7 +407,7 @@ def test_a_leap_equals_repeated_steps(config, timing, requests, looks, host, end
     assert looked_events == step_events
 
 
-@settings(max_examples=150)
+@settings(max_examples=worth(150))
 @given(configs, timings, workloads(), hosts, st.integers(1, 40), st.integers(1, 3), st.booleans())
 def test_a_leap_equals_repeated_steps_where_layers_hold_blocks_of_their_own(
     config, timing, requests, host, window, num_windowed, has_state
@@ -420,7 +421,7 @@ def test_a_leap_equals_repeated_steps_where_layers_hold_blocks_of_their_own(
     assert leap_events == step_events
 
 
-@settings(max_examples=150)
+@settings(max_examples=worth(150))
 @given(configs, timings, workloads(), hosts)
 def test_what_is_scheduled_at_once_is_what_the_rule_schedules_one_by_one(config, timing, requests, host):
     plain, plain_events, _ = drive(config, timing, requests, max_iterations=1, one_by_one=True, host=host)
@@ -429,7 +430,7 @@ def test_what_is_scheduled_at_once_is_what_the_rule_schedules_one_by_one(config,
     assert fast_events == plain_events
 
 
-@settings(max_examples=150)
+@settings(max_examples=worth(150))
 @given(configs, timings, workloads(), hosts)
 def test_unordered_events_change_nothing_else(config, timing, requests, host):
     ordered, events, _ = drive(config, timing, requests, max_iterations=1 << 62, host=host)
@@ -438,7 +439,7 @@ def test_unordered_events_change_nothing_else(config, timing, requests, host):
     assert sorted(unordered_events, key=repr) == sorted(events, key=repr)
 
 
-@settings(max_examples=200)
+@settings(max_examples=worth(200))
 @given(configs, timings, workloads(), hosts, st.sampled_from([2, 4]))
 def test_ids_that_span_several_blocks_change_nothing(config, timing, requests, host, blocks_per_id):
     fine, fine_events, (_, most_copies) = drive(config, timing, requests, max_iterations=1 << 62, host=host)

@@ -28,9 +28,10 @@ from tests.model.parsers.texts import (
     reasoning_of,
     safe_texts,
 )
+from tests.support.examples import worth
 
 places = strategies.lists(strategies.integers(0, 400))
-quickly = settings(max_examples=30, deadline=None)
+quickly = settings(max_examples=worth(30), deadline=None)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies
 from serving.model.parsers import answer_parser, calls_schema
 from serving.model.parsers.schema_types import ToolTypes
 from tests.model.parsers.texts import calls_of, parsed, read
+from tests.support.examples import worth
 
 keywords = strategies.sampled_from(
     [
@@ -90,7 +91,7 @@ def test_types_are_found_at_any_depth_and_in_circles():
     assert looks(schema, "p")[1] == [{"null", "integer", "boolean", "any"}]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=worth(300), deadline=None)
 @given(json_values, json_values)
 def test_any_json_is_a_schema_whose_types_can_be_asked_for(parameters, described):
     types = ToolTypes([tool("f", parameters), tool("g", {"properties": {"p": described}, "x": parameters})])
@@ -98,7 +99,7 @@ def test_any_json_is_a_schema_whose_types_can_be_asked_for(parameters, described
         assert types.of(name, "p")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=worth(300), deadline=None)
 @given(strategies.dictionaries(keywords, json_values), strategies.dictionaries(keywords, json_values))
 def test_any_object_is_a_schema_of_calls_or_is_refused_by_the_name_of_its_tool(first, second):
     tools = [tool("first", first), tool("second", second)]

@@ -1,0 +1,73 @@
+"""A program that `tests/support/warm.py` forks is what a fresh process is: only then do tests of commands mean anything."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import warm
+from tests.support.commands import run
+from tests.support.waiting import PATIENCE_S
+
+SEEN = """\
+import json, os, signal, sys
+print(json.dumps({
+    "name": __name__,
+    "arguments": sys.argv,
+    "path": sys.path[0],
+    "folder": os.getcwd(),
+    "said": sys.stdin.read(),
+    "variables": {name: os.environ.get(name) for name in ("SEEN", "LEFT_OUT", "COLUMNS")},
+    "open": len(os.listdir("/proc/self/fd")),
+    "leads a session": os.getsid(0) == os.getpid(),
+    "handlers": {number.name: str(signal.getsignal(number)) for number in signal.Signals},
+    "encodings": [(file.encoding, file.errors, file.line_buffering, file.write_through) for file in (sys.stdin, sys.stdout, sys.stderr)],
+    "its own child's variable": os.popen("echo $SEEN").read(),
+}))
+print("an error", file=sys.stderr)
+sys.exit(7)
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    file = tmp_path / "seen.py"
+    file.write_text(SEEN)
+    return [sys.executable, file]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"start_new_session": True}, {"env": {"SEEN": "yes", "COLUMNS": "33"}}], ids=str
+)
+def test_a_fork_sees_what_a_fresh_process_sees(program, tmp_path, options):
+    command = [*program, "a word", "--flag"]
+    fork, fresh = (run(*command, input="hello", cwd=tmp_path, fresh=fresh, **options) for fresh in (False, True))
+    assert (fork.returncode, fork.stdout, fork.stderr) == (fresh.returncode, fresh.stdout, fresh.stderr)
+    assert '"said": "hello"' in fork.stdout
+
+
+def test_a_program_is_forked_unless_python_or_a_library_reads_its_environment_early(program, tmp_path):
+    words = [*map(str, program)]
+    assert warm.is_warm(words, {"stdout": subprocess.PIPE, "cwd": tmp_path})
+    assert warm.is_warm([sys.executable, "-m", "serving.mocker"], {})
+    assert not warm.is_warm(words, {"env": warm.AT_FIRST | {"HOME": str(tmp_path)}})
+    assert not warm.is_warm(words, {"env": warm.AT_FIRST | {"PYTHONPATH": str(tmp_path)}})
+    assert not warm.is_warm(words, {"preexec_fn": print})
+    assert not warm.is_warm([sys.executable, "-c", "pass"], {})
+    assert not warm.is_warm(["sleep", "1"], {})
+
+
+def test_how_a_fork_ends_is_known_as_of_any_process(tmp_path):
+    file = tmp_path / "waits.py"
+    file.write_text("import time; print('here', flush=True); time.sleep(600)")
+    with warm.start([sys.executable, file], stdout=subprocess.PIPE, text=True) as process:
+        assert isinstance(process, warm.WarmProcess)
+        assert process.stdout.readline() == "here\n"
+        assert process.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.01)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(PATIENCE_S) == process.poll() == -signal.SIGKILL
+    assert not Path(f"/proc/{process.pid}").exists()
