@@ -46,19 +46,14 @@ def dynabench(*arguments: object) -> None:
 
 
 def flags_of(options: argparse.Namespace) -> dict[str, list[object]]:
-    """Return the deployment as flags of each command; both move the same KV, one of them for real."""
+    """Return the deployment as flags of each command; both have the same links."""
     if not options.apart:
         return {
             command: ["--workers", options.workers, "--repeats", options.repeats] for command in ("simulate", "run")
         }
     pools = ["--prefill-workers", options.prefill_workers, "--decode-workers", options.decode_workers]
     pools += ["--flow", options.flow]
-    bandwidth = options.bandwidth_gb_s / options.kv_bytes_scale
-    latency = options.transfer_latency_ms
-    return {
-        "simulate": [*pools, "--transfer-bandwidth-gb-s", bandwidth, "--transfer-latency-ms", latency],
-        "run": [*pools, "--transfer", options.transfer, "--kv-bytes-scale", options.kv_bytes_scale],
-    }
+    return {"simulate": pools, "run": [*pools, "--transfer", options.transfer]}
 
 
 def made(folder: Path, name: str, synth: list[str] | None) -> list[Path]:
@@ -134,9 +129,6 @@ def main() -> None:
     parser.add_argument("--decode-workers", type=int, default=2)
     parser.add_argument("--flow", default="source-first")
     parser.add_argument("--transfer", default="shm")
-    parser.add_argument("--kv-bytes-scale", type=float, default=0.01)
-    parser.add_argument("--bandwidth-gb-s", type=float, default=2.0, help="of that path here: benchmarks/transfer.py")
-    parser.add_argument("--transfer-latency-ms", type=float, default=0.4, help="fixed cost of a transfer on that path")
     options = parser.parse_args()
     flags, beyond = flags_of(options), []
     with tempfile.TemporaryDirectory() as folder:

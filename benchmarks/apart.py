@@ -1,16 +1,15 @@
 """Measure the cost of separate prefill and decode workers, with the whole stack on this machine.
 
     python benchmarks/apart.py throughput [--clients 64 256] [--seconds 8]
-    python benchmarks/apart.py ttft [--paths shm tcp nixl] [--tokens 1024 8192 65536] [--kv-bytes-scale 1] [--requests 9]
+    python benchmarks/apart.py ttft [--paths shm tcp] [--tokens 1024 8192 65536] [--requests 9]
 
 `throughput` measures tokens per second of 1+1 and 2+2 mockers, compared with 4 aggregated ones, at speedup 1000, so
-that the stack is the limit; it moves hardly any KV. `ttft` measures what a transfer adds to the TTFT of a single
-request: the median with the transfer minus the median of an aggregated worker with the same step times. It moves all KV
-of Llama-3.1-8B (131,072 bytes per token) unless that is scaled down.
+that the stack is the limit; transfers take no time. `ttft` measures what the hand-over adds to the TTFT of a single
+request beyond the modelled transfer of Llama-3.1-8B's KV (131,072 bytes per token): the median, minus that of an
+aggregated worker with the same step times, minus the transfer.
 """
 
 import argparse
-import importlib.util
 import statistics
 import time
 from typing import Any
@@ -25,6 +24,7 @@ from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.flags import MeasuredRouterConfig
 from dynabench.live.stack import LocalStack
 from mocker import EngineConfig
+from mocker.network.config import TransferConfig
 from mocker.timing.config import TimingConfig
 from serving.frontend.config import FrontendConfig
 from serving.model.card import Role
@@ -33,9 +33,12 @@ from serving.worker.config import WorkerConfig
 
 BYTES_PER_TOKEN = 131_072
 TOKENS = live.tokens_of(31_000)
+FREE = TransferConfig(bandwidth_gb_s=0, latency_ms=0)
 
 
-def deployed(counts: dict[Role, int], settings: dict[str, Any], transfer: TransferRunConfig) -> Deployment:
+def deployed(
+    counts: dict[Role, int], settings: dict[str, Any], way: TransferRunConfig, links: TransferConfig
+) -> Deployment:
     """Return a deployment with these numbers of workers of each role."""
     pools = tuple(Pool(name=role, role=role, replicas=count, **settings) for role, count in counts.items())
     return Deployment(
@@ -43,7 +46,8 @@ def deployed(counts: dict[Role, int], settings: dict[str, Any], transfer: Transf
         router_mode="kv",
         router=MeasuredRouterConfig(),
         frontend=FrontendConfig(http_port=0),
-        kv_transfer=transfer,
+        kv_transfer=way,
+        transfer=links,
     )
 
 
@@ -59,34 +63,27 @@ async def throughput(options: argparse.Namespace) -> None:
     for name, counts in sizes.items():
         for clients in options.clients:
             print(f"{name:12}", end=" ", flush=True)
-            async with LocalStack(deployed(counts, settings, TransferRunConfig(kv_bytes_scale=1e-4))) as stack:
+            async with LocalStack(deployed(counts, settings, TransferRunConfig(), FREE)) as stack:
                 await live.measure(stack.url, stack.model, clients, 64, options.seconds, prompt)
 
 
 async def ttft(options: argparse.Namespace) -> None:
-    """Measure what a transfer of each size adds on each path."""
-    has_nixl = importlib.util.find_spec("nixl") is not None
+    """Measure what a hand-over adds to a prompt of each length on each path."""
+    links = TransferConfig()
     for tokens in options.tokens:
-        moved = tokens * BYTES_PER_TOKEN * options.kv_bytes_scale
+        transfer_s = links.latency_s + tokens * BYTES_PER_TOKEN / links.gpu_bandwidth
         base = await median_ttft(tokens, {"aggregated": 1}, TransferRunConfig(), options.requests)
         for path in options.paths:
-            if path == "nixl" and not has_nixl:
-                print("nixl: its package is not installed", flush=True)
-                continue
-            transfer = TransferRunConfig(
-                transfer=path,
-                kv_bytes_scale=options.kv_bytes_scale,
-                transfer_memory_mb=int(2.5 * moved / 1e6) + 64,
-            )
-            found = await median_ttft(tokens, {"prefill": 1, "decode": 1}, transfer, options.requests)
+            way = TransferRunConfig(transfer=path)
+            found = await median_ttft(tokens, {"prefill": 1, "decode": 1}, way, options.requests)
             print(
-                f"{tokens:6} tokens ({moved / 1e6:8.1f} MB) {path:5} TTFT {found * 1000:8.1f} ms, aggregated "
-                f"{base * 1000:6.1f} ms: {(found - base) * 1000:+8.1f} ms",
+                f"{tokens:6} tokens {path:5} TTFT {found * 1000:8.1f} ms, aggregated {base * 1000:6.1f} ms, transfer "
+                f"{transfer_s * 1000:6.1f} ms: {(found - base - transfer_s) * 1000:+8.1f} ms",
                 flush=True,
             )
 
 
-async def median_ttft(tokens: int, counts: dict[Role, int], transfer: TransferRunConfig, count: int) -> float:
+async def median_ttft(tokens: int, counts: dict[Role, int], way: TransferRunConfig, count: int) -> float:
     """Return the median TTFT (s) of single requests with uncached prompts, without the first one."""
     settings = {
         "mocker": EngineConfig(num_gpu_blocks=1 << 14, max_num_batched_tokens=1 << 17),
@@ -95,7 +92,7 @@ async def median_ttft(tokens: int, counts: dict[Role, int], transfer: TransferRu
     }
     rng, found = np.random.default_rng(tokens), []
     async with (
-        LocalStack(deployed(counts, settings, transfer)) as stack,
+        LocalStack(deployed(counts, settings, way, TransferConfig())) as stack,
         aiohttp.ClientSession(headers=live.HEADERS) as session,
     ):
         for _ in range(count + 1):
@@ -117,9 +114,8 @@ def main() -> None:
     parser.add_argument("what", choices=["throughput", "ttft"])
     parser.add_argument("--clients", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--seconds", type=float, default=8)
-    parser.add_argument("--paths", nargs="+", default=["shm", "tcp", "nixl"])
+    parser.add_argument("--paths", nargs="+", default=["shm", "tcp"])
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 8192, 65536])
-    parser.add_argument("--kv-bytes-scale", type=float, default=1.0)
     parser.add_argument("--requests", type=int, default=9)
     options = parser.parse_args()
     uvloop.run(throughput(options) if options.what == "throughput" else ttft(options))

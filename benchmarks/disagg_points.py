@@ -29,10 +29,10 @@ from fidelity_points import started, workload_of
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.overhead import OverheadConfig
-from dynabench.deployment.transfer import TransferConfig
 from dynabench.plan import Plan, Settings
 from dynabench.virtual.run import run as simulate
 from mocker import EngineConfig
+from mocker.network.config import TransferConfig
 from mocker.timing.catalog import gpu_names
 from mocker.timing.config import TimingConfig
 from mocker.timing.files import COLUMNS

@@ -1,9 +1,8 @@
-"""Measure how fast KV is written to each kind of tier and read with verification, and how long verification takes.
+"""Measure how fast KV is written to a store and read with verification, and how long verification takes.
 
-    python -m benchmarks.kv_tiers [--kinds verify host files store] [--chunk-kib 20 640 20480] [--folder FOLDER]
+    python -m benchmarks.kv_tiers [--kinds verify store] [--chunk-kib 20 640 20480]
 
-Prints GB/s (the median of the rounds) and the CPU time of this process per GB. Files are in the page cache, so the disk
-itself is not measured.
+Prints GB/s (the median of the rounds) and the CPU time of this process per GB.
 """
 
 import argparse
@@ -20,11 +19,8 @@ from pathlib import Path
 
 import uvloop
 
-from serving.kv_tiers.blocks import KvLayout
-from serving.kv_tiers.files import FileTier
-from serving.kv_tiers.host import HostTier
 from serving.kv_tiers.store_client import StoreTier
-from serving.kv_tiers.tier import ChunkFormat
+from serving.kv_tiers.tier import HEADER, ChunkFormat
 
 TOTAL_BYTES = 256 << 20
 """Bytes moved in a round."""
@@ -48,7 +44,7 @@ async def timed(move, lots, num_bytes):
 
 
 class Verifying:
-    """Only verifies, or makes, chunks in place."""
+    """Only seals and verifies chunks in place."""
 
     def __init__(self, format):
         self.format = format
@@ -57,9 +53,9 @@ class Verifying:
         """Do nothing."""
 
     async def write(self, keys, chunks):
-        """Make chunks in place."""
+        """Seal chunks in place."""
         for key, memory in zip(keys, chunks, strict=True):
-            self.format.write(memory, key)
+            self.format.seal(memory, key)
         return len(keys)
 
     async def read(self, keys, chunks):
@@ -73,14 +69,10 @@ class Verifying:
         """Do nothing."""
 
 
-def make(kind, format, num_chunks, folder, stack):
+def make(kind, format, folder, stack):
     """Return a tier."""
     if kind == "verify":
         return Verifying(format)
-    if kind == "host":
-        return HostTier(format, num_chunks)
-    if kind == "files":
-        return FileTier(folder / "kv", format, num_chunks)
     command = [sys.executable, "-m", "serving.kv_store", "--port", "0", "--discovery-dir", str(folder / "d")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     stack.callback(process.wait)
@@ -93,17 +85,17 @@ def make(kind, format, num_chunks, folder, stack):
 
 async def run(kind, chunk_bytes, rounds, folder):
     """Print a row."""
-    format = ChunkFormat.of(KvLayout(chunk_bytes - 32), "benchmark")
+    format = ChunkFormat.of(chunk_bytes - HEADER.size, "benchmark")
     num_chunks = max(TOTAL_BYTES // chunk_bytes, 1)
     sources = [memoryview(bytearray(chunk_bytes)) for _ in range(num_chunks)]
     names = [random.Random(number).getrandbits(64) for number in range(num_chunks)]
     for key, memory in zip(names, sources, strict=True):
-        format.write(memory, key)
+        format.seal(memory, key)
     targets = sources if kind == "verify" else [memoryview(bytearray(chunk_bytes)) for _ in range(num_chunks)]
     size = max(CALL_BYTES // chunk_bytes, 1)
     starts = range(0, num_chunks, size)
     async with AsyncExitStack() as stack:
-        tier = make(kind, format, num_chunks, folder, stack)
+        tier = make(kind, format, folder, stack)
         await tier.start()
         stack.push_async_callback(tier.close)
         written, read = [], []
@@ -116,21 +108,20 @@ async def run(kind, chunk_bytes, rounds, folder):
     print(f"{kind:8} {chunk_bytes >> 10:>7} KiB " + "".join(f"{value:8.2f}" for value in columns), flush=True)
 
 
-async def main(kinds, sizes, rounds, folder):
+async def main(kinds, sizes, rounds):
     """Print the table."""
     print(f"{os.cpu_count()} CPU cores, load {os.getloadavg()[0]:.1f}")
     print("tier       chunk        write   CPU s    read   CPU s   (GB/s, and CPU seconds per GB)")
     for kind in kinds:
         for size in sizes:
-            with tempfile.TemporaryDirectory(prefix="kv-", dir=folder) as place:
+            with tempfile.TemporaryDirectory(prefix="kv-") as place:
                 await run(kind, size, rounds, Path(place))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kinds", nargs="+", default=["verify", "host", "files", "store"])
+    parser.add_argument("--kinds", nargs="+", default=["verify", "store"])
     parser.add_argument("--chunk-kib", nargs="+", type=int, default=[20, 640, 20480])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", help="where files are (default: the system's temporary folder)")
     given = parser.parse_args()
-    uvloop.run(main(given.kinds, [size << 10 for size in given.chunk_kib], given.rounds, given.folder))
+    uvloop.run(main(given.kinds, [size << 10 for size in given.chunk_kib], given.rounds))

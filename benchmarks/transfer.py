@@ -1,6 +1,6 @@
 """Measure how fast KV moves between two processes of this host, next to a memcpy and a plain socket.
 
-    python -m benchmarks.transfer [--ways shm tcp nixl] [--sizes-kib 64 1024 65536 1048576]
+    python -m benchmarks.transfer [--ways shm tcp] [--sizes-kib 64 1024 65536 1048576]
 
 Prints GB/s (the median of the rounds) and the CPU time of the reader and of the owner per GB. On a machine that does
 other work, too, CPU time is more reliable than the clock.
@@ -151,7 +151,7 @@ if __name__ == "__main__":
         uvloop.run(owner(sys.argv[2], int(sys.argv[3]), sys.argv[4]))
     else:
         parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-        parser.add_argument("--ways", nargs="+", default=["memcpy", "socket", "shm", "tcp", "nixl"])
+        parser.add_argument("--ways", nargs="+", default=["memcpy", "socket", "shm", "tcp"])
         parser.add_argument("--sizes-kib", nargs="+", type=int, default=[64, 1024, 16384, 262144, 1048576])
         parser.add_argument("--rounds", type=int, default=5)
         given = parser.parse_args()

@@ -23,7 +23,6 @@ from mocker.look_ups import LookUps
 from mocker.sequence import Sequence
 from mocker.step import Step, StepLog, StepOutput
 from mocker.tiers.config import HostMemory
-from mocker.tiers.copies import Copy
 from mocker.tiers.host_link import Direction
 from mocker.tiers.work import Found, LookUp, Read, TierWork, Write
 from mocker.timing.model import TimingModel
@@ -275,18 +274,6 @@ class DrivenEngine(Protocol):
 
     def end_write(self, write: Write) -> None:
         """Report that a write has ended, whether or not the tier accepted it."""
-        ...
-
-    def host_loads(self) -> list[Copy]:
-        """Return the loads from host memory that are under way."""
-        ...
-
-    def await_check(self, load: Copy) -> None:
-        """Keep one of the `host_loads` from ending before `end_check`."""
-        ...
-
-    def end_check(self, load: Copy, num_good: int) -> None:
-        """Accept the first `num_good` chunks of a load; the rest is computed."""
         ...
 
     def publish_host_events(self) -> None:

@@ -13,8 +13,7 @@ whatever the first one produces, so an arriving sequence waits for the step in f
 
 The engine copies KV between the GPU and host memory itself, and knows when a copy ends as soon as it starts. It
 accounts for copies at the end of an iteration; the driver calls an idle engine again at `wake_s`. A leap ends when a
-load ends; a store ends it only if something has to happen at once (`has_end_at_stores`). The driver may check what is
-loaded into the GPU (`await_check`, `end_check`); the engine computes what the check rejects.
+load ends; a store ends it only if something has to happen at once (`has_end_at_stores`).
 
 What only the driver can do is in `effects` (`contract.py`): it transfers KV between engines, and serves the tiers behind
 host memory.
@@ -29,7 +28,7 @@ from mocker.look_ups import LookUps
 from mocker.sequence import OVER, Sequence
 from mocker.step import Step, StepLog, StepOutput
 from mocker.tiers.config import HostMemory
-from mocker.tiers.copies import NO_WORK, Copy
+from mocker.tiers.copies import NO_WORK
 from mocker.tiers.host_link import HostLink
 from mocker.tiers.work import Found, LookUp, Read, Write
 from mocker.timing.model import Prefill, Ramp, TimingModel, chunk
@@ -255,19 +254,6 @@ class Engine:
     def end_write(self, write: Write) -> None:
         """Report that a write has ended, whether or not the tier accepted it."""
         self.core.end_write(write)
-
-    def host_loads(self) -> list[Copy]:
-        """Return the loads from host memory that are under way."""
-        return [load for _, load in self._link.loads.copies]
-
-    def await_check(self, load: Copy) -> None:
-        """Keep one of the `host_loads` from ending before `end_check`."""
-        self._link.await_check(load)
-
-    def end_check(self, load: Copy, num_good: int) -> None:
-        """Accept the first `num_good` chunks of a load; the next one is wrong and is dropped, and the rest is computed."""
-        load.num_good = num_good
-        self._link.end_check(load)
 
     def _end_transfers(self) -> list[Sequence]:
         """Account for the transfers that have ended, incoming ones first as vLLM does; return the sequences that end."""

@@ -21,7 +21,6 @@ def new_engine(
     more: MoreBlocks | None = None,
     max_loras: int | None = None,
     kv_events: bool = True,
-    host_events: bool | None = None,
     ordered_events: bool = True,
 ) -> DrivenEngine:
     """Return an idle engine of the family to which its settings belong.
@@ -34,7 +33,6 @@ def new_engine(
         more: what a sequence holds beside the blocks of its tokens, if the model has layers that do not keep all.
         max_loras: how many adapters may run in one iteration (None: sequences have none).
         kv_events: report KV events.
-        host_events: report those of host memory (default: as `kv_events`).
         ordered_events: inside a leap, put events in the exact order of the real engine (at a cost per block) instead of
             one sequence after another.
     """
@@ -45,6 +43,5 @@ def new_engine(
         more,
         max_loras=max_loras,
         kv_events=kv_events,
-        host_events=kv_events if host_events is None else host_events,
     )
     return Engine(config, core, timing, host=host, kv_events=kv_events, ordered_events=ordered_events)

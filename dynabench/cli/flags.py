@@ -36,10 +36,10 @@ from dynabench.deployment.flags import (
     live_pools,
     simulated_pools,
 )
-from dynabench.deployment.transfer import TransferConfig
 from foundation.errors import UserError
 from foundation.settings import changed
 from mocker import EngineConfig
+from mocker.network.config import TransferConfig
 from mocker.timing.config import TimingConfig
 from serving.engines.mock.config import AnswerConfig
 from serving.transfer.config import OF_TIERS

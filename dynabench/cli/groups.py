@@ -17,12 +17,12 @@ from dynabench.deployment.flags import (
 from dynabench.deployment.fleet import FleetConfig
 from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.deployment.overhead import OverheadConfig
-from dynabench.deployment.transfer import TransferConfig
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.plan import ClientConfig
 from dynabench.terminal import Terminal
 from foundation.errors import plain_errors as plain_errors
 from mocker import EngineConfig
+from mocker.network.config import TransferConfig
 from mocker.timing.config import TimingConfig
 from serving.cli.command_line import flat
 from serving.engines.mock.config import AnswerConfig
@@ -31,7 +31,7 @@ from serving.life import DisaggregationConfig
 from serving.planner import PlannerConfig
 from serving.router import RouterConfig
 from serving.runtime.config import RuntimeConfig
-from serving.transfer.config import TransferRunConfig
+from serving.transfer.config import OF_LINKS, TransferRunConfig
 from serving.worker.config import ModelConfig
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
@@ -96,7 +96,7 @@ Formats = Annotated[ModelConfig, FORMATS, flat("Tools and reasoning", 6)]
 Overheads = Annotated[OverheadConfig, flat("Between client and engine", 7)]
 Disaggregation = Annotated[DisaggregationConfig, flat("Prefill and decode workers", 7)]
 Transfers = Annotated[TransferConfig, prefixed("transfer"), flat("Prefill and decode workers", 7)]
-ELSEWHERE = Parameter(parse="^(?!(kv_bytes_per_token|kv_store|kv_store_write_policy)$)")
+ELSEWHERE = Parameter(parse=f"^(?!({'|'.join(OF_LINKS)}|kv_store|kv_store_write_policy)$)")
 """Leaves out flags of settings that the sections `transfer` and `kv_store` of a file have for both clocks."""
 KvTransfer = Annotated[TransferRunConfig, ELSEWHERE, flat("KV between processes", 7)]
 KvStore = Annotated[KvStoreConfig, flat("KV store", 7)]

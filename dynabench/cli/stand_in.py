@@ -11,7 +11,6 @@ from cyclopts import Parameter
 from foundation.errors import UserError, plain_errors
 from serving.cli.command_line import Verbosity, flat
 from serving.engines.mock.config import AnswerConfig
-from serving.kv_tiers.tier import TierError
 from serving.model.errors import ModelError
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.stand_in.config import StandInConfig
@@ -37,7 +36,7 @@ Simulation = Annotated[SimulationConfig, flat("In place of GPUs", 1)]
 Replicas = Annotated[ReplicasConfig, flat("Many at once", 2)]
 Faults = Annotated[FaultFlags, flat("Faults on purpose", 3)]
 Answers = Annotated[AnswerConfig, flat("Simulated engine", 6)]
-OF_HANDOVER = Parameter(parse="^(transfer|transfer_host|transfer_memory_mb|kv_bytes_scale|transfer_read_timeout_s)$")
+OF_HANDOVER = Parameter(parse="^transfer(_host|_bandwidth_gb_s|_latency_ms|_block_us|_read_timeout_s)?$")
 Transfer = Annotated[TransferRunConfig, OF_HANDOVER, flat("KV between processes", 7)]
 
 
@@ -107,7 +106,7 @@ def _own_flags() -> list[str]:
 def _serve(config: StandInConfig, many: ReplicasConfig) -> None:
     try:
         run(lambda stopping: serve_replicas(config, many.replicas, many.num_processes, stopping))
-    except (ModelError, EngineError, RuntimeUnavailableError, TierError, GroupError, ValueError) as error:
+    except (ModelError, EngineError, RuntimeUnavailableError, GroupError, ValueError) as error:
         raise UserError(str(error)) from error
 
 

@@ -15,12 +15,12 @@ from msgspec import Meta
 from dynabench.deployment.fleet import FleetConfig
 from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.deployment.overhead import OverheadConfig
-from dynabench.deployment.transfer import TransferConfig
 from foundation.settings import Count, check
 from foundation.text import one_line
 from mocker import EngineConfig
 from mocker.models.catalog import find_model
 from mocker.models.layout import refusal
+from mocker.network.config import TransferConfig
 from mocker.timing.config import TimingConfig
 from serving.engines.mock.config import AnswerConfig
 from serving.frontend.config import FrontendConfig

@@ -123,10 +123,6 @@ def refuse_idle_settings(deployments: Sequence[Deployment]) -> None:
     )
     engines = [pool.mocker for deployment in deployments for pool in deployment.pools]
     refuse_idle_tiers(engines, has_store=has_store)
-    for deployment in deployments:
-        folder = deployment.kv_transfer.kv_disk_folder
-        if folder and not any(engine.kv_disk_size for engine in engines):
-            raise ValueError(f"kv_disk_folder is {folder}, but there is no disk for KV; set kv_disk_size as well")
 
 
 def context_of(engines: Iterable[SimulatedEngine]) -> int:

@@ -16,14 +16,14 @@ from dynabench.elsewhere import of_setting
 from foundation.text import instead_of
 from mocker import EngineConfig
 from serving.frontend.config import FrontendConfig
-from serving.transfer.config import TransferRunConfig
+from serving.transfer.config import OF_LINKS, TransferRunConfig
 from serving.worker.config import WorkerConfig
 
 DECIDED = {
     FrontendConfig: ("router_mode", "namespace", "seed"),
     WorkerConfig: ("endpoint", "role", "router_mode"),
     EngineConfig: ("kv_role",),
-    TransferRunConfig: ("kv_bytes_per_token",),  # of the section `transfer`
+    TransferRunConfig: OF_LINKS,
     Pool: ("name",),
     Deployment: ("name", "pools"),
 }

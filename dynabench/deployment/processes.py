@@ -139,7 +139,14 @@ def _worker_config(deployment: Deployment, pool: Pool, home: str) -> WorkerConfi
 
 def _engine(deployment: Deployment, pool: Pool, stores: list[Program]) -> EngineChoice | LightEngine:
     if pool.engine == "mocker":
-        transfer = replace(deployment.kv_transfer, kv_bytes_per_token=deployment.transfer.kv_bytes_per_token)
+        links = deployment.transfer
+        transfer = replace(
+            deployment.kv_transfer,
+            kv_bytes_per_token=links.kv_bytes_per_token,
+            transfer_bandwidth_gb_s=links.bandwidth_gb_s,
+            transfer_latency_ms=links.latency_ms,
+            transfer_block_us=links.block_us,
+        )
         for store in stores if pool.mocker.has_host_memory else ():
             service: KvStoreServiceConfig = store.settings[0]
             transfer = replace(
@@ -187,7 +194,7 @@ def check_store(deployment: Deployment) -> None:
 
 
 def kept_gib(deployment: Deployment) -> float:
-    """Return the actual size of a store (GiB), which is scaled like all KV bytes."""
+    """Return the actual size of a store (GiB), whose bytes are scaled."""
     return deployment.kv_store.kv_store_size * deployment.kv_transfer.kv_bytes_scale
 
 

@@ -13,7 +13,6 @@ from dynabench.kubernetes.contract import ADDRESS, COMPONENT, ours, planner_argu
 from dynabench.kubernetes.settings import ClusterConfig
 from foundation.own_code import base_and_additions, is_own
 from foundation.settings import changed
-from mocker.timing.choose import resolve
 from serving.frontend.config import FrontendConfig
 from serving.kv_tiers.config import KvStoreServiceConfig
 from serving.model.card import Role
@@ -21,7 +20,6 @@ from serving.model.hub import SCHEME, is_hub_id
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.kubernetes.names import POOL, ROLE
 from serving.supervision.group import Program
-from serving.transfer.config import TransferRunConfig
 from serving.worker.devices import num_gpus
 from serving.worker.registry import ENGINES, EngineChoice
 
@@ -77,8 +75,6 @@ class Component:
     """Whether the component reads a model, downloaded or from a volume."""
     files: tuple[str, ...] = ()
     """Files of this machine that are mounted in `FILES`."""
-    scratch: tuple[str, ...] = ()
-    """Writable folders that live as long as the pod."""
 
     @property
     def is_worker(self) -> bool:
@@ -235,10 +231,9 @@ def _worker(deployment: Deployment, config: ClusterConfig, pool: Pool, program: 
         ports={"system": SYSTEM},
         cpu="100m",
         memory_mib=256,
-        most_memory_mib=512 + _kept_mib(deployment, pool),
+        most_memory_mib=512,
         role=pool.role,
         files=files,
-        scratch=_scratch(deployment.kv_transfer, pool),
     )
     _check_files(pool)
     _check_model(pool, config)
@@ -255,40 +250,6 @@ def _worker(deployment: Deployment, config: ClusterConfig, pool: Pool, program: 
         environment=_side_channel(pool),
         loads_model=True,
     )
-
-
-def _kept_mib(deployment: Deployment, pool: Pool) -> int:
-    """Return the memory that a mocker needs for its KV (MiB)."""
-    transfer = deployment.kv_transfer
-    if pool.engine != "mocker":
-        return 0
-    sent = transfer.transfer_memory_mb if pool.role != "aggregated" else 0
-    host = resolve(pool.engine_config, pool.timing).host
-    kept = 0.0 if host is None else host.num_chunks * host.chunk_bytes * pool.mocker.dp_size
-    return sent + math.ceil(kept * transfer.kv_bytes_scale / MIB)
-
-
-def _scratch(transfer: TransferRunConfig, pool: Pool) -> tuple[str, ...]:
-    folder = transfer.kv_disk_folder
-    if not folder or pool.engine != "mocker" or not pool.mocker.kv_disk_size:
-        return ()
-    _check_mountable(folder)
-    return (folder,)
-
-
-def _check_mountable(folder: str) -> None:
-    """Refuse a folder where no volume can be, or whose volume would hide another."""
-    path = PurePosixPath("/", folder.lstrip("/"))
-    if not folder.startswith("/") or ":" in folder or ".." in path.parts:
-        raise ValueError(
-            f"kv_transfer.kv_disk_folder is {folder!r}; expected an absolute path inside the pod, without : and .."
-        )
-    for own in (FILES, MODELS, CACHE, TMP, SHARED_MEMORY):
-        is_inside = own == FILES and path.is_relative_to(own)  # which nobody can write to
-        if is_inside or PurePosixPath(own).is_relative_to(path):
-            raise ValueError(
-                f"kv_transfer.kv_disk_folder is {folder!r}; expected another folder, such as /kv: pods have a volume at {own}"
-            )
 
 
 def _gpus(pool: Pool) -> int:

@@ -135,6 +135,5 @@ def _volumes(component: Component, config: ClusterConfig, files: str) -> tuple[l
         found.append(("cache", empty, {"mountPath": CACHE}))
     if component.gpus:
         found.append(("shared-memory", {"emptyDir": {"medium": "Memory"}}, {"mountPath": SHARED_MEMORY}))
-    found += [(f"scratch-{number}", empty, {"mountPath": path}) for number, path in enumerate(component.scratch)]
     volumes = [{"name": name, **source} for name, source, _ in found]
     return volumes, [{"name": name, **place} for name, _, place in found]

@@ -126,7 +126,7 @@ def _record(
         repeat=plan.repeat,
         is_complete=is_complete,
         notes=tuple(notes),
-        facts=dict(sent.facts) | _transferred(plan.deployment, client),
+        facts=dict(sent.facts),
         is_live=True,
         pools=_pools(plan.deployment) if client.url is None else (),
     )
@@ -157,12 +157,6 @@ def _kv_use(deployment: Deployment, watch: KvWatch) -> tuple[KvOverTime, ...]:
         for role, shares in watch.shares().items()
         if role in names
     )
-
-
-def _transferred(deployment: Deployment, client: ClientConfig) -> dict[str, float]:
-    """Return the share of the KV's bytes that mockers move, if they hand KV over."""
-    is_ours = client.url is None and deployment.is_disaggregated and deployment.pools[0].engine == "mocker"
-    return {"kv_bytes_scale": deployment.kv_transfer.kv_bytes_scale} if is_ours else {}
 
 
 def _pools(deployment: Deployment) -> tuple[PoolUse, ...]:

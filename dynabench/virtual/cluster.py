@@ -14,18 +14,18 @@ from dynabench.virtual.arrivals import Arrivals
 from dynabench.virtual.clock import ARRIVAL, Clock
 from dynabench.virtual.fleet import Fleet, Worker
 from dynabench.virtual.flights import Flights
-from dynabench.virtual.links import Links
 from dynabench.virtual.means import mean_overhead, read_kv_size, router_of
 from dynabench.virtual.prompts import Prompts
 from dynabench.virtual.rank import Lockstep, Rank
 from dynabench.virtual.routing import Routers, Routing
 from dynabench.virtual.stamps import Stamps
 from dynabench.virtual.tiers import Tiering
-from dynabench.virtual.traffic import Traffic
 from dynabench.virtual.transfers import Transfers
 from foundation.errors import UserError
 from mocker import new_engine
 from mocker.events import TierEvent
+from mocker.network.links import Links
+from mocker.network.traffic import Traffic
 from mocker.sequence import RUNNING
 from mocker.timing.choose import SimulatedEngine
 from reports.record.records import RequestLog

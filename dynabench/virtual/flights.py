@@ -67,11 +67,11 @@ class Flights:
         self._terms = terms
         self._clock = clock
         self._routers = routers
+        self._decode = routers.decode
         self._ranks = ranks
         self._prompts = prompts
         self.hands = Hands(clock, ranks, transfers, stamps, self.act)
-        # By class, because a request has about ten effects: a `match` asks one class after another.
-        self._carry_out: dict[type[Effect], Callable[[Flight, Any], object]] = {
+        self.can: dict[type[Effect], Callable[[Flight, Any], object]] = {
             Place: self._place,
             Send: self._send,
             Release: self._release,
@@ -81,6 +81,7 @@ class Flights:
             Fail: self._fail,
             **self.hands.can,
         }
+        """How to carry out each effect. A request has about ten: a `match` would ask one class after another for each."""
         self._transfers = transfers
         self._arrivals = arrivals
         self._pacer = arrivals.pacer
@@ -123,7 +124,7 @@ class Flights:
                     self._terms.config,
                     prompt,
                     self._prompts.requests[flight.number].output_length,
-                    decode=self._routers.decode,
+                    decode=self._decode,
                     prefill=prefill,
                     ranks=self._ranks,
                     block_size=self._prompts.block_size,
@@ -134,7 +135,7 @@ class Flights:
         self.act(flight, flight.begin(self._clock.now, has_prefill=has_prefill, bypass=bypass))
 
     def _begin_chosen(self, flight: Flight, prepared: Prepared, choose: Callable[[int], int]) -> None:
-        self._routers.decode.catch_up(prepared.prompt)
+        self._decode.catch_up(prepared.prompt)
         try:
             slot = choose(flight.number)
         except NoWorkersError as error:
@@ -151,14 +152,14 @@ class Flights:
         if rank.prefills and self._routers.prefill is not None:
             self._on_prefill_step(rank, output, self._routers.prefill)
             return
-        if self._routers.decode.sends_events_at_once and rank.engine.effects.events:
-            self._routers.decode.on_events(rank)
+        if self._decode.sends_events_at_once and rank.engine.effects.events:
+            self._decode.on_events(rank)
         if output.sampled or output.finished:
             self._on_output(rank, output)
 
     def _on_output(self, rank: Rank, output: StepOutput) -> None:
         """Process first tokens and answers that have ended."""
-        router, arrivals = self._routers.decode.router, self._arrivals
+        router, arrivals = self._decode.router, self._arrivals
         for sequence in output.sampled:
             router.on_first_token(sequence.id)
         if output.sampled:
@@ -175,7 +176,7 @@ class Flights:
         if output.finished and arrivals.waits_for_answers:
             arrivals.await_next()
         if self._may_hold:
-            self._release_held("decode", self._routers.decode)
+            self._release_held("decode", self._decode)
         if rank.is_handing_over and output.sampled:
             self.hand_over(rank)
 
@@ -254,7 +255,7 @@ class Flights:
 
         A request whose prompt is being computed, or whose KV has not arrived yet, follows once that is done.
         """
-        if rank.prefills or not self._routers.decode.ranks:
+        if rank.prefills or not self._decode.ranks:
             return
         rank.is_handing_over = True
         rank.engine.advance(self._clock.now)
@@ -271,7 +272,7 @@ class Flights:
     def release(self) -> None:
         """Release requests that wait at any router, after something has changed."""
         if self._may_hold:
-            self._release_held("decode", self._routers.decode)
+            self._release_held("decode", self._decode)
         if self._routers.prefill is not None:
             self._release_prefills(self._routers.prefill)
 
@@ -287,27 +288,26 @@ class Flights:
 
     def give_up_held(self) -> bool:
         """Let those fail that wait at the router of ranks which answer, if there are none; return whether any did."""
-        held = [] if self._routers.decode.ranks else self._routers.decode.held
+        held = [] if self._decode.ranks else self._decode.held
         for number in held:
             self.act(self._of[number], self._of[number].fail(NOBODY, "unavailable"))
         return bool(held)
 
     def act(self, flight: Flight, effects: Effects) -> None:
         """Carry out effects in order."""
-        carry_out = self._carry_out
         for effect in effects:
-            carry_out[type(effect)](flight, effect)
+            self.can[type(effect)](flight, effect)
 
     def _place(self, flight: Flight, place: Place) -> None:
         """Have a rank chosen, unless the request has to wait at the router."""
-        stage, prepared, prefill = place.stage, flight.payload, self._routers.prefill
+        stage, prepared = place.stage, flight.payload
         assert isinstance(prepared, Prepared)
         try:
             if stage == "decode":
                 decision = self._place_decode(flight, prepared)
             else:
-                assert prefill is not None
-                decision = prefill.place(flight.number, prepared.prompt, 1)
+                assert self._routers.prefill is not None
+                decision = self._routers.prefill.place(flight.number, prepared.prompt, 1)
         except NoWorkersError as error:
             self.act(flight, flight.nobody(str(error), self._clock.now))
             return
@@ -325,14 +325,14 @@ class Flights:
             sequence.is_token_shipped = flight.is_destination_first and not leg.is_moved
         output_length = self._prompts.requests[number].output_length
         is_local = is_apart and not leg.reads_kv
-        return self._routers.decode.place(number, prepared.prompt, output_length, leg.only, is_local=is_local)
+        return self._decode.place(number, prepared.prompt, output_length, leg.only, is_local=is_local)
 
     def _placed(self, flight: Flight, stage: Stage, decision: Decision) -> None:
         if stage == "prefill":
             assert self._routers.prefill is not None
             self._stamps.placed(flight.number, decision, self._routers.prefill.router)
         elif flight.decode is not None and not flight.decode.reads_kv:
-            self._stamps.placed(flight.number, decision, self._routers.decode.router)
+            self._stamps.placed(flight.number, decision, self._decode.router)
         self.act(flight, flight.placed(stage, decision.slot))
 
     def _send(self, flight: Flight, send: Send) -> None:
@@ -357,7 +357,7 @@ class Flights:
         self._ranks[leg.slot].add(leg.call)
 
     def _release(self, flight: Flight, release: Release) -> None:
-        routing = self._routers.decode if release.stage == "decode" else self._routers.prefill
+        routing = self._decode if release.stage == "decode" else self._routers.prefill
         if routing is not None:
             routing.forget(flight.number)
 

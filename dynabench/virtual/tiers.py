@@ -12,63 +12,16 @@ from functools import partial
 
 from dynabench.virtual.clock import COMPLETION, Clock
 from dynabench.virtual.rank import Rank
-from dynabench.virtual.traffic import Traffic
-from mocker import BlockChain
 from mocker import Sequence as EngineSequence
 from mocker.events import TierEvent
-from mocker.tiers.chunk_cache import ChunkCache, Uses
+from mocker.network.traffic import Traffic
+from mocker.tiers.chunk_cache import Uses
 from mocker.tiers.config import HostMemory, Tier, TierName
 from mocker.tiers.ranges import Range, count
+from mocker.tiers.storage import Storage
 from mocker.tiers.work import Found, Hurry, LookUp, Read, TierWork, Write
 from mocker.timing.choose import SimulatedEngine
 from reports.record.records import RequestLog
-
-
-class Storage:
-    """A disk, or the store that ranks share: its contents, and counts of reads and writes."""
-
-    def __init__(self, tier: Tier, memory: HostMemory, *, place: int, has_listener: bool) -> None:
-        """Make an empty storage.
-
-        Args:
-            tier: its settings.
-            memory: the host memory before it, which has chunks of the same size.
-            place: its number among the links.
-            has_listener: whether anything listens to its events.
-        """
-        self.tier = tier
-        self.blocks_per_chunk, self.bytes_per_chunk = memory.blocks_per_chunk, memory.chunk_bytes
-        self.place = place
-        self.cache = ChunkCache(
-            tier.num_chunks,
-            blocks_per_chunk=memory.blocks_per_chunk,
-            eviction_policy=tier.eviction_policy,
-            store_threshold=0,
-            medium="SHARED" if tier.name == "store" else "STORAGE",
-        )
-        self.cache.has_listener = has_listener
-        self.num_reads = self.num_chunks_read = 0
-        self.num_writes = self.num_chunks_written = 0
-        self.num_refused = 0
-        """Writes that found no space."""
-
-    def missing(self, chain: BlockChain, ranges: Sequence[Range]) -> list[Range]:
-        """Return the chunks that are missing."""
-        return [absent for start, stop in ranges for absent in self.cache.absent(chain, start, stop)]
-
-    def insert(self, chain: BlockChain, ranges: Sequence[Range]) -> None:
-        """Store chunks that have arrived, evicting others."""
-        uses = Uses()
-        for start, stop in ranges:
-            written = self.cache.offer(chain, start, stop, uses)
-            if written is None:
-                self.num_refused += 1
-            else:
-                self.cache.complete_store(chain, written)
-                self.num_writes += bool(written)
-                self.num_chunks_written += count(written)
-        self.cache.finish(chain, uses)
-
 
 Publish = Callable[[int, list[TierEvent]], object]
 """Called with the slot of a rank, and events about what entered or left a tier."""
@@ -203,10 +156,8 @@ class Tiers:
         self._rank.wake()
 
     def _read(self, read: Read) -> None:
-        storage, uses = self.storages[read.tier], Uses()
-        self._uses[read] = uses
-        for start, stop in read.ranges:
-            storage.cache.pin(read.sequence.chain, start, stop, uses)
+        storage = self.storages[read.tier]
+        self._uses[read] = storage.begin_read(read.sequence.chain, read.ranges)
         self._traffic.start(
             read,
             partial(self._finish_read, read, read.num_chunks),
@@ -227,11 +178,7 @@ class Tiers:
 
     def _finish_read(self, read: Read, num_chunks: int) -> None:
         storage, chain = self.storages[read.tier], read.sequence.chain
-        for start, stop in read.ranges:
-            storage.cache.unpin(chain, start, stop)
-        storage.cache.finish(chain, self._uses.pop(read))
-        storage.num_reads += 1
-        storage.num_chunks_read += num_chunks
+        storage.end_read(chain, read.ranges, self._uses.pop(read), num_chunks)
         self._engine.end_read(read, num_chunks)
         self._go_on()
 

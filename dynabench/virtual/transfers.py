@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from functools import partial
 
-from dynabench.deployment.transfer import TransferConfig
 from dynabench.virtual.clock import Clock
 from dynabench.virtual.overlap import hidden_bytes
-from dynabench.virtual.traffic import Traffic
 from mocker import Sequence as EngineSequence
+from mocker.network.config import TransferConfig
+from mocker.network.traffic import Traffic
 from mocker.timing.kv_size import KvSize
 from serving.life.effects import Effects, Extend, Transfer
 from serving.life.flight import Flight

@@ -12,12 +12,12 @@ from msgspec import structs
 
 from dynabench.deployment.engines import SimulatedPool
 from dynabench.deployment.prefill import prefill_s
-from dynabench.virtual import links
 from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.planner import SimulatedPlanner
 from dynabench.virtual.rank import Rank
-from dynabench.virtual.tiers import Storage
+from mocker.network import links
 from mocker.tiers.host_link import Direction
+from mocker.tiers.storage import Storage
 from reports.record.fleet import FleetUse, PoolFleet
 from reports.record.pools import KvOverTime, LinkUse, PoolUse, TierUse, Traffic, Use
 from reports.record.records import Requests

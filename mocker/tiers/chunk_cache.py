@@ -198,16 +198,6 @@ class ChunkCache:
             for segment in self._isolate(chain, start, stop):
                 self._lose(segment)
 
-    def drop(self, chain: BlockChain, start: int, stop: int) -> None:
-        """Forget chunks whose content is wrong, except those that are still written or read."""
-        for segment in self._isolate(chain, start, stop):
-            if segment.is_evictable:
-                self.num_evictable -= segment.num_chunks
-                is_tail_first = segment.is_tail_first
-                first, last = self._lose(segment)
-                if self.has_listener:
-                    self.events.append(TierRemoved(self._medium, chain, first, last, self._size, is_tail_first))
-
     def finish(self, chain: BlockChain, uses: Uses) -> None:
         """End a request: its chunks become the most recent, and the start of its prompt the most recent of all."""
         if self._lru is not None:

@@ -7,7 +7,7 @@ from mocker.tiers.ranges import Range, count
 class Copy:
     """Chunks of a sequence on their way between the GPU and the host."""
 
-    __slots__ = ("is_store", "num_good", "num_local", "number", "ranges", "sequence")
+    __slots__ = ("is_store", "num_local", "number", "ranges", "sequence")
 
     def __init__(self, number: int, sequence: Sequence, ranges: list[Range], *, is_store: bool) -> None:
         self.number = number
@@ -15,8 +15,6 @@ class Copy:
         self.sequence = sequence
         self.ranges = ranges
         self.is_store = is_store
-        self.num_good: int | None = None
-        """For a checked load: this many of its first chunks are right."""
 
     @property
     def num_chunks(self) -> int:

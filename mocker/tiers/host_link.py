@@ -6,8 +6,6 @@ not slow each other down. So the end of a copy is known as soon as it starts.
     step i is closed with work      its loads start with it; copies that it flushes must end before it computes
     step i + 1 starts               the stores of step i start: the KV that they copy is computed by then
 
-A load that the driver checks ends when its time is over and the driver has reported which part of it is good.
-
 Semantics: the worker's side of vLLM 0.32's OffloadingConnector.
 """
 
@@ -46,8 +44,6 @@ class HostLink:
         self.next_end_s = inf
         """When the next copy ends (s); infinity if none is in progress."""
         self._put_off: list[Copy] = []  # stores that start with the next step
-        self._unchecked: dict[Copy, bool] = {}  # loads that the driver checks, and whether their time is over
-        self._checked: list[Copy] = []  # loads whose time was over before they were checked
         self.num_flushes = 0
         """Copies that a step waited for."""
         self.stall_s = 0.0
@@ -75,13 +71,7 @@ class HostLink:
         over: list[Copy] = []
         for way in (self.stores, self.loads):
             while way.copies and way.copies[0][0] <= now:
-                copy = way.copies.popleft()[1]
-                if copy in self._unchecked:
-                    self._unchecked[copy] = True
-                else:
-                    over.append(copy)
-        over += self._checked
-        self._checked.clear()
+                over.append(way.copies.popleft()[1])
         self.next_end_s = min(self.loads.next_end_s, self.stores.next_end_s)
         return over
 
@@ -90,19 +80,8 @@ class HostLink:
         copies, over = self.stores.copies, []
         while copies and copies[0][0] <= now:
             over.append(copies.popleft()[1])
-        if not self._checked:
-            self.next_end_s = min(self.loads.next_end_s, self.stores.next_end_s)
+        self.next_end_s = min(self.loads.next_end_s, self.stores.next_end_s)
         return over
-
-    def await_check(self, load: Copy) -> None:
-        """Keep a load in progress from ending before `end_check`."""
-        self._unchecked[load] = False
-
-    def end_check(self, load: Copy) -> None:
-        """Let a checked load end, at once if its time is over."""
-        if self._unchecked.pop(load):
-            self._checked.append(load)
-            self.next_end_s = -inf
 
     def _send(self, way: Direction, copy: Copy, now: float) -> None:
         num_bytes = copy.num_chunks * self._bytes_per_chunk

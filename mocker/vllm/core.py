@@ -22,14 +22,13 @@ class VllmCore(Scheduler):
         *,
         max_loras: int | None = None,
         kv_events: bool = True,
-        host_events: bool = True,
     ) -> None:
         """Start idle; see `new_engine` for the arguments."""
         super().__init__(config, num_blocks, host, more, max_loras=max_loras)
         self.pool.has_listener = kv_events
         self.effects = Effects()
         self.effects.loads, self.effects.shipped = self.loads, self.shipped
-        self.offload.host.has_listener = host_events
+        self.offload.host.has_listener = kv_events
         self.effects.tier_work = self.offload.tier_work
 
     def publish(self) -> None:
@@ -140,9 +139,9 @@ class VllmCore(Scheduler):
 
     def end_copy(self, copy: Copy) -> None:
         """See `Core`."""
-        num_valid_blocks = self.offload.end_copy(copy.number)
+        self.offload.end_copy(copy.number)
         if not copy.is_store:
-            self.arrive(copy.sequence, num_valid_blocks, must_recompute=True)
+            self.arrive(copy.sequence)
 
     @property
     def ends_at_stores(self) -> bool:

@@ -4,8 +4,6 @@ A sequence gets the blocks first, and its KV comes outside of iterations; the dr
 
     in `waiting`                        in `holding`                                               in `running`
     WAITING -- `start`: blocks are free --> LOADING -- `arrive` --> LOADED -- `promote` --> WAITING --> RUNNING
-
-What a load from host memory lacks is computed when the sequence runs.
 """
 
 from mocker.batch import Batch
@@ -94,10 +92,10 @@ class Loads:
         prefills = (*self._running.prefilling(), *self._queues.holding)
         return sum([max(num_blocks_of(s.num_known, self._size) - s.num_blocks, 0) for s in prefills])
 
-    def arrive(self, sequence: Sequence, num_valid_blocks: int | None, *, must_recompute: bool) -> bool:
+    def arrive(self, sequence: Sequence, num_valid_blocks: int | None) -> bool:
         """Record that a sequence's KV, or only this many of its first blocks, is loaded; return whether that ends it.
 
-        The rest is computed if it must be, or if `kv_load_failure_policy` asks for it.
+        The rest is computed if `kv_load_failure_policy` asks for it.
         """
         if self._retention.let_go(sequence):  # it was aborted meanwhile
             return False
@@ -105,7 +103,7 @@ class Loads:
         if num_valid_blocks is None:
             return sequence.is_token_shipped and sequence.num_total == sequence.num_prompt + 1
         sequence.num_computed = min(num_valid_blocks * self._size, sequence.num_known)
-        sequence.is_failed = not must_recompute and self._fails
+        sequence.is_failed = self._fails
         return sequence.is_failed
 
     def promote(self, sequence: Sequence) -> None:

@@ -159,12 +159,12 @@ class Scheduler(Core):
             else:
                 self._running.free(sequence)
 
-    def arrive(self, sequence: Sequence, num_valid_blocks: int | None = None, *, must_recompute: bool = False) -> bool:
+    def arrive(self, sequence: Sequence, num_valid_blocks: int | None = None) -> bool:
         """Record that a sequence's KV, or only this many of its first blocks, is loaded; return whether that ends it.
 
-        The rest is computed if it must be, or if `kv_load_failure_policy` asks for it.
+        The rest is computed if `kv_load_failure_policy` asks for it.
         """
-        is_over = self._loads.arrive(sequence, num_valid_blocks, must_recompute=must_recompute)
+        is_over = self._loads.arrive(sequence, num_valid_blocks)
         if is_over:
             self.abort(sequence)
         return is_over

@@ -154,12 +154,6 @@ def remarks(repeats: list[Record]) -> list[str]:
             f"for {held:.0%} of the run, prompts waited while prefill workers computed nothing: their blocks were full of "
             "computed prompts that decode workers had not read yet, so decode workers or links are the bottleneck"
         )
-    scales = [scale for run in repeats if (scale := run.facts.get("kv_bytes_scale", 1.0)) is not None and scale < 1]
-    if scales:
-        found.append(
-            f"its mockers moved only {min(scales):.3g} of the KV's bytes (--kv-bytes-scale), so transfer times are not those of "
-            "real links; simulations model those"
-        )
     if any(run.facts.get("without_gpu") for run in repeats):
         found.append("its step times and number of KV blocks are not those of --model, because --gpu is not given")
     if any(run.facts.get("without_prefixes") for run in repeats):

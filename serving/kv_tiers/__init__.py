@@ -1,1 +1,1 @@
-"""KV beyond the GPU, as real bytes: one protocol, three kinds of tier."""
+"""A store of KV that workers share: a process that keeps chunks, and a worker's side of it."""

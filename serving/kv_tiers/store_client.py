@@ -1,4 +1,6 @@
-"""A worker's side of the store that all workers share.
+"""A worker's side of the store that all workers share, for the mocker and for engines of one's own.
+
+Its methods do not raise, and need a running event loop.
 
     down --`_reach`, in the background, again and again--> up --a call that fails, or takes too long--> down
 
@@ -106,7 +108,7 @@ class StoreTier:
 
     @property
     def counts(self) -> TierCounts:
-        """See `Tier`; these are only the chunks that this worker knows of. `store_counts` returns the store's own counts."""
+        """What it contains and did; these are only the chunks that this worker knows of. `store_counts` returns the store's own counts."""
         return self._tally.counts._replace(num_chunks=len(self._known), capacity=self._capacity)
 
     @property
@@ -115,12 +117,12 @@ class StoreTier:
         return self._is_up
 
     async def start(self) -> None:
-        """See `Tier`. A store that cannot be reached yet is used as soon as it can."""
+        """Start; a store that cannot be reached yet is used as soon as it can."""
         self._reaching = asyncio.create_task(self._reach())
         await asyncio.wait([self._reaching], timeout=self._look_up_s)
 
     async def look_up(self, keys: Sequence[int]) -> int:
-        """See `Tier`."""
+        """Return how many of the first keys are there."""
 
         async def look_up(lot: Sequence[int], link: Stream) -> int:
             num_found = await self._ask(LOOK_UP, lot, link)
@@ -131,27 +133,34 @@ class StoreTier:
         return self._tally.found(num_found, len(keys))
 
     async def read(self, keys: Sequence[int], into: Sequence[memoryview]) -> int:
-        """See `Tier`."""
+        """Return how many of the first chunks arrived complete and right; the content of the other memories is undefined.
+
+        A chunk that is missing, short or corrupt is dropped, and so are those after it that are: the next write brings all
+        of them back. Once this has returned or was cancelled, nothing is written into the memories any more.
+        """
         targets = list(zip(keys, into, strict=True))
         size = lot_size(self._format.chunk_bytes)
         num_read = await self._in_lots(self._read_lot, targets, size, self._timeout_s)
         if num_read > size:
-            await self._touch(keys[:num_read])
+            await self.touch(keys[:num_read])
         return self._tally.read(num_read, len(keys), self._format.chunk_bytes)
 
     async def write(self, keys: Sequence[int], chunks: Sequence[memoryview]) -> int:
-        """See `Tier`."""
+        """Return how many of the first chunks are there now; the least recently used others are evicted for them.
+
+        Chunks must not change in the meantime. If one does, its reader will notice.
+        """
         wanted = list(dict(zip(keys, chunks, strict=True)).items())
         size = lot_size(self._format.chunk_bytes)
         num_there = await self._in_lots(self._write_lot, wanted[: self._capacity], size, self._timeout_s)
         if num_there > size:
-            num_there = await self._touch([key for key, _ in wanted[:num_there]])
+            num_there = await self.touch([key for key, _ in wanted[:num_there]])
         self._tally.add(num_refused=len(wanted) - num_there)
         there = {key for key, _ in wanted[:num_there]}
         return next((number for number, key in enumerate(keys) if key not in there), len(keys))
 
     async def remove(self, keys: Sequence[int]) -> None:
-        """See `Tier`."""
+        """Forget chunks."""
 
         async def remove(lot: Sequence[int], link: Stream) -> int:
             await self._ask(REMOVE, lot, link)
@@ -165,7 +174,7 @@ class StoreTier:
         return await self._talk(self._ask_counts, self._look_up_s, None)
 
     async def close(self) -> None:
-        """See `Tier`. The store keeps its chunks."""
+        """Release everything; the store keeps its chunks."""
         self._is_up = False
         if self._reaching is not None:
             self._reaching.cancel()
@@ -192,7 +201,7 @@ class StoreTier:
         await self._talk(talk, timeout_s, None)
         return num_done
 
-    async def _touch(self, keys: Sequence[int]) -> int:
+    async def touch(self, keys: Sequence[int]) -> int:
         """Make a prompt that was moved in several lots be evicted from its end; return how many of the first chunks are there."""
 
         async def talk(link: Stream) -> int:

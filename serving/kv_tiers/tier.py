@@ -1,56 +1,54 @@
-"""The protocol of a tier: chunks of KV beyond the GPU, found by key, and kept as long as there is room.
+"""Chunks of KV in a store, found by key, and what is counted of them.
 
-A tier is a cache. Whatever goes wrong in it, less is found, but no request sees an error. A chunk's reader verifies it
-(`blocks.find_fault`), so what comes from a tier is right, or it does not come.
+A store is a cache. Whatever goes wrong in it, less is found, but no request sees an error. A chunk's reader verifies it
+(`ChunkFormat.find_fault`), so what comes from a store is right, or it does not come.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol, Self
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple, Self
 
 from xxhash import xxh3_64_intdigest
 
-from serving.kv_tiers.blocks import KvLayout, find_fault, write_block
+VERSION = 2
+"""Version of a chunk's header; chunks of other versions are not read."""
 
-VERSION = 1
-"""Version of a chunk's content; chunks of other versions are not read."""
-
-GENERATION = 1
-"""Generation of every chunk in a tier; a chunk that is being written has none yet."""
+HEADER = struct.Struct("<QQ")
 
 
 class TierError(Exception):
     """A tier that cannot be used; the message says why in one line."""
 
 
-class FolderTakenError(TierError):
-    """Another worker has the folder."""
-
-
 class ChunkFormat(NamedTuple):
-    """The format of all chunks of one user of a tier."""
+    """The format of all chunks of one user of a store: a header, and the bytes that this user puts behind it.
 
-    layout: KvLayout
-    """Layout of a whole chunk."""
+    header:   key | checksum of the bytes, with the key as its seed
+    """
+
+    chunk_bytes: int
+    """Bytes of a chunk, with its header."""
     identity: int
     """Differs between users whose chunks differ even if key and size are equal."""
 
     @classmethod
-    def of(cls, layout: KvLayout, *facts: str | float) -> Self:
-        """Return the format of chunks with these facts, such as the model's name."""
-        return cls(layout, xxh3_64_intdigest(repr((VERSION, *layout, *facts)).encode()))
+    def of(cls, num_bytes: int, *facts: str | float) -> Self:
+        """Return the format of chunks with so many bytes of KV and these facts, such as the model's name."""
+        return cls(HEADER.size + num_bytes, xxh3_64_intdigest(repr((VERSION, num_bytes, *facts)).encode()))
 
-    @property
-    def chunk_bytes(self) -> int:
-        """Bytes that one chunk occupies."""
-        return self.layout.slot_bytes
+    def seal(self, chunk: memoryview, key: int) -> None:
+        """Write the header of a chunk whose bytes are in place."""
+        with chunk[HEADER.size :] as content:
+            HEADER.pack_into(chunk, 0, key, xxh3_64_intdigest(content, key))
 
-    def write(self, memory: memoryview, key: int) -> None:
-        """Write the mocker's content of a chunk."""
-        write_block(memory, key, GENERATION, self.layout)
-
-    def find_fault(self, memory: memoryview, key: int) -> str:
-        """Return what is wrong with a chunk, "" if it is right."""
-        return find_fault(memory, key, GENERATION, self.layout)
+    def find_fault(self, chunk: memoryview, key: int) -> str:
+        """Return what is wrong with a chunk that was read, "" if it is right."""
+        found_key, checksum = HEADER.unpack_from(chunk)
+        if found_key != key:
+            return "it is another chunk"
+        with chunk[HEADER.size :] as content:
+            is_right = xxh3_64_intdigest(content, key) == checksum
+        return "" if is_right else "its checksum does not match its content"
 
 
 class TierCounts(NamedTuple):
@@ -97,50 +95,6 @@ class Changes:
         return [key for key, is_there in changes.items() if is_there], [
             key for key, is_there in changes.items() if not is_there
         ]
-
-
-class Tier(Protocol):
-    """One user's view of a tier, in a running event loop. Its methods do not raise, except `start`."""
-
-    @property
-    def counts(self) -> TierCounts:
-        """What it contains and did."""
-        ...
-
-    async def start(self) -> None:
-        """Start.
-
-        Raises:
-            TierError: it cannot be used.
-        """
-        ...
-
-    async def look_up(self, keys: Sequence[int]) -> int:
-        """Return how many of the first keys are there."""
-        ...
-
-    async def read(self, keys: Sequence[int], into: Sequence[memoryview]) -> int:
-        """Return how many of the first chunks arrived complete and right; the content of the other memories is undefined.
-
-        A chunk that is missing, short or corrupt is dropped, and so are those after it that are: the next write brings all
-        of them back. Once this has returned or was cancelled, nothing is written into the memories any more.
-        """
-        ...
-
-    async def write(self, keys: Sequence[int], chunks: Sequence[memoryview]) -> int:
-        """Return how many of the first chunks are there now; the least recently used others are evicted for them.
-
-        Chunks must not change in the meantime. If one does, its reader will notice.
-        """
-        ...
-
-    async def remove(self, keys: Sequence[int]) -> None:
-        """Forget chunks."""
-        ...
-
-    async def close(self) -> None:
-        """Release everything."""
-        ...
 
 
 class Tally:

@@ -21,7 +21,6 @@ import msgspec
 from msgspec import Meta
 
 from foundation.settings import Count, check
-from serving.kv_tiers.tier import TierError
 from serving.model.errors import ModelError
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.stand_in.config import KvEventsConfig, StandInConfig
@@ -35,7 +34,7 @@ from serving.worker.engine import EngineError
 
 log = logging.getLogger(__name__)
 
-EXPECTED = (ModelError, EngineError, RuntimeUnavailableError, TierError, ValueError, OSError)
+EXPECTED = (ModelError, EngineError, RuntimeUnavailableError, ValueError, OSError)
 """What keeps a replica from starting that the user can mend."""
 
 STOP_S = 5.0

@@ -1,13 +1,16 @@
-"""How KV travels."""
+"""How KV travels, or would: the mocker's has no bytes."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from foundation.settings import Count, Positive, Share, check
+from foundation.settings import NotNegative, Positive, Share, check
 from serving.transfer.make import Transport
 
-OF_TIERS = ("kv_bytes_scale", "kv_disk_folder", "kv_store", "kv_store_write_policy")
+OF_TIERS = ("kv_bytes_scale", "kv_store", "kv_store_write_policy")
 """Settings of tiers beyond a worker's GPUs; a worker of any role may have them."""
+
+OF_LINKS = ("kv_bytes_per_token", "transfer_bandwidth_gb_s", "transfer_latency_ms", "transfer_block_us")
+"""What the section `transfer` of a deployment says for both clocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,30 +18,33 @@ class TransferRunConfig:
     """Settings of workers whose KV travels: to other workers, or to tiers beyond their GPUs."""
 
     transfer: Transport = "auto"
-    """How KV is transferred: through shared memory, over TCP, or with NIXL (auto: shared memory on one host, else TCP)."""
+    """How workers tell each other about KV: through sockets on one host, or over TCP (auto: the first on one host, else
+    TCP)."""
 
     transfer_host: str = "127.0.0.1"
     """Address at which workers on other hosts reach this one."""
 
-    transfer_memory_mb: Count = 256
-    """Memory for KV in transfer, each way (MB)."""
+    transfer_bandwidth_gb_s: NotNegative = 20.0
+    """Bandwidth of each GPU of a worker, each way (GB/s; 0: unlimited)."""
+
+    transfer_latency_ms: NotNegative = 0.4
+    """Fixed cost of a transfer, before its first byte (ms)."""
+
+    transfer_block_us: NotNegative = 0.0
+    """Cost of each block of a transfer (us), such as posting its descriptor."""
 
     kv_bytes_scale: Share = 0.01
-    """Share of the KV's bytes that is really moved and kept; an 8,192-token prompt of Llama-3.1-8B has 1 GB."""
+    """Share of the KV's bytes that is really kept in the store that workers share."""
 
     kv_bytes_per_token: Positive | None = None
     """Bytes of one token's KV (default: the model's; with no model named, 131,072, as for Llama-3.1-8B)."""
 
     transfer_read_timeout_s: Positive = 30.0
-    """How long a read may take once the reads before it are done (s)."""
+    """How long a prefill worker may take to confirm that it still keeps KV (s)."""
 
     transfer_meeting_timeout_s: Positive = 300.0
     """Destination first: how long one worker of a request waits to hear from the other, which reports for as long as it
     queues the request (s)."""
-
-    kv_disk_folder: str = ""
-    """Folder for the KV on disk (--kv-disk-size). Each rank has a folder in it and finds its KV there after a restart
-    (empty: a temporary folder, removed at exit)."""
 
     kv_store: str = ""
     """Address of the KV store that workers share, HOST:PORT (see python -m serving.kv_store; empty: no store)."""
@@ -54,8 +60,3 @@ class TransferRunConfig:
             raise ValueError(
                 f"kv_store_write_policy is {self.kv_store_write_policy}, but there is no store; expected kv_store with it"
             )
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory for KV."""
-        return self.transfer_memory_mb * 1_000_000

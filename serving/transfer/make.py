@@ -11,7 +11,7 @@ from serving.transfer.shm import Shm
 from serving.transfer.tcp import Tcp
 from serving.transfer.way import OnNotice, Way
 
-Transport = Literal["auto", "shm", "tcp", "nixl"]
+Transport = Literal["auto", "shm", "tcp"]
 
 
 def make_agent(
@@ -42,10 +42,6 @@ def _ways(kind: Transport, folder: Path | None, host: str, token: Token | None) 
             return [Shm(folder)]
         case "tcp":
             return [Tcp(host, token)]
-        case "nixl":
-            from serving.transfer.nixl import Nixl
-
-            return [Nixl(host)]
         case "auto":
             near: list[Way[Any]] = [Shm(folder)] if sys.platform == "linux" else []
             return near if near and token is None else [*near, Tcp(host, token)]

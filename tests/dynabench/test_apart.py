@@ -9,12 +9,13 @@ from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig
 from dynabench.live.run import run as measure
 from dynabench.plan import ClientConfig, Plan, Settings
+from dynabench.virtual.run import run
 from mocker import EngineConfig
+from mocker.network.config import TransferConfig
 from mocker.timing.config import TimingConfig
 from reports.figures.split import split
 from reports.summarize import summarize
 from serving.life import DisaggregationConfig
-from serving.transfer.config import TransferRunConfig
 from tests.dynabench.test_serve import finish, start
 from tests.serving.test_commands import terminal
 from tests.support.commands import DYNAMO_RUN, dynabench
@@ -23,7 +24,6 @@ from tests.support.waiting import PATIENCE_S, wait_for
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 
-LITTLE = TransferRunConfig(kv_bytes_scale=0.001)
 FLOWS = ("source-first", "destination-first")
 
 
@@ -33,7 +33,6 @@ def apart(router=MeasuredRouterConfig(), **settings):  # noqa: B008 (frozen)
         pools=tuple(Pool(name=role, role=role, **engine) for role in ("prefill", "decode")),
         router=router,
         frontend=MeasuredFrontendConfig(),
-        kv_transfer=LITTLE,
         **settings,
     )
 
@@ -63,6 +62,18 @@ def test_a_live_run_says_where_the_ttft_of_each_request_went(flow):
     assert summarize([record]).shows_ttst
 
 
+def test_live_and_simulated_transfers_take_what_the_deployments_links_say():
+    """A prompt has 160 MB: it takes 0.3 s and 0.08 s."""
+    links = TransferConfig(latency_ms=300, bandwidth_gb_s=2, kv_bytes_per_token=1e6)
+    alone = Workload("w", 16, [Request(0.0, 160, 5, tuple(range(10)))])
+    for client, may_be_late in ((ClientConfig(), True), (None, False)):
+        settings = Settings(apart(transfer=links), client=client)
+        found = (measure if client else run)(Plan.alone(settings), alone).requests
+        took_s = (found.transfer_end_s - found.transfer_start_s).tolist()[0]
+        assert took_s >= 0.379
+        assert may_be_late or took_s == pytest.approx(0.38)
+
+
 def test_prompts_that_a_decode_worker_mostly_has_are_not_sent_to_a_prefill_worker():
     local = DisaggregationConfig(conditional_disagg="isl_bounding")
     deployment = apart(
@@ -78,7 +89,7 @@ def test_prompts_that_a_decode_worker_mostly_has_are_not_sent_to_a_prefill_worke
 
 
 def test_the_command_ends_in_a_report_with_the_split_of_ttft(tmp_path):
-    flags = ("--prefill-workers", 1, "--decode-workers", 1, "--transfer", "shm", "--kv-bytes-scale", 0.001)
+    flags = ("--prefill-workers", 1, "--decode-workers", 1, "--transfer", "shm")
     load = ("--max-requests", 10, "--speedup-ratio", 20, "--router-mode", "kv")
     done = dynabench("run", "--all-metrics", *flags, *load, "--out", tmp_path / "out")
     assert done.returncode in (0, 1), done.stdout + done.stderr  # 1: a busy machine made the client late
@@ -104,7 +115,7 @@ def test_a_deployment_file_with_roles_is_served(tmp_path):
     port = free_port()
     file = tmp_path / "deployment.yaml"
     file.write_text(
-        f"frontend: {{http_port: {port}}}\nkv_transfer: {{transfer: tcp, kv_bytes_scale: 0.001}}\n"
+        f"frontend: {{http_port: {port}}}\nkv_transfer: {{transfer: tcp}}\n"
         "pools: {p: {role: prefill, speedup_ratio: 20}, d: {role: decode, speedup_ratio: 20}}"
     )
     process = start(tmp_path, "--deployment", file)

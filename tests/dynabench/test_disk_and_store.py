@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import engines_of, refuse_idle_settings
 from dynabench.deployment.kv_store import KvStoreConfig
-from dynabench.deployment.transfer import TransferConfig
 from dynabench.plan import Plan, Settings
 from dynabench.virtual.run import run
 from mocker import EngineConfig
+from mocker.network.config import TransferConfig
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from tests.support.simulated import simulate

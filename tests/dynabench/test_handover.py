@@ -3,6 +3,7 @@
 import itertools
 import random
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,15 +12,16 @@ from hypothesis import strategies as st
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.overhead import OverheadConfig
-from dynabench.deployment.transfer import TransferConfig
 from dynabench.plan import Plan, Settings
 from dynabench.virtual.oracles import true_work
 from dynabench.virtual.run import cluster_of, run
 from dynabench.virtual.use import pool_use
 from mocker import EngineConfig
+from mocker.network.config import TransferConfig
 from mocker.timing.config import TimingConfig
 from reports.figures.insight import blocked_share, remarks
 from serving.life import DisaggregationConfig
+from serving.life.effects import Effect
 from workloads import Request, Workload
 
 FREE = TransferConfig(bandwidth_gb_s=0, latency_ms=0.0)
@@ -386,3 +388,8 @@ def check_conserved(made, deployment, requests):
         assert (use.gpus, use.workers) == (pool.num_gpus, pool.replicas)
     for rank in made.ranks:
         assert rank.busy_s <= max(log.last_token_s) + 1e-9
+
+
+def test_every_effect_of_a_flight_can_be_carried_out():
+    flights = cluster_of(Plan.alone(Settings(apart())), workload((0.0, 100, 5))).flights
+    assert set(flights.can) == set(get_args(Effect))

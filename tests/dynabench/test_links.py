@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynabench.deployment.transfer import TransferConfig
-from dynabench.virtual.links import Links
 from dynabench.virtual.overlap import hidden_bytes
 from mocker.models.catalog import find_model
+from mocker.network.config import TransferConfig
+from mocker.network.links import Links
 from mocker.timing.kv_size import kv_size
 
 GB = 1e9

@@ -3,10 +3,10 @@
 import pytest
 
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.deployment.transfer import TransferConfig
 from dynabench.plan import Plan, Settings
 from dynabench.virtual.run import run
 from mocker import EngineConfig
+from mocker.network.config import TransferConfig
 from mocker.timing.config import TimingConfig
 from reports.figures.split import split
 from reports.record.pools import PoolUse

@@ -14,7 +14,6 @@ from mocker import EngineConfig
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from reports.figures import tiers
-from serving.transfer.config import TransferRunConfig
 from tests.support.simulated import simulate
 from tests.support.workloads import conversations
 from workloads import Request, Workload
@@ -130,14 +129,13 @@ def test_where_another_worker_prefills_the_tokens_are_those_that_it_found():
     assert [use.pool for use in made.tiers] == ["prefill"]
 
 
-def test_a_live_run_says_what_its_tiers_held_and_which_tokens_came_from_them(tmp_path):
+def test_a_live_run_says_what_its_tiers_held_and_which_tokens_came_from_them():
     """Two prompts of 10 blocks drive each other off a GPU of 15; host memory has room for 12, the disk for all."""
     chunk = 16 * 131_072 / (1 << 30)
     config = EngineConfig(block_size=16, num_gpu_blocks=16, kv_offloading_size=12 * chunk, kv_disk_size=100 * chunk)
     timing = TimingConfig(timing="constant", constant_prefill_ms=10, constant_decode_ms=10)
     deployment = Deployment(
         pools=(Pool(name="mine", mocker=config, timing=timing),),
-        kv_transfer=TransferRunConfig(kv_disk_folder=str(tmp_path)),
         router=MeasuredRouterConfig(),
         frontend=MeasuredFrontendConfig(),
     )

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from dynabench.deployment.transfer import TransferConfig
 from mocker.models.catalog import find_model
+from mocker.network.config import TransferConfig
 from mocker.timing.config import TimingConfig
 from mocker.timing.kv_size import kv_size, kv_size_of
 

@@ -11,11 +11,12 @@ import uvloop
 from mocker import EngineConfig
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
+from mocker.timing.kv_size import kv_size_of
 from serving.engines.kv.exchange import KvExchange
 from serving.engines.mock.answers.made_up import LETTERS, answer_tokens
 from serving.engines.mock.engine import MockEngine
 from serving.engines.mock.kv.handover import hand_over
-from serving.engines.mock.kv.shelf import layout_of
+from serving.engines.mock.kv.passage import KvShape
 from serving.life.lease import LeaseConfig
 from serving.role import KV_ROLES
 from serving.runtime.messages import pack_u32
@@ -83,13 +84,13 @@ class Worker:
         settings = {"block_size": BLOCK, "num_gpu_blocks": 100, "kv_role": KV_ROLES[role]} | engine
         self.role, self.transfer, self.lease = role, transfer, lease
         self.simulated = resolve(EngineConfig(**settings), FAST)
-        layout = layout_of(transfer, FAST, block_size=BLOCK)
-        self.exchange = KvExchange(transfer, layout, lambda: TOKEN, folder=folder)
+        self.shape = KvShape(kv_size_of(FAST, block_size=BLOCK, kv_bytes_per_token=transfer.kv_bytes_per_token), 1)
+        self.exchange = KvExchange(transfer, lambda: TOKEN, folder=folder)
         self.notices = []
 
     async def start(self):
         await self.exchange.start()
-        self.handover = hand_over(self.role, self.exchange, self.transfer, self.lease)
+        self.handover = hand_over(self.role, self.exchange, self.shape, self.transfer, self.lease)
         heard = self.exchange.on_notice
         self.exchange.on_notice = lambda notice: (self.notices.append(notice), heard(notice))
         self.mocker = MockEngine(self.simulated, handover=self.handover)
@@ -153,7 +154,7 @@ def expected(prompt, max_tokens):
 
 def with_pair(talk, kind="shm", *, prefill=None, decode=None, lease=None, **transfer):
     """Talk to a prefill and a decode worker; nothing is left of them in the end."""
-    transfer = TransferRunConfig(**({"transfer": kind, "transfer_memory_mb": 2, "kv_bytes_scale": 0.01} | transfer))
+    transfer = TransferRunConfig(**({"transfer": kind, "transfer_latency_ms": 0.0} | transfer))
 
     async def main():
         async with in_time(), pair(transfer, LeaseConfig(**(lease or {})), prefill or {}, decode or {}) as both:

@@ -41,7 +41,7 @@ class Served:
 
 async def started(role, **transfer):
     timing = TimingConfig(timing="constant", speedup_ratio=20.0)
-    settings = TransferRunConfig(transfer_memory_mb=2, **transfer)
+    settings = TransferRunConfig(**transfer)
     mocker = Mocker(WorkerConfig(role=role), ENGINE, timing, transfer=settings)
     mocker.transfer_with(lambda: TOKEN)
     await mocker.start(ModelFiles({}))
@@ -77,7 +77,7 @@ def test_mockers_share_requests_across_their_ranks(short_folder, transfer):
             await prefill.released()
             counts = decode.load(0).kv_transfers
             assert (counts.num_read, counts.num_failed, counts.num_loading) == (2, 0, 0)
-            assert counts.num_bytes == 2 * 15 * 5248
+            assert counts.num_bytes == 2 * 15 * 4 * 131_072
             assert counts.seconds > 0
             await until_async(lambda: not any(prefill.load(rank).kv_active_blocks for rank in (0, 1)))
             await decode.close()

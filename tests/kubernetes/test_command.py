@@ -241,24 +241,7 @@ BAD = {
     "{runtime: {etcd_ca: /x.pem}, pools: {a: {}}}": "runtime.etcd_ca is '/x.pem'; expected none in a cluster",
     "{planner: {planner: lead-time}, pools: {a: {}}}": "planner lead-time needs a TTFT limit",
     "{planner: {planner: hpa}, pools: {a: {engine: echo_core}}}": "planner is 'hpa' and pools.a.engine is 'echo_core'; expected",
-    "{kv_transfer: {kv_disk_folder: kv}, pools: {a: {kv_offloading_size: 1, kv_disk_size: 9}}}": (
-        "kv_transfer.kv_disk_folder is 'kv'; expected an absolute path"
-    ),
     "{kv_store: {kv_store_size: 4}, pools: {a: {}}}": "kv_store_size is 4, but no worker has kv_offloading_size; expected",
-    **{
-        f"{{kv_transfer: {{kv_disk_folder: {folder}}}, pools: {{a: {{kv_offloading_size: 1, kv_disk_size: 9}}}}}}": (
-            f"kv_transfer.kv_disk_folder is '{folder}'; expected {expected}"
-        )
-        for folder, expected in {
-            "/kv:ro": "an absolute path inside the pod, without : and ..",
-            "/kv/../etc": "an absolute path inside the pod, without : and ..",
-            "/tmp": "another folder, such as /kv: pods have a volume at /tmp",
-            "//tmp/": "another folder, such as /kv: pods have a volume at /tmp",
-            "/dev": "another folder, such as /kv: pods have a volume at /dev/shm",
-            "/": "another folder, such as /kv: pods have a volume at /etc/dynabench",
-            "/etc/dynabench/kv": "another folder, such as /kv: pods have a volume at /etc/dynabench",
-        }.items()
-    },
     "{frontend: {http_port: 80}, pools: {a: {}}}": "frontend.http_port is 80; expected at least 1024",
     "{frontend: {http_port: 9090}, pools: {a: {}}}": "frontend.http_port is 9090; expected at least 1024, because pods",
     "{frontend: {drain_s: 1e300}, pools: {a: {}}}": "frontend.drain_s is '1e300'; expected a number from 0 to 86400",

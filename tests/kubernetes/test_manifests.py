@@ -56,7 +56,6 @@ model: meta-llama/Llama-3.1-8B
 gpu: h100
 standalone_router: true
 pools: {worker: {kv_offloading_size: 64, kv_disk_size: 100}}
-kv_transfer: {kv_disk_folder: /kv}
 kv_store: {kv_store_size: 100}
 """
 REAL = """
@@ -319,7 +318,6 @@ def test_a_kv_store_listens_at_its_pod_and_is_reached_by_its_service():
     assert parsed(container(found, "dynamo-worker"))["transfer"].kv_store == "dynamo-kv-store:7600"
     assert container(found, "dynamo-kv-store")["resources"]["limits"]["memory"] == "1280Mi"
     assert named(found, "Deployment", "dynamo-kv-store")["spec"]["strategy"] == {"type": "Recreate"}
-    assert "/kv" in [mount["mountPath"] for mount in container(found, "dynamo-worker")["volumeMounts"]]
 
 
 def test_mockers_need_no_gpu_and_little_else():

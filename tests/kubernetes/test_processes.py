@@ -30,7 +30,7 @@ frontend: {{http_port: {port}}}
 pools:
   prefill: {{role: prefill, speedup_ratio: 100, block_size: 16}}
   decode: {{role: decode, speedup_ratio: 100, block_size: 16}}
-kv_transfer: {{transfer: tcp, kv_bytes_scale: 0.001}}
+kv_transfer: {{transfer: tcp}}
 """
 ROUTED = """
 router_mode: kv

@@ -15,7 +15,6 @@ import uvloop
 
 from serving.kv_tiers import store_client, trouble
 from serving.kv_tiers import wire as wire_module
-from serving.kv_tiers.blocks import KvLayout
 from serving.kv_tiers.config import KvStoreServiceConfig
 from serving.kv_tiers.store import size_in_words
 from serving.kv_tiers.store_client import parse_address
@@ -270,7 +269,7 @@ def resident_bytes(process):
 
 
 def test_a_stores_memory_stays_within_what_it_was_given(world):
-    sizes = [ChunkFormat.of(KvLayout(num_bytes), "a model") for num_bytes in (800, 20_000, 300_000, 2_000_000)]
+    sizes = [ChunkFormat.of(num_bytes, "a model") for num_bytes in (800, 20_000, 300_000, 2_000_000)]
     port = free_port()
     process = world.process(port, num_gib=0.05)
 

@@ -1,14 +1,12 @@
-"""Tiers for tests, and what is kept in them."""
+"""Stores for tests, and what is kept in them."""
 
 import contextlib
 import os
+import random
 import socket
 import subprocess
 import sys
 
-from serving.kv_tiers.blocks import KvLayout
-from serving.kv_tiers.files import FileTier
-from serving.kv_tiers.host import HostTier
 from serving.kv_tiers.store import StoreServer
 from serving.kv_tiers.store_client import StoreTier
 from serving.kv_tiers.tier import ChunkFormat
@@ -16,17 +14,17 @@ from serving.kv_tiers.wire import ENTRY_BYTES
 from tests.support import world
 
 TOKEN = b"a token that the whole cluster knows"
-KINDS = ["host", "files", "store"]
 PATIENCE_S = 100.0
 
-FORMAT = ChunkFormat.of(KvLayout(8000, 160, 4), "a model")
-BIG = ChunkFormat.of(KvLayout(3_000_000), "a model")
+NUM_BYTES = 8160
+FORMAT = ChunkFormat.of(NUM_BYTES, "a model")
+BIG = ChunkFormat.of(3_000_000, "a model")
 
 
 def chunk(key, format=FORMAT):
-    """Return a chunk as the mocker makes it."""
-    memory = memoryview(bytearray(format.chunk_bytes))
-    format.write(memory, key)
+    """Return a chunk whose bytes nobody would guess."""
+    memory = memoryview(bytearray(random.Random(key).randbytes(format.chunk_bytes)))
+    format.seal(memory, key)
     return memory
 
 
@@ -58,22 +56,18 @@ def free_port():
 
 
 class World(world.World):
-    """A folder, and the tiers and stores in it."""
+    """A folder, and stores and their users."""
 
     @contextlib.asynccontextmanager
-    async def tier(self, kind, num_chunks, format=FORMAT, **options):
-        """A tier with room for so many chunks."""
-        async with contextlib.AsyncExitStack() as stack:
-            if kind == "host":
-                tier = HostTier(format, num_chunks)
-            elif kind == "files":
-                tier = FileTier(self.folder / "kv", format, num_chunks, **options)
-            else:
-                _, port = await stack.enter_async_context(self.store(num_chunks, format))
-                tier = self.client(port, format, **options)
+    async def tier(self, num_chunks, format=FORMAT, **options):
+        """A worker's side of a store with room for so many chunks."""
+        async with self.store(num_chunks, format) as (_, port):
+            tier = self.client(port, format, **options)
             await tier.start()
-            stack.push_async_callback(tier.close)
-            yield tier
+            try:
+                yield tier
+            finally:
+                await tier.close()
 
     @contextlib.asynccontextmanager
     async def store(self, num_chunks, format=FORMAT):

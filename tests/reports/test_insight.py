@@ -41,9 +41,3 @@ def test_the_wait_for_blocks_of_a_decode_worker_is_not_the_prefill_workers():
 
 def test_workers_that_do_everything_hold_nothing_for_others():
     assert blocked_share(run()) == 0
-
-
-def test_a_live_run_says_that_not_all_of_the_kv_was_moved():
-    said = [remarks([apart(is_live=True, facts={"kv_bytes_scale": scale})]) for scale in (0.01, 1.0)]
-    starts = [any(text.startswith("its mockers moved only 0.01 of the KV's bytes") for text in texts) for texts in said]
-    assert starts == [True, False]

@@ -66,7 +66,7 @@ def test_each_rank_has_host_memory_of_its_own():
 
 def test_an_instance_with_both_connectors_hands_over_what_it_loaded_from_host_memory():
     async def talk():
-        transfer = TransferRunConfig(transfer_memory_mb=8)
+        transfer = TransferRunConfig()
         settings = {"engine": WITH_HOST, "api": DETAILED, "kv_handover": LOCAL, "transfer": transfer}
         async with running(**settings) as prefill, running(**settings) as decode:
             for letter in "abcd":

@@ -27,7 +27,7 @@ from serving.worker.loop import run_worker
 from tests.support.waiting import PATIENCE_S, instances, until
 
 FAST = {"num_gpu_blocks": 2000, "block_size": 16, "speedup_ratio": 20.0}
-TRANSFER = {"kv_bytes_per_token": 4096.0, "kv_bytes_scale": 0.01, "transfer_memory_mb": 8}
+TRANSFER = {"kv_bytes_per_token": 4096.0}
 SAMPLE = re.compile(r"^(\w+)\{(.*)\} (\S+)$")
 
 

@@ -1,7 +1,6 @@
 """Agents for tests: in this process, and in others that can be stopped and killed."""
 
 import contextlib
-import importlib.util
 import os
 import subprocess
 import sys
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import pytest
 
 from serving.transfer.make import make_agent
 from tests.support import world
@@ -18,10 +16,7 @@ TOKEN = b"a token that the whole cluster knows"
 MIB = 1 << 20
 PATIENCE_S = 100.0
 
-needs_nixl = pytest.mark.skipif(
-    importlib.util.find_spec("nixl") is None, reason="nixl is not installed (pip install nixl)"
-)
-KINDS = ["shm", "tcp", pytest.param("nixl", marks=needs_nixl)]
+KINDS = ["shm", "tcp"]
 
 
 def pattern(num_bytes, start=0):

@@ -42,7 +42,6 @@ class State:
         "copies",
         "fetches",
         "is_over",
-        "is_spoilt",
         "looked_up_from",
         "num_offered",
         "sources",
@@ -56,8 +55,6 @@ class State:
         """The requests to tiers behind host memory for which it waits."""
         self.looked_up_from = NEVER
         """The first chunk of the last look-up; look up again if host memory has since lost chunks before it."""
-        self.is_spoilt = False
-        """Whether a load was wrong, so that the missing part is computed."""
         self.sources: list[tuple[TierName, Range]] = []
         """The tiers of the chunks that were not in host memory."""
         self.num_offered = 0
@@ -115,7 +112,7 @@ class Offload:
             self._hurry(state)
             return None
         start, limit = num_computed // size, sequence.num_known // size
-        if limit * size - num_computed < size or (state is not None and state.is_spoilt):
+        if limit * size - num_computed < size:
             return 0
         stop, is_ready = self.host.find(chain, start, limit)
         if self._tiers and stop < limit and (state is None or stop < state.looked_up_from):
@@ -153,7 +150,7 @@ class Offload:
         state = self._states.get(sequence)
         if state is not None:
             self._work.flushed.update(state.copies)
-            state.looked_up_from, state.is_spoilt = NEVER, False
+            state.looked_up_from = NEVER
         self.refused.pop(sequence, None)
 
     def end(self, sequence: Sequence, num_computed: int) -> None:
@@ -211,24 +208,19 @@ class Offload:
         work, self._work = self._work, Work()
         return work
 
-    def end_copy(self, number: int) -> int | None:
-        """Record that a copy is done; for a load that was wrong, return how many blocks of its sequence are right."""
+    def end_copy(self, number: int) -> None:
+        """Record that a copy is done."""
         copy = self._copies.pop(number)
-        sequence, state, ranges = copy.sequence, self._states[copy.sequence], copy.ranges
-        num_valid_blocks = None
+        sequence, state = copy.sequence, self._states[copy.sequence]
         if copy.is_store:
             self.host.complete_store(sequence.chain, copy.ranges)
         else:
             for start, stop in copy.ranges:
                 self.host.unpin(sequence.chain, start, stop)
-        if copy.num_good is not None and copy.num_good < copy.num_chunks:
-            ranges, _ = split(ranges, copy.num_good)
-            num_valid_blocks = self._end_wrong_load(copy, state, copy.num_good)
-        if self._tiers and ranges:
-            self._write(sequence, ranges, "write_through" if copy.is_store else "write_through_selective")
+        if self._tiers:
+            self._write(sequence, copy.ranges, "write_through" if copy.is_store else "write_through_selective")
         del state.copies[copy]
         self._forget_if_done(sequence, state)
-        return num_valid_blocks
 
     # Tiers behind host memory
 
@@ -327,19 +319,6 @@ class Offload:
             left = overlap(left, start, first) + overlap(left, last, stop)
         sequence.disk_tokens, sequence.store_tokens = tokens["disk"], tokens["store"]
         sequence.host_tokens = max(stop * self._size - num_local, 0) - tokens["disk"] - tokens["store"]
-
-    def _end_wrong_load(self, load: Copy, state: State, num_good: int) -> int:
-        """Forget the first wrong chunk, which is stored again once computed; return how many blocks are right."""
-        sequence, start = load.sequence, load.ranges[0][0]
-        wrong = start + num_good
-        self.host.drop(sequence.chain, wrong, wrong + 1)
-        state.is_spoilt = True
-        state.num_offered = min(state.num_offered, wrong)
-        num_tokens = max(wrong * self._size, load.num_local)
-        if not sequence.num_preemptions:
-            sequence.cached_tokens = num_tokens
-            self._note_sources(sequence, state, start, wrong, load.num_local)
-        return num_tokens * self._blocks_per_chunk // self._size
 
     def _state(self, sequence: Sequence) -> State:
         state = self._states.get(sequence)

@@ -1,15 +1,14 @@
-"""What both sides of a transfer need: an agent, a thread, notices and counts."""
+"""What both sides of a transfer need: an agent, notices and counts."""
 
 import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from serving.engines.kv.notices import Notice, decode, encode
-from serving.kv_tiers.blocks import KvLayout
+from serving.engines.kv.tickets import NUM_BYTES
 from serving.transfer.agent import Agent, TransferError
 from serving.transfer.config import TransferRunConfig
 from serving.transfer.make import make_agent
@@ -18,9 +17,6 @@ from serving.worker.engine import KvTransfers
 log = logging.getLogger(__name__)
 
 OnSent = Callable[[TransferError | None], object]
-
-INLINE_BYTES = 256 << 10
-"""The most that is written or checked in the event loop (about 0.1 ms); more goes to a thread."""
 
 NOTICE_S = 5.0
 """How long a notice may take."""
@@ -39,7 +35,6 @@ class KvExchange:
     def __init__(
         self,
         transfer: TransferRunConfig,
-        layout: KvLayout,
         token: Callable[[], bytes] | None = None,
         *,
         folder: Path | None = None,
@@ -47,15 +42,13 @@ class KvExchange:
         """Prepare it.
 
         Args:
-            transfer: how KV travels.
-            layout: layout of its blocks.
+            transfer: how workers reach each other.
             token: returns the secret that the processes of our cluster share, for TCP.
             folder: for the socket of shared memory (default: a private folder of this user).
         """
-        self.layout = layout
         self.agent: Agent = make_agent(
             transfer.transfer,
-            transfer.num_bytes,
+            NUM_BYTES,
             on_notice=self._receive,
             folder=folder,
             host=transfer.transfer_host,
@@ -65,7 +58,6 @@ class KvExchange:
         self.counts = KvTransfers()
         self.on_notice: Callable[[Notice], object] = log.debug
         """Called with each notice that arrives; set by the user of the exchange."""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-content")
         self._notices: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -81,16 +73,11 @@ class KvExchange:
         for task in self._notices:
             task.cancel()
         await asyncio.gather(*self._notices, return_exceptions=True)
-        await asyncio.to_thread(self._thread.shutdown)
         await self.agent.close()
 
     def count(self, **more: float) -> None:
         """Add to the counts."""
         self.counts = self.counts._replace(**{name: getattr(self.counts, name) + more[name] for name in more})
-
-    def in_thread(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Do long work in the thread, one piece after the other."""
-        return asyncio.wrap_future(self._thread.submit(work))
 
     def tell(self, agent: dict[str, Any], *notices: Notice, on_sent: OnSent = ignore) -> None:
         """Send notices in the background, in order; if one does not arrive, time-outs and leases make up for it.

@@ -4,21 +4,17 @@ decode worker                              prefill worker
 Renew: it will still read     --------->   source first: extends the leases
 Read: it has, or never will   --------->   frees the blocks
 Begin: it has blocks          --------->   destination first: computes the prompt
-                              <---------   Offered: where its KV is, in parts
+                              <---------   Offered: where its KV is
 Wait: it has no blocks yet    <-------->   Wait: the prompt is queued, or being computed
 Left: it needs no more        <-------->   Left: there will be no KV
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from serving.engines.kv.params import Id, RemoteKv, RoomNumber, Whole
-
-MAX_BLOCKS = 150
-"""Most blocks in one notice."""
+from serving.engines.kv.params import Id, RemoteKv, RoomNumber
 
 MAX_RENEWED = 50
 """Most requests, or rooms, in one notice."""
@@ -45,15 +41,11 @@ class Begin(msgspec.Struct, tag="begin", array_like=True, frozen=True):
 
 
 class Offered(msgspec.Struct, tag="offered", array_like=True, frozen=True):
-    """Where a part of the KV is that the reader in a room waits for."""
+    """Where the KV is that the reader in a room waits for."""
 
     room: RoomNumber
     kv: RemoteKv
-    """All but its blocks, and its agent, which the reader knows."""
-    first: Whole
-    num_blocks: Whole
-    blocks: Annotated[list[tuple[Whole, Whole]], Meta(max_length=MAX_BLOCKS)]
-    """Slots and generations."""
+    """All but its agent, which the reader knows."""
 
 
 class Wait(msgspec.Struct, tag="wait", array_like=True, frozen=True):
@@ -84,36 +76,3 @@ def decode(data: bytes) -> Notice | None:
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
         return None
     return notice
-
-
-def parts(room: int, kv: RemoteKv) -> Iterator[Offered]:
-    """Divide an offer into notices."""
-    blocks = list(zip(kv.remote_block_ids, kv.remote_generations, strict=True))
-    bare = msgspec.structs.replace(kv, remote_block_ids=[], remote_generations=[], remote_agent={})
-    for first in range(0, len(blocks), MAX_BLOCKS):
-        yield Offered(room, bare, first, len(blocks), blocks[first : first + MAX_BLOCKS])
-
-
-class Assembly:
-    """The parts of an offer that have arrived."""
-
-    def __init__(self, num_blocks: int, agent: dict[str, Any]) -> None:
-        """Wait for this agent's offer of `num_blocks` blocks."""
-        self._num_blocks = num_blocks
-        self._agent = agent
-        self._parts: dict[int, list[tuple[int, int]]] = {}
-
-    def add(self, part: Offered) -> RemoteKv | None:
-        """Add a part; return the whole offer if it is complete."""
-        if part.num_blocks != self._num_blocks or part.first >= self._num_blocks:
-            return None
-        self._parts[part.first] = part.blocks
-        blocks = [block for first in sorted(self._parts) for block in self._parts[first]]
-        if len(blocks) < self._num_blocks:
-            return None
-        return msgspec.structs.replace(
-            part.kv,
-            remote_block_ids=[slot for slot, _ in blocks],
-            remote_generations=[generation for _, generation in blocks],
-            remote_agent=self._agent,
-        )

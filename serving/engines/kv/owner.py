@@ -1,29 +1,27 @@
 """The prefill worker's side of transfers: it offers KV and keeps it until it is read or its lease expires.
 
-    prepare --> waits for room on the shelf --> is written --> offered, under a lease --- read, expired or withdrawn --> over
-                         |                          |
-                         +------- withdrawn --------+---------------------------------------------------------------> over
+    offered, under a lease --- read, expired or withdrawn --> over
 
-An engine writes KV while it computes: an offer is prepared when the last step of its prompt begins, and made (`offer`) when
-that step ends. From then on the engine's blocks are held until the offer is over. Destination first, the prompt is computed
-only when its reader has begun.
+A prompt's KV is offered when the prompt is computed, with a ticket that says so (`tickets.py`). From then on the engine's
+blocks are held until the offer is over. Destination first, the prompt is computed only when its reader has begun.
 """
 
 import asyncio
 import logging
 import secrets
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from serving.engines.kv.exchange import INLINE_BYTES, KvExchange, OnSent, ignore
+import msgspec
+
+from serving.engines.kv.exchange import KvExchange, OnSent, ignore
 from serving.engines.kv.leases import Leases
-from serving.engines.kv.notices import Begin, Left, Notice, Read, Renew, Wait, parts
+from serving.engines.kv.notices import Begin, Left, Notice, Offered, Read, Renew, Wait
 from serving.engines.kv.params import RemoteKv
 from serving.engines.kv.rooms import Room, Rooms
-from serving.engines.mock.kv.shelf import Placement, Shelf
+from serving.engines.kv.tickets import MAX_TICKETS, Ticket, Tickets
 from serving.life.lease import LeaseConfig
 from serving.runtime.messages import CallError
 from serving.transfer.agent import TransferError
@@ -43,52 +41,58 @@ class Offer:
     """The KV of one prompt."""
 
     id: str
-    keys: Sequence[int]
+    ticket: Ticket
     room: int | None
+    rank: int
+    num_blocks: int
+    num_tokens: int
+    num_cached_tokens: int
     on_offered: Callable[[RemoteKv], object]
     """Called once, unless the offer is over before."""
     on_over: Callable[[], object]
-    """Called once, if the prompt was computed."""
-    state: Literal["waiting", "being written", "written", "offered", "over"] = "waiting"
-    placement: Placement | None = None
-    is_computed: bool = False
+    """Called once."""
+    is_over: bool = False
     is_said: bool = False
-    num_tokens: int = 0
-    num_cached_tokens: int = 0
 
 
 class KvOwner:
     """See the module."""
 
-    def __init__(self, exchange: KvExchange, lease: LeaseConfig, *, meeting_timeout_s: float) -> None:
-        """Own what a started exchange offers."""
+    def __init__(
+        self,
+        exchange: KvExchange,
+        lease: LeaseConfig,
+        *,
+        block_bytes: float,
+        num_gpus: int,
+        meeting_timeout_s: float,
+    ) -> None:
+        """Own what a started exchange offers, whose blocks have so many bytes and are sent by so many GPUs."""
         self._exchange = exchange
         self._lease = lease
-        self._shelf = Shelf(exchange.agent.memory, exchange.layout)
+        self._block_bytes, self._num_gpus = block_bytes, num_gpus
+        self._tickets = Tickets(exchange.agent.memory)
         self._offers: dict[str, Offer] = {}
-        self._waiting: deque[Offer] = deque()
-        self._num_writing = 0
         self._leases: Leases[str] = Leases(lease.kv_lease_duration_s)
         self._rooms: Rooms[RoomCall] = Rooms(meeting_timeout_s)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = 0.0  # when the timer ends: uvloop's handle does not say so for a timer that is due at once
-        exchange.on_notice = self.on_notice
 
     @property
     def num_held(self) -> int:
-        """Offers of computed prompts that are not over yet."""
-        return sum(offer.is_computed for offer in self._offers.values())
+        """Offers that are not over yet."""
+        return len(self._offers)
 
     @property
     def num_waiting(self) -> int:
-        """Prompts that wait for memory for their KV, or for their reader to have blocks."""
-        return len(self._waiting) + self._rooms.num_waiting
+        """Prompts that wait for their reader to have blocks."""
+        return self._rooms.num_waiting
 
     @property
-    def max_blocks(self) -> int:
-        """Most blocks that a prompt may have."""
-        return self._shelf.num_slots
+    def is_full(self) -> bool:
+        """Whether there may be no tickets for the prompts that are in progress here."""
+        return self._tickets.num_free < MAX_TICKETS // 2
 
     @property
     def address(self) -> dict[str, Any]:
@@ -96,9 +100,9 @@ class KvOwner:
         return dict(self._exchange.agent.address)
 
     def find(self, id: str) -> RemoteKv | None:
-        """Return where the KV of an offer is, None if it is not offered any more, or not yet."""
+        """Return where the KV of an offer is, None if it is not offered any more."""
         offer = self._offers.get(id)
-        return self._describe(offer) if offer is not None and offer.state == "offered" else None
+        return None if offer is None else self._describe(offer)
 
     def come(self, room: int, call: RoomCall) -> bool:
         """Let a request into a room; return whether its reader has begun (if not, its call reports that later).
@@ -116,44 +120,47 @@ class KvOwner:
         if left is not None and left.reader is not None:
             self._exchange.tell(left.reader, Left(room, reason))
 
-    def prepare(
+    def offer(
         self,
         keys: Sequence[int],
         *,
         room: int | None,
+        rank: int,
+        num_tokens: int,
+        num_cached_tokens: int,
         on_offered: Callable[[RemoteKv], object],
         on_over: Callable[[], object],
     ) -> Offer:
-        """Write the KV of a prompt that is being computed, as soon as there is memory for it.
+        """Offer the KV of a prompt, which has been computed.
 
         Args:
             keys: keys of its blocks.
             room: the room in which its reader waits.
-            on_offered: called when the KV can be read.
+            rank: which of our ranks has computed it.
+            num_tokens: how many tokens the prompt has.
+            num_cached_tokens: how many of them were found in the cache.
+            on_offered: called when the KV can be read, and its reader, if it waits in a room, knows.
             on_over: called when nobody will read it any more.
         """
-        id = secrets.token_hex(8)
-        offer = self._offers[id] = Offer(id, keys, room, on_offered, on_over)
-        self._waiting.append(offer)
-        self._place()
+        id, now = secrets.token_hex(8), self._loop.time()
+        offer = Offer(
+            id, self._tickets.issue(keys), room, rank, len(keys), num_tokens, num_cached_tokens, on_offered, on_over
+        )
+        self._offers[id] = offer
+        self._leases.grant(id, now)
+        self._arm(now + self._lease.kv_lease_duration_s)
+        self._exchange.count(num_offered=1)
+        if room is not None and (reader := self._rooms.reader(room)) is not None:
+            self._tell_reader(offer, reader, on_sent=partial(self._on_told, offer))
+        else:
+            self._say(offer)
         return offer
-
-    def offer(self, offer: Offer, *, num_tokens: int, num_cached_tokens: int) -> None:
-        """Offer what was prepared, once it is written: its prompt has been computed, except for the cached tokens."""
-        offer.is_computed, offer.num_tokens, offer.num_cached_tokens = True, num_tokens, num_cached_tokens
-        if offer.state == "written":
-            self._make(offer)
 
     def withdraw(self, offer: Offer) -> None:
         """End an offer, unless it is over."""
-        if offer.state != "over":
+        if not offer.is_over:
             if offer.room is not None:
                 self.leave(offer.room, "its KV is no longer offered")
-            self._end(offer)
-
-    def drop(self, offer: Offer) -> None:
-        """Discard what was prepared for a prompt that is not computed after all."""
-        if offer.state != "over":
             self._end(offer)
 
     def close(self) -> None:
@@ -164,63 +171,16 @@ class KvOwner:
             self._timer.cancel()
 
     def _end(self, offer: Offer) -> None:
-        was, offer.state = offer.state, "over"
+        offer.is_over = True
         del self._offers[offer.id]
         self._leases.end(offer.id)
-        if was == "waiting":
-            self._waiting.remove(offer)
-        elif was != "being written":  # an offer that is being written is released afterwards
-            self._release(offer)
-        if offer.is_computed:
-            offer.on_over()
-        self._place()
-
-    def _place(self) -> None:
-        """Write waiting offers, in order, as long as there is memory."""
-        while self._waiting and (placement := self._shelf.place(self._waiting[0].keys)) is not None:
-            offer = self._waiting.popleft()
-            offer.state, offer.placement = "being written", placement
-            num_bytes = len(placement.fresh) * self._exchange.layout.slot_bytes
-            # Blocks that it shares may still be in the middle of being written; then it is ready after them.
-            if num_bytes <= INLINE_BYTES and not self._num_writing:
-                self._shelf.fill(placement)
-                self._on_written(offer)
-            else:
-                self._num_writing += 1
-                writing = self._exchange.in_thread(partial(self._shelf.fill, placement))
-                writing.add_done_callback(partial(self._on_written_elsewhere, offer))
-
-    def _on_written_elsewhere(self, offer: Offer, done: asyncio.Future[None]) -> None:
-        self._num_writing -= 1
-        if not done.cancelled():
-            done.result()
-            self._on_written(offer)
-
-    def _on_written(self, offer: Offer) -> None:
-        if offer.state == "over":
-            self._release(offer)
-            self._place()
-            return
-        offer.state = "written"
-        if offer.is_computed:
-            self._make(offer)
-
-    def _make(self, offer: Offer) -> None:
-        """Announce that it can be read."""
-        offer.state = "offered"
-        now = self._loop.time()
-        self._leases.grant(offer.id, now)
-        self._arm(now + self._lease.kv_lease_duration_s)
-        self._exchange.count(num_offered=1)
-        if offer.room is not None and (reader := self._rooms.reader(offer.room)) is not None:
-            self._tell_reader(offer, reader, on_sent=partial(self._on_told, offer))
-        else:
-            self._say(offer)
+        self._tickets.wipe(offer.ticket)
+        offer.on_over()
 
     def _on_told(self, offer: Offer, error: TransferError | None) -> None:
         """End the prompt's call: its reader knows where the KV is, or cannot be reached."""
         assert offer.room is not None
-        if offer.state == "over":
+        if offer.is_over:
             return
         if error is None:
             self._say(offer)
@@ -233,23 +193,20 @@ class KvOwner:
             offer.on_offered(self._describe(offer))
 
     def _describe(self, offer: Offer) -> RemoteKv:
-        assert offer.placement is not None
-        lease, slots = self._lease, offer.placement.slots
+        lease = self._lease
         return RemoteKv(
-            remote_engine_id=self._exchange.id,
+            remote_engine_id=f"{self._exchange.id}-{offer.rank}",
             remote_request_id=offer.id,
-            remote_block_ids=[slot.number for slot in slots],
-            remote_generations=[slot.generation for slot in slots],
+            remote_block_ids=[offer.ticket.place],
+            remote_ticket_number=offer.ticket.number,
             remote_num_tokens=offer.num_tokens,
+            remote_num_blocks=offer.num_blocks,
             remote_prefill_cached_tokens=offer.num_cached_tokens,
-            remote_slot_bytes=self._exchange.layout.slot_bytes,
+            remote_block_bytes=self._block_bytes,
+            remote_num_gpus=self._num_gpus,
             remote_lease_s=lease.kv_lease_duration_s if lease.kv_lease_renewal else None,
             remote_agent=self.address,
         )
-
-    def _release(self, offer: Offer) -> None:
-        assert offer.placement is not None
-        self._shelf.release(offer.placement)
 
     # Notices and timers
 
@@ -261,7 +218,7 @@ class KvOwner:
                 for id in requests if self._lease.kv_lease_renewal else ():
                     self._leases.renew(id, now)
             case Read(id):
-                if (offer := self._offers.get(id)) is not None and offer.state == "offered":
+                if (offer := self._offers.get(id)) is not None:
                     if offer.room is not None:
                         self._rooms.leave(offer.room)
                     self._say(offer)
@@ -286,7 +243,7 @@ class KvOwner:
             self._exchange.tell(reader, Left(room, str(error), error.kind))
             return
         offer = next((offer for offer in self._offers.values() if offer.room == room), None)
-        if offer is not None and offer.state == "offered":
+        if offer is not None:
             self._leases.renew(offer.id, now)
             self._tell_reader(offer, reader)
         elif call is None:
@@ -298,7 +255,8 @@ class KvOwner:
 
     def _tell_reader(self, offer: Offer, reader: dict[str, Any], *, on_sent: OnSent = ignore) -> None:
         assert offer.room is not None
-        self._exchange.tell(reader, *parts(offer.room, self._describe(offer)), on_sent=on_sent)
+        kv = msgspec.structs.replace(self._describe(offer), remote_agent={})
+        self._exchange.tell(reader, Offered(offer.room, kv), on_sent=on_sent)
 
     def _arm(self, when: float | None) -> None:
         """Set the timer for leases and rooms to a time, unless it is set earlier."""

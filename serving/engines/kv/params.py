@@ -26,18 +26,21 @@ class RemoteKv(msgspec.Struct, kw_only=True, frozen=True):
     do_remote_decode: bool = False
     remote_engine_id: Id
     remote_request_id: Id
-    remote_block_ids: list[Whole]
-    """Slots in the memory of the agent, one for each block of the prompt ..."""
-    remote_generations: list[Whole]
-    """... and what was written there at that time."""
+    remote_block_ids: Annotated[list[Whole], Meta(min_length=1, max_length=1)]
+    """What is read from the memory of the agent: the place of a ticket (`tickets.py`) ..."""
+    remote_ticket_number: Whole
+    """... and the number on it."""
     remote_num_tokens: Whole
+    remote_num_blocks: Whole
     remote_prefill_cached_tokens: Whole
-    remote_slot_bytes: Whole
+    remote_block_bytes: Annotated[float, Meta(ge=0)]
+    remote_num_gpus: Annotated[int, Meta(ge=1)]
+    """How many GPUs of that worker send."""
     remote_lease_s: Annotated[float, Meta(gt=0, le=1e9)] | None
     """The lease's duration, if it can be renewed."""
     remote_agent: dict[str, Any]
 
-    def check(self, *, num_tokens: int, num_blocks: int, slot_bytes: int) -> None:
+    def check(self, *, num_tokens: int, num_blocks: int, block_bytes: float) -> None:
         """Check that this is the KV of a prompt.
 
         Raises:
@@ -45,12 +48,12 @@ class RemoteKv(msgspec.Struct, kw_only=True, frozen=True):
         """
         if self.remote_num_tokens != num_tokens:
             raise ValueError(f"KV of {self.remote_num_tokens} tokens for a prompt of {num_tokens}")
-        if not len(self.remote_block_ids) == len(self.remote_generations) == num_blocks:
-            raise ValueError(f"KV in {len(self.remote_block_ids)} blocks for a prompt of {num_blocks}")
-        if self.remote_slot_bytes != slot_bytes:
+        if self.remote_num_blocks != num_blocks:
+            raise ValueError(f"KV in {self.remote_num_blocks} blocks for a prompt of {num_blocks}")
+        if self.remote_block_bytes != block_bytes:
             raise ValueError(
-                f"KV blocks of {self.remote_slot_bytes} bytes, but this worker's have {slot_bytes}: are --model, "
-                "--kv-bytes-scale and --block-size the same?"
+                f"KV blocks of {self.remote_block_bytes:g} bytes, but this worker's have {block_bytes:g}: are --model, "
+                "--kv-bytes-per-token and --block-size the same?"
             )
 
 

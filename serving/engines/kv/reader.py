@@ -1,8 +1,11 @@
-"""The decode worker's side of transfers: it reads KV into its own blocks.
+"""The decode worker's side of transfers: it waits as long as KV takes to come, and the other worker keeps it.
 
-    expect --> leases are renewed --> load --> read in lots that fit, each block checked --> arrived, in whole or in part
+    expect --> leases are renewed --> load --> modelled transfer, its ticket read at both ends and meanwhile --> arrived
        |                               |
-       +---------- give_up ------------+  a read in progress is finished; the owner is notified in either case
+       +---------- give_up ------------+  the owner is notified in either case
+
+No KV moves: the blocks of a simulated engine have no contents. All transfers to a rank share its links, and those from one
+worker share that worker's (`mocker.network`). What others read from it at the same time is not known here.
 
 Destination first, the reader tells the owner that there are blocks, again and again until the owner says where the KV is.
 """
@@ -10,17 +13,19 @@ Destination first, the reader tells the owner that there are blocks, again and a
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from weakref import WeakValueDictionary
 
-from serving.engines.kv.exchange import INLINE_BYTES, KvExchange
+import msgspec
+
+from serving.engines.kv.exchange import KvExchange
 from serving.engines.kv.leases import RENEWALS
-from serving.engines.kv.notices import Assembly, Begin, Left, Notice, Offered, Read, Renew, Wait
+from serving.engines.kv.notices import Begin, Left, Notice, Offered, Read, Renew, Wait
 from serving.engines.kv.params import Meeting, RemoteKv
 from serving.engines.kv.renewals import Renewals
-from serving.kv_tiers.blocks import HEADER, find_fault
+from serving.engines.kv.tickets import MAX_TICKETS, NUM_LANDINGS, TICKET, digest_of, find_fault
 from serving.transfer.agent import Piece, TransferError
 
 log = logging.getLogger(__name__)
@@ -29,14 +34,11 @@ BEGIN_AGAIN_S = 5.0
 """How often we tell the owner that there are blocks, in case it missed that or we missed its answer; more often if we are
 about to give up."""
 
-MAX_READ_BYTES = 16 << 20
-"""Most bytes that are read, and then checked, at once."""
+LOOK_S = 1.0
+"""How often the ticket of KV on its way is read: a worker that is gone is noticed that late."""
 
-
-MAX_READ_BLOCKS = 1024
-
-LOTS = 8
-"""How many lots may be read at once."""
+MAX_LOOKS = 8
+"""How many tickets of one worker may be read at once, so that one that hangs does not hold up the others."""
 
 
 class LoadError(Exception):
@@ -58,8 +60,10 @@ class Load:
     """Where it is; destination first, or if its owner has to be asked, this is only known later."""
     meeting: Meeting | None
     is_over: bool = False
-    """Whether nobody waits for it any more; a read that has begun is still finished."""
+    """Whether nobody waits for it any more."""
     has_begun: bool = False
+    moving: asyncio.Future[float] | None = None
+    """Its transfer, once that has begun."""
     waits_until: float = 0.0
     """When we give it up if the owner, which knows that there are blocks, does not answer."""
     error: LoadError | None = None
@@ -70,12 +74,10 @@ class Load:
     """How many tokens of the prompt its owner had in its cache, if whoever sent the request said so."""
     is_directed: bool = False
     """Whether a client chose both workers: then nobody sends the request elsewhere if this fails."""
-    assembly: Assembly = field(init=False)
     offered: asyncio.Future[RemoteKv | LoadError] = field(init=False)
 
     def __post_init__(self) -> None:
         """Prepare for the owner's answer."""
-        self.assembly = Assembly(len(self.keys), self.meeting.bootstrap_agent if self.meeting is not None else {})
         self.offered = asyncio.get_running_loop().create_future()
 
     def offer(self, what: RemoteKv | LoadError) -> None:
@@ -91,26 +93,38 @@ Spoil = Callable[[int], int | None]
 """Returns how many blocks of a prompt with so many can be read before one cannot; None if all can."""
 
 
+Move = Callable[[RemoteKv, int, int], Awaitable[float]]
+"""Lets the last so many blocks of KV come to one of our ranks; returns how many bytes they have."""
+
+
 class KvReader:
     """See the module."""
 
-    def __init__(self, exchange: KvExchange, *, read_timeout_s: float, meeting_timeout_s: float) -> None:
-        """Read through a started exchange."""
+    def __init__(
+        self,
+        exchange: KvExchange,
+        move: Move,
+        *,
+        block_bytes: float,
+        read_timeout_s: float,
+        meeting_timeout_s: float,
+    ) -> None:
+        """Read through a started exchange, whose workers have blocks of so many bytes."""
         self._exchange = exchange
+        self._move = move
+        self._block_bytes = block_bytes
         self._read_timeout_s = read_timeout_s
         self._meeting_timeout_s = meeting_timeout_s
         self._leases: Renewals[str] = Renewals(exchange.tell, Renew)
         self._meetings: Renewals[int] = Renewals(exchange.tell, Wait)
-        num_slots = len(exchange.agent.memory) // exchange.layout.slot_bytes
-        self._lot = max(min(num_slots // LOTS, MAX_READ_BYTES // exchange.layout.slot_bytes, MAX_READ_BLOCKS), 1)
-        self._landing = Landing(min(num_slots, LOTS * self._lot))
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # while someone reads
+        self._landings = list(range(MAX_TICKETS, MAX_TICKETS + NUM_LANDINGS))
+        self._landing = asyncio.Semaphore(NUM_LANDINGS)
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # while tickets are read
         self._rooms: dict[int, Load] = {}
         self._loading: set[asyncio.Task[None]] = set()
         self._finding: set[asyncio.Task[None]] = set()
         self.spoil: Spoil | None = None
         """What makes KV unreadable on purpose, if anything does."""
-        exchange.on_notice = self.on_notice
 
     @property
     def num_waiting(self) -> int:
@@ -146,15 +160,15 @@ class KvReader:
         self._finding.add(task)
         task.add_done_callback(self._finding.discard)
 
-    def begin(self, load: Load, num_cached_blocks: int, on_arrived: OnArrived) -> None:
-        """Read what is missing after the cached blocks; if not all blocks are good, report how many are."""
+    def begin(self, load: Load, num_cached_blocks: int, on_arrived: OnArrived, *, rank: int) -> None:
+        """Read what is missing after the cached blocks; if it does not come, report how many blocks are good."""
         load.has_begun = True
         load.times["decode_blocks"] = monotonic()
         self._stop_waiting(load)
         if load.is_over:
             on_arrived(num_cached_blocks)
             return
-        task = asyncio.create_task(self._load(load, num_cached_blocks, on_arrived))
+        task = asyncio.create_task(self._load(load, num_cached_blocks, on_arrived, rank))
         self._loading.add(task)
         task.add_done_callback(self._loading.discard)
 
@@ -164,6 +178,8 @@ class KvReader:
             return
         load.is_over = True
         load.offer(LoadError("the request was given up"))
+        if load.moving is not None:
+            load.moving.cancel()
         if not load.has_begun:
             self._end(load)
 
@@ -176,7 +192,7 @@ class KvReader:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _load(self, load: Load, num_valid: int, on_arrived: OnArrived) -> None:
+    async def _load(self, load: Load, num_valid: int, on_arrived: OnArrived, rank: int) -> None:
         times = load.times
         try:
             if load.is_directed:
@@ -186,16 +202,13 @@ class KvReader:
                 self._leases.begin(kv.remote_agent, kv.remote_request_id, kv.remote_lease_s)
             assert load.kv is not None
             times["transfer_start"] = monotonic()
-            most = None if self.spoil is None else self.spoil(len(load.keys))
-            while num_valid < len(load.keys):
-                if load.is_over:
-                    raise LoadError("the request was given up")
-                num_good, fault = await self._read(load, load.kv, num_valid)
-                if most is not None and num_valid + num_good > most:
-                    num_good, fault = max(most - num_valid, 0), "it was made unreadable, on purpose"
-                num_valid += num_good
-                if fault:
-                    raise LoadError(f"block {num_valid} of {len(load.keys)}: {fault}")
+            num_blocks = len(load.keys)
+            most = None if self.spoil is None else self.spoil(num_blocks)
+            if most is not None and num_valid < num_blocks:
+                num_valid = max(num_valid, most)
+                raise LoadError(f"block {num_valid} of {num_blocks}: it was made unreadable, on purpose")
+            if num_valid < num_blocks:
+                load.num_bytes = round(await self._transfer(load, load.kv, num_blocks - num_valid, rank))
         except LoadError as error:
             load.error = error
         except Exception as error:  # the engine waits for the outcome, whatever it is
@@ -205,7 +218,7 @@ class KvReader:
         times.setdefault("transfer_start", end)
         self._end(load)
         if load.error is None:
-            self._exchange.count(num_read=1, seconds=end - times["transfer_start"])
+            self._exchange.count(num_read=1, num_bytes=load.num_bytes, seconds=end - times["transfer_start"])
         elif not load.is_over:
             self._exchange.count(num_failed=1)
             log.warning("the KV of a prompt of %d tokens did not arrive: %s", load.num_tokens, load.error)
@@ -269,52 +282,44 @@ class KvReader:
             raise LoadError(str(error)) from error
         return said
 
-    async def _read(self, load: Load, kv: RemoteKv, first: int) -> tuple[int, str]:
-        """Read the next blocks; return how many are good, and what is wrong with the one after them.
+    async def _transfer(self, load: Load, kv: RemoteKv, num_blocks: int, rank: int) -> float:
+        """Let the last blocks come, as long as their owner keeps them; return how many bytes they have.
 
         Raises:
-            LoadError: they cannot be read.
+            LoadError: it does not, or nobody waits for them any more.
         """
-        num_blocks = len(load.keys)
-        blocks = range(first, min(first + self._lot, num_blocks))
-        turn = self._turns.setdefault(kv.remote_engine_id, asyncio.Semaphore(LOTS // 2))
-        async with turn:  # an owner that hangs can block at most half of our memory
-            return await self._read_blocks(load, kv, blocks)
-
-    async def _read_blocks(self, load: Load, kv: RemoteKv, blocks: range) -> tuple[int, str]:
-        layout, num_blocks = self._exchange.layout, len(load.keys)
-        slots = await self._landing.take(len(blocks))
+        await self._look(load, kv)
+        moving = load.moving = asyncio.ensure_future(self._move(kv, num_blocks, rank))
         try:
-            pieces = [
-                Piece(
-                    kv.remote_block_ids[block] * layout.slot_bytes,
-                    slot * layout.slot_bytes,
-                    layout.num_bytes(num_blocks - 1 - block),
-                )
-                for block, slot in zip(blocks, slots, strict=True)
-            ]
-            await self._exchange.agent.read(kv.remote_agent, pieces, timeout_s=self._read_timeout_s)
-            num_bytes = sum(piece.num_bytes - HEADER.size for piece in pieces)
-            load.num_bytes += num_bytes
-            self._exchange.count(num_bytes=num_bytes)
-            wanted = [(load.keys[block], kv.remote_generations[block]) for block in blocks]
-            if num_bytes <= INLINE_BYTES:
-                return self._find_fault(pieces, wanted)
-            found: tuple[int, str] = await self._exchange.in_thread(lambda: self._find_fault(pieces, wanted))
-            return found
-        except TransferError as error:
-            raise LoadError(f"reading from the prefill worker failed: {error}", _kind(error)) from error
+            while not moving.done():
+                await asyncio.wait([moving], timeout=LOOK_S)
+                await self._look(load, kv)
+            return moving.result()
         finally:
-            self._landing.give_back(slots)
+            moving.cancel()
 
-    def _find_fault(self, pieces: list[Piece], wanted: list[tuple[int, int]]) -> tuple[int, str]:
-        """Return how many of the blocks that were read are good, and what is wrong with the first that is not."""
-        memory, layout = self._exchange.agent.memory, self._exchange.layout
-        for number, (piece, (key, generation)) in enumerate(zip(pieces, wanted, strict=True)):
-            with memory[piece.target : piece.target + piece.num_bytes] as block:
-                if fault := find_fault(block, key, generation, layout):
-                    return number, fault
-        return len(pieces), ""
+    async def _look(self, load: Load, kv: RemoteKv) -> None:
+        """Check that the owner still keeps KV.
+
+        Raises:
+            LoadError: it does not, or nobody waits for it any more.
+        """
+        if load.is_over:
+            raise LoadError("the request was given up")
+        turn = self._turns.setdefault(kv.remote_engine_id, asyncio.Semaphore(MAX_LOOKS))
+        async with turn, self._landing:
+            landing = self._landings.pop()
+            try:
+                piece = Piece(kv.remote_block_ids[0] * TICKET.size, landing * TICKET.size, TICKET.size)
+                await self._exchange.agent.read(kv.remote_agent, [piece], timeout_s=self._read_timeout_s)
+                with self._exchange.agent.memory[piece.target : piece.target + TICKET.size] as found:
+                    fault = find_fault(found, kv.remote_ticket_number, digest_of(load.keys))
+            except TransferError as error:
+                raise LoadError(f"reading from the prefill worker failed: {error}", _kind(error)) from error
+            finally:
+                self._landings.append(landing)
+        if fault:
+            raise LoadError(f"its KV at the prefill worker: {fault}")
 
     def _check(self, kv: RemoteKv, load: Load) -> None:
         """Check that this is the KV of a prompt.
@@ -322,7 +327,7 @@ class KvReader:
         Raises:
             ValueError: it is not.
         """
-        kv.check(num_tokens=load.num_tokens, num_blocks=len(load.keys), slot_bytes=self._exchange.layout.slot_bytes)
+        kv.check(num_tokens=load.num_tokens, num_blocks=len(load.keys), block_bytes=self._block_bytes)
 
     def _end(self, load: Load) -> None:
         """Notify the owner that this was read, or never will be."""
@@ -344,38 +349,14 @@ class KvReader:
     def on_notice(self, notice: Notice) -> None:
         """Act on a notice of an owner."""
         match notice:
-            case Offered(room) if (load := self._rooms.get(room)) is not None:
-                if (kv := load.assembly.add(notice)) is not None:
-                    load.offer(kv)
+            case Offered(room, kv) if (load := self._rooms.get(room)) is not None and load.meeting is not None:
+                load.offer(msgspec.structs.replace(kv, remote_agent=load.meeting.bootstrap_agent))
             case Wait(rooms):
                 for room in rooms:
                     if (load := self._rooms.get(room)) is not None:
                         load.waits_until = monotonic() + self._meeting_timeout_s
             case Left(room, reason, kind) if (load := self._rooms.get(room)) is not None:
                 load.offer(LoadError(reason or "the prefill worker has given up", kind))
-
-
-class Landing:
-    """The slots of our memory that KV is read into; readers wait in line for them."""
-
-    def __init__(self, num_slots: int) -> None:
-        self._free = list(range(num_slots))
-        self._turn = asyncio.Lock()
-        self._freed = asyncio.Event()
-
-    async def take(self, count: int) -> list[int]:
-        """Return `count` slots, first come first served, as soon as they are free."""
-        async with self._turn:
-            while len(self._free) < count:
-                self._freed.clear()
-                await self._freed.wait()
-            taken, self._free = self._free[:count], self._free[count:]
-            return taken
-
-    def give_back(self, slots: list[int]) -> None:
-        """Free slots, and wake those who wait."""
-        self._free = sorted(self._free + slots)
-        self._freed.set()
 
 
 @contextlib.contextmanager

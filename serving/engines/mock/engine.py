@@ -11,6 +11,7 @@ from mocker import EngineConfig
 from mocker.tiers.config import HostMemory, refuse_idle_tiers
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig, divide
+from mocker.timing.kv_size import kv_size_of
 from serving.engines.kv import params as kv_params
 from serving.engines.kv.exchange import KvExchange
 from serving.engines.kv.reader import Spoil
@@ -21,13 +22,13 @@ from serving.engines.mock.events import EventSink, RouterSink
 from serving.engines.mock.kv import nixl_peer
 from serving.engines.mock.kv.handover import Handover, hand_over
 from serving.engines.mock.kv.nixl_peer import Peer
+from serving.engines.mock.kv.passage import KvShape
 from serving.engines.mock.kv.peer import become_peer
-from serving.engines.mock.kv.shelf import layout_of
-from serving.engines.mock.kv.tiers import LiveTiers, chunk_format, with_store
+from serving.engines.mock.kv.store import chunk_format
+from serving.engines.mock.kv.tiers import LiveTiers, with_store
 from serving.engines.mock.observer import Observer, prefilling_tokens
 from serving.engines.mock.rank import MockEngine
-from serving.kv_tiers.blocks import KvLayout
-from serving.kv_tiers.tier import ChunkFormat, TierError
+from serving.kv_tiers.tier import ChunkFormat
 from serving.life.lease import LeaseConfig
 from serving.model.constraints import NO_GRAMMAR
 from serving.model.files import BYTES_CONTEXT, ModelFiles
@@ -109,18 +110,21 @@ class Mocker:
         self._max_loras = max_loras
         self._max_waiting = max_waiting
         self._peers = peers
-        self._layout = layout_of(transfer, timing, block_size=config.block_size) if config.kv_role else None
-        self._format = (
-            None
-            if simulated.host is None
-            else chunk_format(
-                simulated.host,
+        self._shape: KvShape | None = None
+        """What its KV is like for other workers, if it shares requests with any."""
+        if config.kv_role:
+            size = kv_size_of(timing, block_size=config.block_size, kv_bytes_per_token=transfer.kv_bytes_per_token)
+            self._shape = KvShape(size, timing.tensor_parallel_size)
+        self._format: ChunkFormat | None = None
+        """What its chunks are like in the store, if there is one."""
+        if self._simulated.host is not None and transfer.kv_store:
+            self._format = chunk_format(
+                self._simulated.host,
                 transfer,
                 timing,
                 block_size=config.block_size,
                 model=worker.model_path or worker.model_name,
             )
-        )
         self._token: Callable[[], bytes] | None = None
         self._handovers: list[Handover] = []
         """One of all ranks, or one of each if they are peers of others."""
@@ -145,22 +149,22 @@ class Mocker:
         """See `Engine`."""
         self._author = await asyncio.to_thread(self._author_of, files)
         self.traits = replace(self.traits, guided_decoding=self._author.forms)
-        if self._layout is not None:
+        if self._shape is not None:
             try:
-                await self._start_handovers(self._layout)
+                await self._start_handovers(self._shape)
             except TransferError as error:
                 raise EngineError(f"KV cannot be transferred: {error}") from error
             self.traits = replace(self.traits, bootstrap=self._handovers[0].bootstrap)
-        if self._format is not None and self._simulated.host is not None:
-            await self._start_tiers(self._format, self._simulated.host)
+        if self._simulated.host is not None:
+            await self._start_tiers(self._simulated.host)
 
-    async def _start_handovers(self, layout: KvLayout) -> None:
+    async def _start_handovers(self, shape: KvShape) -> None:
         for peer in self._peers:
-            self._handovers.append(await become_peer(peer, layout, self._transfer, self._lease))
+            self._handovers.append(await become_peer(peer, shape, self._transfer, self._lease))
         if not self._peers:
-            exchange = KvExchange(self._transfer, layout, self._token)
+            exchange = KvExchange(self._transfer, self._token)
             await exchange.start()
-            self._handovers.append(hand_over(self._role, exchange, self._transfer, self._lease))
+            self._handovers.append(hand_over(self._role, exchange, shape, self._transfer, self._lease))
 
     def _author_of(self, files: ModelFiles) -> Author:
         try:
@@ -173,14 +177,11 @@ class Mocker:
         except ValueError as error:
             raise EngineError(str(error)) from error
 
-    async def _start_tiers(self, format: ChunkFormat, memory: HostMemory) -> None:
+    async def _start_tiers(self, memory: HostMemory) -> None:
         for _ in range(self.traits.num_ranks):
-            tiers = LiveTiers(format, memory, self._transfer, self._secret)
+            tiers = LiveTiers(memory, format=self._format, transfer=self._transfer, token=self._secret)
             self._tiers.append(tiers)
-            try:
-                await tiers.start()
-            except TierError as error:
-                raise EngineError(str(error)) from error
+            await tiers.start()
 
     def _secret(self) -> bytes:
         return b"" if self._token is None else self._token()

@@ -51,7 +51,6 @@ class MockEngine:
             host=simulated.host,
             more=simulated.more,
             kv_events=events is not None,
-            host_events=events is not None or tiers is not None,
             max_loras=max_loras,
         )
         self._events = events
@@ -161,8 +160,6 @@ class MockEngine:
                 await self._wait()
                 now = monotonic()
                 continue
-            if self._handover is not None:
-                self._handover.on_step(self, step)
             # Deadlines are absolute: a late timer delays one step, not all later ones.
             await timer.until(step.end)
             self._delivery.send(engine)
@@ -183,11 +180,9 @@ class MockEngine:
             await asyncio.wait_for(self._bell.wait(), max(wake_s - monotonic(), 0.0))
 
     def _serve_tiers(self, tiers: LiveTiers) -> None:
-        """Update the bytes beyond the GPU as the engine reports, and do the tier work that it asks for."""
+        """Publish what has happened in the engine and in the tiers beyond its GPU, and do the work that it asks for."""
         self.engine.publish_host_events()
-        events = self.engine.effects.take_events()
-        if events:
-            tiers.note(events)
+        events = self.engine.effects.take_events() + tiers.take_events()
         beyond = tiers.take_reports()
         if self._events is not None and (events or beyond):
             self._events.publish(events, beyond)

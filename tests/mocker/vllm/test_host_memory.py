@@ -6,7 +6,6 @@ import pytest
 
 from mocker import BlockChain, EngineConfig, Sequence, new_engine
 from mocker.events import TierRemoved, TierStored
-from mocker.tiers.chunk_cache import ChunkCache, Uses
 from mocker.tiers.config import HostMemory, Tier
 from mocker.tiers.work import Found, Hurry, LookUp, Read, Write
 from mocker.timing.choose import resolve
@@ -257,109 +256,6 @@ def test_a_chunk_that_left_host_memory_is_computed_again():
     assert [chunks for chunks, _ in steps] == [{"b again": 48}, {}]
     assert made.host_use().loads.num_bytes == 0
     assert made.host_use().stores.num_bytes == stored + 3
-
-
-def load_again(made):
-    """Let a prompt run whose first two blocks are on the GPU, until the other three are loaded from host memory; return it and the load."""
-    now = run(made, prompt("a"), 0.0)[1]
-    now = run(made, prompt("b"), now)[1] + 100
-    made.add(sequence := again("a"))
-    assert made.schedule(now) is None
-    [(_, load)] = made.host_use().loads.copies
-    made.await_check(load)
-    return sequence, load, now
-
-
-def finish(made, now):
-    """Let an engine run to its end, and return what each step computed."""
-    steps = []
-    while not made.is_idle:
-        if made.schedule(now) is not None:
-            steps.append({s.id: count for s, count in made.step.batch.chunks})
-            now = made.complete().end
-    return steps
-
-
-def test_a_load_that_is_checked_ends_when_that_is_over_and_not_before():
-    made = engine(async_scheduling=False, bandwidth=2.0)
-    sequence, load, now = load_again(made)
-    assert made.wake_s == now + 1.5
-    assert made.schedule(now + 100) is None
-    assert made.wake_s == math.inf
-    made.end_check(load, 3)
-    assert made.wake_s == -math.inf
-    assert finish(made, now + 200) == [{"a again": 1}, {}]
-    assert (sequence.cached_tokens, sequence.host_tokens) == (80, 48)
-
-
-def test_a_load_that_is_checked_early_takes_its_time():
-    made = engine(async_scheduling=False, bandwidth=2.0)
-    _, load, now = load_again(made)
-    made.end_check(load, 3)
-    assert made.schedule(now + 1) is None
-    assert made.wake_s == now + 1.5
-    assert finish(made, now + 1.5) == [{"a again": 1}, {}]
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize("policy", ["fail", "recompute"])
-@pytest.mark.parametrize("num_good", [0, 1, 2])
-def test_what_is_wrong_in_host_memory_is_computed_and_stored_again(num_good, policy, is_async):
-    made = engine(async_scheduling=is_async, kv_load_failure_policy=policy)
-    sequence, load, now = load_again(made)
-    made.effects.take_events()
-    made.end_check(load, num_good)
-    assert finish(made, now)[0] == {"a again": 48 - 16 * num_good}
-    assert (sequence.cached_tokens, sequence.host_tokens) == (32 + 16 * num_good, 16 * num_good)
-    assert (sequence.finish_reason, sequence.num_preemptions) == ("length", 0)
-    made.schedule(made._last_end)  # what was computed goes to host memory with the next step
-    made.schedule(made._last_end + 1)
-    wrong = ("a", 2 + num_good)
-    tiers = [event for event in made.effects.take_events() if isinstance(event, TierStored | TierRemoved)]
-    assert [(type(event), event.names()) for event in tiers] == [(TierRemoved, [wrong]), (TierStored, [wrong])]
-
-
-def test_a_prompt_of_which_all_is_wrong_is_computed_as_if_it_were_nowhere():
-    made = engine(num_blocks=5, async_scheduling=False)
-    now = run(made, prompt("a", max_tokens=1), 0.0)[1]
-    now = run(made, prompt("b", max_tokens=1), now)[1]
-    made.add(sequence := prompt("a", max_tokens=1))
-    assert made.schedule(now) is None
-    [(_, load)] = made.host_use().loads.copies
-    made.await_check(load)
-    made.end_check(load, 0)
-    assert finish(made, now) == [{"a": 64}, {"a": 16}]
-    assert (sequence.cached_tokens, sequence.host_tokens) == (0, 0)
-
-
-def test_whoever_is_aborted_while_its_load_is_checked_leaves_nothing():
-    made = engine(async_scheduling=False)
-    sequence, load, now = load_again(made)
-    made.abort(sequence)
-    made.schedule(now)
-    made.end_check(load, 1)
-    made.schedule(now)
-    assert made.is_idle
-    assert made.num_free_blocks == 8
-    assert not made.view().is_copying
-    assert made.core.offload.host.num_used == made.core.offload.host.num_evictable == 9
-
-
-@pytest.mark.parametrize("eviction_policy", ["lru", "arc"])
-def test_a_wrong_chunk_is_kept_as_long_as_another_tier_reads_it(eviction_policy):
-    cache = ChunkCache(8, blocks_per_chunk=1, eviction_policy=eviction_policy, store_threshold=0)
-    chain = prompt("a").chain
-    cache.complete_store(chain, cache.offer(chain, 0, 5, Uses()))
-    cache.pin(chain, 1, 2)
-    cache.drop(chain, 1, 3)
-    assert (cache.absent(chain, 0, 5), cache.num_used, cache.num_evictable) == ([(2, 3)], 4, 3)
-    cache.unpin(chain, 1, 2, is_load=False)
-    cache.drop(chain, 0, 5)
-    assert (cache.num_used, cache.num_evictable, cache.num_evicted) == (0, 0, 0)
-    cache.complete_store(chain, cache.offer(chain, 0, 5, Uses()))
-    other = prompt("b").chain
-    assert cache.offer(other, 0, 5, Uses()) == [(0, 5)]  # two of the first give way
-    assert cache.num_evicted == 2
 
 
 def with_slow_disk(policy="when_scheduled"):

@@ -11,7 +11,6 @@ from mocker import BlockChain, BlockRemoved, BlockStored, EngineConfig, Sequence
 from mocker.events import TierRemoved
 from mocker.models.kv_cache import LayerKv, MoreBlocks, pool_of
 from mocker.tiers.config import HostMemory, Tier
-from mocker.tiers.copies import Copy
 from mocker.tiers.ranges import count
 from mocker.tiers.work import Found, Hurry, Read, Write
 from mocker.timing.choose import resolve
@@ -258,25 +257,18 @@ def drive(
 
 
 class Tiers:
-    """Tiers of unlimited size behind host memory; what is hurried brings half of what was asked for. Loads are checked; some are wrong."""
+    """Tiers of unlimited size behind host memory; what is hurried brings half of what was asked for."""
 
     def __init__(self, engine, host):
         self.engine, self.tiers = engine, {tier.name: tier for tier in host.tiers}
         self.held = {name: set() for name in self.tiers}
         self.under_way, self.rows, self.has_hurried = [], [], False
-        self.last_load = -1
 
     def names(self, chain, ranges):
         return [self.engine.core.offload.host.name(chain, c) for start, stop in ranges for c in range(start, stop)]
 
     def begin(self, now):
         """Do what the engine asks, and yield what ends when; never just as a step ends."""
-        for _, load in list(self.engine.host_use().loads.copies):
-            if load.number > self.last_load:
-                self.last_load = load.number
-                self.under_way.append(load)
-                self.engine.await_check(load)
-                yield now + load.number % 4 * 0.1 + 1.1e-5 * math.pi, load
         while work := self.engine.effects.take_tier_work():
             for each in work:
                 if isinstance(each, Write):
@@ -296,9 +288,7 @@ class Tiers:
         if work not in self.under_way:
             return
         self.under_way.remove(work)
-        if isinstance(work, Copy):
-            self.engine.end_check(work, work.num_chunks - work.number % 3 % (work.num_chunks + 1))
-        elif isinstance(work, Write):
+        if isinstance(work, Write):
             self.held[work.tier].update(self.names(work.chain, work.ranges))
             self.engine.end_write(work)
         elif isinstance(work, Read):

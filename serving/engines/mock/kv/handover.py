@@ -10,14 +10,17 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from mocker import DrivenEngine, Sequence, Step
+from mocker import DrivenEngine, Sequence
 from serving.engines.kv.exchange import KvExchange
-from serving.engines.kv.owner import KvOwner, Offer, RoomCall
+from serving.engines.kv.notices import Notice
+from serving.engines.kv.owner import KvOwner, RoomCall
 from serving.engines.kv.params import AGENT, Part, RemoteKv, WantedKv
 from serving.engines.kv.reader import KvReader, Spoil
+from serving.engines.mock.kv.passage import KvShape, Passage
 from serving.engines.mock.live import Live
 from serving.life.lease import LeaseConfig
 from serving.model.card import Bootstrap, Role
+from serving.runtime.messages import CallError
 from serving.transfer.config import TransferRunConfig
 from serving.worker.engine import KvTransfers
 
@@ -44,49 +47,6 @@ class Rank(Protocol):
         ...
 
 
-class Handover(Protocol):
-    """One side of sharing requests with other workers."""
-
-    bootstrap: Bootstrap | None
-
-    def begin(self, rank: Rank, live: Live, asked: Part) -> None:
-        """Start our part of a request; another worker does the rest.
-
-        Raises:
-            ValueError: it is not for this worker, can never fit, or its KV parameters make no sense.
-            CallError: the two workers cannot meet here.
-        """
-        ...
-
-    def on_loads(self, rank: Rank, sequences: list[Sequence]) -> None:
-        """Read the KV of sequences that have blocks now."""
-        ...
-
-    def on_step(self, rank: Rank, step: Step) -> None:
-        """Note what a step computes; called as it begins."""
-        ...
-
-    def on_finished(self, rank: Rank, live: Live) -> None:
-        """Take over a request whose prompt was computed for another worker, including its end."""
-        ...
-
-    def cancel(self, rank: Rank, live: Live) -> None:
-        """Cancel a request that was begun."""
-        ...
-
-    def spoil_loads(self, spoil: Spoil) -> None:
-        """Make KV that others computed unreadable, on purpose."""
-        ...
-
-    def transfers(self) -> KvTransfers:
-        """Return what was transferred."""
-        ...
-
-    async def close(self) -> None:
-        """Release everything."""
-        ...
-
-
 Describe = Callable[[Live, RemoteKv], dict[str, Any]]
 Find = Callable[[WantedKv], Coroutine[None, None, RemoteKv]]
 
@@ -100,24 +60,17 @@ def as_it_is(live: Live, kv: RemoteKv) -> dict[str, Any]:
 class PrefillSide:
     """The prefill worker's side: it computes prompts and offers their KV."""
 
-    def __init__(self, exchange: KvExchange, owner: KvOwner, describe: Describe = as_it_is) -> None:
+    def __init__(self, owner: KvOwner, describe: Describe = as_it_is) -> None:
         """Prepare it; `describe` returns what an answer says of its prompt's KV."""
-        self.bootstrap: Bootstrap | None = Bootstrap({AGENT: owner.address})
-        self._exchange = exchange
-        self._owner = owner
+        self.owner = owner
         self._describe = describe
-        self._prepared: list[tuple[Live, int]] = []  # and how often each had been preempted
+        self._numbers: dict[Rank, int] = {}
 
     def begin(self, rank: Rank, live: Live, asked: Part) -> None:
-        """See `Handover`."""
-        owner = self._owner
-        if not asked.is_prefill:
-            raise ValueError("do_remote_prefill is for a decode worker; this one was started with --role prefill")
-        if len(live.keys) > owner.max_blocks:
-            raise ValueError(
-                f"the prompt's KV has {len(live.keys)} blocks, but there is transfer memory for {owner.max_blocks}: use a "
-                "larger --transfer-memory-mb or a smaller --kv-bytes-scale"
-            )
+        """Compute a prompt for another worker, perhaps once that has begun (see `Handover.begin`)."""
+        owner = self.owner
+        if owner.is_full:
+            raise CallError("this prefill worker keeps the KV of too many prompts for others", "overloaded")
         live.sequence.is_remote_decode = True
         if asked.meeting is None:
             rank.add(live)
@@ -130,70 +83,38 @@ class PrefillSide:
         if is_reader_there:
             self._start(rank, live)
 
-    def on_loads(self, rank: Rank, sequences: list[Sequence]) -> None:
-        """See `Handover`."""
-        raise AssertionError("a prefill worker reads no KV")
+    def on_finished(self, rank: Rank, live: Live) -> None:
+        """Offer the KV of a prompt that was computed, and end its request."""
+        sequence = live.sequence
 
-    def on_step(self, rank: Rank, step: Step) -> None:
-        """Write the KV of prompts whose last chunk is being computed, unless they have been preempted."""
-        waiting = []
-        for live, num_preemptions in self._prepared:
-            if live.sequence.num_preemptions > num_preemptions and live.offer is not None:
-                self._owner.drop(live.offer)
-                live.offer = None
-            elif live.offer is not None and not live.offer.is_computed and live.offer.state != "over":
-                waiting.append((live, num_preemptions))
-        self._prepared = waiting
-        for sequence, _ in step.batch.chunks:
-            begun = sequence.payload
-            assert isinstance(begun, Live)
-            if not sequence.is_remote_decode or begun.offer is not None or sequence.is_over:
-                continue  # a request that left is still in the batch that was scheduled ahead
-            if sequence.num_computed >= sequence.num_prompt:
-                begun.offer = self._prepare(rank, begun)
-                self._prepared.append((begun, sequence.num_preemptions))
-
-    def _prepare(self, rank: Rank, live: Live) -> Offer:
         def on_offered(kv: RemoteKv) -> None:
             live.finish(kv_transfer_params=self._describe(live, kv))
             live.flush()
 
         def on_over() -> None:
-            rank.engine.let_go(live.sequence)
+            rank.engine.let_go(sequence)
             live.release()
             rank.wake()
 
-        return self._owner.prepare(live.keys, room=live.room, on_offered=on_offered, on_over=on_over)
-
-    def on_finished(self, rank: Rank, live: Live) -> None:
-        """See `Handover`."""
-        offer = live.offer = live.offer or self._prepare(rank, live)
-        sequence = live.sequence
-        self._owner.offer(offer, num_tokens=sequence.num_prompt, num_cached_tokens=sequence.cached_tokens)
+        live.offer = self.owner.offer(
+            live.keys,
+            room=live.room,
+            rank=self._numbers.setdefault(rank, len(self._numbers)),
+            num_tokens=sequence.num_prompt,
+            num_cached_tokens=sequence.cached_tokens,
+            on_offered=on_offered,
+            on_over=on_over,
+        )
 
     def cancel(self, rank: Rank, live: Live) -> None:
-        """See `Handover`."""
-        if live.offer is not None and live.offer.is_computed:
-            self._owner.withdraw(live.offer)
-            return
+        """Cancel a request that was begun."""
         if live.offer is not None:
-            self._owner.drop(live.offer)
+            self.owner.withdraw(live.offer)
+            return
         if live.is_queued:
             rank.engine.abort(live.sequence)
         if live.room is not None:
-            self._owner.leave(live.room, "the prefill worker's call was cancelled")
-
-    def spoil_loads(self, spoil: Spoil) -> None:
-        """See `Handover`: it reads none."""
-
-    def transfers(self) -> KvTransfers:
-        """See `Handover`."""
-        return self._exchange.counts._replace(num_held=self._owner.num_held, num_waiting=self._owner.num_waiting)
-
-    async def close(self) -> None:
-        """See `Handover`."""
-        self._owner.close()
-        await self._exchange.close()
+            self.owner.leave(live.room, "the prefill worker's call was cancelled")
 
     def _start(self, rank: Rank, live: Live) -> None:
         """Compute the prompt of a room whose reader is there."""
@@ -211,66 +132,43 @@ class PrefillSide:
 class DecodeSide:
     """The decode worker's side: it reads the KV of prompts and generates the rest."""
 
-    def __init__(self, exchange: KvExchange, reader: KvReader, find: Find | None = None) -> None:
+    def __init__(self, reader: KvReader, find: Find | None = None) -> None:
         """Prepare it; `find` asks where KV is, if requests only name it."""
-        self.bootstrap: Bootstrap | None = None
-        self._exchange = exchange
-        self._reader = reader
+        self.reader = reader
         self._find = find
+        self._numbers: dict[Rank, int] = {}
 
     def begin(self, rank: Rank, live: Live, asked: Part) -> None:
-        """See `Handover`."""
-        if asked.is_prefill:
-            raise ValueError("do_remote_decode is for a prefill worker; this one was started with --role decode")
+        """Queue a request whose prompt's KV another worker has, or will have (see `Handover.begin`)."""
         sequence = live.sequence
-        load = self._reader.expect(live.keys, sequence.num_prompt, kv=asked.kv, meeting=asked.meeting)
+        load = self.reader.expect(live.keys, sequence.num_prompt, kv=asked.kv, meeting=asked.meeting)
         if asked.wanted is not None:
             assert self._find is not None
             load.num_cached_tokens = asked.wanted.num_cached_tokens
-            self._reader.find(load, self._find(asked.wanted))
+            self.reader.find(load, self._find(asked.wanted))
         live.read(load)
         sequence.is_remote_prefill = True
         sequence.is_token_shipped = asked.meeting is not None
         try:
             rank.add(live)
         except ValueError:
-            self._reader.give_up(load)
+            self.reader.give_up(load)
             raise
 
     def on_loads(self, rank: Rank, sequences: list[Sequence]) -> None:
-        """See `Handover`."""
+        """Read the KV of sequences that have blocks now."""
+        number = self._numbers.setdefault(rank, len(self._numbers))
         for sequence in sequences:
             live = sequence.payload
             assert isinstance(live, Live) and live.load is not None
-            self._reader.begin(live.load, sequence.num_cached_blocks, partial(self._on_arrived, rank, sequence))
-
-    def on_step(self, rank: Rank, step: Step) -> None:
-        """See `Handover`."""
-
-    def on_finished(self, rank: Rank, live: Live) -> None:
-        """See `Handover`."""
-        raise AssertionError("a decode worker offers no KV")
+            on_arrived = partial(self._on_arrived, rank, sequence)
+            self.reader.begin(live.load, sequence.num_cached_blocks, on_arrived, rank=number)
 
     def cancel(self, rank: Rank, live: Live) -> None:
-        """See `Handover`."""
+        """Cancel a request that was begun."""
         rank.engine.abort(live.sequence)
         assert live.load is not None
-        self._reader.give_up(live.load)
-
-    def spoil_loads(self, spoil: Spoil) -> None:
-        """See `Handover`."""
-        self._reader.spoil = spoil
-
-    def transfers(self) -> KvTransfers:
-        """See `Handover`."""
-        return self._exchange.counts._replace(
-            num_waiting=self._reader.num_waiting, num_loading=self._reader.num_loading
-        )
-
-    async def close(self) -> None:
-        """See `Handover`."""
-        await self._reader.close()
-        await self._exchange.close()
+        self.reader.give_up(live.load)
 
     def _on_arrived(self, rank: Rank, sequence: Sequence, num_valid_blocks: int | None) -> None:
         for over in rank.engine.arrive(sequence, num_valid_blocks):
@@ -278,13 +176,114 @@ class DecodeSide:
         rank.wake()
 
 
-def hand_over(role: Role, exchange: KvExchange, transfer: TransferRunConfig, lease: LeaseConfig) -> Handover:
+class Handover:
+    """Both sides of sharing requests with other workers, or one of them."""
+
+    def __init__(
+        self, exchange: KvExchange, *, prefill: PrefillSide | None = None, decode: DecodeSide | None = None
+    ) -> None:
+        """Hand over through a started exchange."""
+        self._exchange = exchange
+        self._prefill = prefill
+        self._decode = decode
+        self.bootstrap: Bootstrap | None = None
+        """Where a prefill worker of ours is met."""
+        if prefill is not None and decode is None:
+            self.bootstrap = Bootstrap({AGENT: prefill.owner.address})
+        exchange.on_notice = self._on_notice
+
+    def begin(self, rank: Rank, live: Live, asked: Part) -> None:
+        """Start our part of a request; another worker does the rest.
+
+        Raises:
+            ValueError: it is not for this worker, can never fit, or its KV parameters make no sense.
+            CallError: the two workers cannot meet here.
+        """
+        live.kv_name = asked.name
+        side = self._prefill if asked.is_prefill else self._decode
+        if side is None:
+            does, needs = ("remote_decode", "prefill") if asked.is_prefill else ("remote_prefill", "decode")
+            started = "decode" if asked.is_prefill else "prefill"
+            raise ValueError(f"do_{does} is for a {needs} worker; this one was started with --role {started}")
+        side.begin(rank, live, asked)
+
+    def on_loads(self, rank: Rank, sequences: list[Sequence]) -> None:
+        """Read the KV of sequences that have blocks now."""
+        assert self._decode is not None
+        self._decode.on_loads(rank, sequences)
+
+    def on_finished(self, rank: Rank, live: Live) -> None:
+        """Take over a request whose prompt was computed for another worker, including its end."""
+        assert self._prefill is not None
+        self._prefill.on_finished(rank, live)
+
+    def cancel(self, rank: Rank, live: Live) -> None:
+        """Cancel a request that was begun."""
+        side = self._prefill if live.sequence.is_remote_decode else self._decode
+        assert side is not None
+        side.cancel(rank, live)
+
+    def spoil_loads(self, spoil: Spoil) -> None:
+        """Make KV that others computed unreadable, on purpose."""
+        if self._decode is not None:
+            self._decode.reader.spoil = spoil
+
+    def transfers(self) -> KvTransfers:
+        """Return what was transferred."""
+        found = self._exchange.counts
+        if self._prefill is not None:
+            owner = self._prefill.owner
+            found = found._replace(num_held=owner.num_held, num_waiting=owner.num_waiting)
+        if self._decode is not None:
+            reader = self._decode.reader
+            found = found._replace(num_waiting=found.num_waiting + reader.num_waiting, num_loading=reader.num_loading)
+        return found
+
+    async def close(self) -> None:
+        """Release everything."""
+        if self._prefill is not None:
+            self._prefill.owner.close()
+        if self._decode is not None:
+            await self._decode.reader.close()
+        await self._exchange.close()
+
+    def _on_notice(self, notice: Notice) -> None:
+        """Pass a notice on; each side ignores what is for the other."""
+        if self._prefill is not None:
+            self._prefill.owner.on_notice(notice)
+        if self._decode is not None:
+            self._decode.reader.on_notice(notice)
+
+
+def owner_of(exchange: KvExchange, shape: KvShape, transfer: TransferRunConfig, lease: LeaseConfig) -> KvOwner:
+    """Return the side of a started exchange that offers KV."""
+    return KvOwner(
+        exchange,
+        lease,
+        block_bytes=shape.size.block,
+        num_gpus=shape.num_gpus,
+        meeting_timeout_s=transfer.transfer_meeting_timeout_s,
+    )
+
+
+def reader_of(exchange: KvExchange, shape: KvShape, transfer: TransferRunConfig) -> KvReader:
+    """Return the side of a started exchange that reads KV."""
+    return KvReader(
+        exchange,
+        Passage(shape, transfer).move,
+        block_bytes=shape.size.block,
+        read_timeout_s=transfer.transfer_read_timeout_s,
+        meeting_timeout_s=transfer.transfer_meeting_timeout_s,
+    )
+
+
+def hand_over(
+    role: Role, exchange: KvExchange, shape: KvShape, transfer: TransferRunConfig, lease: LeaseConfig
+) -> Handover:
     """Return a role's side of the hand-over, through a started exchange."""
-    meeting_timeout_s = transfer.transfer_meeting_timeout_s
     if role == "prefill":
-        return PrefillSide(exchange, KvOwner(exchange, lease, meeting_timeout_s=meeting_timeout_s))
-    read_timeout_s = transfer.transfer_read_timeout_s
-    return DecodeSide(exchange, KvReader(exchange, read_timeout_s=read_timeout_s, meeting_timeout_s=meeting_timeout_s))
+        return Handover(exchange, prefill=PrefillSide(owner_of(exchange, shape, transfer, lease)))
+    return Handover(exchange, decode=DecodeSide(reader_of(exchange, shape, transfer)))
 
 
 def block_keys(tokens: npt.NDArray[np.uint32], hashes: Several[int], *, num_full: int, block_size: int) -> list[int]:

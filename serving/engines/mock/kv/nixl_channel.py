@@ -37,7 +37,7 @@ WELCOME = b"dyna-nixl/1\n"
 assert len(WELCOME) == len(GREETING), "whoever knows no secret tells them apart"
 LENGTH = struct.Struct("<I")
 MAX_ASK_BYTES = 4096
-MAX_ANSWER_BYTES = 8 << 20
+MAX_ANSWER_BYTES = 64 << 10
 ASK_S = 5.0
 """How long an answer may take: as long as vLLM waits for one."""
 

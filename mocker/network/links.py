@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from dynabench.deployment.transfer import TransferConfig
-from dynabench.virtual.flows import Flow, Link, Path, fair_rates
+from mocker.network.config import TransferConfig
+from mocker.network.flows import Flow, Link, Path, fair_rates
 
 Key = Hashable
 """Identifies a transfer."""

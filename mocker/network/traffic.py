@@ -1,10 +1,25 @@
-"""Transfers on the clock, with callbacks when they end."""
+"""Transfers on a clock, virtual or real, with callbacks when they end."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from dynabench.virtual.clock import COMPLETION, Clock
-from dynabench.virtual.links import Key, Links
+from mocker.network.links import Key, Links
+
+COMPLETION = 0
+"""Priority of what ends, among events at the same instant: lowest first."""
+
+
+class Clock(Protocol):
+    """Where transfers are awaited."""
+
+    @property
+    def now(self) -> float:
+        """The time (s)."""
+        ...
+
+    def at(self, time: float, priority: int, callback: Callable[[], object]) -> None:
+        """Call back at a time, or as soon as possible after it."""
+        ...
 
 
 class Traffic:
@@ -43,7 +58,7 @@ class Traffic:
 
     def _advance(self) -> None:
         now = self._clock.now
-        if now != self._awaited_s:
+        if self._awaited_s < 0 or now < self._awaited_s:
             return  # the event was rescheduled
         self._awaited_s = -1.0
         for key in self.links.advance(now):
