@@ -73,7 +73,9 @@ class Engine:
         self.log = StepLog()
         self.step: Step | None = None
         self._is_async = config.is_async
-        self._may_load = config.is_kv_consumer or host is not None
+        self._has_host = host is not None  # else there are no copies
+        self._has_events = kv_events or self._has_host
+        self._may_load = config.is_kv_consumer or self._has_host
         self._ahead: Batch | None = None  # asynchronous: the batch after the step in flight
         self._ahead_s = 0.0  # when it was closed
         self._work = NO_WORK  # copies that start with the batch ahead
@@ -295,7 +297,8 @@ class Engine:
         duration = 0.0 if batch.is_undisturbed else self._mixed_duration(batch) + self._lead_s
         if self._is_async:
             self._ahead, self._ahead_s = self.core.schedule(), now
-            self._work = self.core.take_copies()
+            if self._has_host:
+                self._work = self.core.take_copies()
         if batch.is_undisturbed:
             self.step = step = self._decoding_step(batch, now, max_iterations)
             if self._link.next_end_s < step.end and (end_s := self._next_end_s()) < step.end:
@@ -306,19 +309,21 @@ class Engine:
 
     def _next_batch(self, now: float) -> Batch | None:
         """Return the batch that was closed ahead, or close one. A batch without computation ends at once."""
-        core, link = self.core, self._link
+        core, has_host = self.core, self._has_host
         batch, closed_s, self._ahead = self._ahead, self._ahead_s, None
-        stall_s = self._lead_s = link.begin(self._work, now)
+        stall_s = self._lead_s = self._link.begin(self._work, now) if has_host else 0.0
         while batch is None or not (batch.decodes or batch.chunks):
             if batch is not None:
                 self._mark(batch, closed_s)
                 _, finished = core.update(batch)
                 assert not finished, "an empty batch cannot end a sequence"
             batch, closed_s = core.schedule(), now
-            stall_s = max(stall_s, link.begin(core.take_copies(), now))
+            if has_host:
+                stall_s = max(stall_s, self._link.begin(core.take_copies(), now))
             self._lead_s = stall_s + self.timing.lead_s  # the GPU is idle meanwhile
             if batch is None:
-                link.begin(NO_WORK, now)  # there is no next batch for stores to wait for
+                if has_host:
+                    self._link.begin(NO_WORK, now)  # there is no next batch for stores to wait for
                 if (reason := core.stall()) is not None:
                     raise RuntimeError(reason)
                 break
@@ -399,7 +404,8 @@ class Engine:
             elif sequence.waited_since_s >= 0:
                 self.log.add_gap(sequence.waited_since_s, step.end)
                 sequence.waited_since_s = -1.0
-        core.publish()
+        if self._has_events:
+            core.publish()
         if link.next_end_s <= step.end:
             self._end_copies(step.end)
         self.step = None

@@ -7,8 +7,12 @@ a function of the iteration, in closed form, so that no iteration touches a sequ
     tokens computed before it   c - 1             c              c + 1
     tokens known then             c             c + 1            c + 2        the one it computes included
 
-What is "one token an iteration" here would be a sum of drawn numbers with speculation. Only this module knows; it
-assumes no more than that the count never falls, so that the iteration at which something is reached can be bisected.
+What is "one token an iteration" here would be a sum of drawn numbers with speculation. The count never falls, so that the
+iteration at which something is reached can always be bisected.
+
+One token is also assumed where an iteration is carried out: `Running.schedule` gives a decode one token,
+`Running.num_tokens` counts one known token beyond those computed, `Decoding.grow` gives it at most one block, and each
+gap in a `StepLog` ends with one token.
 """
 
 from bisect import bisect_right
@@ -36,15 +40,11 @@ class Position:
         """Count the tokens that are computed when an iteration begins."""
         return iteration - self.origin if self.decoding else self.num_computed
 
-    def reach(self, num_tokens: int) -> int:
-        """Return the first iteration before which this many tokens are computed, if it goes on decoding."""
-        return self.origin + num_tokens
-
     def begin_decoding(self, iteration: int) -> None:
         """Let an iteration compute the last known token, and each following one the token that this brings."""
         self.decoding = True
         self.origin = iteration - self.num_known
-        self.last_iteration = self.reach(self.num_total - 1) - 1
+        self.last_iteration = self.origin + self.num_total - 2
 
     def end_decoding(self, num_computed: int) -> None:
         """Count from now on; the caller sets what is known."""
@@ -85,14 +85,19 @@ class Total:
         return self.num_sequences * iteration - self._origins
 
 
-def starting(decodes: list[P], iteration: int, size: int) -> list[P]:
-    """Return the decodes whose token in an iteration is the first of a block."""
-    return [p for p in decodes if (iteration - p.origin) % size == 0]
+def starting(decodes: list[P], iteration: int, size: int) -> list[tuple[P, int]]:
+    """Return the decodes whose token in an iteration is the first of a block, and their tokens computed before it."""
+    return [(p, iteration - p.origin) for p in decodes if (iteration - p.origin) % size == 0]
 
 
-def starting_or_filling(decodes: list[P], iteration: int, size: int) -> list[P]:
-    """Return the decodes whose token in an iteration is the first or the last of a block."""
-    return [p for p in decodes if (place := (iteration - p.origin) % size) == 0 or place == size - 1]
+def starting_or_filling(decodes: list[P], iteration: int, size: int) -> list[tuple[P, int]]:
+    """Return those whose token is the first or the last of a block, and their tokens computed before it."""
+    return [(p, iteration - p.origin) for p in decodes if (iteration - p.origin + 1) % size < 2]
+
+
+def num_full(decodes: list[P], iteration: int, size: int) -> list[int]:
+    """Count, for each decode, the blocks that are full when an iteration begins."""
+    return [(iteration - p.origin) // size for p in decodes]
 
 
 def num_started(decodes: list[P], first: int, stop: int, size: int) -> int:

@@ -6,6 +6,7 @@ effect that must not interrupt what the engine is doing gets its own turn on the
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from dynabench.virtual.arrivals import Arrivals
 from dynabench.virtual.bypass import bypassing_slot
@@ -18,19 +19,7 @@ from dynabench.virtual.stamps import Stamps
 from dynabench.virtual.transfers import Transfers
 from mocker import Sequence as EngineSequence
 from mocker import StepOutput
-from serving.life.effects import (
-    ANSWER,
-    PLACE_DECODE,
-    SEND_DECODE,
-    Answer,
-    Begin,
-    Effects,
-    Fail,
-    Place,
-    Release,
-    Send,
-    Wait,
-)
+from serving.life.effects import Answer, Begin, Effect, Effects, Fail, Place, Release, Send, Wait
 from serving.life.flight import Flight
 from serving.life.leg import Leg, Stage
 from serving.life.terms import Terms
@@ -82,6 +71,17 @@ class Flights:
         self._ranks = ranks
         self._prompts = prompts
         self.hands = Hands(clock, ranks, transfers, stamps, self.act)
+        self.can: dict[type[Effect], Callable[[Flight, Any], object]] = {
+            Place: self._place,
+            Send: self._send,
+            Release: self._release,
+            Answer: self._answer,
+            Begin: self._begin_soon,
+            Wait: self._wait,
+            Fail: self._fail,
+            **self.hands.can,
+        }
+        """How to carry out each effect. A request has about ten: a `match` would ask one class after another for each."""
         self._transfers = transfers
         self._arrivals = arrivals
         self._pacer = arrivals.pacer
@@ -176,7 +176,7 @@ class Flights:
         if output.finished and arrivals.waits_for_answers:
             arrivals.await_next()
         if self._may_hold:
-            self._release("decode", self._decode)
+            self._release_held("decode", self._decode)
         if rank.is_handing_over and output.sampled:
             self.hand_over(rank)
 
@@ -272,16 +272,16 @@ class Flights:
     def release(self) -> None:
         """Release requests that wait at any router, after something has changed."""
         if self._may_hold:
-            self._release("decode", self._decode)
+            self._release_held("decode", self._decode)
         if self._routers.prefill is not None:
             self._release_prefills(self._routers.prefill)
 
-    def _release(self, stage: Stage, routing: Routing) -> None:
+    def _release_held(self, stage: Stage, routing: Routing) -> None:
         for number, decision in routing.release():
             self._placed(self._of[number], stage, decision)
 
     def _release_prefills(self, routing: Routing) -> None:
-        self._release("prefill", routing)
+        self._release_held("prefill", routing)
         if not routing.ranks:
             for number in routing.held:
                 self.act(self._of[number], self._of[number].restart())
@@ -295,41 +295,12 @@ class Flights:
 
     def act(self, flight: Flight, effects: Effects) -> None:
         """Carry out effects in order."""
-        if effects is PLACE_DECODE:  # what plain requests ask for, and nothing else
-            self._place(flight, "decode")
-            return
-        if effects is SEND_DECODE:
-            self._send(flight, "decode")
-            return
-        if effects is ANSWER:
-            self._decode.forget(flight.number)
-            self._end(flight, self._stamps.answer_s)
-            return
         for effect in effects:
-            match effect:
-                case Place():
-                    self._place(flight, effect.stage)
-                case Send():
-                    self._send(flight, effect.stage)
-                case Release():
-                    routing = self._decode if effect.stage == "decode" else self._routers.prefill
-                    if routing is not None:
-                        routing.forget(flight.number)
-                case Answer():
-                    self._end(flight, self._stamps.answer_s)
-                case Begin(is_next):
-                    self._begin_soon(flight, is_next=is_next)
-                case Wait(until_s):
-                    self._put_last(flight)
-                    self._clock.at(until_s, ARRIVAL, partial(self._end_wait, flight))
-                case Fail(message, kind):
-                    self._fail(flight, message, kind)
-                case _:
-                    self.hands.act(flight, effect)
+            self.can[type(effect)](flight, effect)
 
-    def _place(self, flight: Flight, stage: Stage) -> None:
+    def _place(self, flight: Flight, place: Place) -> None:
         """Have a rank chosen, unless the request has to wait at the router."""
-        prepared = flight.payload
+        stage, prepared = place.stage, flight.payload
         assert isinstance(prepared, Prepared)
         try:
             if stage == "decode":
@@ -364,9 +335,9 @@ class Flights:
             self._stamps.placed(flight.number, decision, self._decode.router)
         self.act(flight, flight.placed(stage, decision.slot))
 
-    def _send(self, flight: Flight, stage: Stage) -> None:
+    def _send(self, flight: Flight, send: Send) -> None:
         """Send a request to its rank."""
-        if stage == "prefill":
+        if send.stage == "prefill":
             self._send_prefill(flight)
             return
         leg = flight.decode
@@ -385,21 +356,29 @@ class Flights:
         leg.call = self._prompts.to_prefill(flight, prepared, now)
         self._ranks[leg.slot].add(leg.call)
 
+    def _release(self, flight: Flight, release: Release) -> None:
+        routing = self._decode if release.stage == "decode" else self._routers.prefill
+        if routing is not None:
+            routing.forget(flight.number)
+
+    def _answer(self, flight: Flight, _: Answer) -> None:
+        self._end(flight, self._stamps.answer_s)
+
     def _end(self, flight: Flight, delay_s: float) -> None:
         """Forget a request; its client learns of the end after a delay."""
         del self._of[flight.number]
         self.num_finished += 1
         self._pacer.on_end(flight.number, self._clock.now + delay_s)
 
-    def _fail(self, flight: Flight, message: str, kind: str) -> None:
-        self._stamps.log.error[flight.number] = message
-        is_answer = kind == "engine"  # and so it comes with others
+    def _fail(self, flight: Flight, fail: Fail) -> None:
+        self._stamps.log.error[flight.number] = fail.message
+        is_answer = fail.kind == "engine"  # and so it comes with others
         self._end(flight, self._stamps.answer_s if is_answer else 0.0)
         if self._arrivals.waits_for_answers and not is_answer:
             self._arrivals.await_next()
 
-    def _begin_soon(self, flight: Flight, *, is_next: bool) -> None:
-        if is_next:
+    def _begin_soon(self, flight: Flight, begin: Begin) -> None:
+        if begin.is_next:
             self._clock.at(self._clock.now, ARRIVAL, partial(self._begin_again, flight))
         else:
             self._begin_again(flight)
@@ -411,6 +390,10 @@ class Flights:
     def _put_last(self, flight: Flight) -> None:
         """Treat a request as the one that came last, where several are treated in order."""
         self._of[flight.number] = self._of.pop(flight.number)
+
+    def _wait(self, flight: Flight, wait: Wait) -> None:
+        self._put_last(flight)
+        self._clock.at(wait.until_s, ARRIVAL, partial(self._end_wait, flight))
 
     def _end_wait(self, flight: Flight) -> None:
         self.act(flight, flight.patience_over(self._clock.now))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from dynabench.virtual.clock import ARRIVAL, Clock
 from dynabench.virtual.rank import Rank
@@ -56,54 +57,71 @@ class Hands:
         self._transfers = transfers
         self._stamps = stamps
         self._react = react
+        self.can: dict[type[Effect], Callable[[Flight, Any], object]] = {
+            Transfer: self._transfer,
+            Extend: transfers.extend,
+            Drop: self._drop,
+            Miss: self._miss,
+            Deliver: self._deliver,
+            Abort: self._abort,
+            Keep: self._keep,
+            LetGo: self._let_go,
+            Lease: self._lease,
+            Pause: self._pause,
+        }
+        """How to carry out each of these effects."""
 
-    def act(self, flight: Flight, effect: Effect) -> None:
-        """Carry out an effect."""
-        now, ranks, log = self._clock.now, self._ranks, self._stamps.log
-        match effect:
-            case Transfer():
-                if flight.leaving is None:
-                    log.transfer_start_s[flight.number] = now
-                self._transfers.start(flight, effect, self._end_transfer)
-            case Extend():
-                self._transfers.extend(flight, effect)
-            case Drop():
-                self._transfers.drop(flight)
-            case Miss(leg):
-                if not leg.is_moved:
-                    log.transfer_start_s[flight.number] = now
-                self._clock.at(now, ARRIVAL, partial(self._miss, flight, leg))
-            case Deliver(leg, num_valid_blocks):
-                if not leg.is_moved:
-                    log.transfer_end_s[flight.number] = now
-                ranks[leg.slot].arrive(sequence_of(leg), num_valid_blocks)
-            case Abort(leg):
-                ranks[leg.slot].abort(sequence_of(leg))
-                if leg.has_blocks:
-                    ranks[leg.slot].arrive(sequence_of(leg), 0)
-            case Keep(leg):
-                ranks[leg.slot].readers[flight.number] = None
-            case LetGo(leg) if ranks[leg.slot].prefills:
-                ranks[leg.slot].let_go(sequence_of(leg))
-            case LetGo(leg):
-                ranks[leg.slot].on_read(flight.number)
-            case Lease(leg, until_s):
-                if flight.is_leased(leg):
-                    self._clock.at(until_s, ARRIVAL, partial(self._end_lease, flight, leg))
-            case Pause(leg, after_s):
-                self.pauses_s += after_s
-                self._clock.at(now + after_s, ARRIVAL, partial(self._end_pause, flight, leg))
-            case _:
-                raise AssertionError(f"{effect} concerns no rank")
+    def _transfer(self, flight: Flight, transfer: Transfer) -> None:
+        if flight.leaving is None:
+            self._stamps.log.transfer_start_s[flight.number] = self._clock.now
+        self._transfers.start(flight, transfer, self._end_transfer)
 
     def _end_transfer(self, flight: Flight) -> None:
         self._react(flight, flight.kv_arrived())
 
-    def _miss(self, flight: Flight, leg: Leg) -> None:
+    def _drop(self, flight: Flight, _: Drop) -> None:
+        self._transfers.drop(flight)
+
+    def _miss(self, flight: Flight, miss: Miss) -> None:
+        if not miss.leg.is_moved:
+            self._stamps.log.transfer_start_s[flight.number] = self._clock.now
+        self._clock.at(self._clock.now, ARRIVAL, partial(self._end_miss, flight, miss.leg))
+
+    def _end_miss(self, flight: Flight, leg: Leg) -> None:
         self._react(flight, flight.kv_missed(leg))
+
+    def _deliver(self, flight: Flight, deliver: Deliver) -> None:
+        leg = deliver.leg
+        if not leg.is_moved:
+            self._stamps.log.transfer_end_s[flight.number] = self._clock.now
+        self._ranks[leg.slot].arrive(sequence_of(leg), deliver.num_valid_blocks)
+
+    def _abort(self, _: Flight, abort: Abort) -> None:
+        leg, rank = abort.leg, self._ranks[abort.leg.slot]
+        rank.abort(sequence_of(leg))
+        if leg.has_blocks:
+            rank.arrive(sequence_of(leg), 0)
+
+    def _keep(self, flight: Flight, keep: Keep) -> None:
+        self._ranks[keep.leg.slot].readers[flight.number] = None
+
+    def _let_go(self, flight: Flight, let_go: LetGo) -> None:
+        rank = self._ranks[let_go.leg.slot]
+        if rank.prefills:
+            rank.let_go(sequence_of(let_go.leg))
+        else:
+            rank.on_read(flight.number)
+
+    def _lease(self, flight: Flight, lease: Lease) -> None:
+        if flight.is_leased(lease.leg):
+            self._clock.at(lease.until_s, ARRIVAL, partial(self._end_lease, flight, lease.leg))
 
     def _end_lease(self, flight: Flight, leg: Leg) -> None:
         self._react(flight, flight.lease_over(leg))
+
+    def _pause(self, flight: Flight, pause: Pause) -> None:
+        self.pauses_s += pause.after_s
+        self._clock.at(self._clock.now + pause.after_s, ARRIVAL, partial(self._end_pause, flight, pause.leg))
 
     def _end_pause(self, flight: Flight, leg: Leg) -> None:
         self._react(flight, flight.to_decode(leg))

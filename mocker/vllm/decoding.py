@@ -8,7 +8,7 @@ position starts or fills a block needs any work.
                 block      it     | block         it       |
 """
 
-from mocker.position import NEVER, Total, num_started, num_within, starting, starting_or_filling
+from mocker.position import NEVER, Total, num_full, num_started, num_within, starting, starting_or_filling
 from mocker.sequence import Sequence
 from mocker.vllm.block_pool import BlockPool
 
@@ -64,14 +64,11 @@ class Decoding:
     def grow(self, decodes: list[Sequence], iteration: int) -> None:
         """Give each decode a block if it needs one, and cache the block that its known tokens have filled."""
         pool, size, num_new_known = self._pool, self._size, 1 - self._lag
-        if size == 1:
-            touching = decodes
-        elif num_new_known:
+        if num_new_known:
             touching = starting_or_filling(decodes, iteration, size)
         else:
             touching = starting(decodes, iteration, size)
-        for sequence in touching:
-            computed = sequence.computed(iteration)
+        for sequence, computed in touching:
             if computed % size == 0:
                 pool.allocate(1)
             if (computed + num_new_known) % size == 0:
@@ -84,8 +81,6 @@ class Decoding:
         if taken:
             pool.allocate(taken)
         if pool.enable_prefix_caching:
-            known_until = stop - self._lag
-            for sequence in decodes:
-                num_full = sequence.computed(known_until) // size
-                if num_full > sequence.num_cached_blocks:
-                    pool.store(sequence, num_full)
+            for sequence, count in zip(decodes, num_full(decodes, stop - self._lag, size), strict=True):
+                if count > sequence.num_cached_blocks:
+                    pool.store(sequence, count)

@@ -27,32 +27,32 @@ class FastPaths:
         running = state.sequences
         if not running:
             return budget
-        ending = state.ending
-        num_partial = len(running) - state.decoding.context.num_sequences
+        ending, steady, decoding = state.ending, state.steady, state.decoding
+        num_partial = len(running) - decoding.context.num_sequences
         if ending:
             num_partial -= sum([s.state == RUNNING for s in ending])
         partial = running[-1] if num_partial else None
         if state.starved or num_partial > 1 or (partial is not None and (partial.decoding or partial in ending)):
             return None
-        if state.steady is not None:
-            decodes = state.steady.decodes
+        if steady is not None:
+            decodes = steady.decodes
         elif ending:
             decodes = [s for s in running if s.decoding]
         else:
             decodes = running[:-1] if num_partial else running[:]
-        count = needed = 0
-        if partial is not None and budget > len(decodes):
-            count = state.chunk_size(partial, budget - len(decodes))
+        num_decodes, count, needed = len(decodes), 0, 0
+        if partial is not None and budget > num_decodes:
+            count = state.chunk_size(partial, budget - num_decodes)
             needed = max(num_blocks_of(partial.num_computed + count, self._size) - partial.num_blocks, 0)
-        if (num_partial or len(decodes) > self._pool.num_free) and not self._suffice(decodes, needed):
+        if (num_partial or num_decodes > self._pool.num_free) and not self._suffice(decodes, needed):
             return None
-        state.decoding.grow(decodes, state.iteration)
+        decoding.grow(decodes, state.iteration)
         batch.decodes = decodes
-        if partial is not None and count:
+        if count and partial is not None:
             computed = partial.num_computed + count
             state.grant(partial, computed, needed, num_cacheable=computed)
             batch.chunks.append((partial, count))
-        return budget - len(decodes) - count
+        return budget - num_decodes - count
 
     def _suffice(self, decodes: list[Sequence], needed: int) -> bool:
         """Return whether the budget, and the free blocks beside those needed for a chunk, suffice for all decodes."""

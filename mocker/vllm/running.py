@@ -132,9 +132,9 @@ class Running:
 
     def close(self, batch: Batch, *, is_disturbed: bool) -> Batch:
         """Go on to the next iteration; return the batch, or the one before if it goes on unchanged."""
-        self.iteration += 1
-        self.starved = batch.starved
-        if is_disturbed or batch.chunks or batch.preempted or batch.starved or batch.delayed:
+        iteration = self.iteration = self.iteration + 1
+        starved = self.starved = batch.starved
+        if is_disturbed or batch.chunks or batch.preempted or starved or batch.delayed:
             self.steady = None
         elif self.steady is not None:
             return self.steady
@@ -143,18 +143,14 @@ class Running:
             self.steady = batch
         if self._has_fence:
             self._retention.close(batch)
-        batch.num_kv_tokens = self.decoding.context.computed(self.iteration)
-        for sequence in batch.starved:
-            batch.num_kv_tokens -= sequence.computed(self.iteration)
+        batch.num_kv_tokens = self.decoding.context.computed(iteration)
+        for sequence in starved:
+            batch.num_kv_tokens -= sequence.computed(iteration)
         if batch.chunks:
-            self._begin_decoding(batch)
+            batch.sampled = [sequence for sequence, _ in batch.chunks if sequence.num_computed == sequence.num_known]
+            for sequence in batch.sampled:  # it decodes from here on
+                self.decoding.start(sequence, iteration)
         return batch
-
-    def _begin_decoding(self, batch: Batch) -> None:
-        """Let sequences decode from here on whose prefill the batch completes."""
-        batch.sampled = [sequence for sequence, _ in batch.chunks if sequence.num_computed == sequence.num_known]
-        for sequence in batch.sampled:
-            self.decoding.start(sequence, self.iteration)
 
     # Preemption
 
@@ -212,19 +208,19 @@ class Running:
 
     def end(self, batch: Batch, num_iterations: int) -> tuple[list[Sequence], list[Sequence]]:
         """End iterations of a batch; return the sequences that it gave their first token, and those that have their last."""
-        self.num_ended += num_iterations
+        ended = self.num_ended = self.num_ended + num_iterations
         if self._has_fence:
-            self._retention.pass_fences(self.num_ended)
-        last, finished, dropped = self.num_ended - 1, NOBODY, self.dropped
-        if self.decoding.next_finish <= last or self.ending:
-            finished = [s for s in self.sequences if s.last_iteration <= last]
+            self._retention.pass_fences(ended)
+        finished, dropped, ending = NOBODY, self.dropped, self.ending
+        if ending or self.decoding.next_finish < ended:
+            finished = [s for s in self.sequences if s.last_iteration < ended]
         if self.lag and (finished or self.starved):
             self._cache_late(finished)
         sampled = [s for s in batch.sampled if s.state != OVER and s not in dropped] if batch.sampled else NOBODY
         if dropped:
             dropped.clear()
-        if self.ending:
-            finished = [*finished, *[s for s in self.ending if s.state == WAITING]]
+        if ending:
+            finished = [*finished, *[s for s in ending if s.state == WAITING]]
         return sampled, finished
 
     def _cache_late(self, finished: list[Sequence]) -> None:

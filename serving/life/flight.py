@@ -114,11 +114,12 @@ class Flight:
         if self._life is None and not has_prefill and not config.enforce_disagg:
             self.decode = Leg(bypass)
             return PLACE_DECODE
-        stage = self.life.next_stage(now=now, has_prefill=has_prefill, bypasses=bypass is not None)
+        life = self.life
+        stage = life.next_stage(now=now, has_prefill=has_prefill, bypasses=bypass is not None)
         if isinstance(stage, Refused):
             return self.nobody(stage.message, now)
         if stage == "decode":
-            self.decode = Leg(bypass, reads_kv=self.life.is_prefilled)
+            self.decode = Leg(bypass, reads_kv=life.is_prefilled)
             return PLACE_DECODE
         self.prefill = Leg()
         self.is_destination_first = config.flow == "destination-first"

@@ -3,6 +3,7 @@
 import itertools
 import random
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from mocker.network.config import TransferConfig
 from mocker.timing.config import TimingConfig
 from reports.figures.insight import blocked_share, remarks
 from serving.life import DisaggregationConfig
+from serving.life.effects import Effect
 from tests.support.examples import worth
 from workloads import Request, Workload
 
@@ -387,3 +389,8 @@ def check_conserved(made, deployment, requests):
         assert (use.gpus, use.workers) == (pool.num_gpus, pool.replicas)
     for rank in made.ranks:
         assert rank.busy_s <= max(log.last_token_s) + 1e-9
+
+
+def test_every_effect_of_a_flight_can_be_carried_out():
+    flights = cluster_of(Plan.alone(Settings(apart())), workload((0.0, 100, 5))).flights
+    assert set(flights.can) == set(get_args(Effect))

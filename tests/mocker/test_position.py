@@ -1,11 +1,12 @@
 """A position in closed form is where counting one iteration after another leads."""
 
 from bisect import bisect_left
+from itertools import compress
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mocker.position import Position, Total, num_started, num_within, starting, starting_or_filling
+from mocker.position import Position, Total, num_full, num_started, num_within, starting, starting_or_filling
 
 SIZES = st.integers(1, 40)
 
@@ -45,12 +46,11 @@ def test_an_iteration_without_a_token_delays_all_that_follow_but_not_a_last_toke
 
 
 @given(num_known=st.integers(1, 500), first=st.integers(0, 100), num_more=st.integers(0, 500))
-def test_what_a_decode_reaches_and_when_it_ends_is_what_bisecting_its_position_finds(num_known, first, num_more):
+def test_the_iteration_of_the_last_token_is_what_bisecting_its_position_finds(num_known, first, num_more):
     position = decoding(num_known, first, num_more=num_more + 1)
     iterations = range(first, first + 1001)
-    wanted = num_known + num_more
-    assert position.reach(wanted) == iterations[bisect_left(iterations, wanted, key=position.computed)]
-    assert position.last_iteration + 1 == position.reach(position.num_total - 1)
+    after = iterations[bisect_left(iterations, position.num_total - 1, key=position.computed)]
+    assert position.last_iteration + 1 == after
 
 
 @given(positions=POSITIONS, iterations=st.lists(st.integers(50, 300), min_size=1))
@@ -71,10 +71,11 @@ def test_blocks_start_and_fill_where_the_positions_cross_their_edges(positions, 
     before = [position.computed(iteration) for position in positions]
     starts = [num_blocks(one + 1, size) > num_blocks(one, size) for one in before]
     fills = [(one + 1) // size > one // size for one in before]
-    assert starting(positions, iteration, size) == [p for p, is_so in zip(positions, starts, strict=True) if is_so]
-    assert starting_or_filling(positions, iteration, size) == [
-        p for p, *is_so in zip(positions, starts, fills, strict=True) if any(is_so)
-    ]
+    with_computed = list(zip(positions, before, strict=True))
+    assert starting(positions, iteration, size) == list(compress(with_computed, starts))
+    either = [start or fill for start, fill in zip(starts, fills, strict=True)]
+    assert starting_or_filling(positions, iteration, size) == list(compress(with_computed, either))
+    assert num_full(positions, iteration, size) == [one // size for one in before]
 
 
 @given(positions=POSITIONS, first=st.integers(50, 300), num=st.integers(0, 200), size=SIZES)
