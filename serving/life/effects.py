@@ -127,10 +127,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The request has failed; `kind` is that of a `CallError`."""
+    """The request has failed; `kind` is that of a `CallError`, and the leg is where it failed, if that was at a worker."""
 
     message: str
     kind: str
+    leg: Leg | None = None
 
 
 Effect = (

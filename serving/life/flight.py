@@ -59,8 +59,8 @@ class Flight:
     """All state of one request in flight."""
 
     __slots__ = (
-        "_life", "decode", "generated", "is_destination_first", "is_over", "is_under_way", "leaving", "number", "payload",
-        "prefill", "terms", "waits_for",
+        "_life", "decode", "generated", "is_destination_first", "is_over", "is_under_way", "leaving", "meets", "number",
+        "payload", "prefill", "terms", "waits_for",
     )  # fmt: skip
 
     def __init__(self, number: int, terms: Terms) -> None:
@@ -78,6 +78,8 @@ class Flight:
         """While it waits for a worker: what it fails with if none comes in time."""
         self.generated: Generated | None = None
         self.is_destination_first = False
+        self.meets = False
+        """Whether both workers have the request at once and wait for each other: nobody else can read the KV."""
         self.is_over = False
         self._life: Life | None = None
 
@@ -85,13 +87,15 @@ class Flight:
     def life(self) -> Life:
         """Its policy: what it may still try, and where it has failed."""
         if self._life is None:
-            self._life = Life(self.terms.limit, is_pinned=self.terms.is_pinned, config=self.terms.config)
+            terms = self.terms
+            self._life = Life(terms.limit, is_pinned=terms.is_pinned, config=terms.config, is_whole=terms.is_whole)
         return self._life
 
     @property
     def may_bypass(self) -> bool:
         """Whether it is worth asking, before `begin`, if a decode worker should compute the prompt."""
-        if self.terms.config.conditional_disagg == "never" or self.terms.is_pinned:
+        terms = self.terms
+        if terms.config.conditional_disagg == "never" or terms.is_pinned or terms.is_whole:
             return False
         return self._life is None or not (self._life.is_prefilled or self._life.is_whole)
 
@@ -127,25 +131,26 @@ class Flight:
             return PLACE_DECODE
         return PLACE_PREFILL
 
-    def placed(self, stage: Stage, slot: int, *, can_meet: bool = True) -> Effects:
+    def placed(self, stage: Stage, slot: int, *, meets: bool | None = None) -> Effects:
         """Continue at the worker that a router has chosen.
 
         Args:
             stage: the stage it was chosen for.
             slot: the worker.
-            can_meet: whether a decode worker that is asked at the same time can meet this prefill worker.
+            meets: whether it is sent to both workers at once, if that is up to this prefill worker.
         """
         prefill, decode = self.prefill, self.decode
         if stage == "decode":
             assert decode is not None
             decode.slot, decode.state = slot, "sent"
-            if not self.terms.sends_both or prefill is None or prefill.state != "chosen":
+            if not self.meets or prefill is None or prefill.state != "chosen":
                 return SEND_DECODE
             prefill.state = "sent"
             return SEND_BOTH
         assert prefill is not None
         prefill.slot, prefill.state = slot, "chosen"
-        self.is_destination_first = self.is_destination_first and can_meet
+        if meets is not None:
+            self.is_destination_first = self.meets = meets
         if not self.is_destination_first or (decode is not None and decode.has_blocks):
             prefill.state = "sent"
             return SEND_PREFILL
@@ -153,9 +158,9 @@ class Flight:
         self.decode = Leg(reads_kv=True)
         return PLACE_DECODE
 
-    def nobody(self, message: str, now: float, *, kind: str = "unavailable") -> Effects:
+    def nobody(self, message: str, now: float) -> Effects:
         """Wait, if it may, because no worker can take the request; KV that is kept for it stays there."""
-        return self._after(message, kind, -1, now)
+        return self._after(message, "unavailable", None, now)
 
     def wake(self) -> Effects:
         """Begin again, because a worker has come."""
@@ -182,11 +187,13 @@ class Flight:
         assert leg is not None
         assert leg.state == "sent"
         leg.state = "kept"
+        if self.meets:
+            return RELEASE_PREFILL
         follows = life.on_end("", "", leg.slot, stage="prefill", now=now)
         assert isinstance(follows, PlaceAgain), "what was prefilled is decoded"
         life.next_stage(now=now, has_prefill=True)
         if self.is_destination_first:
-            return (*RELEASE_PREFILL, *(NOTHING if self.terms.sends_both else self._read()))
+            return (*RELEASE_PREFILL, *self._read())
         lease = Lease(leg, now + config.kv_lease_duration_s)
         if self.terms.handover_s:
             return (*RELEASE_PREFILL, Pause(leg, self.terms.handover_s), lease)
@@ -285,11 +292,8 @@ class Flight:
         """Note the tokens that a worker generated before the request continues elsewhere."""
         before = self.generated
         if before is not None:
-            num_tokens, admitted_s, cached_tokens = (
-                num_tokens + before.num_tokens,
-                before.admitted_s,
-                before.cached_tokens,
-            )
+            num_tokens += before.num_tokens
+            admitted_s, cached_tokens = before.admitted_s, before.cached_tokens
         self.generated = Generated(num_tokens, first_token_s, last_token_s, admitted_s, cached_tokens)
 
     def ended(self, now: float, message: str = "", kind: str = "", *, is_full: bool = False) -> Effects:
@@ -311,16 +315,16 @@ class Flight:
             self.life.failed_at.add(prefill.slot)  # either may be the cause: try neither again
         if prefill is not None and kind == "invalid":
             kind = "engine"  # what one worker passes to the other is not the client's fault
-        return self._after(message, kind, decode.slot, now, is_full=is_full)
+        return self._after(message, kind, decode, now, is_full=is_full)
 
     def prefill_failed(self, now: float, message: str, kind: str) -> Effects:
         """Continue after a prefill that failed, unless the answer has begun all the same."""
         prefill, decode = self.prefill, self.decode
         assert prefill is not None
-        if decode is not None and decode.has_begun:
-            return NOTHING
         prefill.state = "over"
-        return self._after(message, kind, prefill.slot, now, stage="prefill")
+        if decode is not None and decode.has_begun:
+            return RELEASE_PREFILL
+        return self._after(message, kind, prefill, now, stage="prefill")
 
     def lost(self, leg: Leg, now: float) -> Effects:
         """Continue without a worker that is gone.
@@ -336,7 +340,7 @@ class Flight:
         if leg.state not in ("sent", "kept"):
             return NOTHING
         stage: Stage = "prefill" if leg is self.prefill else "decode"
-        return self._after(GONE, "lost", leg.slot, now, stage=stage)
+        return self._after(GONE, "lost", leg, now, stage=stage)
 
     def hand_over(self) -> Effects:
         """Continue on another worker that reads the KV of this one, which leaves."""
@@ -356,30 +360,29 @@ class Flight:
     # What follows
 
     def _after(
-        self, message: str, kind: str, slot: int, now: float, *, stage: Stage = "decode", is_full: bool = False
+        self, message: str, kind: str, leg: Leg | None, now: float, *, stage: Stage = "decode", is_full: bool = False
     ) -> Effects:
         """Return what follows the end of a call, as `Life` decides."""
-        life = self.life
+        life, slot = self.life, -1 if leg is None else leg.slot
         follows = life.on_end(message, kind, slot, stage=stage, is_full=is_full, now=now)
         if isinstance(follows, Finished):
             self.is_over = True
             return (*self._given_up(keeps_kv=False), Answer(follows.reason))
         if isinstance(follows, Refused):
-            return self.fail(follows.message, follows.kind)
+            return self.fail(follows.message, follows.kind, leg)
         has_begun = self.num_generated or (self.decode is not None and self.decode.has_begun)
         if has_begun and not self.terms.can_continue:
             problem = "an answer with a constraint cannot continue elsewhere: the constraint would begin again"
-            return self.fail(f"{message}; {problem}", kind)
+            return self.fail(f"{message}; {problem}", kind, leg)
         given_up = self._given_up()
         if not follows.after_s:
             return (*given_up, *BEGIN)
         self.waits_for = message
         return (*given_up, Wait(life.waits_until))
 
-    def fail(self, message: str, kind: str) -> Effects:
+    def fail(self, message: str, kind: str, leg: Leg | None = None) -> Effects:
         """End without an answer."""
-        self.is_over, self.waits_for = True, None
-        return (*self._given_up(keeps_kv=False), Fail(message, kind))
+        return (*self.cancelled(), Fail(message, kind, leg))
 
     def _given_up(self, *, keeps_kv: bool = True) -> Effects:
         """Give back all that the request has anywhere, but keep the KV of a computed prompt if it can be used again."""
