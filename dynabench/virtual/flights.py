@@ -81,7 +81,7 @@ class Flights:
         self._decode = routers.decode
         self._ranks = ranks
         self._prompts = prompts
-        self.hands = Hands(clock, ranks, transfers, stamps, self.act)
+        self.hands = Hands(clock, ranks, prompts, transfers, stamps, self.act)
         self._transfers = transfers
         self._arrivals = arrivals
         self._pacer = arrivals.pacer
@@ -299,7 +299,7 @@ class Flights:
             self._place(flight, "decode")
             return
         if effects is SEND_DECODE:
-            self._send(flight, "decode")
+            self.hands.send(flight, "decode")
             return
         if effects is ANSWER:
             self._decode.forget(flight.number)
@@ -310,7 +310,7 @@ class Flights:
                 case Place():
                     self._place(flight, effect.stage)
                 case Send():
-                    self._send(flight, effect.stage)
+                    self.hands.send(flight, effect.stage)
                 case Release():
                     routing = self._decode if effect.stage == "decode" else self._routers.prefill
                     if routing is not None:
@@ -363,27 +363,6 @@ class Flights:
         elif flight.decode is not None and not flight.decode.reads_kv:
             self._stamps.placed(flight.number, decision, self._decode.router)
         self.act(flight, flight.placed(stage, decision.slot))
-
-    def _send(self, flight: Flight, stage: Stage) -> None:
-        """Send a request to its rank."""
-        if stage == "prefill":
-            self._send_prefill(flight)
-            return
-        leg = flight.decode
-        assert leg is not None
-        rank, sequence = self._ranks[leg.slot], leg.call
-        assert isinstance(sequence, EngineSequence)
-        rank.add(sequence)
-        if flight.generated is not None and flight.generated.num_tokens == 1:
-            rank.await_second_token(sequence)
-
-    def _send_prefill(self, flight: Flight) -> None:
-        leg, prepared, now = flight.prefill, flight.payload, self._clock.now
-        assert leg is not None
-        assert isinstance(prepared, Prepared)
-        self._stamps.log.prefill_queued_s[flight.number] = now
-        leg.call = self._prompts.to_prefill(flight, prepared, now)
-        self._ranks[leg.slot].add(leg.call)
 
     def _end(self, flight: Flight, delay_s: float) -> None:
         """Forget a request; its client learns of the end after a delay."""

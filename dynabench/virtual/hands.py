@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from dynabench.virtual.clock import ARRIVAL, Clock
+from dynabench.virtual.prompts import Prepared, Prompts
 from dynabench.virtual.rank import Rank
 from dynabench.virtual.stamps import Stamps
 from dynabench.virtual.transfers import Transfers
@@ -23,7 +24,8 @@ from serving.life.effects import (
     Transfer,
 )
 from serving.life.flight import Flight
-from serving.life.leg import Leg
+from serving.life.leg import Leg, Stage
+from serving.life.terms import Generated
 
 EXPIRED = "its KV had left the prefill worker before the decode worker could read it: the lease had expired"
 GONE = "its KV had left the prefill worker before the decode worker could read it: that worker was gone"
@@ -36,6 +38,7 @@ class Hands:
         self,
         clock: Clock,
         ranks: Sequence[Rank],
+        prompts: Prompts,
         transfers: Transfers,
         stamps: Stamps,
         react: Callable[[Flight, Effects], None],
@@ -45,6 +48,7 @@ class Hands:
         Args:
             clock: the clock.
             ranks: all ranks, by number.
+            prompts: makes what is sent.
             transfers: carries KV between them.
             stamps: records what happens.
             react: carries out what a flight asks for when something has happened.
@@ -53,9 +57,30 @@ class Hands:
         """Total time between the end of a prefill and the choice of a decode rank, over all requests."""
         self._clock = clock
         self._ranks = ranks
+        self._prompts = prompts
         self._transfers = transfers
         self._stamps = stamps
         self._react = react
+
+    def send(self, flight: Flight, stage: Stage) -> None:
+        """Send a request to its rank."""
+        if stage == "prefill":
+            self._send_prefill(flight)
+            return
+        leg = flight.decode
+        assert leg is not None
+        rank, sequence = self._ranks[leg.slot], sequence_of(leg)
+        rank.add(sequence)
+        if flight.generated is not None and flight.generated.num_tokens == 1:
+            rank.await_second_token(sequence)
+
+    def _send_prefill(self, flight: Flight) -> None:
+        leg, prepared, now = flight.prefill, flight.payload, self._clock.now
+        assert leg is not None
+        assert isinstance(prepared, Prepared)
+        self._stamps.log.prefill_queued_s[flight.number] = now
+        leg.call = self._prompts.to_prefill(flight, prepared, now)
+        self._ranks[leg.slot].add(leg.call)
 
     def act(self, flight: Flight, effect: Effect) -> None:
         """Carry out an effect."""
@@ -120,13 +145,9 @@ def note_answer(flight: Flight, sequence: EngineSequence, rank: Rank) -> None:
     engine = rank.engine
     num_new = engine.num_known_tokens(sequence) - sequence.num_prompt
     if num_new > 0 and sequence.first_token_s >= 0:
-        flight.has_said(
-            num_new,
-            first_token_s=sequence.first_token_s,
-            last_token_s=sequence.waited_since_s if sequence.waited_since_s >= 0 else engine.known_until_s,
-            admitted_s=sequence.first_scheduled_s,
-            cached_tokens=sequence.cached_tokens,
-        )
+        last_token_s = sequence.waited_since_s if sequence.waited_since_s >= 0 else engine.known_until_s
+        admitted_s, num_cached = sequence.first_scheduled_s, sequence.cached_tokens
+        flight.has_said(Generated(num_new, sequence.first_token_s, last_token_s, admitted_s, num_cached))
 
 
 def missing_kv(flight: Flight) -> str:

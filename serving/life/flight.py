@@ -10,8 +10,10 @@
     every transfer      kv_arrived -> Deliver, LetGo
 
 Whatever goes wrong, `Life` decides what follows: to begin again, to wait for a worker, or to fail. All that a flight has
-at workers, at routers and on links is given back before that. Drivers that do not transfer KV themselves never report
-blocks, and carry out no `Transfer`.
+at workers, at routers and on links is given back before that.
+
+Only the driver on a clock moves KV (`has_blocks` and what follows) and hands requests over. Only the one on sockets makes
+calls, which may fail (`prefill_failed`), and may make both at once (`meets`, `begun`).
 
 A flight is the only record of a request's state. It has neither a clock nor callbacks: whoever drives it passes the time,
 carries out what is returned, in order, and reports what came of it, perhaps before going on with the rest.
@@ -19,9 +21,6 @@ carries out what is returned, in order, and reports what came of it, perhaps bef
 
 from serving.life.effects import (
     ANSWER,
-    BEGIN,
-    BEGIN_NOW,
-    DROP,
     NOTHING,
     PLACE_DECODE,
     PLACE_PREFILL,
@@ -30,9 +29,9 @@ from serving.life.effects import (
     SEND_BOTH,
     SEND_DECODE,
     SEND_PREFILL,
-    TRANSFER,
     Abort,
     Answer,
+    Begin,
     Deliver,
     Drop,
     Effects,
@@ -94,10 +93,9 @@ class Flight:
     @property
     def may_bypass(self) -> bool:
         """Whether it is worth asking, before `begin`, if a decode worker should compute the prompt."""
-        terms = self.terms
-        if terms.config.conditional_disagg == "never" or terms.is_pinned or terms.is_whole:
-            return False
-        return self._life is None or not (self._life.is_prefilled or self._life.is_whole)
+        terms, life = self.terms, self._life
+        is_settled = terms.is_pinned or terms.is_whole or (life is not None and (life.is_prefilled or life.is_whole))
+        return terms.config.conditional_disagg != "never" and not is_settled
 
     @property
     def num_generated(self) -> int:
@@ -167,7 +165,7 @@ class Flight:
         if self.waits_for is None:
             return NOTHING
         self.waits_for = None
-        return BEGIN
+        return (Begin(),)
 
     def patience_over(self, now: float) -> Effects:
         """Fail, if no worker has come."""
@@ -177,7 +175,7 @@ class Flight:
 
     def restart(self, *, is_next: bool = True) -> Effects:
         """Begin again elsewhere, through no fault of a worker that had the request."""
-        return (*self._given_up(), *(BEGIN if is_next else BEGIN_NOW))
+        return (*self._given_up(), Begin(is_next))
 
     # KV from one worker to another
 
@@ -229,7 +227,7 @@ class Flight:
         if self.is_under_way:
             return NOTHING  # it is sent chunk by chunk
         self.is_under_way = True
-        return TRANSFER
+        return (Transfer(),)
 
     def computed(self, num_blocks: int, *, is_last: bool) -> Effects:
         """Send blocks of a prompt that are computed, perhaps the last (see `Leg.fill`)."""
@@ -277,7 +275,7 @@ class Flight:
             return NOTHING
         assert self.decode is not None
         self.is_under_way = self.decode.has_blocks = False
-        return (*DROP, Deliver(self.decode, 0))
+        return (Drop(), Deliver(self.decode, 0))
 
     # The answer
 
@@ -286,15 +284,9 @@ class Flight:
         if self.decode is not None:
             self.decode.has_begun = True
 
-    def has_said(
-        self, num_tokens: int, *, first_token_s: float, last_token_s: float, admitted_s: float, cached_tokens: int
-    ) -> None:
-        """Note the tokens that a worker generated before the request continues elsewhere."""
-        before = self.generated
-        if before is not None:
-            num_tokens += before.num_tokens
-            admitted_s, cached_tokens = before.admitted_s, before.cached_tokens
-        self.generated = Generated(num_tokens, first_token_s, last_token_s, admitted_s, cached_tokens)
+    def has_said(self, generated: Generated) -> None:
+        """Note what a worker generated before the request continues elsewhere."""
+        self.generated = generated if self.generated is None else self.generated.then(generated)
 
     def ended(self, now: float, message: str = "", kind: str = "", *, is_full: bool = False) -> Effects:
         """Continue after the end of the call to the decode worker.
@@ -366,8 +358,7 @@ class Flight:
         life, slot = self.life, -1 if leg is None else leg.slot
         follows = life.on_end(message, kind, slot, stage=stage, is_full=is_full, now=now)
         if isinstance(follows, Finished):
-            self.is_over = True
-            return (*self._given_up(keeps_kv=False), Answer(follows.reason))
+            return (*self.cancelled(), Answer(follows.reason))
         if isinstance(follows, Refused):
             return self.fail(follows.message, follows.kind, leg)
         has_begun = self.num_generated or (self.decode is not None and self.decode.has_begun)
@@ -376,7 +367,7 @@ class Flight:
             return self.fail(f"{message}; {problem}", kind, leg)
         given_up = self._given_up()
         if not follows.after_s:
-            return (*given_up, *BEGIN)
+            return (*given_up, Begin())
         self.waits_for = message
         return (*given_up, Wait(life.waits_until))
 

@@ -252,7 +252,7 @@ def enforced(monkeypatch, patience_s, *, is_refusable=True, after=None):
         stages = Stages(
             Fleet(at_1=[7, ""]),
             terms.config,
-            find_prefill=lambda: prefilling if after is not None and next(looks) > 3 else None,
+            find_prefill=lambda: prefilling if after is not None and next(looks) > 1 else None,
         )
         attempts = Attempts(stages, request(), terms, is_refusable=is_refusable)
         assert not attempts.is_placed
@@ -289,4 +289,15 @@ def test_a_request_that_cannot_be_sent_leaves_no_booking():
     fleet = Fleet(at_1=[])
     fleet.answers[1] = CallError("it hung up", "lost")
     with pytest.raises(ApiError, match="it hung up"):
+        taken(fleet)
+
+
+def test_a_request_that_cannot_be_written_leaves_no_booking():
+    fleet = Fleet(at_1=[])
+
+    def send(placement, request):
+        raise OverflowError("no such integer")
+
+    fleet.send = send
+    with pytest.raises(OverflowError):
         taken(fleet)

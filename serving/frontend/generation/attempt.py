@@ -115,7 +115,8 @@ class Attempts:
         while True:
             leg, call = flight.decode, self.decode
             if leg is None or call is None:
-                await self._until_decode()
+                self._finish_reason()
+                await (self._await_prompt(self._leg("prefill"), meets=False) if self.is_placed else self._wait())
                 continue
             output = Output()
             end = await call.read(output)
@@ -173,37 +174,24 @@ class Attempts:
         self.flight.payload = request
         self._act(self.flight.begin(_now(), has_prefill=stages.prefill is not None, bypass=only))
 
-    async def _until_decode(self) -> None:
-        """Wait until a worker can answer.
+    async def _await_prompt(self, leg: Leg, *, meets: bool) -> None:
+        """Wait for the end of a prefill, while another worker answers or before that, and report it if it is still wanted.
 
         Raises:
-            ApiError: the request failed.
+            ApiError: the engine sent something invalid.
         """
-        self._finish_reason()
-        if not self.is_placed:
-            await self._wait()
-            return
-        leg = self._leg("prefill")
-        call = _call_of(leg)
-        end = await call.until_whole()
-        if not end.kind and (call.whole is None or call.whole.kv_transfer_params is None):
-            end = End(0, "its answer does not say where the KV is: expected kv_transfer_params", "engine")
-        self._prefilled(leg, end)
-
-    async def _watch(self, leg: Leg) -> None:
-        """Wait for a prefill worker while a decode worker answers."""
-        call = _call_of(leg)
+        call, flight = _call_of(leg), self.flight
         try:
-            end = await call.until_whole()
+            output, end = await call.whole()
         except ApiError as error:
-            end = End(0, error.message, "engine")
+            if not meets:
+                raise
+            output, end = Output(), End(0, error.message, "engine")
             call.close()
-        self._prefilled(leg, end)
-
-    def _prefilled(self, leg: Leg, end: End) -> None:
-        """Report how a prefill has ended, if it is still wanted."""
-        flight, now = self.flight, _now()
+        if not (end.kind or meets) and output.kv_transfer_params is None:
+            end = End(0, "its answer does not say where the KV is: expected kv_transfer_params", "engine")
         if flight.prefill is leg:
+            now = _now()
             self._act(flight.prefill_failed(now, end.error, end.kind) if end.kind else flight.prefill_ended(now))
 
     def _ended(self, call: Call, end: End) -> str:
@@ -242,7 +230,7 @@ class Attempts:
             wants_prompt = is_first and "prompt_logprobs" in self._request.sampling
             if wants_prompt or output.finish_reason:
                 await asyncio.wait([watching], timeout=PROMPT_S if wants_prompt else LATE_S)
-        said = prefill.whole or Output()
+        said = prefill.said or Output()
         output.num_cached, output.tier_tokens = said.num_cached, said.tier_tokens
         output.prompt_logprobs = said.prompt_logprobs
 
@@ -335,7 +323,7 @@ class Attempts:
         leg = self._leg(stage)
         _call_of(leg).send(is_refusable=self._is_refusable)
         if stage == "prefill" and self.flight.meets:
-            self._watching = asyncio.create_task(self._watch(leg))
+            self._watching = asyncio.create_task(self._await_prompt(leg, meets=True))
 
     def _leg(self, stage: Stage) -> Leg:
         leg = self.flight.prefill if stage == "prefill" else self.flight.decode

@@ -118,8 +118,8 @@ class Call:
         """Parts of the answer that it has brought: tokens, or texts."""
         self.tokens: list[int] = []
         """Tokens that it has brought, if another worker may have to continue after them."""
-        self.whole: Output | None = None
-        """All that it brought, if that was waited for (see `until_whole`)."""
+        self.said: Output | None = None
+        """All that it brought, if that was waited for (see `whole`)."""
         self._workers = workers
         self._stream: ReplyStream | None = None
         self._is_booked = True
@@ -175,7 +175,7 @@ class Call:
         self.ended_s = self.ended_s or time.perf_counter()
         return stream.end
 
-    async def until_whole(self) -> End:
+    async def whole(self) -> tuple[Output, End]:
         """Wait until it ends or says where its prompt's KV is; such a call may be held open until it is closed.
 
         Raises:
@@ -184,13 +184,13 @@ class Call:
         output = Output()
         while (end := await self.read(output)) is None and output.kv_transfer_params is None:
             pass
-        self.ended_s, self.whole = self.ended_s or time.perf_counter(), output
-        return end or End(0)
+        self.ended_s, self.said = self.ended_s or time.perf_counter(), output
+        return output, end or End(0)
 
     def where_kv_is(self) -> dict[str, Any]:
         """Return what a decode worker needs to know to read the prompt's KV: as it was said, or where the two meet."""
-        if self.whole is not None:
-            return self.whole.kv_transfer_params or {}
+        if self.said is not None:
+            return self.said.kv_transfer_params or {}
         return {**(self.request.kv_transfer_params or {}), "do_remote_prefill": True, "do_remote_decode": False}
 
     def close(self, *, has_stopped: bool = False) -> None:
