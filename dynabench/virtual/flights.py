@@ -19,7 +19,7 @@ from dynabench.virtual.stamps import Stamps
 from dynabench.virtual.transfers import Transfers
 from mocker import Sequence as EngineSequence
 from mocker import StepOutput
-from serving.life.effects import Answer, Begin, Effect, Effects, Fail, Place, Release, Send, Wait
+from serving.life.effects import Answer, Begin, Effect, Effects, Fail, Place, Release, Wait
 from serving.life.flight import Flight
 from serving.life.leg import Leg, Stage
 from serving.life.terms import Terms
@@ -70,10 +70,9 @@ class Flights:
         self._decode = routers.decode
         self._ranks = ranks
         self._prompts = prompts
-        self.hands = Hands(clock, ranks, transfers, stamps, self.act)
+        self.hands = Hands(clock, ranks, prompts, transfers, stamps, self.act)
         self.can: dict[type[Effect], Callable[[Flight, Any], object]] = {
             Place: self._place,
-            Send: self._send,
             Release: self._release,
             Answer: self._answer,
             Begin: self._begin_soon,
@@ -334,27 +333,6 @@ class Flights:
         elif flight.decode is not None and not flight.decode.reads_kv:
             self._stamps.placed(flight.number, decision, self._decode.router)
         self.act(flight, flight.placed(stage, decision.slot))
-
-    def _send(self, flight: Flight, send: Send) -> None:
-        """Send a request to its rank."""
-        if send.stage == "prefill":
-            self._send_prefill(flight)
-            return
-        leg = flight.decode
-        assert leg is not None
-        rank, sequence = self._ranks[leg.slot], leg.call
-        assert isinstance(sequence, EngineSequence)
-        rank.add(sequence)
-        if flight.generated is not None and flight.generated.num_tokens == 1:
-            rank.await_second_token(sequence)
-
-    def _send_prefill(self, flight: Flight) -> None:
-        leg, prepared, now = flight.prefill, flight.payload, self._clock.now
-        assert leg is not None
-        assert isinstance(prepared, Prepared)
-        self._stamps.log.prefill_queued_s[flight.number] = now
-        leg.call = self._prompts.to_prefill(flight, prepared, now)
-        self._ranks[leg.slot].add(leg.call)
 
     def _release(self, flight: Flight, release: Release) -> None:
         routing = self._decode if release.stage == "decode" else self._routers.prefill

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from dynabench.virtual.clock import ARRIVAL, Clock
+from dynabench.virtual.prompts import Prepared, Prompts
 from dynabench.virtual.rank import Rank
 from dynabench.virtual.stamps import Stamps
 from dynabench.virtual.transfers import Transfers
@@ -21,10 +22,12 @@ from serving.life.effects import (
     LetGo,
     Miss,
     Pause,
+    Send,
     Transfer,
 )
 from serving.life.flight import Flight
 from serving.life.leg import Leg
+from serving.life.terms import Generated
 
 EXPIRED = "its KV had left the prefill worker before the decode worker could read it: the lease had expired"
 GONE = "its KV had left the prefill worker before the decode worker could read it: that worker was gone"
@@ -37,6 +40,7 @@ class Hands:
         self,
         clock: Clock,
         ranks: Sequence[Rank],
+        prompts: Prompts,
         transfers: Transfers,
         stamps: Stamps,
         react: Callable[[Flight, Effects], None],
@@ -46,6 +50,7 @@ class Hands:
         Args:
             clock: the clock.
             ranks: all ranks, by number.
+            prompts: makes what is sent.
             transfers: carries KV between them.
             stamps: records what happens.
             react: carries out what a flight asks for when something has happened.
@@ -54,10 +59,12 @@ class Hands:
         """Total time between the end of a prefill and the choice of a decode rank, over all requests."""
         self._clock = clock
         self._ranks = ranks
+        self._prompts = prompts
         self._transfers = transfers
         self._stamps = stamps
         self._react = react
         self.can: dict[type[Effect], Callable[[Flight, Any], object]] = {
+            Send: self._send,
             Transfer: self._transfer,
             Extend: transfers.extend,
             Drop: self._drop,
@@ -70,6 +77,26 @@ class Hands:
             Pause: self._pause,
         }
         """How to carry out each of these effects."""
+
+    def _send(self, flight: Flight, send: Send) -> None:
+        """Send a request to its rank."""
+        if send.stage == "prefill":
+            self._send_prefill(flight)
+            return
+        leg = flight.decode
+        assert leg is not None
+        rank, sequence = self._ranks[leg.slot], sequence_of(leg)
+        rank.add(sequence)
+        if flight.generated is not None and flight.generated.num_tokens == 1:
+            rank.await_second_token(sequence)
+
+    def _send_prefill(self, flight: Flight) -> None:
+        leg, prepared, now = flight.prefill, flight.payload, self._clock.now
+        assert leg is not None
+        assert isinstance(prepared, Prepared)
+        self._stamps.log.prefill_queued_s[flight.number] = now
+        leg.call = self._prompts.to_prefill(flight, prepared, now)
+        self._ranks[leg.slot].add(leg.call)
 
     def _transfer(self, flight: Flight, transfer: Transfer) -> None:
         if flight.leaving is None:
@@ -138,13 +165,9 @@ def note_answer(flight: Flight, sequence: EngineSequence, rank: Rank) -> None:
     engine = rank.engine
     num_new = engine.num_known_tokens(sequence) - sequence.num_prompt
     if num_new > 0 and sequence.first_token_s >= 0:
-        flight.has_said(
-            num_new,
-            first_token_s=sequence.first_token_s,
-            last_token_s=sequence.waited_since_s if sequence.waited_since_s >= 0 else engine.known_until_s,
-            admitted_s=sequence.first_scheduled_s,
-            cached_tokens=sequence.cached_tokens,
-        )
+        last_token_s = sequence.waited_since_s if sequence.waited_since_s >= 0 else engine.known_until_s
+        admitted_s, num_cached = sequence.first_scheduled_s, sequence.cached_tokens
+        flight.has_said(Generated(num_new, sequence.first_token_s, last_token_s, admitted_s, num_cached))
 
 
 def missing_kv(flight: Flight) -> str:

@@ -16,7 +16,7 @@ from serving.frontend.generation.call import ChoiceRequest
 from serving.frontend.model_info import as_json
 from serving.frontend.prepared import Embeddable, Prompt
 from serving.frontend.served_model import ServedModel
-from serving.life import Life
+from serving.life.terms import Terms
 from serving.worker.protocol import StopConditions
 
 Vectors = npt.NDArray[np.float32]
@@ -70,8 +70,8 @@ async def _vector(model: ServedModel, prompt: Prompt, request_id: str, *, is_ref
         request_id=request_id,
         is_embedding=True,
     )
-    life = Life(model.card.migration_limit, config=model.stages.config, is_whole=True)
-    attempts = Attempts(model.stages, request, life, is_refusable=is_refusable)
+    terms = Terms(model.card.migration_limit, model.stages.config, is_whole=True)
+    attempts = Attempts(model.stages, request, terms, is_refusable=is_refusable)
     try:
         while True:
             output = await attempts.take()

@@ -118,8 +118,8 @@ class ModelMetrics:
             self.count("cached_tokens", by=choice.num_cached)
         for tier, count in choice.tier_tokens.items():
             self.count("kv_tier_tokens", tier, by=count)
-        if attempts.life.num_migrations:
-            self.count("model_migration", "ongoing_request", by=attempts.life.num_migrations)
+        if num_migrations := attempts.flight.life.num_migrations:
+            self.count("model_migration", "ongoing_request", by=num_migrations)
         if attempts.decode is None or not attempts.first_token_s:
             return
         computed, said = attempts.prefill or attempts.decode, attempts.decode

@@ -127,10 +127,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The request has failed; `kind` is that of a `CallError`."""
+    """The request has failed; `kind` is that of a `CallError`, and the leg is where it failed, if that was at a worker."""
 
     message: str
     kind: str
+    leg: Leg | None = None
 
 
 Effect = (
@@ -148,7 +149,3 @@ SEND_BOTH: Effects = (Send("decode"), Send("prefill"))
 RELEASE_PREFILL: Effects = (Release("prefill"),)
 RELEASE_BOTH: Effects = (Release("prefill"), Release("decode"))
 ANSWER: Effects = (Release("decode"), Answer("stop"))
-TRANSFER: Effects = (Transfer(),)
-DROP: Effects = (Drop(),)
-BEGIN: Effects = (Begin(),)
-BEGIN_NOW: Effects = (Begin(is_next=False),)

@@ -10,8 +10,10 @@
     every transfer      kv_arrived -> Deliver, LetGo
 
 Whatever goes wrong, `Life` decides what follows: to begin again, to wait for a worker, or to fail. All that a flight has
-at workers, at routers and on links is given back before that. Drivers that do not transfer KV themselves never report
-blocks, and carry out no `Transfer`.
+at workers, at routers and on links is given back before that.
+
+Only the driver on a clock moves KV (`has_blocks` and what follows) and hands requests over. Only the one on sockets makes
+calls, which may fail (`prefill_failed`), and may make both at once (`meets`, `begun`).
 
 A flight is the only record of a request's state. It has neither a clock nor callbacks: whoever drives it passes the time,
 carries out what is returned, in order, and reports what came of it, perhaps before going on with the rest.
@@ -19,9 +21,6 @@ carries out what is returned, in order, and reports what came of it, perhaps bef
 
 from serving.life.effects import (
     ANSWER,
-    BEGIN,
-    BEGIN_NOW,
-    DROP,
     NOTHING,
     PLACE_DECODE,
     PLACE_PREFILL,
@@ -30,9 +29,9 @@ from serving.life.effects import (
     SEND_BOTH,
     SEND_DECODE,
     SEND_PREFILL,
-    TRANSFER,
     Abort,
     Answer,
+    Begin,
     Deliver,
     Drop,
     Effects,
@@ -59,8 +58,8 @@ class Flight:
     """All state of one request in flight."""
 
     __slots__ = (
-        "_life", "decode", "generated", "is_destination_first", "is_over", "is_under_way", "leaving", "number", "payload",
-        "prefill", "terms", "waits_for",
+        "_life", "decode", "generated", "is_destination_first", "is_over", "is_under_way", "leaving", "meets", "number",
+        "payload", "prefill", "terms", "waits_for",
     )  # fmt: skip
 
     def __init__(self, number: int, terms: Terms) -> None:
@@ -78,6 +77,8 @@ class Flight:
         """While it waits for a worker: what it fails with if none comes in time."""
         self.generated: Generated | None = None
         self.is_destination_first = False
+        self.meets = False
+        """Whether both workers have the request at once and wait for each other: nobody else can read the KV."""
         self.is_over = False
         self._life: Life | None = None
 
@@ -85,15 +86,16 @@ class Flight:
     def life(self) -> Life:
         """Its policy: what it may still try, and where it has failed."""
         if self._life is None:
-            self._life = Life(self.terms.limit, is_pinned=self.terms.is_pinned, config=self.terms.config)
+            terms = self.terms
+            self._life = Life(terms.limit, is_pinned=terms.is_pinned, config=terms.config, is_whole=terms.is_whole)
         return self._life
 
     @property
     def may_bypass(self) -> bool:
         """Whether it is worth asking, before `begin`, if a decode worker should compute the prompt."""
-        if self.terms.config.conditional_disagg == "never" or self.terms.is_pinned:
-            return False
-        return self._life is None or not (self._life.is_prefilled or self._life.is_whole)
+        terms, life = self.terms, self._life
+        is_settled = terms.is_pinned or terms.is_whole or (life is not None and (life.is_prefilled or life.is_whole))
+        return terms.config.conditional_disagg != "never" and not is_settled
 
     @property
     def num_generated(self) -> int:
@@ -128,25 +130,26 @@ class Flight:
             return PLACE_DECODE
         return PLACE_PREFILL
 
-    def placed(self, stage: Stage, slot: int, *, can_meet: bool = True) -> Effects:
+    def placed(self, stage: Stage, slot: int, *, meets: bool | None = None) -> Effects:
         """Continue at the worker that a router has chosen.
 
         Args:
             stage: the stage it was chosen for.
             slot: the worker.
-            can_meet: whether a decode worker that is asked at the same time can meet this prefill worker.
+            meets: whether it is sent to both workers at once, if that is up to this prefill worker.
         """
         prefill, decode = self.prefill, self.decode
         if stage == "decode":
             assert decode is not None
             decode.slot, decode.state = slot, "sent"
-            if not self.terms.sends_both or prefill is None or prefill.state != "chosen":
+            if not self.meets or prefill is None or prefill.state != "chosen":
                 return SEND_DECODE
             prefill.state = "sent"
             return SEND_BOTH
         assert prefill is not None
         prefill.slot, prefill.state = slot, "chosen"
-        self.is_destination_first = self.is_destination_first and can_meet
+        if meets is not None:
+            self.is_destination_first = self.meets = meets
         if not self.is_destination_first or (decode is not None and decode.has_blocks):
             prefill.state = "sent"
             return SEND_PREFILL
@@ -154,16 +157,16 @@ class Flight:
         self.decode = Leg(reads_kv=True)
         return PLACE_DECODE
 
-    def nobody(self, message: str, now: float, *, kind: str = "unavailable") -> Effects:
+    def nobody(self, message: str, now: float) -> Effects:
         """Wait, if it may, because no worker can take the request; KV that is kept for it stays there."""
-        return self._after(message, kind, -1, now)
+        return self._after(message, "unavailable", None, now)
 
     def wake(self) -> Effects:
         """Begin again, because a worker has come."""
         if self.waits_for is None:
             return NOTHING
         self.waits_for = None
-        return BEGIN
+        return (Begin(),)
 
     def patience_over(self, now: float) -> Effects:
         """Fail, if no worker has come."""
@@ -173,7 +176,7 @@ class Flight:
 
     def restart(self, *, is_next: bool = True) -> Effects:
         """Begin again elsewhere, through no fault of a worker that had the request."""
-        return (*self._given_up(), *(BEGIN if is_next else BEGIN_NOW))
+        return (*self._given_up(), Begin(is_next))
 
     # KV from one worker to another
 
@@ -183,11 +186,13 @@ class Flight:
         assert leg is not None
         assert leg.state == "sent"
         leg.state = "kept"
+        if self.meets:
+            return RELEASE_PREFILL
         follows = life.on_end("", "", leg.slot, stage="prefill", now=now)
         assert isinstance(follows, PlaceAgain), "what was prefilled is decoded"
         life.next_stage(now=now, has_prefill=True)
         if self.is_destination_first:
-            return (*RELEASE_PREFILL, *(NOTHING if self.terms.sends_both else self._read()))
+            return (*RELEASE_PREFILL, *self._read())
         lease = Lease(leg, now + config.kv_lease_duration_s)
         if self.terms.handover_s:
             return (*RELEASE_PREFILL, Pause(leg, self.terms.handover_s), lease)
@@ -223,7 +228,7 @@ class Flight:
         if self.is_under_way:
             return NOTHING  # it is sent chunk by chunk
         self.is_under_way = True
-        return TRANSFER
+        return (Transfer(),)
 
     def computed(self, num_blocks: int, *, is_last: bool) -> Effects:
         """Send blocks of a prompt that are computed, perhaps the last (see `Leg.fill`)."""
@@ -271,7 +276,7 @@ class Flight:
             return NOTHING
         assert self.decode is not None
         self.is_under_way = self.decode.has_blocks = False
-        return (*DROP, Deliver(self.decode, 0))
+        return (Drop(), Deliver(self.decode, 0))
 
     # The answer
 
@@ -280,18 +285,9 @@ class Flight:
         if self.decode is not None:
             self.decode.has_begun = True
 
-    def has_said(
-        self, num_tokens: int, *, first_token_s: float, last_token_s: float, admitted_s: float, cached_tokens: int
-    ) -> None:
-        """Note the tokens that a worker generated before the request continues elsewhere."""
-        before = self.generated
-        if before is not None:
-            num_tokens, admitted_s, cached_tokens = (
-                num_tokens + before.num_tokens,
-                before.admitted_s,
-                before.cached_tokens,
-            )
-        self.generated = Generated(num_tokens, first_token_s, last_token_s, admitted_s, cached_tokens)
+    def has_said(self, generated: Generated) -> None:
+        """Note what a worker generated before the request continues elsewhere."""
+        self.generated = generated if self.generated is None else self.generated.then(generated)
 
     def ended(self, now: float, message: str = "", kind: str = "", *, is_full: bool = False) -> Effects:
         """Continue after the end of the call to the decode worker.
@@ -312,16 +308,16 @@ class Flight:
             self.life.failed_at.add(prefill.slot)  # either may be the cause: try neither again
         if prefill is not None and kind == "invalid":
             kind = "engine"  # what one worker passes to the other is not the client's fault
-        return self._after(message, kind, decode.slot, now, is_full=is_full)
+        return self._after(message, kind, decode, now, is_full=is_full)
 
     def prefill_failed(self, now: float, message: str, kind: str) -> Effects:
         """Continue after a prefill that failed, unless the answer has begun all the same."""
         prefill, decode = self.prefill, self.decode
         assert prefill is not None
-        if decode is not None and decode.has_begun:
-            return NOTHING
         prefill.state = "over"
-        return self._after(message, kind, prefill.slot, now, stage="prefill")
+        if decode is not None and decode.has_begun:
+            return RELEASE_PREFILL
+        return self._after(message, kind, prefill, now, stage="prefill")
 
     def lost(self, leg: Leg, now: float) -> Effects:
         """Continue without a worker that is gone.
@@ -337,7 +333,7 @@ class Flight:
         if leg.state not in ("sent", "kept"):
             return NOTHING
         stage: Stage = "prefill" if leg is self.prefill else "decode"
-        return self._after(GONE, "lost", leg.slot, now, stage=stage)
+        return self._after(GONE, "lost", leg, now, stage=stage)
 
     def hand_over(self) -> Effects:
         """Continue on another worker that reads the KV of this one, which leaves."""
@@ -357,30 +353,28 @@ class Flight:
     # What follows
 
     def _after(
-        self, message: str, kind: str, slot: int, now: float, *, stage: Stage = "decode", is_full: bool = False
+        self, message: str, kind: str, leg: Leg | None, now: float, *, stage: Stage = "decode", is_full: bool = False
     ) -> Effects:
         """Return what follows the end of a call, as `Life` decides."""
-        life = self.life
+        life, slot = self.life, -1 if leg is None else leg.slot
         follows = life.on_end(message, kind, slot, stage=stage, is_full=is_full, now=now)
         if isinstance(follows, Finished):
-            self.is_over = True
-            return (*self._given_up(keeps_kv=False), Answer(follows.reason))
+            return (*self.cancelled(), Answer(follows.reason))
         if isinstance(follows, Refused):
-            return self.fail(follows.message, follows.kind)
+            return self.fail(follows.message, follows.kind, leg)
         has_begun = self.num_generated or (self.decode is not None and self.decode.has_begun)
         if has_begun and not self.terms.can_continue:
             problem = "an answer with a constraint cannot continue elsewhere: the constraint would begin again"
-            return self.fail(f"{message}; {problem}", kind)
+            return self.fail(f"{message}; {problem}", kind, leg)
         given_up = self._given_up()
         if not follows.after_s:
-            return (*given_up, *BEGIN)
+            return (*given_up, Begin())
         self.waits_for = message
         return (*given_up, Wait(life.waits_until))
 
-    def fail(self, message: str, kind: str) -> Effects:
+    def fail(self, message: str, kind: str, leg: Leg | None = None) -> Effects:
         """End without an answer."""
-        self.is_over, self.waits_for = True, None
-        return (*self._given_up(keeps_kv=False), Fail(message, kind))
+        return (*self.cancelled(), Fail(message, kind, leg))
 
     def _given_up(self, *, keeps_kv: bool = True) -> Effects:
         """Give back all that the request has anywhere, but keep the KV of a computed prompt if it can be used again."""

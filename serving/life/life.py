@@ -87,6 +87,7 @@ class Life:
     """Instances that are chosen last when it is placed again."""
 
     waits_until: float = 0.0
+    """Until when it may look for an instance that accepts it."""
     _num_refusals: int = 0
 
     def next_stage(self, *, now: float, has_prefill: bool = False, bypasses: bool = False) -> Stage | Refused:
@@ -149,10 +150,6 @@ class Life:
         self.failed_at.add(instance_id)
         self.waits_until = now + PATIENCE_S
         return PlaceAgain()
-
-    def may_wait(self, now: float) -> bool:
-        """Return whether a request that no instance accepts may keep looking for one."""
-        return now <= self.waits_until
 
     def _reason(self, message: str, kind: str) -> str:
         if kind == "lost" and self.limit:

@@ -19,10 +19,10 @@ class Terms:
     wait, and one with blocks that waited there for one without might wait for these very blocks."""
     is_pinned: bool = False
     """Whether its client named the worker: it never goes elsewhere."""
+    is_whole: bool = False
+    """Whether no prefill worker is called for it: one worker computes all of it, or its client shares it out itself."""
     can_continue: bool = True
     """Whether an answer that has begun can continue on another worker."""
-    sends_both: bool = False
-    """Destination first, send to both workers at once: they wait for each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +37,13 @@ class Generated:
     """When the request was first scheduled."""
     cached_tokens: int
     """Cached tokens of its prompt, at that time."""
+
+    def then(self, more: "Generated") -> "Generated":
+        """Return all of the answer, if another worker has continued it."""
+        return Generated(
+            self.num_tokens + more.num_tokens,
+            more.first_token_s,
+            more.last_token_s,
+            self.admitted_s,
+            self.cached_tokens,
+        )

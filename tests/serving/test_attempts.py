@@ -13,7 +13,8 @@ from serving.frontend.generation.attempt import Attempts
 from serving.frontend.generation.call import ChoiceRequest
 from serving.frontend.generation.output import Output
 from serving.frontend.prepared import Prompt
-from serving.life import DisaggregationConfig, Life
+from serving.life import DisaggregationConfig
+from serving.life.terms import Terms
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
 from serving.routing.stages import Stages
 from serving.runtime.connection import ReplyStream
@@ -24,9 +25,8 @@ from tests.support.waiting import in_time
 # What remains
 
 
-def request(tokens=(1, 2, 3), can_continue=True, **conditions):
+def request(tokens=(1, 2, 3), **conditions):
     return ChoiceRequest(
-        can_continue=can_continue,
         prompt=Prompt(np.array(tokens, np.uint32), 4),
         conditions=StopConditions(**conditions),
         sampling={},
@@ -147,11 +147,11 @@ class Fleet:
         """Stand in for the connection of a stream."""
 
 
-def taken(fleet, limit=3, **conditions):
+def taken(fleet, limit=3, *, can_continue=True, **conditions):
     """Return all tokens that the attempts bring, and how they finish."""
 
     async def run():
-        attempts = Attempts(Stages(fleet), request(**conditions), Life(limit))
+        attempts = Attempts(Stages(fleet), request(**conditions), Terms(limit, can_continue=can_continue))
         tokens = []
         try:
             async with in_time():
@@ -192,7 +192,7 @@ def test_it_waits_for_an_instance_once_it_was_accepted():
 
 
 def test_an_answer_waits_while_the_only_instance_is_known_and_takes_no_more(monkeypatch):
-    monkeypatch.setattr("serving.life.life.RETRY_S", 0.001)
+    monkeypatch.setattr("serving.frontend.generation.attempt.RETRY_S", 0.001)
     fleet = Fleet(at_1=[7, "lost"])
     original = fleet.send
 
@@ -246,15 +246,15 @@ def enforced(monkeypatch, patience_s, *, is_refusable=True, after=None):
     """Place a request that must be prefilled apart; `after` so many looks there is a prefill pool, which refuses."""
     monkeypatch.setattr("serving.life.life.PATIENCE_S", patience_s)
     monkeypatch.setattr("serving.frontend.generation.attempt.RETRY_S", 0.001)
-    life, looks, prefilling = Life(3, config=DisaggregationConfig(enforce_disagg=True)), count(), Prefilling(after)
+    terms, looks, prefilling = Terms(3, DisaggregationConfig(enforce_disagg=True)), count(), Prefilling(after)
 
     async def run():
         stages = Stages(
             Fleet(at_1=[7, ""]),
-            life.config,
-            find_prefill=lambda: prefilling if after is not None and next(looks) > 3 else None,
+            terms.config,
+            find_prefill=lambda: prefilling if after is not None and next(looks) > 1 else None,
         )
-        attempts = Attempts(stages, request(), life, is_refusable=is_refusable)
+        attempts = Attempts(stages, request(), terms, is_refusable=is_refusable)
         assert not attempts.is_placed
         async with in_time():
             await attempts.until_placed()
@@ -289,4 +289,15 @@ def test_a_request_that_cannot_be_sent_leaves_no_booking():
     fleet = Fleet(at_1=[])
     fleet.answers[1] = CallError("it hung up", "lost")
     with pytest.raises(ApiError, match="it hung up"):
+        taken(fleet)
+
+
+def test_a_request_that_cannot_be_written_leaves_no_booking():
+    fleet = Fleet(at_1=[])
+
+    def send(placement, request):
+        raise OverflowError("no such integer")
+
+    fleet.send = send
+    with pytest.raises(OverflowError):
         taken(fleet)

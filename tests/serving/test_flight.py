@@ -16,7 +16,7 @@ from serving.life.effects import (
     Send,
 )
 from serving.life.flight import Flight
-from serving.life.terms import Terms
+from serving.life.terms import Generated, Terms
 from tests.support.examples import worth
 
 STAGES = ("prefill", "decode")
@@ -309,7 +309,7 @@ class Fates(RuleBasedStateMachine):
         self.world.workers["decode"].discard(flight.decode.slot)
         self.world.booked.pop("decode", None)  # its router has forgotten the worker
         if generated:
-            flight.has_said(generated, first_token_s=0.0, last_token_s=1.0, admitted_s=0.0, cached_tokens=0)
+            flight.has_said(Generated(generated, 0.0, 1.0, admitted_s=0.0, cached_tokens=0))
         self.world.act(flight.hand_over())
 
     @precondition(lambda self: self.world.due)

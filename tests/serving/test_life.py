@@ -56,13 +56,12 @@ def test_a_request_for_one_instance_is_decoded_there():
 
 def test_without_prefill_workers_a_request_waits_for_one_if_they_are_enforced_and_not_forever():
     state = life(enforce_disagg=True)
-    assert not state.may_wait(100.0)
+    assert not state.waits_until
     for now in (100.0, 100.0 + PATIENCE_S / 2):  # asking again prolongs nothing
         assert state.next_stage(now=now) == Refused(
             "there is no prefill worker, and enforce_disagg is on", "unavailable"
         )
-    assert state.may_wait(100.0 + PATIENCE_S)
-    assert not state.may_wait(100.1 + PATIENCE_S)
+    assert state.waits_until == 100.0 + PATIENCE_S
     assert end(state, "unavailable", now=99.9 + PATIENCE_S) == PlaceAgain(RETRY_S)
     assert end(state, "unavailable", now=100.0 + PATIENCE_S) == refused("unavailable")
     assert state.next_stage(now=101.0, has_prefill=True) == "prefill"
@@ -71,7 +70,7 @@ def test_without_prefill_workers_a_request_waits_for_one_if_they_are_enforced_an
 def test_a_request_that_finds_a_prefill_worker_at_once_may_not_wait():
     state = life(enforce_disagg=True)
     assert state.next_stage(now=100.0, has_prefill=True) == "prefill"
-    assert not state.may_wait(100.0)
+    assert not state.waits_until
 
 
 @pytest.mark.parametrize("bypassing", [{"is_pinned": True}, {"bypasses": True}])
@@ -88,7 +87,7 @@ def test_a_refused_stage_may_be_asked_for_again():
     state = prefilling(limit=1, enforce_disagg=True)
     end(state, "lost", now=100.0)
     assert isinstance(state.next_stage(now=100.0, has_prefill=False), Refused)
-    assert state.may_wait(101.0)
+    assert state.waits_until == 100.0 + PATIENCE_S
     assert state.next_stage(now=100.0, has_prefill=True) == "prefill"
 
 
@@ -114,7 +113,7 @@ def test_what_has_all_its_tokens_is_finished_though_its_instance_is_lost():
 def test_a_request_that_waits_to_be_decoded_may_wait_for_a_decode_worker():
     state = prefilling()
     end(state, "", now=100.0)
-    assert state.may_wait(100.0 + PATIENCE_S)
+    assert state.waits_until == 100.0 + PATIENCE_S
     state.next_stage(now=100.0, has_prefill=True)
     assert end(state, "unavailable", now=101.0) == PlaceAgain(RETRY_S)
     assert state.failed_at == set()
@@ -222,10 +221,9 @@ def test_a_prefill_worker_has_no_last_token_to_give():
 
 def test_it_may_wait_for_an_instance_only_after_it_was_lost_and_not_forever():
     state = life(limit=1)
-    assert not state.may_wait(0.1)
+    assert not state.waits_until
     end(state, "lost", now=100.0)
-    assert state.may_wait(100.0 + PATIENCE_S)
-    assert not state.may_wait(100.1 + PATIENCE_S)
+    assert state.waits_until == 100.0 + PATIENCE_S
 
 
 def test_a_router_that_has_nobody_to_pass_it_on_to_is_asked_again_while_it_may_wait():
@@ -310,7 +308,7 @@ def test_every_life_ends_after_a_bounded_number_of_placements(limit, prefill_fal
         follows = end(state, kind, data.draw(st.integers(0, 9)), is_full, now)
         if not isinstance(follows, PlaceAgain):
             break
-        assert state.may_wait(now)
+        assert state.waits_until >= now
         now += follows.after_s
         num_pauses += follows.after_s > 0
         assert num_placements - num_pauses <= bound

@@ -13,7 +13,8 @@ from serving.frontend.generation.attempt import Attempts
 from serving.frontend.generation.call import ChoiceRequest
 from serving.frontend.models import Models
 from serving.frontend.prepared import Prompt
-from serving.life import DisaggregationConfig, Life
+from serving.life import DisaggregationConfig
+from serving.life.terms import Terms
 from serving.model.card import Bootstrap, ModelType
 from serving.router import RouterConfig
 from serving.routing.service import RouterService, RouterServiceConfig
@@ -191,8 +192,9 @@ class Site:
             instance_id=instance_id,
             kv_transfer_params=params,
         )
-        stages = self.model.stages
-        return Attempts(stages, request, Life(limit, is_pinned=instance_id is not None, config=stages.config))
+        stages, is_pinned = self.model.stages, instance_id is not None
+        terms = Terms(limit, stages.config, is_pinned=is_pinned, is_whole=params is not None)
+        return Attempts(stages, request, terms)
 
     def num_booked(self):
         """Return what is left in the books of all routers."""

@@ -1,8 +1,7 @@
 """The attempts to generate a choice's tokens: each is a call to one worker, or to two that share the request.
 
-    place: route, book, send ---> take output -------> a call ends ---> Finished, Refused
-      ^                                                     |
-      +---- what remains to be generated <---- PlaceAgain --+        `serving.life` decides which, and for which stage
+What happens to a request is decided by its flight (`serving.life.flight`). This is its driver on sockets: it reports how
+calls end, and carries out what follows.
 
     source first        prefill: its answer says where the KV is ---> decode with that
     destination first   prefill and decode at once; if either fails, both end
@@ -14,21 +13,22 @@ late output from a lost instance cannot reach us.
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 from serving.frontend.api.errors import ApiError, failed_call, no_worker
-from serving.frontend.generation.call import Call, ChoiceRequest, whole
+from serving.frontend.generation.call import Call, ChoiceRequest
 from serving.frontend.generation.output import Output
-from serving.life import Finished, Life, Refused
-from serving.life.life import RETRY_S, Stage
+from serving.life.effects import Abort, Answer, Begin, Effects, Fail, Lease, LetGo, Place, Release, Send, Wait
+from serving.life.flight import Flight
+from serving.life.leg import Leg, Stage
+from serving.life.life import RETRY_S
+from serving.life.terms import Terms
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
 from serving.routing.placement import Placement, Wanted
 from serving.routing.workers import Course, Workers
 from serving.runtime.messages import CallError, End
 
-FULL = (AllBusyError, AllFullError)
-UNPLACED = (NoWorkersError, *FULL, CallError)
+UNPLACED = (NoWorkersError, AllBusyError, AllFullError, CallError)
 """Errors that mean that no worker accepts a request now."""
 
 PROMPT_S = 30.0
@@ -41,7 +41,7 @@ LATE_S = 1.0
 class Attempts:
     """Calls workers until a choice's answer is complete; `close` it then, and on any other way out."""
 
-    def __init__(self, stages: Course, request: ChoiceRequest, life: Life, *, is_refusable: bool = True) -> None:
+    def __init__(self, stages: Course, request: ChoiceRequest, terms: Terms, *, is_refusable: bool = True) -> None:
         """Route and send the request; if it is not refusable, full workers do not refuse it.
 
         If it may wait for a worker, it is not placed yet: then call `until_placed`.
@@ -49,35 +49,31 @@ class Attempts:
         Raises:
             ApiError: there is no worker to send it to.
         """
-        self.life = life
+        self.flight = Flight(0, terms)
         self.prefill: Call | None = None
         """The last call to a worker that only prefills."""
         self.decode: Call | None = None
         """The last call to a worker that answers."""
-        self.prefilled: Output | None = None
-        """The output of the worker that prefilled."""
         self.first_token_s = 0.0
         self.last_token_s = 0.0
         """When the first and the last token arrived, by the process's performance counter; 0 until then."""
-        self.has_bypassed = False
-        """Whether a decode worker computes the prompt although there are prefill workers (short prompt, or they are busy)."""
         self._stages = stages
         self._request = request
-        self._num_output = 0
-        self._generated: list[int] = []  # kept while another attempt may need it
-        self._watching: asyncio.Task[None] | None = None  # the prefill worker, while another answers
-        self._has_prefill_failed = False
+        """What remains to be asked for."""
         self._is_refusable = is_refusable
+        self._outcome: str | ApiError = ""
+        self._watching: asyncio.Task[None] | None = None  # the prefill worker, while another answers
         try:
-            self._place(request, is_refusable=is_refusable)
-        except UNPLACED as error:
-            if not life.may_wait(asyncio.get_running_loop().time()):
-                raise no_worker(error) from error
+            self._begin()
+            self._finish_reason()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def is_placed(self) -> bool:
-        """Whether it has been sent to a worker."""
-        return self.prefill is not None or self.decode is not None
+        """Whether it is at a worker, rather than waiting for one."""
+        return self.flight.waits_for is None
 
     async def until_placed(self) -> None:
         """Wait until the request can be sent to a worker for the first time, if it may.
@@ -85,8 +81,15 @@ class Attempts:
         Raises:
             ApiError: no worker accepts it, or none has come in time.
         """
-        if not self.is_placed:
-            await self._place_again(is_refusable=self._is_refusable)
+        while not self.is_placed:
+            await self._wait()
+        self._finish_reason()
+
+    @property
+    def has_bypassed(self) -> bool:
+        """Whether a decode worker computes the prompt although there are prefill workers (short prompt, or they are busy)."""
+        is_pinned, decode = self.flight.terms.is_pinned, self.decode
+        return decode is not None and decode.request.instance_id is not None and not is_pinned
 
     @property
     def placement(self) -> Placement:
@@ -108,25 +111,33 @@ class Attempts:
         Raises:
             ApiError: the request failed.
         """
+        flight, self._is_refusable = self.flight, False
         while True:
-            if (call := self.decode) is None:
-                await self._take_prompt()
+            leg, call = flight.decode, self.decode
+            if leg is None or call is None:
+                self._finish_reason()
+                await (self._await_prompt(self._leg("prefill"), meets=False) if self.is_placed else self._wait())
                 continue
             output = Output()
             end = await call.read(output)
+            if leg is not flight.decode:
+                continue  # it was given up, because its prefill failed
             if not output.has_news:
                 if end is None:
                     continue
-                output.finish_reason = await self._after(end)
+                output.finish_reason = self._ended(call, end)
                 if not output.finish_reason:
                     continue
-            self.last_token_s = time.perf_counter()
-            self.first_token_s = self.first_token_s or self.last_token_s
+            elif not leg.has_begun:
+                flight.begun()
+            is_first, self.last_token_s = not self.first_token_s, time.perf_counter()
+            if is_first:
+                self.first_token_s = self.last_token_s
             if self.prefill is not None:
-                await self._add_prefilled(output)
-            self._num_output += len(output.texts or output.tokens)
-            if self.life.limit:
-                self._generated += output.tokens
+                await self._add_prefilled(self.prefill, output, is_first=is_first)
+            call.num_said += len(output.texts or output.tokens)
+            if flight.terms.limit:
+                call.tokens += output.tokens
             return output
 
     @property
@@ -149,170 +160,142 @@ class Attempts:
 
     def close(self, *, has_stopped: bool = False) -> None:
         """Release the bookings, and cancel the calls still in progress: because the answer has stopped, or is given up."""
-        if self._watching is not None:
-            self._watching.cancel()
-            self._watching = None
-        for call in (self.prefill, self.decode):
-            if call is not None:
-                call.close(has_stopped=has_stopped)
+        self._act(self.flight.cancelled(), has_stopped=has_stopped)
 
-    async def _take_prompt(self) -> None:
-        """Wait until the prompt is computed, and place the rest.
+    # What is reported
+
+    def _begin(self) -> None:
+        """Send what remains to be asked for on its way."""
+        request, stages, only = self._request, self._stages, None
+        bypass = stages.bypass(len(request.prompt.tokens), request.prompt.hashes) if self.flight.may_bypass else None
+        if bypass is not None:
+            only = bypass.instance_id
+            request = replace(request, instance_id=only, rank=bypass.dp_rank)
+        self.flight.payload = request
+        self._act(self.flight.begin(_now(), has_prefill=stages.prefill is not None, bypass=only))
+
+    async def _await_prompt(self, leg: Leg, *, meets: bool) -> None:
+        """Wait for the end of a prefill, while another worker answers or before that, and report it if it is still wanted.
+
+        Raises:
+            ApiError: the engine sent something invalid.
+        """
+        call, flight = _call_of(leg), self.flight
+        try:
+            output, end = await call.whole()
+        except ApiError as error:
+            if not meets:
+                raise
+            output, end = Output(), End(0, error.message, "engine")
+            call.close()
+        if not (end.kind or meets) and output.kv_transfer_params is None:
+            end = End(0, "its answer does not say where the KV is: expected kv_transfer_params", "engine")
+        if flight.prefill is leg:
+            now = _now()
+            self._act(flight.prefill_failed(now, end.error, end.kind) if end.kind else flight.prefill_ended(now))
+
+    def _ended(self, call: Call, end: End) -> str:
+        """Report how the call to a decode worker has ended; return why the answer is finished, if it is.
 
         Raises:
             ApiError: the request failed.
         """
-        assert self.prefill is not None
-        output, end = await whole(self.prefill)
-        if not end.kind and output.kv_transfer_params is None:
-            end = End(0, "its answer does not say where the KV is: expected kv_transfer_params", "engine")
-        self.prefilled = output
-        await self._follow(end, self.prefill, "prefill")
+        limit = call.request.conditions.max_tokens
+        self._request = self._request.after(call.tokens)
+        is_full = limit is not None and call.num_said >= limit
+        self._act(self.flight.ended(_now(), end.error, end.kind, is_full=is_full))
+        return self._finish_reason()
 
-    async def _add_prefilled(self, output: Output) -> None:
+    async def _wait(self) -> None:
+        """Wait a little while for a worker, and look again."""
+        await asyncio.sleep(RETRY_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self.flight.life.waits_until):
+                await self._stages.decode.wait_for_workers()
+        self._act(self.flight.wake())
+
+    def _finish_reason(self) -> str:
+        """Return why the answer is finished, if it is.
+
+        Raises:
+            ApiError: the request failed.
+        """
+        if isinstance(self._outcome, ApiError):
+            raise self._outcome
+        return self._outcome
+
+    async def _add_prefilled(self, prefill: Call, output: Output, *, is_first: bool) -> None:
         """Add what the worker that computed the prompt knows about it; the one that answers cannot know."""
         if (watching := self._watching) is not None:
-            wants_prompt = not self._num_output and "prompt_logprobs" in self._request.sampling
+            wants_prompt = is_first and "prompt_logprobs" in self._request.sampling
             if wants_prompt or output.finish_reason:
                 await asyncio.wait([watching], timeout=PROMPT_S if wants_prompt else LATE_S)
-        prefilled = self.prefilled
-        output.num_cached = None if prefilled is None else prefilled.num_cached
-        output.tier_tokens = None if prefilled is None else prefilled.tier_tokens
-        output.prompt_logprobs = None if prefilled is None else prefilled.prompt_logprobs
+        said = prefill.said or Output()
+        output.num_cached, output.tier_tokens = said.num_cached, said.tier_tokens
+        output.prompt_logprobs = said.prompt_logprobs
 
-    async def _watch(self, prefill: Call, decode: Call) -> None:
-        """Read a prefill worker's output while a decode worker answers; if it fails before all KV is there, both end."""
+    # What is carried out
+
+    def _act(self, effects: Effects, *, has_stopped: bool = False) -> None:
+        """Carry out effects in order."""
         try:
-            self.prefilled, end = await whole(prefill)
-        except ApiError as error:
-            end = End(0, error.message, "engine")
-        if end.kind and not decode.has_begun:
-            self._has_prefill_failed = True
-            decode.abort(end.error, end.kind)
+            for effect in effects:
+                match effect:
+                    case Place("prefill"):
+                        self._place_prefill()
+                    case Place():
+                        self._place_decode()
+                    case Send(stage):
+                        self._send(stage)
+                    case Release(stage):
+                        call = self.prefill if stage == "prefill" else self.decode
+                        if call is not None:
+                            call.settle()
+                    case Abort(leg) | LetGo(leg):
+                        _call_of(leg).close(has_stopped=has_stopped)
+                    case Begin():
+                        self._begin()
+                    case Answer(reason):
+                        self._outcome = reason
+                    case Fail(message, kind, leg):
+                        # Whose fault it is interests only where it is neither the client's nor a general state.
+                        name = f"{_call_of(leg).name}: " if leg is not None and kind in ("lost", "engine") else ""
+                        self._outcome = failed_call(name + message, kind)
+                    case Wait() | Lease():
+                        pass  # `take` and `until_placed` wait; workers keep the leases of their KV
+                    case _:
+                        raise AssertionError(f"{effect} is for those who move KV themselves")
+        except UNPLACED as error:  # the rest of the effects is given up, too
+            message, kind = no_worker(error).message, "full" if isinstance(error, AllFullError) else "unavailable"
+            is_refused = self._is_refusable and isinstance(error, AllBusyError | AllFullError)
+            self._act(self.flight.fail(message, kind) if is_refused else self.flight.nobody(message, _now()))
 
-    async def _after(self, end: End) -> str:
-        """After a call ended early, place the rest again, or return why the answer is finished."""
-        assert self.decode is not None
-        if self._has_prefill_failed and self.prefill is not None:
-            return await self._follow(end, self.prefill, "prefill")
-        if (
-            end.kind in ("lost", "overloaded") and self.prefill is not None
-        ):  # either may be the cause: try neither again
-            self.life.failed_at.add(self.prefill.instance_id)
-        if (
-            end.kind == "invalid" and self.prefill is not None
-        ):  # what one worker passes to the other is not the client's fault
-            end = End(end.id, end.error, "engine")
-        return await self._follow(end, self.decode, "decode")
+    def _place_prefill(self) -> None:
+        leg, workers, request = self._leg("prefill"), self._stages.prefill, self.flight.payload
+        assert workers is not None
+        assert isinstance(request, ChoiceRequest)
+        self.decode = None
+        call = self.prefill = leg.call = self._book(workers, request)
+        meeting = self._stages.meet(call.placement)
+        call.request = request.to_prefill(meeting or {})
+        self._act(self.flight.placed("prefill", call.instance_id, meets=meeting is not None))
 
-    async def _follow(self, end: End, call: Call, stage: Stage) -> str:
-        """Carry out what follows the end of a call; return why the answer is finished, if it is.
+    def _place_decode(self) -> None:
+        leg, stages, request = self._leg("decode"), self._stages, self.flight.payload
+        assert isinstance(request, ChoiceRequest)
+        workers, own = stages.decode, request.kv_transfer_params
+        if own is not None and own.get("do_remote_decode") is True:  # a client that shares out the request itself
+            if stages.prefill is None and workers.stage == "decode":
+                raise NoWorkersError("there is no prefill worker now")
+            workers = stages.prefill if stages.prefill is not None else workers
+        if not leg.reads_kv:
+            self.prefill = None
+        elif self.prefill is not None:
+            request = request.to_decode(self.prefill.where_kv_is())
+        call = self.decode = leg.call = self._book(workers, request)
+        self._act(self.flight.placed("decode", call.instance_id))
 
-        Raises:
-            ApiError: the request failed.
-        """
-        loop, limit = asyncio.get_running_loop(), self._request.conditions.max_tokens
-        step = self.life.on_end(
-            end.error,
-            end.kind,
-            call.instance_id,
-            stage=stage,
-            is_full=limit is not None and self._num_output >= limit,
-            now=loop.time(),
-        )
-        if isinstance(step, Finished):
-            return step.reason
-        if isinstance(step, Refused):
-            is_theirs = step.kind in ("lost", "engine")  # not the client's fault, nor a general state
-            raise failed_call(f"{call.name}: {step.message}" if is_theirs else step.message, step.kind)
-        if self._num_output and not self._request.can_continue:
-            problem = (
-                f"{end.error}; an answer with a constraint cannot continue elsewhere: the constraint would begin again"
-            )
-            raise failed_call(f"{call.name}: {problem}", end.kind)
-        await asyncio.sleep(step.after_s)
-        if not self.life.is_prefilled:
-            self.close()
-        elif self.decode is not None:
-            self.decode.close()
-        await self._place_again()
-        return ""
-
-    async def _place_again(self, *, is_refusable: bool = False) -> None:
-        loop, request = asyncio.get_running_loop(), self._request.after(self._generated)
-        while True:
-            try:
-                self._place(request, is_refusable=is_refusable)
-            except UNPLACED as error:
-                is_refused = is_refusable and isinstance(error, FULL)
-                if is_refused or not self.life.may_wait(loop.time()):
-                    raise no_worker(error) from error
-            else:
-                return
-            await asyncio.sleep(RETRY_S)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(self.life.waits_until):
-                    await self._stages.decode.wait_for_workers()
-
-    def _place(self, request: ChoiceRequest, *, is_refusable: bool) -> None:
-        """Route, book and send for the next stage.
-
-        Raises:
-            UNPLACED: no worker accepts it now.
-        """
-        life, prefill, own, bypass = self.life, self._stages.prefill, request.kv_transfer_params, None
-        if not (life.is_prefilled or life.is_whole or life.is_pinned or own):
-            bypass = self._stages.bypass(len(request.prompt.tokens), request.prompt.hashes)
-        stage = life.next_stage(
-            now=asyncio.get_running_loop().time(),
-            has_prefill=prefill is not None,
-            bypasses=bypass is not None or own is not None,
-        )
-        if isinstance(stage, Refused):
-            raise NoWorkersError(stage.message)
-        if stage == "prefill":
-            assert prefill is not None
-            self._place_both(prefill, request, is_refusable=is_refusable)
-            return
-        if life.is_prefilled:
-            assert self.prefilled is not None
-            request = request.to_decode(self.prefilled.kv_transfer_params or {})
-        else:
-            self.prefill, self.has_bypassed = None, bypass is not None
-            if bypass is not None:
-                request = replace(request, instance_id=bypass.instance_id, rank=bypass.dp_rank)
-        is_for_prefill = own is not None and own.get("do_remote_decode") is True
-        if is_for_prefill and prefill is None and self._stages.decode.stage == "decode":
-            raise NoWorkersError("there is no prefill worker now")
-        workers = prefill if is_for_prefill and prefill is not None else self._stages.decode
-        call = self._book(workers, request, is_refusable=is_refusable)
-        with closed_unless_sent(call):
-            call.send(request, is_refusable=is_refusable)
-        self.decode = call
-
-    def _place_both(self, prefill: Workers, request: ChoiceRequest, *, is_refusable: bool) -> None:
-        """Have a prompt computed; if both workers of a request are called at once, call the decode worker, too.
-
-        Raises:
-            UNPLACED: no worker accepts it now.
-        """
-        self.prefilled = self.decode = None
-        self.has_bypassed = self._has_prefill_failed = False
-        call = self.prefill = self._book(prefill, request, is_refusable=is_refusable)
-        with closed_unless_sent(call):
-            meeting = self._stages.meet(call.placement)
-            if meeting is None:
-                call.send(request.to_prefill({}), is_refusable=is_refusable)
-                return
-            answer = request.to_decode({**meeting, "do_remote_prefill": True, "do_remote_decode": False})
-            other = self._book(self._stages.decode, answer, is_refusable=is_refusable)
-            with closed_unless_sent(other):
-                other.send(answer, is_refusable=is_refusable)
-                call.send(request.to_prefill(meeting), is_refusable=is_refusable)
-        self.decode = other
-        self._watching = asyncio.create_task(self._watch(call, other))
-
-    def _book(self, workers: Workers, request: ChoiceRequest, *, is_refusable: bool) -> Call:
+    def _book(self, workers: Workers, request: ChoiceRequest) -> Call:
         """Choose a worker.
 
         Raises:
@@ -324,19 +307,34 @@ class Attempts:
             request.prompt.hashes,
             request.instance_id,
             request.rank,
-            avoid=self.life.failed_at,
+            avoid=self.flight.life.failed_at,
             session=request.session,
-            is_refusable=is_refusable,
+            is_refusable=self._is_refusable,
             is_local=not (params and params.get("do_remote_prefill")),
         )
-        return Call(workers, workers.pick(wanted))
+        return Call(workers, workers.pick(wanted), request)
+
+    def _send(self, stage: Stage) -> None:
+        """Send the request where it was placed.
+
+        Raises:
+            CallError: the worker is gone.
+        """
+        leg = self._leg(stage)
+        _call_of(leg).send(is_refusable=self._is_refusable)
+        if stage == "prefill" and self.flight.meets:
+            self._watching = asyncio.create_task(self._await_prompt(leg, meets=True))
+
+    def _leg(self, stage: Stage) -> Leg:
+        leg = self.flight.prefill if stage == "prefill" else self.flight.decode
+        assert leg is not None
+        return leg
 
 
-@contextlib.contextmanager
-def closed_unless_sent(call: Call) -> Iterator[None]:
-    """Close a call if an error keeps it from being sent."""
-    try:
-        yield
-    except BaseException:
-        call.close()
-        raise
+def _call_of(leg: Leg) -> Call:
+    assert isinstance(leg.call, Call)
+    return leg.call
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -32,8 +32,6 @@ class ChoiceRequest:
     """How many of the prompt's last tokens are part of the answer."""
     kv_transfer_params: dict[str, Any] | None = None
     """For the worker: if two workers share the request, or as sent by a client that directs them itself."""
-    can_continue: bool = True
-    """Whether an answer that has begun can continue on another worker."""
     tools: list[dict[str, Any]] | None = None
     """What the answer may call, if that is left to the model."""
     is_embedding: bool = False
@@ -104,8 +102,10 @@ class ChoiceRequest:
 class Call:
     """A call to one worker; it stays booked with its router from the placement until it is closed."""
 
-    def __init__(self, workers: Workers, placement: Placement) -> None:
+    def __init__(self, workers: Workers, placement: Placement, request: ChoiceRequest) -> None:
+        """Prepare to send a request where it was placed."""
         self.placement = placement
+        self.request = request
         self.sent_s = self.ended_s = 0.0
         """By the process's performance counter; 0 until then."""
         self.has_begun = False
@@ -114,9 +114,14 @@ class Call:
         """When things happened at the worker, as it reports, in seconds since it got the request."""
         self.num_transfer_bytes = 0.0
         """Bytes of KV that the worker read."""
+        self.num_said = 0
+        """Parts of the answer that it has brought: tokens, or texts."""
+        self.tokens: list[int] = []
+        """Tokens that it has brought, if another worker may have to continue after them."""
+        self.said: Output | None = None
+        """All that it brought, if that was waited for (see `whole`)."""
         self._workers = workers
         self._stream: ReplyStream | None = None
-        self._num_before = 0
         self._is_booked = True
 
     @property
@@ -140,14 +145,14 @@ class Call:
         """Return when things happened at the worker, by the process's performance counter."""
         return {name: self.sent_s + at for name, at in self.times.items()}
 
-    def send(self, request: ChoiceRequest, *, is_refusable: bool) -> None:
+    def send(self, *, is_refusable: bool) -> None:
         """Make the call.
 
         Raises:
             CallError: the instance is gone.
         """
-        self._num_before, self.sent_s = request.num_generated, time.perf_counter()
-        packed = request.packed(self.placement.rank.dp_rank, is_refusable=is_refusable)
+        self.sent_s = time.perf_counter()
+        packed = self.request.packed(self.placement.rank.dp_rank, is_refusable=is_refusable)
         self._stream = self._workers.send(self.placement, packed)
 
     async def read(self, output: Output) -> End | None:
@@ -162,7 +167,7 @@ class Call:
         if items and not self.has_begun:
             self.has_begun = True
             self._workers.on_first_token(self.placement)
-        output.read(items, self._num_before)
+        output.read(items, self.request.num_generated)
         self.times |= output.times
         self.num_transfer_bytes = output.num_transfer_bytes or self.num_transfer_bytes
         if stream.end is None or stream.items:
@@ -170,16 +175,32 @@ class Call:
         self.ended_s = self.ended_s or time.perf_counter()
         return stream.end
 
-    def abort(self, message: str, kind: str) -> None:
-        """End the call; its reader sees this end."""
-        if self._stream is not None:
-            self._stream.abort(message, kind)
+    async def whole(self) -> tuple[Output, End]:
+        """Wait until it ends or says where its prompt's KV is; such a call may be held open until it is closed.
+
+        Raises:
+            ApiError: the engine sent something invalid.
+        """
+        output = Output()
+        while (end := await self.read(output)) is None and output.kv_transfer_params is None:
+            pass
+        self.ended_s, self.said = self.ended_s or time.perf_counter(), output
+        return output, end or End(0)
+
+    def where_kv_is(self) -> dict[str, Any]:
+        """Return what a decode worker needs to know to read the prompt's KV: as it was said, or where the two meet."""
+        if self.said is not None:
+            return self.said.kv_transfer_params or {}
+        return {**(self.request.kv_transfer_params or {}), "do_remote_prefill": True, "do_remote_decode": False}
 
     def close(self, *, has_stopped: bool = False) -> None:
-        """Release the booking, and cancel the call if it is still in progress: the answer has stopped, or is given up."""
+        """Release the booking, and cancel the call if it is still in progress: the answer has stopped, or is given up.
+
+        Whoever waits for output waits no longer.
+        """
         if self._stream is not None:
             self._stream.has_stopped = has_stopped
-            self._stream.cancel()
+            self._stream.abort("it was given up", "cancelled")
         self.settle()
 
     def settle(self) -> None:
@@ -187,13 +208,3 @@ class Call:
         if self._is_booked:
             self._is_booked = False
             self._workers.on_finish(self.placement)
-
-
-async def whole(call: Call) -> tuple[Output, End]:
-    """Wait until a call ends or says where its prompt's KV is; such a call may be held open until it is closed."""
-    output = Output()
-    while (end := await call.read(output)) is None and output.kv_transfer_params is None:
-        pass
-    call.ended_s = call.ended_s or time.perf_counter()
-    call.settle()
-    return output, end or End(0)

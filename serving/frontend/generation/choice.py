@@ -16,7 +16,7 @@ from serving.frontend.generation.output import Output
 from serving.frontend.generation.text import Text
 from serving.frontend.prepared import Prepared, Prompt
 from serving.frontend.served_model import ServedModel
-from serving.life import Life
+from serving.life.terms import Terms
 from serving.model.adapter import Adapter
 from serving.worker.protocol import CacheScope, StopConditions
 
@@ -237,7 +237,6 @@ def _request(
         rank=extension.dp_rank if prepared.vllm.dp_rank is None else prepared.vllm.dp_rank,
         session=extension.session_id or options.session_id,
         kv_transfer_params=options.kv_transfer_params,
-        can_continue=prepared.constraint is None or model.card.continues_constrained,
         tools=prepared.tools,
         scope=_scope(prepared.vllm.cache_salt, model.adapter),
         num_choices=prepared.options.n or 1,
@@ -258,8 +257,14 @@ def _start(
     is_pinned, conditions = request.instance_id is not None, request.conditions
     limit = model.card.migration_limit if config.migration_limit is None else config.migration_limit
     is_lost_with_worker = is_pinned or request.kv_transfer_params is not None  # its KV is only there
-    life = Life(0 if is_lost_with_worker else limit, is_pinned=is_pinned, config=model.stages.config)
-    attempts = Attempts(model.stages, request, life, is_refusable=is_refusable)
+    terms = Terms(
+        limit=0 if is_lost_with_worker else limit,
+        config=model.stages.config,
+        is_pinned=is_pinned,
+        is_whole=request.kv_transfer_params is not None,
+        can_continue=prepared.constraint is None or model.card.continues_constrained,
+    )
+    attempts = Attempts(model.stages, request, terms, is_refusable=is_refusable)
     visible = prepared.shape.visible_tokens if prepared.shape is not None else frozenset[str]()
     if not prepared.vllm.skip_special_tokens:
         visible |= model.text.tokenizer.special_tokens
