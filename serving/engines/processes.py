@@ -7,6 +7,7 @@ worker is killed, it ends those that are left. vLLM's processes would not notice
 import asyncio
 import contextlib
 import json
+import multiprocessing.resource_tracker
 import os
 import re
 import signal
@@ -48,6 +49,8 @@ class EngineProcesses:
         from serving.runtime.threads import in_thread
         from serving.worker.engine import EngineError
 
+        # It is there before the engine's processes: its start ends the blocking of Ctrl-C that they inherit (`in_thread`).
+        multiprocessing.resource_tracker.ensure_running()
         if PROC.is_dir():
             self._others = descendants(os.getpid())
             command = [sys.executable, "-I", __file__]

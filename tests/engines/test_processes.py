@@ -12,6 +12,7 @@ import pytest
 
 from serving.engines import processes
 from serving.engines.processes import EngineProcesses, descendants
+from tests.support.commands import run
 from tests.support.processes import is_alive
 from tests.support.waiting import PATIENCE_S, until
 
@@ -24,7 +25,7 @@ async def main():
     child = await processes.start(lambda: subprocess.Popen(
         [sys.executable, "-c", "import subprocess, time; subprocess.Popen(['sleep', '600']); time.sleep(600)"]
     ))
-    while len(descendants(os.getpid())) < 3:
+    while len(descendants(os.getpid())) < 4:
         await asyncio.sleep(0.01)
     await asyncio.sleep(2 * POLL_S)  # the reaper is told of them
     print("ready", flush=True)
@@ -42,7 +43,7 @@ def test_what_a_killed_worker_leaves_is_ended(number):
     try:
         assert worker.stdout.readline() == "ready\n"
         below = descendants(worker.pid)
-        assert len(below) == 3  # the engine, its own child, and the reaper
+        assert len(below) == 4  # the engine, its own child, the reaper, and the tracker of shared memory
         worker.send_signal(number)
         worker.wait(PATIENCE_S)
         until(lambda: not any(map(is_alive, below)))
@@ -143,3 +144,26 @@ def test_shared_memory_that_another_process_maps_stays():
     finally:
         mine.close()
         mine.unlink()
+
+
+STARTED = """
+import asyncio, multiprocessing.resource_tracker, subprocess, sys
+from serving.engines.processes import EngineProcesses
+
+def work():
+    multiprocessing.resource_tracker.ensure_running()  # as engines do that start processes
+    command = [sys.executable, "-c", "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))"]
+    return subprocess.run(command, capture_output=True, text=True).stdout
+
+async def main():
+    processes = EngineProcesses()
+    print(await processes.start(work))
+    await processes.close()
+
+asyncio.run(main())
+"""
+
+
+def test_a_terminals_ctrl_c_does_not_reach_an_engines_processes():
+    done = run(sys.executable, "-c", STARTED)
+    assert (done.stdout.strip(), done.returncode) == ("True", 0), done.stderr
