@@ -15,7 +15,6 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from time import monotonic
 from types import FrameType, TracebackType
@@ -117,7 +116,7 @@ class Interrupt:
         self._handled.__exit__(None, None, None)
         self._folder.cleanup()
 
-    def obeyed(self) -> AbstractContextManager[None]:
+    def obeyed(self) -> contextlib.AbstractContextManager[None]:
         """Let a first signal end this block where it stands again, within one of `noted`."""
         return _handled(dict.fromkeys(ASKING, self._on_signal))
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
@@ -49,10 +50,12 @@ class EngineProcesses:
         from serving.runtime.threads import in_thread
         from serving.worker.engine import EngineError
 
-        # It is there before the engine's processes: its start ends the blocking of Ctrl-C that they inherit (`in_thread`).
-        multiprocessing.resource_tracker.ensure_running()
         if PROC.is_dir():
             self._others = descendants(os.getpid())
+        # It is there before the engine's processes: its start ends the blocking of Ctrl-C that they inherit (`in_thread`).
+        # It is one of them, and ends with them: shared memory is removed here, so it has no leak to complain of.
+        multiprocessing.resource_tracker.ensure_running()
+        if PROC.is_dir():
             command = [sys.executable, "-I", __file__]
             self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)  # noqa: S603
             self._watching = asyncio.create_task(self._watch(self._reaper))
@@ -87,6 +90,8 @@ class EngineProcesses:
                 self._reaper.stdin.close()
             await asyncio.to_thread(self._reaper.wait)
             remove_unmapped(mapped)
+            with warnings.catch_warnings(action="ignore"):  # that the engine's tracker is gone
+                multiprocessing.resource_tracker.ensure_running()  # for whoever uses shared memory next
 
     async def _watch(self, reaper: "subprocess.Popen[bytes]") -> None:
         told: dict[int, int] = {}

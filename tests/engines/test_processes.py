@@ -167,3 +167,24 @@ asyncio.run(main())
 def test_a_terminals_ctrl_c_does_not_reach_an_engines_processes():
     done = run(sys.executable, "-c", STARTED)
     assert (done.stdout.strip(), done.returncode) == ("True", 0), done.stderr
+
+
+KILLED = """
+import asyncio, multiprocessing.resource_tracker
+from serving.engines.processes import EngineProcesses
+
+def work():  # as an engine's process does that is then killed: it writes to the tracker that it inherits
+    multiprocessing.resource_tracker.register("/psm_of_a_killed_process", "shared_memory")
+
+async def main():
+    processes = EngineProcesses()
+    await processes.start(work)
+    await processes.close()
+
+asyncio.run(main())
+"""
+
+
+def test_a_killed_engines_shared_memory_is_not_reported_as_a_leak():
+    done = run(sys.executable, "-c", KILLED)
+    assert (done.stderr, done.returncode) == ("", 0)
