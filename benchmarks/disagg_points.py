@@ -27,10 +27,10 @@ import numpy as np
 import pandas as pd
 from fidelity_points import started, workload_of
 
+from dynabench.arm import Run, Settings
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.overhead import OverheadConfig
-from dynabench.plan import Plan, Settings
-from dynabench.virtual.run import run as simulate
+from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from mocker.network.config import TransferConfig
 from mocker.timing.catalog import gpu_names
@@ -107,7 +107,7 @@ def requests_of(point: Any) -> Workload:
 
 def act_out(point: Any, deployment: Deployment) -> Answer:
     """Simulate a closed loop."""
-    plan = Plan.alone(Settings(deployment, load=LoadConfig(concurrency=point.concurrency)))
+    plan = Run.alone(Settings(deployment, load=LoadConfig(concurrency=point.concurrency)))
     c = simulate(plan, requests_of(point)).requests
     tpot = (c.last_token_s - c.first_token_s) / np.maximum(c.osl - 1, 1)
     order = np.argsort(c.sent_s, kind="stable")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from dynabench.arm import ClientConfig, Settings
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.flags import (
     LivePoolConfig,
@@ -23,10 +24,9 @@ from dynabench.deployment.flags import (
     simulated_pools,
 )
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.fidelity.calibrate import calibrate
+from dynabench.fidelity.calibrate import run_calibration
 from dynabench.fidelity.settings import CalibrateConfig, ValidateConfig
-from dynabench.fidelity.validate import validate
-from dynabench.plan import ClientConfig, Settings
+from dynabench.fidelity.validate import run_validation
 from foundation.files import new_file
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
@@ -132,7 +132,7 @@ def main() -> None:
                 extra_engine_args=arguments_file(folder, 1500),
                 steps=folder / f"steps-{workers}",
             )
-            calibrate(model, config, console)
+            run_calibration(model, config, console)
     for name, config in (WORKLOADS | TWO_WORKERS).items():
         results = folder / name.replace(", ", "-").replace(" ", "-")
         if results.exists() or (options.only and name not in options.only):
@@ -151,7 +151,7 @@ def main() -> None:
         real = Deployment(pools=running_pools(flags, model), router=router, frontend=frontend)
         simulated = Deployment(pools=simulated_pools(flags, EngineConfig(), timing), router=router)
         settings = Settings(simulated, client=ClientConfig())
-        found = validate((path,), ValidateConfig(), experiment, settings, console, real=real)
+        found = run_validation((path,), ValidateConfig(), experiment, settings, console, real=real)
         for arm, part in found.fidelity.arms.items():
             console.print(name, *fidelity_grid(arm, part).tables(console.width), distances(part))
         console.print(found.fidelity.best)

@@ -19,9 +19,9 @@ from joblib import Parallel, delayed
 from matplotlib import pyplot as plt
 from matplotlib.ticker import NullFormatter
 
+from dynabench.arm import Run, Settings
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.plan import Plan, Settings
-from dynabench.virtual.run import run as simulate
+from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from mocker.timing.catalog import gpu_names
 from mocker.timing.config import TimingConfig
@@ -117,7 +117,7 @@ def predict(point: Any, gpu: str) -> tuple[float, float, str]:
         engine, timing = settings_of(point, gpu)
         load = LoadConfig(concurrency=int(point.concurrency))
         deployment = Deployment(pools=(Pool(replicas=1, mocker=engine, timing=timing),))
-        run = simulate(Plan.alone(Settings(deployment, load=load)), workload_of(point))
+        run = simulate(Run.alone(Settings(deployment, load=load)), workload_of(point))
     except ValueError as error:
         return float("nan"), float("nan"), str(error)
     c = run.requests

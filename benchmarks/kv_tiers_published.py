@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dynabench.arm import Run, Settings
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.kv_store import KvStoreConfig
-from dynabench.plan import Plan, Settings
-from dynabench.virtual.run import run as simulate
+from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from reports.record.records import Record
@@ -100,7 +100,7 @@ def run(
     """Simulate."""
     replicas = deployed.pop("replicas", 1)
     deployment = Deployment(pools=(Pool(replicas=replicas, mocker=mocker, timing=timing),), **deployed)
-    return simulate(Plan.alone(Settings(deployment, load=load or LoadConfig())), workload)
+    return simulate(Run.alone(Settings(deployment, load=load or LoadConfig())), workload)
 
 
 def ttft(record: Record) -> np.ndarray[Any, Any]:

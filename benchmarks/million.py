@@ -12,9 +12,9 @@ import sys
 
 def measure(requests: int, osl: int) -> dict[str, float]:
     """Simulate in this process."""
+    from dynabench.arm import Run, Settings
     from dynabench.deployment.description import Deployment, Pool
-    from dynabench.plan import Plan, Settings
-    from dynabench.virtual.run import run as simulate
+    from dynabench.virtual.run import simulate
     from mocker import EngineConfig
     from workloads import Workload
     from workloads.synthesize import SynthConfig, synthesize
@@ -23,7 +23,7 @@ def measure(requests: int, osl: int) -> dict[str, float]:
     workload = Workload("synthetic", 512, synthesize(config))
     engine = EngineConfig(block_size=64, num_gpu_blocks=16384)
     deployment = Deployment(pools=(Pool(replicas=64, mocker=engine),), router_mode="kv")
-    run = simulate(Plan.alone(Settings(deployment)), workload)
+    run = simulate(Run.alone(Settings(deployment)), workload)
     return {"seconds": run.wall_s, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 

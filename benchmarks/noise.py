@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dynabench.arm import Run, Settings
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.plan import Plan, Settings
-from dynabench.virtual.run import run as simulate
+from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from reports.figures import metrics
 from reports.figures.statistics import PairedDifference, blocks_of, paired_difference
@@ -61,8 +61,8 @@ def run(side: Side) -> dict[str, np.ndarray]:
         seed=side.workload_seed,
     )
     pool = Pool(replicas=WORKERS, mocker=EngineConfig(num_gpu_blocks=2000))
-    plan = Plan.alone(Settings(Deployment(pools=(pool,), router_mode=case.mode)), seed=side.seed)
-    result = simulate(plan, Workload("noise", 512, synthesize(config)))
+    run = Run.alone(Settings(Deployment(pools=(pool,), router_mode=case.mode)), seed=side.seed)
+    result = simulate(run, Workload("noise", 512, synthesize(config)))
     return metrics.per_request(result.requests) | {"intended_s": result.requests.intended_s}
 
 

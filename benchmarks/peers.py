@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import uvloop
 
-from dynabench.live.bodies import Target
+from dynabench.live.bodies import MeasuredServer
 from dynabench.live.clients import Order, send_all
 from dynabench.live.known_server import MODEL
 from dynabench.live.selftest import known_server
@@ -78,7 +78,7 @@ def ours(url: str, job: Job) -> None:
     gap = 1 / job.rate if job.rate else 0.0
     requests = [Request(number * gap, 32, job.tokens, (number,)) for number in range(job.requests)]
     load = LoadConfig(concurrency=job.concurrency)
-    order = Order(Workload("peers", 64, requests), Target(url, MODEL), load, "", 600.0)
+    order = Order(Workload("peers", 64, requests), MeasuredServer(url, MODEL), load, "", 600.0)
 
     async def run() -> Any:
         return await send_all(order, num_clients=1, stop=asyncio.Event())

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from planner_study import LAYOUTS, LOADS, TARGETS, deployment_of, load_of
 
-from dynabench.plan import Plan, Settings
-from dynabench.virtual.run import run
+from dynabench.arm import Run, Settings
+from dynabench.virtual.run import simulate
 from serving.planner import PLANNERS, PlannerConfig
 from workloads import Workload
 
@@ -28,7 +28,7 @@ def cpu_s(workload: Workload, layout: str, planner: str) -> float:
     )
     deployment = replace(deployment_of(layout, WORKERS[layout]), planner=config)
     begin = time.process_time()
-    run(Plan.alone(Settings(deployment)), workload)
+    simulate(Run.alone(Settings(deployment)), workload)
     return time.process_time() - begin
 
 

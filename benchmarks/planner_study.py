@@ -20,23 +20,23 @@ import joblib
 import msgspec
 import numpy as np
 
+from dynabench.arm import Arm, Run, Settings
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.fleet import FleetConfig
 from dynabench.experiment.oracle import oracles_of
 from dynabench.interrupt import Interrupt
-from dynabench.plan import Arm, Plan, Settings
-from dynabench.virtual.run import run
+from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from reports.figures.fleet import HOUR, against_oracle
-from reports.figures.slo import good, parse
+from reports.figures.slo import good_requests, parse_slo
 from reports.record.fleet import Oracle
 from serving.planner import PLANNERS, PlannerConfig
 from workloads import Request, Workload, formats
 from workloads.shape import ShapeConfig, shape
 
 SLO = ("ttft <= 2s", "tpot <= 50ms")
-LIMITS = [parse(text) for text in SLO]
+LIMITS = [parse_slo(text) for text in SLO]
 TIMING = TimingConfig(model="meta-llama/Llama-3.1-70B", gpu="h100", tensor_parallel_size=4)
 LAYOUTS = ("aggregated", "disaggregated")
 TRACES = {
@@ -128,8 +128,8 @@ def case(workload: Workload, layout: str, planner: str, startup_s: float, oracle
     deployment = replace(
         deployment_of(layout, sizes_of(planner, oracle)), planner=config, fleet=FleetConfig(startup_s=startup_s)
     )
-    record = run(Plan.alone(Settings(deployment)), workload)
-    fleet, is_good = record.fleet, good(record, LIMITS)
+    record = simulate(Run.alone(Settings(deployment)), workload)
+    fleet, is_good = record.fleet, good_requests(record, LIMITS)
     assert fleet is not None
     compared = against_oracle(fleet, oracle, np.asarray(record.requests.intended_s))
     ttft = np.asarray((record.requests.first_token_s - record.requests.intended_s).filled(np.inf))

@@ -34,20 +34,20 @@ CASES = [
 
 def measure(trace: Path, case: dict[str, Any], repeats: int) -> dict[str, float]:
     """Run one case in this process."""
+    from dynabench.arm import Run, Settings
     from dynabench.deployment.description import Deployment, Pool
-    from dynabench.plan import Plan, Settings
-    from dynabench.virtual.run import run as simulate
+    from dynabench.virtual.run import simulate
     from mocker import EngineConfig
     from workloads import formats
 
     workload = formats.read(trace, format="mooncake")
     workers, mode = case.pop("workers"), case.pop("mode")
-    plan = Plan.alone(
+    wanted = Run.alone(
         Settings(Deployment(pools=(Pool(replicas=workers, mocker=EngineConfig(**case)),), router_mode=mode))
     )
     times = []
     for _ in range(repeats):
-        run = simulate(plan, workload)
+        run = simulate(wanted, workload)
         times.append(run.wall_s)
     requests = run.requests
     return {

@@ -23,10 +23,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from dynabench.arm import Run, Settings
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.store import PACKAGES
-from dynabench.plan import Plan, Settings
-from dynabench.virtual.run import run as simulate
+from dynabench.virtual.run import simulate
 from foundation.files import replace_text
 from foundation.identity import Identity
 from mocker import EngineConfig
@@ -38,13 +38,13 @@ from reports.record.records import Record
 from serving.engines.mock.costs import step_costs_of
 from serving.router import ROUTER_MODES, RouterConfig, StepCosts
 from workloads import Request, Workload, formats
-from workloads.merge import merge
+from workloads.merge import merge_workloads
 from workloads.request import select
 from workloads.shape import ShapeConfig, shape
 from workloads.synthesize import SynthConfig, synthesize
 
 WORKERS = 8
-LIMITS = [slo.parse("ttft <= 2s"), slo.parse("tpot <= 60ms")]
+LIMITS = [slo.parse_slo("ttft <= 2s"), slo.parse_slo("tpot <= 60ms")]
 STRONG = "lmetric"
 UNSPREAD = str(Path(__file__).with_name("unspread.py"))
 LOWEST, HIGHEST = 1 / 64, 64.0
@@ -146,7 +146,9 @@ def workload(name: str, part: int, sources: Sources) -> Workload:
             return _sessions(part, sources)
         case "sessions and chat":
             chat = workload("chat", part, sources)
-            return merge([workload("sessions", part, sources), shape(chat, ShapeConfig(max_requests=count // 2))])
+            return merge_workloads(
+                [workload("sessions", part, sources), shape(chat, ShapeConfig(max_requests=count // 2))]
+            )
         case "burst" | "equal prompts":
             return _burst() if name == "burst" else _equal()
         case _ if name in MIXES:
@@ -211,8 +213,8 @@ def measure(job: Job, sources: Sources) -> dict[str, Any]:
     engine, timing = ENGINES[job.engine]
     pool = Pool(replicas=WORKERS, mocker=engine, timing=timing)
     deployment = Deployment(pools=(pool,), router_mode=job.mode, router=router_of(job))
-    run = simulate(Plan.alone(Settings(deployment), seed=job.part), load)
-    good = slo.good(run, LIMITS)
+    run = simulate(Run.alone(Settings(deployment), seed=job.part), load)
+    good = slo.good_requests(run, LIMITS)
     return (
         asdict(job)
         | _figures(run, good, np.ones(len(good), bool))

@@ -50,7 +50,7 @@ SERVER_S = 5.5
 """How long a server may take to answer (s); its own client gives up after 5 and says why."""
 
 
-class Check(NamedTuple):
+class HostCheck(NamedTuple):
     """What was looked at, how it is, and what to do about it."""
 
     name: str
@@ -59,14 +59,14 @@ class Check(NamedTuple):
     advice: str = ""
 
 
-def checks() -> list[Check]:
+def checks() -> list[HostCheck]:
     """Look at everything."""
     return [*installed(), *_servers(), *host(Path.cwd())]
 
 
-def installed() -> Iterator[Check]:
+def installed() -> Iterator[HostCheck]:
     """Look at what is installed."""
-    yield Check("dynabench", "ok", f"{metadata.version('dynabench')} on Python {platform.python_version()}")
+    yield HostCheck("dynabench", "ok", f"{metadata.version('dynabench')} on Python {platform.python_version()}")
     yield _cores()
     for name, entry in ENGINES.items():
         yield _package(name, entry.package, "not installed")
@@ -74,21 +74,21 @@ def installed() -> Iterator[Check]:
         yield _package(name, package, f"for {purpose}")
 
 
-def _cores() -> Check:
+def _cores() -> HostCheck:
     found = importlib.util.find_spec("mocker")
     folders = (found and found.submodule_search_locations) or ()
     if any(next(Path(folder).glob("engine.*.so"), None) for folder in folders):
-        return Check("cores", "ok", "compiled")
-    return Check(
+        return HostCheck("cores", "ok", "compiled")
+    return HostCheck(
         "cores", "ok", "interpreted", "compiled: two to three times as fast; set DYNABENCH_COMPILE=1 for pip install"
     )
 
 
-def _package(name: str, package: str, purpose: str) -> Check:
+def _package(name: str, package: str, purpose: str) -> HostCheck:
     if importlib.util.find_spec(package) is None:
-        return Check(name, "missing", purpose, install(name))
+        return HostCheck(name, "missing", purpose, install(name))
     distributions = sorted(set(_distributions().get(package, [])))
-    return Check(name, "ok", ", ".join(f"{each} {metadata.version(each)}" for each in distributions) or "installed")
+    return HostCheck(name, "ok", ", ".join(f"{each} {metadata.version(each)}" for each in distributions) or "installed")
 
 
 @functools.cache
@@ -96,18 +96,18 @@ def _distributions() -> Mapping[str, list[str]]:
     return metadata.packages_distributions()
 
 
-def _servers() -> Iterator[Check]:
+def _servers() -> Iterator[HostCheck]:
     try:
         config = RuntimeConfig()
     except ValueError as error:
-        yield Check("environment", "broken", one_line(error))
+        yield HostCheck("environment", "broken", one_line(error))
         return
     yield from asyncio.run(servers(config))
 
 
-async def servers(config: RuntimeConfig) -> list[Check]:
+async def servers(config: RuntimeConfig) -> list[HostCheck]:
     """Ask the servers that the settings name, all at once: for discovery, and for requests and events."""
-    asked: list[Awaitable[Check]] = [
+    asked: list[Awaitable[HostCheck]] = [
         _answer("Kubernetes", "the API server", "", lambda: _ask_kubernetes(config))
         if config.discovery_backend == "kubernetes"
         else _answer("etcd", config.etcd_endpoints, "ETCD_ENDPOINTS", lambda: _ask_etcd(config)),
@@ -116,18 +116,18 @@ async def servers(config: RuntimeConfig) -> list[Check]:
     return list(await asyncio.gather(*asked))
 
 
-async def _answer(name: str, address: str, variable: str, ask: Callable[[], Awaitable[None]]) -> Check:
+async def _answer(name: str, address: str, variable: str, ask: Callable[[], Awaitable[None]]) -> HostCheck:
     if not address:
-        return Check(name, "ok", "embedded: one host needs no server", f"or set {variable}")
+        return HostCheck(name, "ok", "embedded: one host needs no server", f"or set {variable}")
     try:
         await asyncio.wait_for(ask(), SERVER_S)
     except RuntimeUnavailableError as error:
-        return Check(name, "broken", one_line(error))
+        return HostCheck(name, "broken", one_line(error))
     except TimeoutError:
-        return Check(name, "broken", f"{masked(address)} gives no answer within {SERVER_S:g} s")
+        return HostCheck(name, "broken", f"{masked(address)} gives no answer within {SERVER_S:g} s")
     except (OSError, ValueError) as error:  # a file of credentials or certificates, say
-        return Check(name, "broken", masked(one_line(error)))
-    return Check(name, "ok", f"answers at {masked(address)}")
+        return HostCheck(name, "broken", masked(one_line(error)))
+    return HostCheck(name, "ok", f"answers at {masked(address)}")
 
 
 async def _ask_etcd(config: RuntimeConfig) -> None:
@@ -154,42 +154,42 @@ async def _ask_nats(config: RuntimeConfig) -> None:
     await plane.close()
 
 
-def host(folder: Path) -> Iterator[Check]:
+def host(folder: Path) -> Iterator[HostCheck]:
     """Look at this host, and at the folder in which results would be written."""
     gpus = visible_gpus(os.environ, Path("/dev"))
     seen = f"{len(gpus)} NVIDIA: {', '.join(gpus)}" if gpus else "none seen: simulations and mocker workers need none"
-    yield Check("GPU", "ok", seen)
+    yield HostCheck("GPU", "ok", seen)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    yield Check("machine", "ok", f"{cores} {'core' if cores == 1 else 'cores'}, {memory:.0f} GiB of memory")
+    yield HostCheck("machine", "ok", f"{cores} {'core' if cores == 1 else 'cores'}, {memory:.0f} GiB of memory")
     yield open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield results(folder)
     frontend = FrontendConfig()
     yield port(frontend.http_host, frontend.http_port)
 
 
-def open_files(limit: int) -> Check:
+def open_files(limit: int) -> HostCheck:
     """Judge how many files, and so sockets, a process may have open."""
     if limit == resource.RLIM_INFINITY:
-        return Check("open files", "ok", "unlimited")
+        return HostCheck("open files", "ok", "unlimited")
     if limit >= ENOUGH_FILES:
-        return Check("open files", "ok", f"{limit} per process")
-    return Check("open files", "warning", f"{limit} per process: many requests at once fail", "ulimit -n 65536")
+        return HostCheck("open files", "ok", f"{limit} per process")
+    return HostCheck("open files", "warning", f"{limit} per process: many requests at once fail", "ulimit -n 65536")
 
 
-def results(folder: Path) -> Check:
+def results(folder: Path) -> HostCheck:
     """Try whether results can be written below a folder."""
     place = folder / "results"
     existing = place if place.is_dir() else folder
     try:
         with tempfile.TemporaryFile(dir=existing):
-            return Check("results", "ok", f"{place} can be written")
+            return HostCheck("results", "ok", f"{place} can be written")
     except OSError as error:
         found = f"{place} cannot be written: {error.strerror}"
-        return Check("results", "warning", found, "work in another folder, or give --out FOLDER")
+        return HostCheck("results", "warning", found, "work in another folder, or give --out FOLDER")
 
 
-def port(address: str, number: int) -> Check:
+def port(address: str, number: int) -> HostCheck:
     """Try whether a port is free."""
     with contextlib.closing(socket.socket()) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -197,11 +197,11 @@ def port(address: str, number: int) -> Check:
             probe.bind((address, number))
         except OSError as error:
             found = f"{number} is in use" if error.errno == errno.EADDRINUSE else f"{number}: {error.strerror}"
-            return Check("port", "warning", found, "give --http-port another number")
-    return Check("port", "ok", f"{number} is free for dynabench serve")
+            return HostCheck("port", "warning", found, "give --http-port another number")
+    return HostCheck("port", "ok", f"{number} is free for dynabench serve")
 
 
-def next_steps(found: list[Check]) -> list[str]:
+def next_steps(found: list[HostCheck]) -> list[str]:
     """Return what to do next, most urgent first."""
     steps = [f"fix {check.name}, as said above" for check in found if check.state == "broken"]
     steps += [f"{check.name}: {check.advice}" for check in found if check.state == "warning"]

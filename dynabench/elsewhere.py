@@ -167,7 +167,7 @@ OF_COMMANDS = {
 _FLAG = re.compile(r"--[a-z][\w-]+")
 
 
-class Answer(NamedTuple):
+class OptionHint(NamedTuple):
     """What to say about an option, and the flags that a command needs for it."""
 
     text: str
@@ -180,15 +180,15 @@ def _by_name(answers: Mapping[str, str]) -> dict[str, str]:
 
 
 KNOWN = {
-    **{name: Answer(text, (*_FLAG.findall(text),), False) for name, text in _by_name(NOT_SIMULATED).items()},
-    **{name: Answer(text, (*_FLAG.findall(text),)) for name, text in _by_name(ANSWERS).items()},
-    **{name: Answer(text) for name, text in _by_name(WITH_COMMAND).items()},
+    **{name: OptionHint(text, (*_FLAG.findall(text),), False) for name, text in _by_name(NOT_SIMULATED).items()},
+    **{name: OptionHint(text, (*_FLAG.findall(text),)) for name, text in _by_name(ANSWERS).items()},
+    **{name: OptionHint(text) for name, text in _by_name(WITH_COMMAND).items()},
 }
 
 
 def of_setting(name: str, known: Collection[str]) -> str:
     """Return what to say about a setting of another tool that a file or an axis names; "" if none of those `known` is it."""
-    told = KNOWN.get(name.replace("_", "-"), Answer("")).text
+    told = KNOWN.get(name.replace("_", "-"), OptionHint("")).text
     flags = _FLAG.findall(told)
     settings = {flag: flag.removeprefix("--").removeprefix("no-").replace("-", "_") for flag in flags}
     if flags and not set(settings.values()) & set(known):

@@ -4,7 +4,7 @@
                what asks for the flag ends at its next good moment: a simulation between two events
                all else ends where it stands, with InterruptError: at once here, half a second later in other processes
 
-A second signal is obeyed at once everywhere. Unlike `serving.supervision.process.run` this needs no event loop.
+A second signal is obeyed at once everywhere. Unlike `serving.supervision.process.run_process` this needs no event loop.
 Processes write their progress to a second file (`shares.py`).
 """
 
@@ -20,7 +20,7 @@ from time import monotonic
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
-from dynabench.shares import Progress, Shares
+from dynabench.shares import CallProgress, Shares
 
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask to end; the last comes from a terminal that is closed, unless `nohup` ignores it."""
@@ -88,9 +88,9 @@ class Flag(NamedTuple):
                 watching.join()
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> CallProgress:
         """How far the call is."""
-        return Progress(self.file.with_name("shares"), self.place)
+        return CallProgress(self.file.with_name("shares"), self.place)
 
 
 class Interrupt:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 SHARE = struct.Struct("d")
 
 
-class Progress(NamedTuple):
+class CallProgress(NamedTuple):
     """How far one call is, which writes it."""
 
     file: Path

@@ -39,7 +39,7 @@ class Unit(NamedTuple):
     name: str
 
 
-def check(settings: Any) -> None:
+def check_settings(settings: Any) -> None:
     """Refuse a value that its field's annotation excludes.
 
     Raises:
@@ -61,7 +61,7 @@ def changed(settings: Any) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in names if getattr(settings, name) != getattr(default, name)}
 
 
-def short(value: Any) -> str:
+def short_value(value: Any) -> str:
     """Return a setting's value as the names of arms and tables show it."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
@@ -72,7 +72,7 @@ def kinds(hint: Any) -> set[Any]:
     return {typing.get_args(part)[0] if typing.get_origin(part) is Annotated else part for part in parts}
 
 
-def plain(value: Any, hint: Any) -> Any:
+def plain_value(value: Any, hint: Any) -> Any:
     """Return a value as its type reads it: on and off, as the help prints them, are true and false."""
     return SWITCHES.get(value, value) if isinstance(value, str) and bool in kinds(hint) else value
 

@@ -102,7 +102,7 @@ class Sequence(Position):
         self.num_more_blocks = 0  # that it holds while it has blocks, for layers that do not keep all tokens
         self.num_more_held = 0
         self.num_cached_blocks = 0
-        self.runs: list[Run] = []
+        self.runs: list[BlockRun] = []
         self.cached_tokens = 0  # of its prompt, when it was first admitted
         self.host_tokens = self.disk_tokens = self.store_tokens = 0  # those of them that came from beyond the GPU
         self.num_preemptions = 0
@@ -128,7 +128,7 @@ class Sequence(Position):
         return f"Sequence({self.id!r}, prompt={self.num_prompt}, max_tokens={self.max_tokens})"
 
 
-class Run:
+class BlockRun:
     """Physical blocks with blocks `start` to `stop` of a chain, held and evicted together.
 
     `holders` are the sequences that use them, in order of arrival (a dict for its order; an unheld run
@@ -145,13 +145,13 @@ class Run:
         self.holders: dict[Sequence, None] = {}
         self.primary = primary
         self.sealed = False
-        self.watches: list[Watch] = UNWATCHED
+        self.watches: list[BlockWatch] = UNWATCHED
 
     def __repr__(self) -> str:
         return f"Run({self.start}:{self.stop}, holders={len(self.holders)}, primary={self.primary})"
 
 
-class Watch:
+class BlockWatch:
     """Whether blocks that a sequence left are reused, by eviction or by sharing, while something still reads them."""
 
     __slots__ = ("is_on", "sequence", "taken")
@@ -163,4 +163,4 @@ class Watch:
         """Blocks of its chain, from the first to before the second, that were reused since this was emptied."""
 
 
-UNWATCHED: list[Watch] = []  # shared, never changed
+UNWATCHED: list[BlockWatch] = []  # shared, never changed

@@ -10,7 +10,7 @@ import numpy as np
 
 from reports.figures import metrics
 from reports.figures.metrics import Statistics
-from reports.folder import Manifest, Sent, as_said
+from reports.folder import Manifest, SentWorkload, as_said
 from reports.foreign import csv_cell
 from reports.record.records import Record, to_table
 from reports.summarize import summary_of
@@ -60,7 +60,7 @@ def as_parquet(table: "pa.Table") -> bytes:
     return buffer.getvalue()
 
 
-class Said(msgspec.Struct, frozen=True):
+class LlmdSaid(msgspec.Struct, frozen=True):
     """The parts of experiment.json that llm-d's report needs."""
 
     class Versions(msgspec.Struct, frozen=True):
@@ -72,7 +72,7 @@ class Said(msgspec.Struct, frozen=True):
     title: str
     subtitle: str
     command: str
-    workload: Sent
+    workload: SentWorkload
     versions: Versions
     arms: dict[str, dict[str, Any]]
     workers: dict[str, int]
@@ -81,7 +81,7 @@ class Said(msgspec.Struct, frozen=True):
     load: dict[str, Any]
 
 
-class Spread(msgspec.Struct, frozen=True, omit_defaults=True):
+class LlmdSpread(msgspec.Struct, frozen=True, omit_defaults=True):
     """Mean and percentiles of something."""
 
     units: str
@@ -93,42 +93,42 @@ class Spread(msgspec.Struct, frozen=True, omit_defaults=True):
     max: float | None = None
 
     @classmethod
-    def of(cls, figures: Statistics, units: str) -> "Spread":
+    def of(cls, figures: Statistics, units: str) -> "LlmdSpread":
         """Return the figures that are known."""
         return cls(units, **{name: figures.at(name) for name in ("mean", "p50", "p90", "p95", "p99", "max")})
 
 
-class Requests(msgspec.Struct, frozen=True):
+class LlmdRequests(msgspec.Struct, frozen=True):
     """The number of requests, and their lengths."""
 
     total: int
     failures: int
-    input_length: Spread
-    output_length: Spread
+    input_length: LlmdSpread
+    output_length: LlmdSpread
 
 
-class Latency(msgspec.Struct, frozen=True):
+class LlmdLatency(msgspec.Struct, frozen=True):
     """Times, measured from sending."""
 
-    time_to_first_token: Spread
-    time_per_output_token: Spread
-    inter_token_latency: Spread
-    request_latency: Spread
+    time_to_first_token: LlmdSpread
+    time_per_output_token: LlmdSpread
+    inter_token_latency: LlmdSpread
+    request_latency: LlmdSpread
 
 
-class Rate(msgspec.Struct, frozen=True):
+class LlmdRate(msgspec.Struct, frozen=True):
     """A rate over the whole run."""
 
     mean: float | None
     units: str
 
 
-class Aggregate(msgspec.Struct, frozen=True):
+class LlmdAggregate(msgspec.Struct, frozen=True):
     """The figures of one arm under llm-d's names."""
 
-    requests: Requests
-    latency: Latency
-    throughput: dict[str, Rate]
+    requests: LlmdRequests
+    latency: LlmdLatency
+    throughput: dict[str, LlmdRate]
 
 
 def llmd(manifest: Manifest, runs: list[Record], summary: Summary) -> list[dict[str, Any]]:
@@ -137,7 +137,7 @@ def llmd(manifest: Manifest, runs: list[Record], summary: Summary) -> list[dict[
     Raises:
         ValueError: the manifest lacks a field, or has the wrong type of value there.
     """
-    said = as_said(manifest, Said)
+    said = as_said(manifest, LlmdSaid)
     reports = []
     for arm, figures in summary.arms.items():
         its_runs = [run for run in runs if run.arm == arm]
@@ -158,7 +158,7 @@ def llmd(manifest: Manifest, runs: list[Record], summary: Summary) -> list[dict[
     return reports
 
 
-def _scenario(said: Said, arm: str) -> dict[str, Any]:
+def _scenario(said: LlmdSaid, arm: str) -> dict[str, Any]:
     """Return what was run, as llm-d describes it."""
     engine = {
         "standardized": {"kind": "inference_engine", "replicas": said.workers.get(arm)},
@@ -176,21 +176,23 @@ def _scenario(said: Said, arm: str) -> dict[str, Any]:
     return {"stack": [engine, router], "load": load}
 
 
-def _aggregate(figures: ArmSummary, runs: list[Record]) -> Aggregate:
+def _aggregate(figures: ArmSummary, runs: list[Record]) -> LlmdAggregate:
     isl, osl = (
         metrics.describe(np.concatenate([getattr(run.measured.requests, name) for run in runs]).astype(float))
         for name in ("isl", "osl")
     )
-    return Aggregate(
-        requests=Requests(figures.requests, figures.failed, Spread.of(isl, "count"), Spread.of(osl, "count")),
-        latency=Latency(
-            time_to_first_token=Spread.of(figures.ttft, "s"),
-            time_per_output_token=Spread.of(figures.tpot, "s/token"),
-            inter_token_latency=Spread.of(figures.itl, "s/token"),
-            request_latency=Spread.of(figures.e2e, "s"),
+    return LlmdAggregate(
+        requests=LlmdRequests(
+            figures.requests, figures.failed, LlmdSpread.of(isl, "count"), LlmdSpread.of(osl, "count")
+        ),
+        latency=LlmdLatency(
+            time_to_first_token=LlmdSpread.of(figures.ttft, "s"),
+            time_per_output_token=LlmdSpread.of(figures.tpot, "s/token"),
+            inter_token_latency=LlmdSpread.of(figures.itl, "s/token"),
+            request_latency=LlmdSpread.of(figures.e2e, "s"),
         ),
         throughput={
-            "request_rate": Rate(figures.throughput.requests_per_s, "queries/s"),
-            "output_token_rate": Rate(figures.throughput.output_tokens_per_s, "tokens/s"),
+            "request_rate": LlmdRate(figures.throughput.requests_per_s, "queries/s"),
+            "output_token_rate": LlmdRate(figures.throughput.output_tokens_per_s, "tokens/s"),
         },
     )

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType, structs
 
 from reports.figures import metrics
-from reports.figures.conditions import Condition, read
+from reports.figures.conditions import Condition, read_condition
 from reports.record.records import Floats, Record
 
 STATISTICS = ("mean", "p50", "p90", "p99")
@@ -81,7 +81,7 @@ class ArmFidelity(msgspec.Struct, frozen=True):
     """As in `Runs`."""
 
 
-class Best(msgspec.Struct, frozen=True):
+class BestArm(msgspec.Struct, frozen=True):
     """The arm with the lowest value of a figure."""
 
     real: str
@@ -94,7 +94,7 @@ class Fidelity(msgspec.Struct, frozen=True):
     """What experiment.json keeps of a comparison of real and simulated runs."""
 
     arms: dict[str, ArmFidelity]
-    best: dict[str, Best]
+    best: dict[str, BestArm]
     """The best arm by figure, for those of mean TTFT, TPOT and E2E that several arms have."""
 
 
@@ -104,7 +104,7 @@ def parse(text: str) -> Condition:
     Raises:
         ValueError: it is not a threshold.
     """
-    found, known = read(text), (*LATENCIES, *_SINGLE)
+    found, known = read_condition(text), (*LATENCIES, *_SINGLE)
     if (
         found is None
         or not found.is_above
@@ -175,7 +175,7 @@ def distances(real: Sequence[Record], simulated: Sequence[Record]) -> dict[str, 
     return found
 
 
-def _best(arms: dict[str, ArmFidelity]) -> dict[str, Best]:
+def _best(arms: dict[str, ArmFidelity]) -> dict[str, BestArm]:
     best = {}
     for name in ("ttft.mean", "tpot.mean", "e2e.mean"):
         rows = {arm: row for arm, found in arms.items() for row in found.deviations if row.name == name}
@@ -185,7 +185,7 @@ def _best(arms: dict[str, ArmFidelity]) -> dict[str, Best]:
         simulated = min(rows, key=lambda arm: rows[arm].simulated)
         others = [row for arm, row in rows.items() if arm != real]
         is_clear = all(_reaches(rows[real], 1) < _reaches(row, -1) for row in others)
-        best[name] = Best(real, simulated, is_clear)
+        best[name] = BestArm(real, simulated, is_clear)
     return best
 
 

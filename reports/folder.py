@@ -28,7 +28,7 @@ from reports.fidelity import Fidelity
 from reports.figures import fleet as fleet_figures
 from reports.figures import tiers
 from reports.figures.metrics import LABELS
-from reports.figures.slo import parse
+from reports.figures.slo import parse_slo
 from reports.record.fleet import FleetUse
 from reports.record.pools import KvOverTime, LinkUse, PoolUse, TierUse
 from reports.record.records import COLUMNS, MAX_S, Floats, Record, from_table, to_table
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 Part = TypeVar("Part")
 Manifest = dict[str, Any]
-"""What experiment.json holds; `Head` is the part that is read back."""
+"""What experiment.json holds; `ManifestHead` is the part that is read back."""
 SCHEMA = "dynabench.experiment/3"
 BEFORE = "dynabench.experiment/2"
 """An older schema that is read, too; it wrote -1 for unknown values."""
@@ -174,14 +174,14 @@ class RunFacts(msgspec.Struct):
     fleet: FleetUse | None = None
 
 
-class Sent(msgspec.Struct):
+class SentWorkload(msgspec.Struct):
     """What experiment.json must say of the workload."""
 
     name: str
     requests: int
 
 
-class Head(msgspec.Struct):
+class ManifestHead(msgspec.Struct):
     """What experiment.json must hold to be read back."""
 
     schema: str
@@ -189,7 +189,7 @@ class Head(msgspec.Struct):
     subtitle: str
     command: str
     limits: list[str]
-    workload: Sent
+    workload: SentWorkload
     runs: Annotated[list[RunFacts], Meta(min_length=1)]
     bound_s: Annotated[float, Meta(ge=0, le=MAX_S)] | None = None
     best_hit_shares: dict[str, dict[str, Annotated[float, Meta(ge=0, le=1)]]] = {}
@@ -219,9 +219,9 @@ def read(folder: Path) -> tuple[Manifest, list[Record]]:
         schema = experiment.get("schema") if isinstance(experiment, dict) else None
         if schema not in (SCHEMA, BEFORE):
             raise ReportError(f"{folder} was written by another version (schema {schema}, expected {SCHEMA})")
-        head = as_said(experiment, Head)
+        head = as_said(experiment, ManifestHead)
         for limit in head.limits:
-            parse(limit)
+            parse_slo(limit)
         table = _read_table(folder / "requests.parquet")
         requests = from_table(_of_before(table) if schema == BEFORE else table, len(head.runs))
         gaps = _read_gaps(folder / "gaps.npz", len(head.runs))

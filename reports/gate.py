@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from foundation.text import instead_of
-from reports.capacity.answer import Answer
-from reports.figures.conditions import METRICS, Condition, read
+from reports.capacity.answer import PlanAnswer
+from reports.figures.conditions import METRICS, Condition, read_condition
 from reports.figures.outcomes import percent
 from reports.summary import NOISE_FLOOR, ArmSummary, Summary
-from reports.sweep.best_point import failures, interval_between
-from reports.sweep.points import AnyPoint, Found, Impossible, Point, Sweep
+from reports.sweep.best_point import interval_between, point_failures
+from reports.sweep.points import AnyPoint, Impossible, Point, SearchResult, Sweep
 from reports.verdicts.failures import Failures
 from reports.verdicts.gates import GateResult, GateState
 
@@ -33,7 +33,7 @@ SINGLE: dict[str, Callable[[ArmSummary | Point], float | None]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class GateKind:
     """What the gates of a command can be on."""
 
     example: str
@@ -45,14 +45,14 @@ class Kind:
     """What limits latencies, if gates do not."""
 
 
-RUNS = Kind("'ttft.p99 > 2s', 'ttft.p90 > +5%', 'throughput < -3%' or 'failed > 0'", (*METRICS,), single=(*SINGLE,))
-POINTS = Kind(
+RUNS = GateKind("'ttft.p99 > 2s', 'ttft.p90 > +5%', 'throughput < -3%' or 'failed > 0'", (*METRICS,), single=(*SINGLE,))
+POINTS = GateKind(
     "'ttft.p99 > 2s', 'ttft.p90 > +5%', 'failed > 0' or, with --find, 'found < 2'",
     tuple(name for name in METRICS if name != "e2e_sent"),
     ("mean", "p50", "p90", "p99"),
     (*SINGLE, "found"),
 )
-PLANS = Kind(
+PLANS = GateKind(
     "'gpus > 16' or 'cost > 40'",
     single=("gpus", "cost"),
     compares=False,
@@ -60,13 +60,13 @@ PLANS = Kind(
 )
 
 
-def parse(text: str, of: Kind = RUNS) -> Condition:
+def parse_gate(text: str, of: GateKind = RUNS) -> Condition:
     """Parse a condition under which a command fails.
 
     Raises:
         ValueError: it is not such a condition.
     """
-    found = read(text)
+    found = read_condition(text)
     if found is None or found.sign == "<=":
         raise ValueError(f"fail_if {text!r} is not understood; expected something like {of.example}")
     metric, known = found.metric, (*of.latencies, *of.single)
@@ -79,7 +79,7 @@ def parse(text: str, of: Kind = RUNS) -> Condition:
     return found
 
 
-def _problem(gate: Condition, of: Kind) -> str:
+def _problem(gate: Condition, of: GateKind) -> str:
     """Say what is wrong with the statistic or the unit of a condition; nothing if they fit the metric."""
     if is_comparison(gate) and not of.compares:
         return "there is no baseline to compare with; expected a limit without a sign or %"
@@ -187,14 +187,14 @@ def of_sweep(sweep: Sweep, gates: Sequence[Condition], left_out: Sequence[str] =
     basis = Basis(
         num_arms=len(rows),
         has_limits=bool(sweep.limits),
-        finds=any(isinstance(row, Found) for row in sweep.points),
+        finds=any(isinstance(row, SearchResult) for row in sweep.points),
         left_out=left_out,
         is_complete=sweep.is_complete,
     )
     return _all_judged(gates, basis, judge)
 
 
-def of_plan(answer: Answer, gates: Sequence[Condition]) -> list[GateResult]:
+def of_plan(answer: PlanAnswer, gates: Sequence[Condition]) -> list[GateResult]:
     """Judge the layout that a plan recommends."""
     best = next((at for at in answer.loads[:1] if at.gpus is not None), None)
     values = {} if best is None else {"gpus": best.gpus, "cost": best.cost}
@@ -271,10 +271,10 @@ def _between(base: _Side, side: _Side, gate: Condition) -> _Change | None:
     return None if interval is None or at is None or value is None else _Change(at, value - at, *interval)
 
 
-def _of_row(row: AnyPoint | Found) -> _Side:
+def _of_row(row: AnyPoint | SearchResult) -> _Side:
     if isinstance(row, Impossible):
         return _Side(row.name, lambda _: None, f"impossible: {row.reason}")
-    if isinstance(row, Found):
+    if isinstance(row, SearchResult):
         point, found = row.point, row.met
         value = _of_point(point) if point is not None else lambda _: None
         return _Side(
@@ -282,7 +282,7 @@ def _of_row(row: AnyPoint | Found) -> _Side:
         )
     if not isinstance(row, Point):
         return _Side(row.name, lambda _: None)
-    return _Side(row.name, _of_point(row), point=row, is_stable=row.is_stable, failures=failures(row))
+    return _Side(row.name, _of_point(row), point=row, is_stable=row.is_stable, failures=point_failures(row))
 
 
 def _of_point(point: Point) -> Callable[[Condition], float | None]:

@@ -27,7 +27,7 @@ WIDEST = 22
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class KeyEntry:
     """How an arm is shown."""
 
     arm: str
@@ -50,7 +50,7 @@ class Entry:
         return PALETTE[self.swatch][1]
 
 
-Key = dict[str, Entry]
+Key = dict[str, KeyEntry]
 """Every arm by its full name, in order."""
 
 
@@ -62,7 +62,7 @@ def key_of(arms: Sequence[str]) -> Key:
         twin = arm.removesuffix(NOISE_FLOOR)
         place = places.get(twin, number)
         turn = place // len(PALETTE) + (twin != arm)
-        key[arm] = Entry(
+        key[arm] = KeyEntry(
             arm, name, number, place % len(PALETTE), DASHES[turn % len(DASHES)], MARKERS[number % len(MARKERS)]
         )
     return key

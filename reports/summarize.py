@@ -13,7 +13,7 @@ from reports.figures import insight, metrics, slo, sufficiency, tiers
 from reports.figures.conditions import METRICS, Condition
 from reports.figures.metrics import Goodput, Intervals
 from reports.figures.outcomes import of_run
-from reports.figures.split import split
+from reports.figures.split import split_ttft
 from reports.figures.stability import stability
 from reports.figures.statistics import (
     Blocks,
@@ -49,7 +49,7 @@ def summary_of(manifest: dict[str, Any], runs: list[Record]) -> Summary:
     """Summarize the runs of a results folder, with what its manifest says of them."""
     return summarize(
         runs,
-        [slo.parse(text) for text in manifest["limits"]],
+        [slo.parse_slo(text) for text in manifest["limits"]],
         manifest.get("bound_s"),
         manifest.get("best_hit_shares"),
         smallest=manifest.get("smallest_difference", SMALLEST),
@@ -220,7 +220,7 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
         client={name: _mean([run.facts.get(name) for run in repeats]) for name in repeats[0].facts},
         ends=_counts([run.requests.finish_reason for run in repeats]) or UNSET,
         affinity_breaks=_mean([insight.affinity_breaks(run) for run in repeats]),
-        split=split(repeats) or UNSET,
+        split=split_ttft(repeats) or UNSET,
         pools=averaged([run.pools for run in repeats]) or UNSET,
         links=averaged([run.links for run in repeats]) or UNSET,
         tiers=averaged([run.tiers for run in repeats]) or UNSET,
@@ -239,10 +239,10 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
 
 def _goodput(repeats: list[Record], limits: list[Condition]) -> Goodput:
     """Return the goodput within all limits, and the attainment of the per-request limits, if there are any."""
-    found = _averaged([metrics.goodput(run, slo.good(run, limits)) for run in repeats])
+    found = _averaged([metrics.goodput(run, slo.good_requests(run, limits)) for run in repeats])
     own = [limit for limit in limits if limit.statistic is None]
     if own and len(own) < len(limits):
-        attained = _averaged([metrics.goodput(run, slo.good(run, own)) for run in repeats])
+        attained = _averaged([metrics.goodput(run, slo.good_requests(run, own)) for run in repeats])
         found = structs.replace(found, attainment=attained.attainment)
     return found
 
@@ -295,7 +295,7 @@ def _out_of_limits(repeats: list[Record], limits: list[Condition], size: int) ->
     """Return whether each request was out of the limits, averaged over the repeats."""
     table = np.full((len(repeats), size), np.nan)
     for place, run in enumerate(repeats):
-        table[place, run.requests.request] = ~slo.good(run, limits)
+        table[place, run.requests.request] = ~slo.good_requests(run, limits)
     averages: Floats = table.mean(axis=0)
     return averages
 

@@ -11,7 +11,7 @@ from reports.figures.fleet import FleetFigures
 from reports.figures.insight import Imbalance, Waterfall
 from reports.figures.metrics import Cache, Goodput, Statistics, Throughput
 from reports.figures.outcomes import Outcome
-from reports.figures.slo import parse
+from reports.figures.slo import parse_slo
 from reports.figures.split import Split
 from reports.figures.stability import Stability
 from reports.figures.statistics import PairedDifference
@@ -118,7 +118,7 @@ class Bound(msgspec.Struct, frozen=True):
     """The share of the highest possible hit share, with all its memory, that each arm reached."""
 
 
-class Step(msgspec.Struct, frozen=True):
+class RankingStep(msgspec.Struct, frozen=True):
     """Which arms are best in one metric, among those that are still compared."""
 
     metric: str
@@ -140,13 +140,13 @@ class Ranking(msgspec.Struct, frozen=True):
     compared: list[str]
     set_aside: dict[str, str]
     """Arms that cannot be best, and why: they failed more requests, could not keep up, or missed a limit."""
-    steps: list[Step]
+    steps: list[RankingStep]
     """In order of the metrics; the last has one arm left, or is the last metric."""
     winner: str | None
     """The best arm; None if several tie in every metric."""
     ties: list[str]
     """The winner, or the arms that no metric separates."""
-    tpot: Step | None = None
+    tpot: RankingStep | None = None
     """The time per output token of all arms that are compared, whatever the first metric says."""
     elsewhere: dict[str, str] = {}
     """Of the best arms, those whose mode other routers have, and its names and flags there; else each router's best."""
@@ -176,7 +176,7 @@ class Summary(msgspec.Struct, frozen=True):
     @property
     def conditions(self) -> list[Condition]:
         """The limits."""
-        return list(map(parse, self.limits))
+        return list(map(parse_slo, self.limits))
 
     @property
     def shows_ttst(self) -> bool:

@@ -31,7 +31,7 @@ def gamma(rng: random.Random, burstiness: float) -> Iterator[float]:
 ARRIVALS: dict[str, Gaps] = {"constant": constant, "poisson": poisson, "gamma": gamma}
 
 
-def times(
+def arrival_times(
     rng: random.Random,
     *,
     process: Process,

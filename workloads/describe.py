@@ -41,7 +41,7 @@ class Description:
     distinct_first_blocks: int | None
 
 
-def describe(workload: Workload) -> Description:
+def describe_workload(workload: Workload) -> Description:
     """Measure a workload."""
     arrivals = np.array([request.arrival_s for request in workload])
     isl = np.array([request.input_length for request in workload])

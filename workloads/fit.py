@@ -46,7 +46,7 @@ class Spec(msgspec.Struct):
     """Whether it is known what the trace's prompts share; if not, generated prompts share nothing, and their sharing is unknown, too."""
 
 
-def fit(workload: Workload) -> Spec:
+def fit_workload(workload: Workload) -> Spec:
     """Measure a workload.
 
     Raises:
@@ -89,7 +89,7 @@ def fit(workload: Workload) -> Spec:
     )
 
 
-def make(spec: Spec, *, requests: int | None = None, seed: int = 0) -> list[Request]:
+def make_workload(spec: Spec, *, requests: int | None = None, seed: int = 0) -> list[Request]:
     """Generate a workload with the spec's distributions; the same seed gives the same workload."""
     rng, endings = random.Random(f"fit {seed}"), random.Random(f"fit ends {seed}")
     levels, shares = zip(*spec.priorities, strict=True) if spec.priorities else ((0,), (1.0,))

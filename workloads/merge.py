@@ -8,7 +8,7 @@ from workloads.blocks import chained, reblocked
 from workloads.request import Request, Workload
 
 
-def merge(workloads: Sequence[Workload], *, is_shared: bool = False) -> Workload:
+def merge_workloads(workloads: Sequence[Workload], *, is_shared: bool = False) -> Workload:
     """Overlay workloads in time, in the smallest of their block sizes.
 
     Args:

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from foundation.settings import Count, NotNegative, Positive, check
+from foundation.settings import Count, NotNegative, Positive, check_settings
 from workloads.request import Workload
 
 
@@ -37,7 +37,7 @@ class LoadConfig:
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
-        check(self)
+        check_settings(self)
         given = [name for name in ("concurrency", "max_concurrency", "session_concurrency") if getattr(self, name)]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} cannot be combined")

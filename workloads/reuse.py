@@ -20,7 +20,7 @@ Tokens = npt.NDArray[np.int64]
 """Tokens of each request, shape (requests,)."""
 
 
-class Link(NamedTuple):
+class ReuseLink(NamedTuple):
     """Blocks that one request has, and that a later one is the next to have."""
 
     begin: int
@@ -35,7 +35,7 @@ class Reuse:
     block_size: int
     num_blocks: list[int]
     """Full blocks of each prompt."""
-    links: list[Link]
+    links: list[ReuseLink]
 
     def endless_hits(self) -> Tokens:
         """Count the prompt tokens that one unlimited cache would have held, in order of arrival."""
@@ -106,7 +106,7 @@ def reuse_of(workload: Workload, block_size: int | None = None) -> Reuse:
     latest: dict[int, int] = {}  # id -> the last request that has it
     partial: dict[int, int] = {}  # id -> its blocks that any prompt has filled, if none has filled all
     counts: list[int] = []
-    links: list[Link] = []
+    links: list[ReuseLink] = []
     for number, request in enumerate(workload):
         count = request.input_length // size
         ids = request.hash_ids[join - 1 :: join][: -(-count // split)]
@@ -121,7 +121,7 @@ def reuse_of(workload: Workload, block_size: int | None = None) -> Reuse:
             stop = min(place * split, count)
             if place == len(ids) or ids[place] not in latest:
                 stop = min(stop, (place - 1) * split + partial.get(ids[place - 1], split))
-            links.append(Link(begin, number, stop - start))
+            links.append(ReuseLink(begin, number, stop - start))
         _fill(partial, ids, place, count - (len(ids) - 1) * split, split)
         latest.update(dict.fromkeys(ids, number))
     return Reuse(size, counts, links)

@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from foundation.settings import Count, NotNegative, Positive, check
-from workloads.arrivals import Process, Profile, times
+from foundation.settings import Count, NotNegative, Positive, check_settings
+from workloads.arrivals import Process, Profile, arrival_times
 from workloads.request import Ends, Request, Workload, WorkloadError, select
 from workloads.row import check_span
 from workloads.thin import thin
@@ -75,7 +75,7 @@ class ShapeConfig:
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
-        check(self)
+        check_settings(self)
         if self.arrival is None and (self.rate is not None or self.rate_profile != "flat"):
             raise ValueError("rate and rate_profile apply to new arrival times; choose a process with --arrival")
         if self.arrival is not None and self.rate_scale != 1:
@@ -172,7 +172,7 @@ def _arrive_again(requests: list[Request], config: ShapeConfig, seed: int) -> tu
     rate = config.rate or ((len(roots) - 1) / span if span > 0 else 0.0)
     if not rate:
         raise WorkloadError("the workload has no arrival times from which to take a rate; use --rate")
-    new = times(
+    new = arrival_times(
         random.Random(f"arrivals {seed}"),
         process=config.arrival or "poisson",
         rate=rate,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from foundation.settings import Count, NotNegative, Positive, Whole, check
+from foundation.settings import Count, NotNegative, Positive, Whole, check_settings
 from workloads.arrivals import ARRIVALS
 from workloads.request import Request
 from workloads.row import check_span
@@ -76,7 +76,7 @@ class SynthConfig:
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
-        check(self)
+        check_settings(self)
         if self.prefix_blocks * self.block_size >= self.max_isl:
             raise ValueError(
                 f"a prefix of {self.prefix_blocks} blocks of {self.block_size} tokens leaves no room below max_isl {self.max_isl}"

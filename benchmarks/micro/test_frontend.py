@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from serving.frontend.api.kinds import KINDS, KindName, parse
+from serving.frontend.api.kinds import KINDS, KindName, parse_request
 from serving.frontend.api.sse import ChoiceFormat, CompletionFormat
-from serving.frontend.generation.text import Text
+from serving.frontend.generation.text import ChoiceText
 from serving.model.tokenizer import ByteTokenizer
 
 TEXT = "The quick brown fox jumps over the lazy dog, and then the dog wakes. "
@@ -25,7 +25,7 @@ BODIES: dict[str, tuple[KindName, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", BODIES)
 def test_a_request_is_parsed(benchmark: BenchmarkFixture, name: str) -> None:
     kind, fields = BODIES[name]
-    benchmark(parse, json.dumps({"model": "mock", **fields}).encode(), KINDS[kind].type)
+    benchmark(parse_request, json.dumps({"model": "mock", **fields}).encode(), KINDS[kind].type)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 64])
@@ -37,11 +37,11 @@ def test_the_events_of_a_frame_are_written(benchmark: BenchmarkFixture, kind: st
 
 @pytest.mark.parametrize("stops", [None, ["never", "in this text"]], ids=["no-stops", "two-stops"])
 def test_64_tokens_become_text(benchmark: BenchmarkFixture, stops: list[str] | None) -> None:
-    text = Text(ByteTokenizer().detokenizer(), stops=stops)
+    text = ChoiceText(ByteTokenizer().detokenizer(), stops=stops)
     benchmark(text.push, list(TEXT.encode()[:64]))
 
 
 def test_64_tokens_become_text_beyond_ascii(benchmark: BenchmarkFixture) -> None:
     """Each character has three bytes, so tokens wait for each other."""
-    text = Text(ByteTokenizer().detokenizer())
+    text = ChoiceText(ByteTokenizer().detokenizer())
     benchmark(text.push, list("日本語".encode() * 8)[:63])

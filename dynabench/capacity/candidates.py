@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dynabench.arm import Arm, Settings
 from dynabench.capacity.settings import PlanConfig
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import refuse_idle_settings
 from dynabench.deployment.flags import SPLIT, PoolConfig, RoleConfig, simulated_pools
 from dynabench.experiment.arms import layout_name
-from dynabench.experiment.axes import change, read_axis, setting_of
+from dynabench.experiment.axes import change_setting, read_axis, setting_of
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.plan import Arm, Settings
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from workloads.shape import ShapeConfig
@@ -59,7 +59,7 @@ class Candidate:
     def arm(self, workers: int, *, load: float = 1.0, changes: Mapping[str, Any] | None = None) -> Arm:
         """Return it with this many workers, at a multiple of the load, optionally with other settings."""
         more = {self.number: workers, **(changes or {})}
-        settings = change(self.settings, more)
+        settings = change_setting(self.settings, more)
         if load != 1:
             settings = heavier(settings, load)
         said = {**self.changes, **more} | ({"load": load} if load != 1 else {})
@@ -176,6 +176,6 @@ def _apart(deployment: Deployment, engine: EngineConfig, timing: TimingConfig) -
 
 
 def _candidate(changes: Mapping[str, Any], base: Settings) -> Candidate:
-    settings = change(base, changes)
+    settings = change_setting(base, changes)
     number = "decode_workers" if settings.deployment.is_disaggregated else "workers"
     return Candidate(changes, settings, number)

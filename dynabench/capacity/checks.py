@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
+from dynabench.arm import Settings
 from dynabench.capacity.candidates import has_one_size
 from dynabench.capacity.settings import PlanConfig
 from dynabench.experiment.axes import setting_of
 from dynabench.experiment.limits import check_values, num_values
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import Source
-from dynabench.plan import Settings
 from foundation.errors import UserError
 from mocker.timing.catalog import find_gpu
 from mocker.timing.config import TimingConfig
@@ -18,7 +18,7 @@ from workloads import Workload
 from workloads.pacing import LoadConfig
 
 
-def check(config: PlanConfig, experiment: ExperimentConfig, settings: Settings, source: Source) -> None:
+def check_plan(config: PlanConfig, experiment: ExperimentConfig, settings: Settings, source: Source) -> None:
     """Refuse what no layout can have, and limits that nothing can be shown to meet.
 
     Raises:

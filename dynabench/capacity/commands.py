@@ -15,7 +15,7 @@ from mocker.tiers.config import GIB, OffloadConfig, whole_pages
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from serving.engines.vllm.tiers import beside
-from serving.router.elsewhere import elsewhere
+from serving.router.elsewhere import name_elsewhere
 
 VLLM = {"num_gpu_blocks": "num_gpu_blocks_override", "dp_size": "data_parallel_size"}
 """Engine settings that have another name in vLLM."""
@@ -152,8 +152,8 @@ def _note(pool: Pool) -> str:
 
 def _where(deployment: Deployment, mode: str) -> str:
     """Return a mode's name elsewhere, with the settings that it has there."""
-    if found := elsewhere(mode, deployment.router):
+    if found := name_elsewhere(mode, deployment.router):
         return found
     base, additions = base_and_additions(mode)
-    found = elsewhere(base, deployment.router) if additions else None
+    found = name_elsewhere(base, deployment.router) if additions else None
     return f"dynabench only; without +{'+'.join(additions)} {found}" if found else "dynabench only"

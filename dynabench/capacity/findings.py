@@ -4,15 +4,15 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from dynabench.arm import Arm, Settings
 from dynabench.capacity.candidates import Candidate, candidates_of, load_told, named
 from dynabench.capacity.floors import Floor
 from dynabench.capacity.search import Layout, Question, Search
 from dynabench.capacity.settings import PlanConfig
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.plan import Arm, Settings
 from foundation.text import listed
 from reports.capacity.answer import Ranked
-from reports.figures.outcomes import Outcome, binding, told
+from reports.figures.outcomes import Outcome, binding, outcomes_in_words
 from reports.sweep.points import AnyPoint, Point
 
 
@@ -182,7 +182,7 @@ class Findings:
             return self._without(is_complete=is_complete)
         point = self.known(best)
         assert point is not None
-        text = f"{self.named(best, self.load)}: {told(point.outcomes)}."
+        text = f"{self.named(best, self.load)}: {outcomes_in_words(point.outcomes)}."
         if self.config.price:
             text += f" It costs {self.search.layouts[best.layout].cost(best.workers):,.4g}."
         text += self._tied(best) + self._why_not_less() + self._why_not_as_dear(best)
@@ -217,7 +217,7 @@ class Findings:
         point = self.known(question)
         assert point is not None
         cost = self._cost_told(self.search.layouts[question.layout].cost(question.workers))
-        return f"The cheapest one tried that certainly meets the limits is {self.named(question, self.load)}{cost}: {told(point.outcomes)}."
+        return f"The cheapest one tried that certainly meets the limits is {self.named(question, self.load)}{cost}: {outcomes_in_words(point.outcomes)}."
 
     def _tied(self, best: Question) -> str:
         """Name what was as good as the best in everything that it was chosen by."""
@@ -275,7 +275,7 @@ class Findings:
         nearest = max(tried, key=lambda one: (layouts[one.layout].cost(one.workers), self._margin(one, self.load)))
         point = self.known(nearest)
         assert point is not None
-        return f" The nearest cheaper one is {self.named(nearest, self.load)}: {told(missed(point.outcomes))}."
+        return f" The nearest cheaper one is {self.named(nearest, self.load)}: {outcomes_in_words(missed(point.outcomes))}."
 
     def other_kinds(self) -> Iterator[str]:
         """Yield what is known about the best of each kind of layout to which the overall best does not belong."""
@@ -320,7 +320,7 @@ class Findings:
         if tried := self.nearest():
             point = self.known(tried[0])
             assert point is not None
-            came = f"{self.named(tried[0], self.load)}: {told(missed(point.outcomes))}"
+            came = f"{self.named(tried[0], self.load)}: {outcomes_in_words(missed(point.outcomes))}"
             others = "".join(
                 f" Nor do the {count} nearest layouts with {mode}."
                 if count > 1

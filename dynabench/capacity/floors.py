@@ -15,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dynabench.capacity.work import Work, prices_of
+from dynabench.arm import Settings
+from dynabench.capacity.work import LeastWork, prices_of
 from dynabench.deployment.engines import answered, check_fits, engines_of, max_model_len_of
 from dynabench.deployment.prefill import prefill_s
 from dynabench.experiment.refused import missed_by_refusals
 from dynabench.experiment.source import Source
-from dynabench.plan import Settings
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import chunk
 from reports.figures.conditions import Condition
@@ -185,7 +185,7 @@ def _alone_s(engine: SimulatedEngine, num_tokens: int) -> float:
     sizes = [*sorted(round(knot) for knot in engine.timing.knots.tokens if 1 <= knot < budget), budget]
     seconds = [engine.timing.mixed(chunk(size), 0, 0) for size in sizes]
     if seconds != sorted(seconds):
-        return prices_of(engine, 1).least_s(Work(num_tokens, 0, 0))
+        return prices_of(engine, 1).least_s(LeastWork(num_tokens, 0, 0))
     return prefill_s(engine, num_tokens, 0)
 
 
@@ -211,7 +211,7 @@ def _prefill_beyond(dues: Iterable[Due], sizes: Sizes, engines: Sequence[Simulat
     """Say that the prefill workers of a layout are too few, if they are."""
     prices, new = prices_of(engines[0], 1), np.sort(sizes.new)
     for due in dues:
-        least_s = SAFETY * prices.least_s(Work(int(new[: len(new) - due.num_late].sum()), 0, 0))
+        least_s = SAFETY * prices.least_s(LeastWork(int(new[: len(new) - due.num_late].sum()), 0, 0))
         busy = least_s / (sizes.duration_s + due.allowed_s) / engines[0].config.dp_size
         if busy > len(engines):
             return f"its prompts alone keep {busy:.3g} prefill workers busy"
@@ -235,14 +235,14 @@ def _workers(dues: Iterable[Due], sizes: Sizes, engine: SimulatedEngine, *, is_a
         running = workers * config.dp_size * (config.max_num_active_seqs or config.max_num_seqs)
         left = due.num_late + (0 if due.is_answer else running if is_in_order else count)
         left = min(left, count)
-        return SAFETY * prices.least_s(Work(prompts[count - due.num_late - 1], answers[left], kv[left]))
+        return SAFETY * prices.least_s(LeastWork(prompts[count - due.num_late - 1], answers[left], kv[left]))
 
     needed = 1
     for due in dues:
         rank_s = config.dp_size * (sizes.duration_s + due.allowed_s)
         while needed < MANY and least_s(due, needed) > needed * rank_s:
             needed += 1
-    whole_s = SAFETY * prices.least_s(Work(prompts[-1], answers[0], kv[0]))
+    whole_s = SAFETY * prices.least_s(LeastWork(prompts[-1], answers[0], kv[0]))
     return needed, math.ceil(whole_s / sizes.duration_s) if sizes.duration_s else 1
 
 

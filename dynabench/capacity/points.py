@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from dynabench.arm import Arm
 from dynabench.capacity.settings import PlanConfig
 from dynabench.capacity.sureness import sureness_of
 from dynabench.capacity.trial import attempt
@@ -12,7 +13,6 @@ from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import Source
 from dynabench.experiment.store import PointStore, key_of
 from dynabench.interrupt import Interrupt, InterruptError
-from dynabench.plan import Arm
 from reports.capacity.answer import Sureness
 from reports.sweep.points import AnyPoint
 

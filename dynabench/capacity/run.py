@@ -8,8 +8,9 @@ from typing import Any
 
 import yaml
 
+from dynabench.arm import Arm, Settings
 from dynabench.capacity.candidates import has_one_size, reached
-from dynabench.capacity.checks import check
+from dynabench.capacity.checks import check_plan
 from dynabench.capacity.commands import deploy_commands
 from dynabench.capacity.findings import Findings
 from dynabench.capacity.floors import Floor, floor_of
@@ -25,13 +26,12 @@ from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import Source, source_of
 from dynabench.experiment.store import PointStore, identity_of
 from dynabench.interrupt import Interrupt, InterruptError, noted
-from dynabench.plan import Arm, Settings
 from dynabench.progress import Display
 from dynabench.terminal import Terminal
 from foundation.files import replace_text
 from reports.capacity import answer as capacity
 from reports.capacity import report as plan_report
-from reports.capacity.answer import SCHEMA, Alternative, Answer, AtLoad, Held, Sureness
+from reports.capacity.answer import SCHEMA, Alternative, AtLoad, Held, PlanAnswer, Sureness
 from reports.figures.metrics import Goodput
 from reports.figures.outcomes import of_requests
 from reports.sweep.points import AnyPoint, Point
@@ -54,8 +54,8 @@ def run_plan(
     settings: Settings,
     *,
     console: Terminal,
-    show: Callable[[Path, Answer], None],
-) -> tuple[Path, Answer]:
+    show: Callable[[Path, PlanAnswer], None],
+) -> tuple[Path, PlanAnswer]:
     """Search for the cheapest layout that meets the limits; resume a folder that has the same plan.
 
     The answer is saved and shown before the report is drawn, so that nothing which goes wrong there loses it.
@@ -68,7 +68,7 @@ def run_plan(
     # Before the workload is read, so that one that changes meanwhile is noticed.
     identity = identity_of(files, experiment, settings, config.identity)
     source = source_of(files, experiment)
-    check(config, experiment, settings, source)
+    check_plan(config, experiment, settings, source)
     out = experiment.out or Path("results") / f"plan-{identity.key}"
     store = PointStore(out, identity, "plan")
     with Interrupt() as interrupt:
@@ -301,7 +301,7 @@ class _Planner:
         gpus, cost = layout.gpus(found.workers), layout.cost(found.workers)
         return AtLoad(load, layout.name, gpus, found.workers, list(point.outcomes), prefill, cost, label)
 
-    def answer(self) -> Answer:
+    def answer(self) -> PlanAnswer:
         """Return what is known."""
         best, load = self._found.best, self._found.load
         workload = self._source(self._settings.shape)
@@ -312,7 +312,7 @@ class _Planner:
         layouts = self._found.ranked()
         verdict = self._found.verdict(is_complete=self.is_complete)
         verdict += f" {self._held}" * (self._held is not None) + capacity.doubt(self._sureness, self._held)
-        return Answer(
+        return PlanAnswer(
             schema=SCHEMA,
             title=manifest["title"].partition(":")[0],
             subtitle=f"{self._settings.load.of(workload)}; {manifest['step_times'] or ''}",

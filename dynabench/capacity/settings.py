@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dynabench.experiment.settings import ATTAINMENT, Attainment
-from foundation.settings import Count, check
+from foundation.settings import Count, check_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class PlanConfig:
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
-        check(self)
+        check_settings(self)
         _ = self.prices, self.multiples
 
     @property

@@ -6,15 +6,15 @@ from dataclasses import replace
 import numpy as np
 from msgspec import structs
 
-from dynabench.experiment.model_error import ModelError, model_error
+from dynabench.arm import Arm, Run
+from dynabench.experiment.model_error import MeasuredError, model_error
 from dynabench.experiment.source import Source
-from dynabench.plan import Arm, Plan
-from dynabench.virtual.run import run as simulate
+from dynabench.virtual.run import simulate
 from reports.capacity.answer import Sureness
 from reports.figures.conditions import METRICS, Condition
 from reports.figures.metrics import LEAST_SAMPLES, goodput, per_request
-from reports.figures.outcomes import SHARES, of_requests, of_run, percent, plain
-from reports.figures.slo import good
+from reports.figures.outcomes import SHARES, format_ms, of_requests, of_run, percent
+from reports.figures.slo import good_requests
 from reports.figures.statistics import Blocks, blocks_of, gaps_interval, mean_interval, quantile_interval
 from reports.record.records import Floats, Record
 from reports.summarize import summarize
@@ -25,7 +25,7 @@ UNKNOWN = "; the model's error is not known for this case."
 
 def sureness_of(arm: Arm, source: Source, seed: int, limits: Sequence[Condition], attainment: float) -> list[Sureness]:
     """Return the certainty that each limit is met: the workload is only a sample, and a simulation is only a model."""
-    return sureness_in(simulate(Plan(arm, seed=seed), source(arm.settings.shape)), arm, limits, attainment)
+    return sureness_in(simulate(Run(arm, seed=seed), source(arm.settings.shape)), arm, limits, attainment)
 
 
 def sureness_in(record: Record, arm: Arm, limits: Sequence[Condition], attainment: float) -> list[Sureness]:
@@ -50,18 +50,18 @@ def sureness_in(record: Record, arm: Arm, limits: Sequence[Condition], attainmen
 
 
 def _sure_of_requests(
-    record: Record, blocks: Blocks, limits: Sequence[Condition], attainment: float, known: ModelError | None
+    record: Record, blocks: Blocks, limits: Sequence[Condition], attainment: float, known: MeasuredError | None
 ) -> list[Sureness]:
     """Return the certainty that enough requests are within the per-request limits; nothing if there are none."""
     each = [limit for limit in limits if limit.statistic is None]
-    is_good = good(record, each)
+    is_good = good_requests(record, each)
     outcome = of_requests(list(limits), goodput(record, is_good), attainment)
     if outcome is None or outcome.value is None:
         return []
     text, error, is_within_error = f"{outcome.limit} is {outcome}", None, False
     if known is not None:
         error = max(_error(limit, known)[0] for limit in each)
-        share = float(good(record, [_stricter(limit, known) for limit in each]).mean())
+        share = float(good_requests(record, [_stricter(limit, known) for limit in each]).mean())
         is_within_error = share < attainment <= outcome.value
         text += f"; if every time were longer by the mean error for {known}, it would be {share:.2%}"
     sure = Sureness(
@@ -87,12 +87,12 @@ def _sure_of_requests(
     return [structs.replace(sure, low=low, high=high, text=text, is_open=low < attainment <= high)]
 
 
-def _stricter(limit: Condition, known: ModelError) -> Condition:
+def _stricter(limit: Condition, known: MeasuredError) -> Condition:
     """Return a limit that a time within it still meets if it is longer by the model's error."""
     return replace(limit, number=limit.number / (1 + _error(limit, known)[0]))
 
 
-def _error(limit: Condition, known: ModelError) -> tuple[float, str]:
+def _error(limit: Condition, known: MeasuredError) -> tuple[float, str]:
     """Return the model's error for the limited metric, and the metric that it is the error of."""
     return (known.ttft, "TTFT") if limit.metric in ("ttft", "ttst") else (known.tpot, "TPOT")
 
@@ -123,7 +123,7 @@ def _gaps_interval(limit: Condition, record: Record, blocks: Blocks) -> tuple[fl
 
 
 def _sureness(
-    limit: Condition, value: float, interval: tuple[float, float] | str, known: ModelError | None
+    limit: Condition, value: float, interval: tuple[float, float] | str, known: MeasuredError | None
 ) -> Sureness:
     """Say how far a value is from its limit, and how much that means."""
     margin = 1 - value / limit.value
@@ -142,8 +142,8 @@ def _sureness(
     else:
         low, high = interval
         lies = "is within" if high <= limit.value else "is beyond" if low > limit.value else "includes"
-        to = f"{plain(high)} ms" if np.isfinite(high) else "infinite, because requests failed"
-        text += f"; the sample's 95% interval, {plain(low)} to {to}, {lies} the limit"
+        to = f"{format_ms(high)} ms" if np.isfinite(high) else "infinite, because requests failed"
+        text += f"; the sample's 95% interval, {format_ms(low)} to {to}, {lies} the limit"
         is_open = low <= limit.value < high
     text += "." if known is not None else UNKNOWN
     return Sureness(str(limit), value, low, high, error, str(known or ""), text, is_open, is_within_error)

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from dynabench.arm import Arm, Run
 from dynabench.capacity.sureness import sureness_in
 from dynabench.experiment.points import point_of, simulate_runs, simulated_whole
 from dynabench.experiment.source import Source
 from dynabench.interrupt import Flag
-from dynabench.plan import Arm, Plan
 from reports.capacity.answer import Sureness
 from reports.figures.conditions import METRICS, Condition
 from reports.figures.metrics import TokenGaps, per_request
@@ -48,7 +48,7 @@ def attempt(
     if part is not None:
         cut = Arm(arm.name, replace(arm.settings, shape=part), arm.changes)
         try:
-            record = simulated_whole(Plan(cut, seed=seed), source(part), flag)
+            record = simulated_whole(Run(cut, seed=seed), source(part), flag)
         except ValueError:
             record = None  # `simulate_runs` says why
         if record is not None:

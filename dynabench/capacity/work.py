@@ -26,7 +26,7 @@ A time that is constant up to a size between two such and proportional beyond is
 """
 
 
-class Work(NamedTuple):
+class LeastWork(NamedTuple):
     """What is computed."""
 
     prompt_tokens: float
@@ -42,7 +42,7 @@ class Prices(NamedTuple):
     answer: Floats
     kv: Floats
 
-    def least_s(self, work: Work) -> float:
+    def least_s(self, work: LeastWork) -> float:
         """Return the least time of a rank for some work."""
         return float((self.prompt * work.prompt_tokens + self.answer * work.answer_tokens + self.kv * work.kv_tokens).max())  # fmt: skip
 

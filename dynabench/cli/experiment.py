@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
+from dynabench.arm import ClientConfig, Settings
 from dynabench.cli.flags import LiveFlags, VirtualFlags
 from dynabench.cli.gates import Gate, GateConfig, SweepGate, SweepGateConfig
 from dynabench.cli.groups import (
@@ -23,7 +24,6 @@ from dynabench.cli.groups import (
 from dynabench.deployment.description import Deployment
 from dynabench.experiment.axes import setting_of
 from dynabench.experiment.settings import ExperimentConfig, SweepConfig
-from dynabench.plan import ClientConfig, Settings
 from foundation.errors import UserError
 from foundation.exit_codes import INTERRUPTED
 from serving.cli.command_line import flat

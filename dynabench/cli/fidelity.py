@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from dynabench.arm import ClientConfig, Settings
 from dynabench.cli.groups import (
     Client,
     Engine,
@@ -23,7 +24,6 @@ from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterCon
 from dynabench.deployment.overhead import OverheadConfig
 from dynabench.fidelity.settings import CalibrateConfig, ValidateConfig, ValidateExperimentConfig, ValidatePoolConfig
 from dynabench.live.settings import SelftestConfig
-from dynabench.plan import ClientConfig, Settings
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.text import printable
@@ -69,9 +69,9 @@ def calibrate(
         model: Folder or Hugging Face id.
         config: How to measure.
     """
-    from dynabench.fidelity.calibrate import calibrate, described
+    from dynabench.fidelity.calibrate import described, run_calibration
 
-    for line in described(calibrate(model, config, Terminal()), config.out):
+    for line in described(run_calibration(model, config, Terminal()), config.out):
         print(line)
 
 
@@ -112,7 +112,7 @@ def validate(
         overhead: Delays between a client and the simulated engines.
     """
     from dynabench.fidelity.recordings import is_recording
-    from dynabench.fidelity.validate import validate as hold
+    from dynabench.fidelity.validate import run_validation as hold
 
     console = Terminal()
     if config.real is not None and is_recording(config.real):

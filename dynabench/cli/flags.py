@@ -27,7 +27,7 @@ from dynabench.cli.groups import (
     Transfers,
 )
 from dynabench.deployment.description import Deployment
-from dynabench.deployment.file import read
+from dynabench.deployment.file import read_deployment
 from dynabench.deployment.flags import (
     LivePoolConfig,
     MeasuredFrontendConfig,
@@ -72,7 +72,7 @@ class Flags(ABC):
         """
         if file is not None:
             self._refuse_beside(file)
-            return read(file, is_measured=self.is_measured)
+            return read_deployment(file, is_measured=self.is_measured)
         described = self.described(varied)
         refuse_without_roles(described)
         return described

@@ -10,13 +10,13 @@ from dynabench.experiment.manifest import now
 from dynabench.terminal import Terminal
 from foundation.exit_codes import DONE, NOT_GOOD
 from foundation.files import replace_text
-from foundation.settings import check
+from foundation.settings import check_settings
 from reports import junit
-from reports.capacity.answer import Answer
+from reports.capacity.answer import PlanAnswer
 from reports.figures.conditions import Condition
-from reports.gate import PLANS, POINTS, RUNS, Kind, parse
+from reports.gate import PLANS, POINTS, RUNS, GateKind, parse_gate
 from reports.summary import Summary
-from reports.sweep.points import Found, Impossible, Point, Sweep
+from reports.sweep.points import Impossible, Point, SearchResult, Sweep
 from reports.verdicts.gates import GateResult, GateState
 from serving.cli.command_line import flat
 
@@ -25,7 +25,7 @@ from serving.cli.command_line import flat
 class GateConfig:
     """When to exit with 1."""
 
-    of: ClassVar[Kind] = RUNS
+    of: ClassVar[GateKind] = RUNS
 
     fail_if: tuple[str, ...] = ()
     """Exit with 1 if an arm is beyond a limit, such as 'ttft.p99 > 2s', 'attainment < 95%' or 'failed > 0', or worse than
@@ -37,7 +37,7 @@ class GateConfig:
 
     def __post_init__(self) -> None:
         """Remove an older JUnit file, and refuse what could not be judged or written, before anything is run."""
-        check(self)
+        check_settings(self)
         if self.junit is not None:
             _check_writable(self.junit)
             # Whatever refuses or ends the command from here on, CI does not read the results of an earlier one. So that
@@ -45,20 +45,20 @@ class GateConfig:
             self.junit.unlink(missing_ok=True)
         _ = self.gates()
 
-    def gates(self, of: Kind | None = None) -> list[Condition]:
+    def gates(self, of: GateKind | None = None) -> list[Condition]:
         """Return the conditions.
 
         Raises:
             ValueError: one is not understood.
         """
-        return [parse(text, of or self.of) for text in self.fail_if]
+        return [parse_gate(text, of or self.of) for text in self.fail_if]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepGateConfig(GateConfig):
     """When a sweep exits with 1."""
 
-    of: ClassVar[Kind] = POINTS
+    of: ClassVar[GateKind] = POINTS
 
     fail_if: tuple[str, ...] = ()
     """Exit with 1 if a point is beyond a limit, such as 'ttft.p99 > 2s' or 'failed > 0', worse than the first point by
@@ -69,7 +69,7 @@ class SweepGateConfig(GateConfig):
 class PlanGateConfig(GateConfig):
     """When a plan exits with 1."""
 
-    of: ClassVar[Kind] = PLANS
+    of: ClassVar[GateKind] = PLANS
 
     fail_if: tuple[str, ...] = ()
     """Exit with 1 if the layout that was found needs more than this, such as 'gpus > 16' or 'cost > 40'; may be repeated.
@@ -80,7 +80,7 @@ class PlanGateConfig(GateConfig):
 class CompareGateConfig(GateConfig):
     """When a comparison of runs or of sweeps exits with 1."""
 
-    of: ClassVar[Kind] = replace(RUNS, single=(*RUNS.single, "found"))
+    of: ClassVar[GateKind] = replace(RUNS, single=(*RUNS.single, "found"))
 
 
 Gate = Annotated[GateConfig, flat("Gate", 1)]
@@ -116,14 +116,14 @@ def checks_of_sweep(sweep: Sweep) -> list[GateResult]:
     """Return which combinations could be simulated."""
     found = []
     for row in sweep.points:
-        name = row.arm if isinstance(row, Found) else row.name
+        name = row.arm if isinstance(row, SearchResult) else row.name
         state: GateState = "undecided" if isinstance(row, Impossible) else "passed"
         why = f"impossible: {row.reason}" if isinstance(row, Impossible) else "simulated"
         found.append(GateResult(name, "it can be simulated", state, f"{name}: {why}"))
     return found
 
 
-def check_of_plan(answer: Answer) -> GateResult:
+def check_of_plan(answer: PlanAnswer) -> GateResult:
     """Return whether a plan found a layout."""
     return GateResult("", "a layout meets the limits", "passed" if answer.commands else "failed", answer.verdict)
 
@@ -138,7 +138,7 @@ def wall_s_of(manifest: Mapping[str, Any]) -> dict[str, float]:
 
 def wall_s_of_sweep(sweep: Sweep) -> dict[str, float]:
     """Return how long the shown point of each row took."""
-    shown = [(row.arm, row.point) if isinstance(row, Found) else (row.name, row) for row in sweep.points]
+    shown = [(row.arm, row.point) if isinstance(row, SearchResult) else (row.name, row) for row in sweep.points]
     return {name: point.wall_s for name, point in shown if isinstance(point, Point)}
 
 
@@ -166,6 +166,6 @@ def print_results(results: Sequence[GateResult], console: Terminal) -> None:
         console.say(f"{result.state}: {result.text}", style={"failed": "red"}.get(result.state))
 
 
-def as_json(results: Sequence[GateResult]) -> dict[str, Any]:
+def gates_as_json(results: Sequence[GateResult]) -> dict[str, Any]:
     """Return the results as part of a command's JSON; nothing without gates."""
     return {"gates": [result._asdict() for result in results]} if results else {}

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from dynabench.arm import ClientConfig
 from dynabench.deployment.flags import (
     LivePoolConfig,
     MeasuredFrontendConfig,
@@ -18,7 +19,6 @@ from dynabench.deployment.fleet import FleetConfig
 from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.deployment.overhead import OverheadConfig
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.plan import ClientConfig
 from dynabench.terminal import Terminal
 from foundation.errors import plain_errors as plain_errors
 from mocker import EngineConfig

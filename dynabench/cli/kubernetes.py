@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from dynabench.cli.groups import FILE
 from dynabench.kubernetes.settings import ClusterConfig
-from dynabench.kubernetes.write import write
+from dynabench.kubernetes.write import write_manifests
 from foundation.text import printable
 from serving.cli.command_line import flat
 
@@ -27,5 +27,5 @@ def kubernetes(
         cluster: How to run the deployment in the cluster.
         overwrite: Write into a folder that has other files, which stay.
     """
-    for path in write(deployment, cluster, out, overwrite=overwrite):
+    for path in write_manifests(deployment, cluster, out, overwrite=overwrite):
         print(printable(str(path)))

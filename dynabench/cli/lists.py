@@ -3,7 +3,7 @@
 from dynabench.terminal import Terminal
 from serving.planner import PLANNERS
 from serving.router import ROUTER_MODES
-from serving.router.elsewhere import elsewhere
+from serving.router.elsewhere import name_elsewhere
 from serving.router.policies.modes import ADDITIONS, SYMBOLS
 
 FIRST = "round-robin", "kv", "lmetric", "marginal-all"
@@ -34,7 +34,7 @@ def modes() -> None:
         console.entry(name, text)
     console.print("\nIn other routers, these modes are (the others exist only in dynabench):")
     for name in ROUTER_MODES:
-        if where := elsewhere(name):
+        if where := name_elsewhere(name):
             console.entry(name, where)
     console.print("\nAdd these with +, as in lmetric+eps(5):")
     for text in ADDITIONS.values():

@@ -7,9 +7,10 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
+from dynabench.arm import Settings
 from dynabench.capacity.settings import PlanConfig
 from dynabench.cli.flags import sections
-from dynabench.cli.gates import PlanGate, PlanGateConfig, as_json, check_of_plan, finish, print_results
+from dynabench.cli.gates import PlanGate, PlanGateConfig, check_of_plan, finish, gates_as_json, print_results
 from dynabench.cli.groups import (
     FLAT,
     Disaggregation,
@@ -27,14 +28,13 @@ from dynabench.cli.groups import (
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.flags import MeasuredRouterConfig
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.plan import Settings
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.exit_codes import INTERRUPTED
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from reports.capacity import answer as capacity
-from reports.capacity.answer import Answer
+from reports.capacity.answer import PlanAnswer
 from reports.gate import of_plan
 from reports.verdicts.headline import qualified, understood
 from serving.cli.command_line import flat
@@ -99,11 +99,11 @@ def plan(
 
     console = output.terminal()
 
-    def show(out: Path, answer: Answer) -> None:
+    def show(out: Path, answer: PlanAnswer) -> None:
         found = of_plan(answer, gates)
         _print(answer, console)
         print_results(found, console)
-        output.document(out, msgspec.to_builtins(answer) | as_json(found))
+        output.document(out, msgspec.to_builtins(answer) | gates_as_json(found))
 
     with plain_errors():
         gates = gate_config.gates()
@@ -118,7 +118,7 @@ def plan(
     return code if answer.is_complete else INTERRUPTED
 
 
-def _print(answer: Answer, console: Terminal) -> None:
+def _print(answer: PlanAnswer, console: Terminal) -> None:
     for line in (f"{answer.title}: {answer.subtitle}", *understood(answer.head), *qualified(answer.head)):
         console.say(line)
     # Row labels are folded, so there is room for full names.

@@ -9,10 +9,10 @@ from dynabench.cli.gates import (
     CompareGate,
     CompareGateConfig,
     GateConfig,
-    as_json,
     checks_of,
     checks_of_sweep,
     finish,
+    gates_as_json,
     print_results,
     wall_s_of,
     wall_s_of_sweep,
@@ -111,7 +111,7 @@ def finish_runs(
         print_like(out, metrics_like, console)
     if out is not None:
         console.print(f"report: {out / 'report.html'}", soft_wrap=True)
-    output.document(out, summary.as_json() | as_json(found))
+    output.document(out, summary.as_json() | gates_as_json(found))
     checks, wall_s = checks_of(summary), wall_s_of(manifest)
     return finish(gate_config, manifest["title"], checks, found, wall_s=wall_s, console=console)
 
@@ -141,7 +141,7 @@ def finish_sweep(
     print_results(found, console)
     if out is not None:
         console.print(f"report: {out / 'report.html'}", soft_wrap=True)
-    output.document(out, content | as_json(found))
+    output.document(out, content | gates_as_json(found))
     checks, wall_s = checks_of_sweep(sweep), wall_s_of_sweep(sweep)
     return finish(gate_config, manifest["title"], checks, found, wall_s=wall_s, console=console)
 

@@ -9,7 +9,7 @@ from dynabench.cli.flags import ProcessFlags, sections
 from dynabench.cli.groups import FLAT, DeploymentFile, plain_errors
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.flags import PoolConfig, simulated_pools
-from dynabench.live.serve import serve as serve_deployment
+from dynabench.live.serve import serve_deployment
 from foundation.settings import changed
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig

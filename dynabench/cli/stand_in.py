@@ -17,12 +17,12 @@ from serving.stand_in.config import StandInConfig
 from serving.stand_in.faults.flags import FaultFlags
 from serving.stand_in.replicas import ReplicasConfig, replicas_of, serve_replicas
 from serving.stand_in.simulation import SimulationConfig
-from serving.stand_in.vllm.flags.command_line import in_flags, parse
+from serving.stand_in.vllm.flags.command_line import in_flags, parse_arguments
 from serving.stand_in.vllm.flags.help import help_of
 from serving.stand_in.vllm.settings.settings import about_times, stand_in_config, without_effect
 from serving.supervision.group import GroupError
 from serving.supervision.logs import set_up
-from serving.supervision.process import run
+from serving.supervision.process import run_process
 from serving.transfer.config import TransferRunConfig
 from serving.worker.engine import EngineError
 
@@ -72,7 +72,7 @@ def vllm(
     own = simulation or SimulationConfig()
     with plain_errors():
         set_up(verbose)
-        given = parse(words, beside=_own_flags())
+        given = parse_arguments(words, beside=_own_flags())
         try:
             config = stand_in_config(
                 given,
@@ -105,7 +105,7 @@ def _own_flags() -> list[str]:
 
 def _serve(config: StandInConfig, many: ReplicasConfig) -> None:
     try:
-        run(lambda stopping: serve_replicas(config, many.replicas, many.num_processes, stopping))
+        run_process(lambda stopping: serve_replicas(config, many.replicas, many.num_processes, stopping))
     except (ModelError, EngineError, RuntimeUnavailableError, GroupError, ValueError) as error:
         raise UserError(str(error)) from error
 

@@ -17,10 +17,10 @@ from serving.cli.command_line import flat
 from serving.cli.help import HELP_FLAGS
 from workloads import Workload, WorkloadError, formats
 from workloads.anonymise import anonymise as anonymised
-from workloads.describe import Description, advice, best_shares, describe
-from workloads.fit import fit as fit_to
-from workloads.fit import make, read_spec
-from workloads.merge import merge as merged_from
+from workloads.describe import Description, advice, best_shares, describe_workload
+from workloads.fit import fit_workload as fit_to
+from workloads.fit import make_workload, read_spec
+from workloads.merge import merge_workloads as merged_from
 from workloads.shape import ShapeConfig, shape
 from workloads.synthesize import SynthConfig, synthesize
 
@@ -81,7 +81,7 @@ def inspect(
             workload = shape(workload, ShapeConfig(max_requests=max_requests))
         timing = TimingConfig(model=model, kv_cache_dtype=kv_cache_dtype)
         token_bytes = None if model is None else bytes_per_token(timing.shape, timing.kv_dtype)
-    facts: dict[str, Any] = dataclasses.asdict(describe(workload)) | {"best_hit_shares": best_shares(workload)}
+    facts: dict[str, Any] = dataclasses.asdict(describe_workload(workload)) | {"best_hit_shares": best_shares(workload)}
     if model is not None:
         facts["kv_bytes_per_token"] = token_bytes
     hints = advice(workload)
@@ -170,7 +170,7 @@ def convert(
     write_workload(after, out, to)
     if lost:
         after = read_workload([out], format=to, block_size=trace_block_size, tokenizer=tokenizer)
-    _print_sharing(describe(before), describe(after), out, lost)
+    _print_sharing(describe_workload(before), describe_workload(after), out, lost)
 
 
 @workload_app.command
@@ -202,8 +202,8 @@ def merge(
         raise WorkloadError(f"{to} would lose {', '.join(lost)}; leave out --to, or choose another format")
     write_workload(merged, out, to)
     for file, part in zip(files, parts, strict=True):
-        print(f"{file}: {len(part):,} requests, hit share in an unlimited cache {_hit_share(describe(part))}")
-    print(f"{out}: {len(merged):,} requests, {_hit_share(describe(merged))}")
+        print(f"{file}: {len(part):,} requests, hit share in an unlimited cache {_hit_share(describe_workload(part))}")
+    print(f"{out}: {len(merged):,} requests, {_hit_share(describe_workload(merged))}")
 
 
 @workload_app.command
@@ -233,7 +233,7 @@ def synth(
             raise WorkloadError(f"{spec}: cannot be read ({error.strerror})") from error
         known = read_spec(text, str(spec))
         count = config.requests if config.requests != SynthConfig().requests else None
-        requests = make(known, requests=count, seed=config.seed)
+        requests = make_workload(known, requests=count, seed=config.seed)
         workload = Workload(out.name, known.block_size, requests, knows_prefixes=known.knows_prefixes)
     if lost := formats.lost(workload, to):
         raise WorkloadError(f"{to} would lose {', '.join(lost)}; leave out --to, or choose another format")
@@ -265,8 +265,8 @@ def fit(
     spec = fit_to(workload)
     with new_file(out) as file:
         file.write(msgspec.json.format(msgspec.json.encode(spec), indent=1) + b"\n")
-    like = Workload("", spec.block_size, make(spec), knows_prefixes=spec.knows_prefixes)
-    _print_sharing(describe(workload), describe(like), out, [])
+    like = Workload("", spec.block_size, make_workload(spec), knows_prefixes=spec.knows_prefixes)
+    _print_sharing(describe_workload(workload), describe_workload(like), out, [])
 
 
 def _to_write(paths: tuple[Path, ...], out: Path | None) -> tuple[tuple[Path, ...], Path]:

@@ -15,7 +15,7 @@ from msgspec import Meta
 from dynabench.deployment.fleet import FleetConfig
 from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.deployment.overhead import OverheadConfig
-from foundation.settings import Count, check
+from foundation.settings import Count, check_settings
 from foundation.text import one_line
 from mocker import EngineConfig
 from mocker.models.catalog import find_model
@@ -93,7 +93,7 @@ class Pool:
 
     def __post_init__(self) -> None:
         """Refuse an invalid pool."""
-        check(self)
+        check_settings(self)
         _check_name(self.name)
         self._check_role()
         if self.engine == "vllm":
@@ -229,7 +229,7 @@ class Deployment:
 
     def __post_init__(self) -> None:
         """Refuse an invalid deployment; messages start with the path of the wrong setting."""
-        check(self)
+        check_settings(self)
         _check_name(self.name)
         Mode.parse(self.router_mode)
         if not self.pools:

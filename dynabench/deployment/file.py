@@ -25,7 +25,7 @@ from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterCon
 from dynabench.deployment.paths import field_of, hints, own, sections, settings_of_pool
 from dynabench.elsewhere import of_setting
 from foundation.errors import UserError
-from foundation.settings import expected, plain
+from foundation.settings import expected, plain_value
 from foundation.text import instead_of, one_line
 from mocker.timing.choose import resolve
 from serving.runtime.config import MAY_HOLD_PASSWORDS, masked
@@ -49,7 +49,7 @@ class DeploymentError(UserError):
     """An invalid deployment; the message names the file, the path, the value and what was expected."""
 
 
-def read(path: Path, *, is_measured: bool = False) -> Deployment:
+def read_deployment(path: Path, *, is_measured: bool = False) -> Deployment:
     """Read a deployment; a measured one has the defaults of `MeasuredRouterConfig` and `MeasuredFrontendConfig`.
 
     Raises:
@@ -182,7 +182,7 @@ def _built(kind: type, values: Any, where: str) -> Any:
 
 def _value(value: Any, hint: Any, path: str, *, is_secret: bool = False) -> Any:
     try:
-        return msgspec.convert(plain(value, hint), hint, dec_hook=_decode)
+        return msgspec.convert(plain_value(value, hint), hint, dec_hook=_decode)
     except msgspec.ValidationError:
         shown = "invalid (its value is secret)" if is_secret else _shown(value)
         raise ValueError(f"{path} is {shown}; expected {expected(hint, value)}") from None

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from dynabench.deployment.description import ModelEngineName, Pool
 from dynabench.deployment.paths import change_pool, settings_of_pool
-from foundation.settings import Count, NotNegative, changed, check
+from foundation.settings import Count, NotNegative, changed, check_settings
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.engines.mock.config import AnswerConfig
@@ -81,10 +81,10 @@ class PoolConfig:
 
     def __post_init__(self) -> None:
         """Refuse invalid settings; messages about one role name it."""
-        check(self)
+        check_settings(self)
         for role, part in self.roles.items():
             try:
-                check(part)
+                check_settings(part)
             except ValueError as error:
                 raise ValueError(f"{role}_{error}") from None
 

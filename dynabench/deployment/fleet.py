@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from dynabench.deployment.fleet_events import FleetEvent, parse
-from foundation.settings import NotNegative, Positive, check
+from dynabench.deployment.fleet_events import FleetEvent, parse_fleet_events
+from foundation.settings import NotNegative, Positive, check_settings
 from mocker.timing.config import TimingConfig
 from mocker.timing.memory import size_of_weights
 
@@ -48,13 +48,13 @@ class FleetConfig:
 
     def __post_init__(self) -> None:
         """Refuse invalid values."""
-        check(self)
-        parse(self.events)
+        check_settings(self)
+        parse_fleet_events(self.events)
 
     @property
     def timeline(self) -> tuple[FleetEvent, ...]:
         """The events, in order of time."""
-        return parse(self.events)
+        return parse_fleet_events(self.events)
 
     def mean_startup_s(self, timing: TimingConfig) -> float:
         """Return the mean start-up time of a worker with these step times (s).

@@ -78,7 +78,7 @@ class FleetEvent:
     """The action's original text."""
 
 
-def parse(text: str) -> tuple[FleetEvent, ...]:
+def parse_fleet_events(text: str) -> tuple[FleetEvent, ...]:
     """Parse events; return them in order of time.
 
     Raises:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from foundation.settings import NotNegative, Positive, Unit, check
+from foundation.settings import NotNegative, Positive, Unit, check_settings
 from mocker.tiers.config import MAX_GIB, HostMemory, Policy, Tier, WritePolicy, refuse_idle, whole_chunks
 
 StoreSize = Annotated[float, Meta(ge=0, le=MAX_GIB), Unit("GiB for all workers together")]
@@ -38,7 +38,7 @@ class KvStoreConfig:
 
     def __post_init__(self) -> None:
         """Refuse invalid values."""
-        check(self)
+        check_settings(self)
 
     def tier(self, host: HostMemory) -> Tier | None:
         """Return the store for workers with this host memory, None if there is no store.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from foundation.settings import NotNegative, check
+from foundation.settings import NotNegative, check_settings
 from mocker.timing.catalog import find_engine, find_gpu
 from mocker.timing.config import TimingConfig
 from mocker.timing.files import read_calibration
@@ -32,7 +32,7 @@ class OverheadConfig:
 
     def __post_init__(self) -> None:
         """Refuse invalid settings."""
-        check(self)
+        check_settings(self)
 
 
 class Overhead(NamedTuple):

@@ -7,8 +7,7 @@ from typing import NamedTuple
 from dynabench.deployment.description import ECHOES, Deployment, Pool
 from foundation.errors import UserError
 from serving.frontend.config import FrontendConfig
-from serving.frontend.server import program as frontend_program
-from serving.frontend.server import programs as frontend_programs
+from serving.frontend.server import frontend_program, frontend_programs
 from serving.kv_tiers.config import KvStoreServiceConfig
 from serving.routing.service import RouterServiceConfig
 from serving.runtime.address import EndpointAddress
@@ -16,13 +15,13 @@ from serving.runtime.config import RuntimeConfig
 from serving.supervision.group import Program
 from serving.worker.config import WorkerConfig
 from serving.worker.engine import EngineError
-from serving.worker.programs import LightEngine, Workers, program_of, worker_programs
+from serving.worker.programs import LightEngine, WorkerGroup, program_of, worker_programs
 from serving.worker.registry import EngineChoice, check_installed, make_engine
 
 STORE = "kv-store"
 
 
-def programs(
+def deployment_programs(
     deployment: Deployment, runtime: RuntimeConfig, *, namespace: str, descriptor: int, seed: int = 0
 ) -> list[Program]:
     """Return the processes of a deployment, workers first.
@@ -47,7 +46,7 @@ def programs(
     return found + frontend_programs(frontend, deployment.router, deployment.disaggregation, runtime, descriptor)
 
 
-class Parts(NamedTuple):
+class DeploymentParts(NamedTuple):
     """The parts of a deployment: one process of each kind."""
 
     workers: dict[str, Program]
@@ -59,7 +58,7 @@ class Parts(NamedTuple):
 
 def parts_of(
     deployment: Deployment, runtime: RuntimeConfig, *, namespace: str, store: KvStoreServiceConfig | None, seed: int = 0
-) -> Parts:
+) -> DeploymentParts:
     """Return one process of each kind; `store` is the address at which workers reach the store.
 
     Raises:
@@ -72,7 +71,7 @@ def parts_of(
         if pool.runs_model:
             make_engine(pool.engine, replace(pool.worker, role=pool.role), pool.run, pool.arguments)
         workers[pool.name] = program_of(_workers(deployment, pool, home, stores), pool.name, runtime)
-    return Parts(
+    return DeploymentParts(
         workers,
         frontend_program(_frontend(deployment, namespace, seed), deployment.router, deployment.disaggregation, runtime),
         _router(deployment, namespace, runtime, seed) if deployment.standalone_router else None,
@@ -124,9 +123,9 @@ def addresses_of(deployment: Deployment, home: str) -> set[EndpointAddress]:
     return {EndpointAddress(home, component_of(deployment, pool), "generate") for pool in deployment.pools}
 
 
-def _workers(deployment: Deployment, pool: Pool, home: str, stores: list[Program]) -> Workers:
+def _workers(deployment: Deployment, pool: Pool, home: str, stores: list[Program]) -> WorkerGroup:
     engine, worker = _engine(deployment, pool, stores), _worker_config(deployment, pool, home)
-    return Workers(pool.name, pool.replicas, engine, worker)
+    return WorkerGroup(pool.name, pool.replicas, engine, worker)
 
 
 def _worker_config(deployment: Deployment, pool: Pool, home: str) -> WorkerConfig:

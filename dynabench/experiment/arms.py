@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from dynabench.arm import Arm, Settings
 from dynabench.deployment import budget
-from dynabench.experiment.axes import OF_ROLES, SENT, change, path_of, read_axis
+from dynabench.experiment.axes import OF_ROLES, SENT, change_setting, path_of, read_axis
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.plan import Arm, Settings
-from foundation.settings import short
+from foundation.settings import short_value
 from foundation.text import printable
 from reports.figures.conditions import Condition
 from reports.summary import NOISE_FLOOR
@@ -17,7 +17,7 @@ from reports.summary import NOISE_FLOOR
 DECODE_WORKERS = "decode_workers"
 
 
-class Comparison(NamedTuple):
+class ComparedArms(NamedTuple):
     """The arms that an experiment compares."""
 
     arms: list[Arm]
@@ -25,7 +25,7 @@ class Comparison(NamedTuple):
     """Why combinations are left out: they need a different number of GPUs."""
 
 
-def comparison_of(experiment: ExperimentConfig, settings: Settings) -> Comparison:
+def comparison_of(experiment: ExperimentConfig, settings: Settings) -> ComparedArms:
     """Make every combination of the values of all axes; the first is the baseline.
 
     If prefill workers are varied within a budget of GPUs, decode workers get the rest, and the baseline is the
@@ -46,7 +46,7 @@ def comparison_of(experiment: ExperimentConfig, settings: Settings) -> Compariso
     if experiment.noise_floor:
         first = arms[0]
         arms.append(replace(first, name=first.name + NOISE_FLOOR, is_repeated=True))
-    return Comparison(arms, left_out)
+    return ComparedArms(arms, left_out)
 
 
 def with_limits(settings: Settings, limits: Sequence[Condition]) -> Settings:
@@ -75,7 +75,7 @@ def _possible(
     arms, reasons = [], []
     for changes in combinations:
         try:
-            arms.append(_arm(changes, change(settings, changes), varied, alone))
+            arms.append(_arm(changes, change_setting(settings, changes), varied, alone))
         except ValueError as error:
             reasons.append((arm_name({name: value for name, value in changes.items() if name in varied}), error))
     if not arms:
@@ -135,7 +135,7 @@ def _splits(
 
 def _split(changes: dict[str, Any], split: str, varied: set[str], settings: Settings) -> Arm:
     """Make the arm of a combination, with decode workers on the remaining GPUs."""
-    free = change(settings, changes | {"gpus": None})
+    free = change_setting(settings, changes | {"gpus": None})
     pool = budget.pool_of_rest(free.deployment)
     filled = budget.filled(free.deployment, pool.name, _gpus(changes, settings))
     counted = changes | {DECODE_WORKERS: filled.pool(pool.name).replicas}
@@ -146,7 +146,7 @@ def _aggregated(changes: dict[str, Any], split: str, varied: set[str], settings:
     """Make the aggregated arm that matches a combination, with the varied settings that apply to aggregated workers."""
     shared = {name: value for name, value in changes.items() if _is_shared(path_of(name, settings))}
     free = replace(settings, deployment=budget.aggregated(settings.deployment))
-    free = change(free, shared | {"gpus": None})
+    free = change_setting(free, shared | {"gpus": None})
     filled = budget.filled(free.deployment, budget.AGGREGATED, _gpus(changes, settings))
     said = {name: shared.get(name, budget.AGGREGATED) for name in changes if name in shared or name == split}
     arm = _arm(said, replace(free, deployment=filled), varied - {split})
@@ -178,11 +178,11 @@ SHORT = {
 
 def layout_name(changes: Mapping[str, Any]) -> str:
     """Name a layout in few words."""
-    parts = (f"{SHORT.get(name, name.replace('_', ' '))} {short(value)}" for name, value in changes.items())
+    parts = (f"{SHORT.get(name, name.replace('_', ' '))} {short_value(value)}" for name, value in changes.items())
     return printable(", ".join(parts))
 
 
 def arm_name(changes: dict[str, Any]) -> str:
     """Name an arm by its differences."""
-    parts = (str(value) if name == "router_mode" else f"{name} {short(value)}" for name, value in changes.items())
+    parts = (str(value) if name == "router_mode" else f"{name} {short_value(value)}" for name, value in changes.items())
     return printable(", ".join(parts))

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
+from dynabench.arm import ClientConfig, Settings
 from dynabench.deployment import paths
 from dynabench.deployment.description import Deployment
 from dynabench.elsewhere import of_setting
-from dynabench.plan import ClientConfig, Settings
-from foundation.settings import expected, kinds, plain
+from foundation.settings import expected, kinds, plain_value
 from foundation.text import instead_of
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
@@ -82,7 +82,7 @@ def convert(name: str, value: str, settings: Settings) -> Any:
     if value == "none" and type(None) in typing.get_args(hint):
         return None
     try:
-        return msgspec.convert(plain(value, hint), hint, strict=False)
+        return msgspec.convert(plain_value(value, hint), hint, strict=False)
     except msgspec.ValidationError:
         raise ValueError(f"{name} is {value!r}; expected {expected(hint, value)}") from None
 
@@ -128,7 +128,7 @@ def known(settings: Settings) -> list[str]:
     return ["router_mode", "workers", *sorted(names - {"router_mode"})]
 
 
-def change(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+def change_setting(settings: Settings, changes: Mapping[str, Any]) -> Settings:
     """Change settings by name; only the final combination must be valid.
 
     Raises:

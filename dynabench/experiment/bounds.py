@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dynabench.arm import Arm
 from dynabench.deployment.engines import answered, engines_of, max_model_len_of
 from dynabench.deployment.prefill import prefill_s
-from dynabench.plan import Arm
 from mocker.tiers.config import HostMemory
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import TimingModel, chunk
@@ -37,7 +37,7 @@ class Bounds(NamedTuple):
     """By arm: the highest possible hit share with GPU memory, and with each further tier; only where it is known."""
 
 
-class Tier(NamedTuple):
+class TierBound(NamedTuple):
     """Memory that may contain KV, summed over all workers."""
 
     name: str
@@ -46,7 +46,7 @@ class Tier(NamedTuple):
     """The least time to copy the KV of a token to a GPU (s)."""
 
 
-class Prompts:
+class PromptHits:
     """The prompts of a workload, with their hits in caches of one block size."""
 
     def __init__(self, workload: Workload, block_size: int, load: LoadConfig = LoadConfig()) -> None:  # noqa: B008 (frozen)
@@ -71,7 +71,7 @@ def bounds_of(arms: Sequence[Arm], source: Callable[[ShapeConfig], Workload]) ->
     They do if all arms see the same arrivals, which do not wait for answers.
     """
     prompts_of = functools.cache(
-        lambda shape, load, block_size, context: Prompts(answered(source(shape), context), block_size, load)
+        lambda shape, load, block_size, context: PromptHits(answered(source(shape), context), block_size, load)
     )
     shares: dict[str, dict[str, float]] = {}
     times: list[float | None] = []
@@ -94,7 +94,7 @@ def bounds_of(arms: Sequence[Arm], source: Callable[[ShapeConfig], Workload]) ->
     return Bounds(min(known) if len(known) == len(arms) else None, shares)
 
 
-def tiers_of(engines: Sequence[SimulatedEngine]) -> list[Tier]:
+def tiers_of(engines: Sequence[SimulatedEngine]) -> list[TierBound]:
     """Return the tiers that may contain KV, nearest first."""
     caching = [engine for engine in engines if engine.config.enable_prefix_caching]
     num_blocks = {"GPU memory": sum(engine.num_usable_blocks * engine.config.dp_size for engine in caching)}
@@ -110,7 +110,7 @@ def tiers_of(engines: Sequence[SimulatedEngine]) -> list[Tier]:
             else:
                 num_blocks[name] = num_blocks.get(name, 0) + count * engine.config.dp_size
             copies[name] = min(copies.get(name, math.inf), _copy_s(engine, host, is_far=name != "host memory"))
-    return [Tier(name, num_blocks[name], copies[name]) for name in sorted(num_blocks, key=PLACES.index)]
+    return [TierBound(name, num_blocks[name], copies[name]) for name in sorted(num_blocks, key=PLACES.index)]
 
 
 def _copy_s(engine: SimulatedEngine, host: HostMemory, *, is_far: bool) -> float:
@@ -123,14 +123,14 @@ def _copy_s(engine: SimulatedEngine, host: HostMemory, *, is_far: bool) -> float
     return read_s + token_bytes / host.bandwidth
 
 
-def hit_shares(prompts: Prompts, tiers: Sequence[Tier]) -> dict[str, float]:
+def hit_shares(prompts: PromptHits, tiers: Sequence[TierBound]) -> dict[str, float]:
     """Return the highest share of the prompt tokens that the first tier could hit, the first two, and so on."""
     total = int(prompts.lengths[prompts.is_counted].sum())
     sizes = accumulate(tier.num_blocks for tier in tiers)
     return {tier.name: prompts.num_best_hits(size) / total for tier, size in zip(tiers, sizes, strict=True)}
 
 
-def lower_bound(prompts: Prompts, engine: SimulatedEngine, num_ranks: int) -> float:
+def lower_bound(prompts: PromptHits, engine: SimulatedEngine, num_ranks: int) -> float:
     """Return a lower bound of the mean TTFT (s) for any router over this many equal engines."""
     replicas = num_ranks // engine.config.dp_size
     return max(
@@ -139,7 +139,7 @@ def lower_bound(prompts: Prompts, engine: SimulatedEngine, num_ranks: int) -> fl
     )
 
 
-def ttft_bound(prompts: Prompts, engine: SimulatedEngine, tiers: Sequence[Tier] = ()) -> float:
+def ttft_bound(prompts: PromptHits, engine: SimulatedEngine, tiers: Sequence[TierBound] = ()) -> float:
     """Return a lower bound of the mean TTFT (s): each prompt alone on an empty machine with the best possible cache.
 
     The best hit is the longest prefix that any earlier request had, in one unlimited cache; at least one token is
@@ -150,7 +150,7 @@ def ttft_bound(prompts: Prompts, engine: SimulatedEngine, tiers: Sequence[Tier] 
     return (sum(times) + (_capacity_s(prompts, engine, tiers) if tiers else 0.0)) / len(times)
 
 
-def _capacity_s(prompts: Prompts, engine: SimulatedEngine, tiers: Sequence[Tier]) -> float:
+def _capacity_s(prompts: PromptHits, engine: SimulatedEngine, tiers: Sequence[TierBound]) -> float:
     """Return the least additional time of all prompts together, compared with an unlimited cache on the GPU (s).
 
     Tokens that fit in no tier are computed. Tokens that do not fit on a GPU are copied or computed, whichever is
@@ -181,7 +181,7 @@ def _growth(timing: TimingModel, budget: int) -> list[tuple[int, float]]:
     ]
 
 
-def pool_bound(prompts: Prompts, engine: SimulatedEngine, num_ranks: int) -> float:
+def pool_bound(prompts: PromptHits, engine: SimulatedEngine, num_ranks: int) -> float:
     """Return the mean TTFT (s) of one machine as fast as all engines, serving the shortest remaining work first.
 
     It processes only uncached prompt tokens, which no router can avoid. The larger of this and `ttft_bound` counts.

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.model_error import model_error
-from dynabench.experiment.step_times import step_times
+from dynabench.experiment.step_times import describe_step_times
 from dynabench.experiment.vllm_defaults import other_defaults
 from mocker.models.description import approximations, doubt, summary
 from mocker.timing.config import TimingConfig
@@ -33,7 +33,7 @@ def head_of(
         "KV tiers": kv_tiers(deployments),
         "Engine": _each(pool.engine for pool in decoders if pool.engine != "mocker"),
         "Workload": _workload(workload, loads),
-        "Step times": step_times(deployments),
+        "Step times": describe_step_times(deployments),
         "Approximated": _each(
             approximations(pool.timing.shape) for pool in decoders if pool.timing.timing_name == "roofline"
         ),

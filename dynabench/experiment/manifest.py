@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from dynabench.additions import masked_header
+from dynabench.arm import Arm, ClientConfig, Settings
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.file import as_plain, plain_pool
 from dynabench.experiment.head import head_of
 from dynabench.experiment.no_effect import no_effect
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.experiment.step_times import step_times
+from dynabench.experiment.step_times import describe_step_times
 from dynabench.live.bodies import sends_content
-from dynabench.plan import Arm, ClientConfig, Settings
 from mocker import engine
 from reports import folder
 from reports.record.records import Record
 from reports.summary import WAYS
 from serving.frontend.config import FrontendConfig
-from serving.router.elsewhere import elsewhere
+from serving.router.elsewhere import name_elsewhere
 from serving.runtime.config import RuntimeConfig, masked
 from serving.worker.config import read_arguments
 from serving.worker.registry import ENGINES
@@ -51,7 +51,7 @@ def manifest_of(
         "schema": folder.SCHEMA,
         "title": f"{workload.name}: {_versus([arm.name for arm in arms])}",
         "subtitle": subtitle_of(clock, workload, experiment, settings, arms),
-        "step_times": None if settings.url else step_times(deployments),
+        "step_times": None if settings.url else describe_step_times(deployments),
         "head": head_of(workload, deployments, loads, settings.url) | no_effect(clock, workload, deployments),
         "command": _command(),
         "clock": clock,
@@ -86,7 +86,7 @@ def _elsewhere(settings: Settings, arms: Sequence[Arm]) -> dict[str, str | None]
     if settings.url or len({str(arm.changes.get("router_mode")) for arm in arms}) < 2:
         return {}
     return {
-        arm.name: elsewhere(str(arm.changes["router_mode"]), arm.settings.deployment.router)
+        arm.name: name_elsewhere(str(arm.changes["router_mode"]), arm.settings.deployment.router)
         for arm in arms
         if not arm.is_repeated
     }

@@ -27,7 +27,7 @@ class Case(NamedTuple):
         return " ".join(filter(None, (self.model, self.weights, "on", self.engine, "and", self.gpu)))
 
 
-class ModelError(NamedTuple):
+class MeasuredError(NamedTuple):
     """How far mean TPOT and TTFT are known to be off, as shares, and which published points say so."""
 
     tpot: float
@@ -57,12 +57,12 @@ class ModelError(NamedTuple):
         return f"{self.points:,} published points of {self.of}"
 
 
-HELD_OUT = ModelError(0.038, 0.126, 82, "Llama 3.1 70B on vllm, h100 and b200", average_name="held-out average")
+HELD_OUT = MeasuredError(0.038, 0.126, 82, "Llama 3.1 70B on vllm, h100 and b200", average_name="held-out average")
 """The half of these points that chose no constants."""
-OVERALL = ModelError(0.170, 0.633, 2127, "all models and engines", average_name="overall average")
+OVERALL = MeasuredError(0.170, 0.633, 2127, "all models and engines", average_name="overall average")
 
 
-def model_error(timing: TimingConfig) -> ModelError | None:
+def model_error(timing: TimingConfig) -> MeasuredError | None:
     """Return the error of the nearest case of the same kind on the same engine and GPU, or else an average.
 
     Return None if step times have another source, or are divided.
@@ -87,7 +87,7 @@ def model_error(timing: TimingConfig) -> ModelError | None:
             -case.points,
         ),
     )
-    return ModelError(case.tpot, case.ttft, case.points, str(case), differs=_differences(case, shape))
+    return MeasuredError(case.tpot, case.ttft, case.points, str(case), differs=_differences(case, shape))
 
 
 def kind_of(shape: ModelShape) -> str:

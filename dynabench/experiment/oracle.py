@@ -17,16 +17,16 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dynabench.arm import Arm, Run, Settings
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.fleet import FleetConfig
 from dynabench.experiment.parallel import Call, in_parallel
 from dynabench.experiment.source import Source
 from dynabench.interrupt import Flag, Interrupt, InterruptError
-from dynabench.plan import Arm, Plan, Settings
-from dynabench.virtual.run import run
+from dynabench.virtual.run import simulate
 from reports.figures.conditions import Condition
 from reports.figures.fleet import ENOUGH
-from reports.figures.slo import good
+from reports.figures.slo import good_requests
 from reports.record.fleet import Oracle
 from serving.planner import PlannerConfig
 from workloads import Workload
@@ -225,9 +225,9 @@ class _Search:
             events = "; ".join(f"{at}: ={size} {pool.name}" for pool, size in zip(pools, sizes, strict=True))
             changed = replace(deployment, pools=pools, gpus=None, fleet=FleetConfig(events=events))
             settings = replace(self._settings, deployment=changed)
-            record = run(Plan(Arm("oracle", settings, {})), self._window.requests)
+            record = simulate(Run(Arm("oracle", settings, {})), self._window.requests)
             counted = replace(record, requests=record.requests[self._window.first :])
             begins = [limit for limit in self._limits if limit.metric == "ttft"]
             others = [limit for limit in self._limits if limit.metric != "ttft"]
-            self._tried[sizes] = Tried(good(counted, begins), good(counted, others))
+            self._tried[sizes] = Tried(good_requests(counted, begins), good_requests(counted, others))
         return self._tried[sizes]

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 from msgspec import UNSET
 
+from dynabench.arm import Arm, Run, runs_of
 from dynabench.deployment.engines import check_fits, engines_of
 from dynabench.experiment.source import Source
 from dynabench.interrupt import Flag, InterruptError
-from dynabench.plan import Arm, Plan, plans
-from dynabench.virtual.run import run as simulate
+from dynabench.virtual.run import simulate
 from reports.figures import fleet as fleet_figures
 from reports.figures import sufficiency, tiers
 from reports.figures.conditions import METRICS, Condition
@@ -18,7 +18,7 @@ from reports.record.records import Record
 from reports.summarize import by_request, summarize
 from reports.summary import ArmSummary
 from reports.sweep.best_point import series
-from reports.sweep.points import Impossible, Point, Quantiles, Series
+from reports.sweep.points import Impossible, Point, PointSeries, Quantiles
 from workloads import Workload, WorkloadError
 
 
@@ -53,8 +53,8 @@ def simulate_runs(arm: Arm, source: Source, seed: int, repeats: int, flag: Flag)
     except (ValueError, WorkloadError) as error:
         return Impossible(arm.name, arm.plain_changes, str(error))
     return [
-        simulated_whole(plan, workload, flag, on_progress=flag.progress.of(len(workload), run=number, runs=repeats))
-        for number, plan in enumerate(plans([arm], repeats, seed))
+        simulated_whole(run, workload, flag, on_progress=flag.progress.of(len(workload), run=number, runs=repeats))
+        for number, run in enumerate(runs_of([arm], repeats, seed))
     ]
 
 
@@ -107,7 +107,7 @@ def point_of(arm: Arm, source: Source, runs: list[Record], limits: list[Conditio
     )
 
 
-def _series(runs: list[Record]) -> Series:
+def _series(runs: list[Record]) -> PointSeries:
     """Return the values of a point by parts of the workload."""
     measured = [run.measured for run in runs]
     table = by_request(measured, max(int(run.requests.request.max(initial=-1)) for run in runs) + 1)
@@ -116,14 +116,14 @@ def _series(runs: list[Record]) -> Series:
 
 
 def simulated_whole(
-    plan: Plan, workload: Workload, flag: Flag, on_progress: Callable[[int], None] | None = None
+    run: Run, workload: Workload, flag: Flag, on_progress: Callable[[int], None] | None = None
 ) -> Record:
     """Simulate a run, all of it.
 
     Raises:
         InterruptError: the user interrupted it.
     """
-    record = simulate(plan, workload, on_progress=on_progress, is_interrupted=flag.is_raised)
+    record = simulate(run, workload, on_progress=on_progress, is_interrupted=flag.is_raised)
     if not record.is_complete:
         raise InterruptError
     return record

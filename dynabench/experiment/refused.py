@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from itertools import compress
 
+from dynabench.arm import Arm
 from dynabench.deployment.engines import engines_of, max_model_len_of, refusal_of
 from dynabench.experiment.source import Source
-from dynabench.plan import Arm
 from foundation.errors import UserError
 from reports.figures.conditions import Condition
 from reports.figures.outcomes import num_required

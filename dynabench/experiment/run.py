@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from msgspec import structs
 
+from dynabench.arm import Arm, ClientConfig, Run, Settings, runs_of
 from dynabench.deployment.engines import check_fits, engines_of, refuse_idle_settings
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.bounds import Bounds, bounds_of
@@ -21,10 +22,9 @@ from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import Source, source_of
 from dynabench.interrupt import Flag, Interrupt, InterruptError, noted
-from dynabench.plan import Arm, ClientConfig, Plan, Settings, plans
 from dynabench.progress import Display
 from dynabench.terminal import Terminal
-from dynabench.virtual.run import run as simulate
+from dynabench.virtual.run import simulate
 from foundation.errors import UserError
 from reports import folder, gate
 from reports.figures.conditions import Condition
@@ -67,7 +67,7 @@ def run_experiment(
     for reason in left_out:
         console.say(f"left out: {reason}")
     workload = source(arms[0].settings.shape)
-    wanted = plans(arms, experiment.repeats, experiment.seed)
+    wanted = runs_of(arms, experiment.repeats, experiment.seed)
     carry_out = _simulate_all if clock == "virtual" else _measure_all
     with Interrupt() as interrupt, noted():  # what was measured is not lost, wherever a signal comes
         runs = carry_out(wanted, source, experiment, console, interrupt)
@@ -125,18 +125,18 @@ def results_folder(experiment: ExperimentConfig, command: str) -> Path:
 
 
 def _simulate_all(
-    wanted: list[Plan], source: Source, experiment: ExperimentConfig, console: Terminal, interrupt: Interrupt
+    wanted: list[Run], source: Source, experiment: ExperimentConfig, console: Terminal, interrupt: Interrupt
 ) -> list[Record]:
     """Simulate every run, several at once on several cores."""
     jobs = 1 if len(wanted) == 1 else experiment.jobs
-    calls = [(_simulate_one, (plan, source, interrupt.flag)) for plan in wanted]
+    calls = [(_simulate_one, (run, source, interrupt.flag)) for run in wanted]
     with Display("simulating", "runs", interrupt, console):
         return [run for _, run in in_parallel(calls, jobs, interrupt=interrupt)]
 
 
-def _simulate_one(plan: Plan, source: Source, flag: Flag) -> Record:
-    workload = source(plan.settings.shape)
-    return simulate(plan, workload, on_progress=flag.progress.of(len(workload)), is_interrupted=flag.is_raised)
+def _simulate_one(run: Run, source: Source, flag: Flag) -> Record:
+    workload = source(run.settings.shape)
+    return simulate(run, workload, on_progress=flag.progress.of(len(workload)), is_interrupted=flag.is_raised)
 
 
 def _beside_oracles(
@@ -163,21 +163,21 @@ def _beside_oracles(
 
 
 def _measure_all(
-    wanted: list[Plan], source: Source, experiment: ExperimentConfig, console: Terminal, interrupt: Interrupt
+    wanted: list[Run], source: Source, experiment: ExperimentConfig, console: Terminal, interrupt: Interrupt
 ) -> list[Record]:
     """Measure every run over HTTP, one after the other."""
-    from dynabench.live.run import run as measure
+    from dynabench.live.run import measure
     from dynabench.live.view import LiveView
 
     runs: list[Record] = []
-    key = key_of(list(dict.fromkeys(plan.arm.name for plan in wanted)))
-    for place, plan in enumerate(wanted):
-        entry = key[plan.arm.name]
+    key = key_of(list(dict.fromkeys(run.arm.name for run in wanted)))
+    for place, run in enumerate(wanted):
+        entry = key[run.arm.name]
         title = f"{entry.name} ({place + 1}/{len(wanted)})"
         with contextlib.suppress(InterruptError), interrupt.obeyed():
-            workload = source(plan.settings.shape)
+            workload = source(run.settings.shape)
             with LiveView(console, title, len(workload), entry.dark) as view:
-                runs.append(measure(plan, workload, view=view, interrupt=interrupt))
+                runs.append(measure(run, workload, view=view, interrupt=interrupt))
         if interrupt.is_asked:
             break
     return runs

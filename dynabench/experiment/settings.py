@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from foundation.settings import Count, Positive, Share, Whole, check
+from foundation.settings import Count, Positive, Share, Whole, check_settings
 from reports.figures.conditions import Condition
-from reports.figures.slo import parse, preset
+from reports.figures.slo import parse_slo, preset
 from reports.summary import SMALLEST
 from serving.router import Mode
 
@@ -73,7 +73,7 @@ class ExperimentConfig:
 
     def __post_init__(self) -> None:
         """Refuse invalid settings."""
-        check(self)
+        check_settings(self)
         for mode in self.router_mode:
             Mode.parse(mode)
         if len(set(self.router_mode)) != len(self.router_mode):
@@ -83,7 +83,7 @@ class ExperimentConfig:
     @property
     def limits(self) -> list[Condition]:
         """The limits that were given."""
-        return [parse(text) for text in self.slo] + (preset(self.slo_preset) if self.slo_preset else [])
+        return [parse_slo(text) for text in self.slo] + (preset(self.slo_preset) if self.slo_preset else [])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +114,6 @@ class SweepConfig:
 
     def __post_init__(self) -> None:
         """Refuse invalid settings."""
-        check(self)
+        check_settings(self)
         if not self.low < self.high:
             raise ValueError(f"low must be less than high ({self.high:g}), not {self.low:g}")

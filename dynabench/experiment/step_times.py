@@ -11,7 +11,7 @@ MOST = 4
 """Different step times of arms are listed individually up to this number."""
 
 
-def step_times(deployments: Sequence[Deployment]) -> str | None:
+def describe_step_times(deployments: Sequence[Deployment]) -> str | None:
     """Describe the step-time model, model and GPU of the arms' simulated engines; None if no engine is simulated."""
     found = list(dict.fromkeys(text for one in deployments if (text := _of_deployment(one))))
     if len(found) > MOST:

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
+from dynabench.arm import Arm, Settings
 from dynabench.deployment.file import as_plain
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.plan import Arm, Settings
 from foundation.errors import UserError
 from foundation.files import replace_text
 from foundation.identity import Identity, files_named

@@ -9,9 +9,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from dynabench.arm import Arm, Settings
 from dynabench.deployment.engines import SIZES, refuse_idle_settings
 from dynabench.experiment.arms import comparison_of
-from dynabench.experiment.axes import SENT, change, kinds_of, path_of, setting_of
+from dynabench.experiment.axes import SENT, change_setting, kinds_of, path_of, setting_of
 from dynabench.experiment.head import head_of
 from dynabench.experiment.limits import check_values
 from dynabench.experiment.manifest import manifest_of, subtitle_of
@@ -24,14 +25,13 @@ from dynabench.experiment.settings import ExperimentConfig, SweepConfig
 from dynabench.experiment.source import Source, source_of
 from dynabench.experiment.store import PointStore, identity_of
 from dynabench.interrupt import Interrupt, InterruptError
-from dynabench.plan import Arm, Settings
 from dynabench.progress import Display
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
-from foundation.settings import short
+from foundation.settings import short_value
 from reports import gate
 from reports.figures.conditions import Condition
-from reports.sweep.points import AnyPoint, Found, Point, Sweep
+from reports.sweep.points import AnyPoint, Point, SearchResult, Sweep
 
 ALONE = 4
 """How much coarser the search on a single repeat is, because it only has to show how much repeats differ."""
@@ -81,7 +81,7 @@ def run_sweep(
         work = _Work(source, experiment, config, store, limits, interrupt)
         if config.find is None:
             is_complete = _grid(work, arms, console)
-            found: list[Found] = []
+            found: list[SearchResult] = []
         else:
             is_complete, found = _search(work, arms, console)
         rows = (
@@ -111,7 +111,9 @@ def _varied(arms: list[Arm]) -> str:
     for name, its in values.items():
         if len(its) > 1:
             is_range = len(its) > 2 and all(isinstance(value, (int, float)) and value is not True for value in its)
-            shown = f"{short(min(its))} to {short(max(its))}" if is_range else ", ".join(map(short, its))
+            shown = (
+                f"{short_value(min(its))} to {short_value(max(its))}" if is_range else ", ".join(map(short_value, its))
+            )
             parts.append(shown if name == "router_mode" else f"{name.replace('_', ' ')} {shown}")
     return "; ".join(parts)
 
@@ -153,7 +155,7 @@ def _grid(work: _Work, arms: list[Arm], console: Terminal) -> bool:
     return False
 
 
-def _search(work: _Work, arms: list[Arm], console: Terminal) -> tuple[bool, list[Found]]:
+def _search(work: _Work, arms: list[Arm], console: Terminal) -> tuple[bool, list[SearchResult]]:
     """Search each combination for the value at which the limits stop being met, all combinations at once."""
     config, name = work.config, work.config.find
     assert name is not None
@@ -199,12 +201,12 @@ class _Search:
         """Return the known point at a value."""
         return None if value is None else work.store.known(_at(self.arm, name, value))
 
-    def found(self, work: _Work, name: str) -> Found:
+    def found(self, work: _Work, name: str) -> SearchResult:
         """Return the result of the search."""
         bracket = self.bracket
         met = self.at(work, name, bracket.met)
         assert met is None or isinstance(met, Point)
-        return Found(
+        return SearchResult(
             arm=self.arm.name,
             changes=self.arm.plain_changes,
             find=name,
@@ -284,5 +286,5 @@ def _at(arm: Arm, name: str, value: Any) -> Arm:
     if name == "rate" and settings.shape.arrival is None:
         settings = replace(settings, shape=replace(settings.shape, arrival="poisson", rate=value))
     else:
-        settings = change(settings, {name: value})
+        settings = change_setting(settings, {name: value})
     return Arm(arm.name, settings, {**arm.changes, name: value})

@@ -64,10 +64,10 @@ def _encoder(tokenizer: str | None) -> Encode | None:
         return None
     from serving.model.errors import ModelError
     from serving.model.files import ModelFiles
-    from serving.model.tokenizer import load
+    from serving.model.tokenizer import load_tokenizer
 
     try:
-        model = load(ModelFiles.read(tokenizer), encodes=True)
+        model = load_tokenizer(ModelFiles.read(tokenizer), encodes=True)
     except ModelError as error:
         raise WorkloadError(f"the tokenizer cannot be loaded: {error}") from error
     return lambda text: model.encode(text, special=False).tolist()

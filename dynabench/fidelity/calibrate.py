@@ -20,8 +20,8 @@ from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterCon
 from dynabench.deployment.processes import check_engines
 from dynabench.fidelity.fitting import OUTLIER, Fit, fit_steps, predicted
 from dynabench.fidelity.settings import CalibrateConfig
-from dynabench.fidelity.step_log import LOG, RECORDER, StepLog, read_step_log
-from dynabench.live.bodies import Target
+from dynabench.fidelity.step_log import LOG, RECORDER, EngineStepLog, read_step_log
+from dynabench.live.bodies import MeasuredServer
 from dynabench.live.clients import Order, send_all
 from dynabench.live.http_client import clock
 from dynabench.live.run import tokens_of_model
@@ -74,7 +74,7 @@ def probes(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -
     return found
 
 
-def calibrate(model: str, config: CalibrateConfig, console: Terminal) -> dict[str, Any]:
+def run_calibration(model: str, config: CalibrateConfig, console: Terminal) -> dict[str, Any]:
     """Drive an engine through the probes, fit, and write the calibration file; return its contents.
 
     Raises:
@@ -102,7 +102,7 @@ def calibrate(model: str, config: CalibrateConfig, console: Terminal) -> dict[st
     return found
 
 
-class Sent(NamedTuple):
+class SentProbe(NamedTuple):
     """The client's times of a probe's requests and first tokens, and the probe's start and end."""
 
     probe: Probe
@@ -112,7 +112,7 @@ class Sent(NamedTuple):
     first_token_s: np.ndarray
 
 
-async def _drive(model: str, config: CalibrateConfig, base: Path, console: Terminal) -> list[Sent]:
+async def _drive(model: str, config: CalibrateConfig, base: Path, console: Terminal) -> list[SentProbe]:
     pool = Pool(
         replicas=config.workers,
         engine="vllm",
@@ -126,7 +126,7 @@ async def _drive(model: str, config: CalibrateConfig, base: Path, console: Termi
     tokens = await asyncio.to_thread(tokens_of_model, pool)
     stack = LocalStack(deployment)
     async with stack:
-        target = Target(stack.url, stack.model, is_ours=True, tokens=tokens)
+        target = MeasuredServer(stack.url, stack.model, is_ours=True, tokens=tokens)
         engine = _settings(_log_paths(base)[0])
         plan = probes(engine["max_num_seqs"], engine["max_num_batched_tokens"], engine["max_model_len"])
         plan = [probe._replace(concurrency=probe.concurrency * config.workers) for probe in plan]
@@ -134,7 +134,7 @@ async def _drive(model: str, config: CalibrateConfig, base: Path, console: Termi
         warm_up = Probe("warm-up", 2 * config.workers, (1, longest), (1, 8))
         await _send(warm_up, target, 16 * config.workers, config.seed)
         each = config.duration_s / len(plan) / ROUNDS
-        sent: list[Sent] = []
+        sent: list[SentProbe] = []
         for turn in range(ROUNDS):  # repeat each probe, so that drift of the machine favours none
             for number, probe in enumerate(plan):
                 console.print(f"{turn * len(plan) + number + 1}/{ROUNDS * len(plan)} {probe.name}")
@@ -147,7 +147,7 @@ async def _drive(model: str, config: CalibrateConfig, base: Path, console: Termi
         return sent
 
 
-async def _send(probe: Probe, target: Target, count: int, seed: int) -> Sent:
+async def _send(probe: Probe, target: MeasuredServer, count: int, seed: int) -> SentProbe:
     rng = random.Random(seed)
     ids = range(seed << 20, (seed << 20) + count)
     requests = [Request(0.0, rng.randint(*probe.prompt), rng.randint(*probe.output), (id,)) for id in ids]
@@ -157,10 +157,10 @@ async def _send(probe: Probe, target: Target, count: int, seed: int) -> Sent:
     answer = await send_all(order, num_clients=1, stop=asyncio.Event(), start=start)
     if errors := [error for error in answer.requests.error if error]:
         raise UserError(f"calibrating with {probe.name}: {errors[0]}")
-    return Sent(probe, start, clock(), answer.requests.sent_s.data, answer.requests.first_token_s.data)
+    return SentProbe(probe, start, clock(), answer.requests.sent_s.data, answer.requests.first_token_s.data)
 
 
-def overheads(logs: list[StepLog], sent: list[Sent]) -> dict[str, float]:
+def overheads(logs: list[EngineStepLog], sent: list[SentProbe]) -> dict[str, float]:
     """Return the overhead of a request outside the engine: before its queue, per prompt token, and after.
 
     Client and engine read the same clock. Requests are matched in order; medians limit the effect of wrong matches.
@@ -194,7 +194,7 @@ def overheads(logs: list[StepLog], sent: list[Sent]) -> dict[str, float]:
     }
 
 
-def spacing(logs: list[StepLog], sent: list[Sent]) -> float:
+def spacing(logs: list[EngineStepLog], sent: list[SentProbe]) -> float:
     """Return the time between arrivals at vLLM's front end of requests sent at once: the median over the probes (s)."""
     found = []
     for one in sent:
@@ -205,7 +205,7 @@ def spacing(logs: list[StepLog], sent: list[Sent]) -> float:
     return float(np.median(found)) if found else 0.0
 
 
-def noise(logs: list[StepLog], sent: list[Sent], costs: StepCosts) -> list[float]:
+def noise(logs: list[EngineStepLog], sent: list[SentProbe], costs: StepCosts) -> list[float]:
     """Return equally likely factors with mean 1 by which a step's time differs from similar steps at that time.
 
     Similar steps are those of one run of a probe, with or without prefill. So neither the model's error nor drift is
@@ -226,7 +226,7 @@ def noise(logs: list[StepLog], sent: list[Sent], costs: StepCosts) -> list[float
     return [round(float(level), 4) for level in levels / levels.mean()]
 
 
-def batches(logs: list[StepLog], sent: list[Sent], costs: StepCosts) -> list[dict[str, Any]]:
+def batches(logs: list[EngineStepLog], sent: list[SentProbe], costs: StepCosts) -> list[dict[str, Any]]:
     """Return the measured and fitted median of each probe's steps, with and without prefill, and a 95% interval."""
     found = []
     for name in dict.fromkeys(one.probe.name for one in sent):
@@ -246,7 +246,7 @@ def batches(logs: list[StepLog], sent: list[Sent], costs: StepCosts) -> list[dic
     return found
 
 
-def calibration(log: StepLog, fit: Fit, measured: dict[str, float], model: str, workers: int) -> dict[str, Any]:
+def calibration(log: EngineStepLog, fit: Fit, measured: dict[str, float], model: str, workers: int) -> dict[str, Any]:
     """Return the contents of a calibration file."""
     engine = {"name": "vllm"} | {name: value for name, value in log.engine.items() if name not in ("model", "device")}
     return {

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynabench.fidelity.least_squares import non_negative
-from dynabench.fidelity.step_log import Array, StepLog
+from dynabench.fidelity.step_log import Array, EngineStepLog
 from mocker.timing.calibrated import Calibrated, StepCosts
 from mocker.timing.model import Prefill
 
@@ -24,7 +24,7 @@ class Fit(NamedTuple):
     held_out: dict[str, float]
 
 
-def fit_steps(logs: Sequence[StepLog], seed: int = 0) -> Fit:
+def fit_steps(logs: Sequence[EngineStepLog], seed: int = 0) -> Fit:
     """Fit to four fifths of the steps of all engines, test on the rest, then fit to all."""
     duration = np.concatenate([log.duration_s for log in logs])
     steps = {name: np.concatenate([log.steps[name] for log in logs]) for name in logs[0].steps}

@@ -74,7 +74,7 @@ def is_head(row: Any, key: str) -> bool:
     return isinstance(row, dict) and (isinstance(row.get(key), dict) or row.get(key) == "meta")
 
 
-def reason(error: BaseException) -> str:
+def why_unreadable(error: BaseException) -> str:
     """Describe what is wrong with a file, given the exception from reading it."""
     return one_line(f"it has no {error}" if isinstance(error, KeyError) else error)
 
@@ -88,7 +88,7 @@ def head_of(path: Path) -> Json:
     try:
         head = next(rows_of(path), None)
     except MALFORMED as error:
-        raise RecordingError(f"{path}: cannot be read as a recording ({reason(error)})") from error
+        raise RecordingError(f"{path}: cannot be read as a recording ({why_unreadable(error)})") from error
     if head is None:
         raise RecordingError(f"{path}: the file is empty")
     if is_head(head, "scenario"):

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from dynabench.deployment.flags import LivePoolConfig
 from dynabench.experiment.settings import ExperimentConfig
-from foundation.settings import Count, Positive, check
+from foundation.settings import Count, Positive, check_settings
 from reports import fidelity
 
 
@@ -80,4 +80,4 @@ class CalibrateConfig:
 
     def __post_init__(self) -> None:
         """Refuse invalid settings."""
-        check(self)
+        check_settings(self)

@@ -29,7 +29,7 @@ STEP_COLUMNS = (
 FIRST_COLUMNS = ("arrived_s", "added_s", "first_token_s", "prompt_tokens")
 
 
-class StepLog(NamedTuple):
+class EngineStepLog(NamedTuple):
     """One engine's steps and its requests' first tokens; times are in seconds on a clock that all processes share."""
 
     engine: dict[str, Any]
@@ -52,18 +52,18 @@ class StepLog(NamedTuple):
         started[1:][is_busy] = ended[:-1][is_busy]
         return ended - started
 
-    def between(self, start_s: float, end_s: float) -> "StepLog":
+    def between(self, start_s: float, end_s: float) -> "EngineStepLog":
         """Return the part of the log that began in an interval."""
         steps = (self.steps["scheduled_s"] >= start_s) & (self.steps["scheduled_s"] < end_s)
         firsts = (self.firsts["added_s"] >= start_s) & (self.firsts["added_s"] < end_s)
-        return StepLog(
+        return EngineStepLog(
             self.engine,
             {name: column[steps] for name, column in self.steps.items()},
             {name: column[firsts] for name, column in self.firsts.items()},
         )
 
 
-def read_step_log(path: Path) -> StepLog:
+def read_step_log(path: Path) -> EngineStepLog:
     """Read a log from `dynabench.fidelity.vllm.step_recorder`.
 
     Raises:
@@ -83,7 +83,7 @@ def read_step_log(path: Path) -> StepLog:
         raise UserError(f"{path}: cannot be read as a log of engine steps ({error})") from error
     if not rows["step"] or not engine:
         raise UserError(f"{path}: the engine ran no steps")
-    return StepLog(engine, _columns(rows["step"], STEP_COLUMNS), _columns(rows["first"], FIRST_COLUMNS))
+    return EngineStepLog(engine, _columns(rows["step"], STEP_COLUMNS), _columns(rows["first"], FIRST_COLUMNS))
 
 
 def _columns(rows: list[list[float]], names: tuple[str, ...]) -> dict[str, Array]:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from dynabench.arm import Arm, Run, Settings, runs_of
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.manifest import manifest_of
 from dynabench.experiment.run import results_folder
@@ -20,10 +21,9 @@ from dynabench.experiment.source import source_of
 from dynabench.fidelity.fitting import OUTLIER, predicted
 from dynabench.fidelity.past_runs import read_requests
 from dynabench.fidelity.settings import ValidateConfig
-from dynabench.fidelity.step_log import LOG, RECORDER, StepLog, read_step_log
-from dynabench.plan import Arm, Plan, Settings, plans
+from dynabench.fidelity.step_log import LOG, RECORDER, EngineStepLog, read_step_log
 from dynabench.terminal import Terminal
-from dynabench.virtual.run import run as simulate
+from dynabench.virtual.run import simulate
 from foundation.errors import UserError
 from mocker.timing.config import TimingConfig, divide
 from mocker.timing.files import read_calibration
@@ -56,7 +56,7 @@ class Validation:
         return [f"{arm}: {text}" for arm, found in self.fidelity.arms.items() for text in found.failed]
 
 
-def validate(
+def run_validation(
     files: tuple[Path, ...],
     config: ValidateConfig,
     experiment: ExperimentConfig,
@@ -79,7 +79,7 @@ def validate(
         UserError: neither a past run nor a live engine is given, or the past run cannot be read.
     """
     out = results_folder(experiment, "validate")
-    logs: dict[str, list[StepLog]] = {}
+    logs: dict[str, list[EngineStepLog]] = {}
     if config.real is None:
         workload, measured, logs = _measure(files, experiment, settings, real, console)
         reported = next((log.engine for found in logs.values() for log in found), {})
@@ -105,7 +105,7 @@ def validate(
 
 
 def _simulated(
-    mode: str, real: list[Record], logs: list[StepLog] | None, settings: Settings, workload: Workload, seed: int
+    mode: str, real: list[Record], logs: list[EngineStepLog] | None, settings: Settings, workload: Workload, seed: int
 ) -> Runs:
     """Simulate the real runs of a router mode, and if the real engine's speed is known, again at that speed."""
 
@@ -124,11 +124,11 @@ def _simulated(
     return Runs(real, simulated, simulations(faster), speed)
 
 
-def _simulations(mode: str, settings: Settings, count: int, seed: int) -> list[Plan]:
+def _simulations(mode: str, settings: Settings, count: int, seed: int) -> list[Run]:
     """Return as many simulated runs of a router mode as there are real ones."""
     deployment = replace(settings.deployment, router_mode=mode)
     arm = Arm(SIMULATED.format(mode), replace(settings, deployment=deployment, client=None), {})
-    return plans([arm], count, seed)
+    return runs_of([arm], count, seed)
 
 
 def as_answered(workload: Workload, run: Record) -> Workload:
@@ -196,9 +196,9 @@ def _measure(
     settings: Settings,
     real: Deployment | None,
     console: Terminal,
-) -> tuple[Workload, dict[str, list[Record]], dict[str, list[StepLog]]]:
+) -> tuple[Workload, dict[str, list[Record]], dict[str, list[EngineStepLog]]]:
     """Run the real engine in every mode; return also the logs of its steps."""
-    from dynabench.live.run import run as measure
+    from dynabench.live.run import measure
     from dynabench.live.view import LiveView
 
     if real is None:
@@ -209,17 +209,17 @@ def _measure(
         watched = replace(real.pools[0], engine_args={"scheduler-cls": RECORDER})
         real = replace(real, pools=(watched,))
     workload = source_of(files, experiment)(settings.shape)
-    logs: dict[str, list[StepLog]] = {mode: [] for mode in experiment.router_mode}
+    logs: dict[str, list[EngineStepLog]] = {mode: [] for mode in experiment.router_mode}
     runs: dict[str, list[Record]] = {mode: [] for mode in experiment.router_mode}
     arms = [
         Arm(REAL.format(mode), replace(settings, deployment=replace(real, router_mode=mode)), {})
         for mode in experiment.router_mode
     ]
-    for plan in plans(arms, experiment.repeats, experiment.seed):
-        mode, started = plan.deployment.router_mode, list[float]()
-        title = f"{mode} {plan.repeat + 1}/{experiment.repeats}"
+    for wanted in runs_of(arms, experiment.repeats, experiment.seed):
+        mode, started = wanted.deployment.router_mode, list[float]()
+        title = f"{mode} {wanted.repeat + 1}/{experiment.repeats}"
         with _step_logs() as steps, LiveView(console, title, len(workload)) as view:
-            run = measure(plan, workload, view=view, on_start=started.append)
+            run = measure(wanted, workload, view=view, on_start=started.append)
             if not run.is_complete:
                 raise KeyboardInterrupt("interrupted before the real runs were complete; nothing was written")
             if is_watched:
@@ -241,13 +241,13 @@ def _step_logs() -> Iterator[Path]:
             del os.environ[LOG]
 
 
-def _with_preemptions(run: Record, logs: list[StepLog]) -> Record:
+def _with_preemptions(run: Record, logs: list[EngineStepLog]) -> Record:
     """Record how often vLLM preempted in total; the log does not say which requests."""
     count = sum(int(log.steps["preempted"].sum()) for log in logs)
     return replace(run, facts={**run.facts, "preemptions": float(count)})
 
 
-def speed_of(logs: list[StepLog], timing: TimingConfig) -> Speed | None:
+def speed_of(logs: list[EngineStepLog], timing: TimingConfig) -> Speed | None:
     """Return how fast a real engine was in these runs.
 
     Machines drift, and what slows their memory need not slow their arithmetic. This separates the error due to the

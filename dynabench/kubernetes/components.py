@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.deployment.processes import Parts, check_store, kept_gib, parts_of
+from dynabench.deployment.processes import DeploymentParts, check_store, kept_gib, parts_of
 from dynabench.kubernetes import names
 from dynabench.kubernetes.arguments import arguments_of
 from dynabench.kubernetes.contract import ADDRESS, COMPONENT, ours, planner_arguments
@@ -45,7 +45,7 @@ LOADING_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Component:
+class ClusterComponent:
     """A set of identical pods, each with one container."""
 
     name: str
@@ -84,7 +84,7 @@ class Component:
 
 def components_of(
     deployment: Deployment, config: ClusterConfig, runtime: RuntimeConfig, *, has_planner: bool
-) -> list[Component]:
+) -> list[ClusterComponent]:
     """Return the components of a deployment, workers last.
 
     Raises:
@@ -116,13 +116,13 @@ def files_of(pool: Pool) -> tuple[str, ...]:
     return tuple(str(path) for path in given if path is not None)
 
 
-def labels_of(deployment: str, component: Component) -> dict[str, str]:
+def labels_of(deployment: str, component: ClusterComponent) -> dict[str, str]:
     """Return the labels of a component's pods."""
     own = {COMPONENT: component.kind, ROLE: component.role or "aggregated"} if component.is_worker else {}
     return selector_of(deployment, component) | own
 
 
-def selector_of(deployment: str, component: Component) -> dict[str, str]:
+def selector_of(deployment: str, component: ClusterComponent) -> dict[str, str]:
     """Return the labels that distinguish a component's pods from all others."""
     own = {POOL: component.name} if component.is_worker else {COMPONENT: component.kind}
     return ours(deployment) | own
@@ -150,9 +150,9 @@ def _reading(pool: Pool) -> Pool:
     return pool
 
 
-def _frontend(deployment: Deployment, config: ClusterConfig, parts: Parts) -> Component:
+def _frontend(deployment: Deployment, config: ClusterConfig, parts: DeploymentParts) -> ClusterComponent:
     settings = deployment.frontend
-    return Component(
+    return ClusterComponent(
         name=names.FRONTEND,
         kind=names.FRONTEND,
         image=config.image,
@@ -167,8 +167,8 @@ def _frontend(deployment: Deployment, config: ClusterConfig, parts: Parts) -> Co
     )
 
 
-def _router(config: ClusterConfig, program: Program) -> Component:
-    return Component(
+def _router(config: ClusterConfig, program: Program) -> ClusterComponent:
+    return ClusterComponent(
         name=names.ROUTER,
         kind=names.ROUTER,
         image=config.image,
@@ -183,9 +183,9 @@ def _router(config: ClusterConfig, program: Program) -> Component:
     )
 
 
-def _store(config: ClusterConfig, program: Program, store: KvStoreServiceConfig) -> Component:
+def _store(config: ClusterConfig, program: Program, store: KvStoreServiceConfig) -> ClusterComponent:
     listening = replace(program, settings=(replace(store, host=ADDRESS), *program.settings[1:]))
-    return Component(
+    return ClusterComponent(
         name=names.STORE,
         kind=names.STORE,
         image=config.image,
@@ -200,9 +200,9 @@ def _store(config: ClusterConfig, program: Program, store: KvStoreServiceConfig)
     )
 
 
-def _planner(deployment: Deployment, config: ClusterConfig) -> Component:
+def _planner(deployment: Deployment, config: ClusterConfig) -> ClusterComponent:
     url = f"http://{deployment.name}-{names.FRONTEND}:{deployment.frontend.http_port}"
-    return Component(
+    return ClusterComponent(
         name=names.PLANNER,
         kind=names.PLANNER,
         image=config.image,
@@ -218,9 +218,9 @@ def _planner(deployment: Deployment, config: ClusterConfig) -> Component:
     )
 
 
-def _worker(deployment: Deployment, config: ClusterConfig, pool: Pool, program: Program) -> Component:
+def _worker(deployment: Deployment, config: ClusterConfig, pool: Pool, program: Program) -> ClusterComponent:
     files = files_of(pool)
-    common = Component(
+    common = ClusterComponent(
         name=pool.name,
         kind="worker",
         image=config.image,

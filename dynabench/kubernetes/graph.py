@@ -7,7 +7,7 @@ v1beta1    spec.components, a list: name, type, podTemplate with the container `
 
 from collections.abc import Mapping
 
-from dynabench.kubernetes.components import Component
+from dynabench.kubernetes.components import ClusterComponent
 from dynabench.kubernetes.objects import Manifest
 from dynabench.kubernetes.pods import GPU
 from dynabench.kubernetes.settings import Form
@@ -20,7 +20,7 @@ MOST = 25
 def graph_of(
     form: Form,
     metadata: Manifest,
-    components: list[Component],
+    components: list[ClusterComponent],
     pods: Mapping[str, Manifest],
     pod_metadata: Mapping[str, Manifest],
 ) -> Manifest:
@@ -49,7 +49,7 @@ def graph_of(
     return {"apiVersion": f"{GROUP}/{version}", "kind": "DynamoGraphDeployment", "metadata": metadata, "spec": spec}
 
 
-def _service(component: Component, pod: Manifest, metadata: Manifest) -> Manifest:
+def _service(component: ClusterComponent, pod: Manifest, metadata: Manifest) -> Manifest:
     """Return a component in v1alpha1 form, with resources and probes outside the pod specification."""
     [main] = pod["containers"]
     container = {
@@ -76,7 +76,7 @@ def _item(amounts: Mapping[str, str]) -> dict[str, str]:
     return {"gpu" if name == GPU else name: amount for name, amount in amounts.items()}
 
 
-def _component(component: Component, pod: Manifest, metadata: Manifest) -> Manifest:
+def _component(component: ClusterComponent, pod: Manifest, metadata: Manifest) -> Manifest:
     kind = component.role if component.role in ("prefill", "decode") else component.kind
     return {
         "name": component.name,

@@ -23,7 +23,7 @@ import yaml
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.file import as_plain
 from dynabench.kubernetes import access, names, servers
-from dynabench.kubernetes.components import Component, components_of, labels_of, selector_of
+from dynabench.kubernetes.components import ClusterComponent, components_of, labels_of, selector_of
 from dynabench.kubernetes.contract import (
     API_KEY,
     BACKEND,
@@ -188,7 +188,7 @@ class _Writer:
                 found["NATS_AUTH_USERNAME"] = self._runtime.nats_username
         return found | {"ETCD_LEASE_TTL": digits(self._runtime.lease_ttl_s)}
 
-    def _secrets(self, component: Component) -> dict[str, bool]:
+    def _secrets(self, component: ClusterComponent) -> dict[str, bool]:
         """Return the Secret keys that a component's processes need, and whether each is required."""
         if not self._config.secret:
             return {}
@@ -221,7 +221,7 @@ class _Writer:
             found += access.account(self._name(names.PLANNER), (*rules, *needed), **where)
         return found
 
-    def carried(self, components: list[Component]) -> list[Manifest]:
+    def carried(self, components: list[ClusterComponent]) -> list[Manifest]:
         """Return ConfigMaps with the files that components read."""
         return [
             {
@@ -234,7 +234,7 @@ class _Writer:
             if component.files
         ]
 
-    def _data(self, component: Component) -> Manifest:
+    def _data(self, component: ClusterComponent) -> Manifest:
         """Return the files that a component reads, as a ConfigMap contains them."""
         # Discovery is configured in the environment.
         described = yaml.safe_dump(as_plain(replace(self._deployment, runtime=None)), sort_keys=False).encode()
@@ -251,7 +251,7 @@ class _Writer:
             )
         return _as_data(data)
 
-    def _pod_metadata(self, component: Component) -> Manifest:
+    def _pod_metadata(self, component: ClusterComponent) -> Manifest:
         """Return labels, and a digest of the files: pods read files only once, so changed files need new pods."""
         found: Manifest = {"labels": labels_of(self._deployment.name, component)}
         if component.files:
@@ -259,7 +259,7 @@ class _Writer:
             found["annotations"] = {FILES_DIGEST: digest[:16]}
         return found
 
-    def component(self, component: Component) -> list[Manifest]:
+    def component(self, component: ClusterComponent) -> list[Manifest]:
         """Return the objects that run a component, make it reachable and limit its disruption."""
         name = self._name(component.name)
         metadata, selector = self._metadata(name, component), selector_of(self._deployment.name, component)
@@ -286,7 +286,7 @@ class _Writer:
             *(self._scaler(component, metadata) if is_scaled else []),
         ]
 
-    def graph(self, components: list[Component]) -> Manifest:
+    def graph(self, components: list[ClusterComponent]) -> Manifest:
         pods = {component.name: self._pod(component) for component in components}
         pod_metadata = {component.name: self._pod_metadata(component) for component in components}
         name = self._deployment.name
@@ -306,7 +306,7 @@ class _Writer:
         kind = "PodMonitor" if is_pod else "ServiceMonitor"
         return [{"apiVersion": "monitoring.coreos.com/v1", "kind": kind, "metadata": metadata, "spec": spec}]
 
-    def _service(self, component: Component, metadata: Manifest, selector: dict[str, str]) -> Manifest:
+    def _service(self, component: ClusterComponent, metadata: Manifest, selector: dict[str, str]) -> Manifest:
         """Return the Service of a component; it has no address for workers, because each is called individually."""
         ports = [{"name": name, "port": port, "targetPort": name} for name, port in component.ports.items()]
         spec: Manifest = {"selector": selector, "ports": ports}
@@ -314,11 +314,11 @@ class _Writer:
             spec = {"clusterIP": "None", **spec}
         return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
 
-    def _scaler(self, component: Component, metadata: Manifest) -> list[Manifest]:
+    def _scaler(self, component: ClusterComponent, metadata: Manifest) -> list[Manifest]:
         pool = self._deployment.pool(component.name)
         return scaler_of(self._deployment, self._config, pool, self._autoscaler, metadata)
 
-    def _pod(self, component: Component) -> Manifest:
+    def _pod(self, component: ClusterComponent) -> Manifest:
         is_planner = component.kind == names.PLANNER
         account = self._name(names.PLANNER) if is_planner else self._deployment.name
         return pod_of(
@@ -331,10 +331,10 @@ class _Writer:
             labels=selector_of(self._deployment.name, component),
         )
 
-    def _files(self, component: Component) -> str:
+    def _files(self, component: ClusterComponent) -> str:
         return f"{self._name(component.name)}-files"
 
-    def _metadata(self, name: str, component: Component) -> Manifest:
+    def _metadata(self, name: str, component: ClusterComponent) -> Manifest:
         return {
             "name": name,
             "namespace": self._config.namespace,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from dynabench.kubernetes.arguments import literal
-from dynabench.kubernetes.components import CACHE, FILES, MODELS, SHARED_MEMORY, SYSTEM, TMP, Component
+from dynabench.kubernetes.components import CACHE, FILES, MODELS, SHARED_MEMORY, SYSTEM, TMP, ClusterComponent
 from dynabench.kubernetes.contract import POD_FIELDS
 from dynabench.kubernetes.objects import CONTAINER_SECURITY, POD_SECURITY, Manifest, secret_variable
 from dynabench.kubernetes.settings import ClusterConfig
@@ -20,7 +20,7 @@ GPU = "nvidia.com/gpu"
 
 
 def pod_of(
-    component: Component,
+    component: ClusterComponent,
     config: ClusterConfig,
     network: Mapping[str, str],
     secrets: Mapping[str, bool],
@@ -67,7 +67,7 @@ def pod_of(
 
 
 def _environment(
-    component: Component, config: ClusterConfig, network: Mapping[str, str], secrets: Mapping[str, bool]
+    component: ClusterComponent, config: ClusterConfig, network: Mapping[str, str], secrets: Mapping[str, bool]
 ) -> list[Manifest]:
     """Return the environment, the pod's own facts first, because later variables may refer to them."""
     plain = {
@@ -100,7 +100,7 @@ def _spread(labels: Mapping[str, str]) -> Manifest:
     }
 
 
-def _probes(component: Component) -> Manifest:
+def _probes(component: ClusterComponent) -> Manifest:
     """Return the container's probes. The others wait for the start, which is long when weights are loaded."""
     port = next(iter(component.ports))
 
@@ -116,14 +116,14 @@ def _probes(component: Component) -> Manifest:
     }
 
 
-def _resources(component: Component) -> Manifest:
+def _resources(component: ClusterComponent) -> Manifest:
     gpus = {GPU: str(component.gpus)} if component.gpus else {}
     most = {} if component.most_memory_mib is None else {"memory": f"{component.most_memory_mib}Mi"}
     requests = {"cpu": component.cpu, "memory": f"{component.memory_mib}Mi", **gpus}
     return {"requests": requests} | ({"limits": most | gpus} if most or gpus else {})
 
 
-def _volumes(component: Component, config: ClusterConfig, files: str) -> tuple[list[Manifest], list[Manifest]]:
+def _volumes(component: ClusterComponent, config: ClusterConfig, files: str) -> tuple[list[Manifest], list[Manifest]]:
     """Return the volumes of a pod, and their mount points in its container."""
     empty: Manifest = {"emptyDir": {}}
     found: list[tuple[str, Manifest, Manifest]] = [("tmp", empty, {"mountPath": TMP})]

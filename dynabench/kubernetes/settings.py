@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from msgspec import Meta
 
-from foundation.settings import check
+from foundation.settings import check_settings
 
 Discovery = Literal["kubernetes", "etcd"]
 Autoscaler = Literal["none", "hpa", "keda", "planner"]
@@ -61,4 +61,4 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         """Refuse invalid settings."""
-        check(self)
+        check_settings(self)

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from dynabench.deployment.description import Deployment
-from dynabench.deployment.file import read
+from dynabench.deployment.file import read_deployment
 from dynabench.kubernetes.components import files_of
 from dynabench.kubernetes.manifests import KUSTOMIZATION, manifests
 from dynabench.kubernetes.settings import ClusterConfig
@@ -36,14 +36,14 @@ OF_THIS_HOST = ("ETCD_", "NATS_", "DYN_")
 """Prefixes of variables that would put this host's network settings into a cluster's manifests."""
 
 
-def write(file: Path, config: ClusterConfig, out: Path, *, overwrite: bool) -> list[Path]:
+def write_manifests(file: Path, config: ClusterConfig, out: Path, *, overwrite: bool) -> list[Path]:
     """Write the manifests of a deployment described in a file; return what was written.
 
     Raises:
         UserError: the deployment cannot run in a cluster, or the folder cannot be used.
     """
     with _without_environment():
-        deployment = read(file)
+        deployment = read_deployment(file)
         try:
             found = manifests(deployment, config, _contents(deployment))
         except ValueError as error:

@@ -15,7 +15,7 @@ SECRET_LENGTH = 8
 """Fewest characters of a word that is hidden: shorter ones are no secrets, and are part of many other words."""
 
 
-class Target(NamedTuple):
+class MeasuredServer(NamedTuple):
     """The server to measure."""
 
     url: str
@@ -70,7 +70,7 @@ def sends_content(request: Request, prompts: str) -> bool:
 class Bodies:
     """Makes the bodies of a workload's requests."""
 
-    def __init__(self, target: Target, block_size: int, salt: str) -> None:
+    def __init__(self, target: MeasuredServer, block_size: int, salt: str) -> None:
         self._target = target
         self._block_size = block_size
         self._salt = salt

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Callable
 
-from dynabench.live.bodies import Target
-from dynabench.live.events import EVENT_LIMIT, AnswerError, AnswerReader, Timing, Usage
+from dynabench.live.bodies import MeasuredServer
+from dynabench.live.events import EVENT_LIMIT, AnswerError, AnswerReader, EventUsage, Timing
 from dynabench.live.timeline import Timeline
 from foundation.text import one_line
 from workloads.pacing import LoadConfig
@@ -24,7 +24,7 @@ STAGES = (
 """The stages of a request that our own frontend times; each has a column of `Requests`."""
 
 
-class Call:
+class ClientCall:
     """One request, whose tokens are timestamped as they arrive."""
 
     __slots__ = (
@@ -38,11 +38,11 @@ class Call:
         num_expected: int,
         *,
         timeline: Timeline,
-        target: Target,
+        target: MeasuredServer,
         load: LoadConfig,
         start: float,
-        abort: Callable[["Call"], None],
-        on_end: Callable[["Call", float], None],
+        abort: Callable[["ClientCall"], None],
+        on_end: Callable[["ClientCall", float], None],
         has_token_events: bool = False,
     ) -> None:
         """Prepare to follow a request.
@@ -149,7 +149,7 @@ class Call:
         if count > 1:
             timeline.num_together += count
 
-    def _settle(self, usage: Usage | None) -> None:
+    def _settle(self, usage: EventUsage | None) -> None:
         """Take lengths from the usage, and record the gaps between tokens.
 
         Raises:

@@ -12,9 +12,9 @@ import numpy as np
 import uvloop
 
 from dynabench.interrupt import held_back
-from dynabench.live.bodies import Target
+from dynabench.live.bodies import MeasuredServer
 from dynabench.live.http_client import clock
-from dynabench.live.load import LoadGenerator, facts_of
+from dynabench.live.load import LoadGenerator, client_facts
 from dynabench.live.timeline import Stats, requests_of
 from reports.record.records import Requests
 from workloads import Workload
@@ -25,7 +25,7 @@ STATS_S = 0.25
 READY_S = 60.0
 
 
-class Sent(NamedTuple):
+class ClientRecords(NamedTuple):
     """The measurements of the clients."""
 
     requests: Requests
@@ -37,7 +37,7 @@ class Order(NamedTuple):
     """The task of a client."""
 
     workload: Workload
-    target: Target
+    target: MeasuredServer
     load: LoadConfig
     salt: str
     timeout_s: float
@@ -50,7 +50,7 @@ async def send_all(
     stop: asyncio.Event,
     on_stats: Callable[[Stats], None] | None = None,
     start: float | None = None,
-) -> Sent:
+) -> ClientRecords:
     """Send a workload from one or several processes; end early once `stop` is set.
 
     With one process, `start` is time 0 of the workload on the clock of `time.perf_counter` (None: immediately).
@@ -134,7 +134,7 @@ def shares(workload: Workload, count: int) -> list[list[int]]:
 
 async def _send(
     order: Order, start: float | None, stop: asyncio.Event, on_stats: Callable[[Stats], None] | None
-) -> Sent:
+) -> ClientRecords:
     generator = LoadGenerator(
         order.workload, target=order.target, load=order.load, salt=order.salt, timeout_s=order.timeout_s, start=start
     )
@@ -152,7 +152,7 @@ async def _send(
     if on_stats is not None:
         on_stats(generator.stats())
     requests = requests_of(timeline, order.workload, order.load)
-    return Sent(requests, np.array(timeline.gaps).reshape(-1, 5), facts_of(generator))
+    return ClientRecords(requests, np.array(timeline.gaps).reshape(-1, 5), client_facts(generator))
 
 
 def _client(connection: Connection, order: Order) -> None:
@@ -160,7 +160,7 @@ def _client(connection: Connection, order: Order) -> None:
     connection.send("ready")
     start = connection.recv()
 
-    async def run() -> Sent:
+    async def run() -> ClientRecords:
         stop = asyncio.Event()
         asyncio.get_running_loop().add_reader(connection.fileno(), stop.set)  # "stop", or our parent is gone
         return await _send(order, start, stop, connection.send)
@@ -169,13 +169,15 @@ def _client(connection: Connection, order: Order) -> None:
         connection.send(uvloop.run(run()))
 
 
-async def _follow(connection: Connection, place: int, stop: asyncio.Event, take: Callable[[int, Stats], None]) -> Sent:
+async def _follow(
+    connection: Connection, place: int, stop: asyncio.Event, take: Callable[[int, Stats], None]
+) -> ClientRecords:
     """Wait for a client's measurements, and pass on its progress."""
     stopping = asyncio.create_task(_tell_stop(connection, stop))
     try:
         while True:
             message: Any = await asyncio.to_thread(connection.recv)
-            if isinstance(message, Sent):
+            if isinstance(message, ClientRecords):
                 return message
             take(place, message)
     except EOFError as error:
@@ -200,7 +202,7 @@ def _share_load(load: LoadConfig, place: int, count: int) -> LoadConfig:
     return dataclasses.replace(load, **changes)
 
 
-def _merged(parts: list[Sent], shards: list[list[int]]) -> Sent:
+def _merged(parts: list[ClientRecords], shards: list[list[int]]) -> ClientRecords:
     requests = Requests.concatenate(
         [
             part.requests.replace(request=np.array(numbers)[part.requests.request])
@@ -209,7 +211,7 @@ def _merged(parts: list[Sent], shards: list[list[int]]) -> Sent:
     )
     facts = {name: sum(part.facts[name] for part in parts) for name in parts[0].facts}
     facts["cpu_share"] = max(part.facts["cpu_share"] for part in parts)
-    return Sent(requests[np.argsort(requests.request)], np.concatenate([part.gaps for part in parts]), facts)
+    return ClientRecords(requests[np.argsort(requests.request)], np.concatenate([part.gaps for part in parts]), facts)
 
 
 def _merged_stats(parts: list[Stats]) -> Stats:

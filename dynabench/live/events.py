@@ -29,7 +29,7 @@ class AnswerError(Exception):
     """An invalid answer; the message says what is wrong with it."""
 
 
-class Function(msgspec.Struct):
+class EventFunction(msgspec.Struct):
     """An event's addition to a call of a function."""
 
     name: Any = None
@@ -44,7 +44,7 @@ class Function(msgspec.Struct):
 class ToolCall(msgspec.Struct):
     """An event's addition to one of an answer's tool calls."""
 
-    function: Function | None = None
+    function: EventFunction | None = None
     custom: Any = None
     """The call of a tool whose input is no JSON."""
 
@@ -73,7 +73,7 @@ class Delta(msgspec.Struct):
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[ToolCall] | None = None
-    function_call: Function | None = None
+    function_call: EventFunction | None = None
     refusal: str | None = None
     reasoning_details: list[ReasoningDetail] | None = None
 
@@ -91,7 +91,7 @@ class Delta(msgspec.Struct):
         )
 
 
-class Choice(msgspec.Struct):
+class EventChoice(msgspec.Struct):
     """An event's addition to an answer."""
 
     text: str | None = None
@@ -115,7 +115,7 @@ class PromptDetails(msgspec.Struct):
     cached_tokens: Count | None = None
 
 
-class Usage(msgspec.Struct):
+class EventUsage(msgspec.Struct):
     """The tokens that the server counted."""
 
     prompt_tokens: Count | None = None
@@ -123,7 +123,7 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: PromptDetails | None = None
 
 
-class Routing(msgspec.Struct):
+class EventRouting(msgspec.Struct):
     """Our own frontend's report of its decision."""
 
     best_tokens: int
@@ -160,15 +160,15 @@ def _seconds(said: Any) -> float | None:
 class Extra(msgspec.Struct):
     """The extra data of our own frontend."""
 
-    routing: Routing | None = None
+    routing: EventRouting | None = None
     timing: Timing | None = None
 
 
 class Event(msgspec.Struct):
     """The data of one event."""
 
-    choices: list[Choice] | msgspec.UnsetType | None = msgspec.UNSET
-    usage: Usage | None = None
+    choices: list[EventChoice] | msgspec.UnsetType | None = msgspec.UNSET
+    usage: EventUsage | None = None
     error: Any = None
     nvext: msgspec.Raw = msgspec.Raw(b"null")
 
@@ -214,8 +214,8 @@ class AnswerReader:
         self._num_patterns = 0
         self.num_tokens = 0
         """The number of events that carried a token."""
-        self.usage: Usage | None = None
-        self.routing: Routing | None = None
+        self.usage: EventUsage | None = None
+        self.routing: EventRouting | None = None
         self.timing: Timing | None = None
         self.finish_reason = ""
         self.is_done = False

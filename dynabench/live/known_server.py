@@ -34,7 +34,7 @@ class Delays(msgspec.Struct, frozen=True):
     tokens_per_chunk: int = 1
 
 
-class Stream:
+class KnownStream:
     """One answer in progress."""
 
     __slots__ = (
@@ -51,7 +51,7 @@ class Stream:
     )
 
     def __init__(
-        self, connection: "Connection", body: dict[str, Any], is_chat: bool, begun_s: float, delays: Delays
+        self, connection: "KnownConnection", body: dict[str, Any], is_chat: bool, begun_s: float, delays: Delays
     ) -> None:
         self.connection = connection
         self.is_chat = is_chat
@@ -67,7 +67,7 @@ class Stream:
         self.chunk = CHUNKS[is_chat]
 
 
-class Connection(asyncio.Protocol):
+class KnownConnection(asyncio.Protocol):
     """One client connection."""
 
     def __init__(self, server: "KnownServer") -> None:
@@ -138,7 +138,7 @@ class KnownServer:
 
     def __init__(self, delays: Delays) -> None:
         self._delays = delays
-        self._due: list[tuple[float, int, Stream]] = []
+        self._due: list[tuple[float, int, KnownStream]] = []
         self._number = 0
         self._news = asyncio.Event()
         self.stats = {"requests": 0, "tokens": 0, "first_s": 0.0, "last_s": 0.0}
@@ -147,7 +147,7 @@ class KnownServer:
     async def run(self, listener: socket.socket) -> None:
         """Serve until cancelled."""
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Connection(self), sock=listener, backlog=4096)
+        server = await loop.create_server(lambda: KnownConnection(self), sock=listener, backlog=4096)
         timer = StepTimer()
         try:
             while True:
@@ -162,9 +162,9 @@ class KnownServer:
             server.close()
             timer.close()
 
-    def answer(self, connection: Connection, body: dict[str, Any], is_chat: bool, now: float) -> None:
+    def answer(self, connection: KnownConnection, body: dict[str, Any], is_chat: bool, now: float) -> None:
         """Start an answer."""
-        stream = Stream(connection, body, is_chat, now, self._delays)
+        stream = KnownStream(connection, body, is_chat, now, self._delays)
         if not body.get("stream"):
             asyncio.get_running_loop().call_at(
                 stream.next_s + self._delays.itl_s * (stream.total - 1), connection.write, _whole(_completion(stream))
@@ -203,7 +203,7 @@ class KnownServer:
                 stream.left -= size
                 heappush(due, (when + delays.itl_s, number, stream))
 
-    def _last(self, stream: Stream) -> bytes:
+    def _last(self, stream: KnownStream) -> bytes:
         """Return the last tokens, the usage, and the actual times of writing."""
         now = monotonic()
         self.stats["tokens"] += stream.total
@@ -235,12 +235,12 @@ def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def _usage(stream: Stream) -> dict[str, int]:
+def _usage(stream: KnownStream) -> dict[str, int]:
     prompt = stream.prompt_tokens
     return {"prompt_tokens": prompt, "completion_tokens": stream.total, "total_tokens": prompt + stream.total}
 
 
-def _completion(stream: Stream) -> dict[str, Any]:
+def _completion(stream: KnownStream) -> dict[str, Any]:
     text = WORD * stream.total
     content: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if stream.is_chat else {"text": text}
     return _head(stream.is_chat) | {

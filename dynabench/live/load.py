@@ -5,8 +5,8 @@ import math
 import resource
 from collections import deque
 
-from dynabench.live.bodies import Bodies, Target
-from dynabench.live.call import Call
+from dynabench.live.bodies import Bodies, MeasuredServer
+from dynabench.live.call import ClientCall
 from dynabench.live.http_client import HttpPool, clock
 from dynabench.live.timeline import Stats, Timeline
 from serving.engines.mock.timer import StepTimer
@@ -25,7 +25,7 @@ class LoadGenerator:
         self,
         workload: Workload,
         *,
-        target: Target,
+        target: MeasuredServer,
         load: LoadConfig,
         salt: str,
         timeout_s: float,
@@ -51,8 +51,8 @@ class LoadGenerator:
         self._bodies = Bodies(target, workload.block_size, salt)
         self._ahead: dict[int, bytes] = {}
         self._next_body = 0
-        self._open: dict[int, Call] = {}
-        self._deadlines: deque[tuple[float, Call]] = deque()
+        self._open: dict[int, ClientCall] = {}
+        self._deadlines: deque[tuple[float, ClientCall]] = deque()
         self._heads: dict[bool, bytes] = {}
         self._awaited_s = 0.0
         self._wake = asyncio.Event()
@@ -119,7 +119,7 @@ class LoadGenerator:
             timeline.num_sent += 1
             request = self._workload.requests[number]
             body = self._ahead.pop(number, None) or self._bodies.of(request)
-            call = Call(
+            call = ClientCall(
                 number,
                 request.output_length,
                 timeline=timeline,
@@ -156,7 +156,7 @@ class LoadGenerator:
                     self._pool.abort(call)
                     call.on_failure("timeout", now)
 
-    def _on_end(self, call: Call, now: float) -> None:
+    def _on_end(self, call: ClientCall, now: float) -> None:
         """Record the end of a request, and send those that waited for it."""
         number, timeline = call.number, self.timeline
         if self._open.pop(number, None) is None:
@@ -181,7 +181,7 @@ class LoadGenerator:
             self._wake.set()
 
 
-def facts_of(generator: LoadGenerator) -> dict[str, float]:
+def client_facts(generator: LoadGenerator) -> dict[str, float]:
     """Return facts that show whether the client itself distorted the run."""
     timeline = generator.timeline
     return {

@@ -6,35 +6,35 @@ import aiohttp
 import msgspec
 from msgspec import Meta
 
-from dynabench.live.bodies import Target
+from dynabench.live.bodies import MeasuredServer
 
 PATIENCE_S = 10.0
 MAX_BYTES = 1 << 20
 
 
-class Model(msgspec.Struct):
+class ReportedModel(msgspec.Struct):
     """A model of an endpoint; vLLM and SGLang report its context length."""
 
     id: str = ""
     max_model_len: Annotated[int, Meta(ge=1)] | None = None
 
 
-class Models(msgspec.Struct):
+class ReportedModels(msgspec.Struct):
     """The answer to GET /v1/models."""
 
-    data: list[Model] = []
+    data: list[ReportedModel] = []
 
 
-async def context_of(target: Target) -> int | None:
+async def reported_context(target: MeasuredServer) -> int | None:
     """Return the most tokens that the measured model supports in a request, None if the endpoint does not say."""
     try:
-        models = msgspec.json.decode(await _listed(target), type=Models).data
+        models = msgspec.json.decode(await _listed(target), type=ReportedModels).data
     except (aiohttp.ClientError, OSError, ValueError):
         return None
     return next((model.max_model_len for model in models if model.id == target.model), None)
 
 
-async def _listed(target: Target) -> bytes:
+async def _listed(target: MeasuredServer) -> bytes:
     """Return the list of models, within a size and time limit."""
     tls = target.tls
     async with (

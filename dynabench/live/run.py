@@ -11,22 +11,22 @@ from typing import Any
 
 import uvloop
 
+from dynabench.arm import ClientConfig, Run
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import check_fits, check_one_model, engines_of
 from dynabench.deployment.engines import context_of as longest
 from dynabench.deployment.processes import check_engines
 from dynabench.interrupt import Interrupt, InterruptError
-from dynabench.live.bodies import Target
-from dynabench.live.clients import Order, Sent, send_all
+from dynabench.live.bodies import MeasuredServer
+from dynabench.live.clients import ClientRecords, Order, send_all
 from dynabench.live.fleet import num_ranks_of, offset_of, with_fleet
 from dynabench.live.http_client import clock
 from dynabench.live.kv_watch import KvWatch
-from dynabench.live.models import context_of
+from dynabench.live.models import reported_context
 from dynabench.live.stack import LocalStack, StackError
 from dynabench.live.validity import spoilt
 from dynabench.live.view import LiveView
 from dynabench.live.warm_up import num_warmups, warm_up
-from dynabench.plan import ClientConfig, Plan
 from dynabench.planner.programs import check_planner
 from reports.record.pools import KvOverTime, PoolUse
 from reports.record.records import Record
@@ -42,8 +42,8 @@ STOPPING = "interrupted: writing the results so far without the requests in prog
 STOPPING_EARLY = "interrupted while the stack was starting: stopping its processes; Ctrl-C again stops at once"
 
 
-def run(
-    plan: Plan,
+def measure(
+    run: Run,
     workload: Workload,
     *,
     view: LiveView | None = None,
@@ -63,76 +63,81 @@ def run(
         ValueError: the deployment serves several models.
         KeyboardInterrupt: the user interrupted twice.
     """
-    client = plan.settings.client
+    client = run.settings.client
     assert client is not None
     if client.url is None:
-        plan = _on_this_host(plan)
-        if not _runs_model(plan.deployment):
-            for engine in set(engines_of(plan.deployment)):
-                check_fits(workload, engine, fail_on_too_long=plan.settings.load.fail_on_too_long)
+        run = _on_this_host(run)
+        if not _runs_model(run.deployment):
+            for engine in set(engines_of(run.deployment)):
+                check_fits(workload, engine, fail_on_too_long=run.settings.load.fail_on_too_long)
 
     async def whole(stop: asyncio.Event, is_up: asyncio.Event) -> Record:
-        async with _target(client, plan.deployment, plan.seed) as (target, stack):
+        async with _target(client, run.deployment, run.seed) as (target, stack):
             is_up.set()
-            runs_model = client.url is None and _runs_model(plan.deployment)
+            runs_model = client.url is None and _runs_model(run.deployment)
             if runs_model or "stop" in ends(workload):
-                target = target._replace(context=await context_of(target))
-            if runs_model and plan.settings.load.fail_on_too_long:
+                target = target._replace(context=await reported_context(target))
+            if runs_model and run.settings.load.fail_on_too_long:
                 _check_fits(workload, target)
-            if count := num_warmups(client, plan.deployment):
+            if count := num_warmups(client, run.deployment):
                 await warm_up(workload, target, count, client.timeout_s, stop)
             start = clock()
             if on_start is not None:
                 on_start(start)
             async with (
-                _watching_kv(target, plan.deployment) if client.url is None else contextlib.nullcontext() as watch
+                _watching_kv(target, run.deployment) if client.url is None else contextlib.nullcontext() as watch
             ):
-                sent = await _send(plan, client, workload, target, stop, view)
+                sent = await _send(run, client, workload, target, stop, view)
                 wall_s = clock() - start
             dead = stack.group.dead if stack is not None else []
-            record = _record(plan, client, sent, wall_s=wall_s, is_complete=not stop.is_set(), dead=dead)
+            record = _record(run, client, sent, wall_s=wall_s, is_complete=not stop.is_set(), dead=dead)
             if watch is None or stack is None:
                 return record
-            kv = _kv_use(plan.deployment, watch)
-            record = replace(record, kv=kv, tiers=watch.tiers.uses(plan.deployment, wall_s))
-            return with_fleet(record, stack.hands.fleet_use(start, start + wall_s), plan.deployment)
+            kv = _kv_use(run.deployment, watch)
+            record = replace(record, kv=kv, tiers=watch.tiers.uses(run.deployment, wall_s))
+            return with_fleet(record, stack.hands.fleet_use(start, start + wall_s), run.deployment)
 
     with contextlib.ExitStack() as stack:
         return uvloop.run(_interruptible(whole, interrupt or stack.enter_context(Interrupt())))
 
 
 async def _send(
-    plan: Plan, client: ClientConfig, workload: Workload, target: Target, stop: asyncio.Event, view: LiveView | None
-) -> Sent:
+    run: Run,
+    client: ClientConfig,
+    workload: Workload,
+    target: MeasuredServer,
+    stop: asyncio.Event,
+    view: LiveView | None,
+) -> ClientRecords:
     """Send the workload."""
     salt = secrets.token_hex(8) if client.url is not None else ""
-    order = Order(workload, target, plan.settings.load, salt, client.timeout_s)
+    order = Order(workload, target, run.settings.load, salt, client.timeout_s)
     on_stats = view.update if view is not None else None
     return await send_all(order, num_clients=client.clients, stop=stop, on_stats=on_stats)
 
 
 def _record(
-    plan: Plan, client: ClientConfig, sent: Sent, *, wall_s: float, is_complete: bool, dead: list[str]
+    run: Run, client: ClientConfig, sent: ClientRecords, *, wall_s: float, is_complete: bool, dead: list[str]
 ) -> Record:
     """Return the measurements, with notes on what distorts them."""
     notes = [f"{', '.join(dead)} died during the run"] if dead else []
-    notes += spoilt(sent, plan.settings.load, is_complete=is_complete, max_failed_share=client.max_failed_share)
+    notes += spoilt(sent, run.settings.load, is_complete=is_complete, max_failed_share=client.max_failed_share)
     return Record(
-        plan.arm.name,
+        run.arm.name,
         sent.requests,
         sent.gaps,
         wall_s,
-        _num_workers(plan.deployment, client, sent),
-        repeat=plan.repeat,
+        _num_workers(run.deployment, client, sent),
+        repeat=run.repeat,
         is_complete=is_complete,
         notes=tuple(notes),
         facts=dict(sent.facts),
         is_live=True,
-        pools=_pools(plan.deployment) if client.url is None else (),
+        pools=_pools(run.deployment) if client.url is None else (),
     )
 
 
-def _num_workers(deployment: Deployment, client: ClientConfig, sent: Sent) -> int:
+def _num_workers(deployment: Deployment, client: ClientConfig, sent: ClientRecords) -> int:
     """Return how many workers there are; of another server, those that its answers name (none named: one)."""
     if client.url is None:
         return sum(map(num_ranks_of, deployment.pools))
@@ -140,7 +145,7 @@ def _num_workers(deployment: Deployment, client: ClientConfig, sent: Sent) -> in
     return int(named.max()) + 1 if len(named) else 1
 
 
-def _watching_kv(target: Target, deployment: Deployment) -> contextlib.AbstractAsyncContextManager[KvWatch]:
+def _watching_kv(target: MeasuredServer, deployment: Deployment) -> contextlib.AbstractAsyncContextManager[KvWatch]:
     num_ranks: dict[str, int] = {}
     for pool in deployment.pools:
         num_ranks[pool.role] = num_ranks.get(pool.role, 0) + num_ranks_of(pool)
@@ -165,13 +170,13 @@ def _pools(deployment: Deployment) -> tuple[PoolUse, ...]:
     return tuple(PoolUse(pool.name, pool.role, num_ranks_of(pool), pool.num_gpus) for pool in pools if pool.replicas)
 
 
-def _on_this_host(plan: Plan) -> Plan:
-    """Return a plan whose workers report what the router mode needs, with a context that suits their engines.
+def _on_this_host(run: Run) -> Run:
+    """Return a run whose workers report what the router mode needs, with a context that suits their engines.
 
     Raises:
         ValueError: the deployment serves several models, or its planner cannot plan it.
     """
-    deployment = plan.deployment
+    deployment = run.deployment
     check_one_model(deployment)
     check_planner(deployment)
     known: dict[str, Any] = {}
@@ -181,8 +186,8 @@ def _on_this_host(plan: Plan) -> Plan:
         replace(pool, worker=replace(pool.worker, kv_events=_wants_kv_events(deployment, pool.role), **known))
         for pool in deployment.pools
     )
-    settings = replace(plan.settings, deployment=replace(deployment, pools=pools))
-    return replace(plan, arm=replace(plan.arm, settings=settings))
+    settings = replace(run.settings, deployment=replace(deployment, pools=pools))
+    return replace(run, arm=replace(run.arm, settings=settings))
 
 
 def _wants_kv_events(deployment: Deployment, role: Role) -> bool:
@@ -219,12 +224,12 @@ async def _interruptible(run: Callable[[asyncio.Event, asyncio.Event], Any], int
 @contextlib.asynccontextmanager
 async def _target(
     client: ClientConfig, deployment: Deployment, seed: int
-) -> AsyncIterator[tuple[Target, LocalStack | None]]:
+) -> AsyncIterator[tuple[MeasuredServer, LocalStack | None]]:
     """Yield the server to measure, and the stack if it is our own."""
     pool = deployment.pools[0]
     if client.url is not None:
         key = os.environ.get("OPENAI_API_KEY", "")
-        target = Target(
+        target = MeasuredServer(
             client.url.rstrip("/").removesuffix("/v1"),
             pool.served_name,
             client.prompts,
@@ -241,7 +246,7 @@ async def _target(
     async with LocalStack(deployment, seed=seed) as stack:
         # mistral.rs sends text: bytes of an incomplete character come with the next piece.
         counts_events = pool.engine != "mistralrs"
-        target = Target(
+        target = MeasuredServer(
             stack.url,
             stack.model,
             client.prompts,
@@ -271,7 +276,7 @@ def tokens_of_model(pool: Pool) -> range:
         raise StackError(str(error)) from error
 
 
-def _check_fits(workload: Workload, target: Target) -> None:
+def _check_fits(workload: Workload, target: MeasuredServer) -> None:
     """Refuse a workload with a request that is too long for the model.
 
     Raises:

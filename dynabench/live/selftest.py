@@ -10,8 +10,8 @@ import numpy as np
 import uvloop
 from rich.table import Table
 
-from dynabench.live.bodies import Target
-from dynabench.live.clients import Order, Sent, send_all
+from dynabench.live.bodies import MeasuredServer
+from dynabench.live.clients import ClientRecords, Order, send_all
 from dynabench.live.known_server import MODEL
 from dynabench.live.settings import SelftestConfig
 from dynabench.terminal import Terminal
@@ -58,10 +58,10 @@ def run_selftest(config: SelftestConfig, console: Terminal) -> int:
     return 1 if bad else 0
 
 
-async def measure(url: str, config: SelftestConfig) -> Sent:
+async def measure(url: str, config: SelftestConfig) -> ClientRecords:
     """Send the self-test's requests."""
     requests = [Request(number / config.rate, 32, config.tokens, (number,)) for number in range(config.requests)]
-    order = Order(Workload("self-test", 64, requests), Target(url, MODEL, is_ours=True), LoadConfig(), "", 60.0)
+    order = Order(Workload("self-test", 64, requests), MeasuredServer(url, MODEL, is_ours=True), LoadConfig(), "", 60.0)
     return await send_all(order, num_clients=config.clients, stop=asyncio.Event())
 
 

@@ -6,7 +6,7 @@ import sys
 
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.engines import refuse_idle_settings
-from dynabench.deployment.processes import home_of, programs
+from dynabench.deployment.processes import deployment_programs, home_of
 from dynabench.live.strangers import Network, Strangers
 from dynabench.planner.hands import Hands
 from dynabench.planner.programs import check_planner, hands_of, has_planner, planner_program
@@ -16,12 +16,12 @@ from serving.model.watch import watch_cards
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.ports import RuntimeUnavailableError
-from serving.supervision.group import Event, Group, GroupError, Program
+from serving.supervision.group import Event, GroupError, ProcessGroup, Program
 from serving.supervision.log_writer import LogWriter
-from serving.supervision.process import report_ready, run
+from serving.supervision.process import report_ready, run_process
 
 
-def serve(deployment: Deployment) -> None:
+def serve_deployment(deployment: Deployment) -> None:
     """Run the processes of a deployment until SIGINT or SIGTERM; a second signal ends them at once.
 
     Raises:
@@ -33,9 +33,9 @@ def serve(deployment: Deployment) -> None:
         refuse_idle_settings([deployment])
         check_planner(deployment)
         with listen(frontend.http_host, frontend.http_port) as listener:
-            wanted = programs(deployment, runtime, namespace=deployment.name, descriptor=listener.fileno())
+            wanted = deployment_programs(deployment, runtime, namespace=deployment.name, descriptor=listener.fileno())
             port = listener.getsockname()[1]
-            run(lambda stopping: _serve(deployment, runtime, wanted, port, stopping))
+            run_process(lambda stopping: _serve(deployment, runtime, wanted, port, stopping))
     except (PortError, GroupError, RuntimeUnavailableError, ValueError) as error:
         raise UserError(str(error)) from error
 
@@ -63,7 +63,7 @@ async def _serve(
     try:
         async with (
             await DistributedRuntime.connect(runtime) as connected,
-            Group(restart=True, say=log.say, on_event=on_event) as group,
+            ProcessGroup(restart=True, say=log.say, on_event=on_event) as group,
         ):
             await watch_cards(connected.discovery, strangers.on_card, home.namespace)
             async with hands.at_work(group, runtime) if hands else contextlib.nullcontext():

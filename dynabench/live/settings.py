@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from foundation.settings import Count, NotNegative, Positive, check
+from foundation.settings import Count, NotNegative, Positive, check_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,4 +32,4 @@ class SelftestConfig:
 
     def __post_init__(self) -> None:
         """Refuse invalid settings."""
-        check(self)
+        check_settings(self)

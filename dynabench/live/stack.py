@@ -14,12 +14,12 @@ from typing import Self
 import aiohttp
 
 from dynabench.deployment.description import Deployment
-from dynabench.deployment.processes import programs
+from dynabench.deployment.processes import deployment_programs
 from dynabench.planner.programs import hands_of, has_planner, planner_program
 from foundation.errors import UserError
 from serving.frontend.http.listening import PortError, listen
 from serving.runtime.config import RuntimeConfig
-from serving.supervision.group import Group
+from serving.supervision.group import ProcessGroup
 
 START_TIMEOUT_S = 60.0
 LOAD_TIMEOUT_S = 1800.0
@@ -67,7 +67,7 @@ class LocalStack:
         self._runtime, namespace = deployment.runtime or own_folder, f"bench-{secrets.token_hex(4)}"
         self.url = f"http://{frontend.http_host}:{self._listener.getsockname()[1]}"
         try:
-            self._programs = programs(
+            self._programs = deployment_programs(
                 deployment,
                 self._runtime,
                 namespace=namespace,
@@ -89,7 +89,7 @@ class LocalStack:
         runs_model = any(pool.runs_model for pool in deployment.pools)
         self._start_timeout_s = LOAD_TIMEOUT_S if runs_model else START_TIMEOUT_S
         self._stop_timeout_s = UNLOAD_TIMEOUT_S if runs_model else STOP_TIMEOUT_S
-        self.group = Group(restart=restart, on_event=self.hands.on_event)
+        self.group = ProcessGroup(restart=restart, on_event=self.hands.on_event)
         self._obeying = contextlib.AsyncExitStack()
         self.model = deployment.pools[0].served_name
 

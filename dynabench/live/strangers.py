@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from foundation.text import listed
 from serving.model.card import ModelCard
-from serving.supervision.group import Ended, Event, Group, Ready
+from serving.supervision.group import Event, ProcessEnded, ProcessGroup, ProcessReady
 
 QUIET_S = 1.0
 """Workers come in groups: how long none may come or go before they are counted."""
@@ -33,17 +33,17 @@ class Strangers:
         self._own: set[str] = set()
         self._ready: set[str] = set()
         self._cards: dict[str, ModelCard] = {}
-        self._group: Group | None = None
+        self._group: ProcessGroup | None = None
         self._counting: asyncio.TimerHandle | None = None
         self._has_warned = False
 
     def on_event(self, event: Event) -> None:
         """Take note of a process of the group."""
         match event:
-            case Ready(name, known_as):
+            case ProcessReady(name, known_as):
                 self._ready.add(name)
                 self._own.add(known_as)
-            case Ended(name):
+            case ProcessEnded(name):
                 self._ready.discard(name)
         self._count_soon()
 
@@ -55,7 +55,7 @@ class Strangers:
             self._cards[key] = card
         self._count_soon()
 
-    def watch(self, group: Group) -> None:
+    def watch(self, group: ProcessGroup) -> None:
         """Tell a group's workers from others from now on."""
         self._group = group
         self._count_soon()

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import engines_of
-from reports.record.pools import Tier, TierUse, Traffic, Use
+from reports.record.pools import Tier, TierTraffic, TierUse, Use
 
 Rank = tuple[str, str]
 """Instance and rank."""
@@ -91,8 +91,8 @@ def _use(
         capacity_bytes=capacity,
         capacity_tokens=capacity / host.chunk_bytes * tokens_per_chunk,
         full=used / capacity if capacity else 0.0,
-        read=Traffic(count("read_bytes"), count("reads"), busy("read_time")),
-        written=Traffic(count("write_bytes"), count("writes"), busy("write_time")),
+        read=TierTraffic(count("read_bytes"), count("reads"), busy("read_time")),
+        written=TierTraffic(count("write_bytes"), count("writes"), busy("write_time")),
         evicted_chunks=count("chunk_evictions"),
         refused=count("allocation_failure"),
         flushes=count("flushes"),

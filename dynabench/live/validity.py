@@ -4,8 +4,8 @@ from collections import Counter
 
 import numpy as np
 
-from dynabench.live.clients import Sent
-from dynabench.plan import MAX_FAILED_SHARE
+from dynabench.arm import MAX_FAILED_SHARE
+from dynabench.live.clients import ClientRecords
 from workloads.pacing import LoadConfig
 
 LATE_S = 0.1
@@ -16,7 +16,9 @@ BEHIND = 0.95
 """A client that sent at less than this share of the intended rate distorted the run."""
 
 
-def spoilt(sent: Sent, load: LoadConfig, *, is_complete: bool, max_failed_share: float = MAX_FAILED_SHARE) -> list[str]:
+def spoilt(
+    sent: ClientRecords, load: LoadConfig, *, is_complete: bool, max_failed_share: float = MAX_FAILED_SHARE
+) -> list[str]:
     """Return the reasons why a run is not valid: failed requests, or the client itself."""
     requests, notes = sent.requests, []
     if requests.failure:

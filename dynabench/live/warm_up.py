@@ -3,10 +3,10 @@
 import asyncio
 import secrets
 
+from dynabench.arm import ClientConfig
 from dynabench.deployment.description import Deployment
-from dynabench.live.bodies import Target
+from dynabench.live.bodies import MeasuredServer
 from dynabench.live.clients import Order, send_all
-from dynabench.plan import ClientConfig
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 
@@ -21,7 +21,9 @@ def num_warmups(client: ClientConfig, deployment: Deployment) -> int:
     return WARMUPS * deployment.num_workers if client.url is None and deployment.pools[0].runs_model else 0
 
 
-async def warm_up(workload: Workload, target: Target, count: int, timeout_s: float, stop: asyncio.Event) -> None:
+async def warm_up(
+    workload: Workload, target: MeasuredServer, count: int, timeout_s: float, stop: asyncio.Event
+) -> None:
     """Send requests of the workload's lengths, from its shortest to its longest prompt, and discard the results."""
     ordered = sorted(workload.requests, key=lambda request: request.input_length)
     chosen = [ordered[(len(ordered) - 1) * (place + 1) // count] for place in range(count)]

@@ -15,7 +15,7 @@ import msgspec
 from cyclopts import App, Parameter
 
 from dynabench.deployment.description import Deployment
-from dynabench.deployment.file import from_plain, read
+from dynabench.deployment.file import from_plain, read_deployment
 from dynabench.deployment.processes import addresses_of, home_of
 from dynabench.planner.cluster_hands import ClusterHands
 from dynabench.planner.programs import check_planner, has_planner
@@ -27,7 +27,7 @@ from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.supervision.group import SETTINGS
 from serving.supervision.logs import set_up
-from serving.supervision.process import run
+from serving.supervision.process import run_process
 
 app = App(
     name="dynabench.planner",
@@ -74,7 +74,7 @@ def in_a_cluster(
     """
     set_up(verbose)
     try:
-        described = read(deployment)
+        described = read_deployment(deployment)
         if not has_planner(described):
             raise ValueError("planner.planner is 'static'; expected one that changes the number of workers")
         if advisory:
@@ -104,7 +104,7 @@ def plan(config: PlannerServiceConfig, deployment: Deployment, network: RuntimeC
             async with hands_of(runtime, config, deployment):
                 await service.run()
 
-    run(work)
+    run_process(work)
 
 
 def hands_of(

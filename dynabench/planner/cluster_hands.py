@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from dynabench.planner.messages import Fleet, Orders, Wanted, fleets, orders
+from dynabench.planner.messages import Orders, ReportedFleet, WantedWorkers, fleets, orders
 from dynabench.planner.pods import Pods
 from serving.runtime.address import EndpointAddress, Instance
 from serving.runtime.alarm import Alarm
@@ -43,7 +43,7 @@ class Decided(NamedTuple):
     """The wanted size of a pool, and the decision it comes from."""
 
     term: int
-    wanted: Wanted
+    wanted: WantedWorkers
 
     @property
     def place(self) -> tuple[int, int]:
@@ -95,7 +95,7 @@ class ClusterHands:
         self._orders: dict[str, Orders] = {}
         self._keys: dict[str, str] = {}
         """Pod names by the keys of their instances in discovery."""
-        self._reported: Fleet | None = None
+        self._reported: ReportedFleet | None = None
         self._news = asyncio.Event()
         self._alarms: dict[str, Alarm] = {}
         self._naming: asyncio.TimerHandle | None = None
@@ -300,7 +300,7 @@ class ClusterHands:
             log.info("%s: %d -> %d workers (%s)", pool.name, before, wanted.replicas, wanted.reason)
             return
 
-    async def _mark(self, pool: _Pool, wanted: Wanted) -> None:
+    async def _mark(self, pool: _Pool, wanted: WantedWorkers) -> None:
         """Tell Kubernetes which pods should leave first; if that fails, Kubernetes chooses."""
         for name, cost in self._pods.costs(pool.name, wanted.replicas, wanted.leaving).items():
             try:

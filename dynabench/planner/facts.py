@@ -5,7 +5,7 @@ from dynabench.deployment.step_times import SimulatedStepTimes
 from serving.planner import PoolFacts
 
 
-def facts_of(pool: SimulatedPool) -> PoolFacts:
+def pool_facts(pool: SimulatedPool) -> PoolFacts:
     """Return the facts about a pool that do not change."""
     config = pool.engine.config
     return PoolFacts(

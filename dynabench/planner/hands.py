@@ -21,7 +21,7 @@ from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.runtime.stopping import cancel_all
-from serving.supervision.group import Ended, Event, Group, Program, Ready
+from serving.supervision.group import Event, ProcessEnded, ProcessGroup, ProcessReady, Program
 
 AGAIN_S = 1.0
 """Delay before a failed report is tried again."""
@@ -72,14 +72,14 @@ class Hands:
         """Note a change of a process of the group."""
         now = self._clock()
         match event:
-            case Ready(name, known_as):
+            case ProcessReady(name, known_as):
                 self.roster.on_ready(now, name, known_as)
-            case Ended(name, was_ready, is_kept):
+            case ProcessEnded(name, was_ready, is_kept):
                 self.roster.on_ended(now, name, was_ready=was_ready, is_kept=is_kept)
         self._news.set()
 
     @contextlib.asynccontextmanager
-    async def at_work(self, group: Group, network: RuntimeConfig) -> AsyncIterator[None]:
+    async def at_work(self, group: ProcessGroup, network: RuntimeConfig) -> AsyncIterator[None]:
         """Obey until the block ends; workers that are draining continue after it.
 
         Raises:
@@ -106,7 +106,7 @@ class Hands:
             self._orders[key] = msgspec.json.decode(value, type=Orders)
         self._news.set()
 
-    async def _obey_forever(self, group: Group, runtime: DistributedRuntime) -> None:
+    async def _obey_forever(self, group: ProcessGroup, runtime: DistributedRuntime) -> None:
         while True:
             await self._news.wait()
             self._news.clear()
@@ -127,7 +127,7 @@ class Hands:
         if not obeying.cancelled() and (error := obeying.exception()) is not None:
             self._say(f"the planner's decisions are no longer carried out: {type(error).__name__}: {error}")
 
-    async def _obey(self, given: Orders, group: Group) -> None:
+    async def _obey(self, given: Orders, group: ProcessGroup) -> None:
         if given.term < max(self._last, default=0):
             return
         self._last[given.term] = given
@@ -142,7 +142,7 @@ class Hands:
         for name in starting:
             await self._start(group, name)
 
-    async def _start(self, group: Group, name: str) -> None:
+    async def _start(self, group: ProcessGroup, name: str) -> None:
         pattern = self._patterns[self.roster.members[name].pool]
         try:
             await group.start(replace(pattern, name=name, is_retried=True))
@@ -150,7 +150,7 @@ class Hands:
             self._say(f"{name} could not be started ({error.strerror})")
             self.roster.on_unstarted(self._clock(), name)
 
-    async def _end(self, group: Group, name: str) -> None:
+    async def _end(self, group: ProcessGroup, name: str) -> None:
         member = self.roster.members[name]
         await group.end(name, self._patience_s[member.pool] if member.instance else LATE_S)
         self.roster.forget(self._clock(), name)

@@ -2,10 +2,10 @@
 
 import msgspec
 
-from serving.planner import Decision, Observation, PoolState, Traffic
+from serving.planner import Observation, PoolState, RequestTraffic, ScalingDecision
 
 
-def line_of(number: int, decision: Decision, seen: Observation) -> str:
+def line_of(number: int, decision: ScalingDecision, seen: Observation) -> str:
     """Return a decision, its reasons and its main inputs as one line to read."""
     changes = [
         f"{name}: {seen.pools[name].size} -> {target.replicas} ({target.reason})"
@@ -17,7 +17,7 @@ def line_of(number: int, decision: Decision, seen: Observation) -> str:
     return "; ".join(parts)
 
 
-def json_of(number: int, decision: Decision, seen: Observation) -> str:
+def json_of(number: int, decision: ScalingDecision, seen: Observation) -> str:
     """Return a decision and all its inputs as one line of JSON."""
     content = {
         "decision": number,
@@ -35,7 +35,7 @@ def _pool_line(pool: PoolState) -> str:
     return f"{workers}, {running} requests running, {waiting} waiting"
 
 
-def _traffic_line(traffic: Traffic | None) -> str:
+def _traffic_line(traffic: RequestTraffic | None) -> str:
     if traffic is None:
         return "traffic unknown"
     means = [

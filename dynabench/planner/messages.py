@@ -19,7 +19,7 @@ MOST_WORKERS = 10_000
 State = Literal["starting", "ready", "draining"]
 
 
-class Worker(msgspec.Struct, frozen=True):
+class ReportedWorker(msgspec.Struct, frozen=True):
     """A worker in the hands' report."""
 
     name: str
@@ -30,13 +30,13 @@ class Worker(msgspec.Struct, frozen=True):
     """The time from its start until it was ready."""
 
 
-class Fleet(msgspec.Struct, frozen=True):
+class ReportedFleet(msgspec.Struct, frozen=True):
     """The workers of each pool, as the hands report them."""
 
-    pools: dict[str, tuple[Worker, ...]]
+    pools: dict[str, tuple[ReportedWorker, ...]]
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class WantedWorkers(msgspec.Struct, frozen=True):
     """How many workers a pool should have."""
 
     number: int
@@ -55,7 +55,7 @@ class Orders(msgspec.Struct, frozen=True):
     term: int
     """The number of the planner's claim."""
     decisions: int = 0
-    wanted: dict[str, Wanted] = {}
+    wanted: dict[str, WantedWorkers] = {}
     """The last decision about each pool that was changed."""
     notes: dict[str, int] = {}
     """The planner's notes, and how often each occurred."""

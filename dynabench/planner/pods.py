@@ -10,7 +10,7 @@ Pods that have failed or finished do not count; evicted ones remain in the clust
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from dynabench.planner.messages import MOST_WORKERS, Fleet, Worker
+from dynabench.planner.messages import MOST_WORKERS, ReportedFleet, ReportedWorker
 from foundation.text import one_line
 from serving.runtime.kubernetes.names import DELETION_COST, POOL
 from serving.runtime.kubernetes.objects import Deployment, Pod
@@ -35,10 +35,10 @@ class Pods:
         self._startups: dict[str, float] = {}
         """The time until each pod was first ready, by its uid."""
 
-    def fleet(self) -> Fleet:
+    def fleet(self) -> ReportedFleet:
         """Return the workers of each pool, for the planner."""
         self._measure()
-        return Fleet({pool: (*map(self._worker, self._of(pool)), *self._unmade(pool)) for pool in self._pools})
+        return ReportedFleet({pool: (*map(self._worker, self._of(pool)), *self._unmade(pool)) for pool in self._pools})
 
     def nameless(self) -> list[str]:
         """Return the pods that are ready but missing from discovery."""
@@ -83,7 +83,7 @@ class Pods:
         pods = (pod for _, pod in sorted(self.pods.items()))
         return [pod for pod in pods if pod.metadata.label(POOL) == pool and pod.status.phase not in OVER]
 
-    def _unmade(self, pool: str) -> list[Worker]:
+    def _unmade(self, pool: str) -> list[ReportedWorker]:
         """Return the workers that a Deployment should have, but has not made pods for yet."""
         deployment = self.deployments.get(self._pools[pool])
         if deployment is None:
@@ -91,16 +91,16 @@ class Pods:
         wanted = 1 if deployment.spec.replicas is None else deployment.spec.replicas
         present = sum(not _is_leaving(pod) for pod in self._of(pool))
         missing = min(wanted, MOST_WORKERS) - present
-        return [Worker(f"{deployment.metadata.name}-unmade-{number}", "starting") for number in range(missing)]
+        return [ReportedWorker(f"{deployment.metadata.name}-unmade-{number}", "starting") for number in range(missing)]
 
-    def _worker(self, pod: Pod) -> Worker:
+    def _worker(self, pod: Pod) -> ReportedWorker:
         name = pod.metadata.name
         instance, startup_s = self.instances.get(name, ""), self._startups.get(pod.metadata.uid)
         if _is_leaving(pod):
-            return Worker(name, "draining", instance, startup_s)
+            return ReportedWorker(name, "draining", instance, startup_s)
         if _is_ready(pod) and instance:
-            return Worker(name, "ready", instance, startup_s)
-        return Worker(name, "starting", "", startup_s)
+            return ReportedWorker(name, "ready", instance, startup_s)
+        return ReportedWorker(name, "starting", "", startup_s)
 
     def _measure(self) -> None:
         """Note how long pods took until they were first ready, by the cluster's clock."""

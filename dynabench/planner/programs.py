@@ -7,7 +7,7 @@ from dynabench.deployment.description import Deployment
 from dynabench.deployment.engines import pools_of
 from dynabench.deployment.file import as_plain
 from dynabench.deployment.processes import home_of, pattern_of
-from dynabench.planner.facts import facts_of
+from dynabench.planner.facts import pool_facts
 from dynabench.planner.hands import Hands
 from dynabench.planner.service import PlannerServiceConfig
 from serving.planner import Planner
@@ -32,7 +32,7 @@ def check_planner(deployment: Deployment) -> None:
                 "other workers yet"
             )
     # Start times are measured later.
-    Planner(deployment.planner, [facts_of(replace(pool, startup_s=0.0)) for pool in pools_of(deployment)])
+    Planner(deployment.planner, [pool_facts(replace(pool, startup_s=0.0)) for pool in pools_of(deployment)])
 
 
 def has_planner(deployment: Deployment) -> bool:
@@ -56,7 +56,7 @@ def hands_of(
     environment: Mapping[str, str] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Hands:
-    """Return the hands, which complement the processes from `dynabench.deployment.processes.programs`.
+    """Return the hands, which complement the processes from `dynabench.deployment.processes.deployment_programs`.
 
     Without a planner they only watch. `environment` is added to each worker's own.
     """

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from dynabench.planner.messages import Fleet, State, Wanted, Worker
-from reports.record.fleet import Change, Headcount
+from dynabench.planner.messages import ReportedFleet, ReportedWorker, State, WantedWorkers
+from reports.record.fleet import FleetChange, Headcount
 
 MAX_PAST = 100_000
 """Rows of a pool's history, and changes, that are kept: a deployment may be served for years."""
@@ -48,18 +48,18 @@ class Roster:
     members: dict[str, Member] = field(default_factory=dict)
     history: dict[str, list[Headcount]] = field(default_factory=dict)
     """A row for each change of a pool."""
-    changes: list[Change] = field(default_factory=list)
+    changes: list[FleetChange] = field(default_factory=list)
     failed_starts: dict[str, int] = field(default_factory=dict)
     died: dict[str, int] = field(default_factory=dict)
     _numbers: dict[str, int] = field(default_factory=dict)
     _obeyed: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def fleet(self) -> Fleet:
+    def fleet(self) -> ReportedFleet:
         """Return the workers of each pool, for the planner."""
-        found: dict[str, list[Worker]] = {pool.name: [] for pool in self.pools}
+        found: dict[str, list[ReportedWorker]] = {pool.name: [] for pool in self.pools}
         for member in self.members.values():
-            found[member.pool].append(Worker(member.name, member.state, member.instance, member.startup_s))
-        return Fleet({name: tuple(workers) for name, workers in found.items()})
+            found[member.pool].append(ReportedWorker(member.name, member.state, member.instance, member.startup_s))
+        return ReportedFleet({name: tuple(workers) for name, workers in found.items()})
 
     def begin(self, now: float, pool: str) -> str:
         """Add a worker that is being started to a pool; return its name, which is never reused."""
@@ -105,7 +105,7 @@ class Roster:
         member = self.members.pop(name)
         self._note(now, member.pool)
 
-    def obey(self, now: float, term: int, wanted: Mapping[str, Wanted]) -> tuple[list[str], list[str]]:
+    def obey(self, now: float, term: int, wanted: Mapping[str, WantedWorkers]) -> tuple[list[str], list[str]]:
         """Change the pools to a planner's decision, once; return the workers to end, and those to start."""
         ending: list[str] = []
         starting: list[str] = []
@@ -116,7 +116,7 @@ class Roster:
             here = [each for each in self.members.values() if each.pool == pool and each.state != "draining"]
             if len(here) == target.replicas:
                 continue
-            self.changes.append(Change(now, pool, len(here), target.replicas, target.reason[:1000]))
+            self.changes.append(FleetChange(now, pool, len(here), target.replicas, target.reason[:1000]))
             for member in _by_worth(here, target.leaving)[: max(len(here) - target.replicas, 0)]:
                 member.state = "draining"
                 ending.append(member.name)

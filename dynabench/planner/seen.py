@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 
-from dynabench.planner.messages import Worker
+from dynabench.planner.messages import ReportedWorker
 from serving.planner import Counts, PoolState, RankLoad
 from serving.worker.load_reports import HEARTBEAT_S, LoadReport
 
@@ -56,7 +56,7 @@ class Reports:
         """Forget reports that are too old."""
         self._last = {rank: seen for rank, seen in self._last.items() if now - seen[0] <= STALE_S}
 
-    def state(self, workers: Iterable[Worker], *, num_ranks: int, block_size: int) -> PoolState:
+    def state(self, workers: Iterable[ReportedWorker], *, num_ranks: int, block_size: int) -> PoolState:
         """Return the workers of a pool with the loads of those that are ready, as far as the loads are known."""
         workers = list(workers)
         states = [worker.state for worker in workers]
@@ -70,7 +70,7 @@ class Reports:
             loads=tuple(load for load in loads if load is not None),
         )
 
-    def idle_first(self, workers: Iterable[Worker]) -> tuple[str, ...]:
+    def idle_first(self, workers: Iterable[ReportedWorker]) -> tuple[str, ...]:
         """Return the ready workers, those with the fewest requests first."""
         requests: dict[str, int] = {}
         for (instance, _), (_, report) in self._last.items():
@@ -79,13 +79,13 @@ class Reports:
         return tuple(sorted(ready, key=requests.__getitem__))
 
 
-def mean_startup_s(workers: Iterable[Worker], *, default_s: float) -> float:
+def mean_startup_s(workers: Iterable[ReportedWorker], *, default_s: float) -> float:
     """Return how long starts took on average, or the default while none is known."""
     known = [worker.startup_s for worker in workers if worker.startup_s is not None]
     return sum(known) / len(known) if known else default_s
 
 
-def is_up(pools: Mapping[str, Iterable[Worker]]) -> bool:
+def is_up(pools: Mapping[str, Iterable[ReportedWorker]]) -> bool:
     """Return whether every pool has a ready worker."""
     return all(any(worker.state == "ready" for worker in workers) for workers in pools.values())
 

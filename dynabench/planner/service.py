@@ -20,11 +20,11 @@ import msgspec
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.engines import SimulatedPool, pools_of
 from dynabench.deployment.processes import addresses_of
-from dynabench.planner.facts import facts_of
+from dynabench.planner.facts import pool_facts
 from dynabench.planner.log_lines import json_of, line_of
-from dynabench.planner.messages import Fleet, Orders, Wanted, claim, fleets, orders
+from dynabench.planner.messages import Orders, ReportedFleet, WantedWorkers, claim, fleets, orders
 from dynabench.planner.seen import Reports, counts_of, is_up, mean_startup_s
-from serving.planner import Counts, Decision, Observation, Planner, policy_named, traffic_between
+from serving.planner import Counts, Observation, Planner, ScalingDecision, policy_named, traffic_between
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.runtime.stopping import until_stopped
@@ -73,7 +73,7 @@ class PlannerService:
         self._pools = {pool.name: pool for pool in pools_of(deployment)}
         self._addresses = addresses_of(deployment, config.home)
         self._interval_s = self._settings.planner_interval_s or policy_named(self._settings.planner).default_interval_s
-        self._fleets: dict[str, Fleet] = {}
+        self._fleets: dict[str, ReportedFleet] = {}
         self._reports = Reports()
         self._planner: Planner | None = None
         self._looked: tuple[float, Counts] | None = None
@@ -135,7 +135,7 @@ class PlannerService:
         if term != self._orders.term:
             self._orders = Orders("", term)
 
-    def _the_fleet(self) -> tuple[str, Fleet]:
+    def _the_fleet(self) -> tuple[str, ReportedFleet]:
         if len(self._fleets) != 1:
             which = f"found {len(self._fleets)}" if self._fleets else "found none"
             raise BlindError(f"expected one process that starts workers in {self._config.namespace}, but {which}")
@@ -144,15 +144,15 @@ class PlannerService:
             raise BlindError(f"the process that starts workers does not report {', '.join(sorted(missing))}")
         return id, fleet
 
-    def _begin(self, fleet: Fleet) -> None:
+    def _begin(self, fleet: ReportedFleet) -> None:
         """Make a planner, with the start time that workers were measured to need here."""
-        facts = [facts_of(self._measured(pool, fleet)) for pool in self._pools.values()]
+        facts = [pool_facts(self._measured(pool, fleet)) for pool in self._pools.values()]
         try:
             self._planner = Planner(self._settings, facts)
         except ValueError as error:
             raise BlindError(str(error)) from error
 
-    def _measured(self, pool: SimulatedPool, fleet: Fleet) -> SimulatedPool:
+    def _measured(self, pool: SimulatedPool, fleet: ReportedFleet) -> SimulatedPool:
         startup_s = mean_startup_s(fleet.pools[pool.name], default_s=pool.startup_s)
         return replace(pool, startup_s=startup_s)
 
@@ -168,7 +168,7 @@ class PlannerService:
             why = getattr(error, "message", "") or getattr(error, "strerror", "") or type(error).__name__
             raise BlindError(f"the frontend at {url} does not return its metrics ({why})") from error
 
-    def _observe(self, fleet: Fleet, before: tuple[float, Counts], after: tuple[float, Counts]) -> Observation:
+    def _observe(self, fleet: ReportedFleet, before: tuple[float, Counts], after: tuple[float, Counts]) -> Observation:
         now = after[0]
         self._reports.keep(now)
         pools = {
@@ -181,7 +181,7 @@ class PlannerService:
         }
         return Observation(now=now, pools=pools, traffic=traffic_between(before[1], after[1], now - before[0]))
 
-    async def _order(self, id: str, fleet: Fleet, seen: Observation, decision: Decision) -> None:
+    async def _order(self, id: str, fleet: ReportedFleet, seen: Observation, decision: ScalingDecision) -> None:
         """Log a decision, and publish it for the hands."""
         number = self._orders.decisions + 1
         if decision.changes:
@@ -192,7 +192,7 @@ class PlannerService:
         wanted = dict(self._orders.wanted) if self._orders.fleet == id else {}
         for name, target in decision.orders.items():
             leaving = self._reports.idle_first(fleet.pools[name])
-            wanted[name] = Wanted(number, target.replicas, target.reason, leaving)
+            wanted[name] = WantedWorkers(number, target.replicas, target.reason, leaving)
         self._orders = msgspec.structs.replace(self._orders, fleet=id, decisions=number, wanted=wanted)
         await self._runtime.discovery.put(
             f"{orders(self._config.namespace)}{self._runtime.instance_id:x}", msgspec.json.encode(self._orders)
@@ -216,7 +216,7 @@ class PlannerService:
         if value is None:
             self._fleets.pop(id, None)
         else:
-            self._fleets[id] = msgspec.json.decode(value, type=Fleet)
+            self._fleets[id] = msgspec.json.decode(value, type=ReportedFleet)
 
     def _on_load(self, data: bytes) -> None:
         self._reports.add(self._now(), msgspec.msgpack.decode(data, type=LoadReport))

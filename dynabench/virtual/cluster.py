@@ -7,9 +7,9 @@ the iterations that have ended.
 
 import random
 
+from dynabench.arm import Run
 from dynabench.deployment.engines import SimulatedPool, pools_of
 from dynabench.kv_use import KvUse
-from dynabench.plan import Plan
 from dynabench.virtual.arrivals import Arrivals
 from dynabench.virtual.clock import ARRIVAL, Clock
 from dynabench.virtual.fleet import Fleet, Worker
@@ -41,7 +41,7 @@ class StalledError(UserError):
 class Cluster:
     """Workers behind routers that serve a workload."""
 
-    def __init__(self, plan: Plan, workload: Workload) -> None:
+    def __init__(self, plan: Run, workload: Workload) -> None:
         """Build the idle cluster of one run.
 
         Args:

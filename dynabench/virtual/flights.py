@@ -23,7 +23,7 @@ from serving.life.effects import Answer, Begin, Effect, Effects, Fail, Place, Re
 from serving.life.flight import Flight
 from serving.life.leg import Leg, Stage
 from serving.life.terms import Terms
-from serving.router import Decision, Prompt
+from serving.router import Prompt, RoutingDecision
 from serving.router.router import NoWorkersError
 
 NOBODY = "it waited at the router, but no worker became available"
@@ -313,7 +313,7 @@ class Flights:
         if decision is not None:
             self._placed(flight, stage, decision)
 
-    def _place_decode(self, flight: Flight, prepared: Prepared) -> Decision | None:
+    def _place_decode(self, flight: Flight, prepared: Prepared) -> RoutingDecision | None:
         number, leg, now, is_apart = flight.number, flight.decode, self._clock.now, self._routers.prefill is not None
         assert leg is not None
         if is_apart and not leg.is_moved:
@@ -326,7 +326,7 @@ class Flights:
         is_local = is_apart and not leg.reads_kv
         return self._decode.place(number, prepared.prompt, output_length, leg.only, is_local=is_local)
 
-    def _placed(self, flight: Flight, stage: Stage, decision: Decision) -> None:
+    def _placed(self, flight: Flight, stage: Stage, decision: RoutingDecision) -> None:
         if stage == "prefill":
             assert self._routers.prefill is not None
             self._stamps.placed(flight.number, decision, self._routers.prefill.router)

@@ -4,9 +4,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dynabench.arm import Run
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.overhead import Overhead, overhead_of
-from dynabench.plan import Plan
 from mocker.tiers.config import HostMemory
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.kv_size import KvSize, kv_size_of
@@ -15,7 +15,7 @@ from serving.model.card import Role
 from serving.router import Router, RouterConfig, StepCosts
 
 
-def router_of(plan: Plan, engines: Sequence[SimulatedEngine], role: Role) -> Router:
+def router_of(plan: Run, engines: Sequence[SimulatedEngine], role: Role) -> Router:
     """Return the router over the workers of a role; each role has its own seed."""
     deployment = plan.deployment
     pairs = [pair for pair in zip(engines, deployment.worker_pools, strict=True) if pair[1].role == role]

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Sequence
 
-from dynabench.planner.facts import facts_of
+from dynabench.planner.facts import pool_facts
 from dynabench.virtual.clock import ARRIVAL
 from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.counter import Counter
 from dynabench.virtual.rank import Rank
 from dynabench.virtual.repeats import Repeats
-from reports.record.fleet import Change
+from reports.record.fleet import FleetChange
 from serving.planner import Observation, Planner, PlannerConfig, PoolState, RankLoad, traffic_between
 
 
@@ -35,8 +35,8 @@ class SimulatedPlanner:
         Raises:
             ValueError: the planner does not exist, or does not suit the pools or settings.
         """
-        self.planner = Planner(config, [facts_of(pool) for pool in cluster.fleet.pools.values()])
-        self.changes: list[Change] = []
+        self.planner = Planner(config, [pool_facts(pool) for pool in cluster.fleet.pools.values()])
+        self.changes: list[FleetChange] = []
         self.num_decisions = 0
         self.notes: dict[str, int] = {}
         """The planner's notes, and how often each occurred."""
@@ -65,7 +65,7 @@ class SimulatedPlanner:
         self._repeats.add(seen, decision)
         fleet, now = cluster.fleet, cluster.clock.now
         for name, target in decision.orders.items():
-            self.changes.append(Change(now, name, fleet.sizes[name], target.replicas, target.reason))
+            self.changes.append(FleetChange(now, name, fleet.sizes[name], target.replicas, target.reason))
             fleet.resize(name, target.replicas)
         next_s = cluster.clock.peek()
         if next_s == math.inf:  # nothing can ever happen, and the run should say so

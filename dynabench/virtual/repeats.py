@@ -9,7 +9,7 @@ The looks at the end are taken, so that whatever the planner remembers of a wind
 from collections import deque
 from dataclasses import replace
 
-from serving.planner import Decision, Observation, Rest
+from serving.planner import Observation, Rest, ScalingDecision
 
 
 class Repeats:
@@ -22,7 +22,7 @@ class Repeats:
         self._since_s = 0.0
         self._cycle: deque[tuple[str, ...]] = deque(maxlen=1 if rest is None else rest.every)
 
-    def add(self, seen: Observation, decision: Decision) -> None:
+    def add(self, seen: Observation, decision: ScalingDecision) -> None:
         """Record a look."""
         if decision.orders or self._last is None or not _is_same(seen, self._last):
             self._since_s = seen.now

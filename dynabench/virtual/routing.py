@@ -9,7 +9,7 @@ from dynabench.virtual.oracles import true_work
 from dynabench.virtual.rank import Rank
 from mocker import AllBlocksCleared, BlockStored
 from mocker.events import KvEvent, TierEvent, TierRemoved, TierStored
-from serving.router import Decision, Prompt, Router
+from serving.router import Prompt, Router, RoutingDecision
 from serving.router.index import PrefixIndex
 
 FEW_RANKS = 16
@@ -49,7 +49,7 @@ class Routing:
 
     def place(
         self, number: int, prompt: Prompt, output_length: int, only: int | None = None, *, is_local: bool = False
-    ) -> Decision | None:
+    ) -> RoutingDecision | None:
         """Choose a rank for a request, or take `only`, and book it; return None if the request waits at the router.
 
         `is_local` means that a decode rank computes the prompt, too.
@@ -73,7 +73,7 @@ class Routing:
         """The requests that wait at the router."""
         return [number for number in self.router.held if isinstance(number, int)]
 
-    def release(self) -> Iterator[tuple[int, Decision]]:
+    def release(self) -> Iterator[tuple[int, RoutingDecision]]:
         """Yield requests that need not wait longer; send each before taking the next, which is placed accordingly."""
         router, now = self.router, self._clock.now
         while (held := router.next_held(now)) is not None:
@@ -85,7 +85,7 @@ class Routing:
             del self._output_lengths[number]
             yield number, decision
 
-    def peek(self, prompt: Prompt, output_length: int) -> Decision:
+    def peek(self, prompt: Prompt, output_length: int) -> RoutingDecision:
         """Return what `place` would choose for a request whose prompt is computed here; book nothing."""
         self._inform(prompt, output_length)
         return self.router.peek(prompt, self._clock.now)

@@ -9,10 +9,10 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from dynabench.arm import Run
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.engines import check_fits, engines_of, pools_of
 from dynabench.interrupt import noted
-from dynabench.plan import Plan
 from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.planner import SimulatedPlanner
 from dynabench.virtual.rollout import best_by_rollout
@@ -46,8 +46,8 @@ class _Stopped(Exception):  # noqa: N818 (no error)
     """The simulation is to end between two events."""
 
 
-def run(
-    plan: Plan,
+def simulate(
+    run: Run,
     workload: Workload,
     *,
     on_progress: Callable[[int], None] | None = None,
@@ -60,15 +60,15 @@ def run(
         ValueError: the deployment cannot be simulated.
         StalledError: the simulation ended with unfinished requests (a defect).
     """
-    cluster = cluster_of(plan, workload)
+    cluster = cluster_of(run, workload)
     cluster.clock.on_look = _look(cluster, on_progress, is_interrupted)
-    config = plan.deployment.planner
+    config = run.deployment.planner
     planner = SimulatedPlanner(config, cluster) if config.planner != "static" else None
     with noted() if is_interrupted is not None else nullcontext():
-        return _carried_out(plan, workload, cluster, planner)
+        return _carried_out(run, workload, cluster, planner)
 
 
-def _carried_out(plan: Plan, workload: Workload, cluster: Cluster, planner: SimulatedPlanner | None) -> Record:
+def _carried_out(run: Run, workload: Workload, cluster: Cluster, planner: SimulatedPlanner | None) -> Record:
     """Run a cluster until its requests have ended, or it is stopped, and return what is done."""
     started, is_complete = time.perf_counter(), True
     try:
@@ -76,18 +76,18 @@ def _carried_out(plan: Plan, workload: Workload, cluster: Cluster, planner: Simu
     except _Stopped:
         is_complete = False
     wall_s = time.perf_counter() - started
-    requests = _requests(cluster, workload, plan.settings.load)
+    requests = _requests(cluster, workload, run.settings.load)
     gaps, gap_starts_s = _gaps(cluster)
     overhead = cluster.overhead
     facts: dict[str, float] = {}
-    if _is_sync_free(plan.deployment):
+    if _is_sync_free(run.deployment):
         facts["without_host_time"] = 1.0
-    if _has_unused_model(plan.deployment):
+    if _has_unused_model(run.deployment):
         facts["without_gpu"] = 1.0
     if not workload.knows_prefixes:
         facts["without_prefixes"] = 1.0
     fleet = fleet_use(cluster, planner)
-    if missed := sum(event.time_s > fleet.length_s for event in plan.deployment.fleet.timeline):
+    if missed := sum(event.time_s > fleet.length_s for event in run.deployment.fleet.timeline):
         facts["missed_events"] = missed
     if cluster.prompts.longest is not None:
         is_cut = requests.succeeded & (requests.osl < requests.planned_osl.filled(0))
@@ -97,12 +97,12 @@ def _carried_out(plan: Plan, workload: Workload, cluster: Cluster, planner: Simu
         outside = delays_s / np.count_nonzero(~np.isnan(cluster.log.intended_s)) + overhead.answer_s
         facts["overhead_share"] = outside / float((requests.first_token_s - requests.sent_s).mean())
     return Record(
-        plan.arm.name,
+        run.arm.name,
         requests,
         gaps,
         wall_s,
         len(cluster.ranks),
-        repeat=plan.repeat,
+        repeat=run.repeat,
         is_complete=is_complete,
         notes=requests.failure,
         facts=facts,
@@ -130,19 +130,19 @@ def _has_unused_model(deployment: Deployment) -> bool:
     )
 
 
-def cluster_of(plan: Plan, workload: Workload) -> Cluster:
+def cluster_of(run: Run, workload: Workload) -> Cluster:
     """Build the cluster of one run; the same settings and seed give the same run.
 
     Raises:
         WorkloadError: a request can never fit.
         ValueError: the deployment cannot be simulated.
     """
-    deployment = plan.deployment
+    deployment = run.deployment
     for pool in pools_of(deployment):
-        check_fits(workload, pool.engine, fail_on_too_long=plan.settings.load.fail_on_too_long)
+        check_fits(workload, pool.engine, fail_on_too_long=run.settings.load.fail_on_too_long)
     if deployment.is_disaggregated:
         _check_apart(deployment, engines_of(deployment))
-    cluster = Cluster(plan, workload)
+    cluster = Cluster(run, workload)
     if cluster.routing.router.policy.needs_rollout:
         cluster.flights.choose = partial(best_by_rollout, cluster)
     return cluster

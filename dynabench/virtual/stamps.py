@@ -9,7 +9,7 @@ from mocker import Sequence as EngineSequence
 from mocker.timing.choose import SimulatedEngine
 from reports.record.records import RequestLog
 from serving.life.flight import Flight
-from serving.router import Decision, Router
+from serving.router import Router, RoutingDecision
 
 
 class Stamps:
@@ -39,7 +39,7 @@ class Stamps:
         self._is_apart = is_apart
         self._block_size = block_size
 
-    def placed(self, number: int, decision: Decision, router: Router) -> None:
+    def placed(self, number: int, decision: RoutingDecision, router: Router) -> None:
         """Record what a router knew when it placed a request."""
         log = self.log
         log.predicted_tokens[number] = decision.overlap_blocks * self._block_size

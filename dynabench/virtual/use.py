@@ -19,7 +19,7 @@ from mocker.network import links
 from mocker.tiers.host_link import Direction
 from mocker.tiers.storage import Storage
 from reports.record.fleet import FleetUse, PoolFleet
-from reports.record.pools import KvOverTime, LinkUse, PoolUse, TierUse, Traffic, Use
+from reports.record.pools import KvOverTime, LinkUse, PoolUse, TierTraffic, TierUse, Use
 from reports.record.records import Requests
 
 
@@ -150,12 +150,12 @@ def _storage(cluster: Cluster, pool: str, storages: Sequence[Storage]) -> TierUs
         capacity_bytes=num_chunks * bytes_per_chunk,
         capacity_tokens=num_chunks * storages[0].blocks_per_chunk * cluster.block_size,
         full=sum(storage.cache.num_used for storage in storages) / num_chunks,
-        read=Traffic(
+        read=TierTraffic(
             sum(storage.num_chunks_read for storage in storages) * bytes_per_chunk,
             sum(storage.num_reads for storage in storages),
             _shares([use.egress * now for use in busy], length_s),
         ),
-        written=Traffic(
+        written=TierTraffic(
             sum(storage.num_chunks_written for storage in storages) * bytes_per_chunk,
             sum(storage.num_writes for storage in storages),
             _shares([use.ingress * now for use in busy], length_s),
@@ -165,9 +165,9 @@ def _storage(cluster: Cluster, pool: str, storages: Sequence[Storage]) -> TierUs
     )
 
 
-def _traffic(ways: Sequence[Direction], length_s: float) -> Traffic:
+def _traffic(ways: Sequence[Direction], length_s: float) -> TierTraffic:
     num_bytes = sum(way.num_bytes for way in ways)
-    return Traffic(num_bytes, sum(way.num_copies for way in ways), _shares([way.busy_s for way in ways], length_s))
+    return TierTraffic(num_bytes, sum(way.num_copies for way in ways), _shares([way.busy_s for way in ways], length_s))
 
 
 def _shares(seconds: Sequence[float], length_s: float) -> Use:

@@ -40,7 +40,7 @@ class LayerKv(NamedTuple):
     """Bytes of a sequence's state."""
 
 
-class Group(NamedTuple):
+class KvGroup(NamedTuple):
     """Layers that share a table of blocks."""
 
     layer: LayerKv
@@ -59,10 +59,10 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class KvPool:
     """The groups of a model, and the size of the blocks that they share."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[KvGroup, ...]
     block: float
     """Bytes of a block in the widest group."""
 
@@ -71,7 +71,7 @@ class Pool:
         return sum([group.num_blocks(num_tokens) for group in self.groups])
 
 
-def pool_of(layers: Iterable[tuple[LayerKv, int]], block_size: int) -> Pool:
+def pool_of(layers: Iterable[tuple[LayerKv, int]], block_size: int) -> KvPool:
     """Group layers as vLLM does, each given with how many there are.
 
     Layers that all keep all tokens, or all the same window, share one table. Else their blocks are made equally large, by
@@ -84,7 +84,7 @@ def pool_of(layers: Iterable[tuple[LayerKv, int]], block_size: int) -> Pool:
     if len({(layer.window, layer.is_chunked, layer.state) for layer in counts}) == 1:
         widest = sum([(layer.token * block_size or layer.state) * count for layer, count in counts.items()])
         layer = max(counts, key=counts.__getitem__)
-        return Pool((Group(layer, counts.total(), block_size if layer.token else 0),), widest)
+        return KvPool((KvGroup(layer, counts.total(), block_size if layer.token else 0),), widest)
     state = max([layer.state for layer in counts])
     attention = max([layer.token for layer in counts])
     if state > attention * block_size:
@@ -97,15 +97,15 @@ def pool_of(layers: Iterable[tuple[LayerKv, int]], block_size: int) -> Pool:
         times = page / (layer.token * block_size) if layer.token else 0.0
         tokens = block_size * (int(times) if times == floor(times) else 1) if layer.token else 0
         number = ceil(count / size)
-        groups += [Group(layer, ceil((count - place) / number), tokens) for place in range(number)]
-    return Pool(tuple(groups), page * max([group.num_layers for group in groups]))
+        groups += [KvGroup(layer, ceil((count - place) / number), tokens) for place in range(number)]
+    return KvPool(tuple(groups), page * max([group.num_layers for group in groups]))
 
 
 @dataclass(frozen=True, slots=True)
 class MoreBlocks:
     """What a sequence holds besides the blocks of its tokens, in such blocks."""
 
-    pool: Pool
+    pool: KvPool
     block_size: int
     unit: float
     """Blocks of the pool for a block of tokens, in the groups that keep all."""

@@ -37,7 +37,7 @@ NOT_BEYOND_EXPERTS = (
 """Architectures whose classes refuse more GPUs than experts."""
 
 
-class Part(NamedTuple):
+class DividedPart(NamedTuple):
     """What each GPU gets an equal share of."""
 
     size: int
@@ -88,16 +88,18 @@ def _refusals(shape: ModelShape, num_gpus: int, enable_expert_parallel: bool) ->
         yield "enable_expert_parallel needs a model with experts"
 
 
-def _parts(shape: ModelShape) -> Iterator[Part]:
+def _parts(shape: ModelShape) -> Iterator[DividedPart]:
     """Yield what tensor parallelism divides, KV heads and experts excepted."""
     for mixer, _ in shape.mixers:
-        yield Part(mixer.num_heads, "attention heads")
-        yield Part(mixer.num_state_heads, f"heads of {mixer.kind}")
+        yield DividedPart(mixer.num_heads, "attention heads")
+        yield DividedPart(mixer.num_state_heads, f"heads of {mixer.kind}")
         if mixer.num_state_groups > 1:
-            yield Part(mixer.num_state_groups, f"groups of {mixer.kind}")
+            yield DividedPart(mixer.num_state_groups, f"groups of {mixer.kind}")
     for network, _ in shape.feed_forwards:
-        yield Part(network.size, "feed-forward channels")
-    yield Part(math.ceil(shape.vocab_size / VOCABULARY_PADDING) * VOCABULARY_PADDING, "rows of the padded vocabulary")
+        yield DividedPart(network.size, "feed-forward channels")
+    yield DividedPart(
+        math.ceil(shape.vocab_size / VOCABULARY_PADDING) * VOCABULARY_PADDING, "rows of the padded vocabulary"
+    )
 
 
 def _of_experts(shape: ModelShape, num_gpus: int) -> Iterator[str]:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from foundation.settings import Count, NotNegative, Positive, check
+from foundation.settings import Count, NotNegative, Positive, check_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class TransferConfig:
 
     def __post_init__(self) -> None:
         """Refuse impossible networks."""
-        check(self)
+        check_settings(self)
         if self.node_bandwidth_gb_s is not None and self.gpus_per_node is None:
             raise ValueError("node_bandwidth_gb_s needs gpus_per_node, the number of GPUs that share it")
         if self.rack_bandwidth_gb_s is not None and self.nodes_per_rack is None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from foundation.settings import Count, NotNegative, Positive, Unit, Whole, changed, check, short
+from foundation.settings import Count, NotNegative, Positive, Unit, Whole, changed, check_settings, short_value
 
 Policy = Literal["lru", "arc"]
 TierName = Literal["disk", "store"]
@@ -87,7 +87,7 @@ class OffloadConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that no engine can run with."""
-        check(self)
+        check_settings(self)
         if self.num_host_blocks and self.kv_offloading_size:
             raise ValueError(
                 f"num_host_blocks is {self.num_host_blocks}, and kv_offloading_size is {self.kv_offloading_size:g}; expected only "
@@ -153,7 +153,7 @@ def refuse_idle(settings: Iterable[Any], names: Collection[str], why: str) -> No
     for each in settings:
         for name, value in changed(each).items():
             if name in names:
-                raise ValueError(f"{name} is {short(value)}, but {why}")
+                raise ValueError(f"{name} is {short_value(value)}, but {why}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +194,7 @@ class HostMemory:
 
     def __post_init__(self) -> None:
         """Refuse values that no engine can run with."""
-        check(self)
+        check_settings(self)
 
 
 def whole_pages(chunk_bytes: float) -> float:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from foundation.settings import Count, NotNegative, Positive, check
+from foundation.settings import Count, NotNegative, Positive, check_settings
 from mocker.models.catalog import find_model
 from mocker.models.shape import ModelShape
 
@@ -75,7 +75,7 @@ class TimingConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that leave a step's time undefined, or define it twice."""
-        check(self)
+        check_settings(self)
         if self.pipeline_parallel_size > 1:
             raise ValueError(
                 f"pipeline_parallel_size is {self.pipeline_parallel_size}; expected 1: engines with several stages are not "

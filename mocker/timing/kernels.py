@@ -115,7 +115,7 @@ class ExpertLayer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class KernelPart:
     """Half a layer: a mixer, or a feed-forward network, each with a norm before it and a sum over GPUs after it."""
 
     count: int

@@ -7,7 +7,7 @@ from mocker.models.kv_cache import INDEX_BYTES, KV_BYTES
 from mocker.models.layers import FeedForward, Matrix, Mixer, WeightType
 from mocker.models.shape import ModelShape
 from mocker.timing.gpu import Decode, EngineTimes, Gpu, over_link
-from mocker.timing.kernels import HALF, AllReduce, ExpertLayer, Head, Matrices, Part, Rate
+from mocker.timing.kernels import HALF, AllReduce, ExpertLayer, Head, KernelPart, Matrices, Rate
 from mocker.timing.roofline import Attention, Coefficients, Host, Reach
 
 ELEMENTWISE_EFFICIENCY = 0.6
@@ -127,9 +127,9 @@ class Device:
         )
 
 
-def _mixer(device: Device, mixer: Mixer, count: int, hidden_size: int, reduce: AllReduce) -> Part:
+def _mixer(device: Device, mixer: Mixer, count: int, hidden_size: int, reduce: AllReduce) -> KernelPart:
     gpu = device.gpu
-    return Part(
+    return KernelPart(
         count=count,
         matrices=device.matrices(mixer.matrices),
         fixed_s=device.decode.launch_s + device.engine.layer_s / 2,
@@ -142,9 +142,9 @@ def _mixer(device: Device, mixer: Mixer, count: int, hidden_size: int, reduce: A
 
 def _feed_forward(
     device: Device, network: FeedForward, count: int, hidden_size: int, reduce: AllReduce, experts: ExpertLayer | None
-) -> Part:
+) -> KernelPart:
     activated = network.size + network.experts_per_token * network.expert_size
-    return Part(
+    return KernelPart(
         count=count,
         matrices=device.matrices(network.matrices),
         fixed_s=device.engine.layer_s / 2,
@@ -249,7 +249,7 @@ def _head(device: Device, shape: ModelShape) -> Head:
     return Head(device.engine.scale, rate, shape.hidden_size * shape.vocab_size / device.num_gpus)
 
 
-def _host(device: Device, parts: Sequence[Part], async_scheduling: bool) -> Host:
+def _host(device: Device, parts: Sequence[KernelPart], async_scheduling: bool) -> Host:
     engine = device.engine
     launches_s = sum([part.count for part in parts]) / 2 * engine.launch_layer_s
     if async_scheduling:

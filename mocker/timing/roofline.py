@@ -18,7 +18,7 @@ host's, so a batch that only decodes keeps leaping. `parts.py` computes the coef
 from math import ceil
 from typing import NamedTuple
 
-from mocker.timing.kernels import Head, Part
+from mocker.timing.kernels import Head, KernelPart
 from mocker.timing.model import FOREVER, Knots, Prefill, Ramp
 
 
@@ -158,7 +158,7 @@ class Coefficients(NamedTuple):
     """A model on one kind of GPU, as `Roofline` adds it up."""
 
     scale: float
-    parts: list[Part]
+    parts: list[KernelPart]
     """Everything in the layers that depends on the number of tokens alone."""
     attention: Attention
     reaches: list[Reach]

@@ -5,7 +5,7 @@ Every block is in one of four regions. Only runs are objects; the rest are count
     |------------ free: allocated from the left -----------|---------- held by sequences ----------|
     | blank          | queued: runs without a holder, the  | shared: runs with     | private: not   |
     |                | least recently used first           | holders               | cached yet     |
-    | `num_blank`    | `_queue`, `num_evictable` blocks    | `Run.holders`         | the rest       |
+    | `num_blank`    | `_queue`, `num_evictable` blocks    | `BlockRun.holders`         | the rest       |
 
     allocate     blank, then queued (a run from its tail: evicted) -> private
     store        private -> shared: the sequence's last run grows, or a new one starts
@@ -26,7 +26,7 @@ from collections.abc import Hashable
 
 from mocker.chain import BlockChain
 from mocker.events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored
-from mocker.sequence import Run, Sequence, Watch
+from mocker.sequence import BlockRun, BlockWatch, Sequence
 
 
 class BlockPool:
@@ -40,11 +40,11 @@ class BlockPool:
         self.has_listener = True
         """Whether `events` is filled."""
         self.events: list[BlockEvent] = []
-        self.touched: list[Watch] = []
+        self.touched: list[BlockWatch] = []
         """Watches whose blocks were reused, until a caller empties the list."""
-        self._index: dict[Hashable, Run] = {}  # id (or (id, offset) where a run starts inside one) -> primary run
-        self._copies: dict[Hashable, list[Run]] = {}  # id -> other runs with blocks of that id, oldest first
-        self._queue: OrderedDict[Run, None] = OrderedDict()
+        self._index: dict[Hashable, BlockRun] = {}  # id (or (id, offset) where a run starts inside one) -> primary run
+        self._copies: dict[Hashable, list[BlockRun]] = {}  # id -> other runs with blocks of that id, oldest first
+        self._queue: OrderedDict[BlockRun, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:
@@ -190,7 +190,7 @@ class BlockPool:
         if run is not None and not run.sealed and run.primary is primary:
             run.stop = stop
         else:
-            run = Run(sequence.chain, start, stop, primary=primary)
+            run = BlockRun(sequence.chain, start, stop, primary=primary)
             run.holders[sequence] = None
             sequence.runs.append(run)
         if primary:
@@ -198,7 +198,7 @@ class BlockPool:
         else:
             self._enter_copy(run, start, stop)
 
-    def _enter(self, run: Run, start: int, stop: int) -> None:
+    def _enter(self, run: BlockRun, start: int, stop: int) -> None:
         """Make blocks of a primary run findable: by the ids that start in them, and by the start of the run."""
         chain = run.chain
         first = chain.index_of(start)
@@ -212,14 +212,14 @@ class BlockPool:
         elif first < last:
             self._index.update(dict.fromkeys(chain.ids[first : last + 1], run))
 
-    def _enter_copy(self, run: Run, start: int, stop: int) -> None:
+    def _enter_copy(self, run: BlockRun, start: int, stop: int) -> None:
         chain = run.chain
         for index in range(chain.index_of(start), chain.index_of(stop - 1) + 1):
             copies = self._copies.setdefault(chain.ids[index], [])
             if run not in copies:
                 copies.append(run)
 
-    def _leave_copy(self, run: Run, start: int, stop: int) -> None:
+    def _leave_copy(self, run: BlockRun, start: int, stop: int) -> None:
         """Remove a copy that lost `start` to `stop` from the lists of ids in which it has no blocks left."""
         chain = run.chain
         for index in range(chain.index_of(start), chain.index_of(stop - 1) + 1):
@@ -232,12 +232,12 @@ class BlockPool:
             if not copies:
                 del self._copies[chain.ids[index]]
 
-    def _split(self, run: Run, block: int) -> Run:
+    def _split(self, run: BlockRun, block: int) -> BlockRun:
         """Cut a run in two at a block and return the front part; the run, and its place in the queue, is the rest.
 
         If nobody holds the front part, it is in no queue yet: the caller must hold it or queue it.
         """
-        front = Run(run.chain, run.start, block, primary=run.primary)
+        front = BlockRun(run.chain, run.start, block, primary=run.primary)
         front.holders = dict(run.holders)
         front.sealed = True
         front.watches = run.watches
@@ -261,7 +261,7 @@ class BlockPool:
         if run.stop > block:
             self._split_in_place(run, block)
 
-    def _relist(self, run: Run, front: Run) -> None:
+    def _relist(self, run: BlockRun, front: BlockRun) -> None:
         """List the front part of a copy just before the rest, in every id it has blocks of."""
         chain = run.chain
         for index in range(chain.index_of(front.start), chain.index_of(front.stop - 1) + 1):
@@ -269,7 +269,7 @@ class BlockPool:
             copies.insert(copies.index(run), front)
         self._leave_copy(run, front.start, front.stop)
 
-    def _forget(self, run: Run, start: int) -> None:
+    def _forget(self, run: BlockRun, start: int) -> None:
         """Evict the blocks of a run from `start` on."""
         chain, stop = run.chain, run.stop
         if self.has_listener:
@@ -291,7 +291,7 @@ class BlockPool:
         if self._copies:
             self._promote(chain, start, stop)
 
-    def _report_taken(self, run: Run, start: int) -> None:
+    def _report_taken(self, run: BlockRun, start: int) -> None:
         """Report to the watches of a run that its blocks from `start` on are reused."""
         for watch in run.watches:
             if watch.is_on:
@@ -321,7 +321,7 @@ class BlockPool:
             self._enter(run, copy_start, copy_stop)
             block = copy_stop
 
-    def _split_in_place(self, run: Run, block: int) -> Run:
+    def _split_in_place(self, run: BlockRun, block: int) -> BlockRun:
         """Split a run; if it is free, both parts keep its place in the queue, and the tail is evicted first."""
         front = self._split(run, block)
         if not front.holders:
@@ -331,7 +331,7 @@ class BlockPool:
         return front
 
 
-def _common_stop(run: Run, chain: BlockChain) -> int:
+def _common_stop(run: BlockRun, chain: BlockChain) -> int:
     """Return the block up to which a run that shares an id with a chain has the chain's content: outputs differ."""
     return run.stop if run.chain is chain else min(run.stop, run.chain.num_named)
 

@@ -12,7 +12,7 @@ from reports.figures.tier_sizes import NEAR, Sized, enough, is_size
 from reports.key import Key, key_of
 from reports.tables.grid import Grid
 
-SCHEMA = "dynabench.plan/1"
+SCHEMA = "dynabench.arm/1"
 NEAR_CLIFF = 0.1
 """A layout that holds to less than this much more load is close to a cliff."""
 
@@ -133,7 +133,7 @@ class Held(msgspec.Struct, frozen=True):
         return f"{near} holds to {self.holds_to:.3g}x of this traffic, and misses {subject(nearest.limit)} at {self.misses_at:.3g}x."
 
 
-class Answer(msgspec.Struct, frozen=True):
+class PlanAnswer(msgspec.Struct, frozen=True):
     """What a plan found."""
 
     schema: str
@@ -166,12 +166,12 @@ IN_KEY = 7
 """The number of layouts that get a colour: as many as there are colours."""
 
 
-def key(answer: Answer) -> Key:
+def key(answer: PlanAnswer) -> Key:
     """Return the names and colours of the best layouts that were tried, in the report and on the terminal."""
     return key_of([layout.name for layout in answer.layouts if layout.outcomes][:IN_KEY])
 
 
-def grids(answer: Answer, *, most: int = 8) -> Iterator[Grid]:
+def grids(answer: PlanAnswer, *, most: int = 8) -> Iterator[Grid]:
     """Yield the tables of an answer."""
     possible = [layout for layout in answer.layouts if not layout.impossible]
     tried = [layout for layout in possible if layout.outcomes]
@@ -197,7 +197,7 @@ def grids(answer: Answer, *, most: int = 8) -> Iterator[Grid]:
             yield Grid(title, ["TTFT mean (ms)", *answer.limits, "limits"], lines)
 
 
-def impossible(answer: Answer) -> Iterator[str]:
+def impossible(answer: PlanAnswer) -> Iterator[str]:
     """Yield why layouts are impossible, grouped by reason."""
     by_reason: dict[str, list[Ranked]] = {}
     for layout in answer.layouts:
@@ -208,7 +208,7 @@ def impossible(answer: Answer) -> Iterator[str]:
         yield f"{first.name}{more}: {reason}"
 
 
-def _ranking(answer: Answer, shown: list[Ranked], *, left: int, bounded: list[Ranked]) -> Grid:
+def _ranking(answer: PlanAnswer, shown: list[Ranked], *, left: int, bounded: list[Ranked]) -> Grid:
     """Return the table of layouts that were tried; only bounds are known for the others."""
     has_price = any(layout.cost is not None and layout.cost != layout.gpus for layout in shown)
     limits = [head for limit in answer.limits for head in (limit, f"{_metric(limit)} headroom")]

@@ -12,7 +12,7 @@ from msgspec import structs
 from foundation.files import replace_text
 from reports import page
 from reports.capacity import answer as capacity
-from reports.capacity.answer import Answer, Sureness
+from reports.capacity.answer import PlanAnswer, Sureness
 from reports.charts import drawing, plan
 from reports.charts import sweep as charts
 from reports.charts.sweep import Swept
@@ -23,12 +23,12 @@ from reports.sweep.points import Point
 from reports.tables.grid import Grid
 
 
-def save(folder: Path, answer: Answer) -> None:
+def save(folder: Path, answer: PlanAnswer) -> None:
     """Write plan.json into the plan's folder."""
     replace_text(folder / "plan.json", msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n")
 
 
-def write(folder: Path, answer: Answer, points: Mapping[str, Sequence[Point]], limits: Sequence[Condition]) -> None:
+def write(folder: Path, answer: PlanAnswer, points: Mapping[str, Sequence[Point]], limits: Sequence[Condition]) -> None:
     """Write the report of a plan into its folder.
 
     Args:
@@ -64,7 +64,7 @@ def write(folder: Path, answer: Answer, points: Mapping[str, Sequence[Point]], l
     replace_text(folder / "report.html", text)
 
 
-def _sureness_grid(answer: Answer) -> Grid | None:
+def _sureness_grid(answer: PlanAnswer) -> Grid | None:
     """Lay out the margin to each limit, and how far off the sample and the model may be."""
     if not answer.sureness:
         return None

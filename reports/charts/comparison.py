@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from reports.figures.conditions import METRICS, Condition
-from reports.key import Entry, Key
+from reports.key import Key, KeyEntry
 from reports.record.records import Record
 from reports.summary import ArmSummary, Summary
 
@@ -28,6 +28,6 @@ class Comparison:
         return [limit for limit in self.limits if METRICS[limit.metric] == metric]
 
     @property
-    def arms(self) -> list[tuple[Entry, Record, ArmSummary]]:
+    def arms(self) -> list[tuple[KeyEntry, Record, ArmSummary]]:
         """How each arm is shown, its run, and its figures."""
         return [(self.key[arm], run, self.summary.arms[arm]) for arm, run in self.runs.items()]

@@ -30,7 +30,7 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
 
-from reports.key import PALETTE, Entry
+from reports.key import PALETTE, KeyEntry
 from reports.record.records import Floats
 
 INK, QUIET, GRID, LIMIT, REST = "#1c1c1c", "#5f5f5f", "#e3e3e3", "#c0392b", "#c9c9c9"
@@ -242,7 +242,7 @@ class Canvas:
         spots = np.concatenate(found)
         return spots * (1, -1) + (0, self.height)
 
-    def label_ends(self, axes: Axes, ends: Sequence[tuple[float, float, Entry]]) -> None:
+    def label_ends(self, axes: Axes, ends: Sequence[tuple[float, float, KeyEntry]]) -> None:
         """Name lines at their right ends, in the order of their heights, each next to its line if there is room."""
         if not ends:
             return
@@ -302,7 +302,7 @@ def mark(artists: Any, arm: int) -> None:
         artist.set_gid(f"arm-{arm}-")
 
 
-def line(axes: Axes, entry: Entry, x: Any, y: Any, **options: Any) -> None:
+def line(axes: Axes, entry: KeyEntry, x: Any, y: Any, **options: Any) -> None:
     """Draw a line of an arm."""
     style = (0, entry.dashes) if entry.dashes else "-"
     mark(axes.plot(x, y, **{"color": entry.colour, "linestyle": style} | options), entry.place)

@@ -16,7 +16,7 @@ from reports.charts.comparison import Comparison
 from reports.charts.drawing import INK, LIMIT, QUIET, REST, WIDE, Canvas, Chart, Panel, mark
 from reports.figures import fleet as fleet_figures
 from reports.figures import metrics
-from reports.key import Entry
+from reports.key import KeyEntry
 from reports.record.fleet import FleetUse, Headcount, PoolFleet
 from reports.record.records import Floats, Record
 
@@ -40,7 +40,7 @@ BETWEEN = 34
 class Seen:
     """What is drawn for an arm."""
 
-    entry: Entry
+    entry: KeyEntry
     run: Record
     fleet: FleetUse
     shares: Floats | None
@@ -48,7 +48,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Row:
+class FleetRow:
     """A row of panels: one for each arm."""
 
     heading: str
@@ -101,7 +101,7 @@ def _shares(shown: Comparison, run: Record, edges: Floats) -> Floats | None:
     return fleet_figures.attained(run, fleet_figures.good(run, limits), edges) if limits else None
 
 
-def _rows(shown: Comparison, arms: Sequence[Seen], edges: Floats) -> list[Row]:
+def _rows(shown: Comparison, arms: Sequence[Seen], edges: Floats) -> list[FleetRow]:
     """Return the rows of panels from the top; all arms in a row share a scale."""
     pools = list(dict.fromkeys(pool.pool for seen in arms for pool in seen.fleet.pools))
     found = [
@@ -110,13 +110,13 @@ def _rows(shown: Comparison, arms: Sequence[Seen], edges: Floats) -> list[Row]:
         *(_workers(pool, arms, pools, _centres(edges)) for pool in pools),
     ]
     if shown.limits:
-        found.append(Row("requests within limits", 70, lambda seen, panel: _within(seen, panel, edges), "%"))
+        found.append(FleetRow("requests within limits", 70, lambda seen, panel: _within(seen, panel, edges), "%"))
     if (ttft := _ttft(shown, arms, edges)) is not None:
         found.append(ttft)
     return found
 
 
-def _rate(heading: str, arms: Sequence[Seen], edges: Floats, of: Callable[[Record], Floats]) -> Row:
+def _rate(heading: str, arms: Sequence[Seen], edges: Floats, of: Callable[[Record], Floats]) -> FleetRow:
     """Draw something per second as an area."""
     most = max(float(of(seen.run).max(initial=0.0)) for seen in arms) * 1.08 or 1.0
 
@@ -126,10 +126,10 @@ def _rate(heading: str, arms: Sequence[Seen], edges: Floats, of: Callable[[Recor
         mark(panel.axes.stairs(rate, edges, fill=True, color=REST, linewidth=0), seen.entry.place)
         panel.add(seen.entry.name, seen.entry.place, _centres(edges), rate)
 
-    return Row(heading, 58, draw, "/s")
+    return FleetRow(heading, 58, draw, "/s")
 
 
-def _workers(pool: str, arms: Sequence[Seen], pools: Sequence[str], spots: Floats) -> Row:
+def _workers(pool: str, arms: Sequence[Seen], pools: Sequence[str], spots: Floats) -> FleetRow:
     """Draw the workers of a pool, stacked by state, with those needed and deaths; the pointer reads values at `spots`."""
     most = max((_most(seen.fleet, pool) for seen in arms), default=1.0) * 1.1
 
@@ -148,7 +148,7 @@ def _workers(pool: str, arms: Sequence[Seen], pools: Sequence[str], spots: Float
             )
 
     heading, height = ("workers", 130) if len(pools) == 1 else (f"workers: {pool}", 100)
-    return Row(heading, height, draw, names=_names(arms) if pool == pools[0] else {})
+    return FleetRow(heading, height, draw, names=_names(arms) if pool == pools[0] else {})
 
 
 def _states(seen: Seen, pool: PoolFleet, panel: Panel, spots: Floats) -> None:
@@ -190,7 +190,7 @@ def _within(seen: Seen, panel: Panel, edges: Floats) -> None:
     drawing.limit_line(panel.axes, enough)
 
 
-def _ttft(shown: Comparison, arms: Sequence[Seen], edges: Floats) -> Row | None:
+def _ttft(shown: Comparison, arms: Sequence[Seen], edges: Floats) -> FleetRow | None:
     """Draw median and 99th percentile of TTFT in each window, and its limits."""
     times = {seen.entry.arm: [_quantiles(seen.run, edges, share) for share in (0.5, 0.99)] for seen in arms}
     limits = [limit.value * 1000 for limit in shown.limits_of("ttft_sched")]
@@ -209,7 +209,7 @@ def _ttft(shown: Comparison, arms: Sequence[Seen], edges: Floats) -> Row | None:
         for limit in limits:
             drawing.limit_line(panel.axes, limit)
 
-    return Row("TTFT: median, p99", 90, draw, "ms")
+    return FleetRow("TTFT: median, p99", 90, draw, "ms")
 
 
 def _quantiles(run: Record, edges: Floats, share: float) -> Floats:

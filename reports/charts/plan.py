@@ -10,7 +10,7 @@ from reports.figures.outcomes import subject
 from reports.key import PALETTE, Key, key_of
 
 if TYPE_CHECKING:
-    from reports.capacity.answer import Answer, Ranked
+    from reports.capacity.answer import PlanAnswer, Ranked
 
 BEST = PALETTE[0][0]
 MOST = 16
@@ -20,7 +20,7 @@ MOST_SHOWN = 200.0
 """Intervals are drawn up to twice their limit (%): failed requests make them infinite."""
 
 
-def charts(answer: "Answer", key: Key) -> dict[str, Chart]:
+def charts(answer: "PlanAnswer", key: Key) -> dict[str, Chart]:
     """Draw the charts that say something; the key has the layouts that have a colour on the page."""
     makers: dict[str, Callable[[], Chart | None]] = {
         "layouts": lambda: layouts(answer, key),
@@ -30,7 +30,7 @@ def charts(answer: "Answer", key: Key) -> dict[str, Chart]:
     return {name: chart for name, make in makers.items() if (chart := make()) is not None}
 
 
-def layouts(answer: "Answer", key: Key) -> Chart | None:
+def layouts(answer: "PlanAnswer", key: Key) -> Chart | None:
     """GPUs of each layout, and how much of each limit it uses."""
     shown = [layout for layout in answer.layouts if layout.outcomes and (layout.gpus or layout.at_least)][:MOST]
     if len(shown) < 2:
@@ -99,7 +99,7 @@ def _uses(panel: Panel, shown: "list[Ranked]", limit: str, key: Key) -> None:
         panel.add(f"{layout.name}: {used:.3g}% of {limit}", None, [used], [row])
 
 
-def loads(answer: "Answer") -> Chart | None:
+def loads(answer: "PlanAnswer") -> Chart | None:
     """GPUs by load."""
     known = [(at.load, at.gpus, at) for at in answer.loads if at.gpus is not None]
     if len({gpus for _, gpus, _ in known}) < 2:
@@ -126,7 +126,7 @@ def loads(answer: "Answer") -> Chart | None:
     return Chart(canvas.figure, "What does more load take?", text, [panel])
 
 
-def sureness(answer: "Answer") -> Chart | None:
+def sureness(answer: "PlanAnswer") -> Chart | None:
     """Each limited metric as a share of its limit, with the interval of the sample and the error of the model."""
     known = []
     for sure in answer.sureness:

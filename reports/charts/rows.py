@@ -10,7 +10,7 @@ from reports.charts.drawing import QUIET, REST, Canvas, Chart, Panel, duration, 
 from reports.figures import metrics, split
 from reports.figures.cells import milliseconds
 from reports.figures.conditions import METRICS
-from reports.key import Entry
+from reports.key import KeyEntry
 
 ROW = 26
 """Units between the rows of two arms."""
@@ -66,7 +66,7 @@ def differences(shown: Comparison) -> Chart | None:
     return Chart(canvas.figure, f"How much better than {base} is each arm?", text, panels, is_wide=True)
 
 
-def _pairs(shown: Comparison, entry: Entry, name: str) -> dict[str, tuple[float, float, float, str]]:
+def _pairs(shown: Comparison, entry: KeyEntry, name: str) -> dict[str, tuple[float, float, float, str]]:
     """Return an arm's differences to the baseline in percent: low, value, high and the verdict, by statistic."""
     found: dict[str, tuple[float, float, float, str]] = {}
     for statistic in ("mean", "p90"):
@@ -139,7 +139,7 @@ def percentiles(shown: Comparison) -> Chart | None:
 
 
 def begin_rows(
-    entries: Sequence[Entry], headings: Sequence[str], *, is_wide: bool = True
+    entries: Sequence[KeyEntry], headings: Sequence[str], *, is_wide: bool = True
 ) -> tuple[Canvas, list[Panel]]:
     """Start a chart with a row for each arm and, side by side, a panel for each heading."""
     height = ROW * len(entries) + 8

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 
-from foundation.settings import short
+from foundation.settings import short_value
 from reports.charts import drawing
 from reports.charts.drawing import HALF, LIMIT, LINE, QUIET, WIDE, Canvas, Chart, Panel, duration, mark
 from reports.figures.conditions import METRICS, Condition
 from reports.figures.metrics import LABELS
-from reports.key import Entry, Key, key_of
-from reports.sweep.points import Found, Point
+from reports.key import Key, KeyEntry, key_of
+from reports.sweep.points import Point, SearchResult
 
 Number = Callable[[Point], float | None]
 LOADS = ("rate_scale", "rate", "concurrency")
@@ -21,7 +21,7 @@ FLAT = 0.05
 """Figures within this share of the highest are alike."""
 
 
-class Shown(NamedTuple):
+class ShownFigure(NamedTuple):
     """A figure of each point: a time (s) or a share of the requests."""
 
     title: str
@@ -110,7 +110,7 @@ def swept(points: Sequence[Point], limits: Sequence[Condition]) -> Swept:
     return _along_axis(lines, axis, limits)
 
 
-def of_search(rows: Sequence[Found], points: Sequence[Point], limits: Sequence[Condition]) -> Swept:
+def of_search(rows: Sequence[SearchResult], points: Sequence[Point], limits: Sequence[Condition]) -> Swept:
     """Put what a search tried in lines along the setting searched for, one for each combination, in their order."""
     find = rows[0].find
     lines = {
@@ -133,14 +133,14 @@ def _along_axis(lines: dict[str, list[Point]], axis: str | None, limits: Sequenc
 def _name(point: Point, varied: Sequence[str]) -> str:
     """Name a line by the settings that are varied; the mode comes first, without its setting's name."""
     parts = [
-        str(point.changes[name]) if name == "router_mode" else f"{name} {short(point.changes[name])}"
+        str(point.changes[name]) if name == "router_mode" else f"{name} {short_value(point.changes[name])}"
         for name in varied
         if name in point.changes
     ]
     return ", ".join(parts) or str(point.changes.get("router_mode", "all"))
 
 
-def charts(sweep: Swept, found: Sequence[Found]) -> dict[str, Chart]:
+def charts(sweep: Swept, found: Sequence[SearchResult]) -> dict[str, Chart]:
     """Draw the charts that are not empty."""
     makers: dict[str, Callable[[], Chart | None]] = {
         "found": lambda: searched(found, sweep.key),
@@ -153,7 +153,7 @@ def charts(sweep: Swept, found: Sequence[Found]) -> dict[str, Chart]:
     return {name: chart for name, make in makers.items() if (chart := make()) is not None}
 
 
-def searched(rows: Sequence[Found], key: Key) -> Chart | None:
+def searched(rows: Sequence[SearchResult], key: Key) -> Chart | None:
     """What each combination needs or carries: between the last value that met the limits and the first that did not."""
     known = [row for row in rows if row.tried]
     if not known:
@@ -194,7 +194,7 @@ def searched(rows: Sequence[Found], key: Key) -> Chart | None:
     return Chart(canvas.figure, f"What is the {way}{find} that meets the limits?", text, [panel], is_wide=True)
 
 
-def _found_text(row: Found) -> str:
+def _found_text(row: SearchResult) -> str:
     if row.met is None:
         return "none tried"
     if row.is_at_end:
@@ -241,7 +241,9 @@ def by_axis(sweep: Swept) -> Chart | None:
     return Chart(canvas.figure, title, _reading(sweep) + _answers(sweep, answers), panels, is_wide=across > 1)
 
 
-def _lines(sweep: Swept, panel: Panel, figure: Shown, answers: Sequence[Point]) -> list[tuple[float, float, Entry]]:
+def _lines(
+    sweep: Swept, panel: Panel, figure: ShownFigure, answers: Sequence[Point]
+) -> list[tuple[float, float, KeyEntry]]:
     """Draw a figure along the axis, with a ring round each answer; return the ends of the lines."""
     ends = []
     for name, line in sweep.lines.items():
@@ -293,12 +295,12 @@ def _reading(sweep: Swept) -> str:
     return "Hollow: the queue grew."
 
 
-def _dots(axes: Axes, entry: Entry, spots: Sequence[tuple[float, float, Point]], has_limits: bool) -> None:
+def _dots(axes: Axes, entry: KeyEntry, spots: Sequence[tuple[float, float, Point]], has_limits: bool) -> None:
     """Draw points, filled where all is well."""
     dots(axes, entry, [(x, y, _is_good(point, has_limits=has_limits)) for x, y, point in spots])
 
 
-def dots(axes: Axes, entry: Entry, spots: Sequence[tuple[float, float, bool]]) -> None:
+def dots(axes: Axes, entry: KeyEntry, spots: Sequence[tuple[float, float, bool]]) -> None:
     """Draw dots, filled or hollow."""
     for is_filled in (True, False):
         some = [(x, y) for x, y, is_good in spots if is_good is is_filled]
@@ -314,23 +316,23 @@ def _is_good(point: Point, *, has_limits: bool) -> bool:
     return point.state == "met" if has_limits else point.is_stable
 
 
-def _limited(sweep: Swept) -> list[Shown]:
+def _limited(sweep: Swept) -> list[ShownFigure]:
     """Return the limited metrics, and the usual figures if there are few of those."""
-    found: list[Shown] = []
+    found: list[ShownFigure] = []
     for limit in sweep.limits:
         if limit.statistic is not None:
             title = f"{LABELS[METRICS[limit.metric]]} {limit.statistic}"
-            found.append(Shown(title, _outcome(str(limit)), limit.value))
+            found.append(ShownFigure(title, _outcome(str(limit)), limit.value))
     if shares := [one for point in sweep.points for one in point.outcomes if one.is_share]:
         wanted = [one.value / (1 + one.margin) for one in shares if one.value and one.margin is not None]
-        found.append(Shown("requests within their limits", _share, max(wanted, default=None), is_share=True))
+        found.append(ShownFigure("requests within their limits", _share, max(wanted, default=None), is_share=True))
     usual: tuple[tuple[str, Number], ...] = (
         ("TTFT p90", lambda point: point.ttft_sched.p90),
         ("TPOT mean", lambda point: point.tpot.mean),
         ("E2E mean", lambda point: point.e2e_sched.mean),
     )
     titles = " ".join(figure.title for figure in found)
-    others = [Shown(title, of, None) for title, of in usual if title.split()[0] not in titles]
+    others = [ShownFigure(title, of, None) for title, of in usual if title.split()[0] not in titles]
     return found + others[: max(3 - len(found), 0)]
 
 
@@ -356,7 +358,7 @@ def _answer(sweep: Swept, name: str) -> Point | None:
     return good[-1] if _sense(sweep) == "highest" else good[0]
 
 
-def _varies(points: Sequence[Point], figure: Shown) -> bool:
+def _varies(points: Sequence[Point], figure: ShownFigure) -> bool:
     """Return whether a figure has something to show: any difference beside a limit, else more than a trace of one."""
     values = [value for point in points if (value := figure.of(point)) is not None]
     return len(set(values)) > 1 if figure.limit else not _is_flat(values)

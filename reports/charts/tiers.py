@@ -12,7 +12,7 @@ from reports.charts.sweep import Swept, along, dots
 from reports.figures import tiers
 from reports.figures.tier_sizes import is_size
 from reports.figures.tiers import SOURCES, Hits, Saved, Saving
-from reports.key import Entry
+from reports.key import KeyEntry
 from reports.sweep.points import Point
 
 COLOURS = {
@@ -54,7 +54,7 @@ def hits_swept(sweep: Swept) -> Chart | None:
     return _columns(sweep, {name: line for name, line in lines.items() if line})
 
 
-def _bars(known: Sequence[tuple[Entry, Hits]]) -> Chart:
+def _bars(known: Sequence[tuple[KeyEntry, Hits]]) -> Chart:
     canvas, (panel,) = rows.begin_rows([entry for entry, _ in known], [""], is_wide=False)
     for row, (entry, found) in enumerate(known):
         begin = 0.0
@@ -209,7 +209,7 @@ def savings_swept(sweep: Swept) -> Chart | None:
 
 def _curves(
     sweep: Swept, panel: Panel, lines: dict[str, list[tuple[Point, Saved]]], measure: Measure
-) -> list[tuple[float, float, Entry]]:
+) -> list[tuple[float, float, KeyEntry]]:
     """Draw what each line saved; return where the curves end."""
     ends = []
     for name, line in lines.items():

@@ -9,7 +9,7 @@ from reports.charts import drawing, over_time
 from reports.charts.comparison import Comparison
 from reports.charts.drawing import HALF, REST, WIDE, Canvas, Chart, Panel
 from reports.figures import metrics
-from reports.key import Entry
+from reports.key import KeyEntry
 from reports.record.records import Floats, Record
 
 TANGLE = 3
@@ -29,7 +29,7 @@ OVER_TIME: tuple[Measure, ...] = (
 def arrivals(shown: Comparison) -> Chart | None:
     """Requests that arrived per second, and requests that failed."""
     edges = over_time.windows(list(shown.runs.values()), WINDOWS)
-    seen: list[tuple[Entry, Floats]] = []
+    seen: list[tuple[KeyEntry, Floats]] = []
     for entry, run, _ in shown.arms:
         rate = over_time.arrivals(run.requests, edges)
         if not any(np.array_equal(rate, other) for _, other in seen):  # arms mostly see the same arrivals

@@ -1,7 +1,7 @@
 """How figures are written in tables."""
 
 from reports.figures.tiers import Saving
-from reports.record.pools import Traffic
+from reports.record.pools import TierTraffic
 
 
 def milliseconds(seconds: float | None) -> str:
@@ -22,7 +22,7 @@ def number(value: float | None, digits: int = 0) -> str:
     return "n/a" if value is None else f"{value:,.{digits}f}"
 
 
-def gigabytes(traffic: Traffic) -> str:
+def gigabytes(traffic: TierTraffic) -> str:
     """Format the number of bytes moved."""
     return number(traffic.bytes / 1e9, 1)
 

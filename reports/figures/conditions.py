@@ -54,7 +54,7 @@ class Condition:
         return self.text
 
 
-def read(text: str) -> Condition | None:
+def read_condition(text: str) -> Condition | None:
     """Parse a condition; return None if it has another form, or a number that is too large to be compared."""
     match = _FORM.fullmatch(text.strip())
     if match is None or math.isinf(float(match[5]) * 1000):  # in milliseconds, too

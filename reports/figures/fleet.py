@@ -139,7 +139,7 @@ def fleet_of(run: Record) -> FleetUse | None:
 
 def good(run: Record, limits: list[Condition]) -> Flags:
     """Return which requests were within the per-request limits or, without those, within all limits."""
-    return slo.good(run, [limit for limit in limits if limit.statistic is None] or limits)
+    return slo.good_requests(run, [limit for limit in limits if limit.statistic is None] or limits)
 
 
 def attained(run: Record, is_good: Flags, edges: Floats) -> Floats:
@@ -206,7 +206,7 @@ def _figures(run: Record, fleet: FleetUse, limits: list[Condition], edges: Float
         planner=fleet.planner,
         gpu_h=gpu_h,
         busy_gpu_h=sum(busy) if busy else None,
-        good_per_gpu_h=float(slo.good(run, limits).sum()) / gpu_h if limits and gpu_h else None,
+        good_per_gpu_h=float(slo.good_requests(run, limits).sum()) / gpu_h if limits and gpu_h else None,
         mean_workers=float((workers * lasts).sum() / lasts.sum()) if lasts.sum() else 0.0,
         least_workers=float(workers.min(initial=np.inf)) if len(times) else 0.0,
         most_workers=float(workers.max(initial=0.0)),

@@ -65,7 +65,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     def _shown(self) -> str:
         assert self.value is not None
-        form = "{:.2%}".format if self.is_share else plain
+        form = "{:.2%}".format if self.is_share else format_ms
         unit = "" if self.is_share else " ms"
         if self.interval is None:
             return f"{form(self.value)}{unit}"
@@ -73,7 +73,7 @@ class Outcome(msgspec.Struct, frozen=True):
         return f"{form(self.value)}{unit} [{low}, {high}]"
 
 
-def plain(seconds: float) -> str:
+def format_ms(seconds: float) -> str:
     """Format a time in ms with four digits, or more for a large one, and without an exponent."""
     return f"{seconds * 1000:,.0f}" if seconds >= 1 else f"{seconds * 1000:.4g}"
 
@@ -189,6 +189,6 @@ def subject(limit: str) -> str:
     return " and ".join(part.partition(" <=")[0] for part in limit.split(" and "))
 
 
-def told(outcomes: Iterable[Outcome]) -> str:
+def outcomes_in_words(outcomes: Iterable[Outcome]) -> str:
     """Say of each limit whether it is met, and by how much."""
     return "; ".join(f"{outcome.limit} {outcome}" for outcome in outcomes)

@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 from foundation.text import instead_of
 from reports.figures import metrics
-from reports.figures.conditions import METRICS, Condition, read
+from reports.figures.conditions import METRICS, Condition, read_condition
 from reports.record.records import Record
 
 MLPERF = {
@@ -24,13 +24,13 @@ MLPERF = {
 """MLPerf inference's server scenarios: limits on the 99th percentiles of TTFT and TPOT (s)."""
 
 
-def parse(text: str) -> Condition:
+def parse_slo(text: str) -> Condition:
     """Parse a limit: `ttft.p99 <= 2s` on a run, or `ttft <= 2s` on each request.
 
     Raises:
         ValueError: it is not a limit.
     """
-    found = read(text)
+    found = read_condition(text)
     if (
         found is None
         or found.is_above
@@ -65,7 +65,7 @@ def _limit(metric: str, statistic: str | None, limit_s: float) -> Condition:
     return Condition(f"{name} <= {limit_s * 1000:.12g} ms", metric, statistic, "<=", limit_s, "s")
 
 
-def good(run: Record, limits: list[Condition]) -> npt.NDArray[np.bool_]:
+def good_requests(run: Record, limits: list[Condition]) -> npt.NDArray[np.bool_]:
     """Return which requests were good (within every limit), shape (requests,); failed ones are not good.
 
     A limit on a run applies to each request, too. A request without a value (one token has no TPOT) is within it; one with an

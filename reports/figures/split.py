@@ -51,7 +51,7 @@ class Split(msgspec.Struct, frozen=True):
         return {name: getattr(self, name) for name in names}
 
 
-def split(runs: list[Record]) -> Split | None:
+def split_ttft(runs: list[Record]) -> Split | None:
     """Return where the TTFT of an arm's runs goes; None if no server reported when it started on a request."""
     requests = Requests.concatenate([run.requests for run in runs])
     requests = requests[~np.isnan(per_request(requests)["ttft"]) & ~requests.admitted_s.mask]

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from foundation.settings import short
+from foundation.settings import short_value
 
 SIZES = ("kv_offloading_size", "kv_disk_size", "kv_store_size")
 """Settings that give a tier's size, by their last words."""
@@ -90,7 +90,9 @@ def _near(group: Sequence[Sized], best: float, sizes: Sequence[str]) -> str:
     by_size = sorted(group, key=lambda row: row.capacity)
     first = next(row for row in by_size if abs(row.figure - best) <= NEAR * abs(best))
     size = (
-        short(first.changes[sizes[0]]) if len(sizes) == 1 else ", ".join(_named(n, first.changes.get(n)) for n in sizes)
+        short_value(first.changes[sizes[0]])
+        if len(sizes) == 1
+        else ", ".join(_named(n, first.changes.get(n)) for n in sizes)
     )
     hint = ""
     if first.capacity == by_size[0].capacity:
@@ -105,4 +107,4 @@ def _varies(name: str, rows: Sequence[Sized]) -> bool:
 
 
 def _named(name: str, value: Any) -> str:
-    return short(value) if name == "router_mode" else f"{name} {short(value)}"
+    return short_value(value) if name == "router_mode" else f"{name} {short_value(value)}"

@@ -205,7 +205,7 @@ FEW = 0.01
 """A tier with a smaller share of the prompt tokens gets a remark; GPU-seconds are remarked on from this share on."""
 
 
-def overlap(each: Iterable[tuple[Saved | None, float | None]]) -> str:
+def overlap_remark(each: Iterable[tuple[Saved | None, float | None]]) -> str:
     """Say why GPU-seconds fell by less than the prefill avoided, from what was saved and what is left; nothing if they did not."""
     known = [(one.gpu_s.value, one.avoided_gpu_s.value, left or 0.0) for one, left in each if one and one.avoided_gpu_s]
     if not any(gpu_s < OVERLAPPED * avoided_s and avoided_s > FEW * left for gpu_s, avoided_s, left in known):

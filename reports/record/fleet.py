@@ -45,7 +45,7 @@ class PoolFleet(msgspec.Struct, frozen=True):
     """When each worker that died did so, where that is known."""
 
 
-class Change(msgspec.Struct, frozen=True, array_like=True):
+class FleetChange(msgspec.Struct, frozen=True, array_like=True):
     """What a planner changed."""
 
     time_s: Seconds
@@ -73,7 +73,7 @@ class FleetUse(msgspec.Struct, frozen=True):
     length_s: Seconds
     """How long the run took, until the end of its last answer."""
     planner: str = "static"
-    changes: Annotated[tuple[Change, ...], Meta(max_length=MAX_ROWS)] = ()
+    changes: Annotated[tuple[FleetChange, ...], Meta(max_length=MAX_ROWS)] = ()
     decisions: Number = 0
     """How often the planner was asked."""
     notes: dict[Text, Number] = {}

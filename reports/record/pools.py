@@ -55,7 +55,7 @@ class LinkUse(msgspec.Struct, frozen=True):
     ingress: Use
 
 
-class Traffic(msgspec.Struct, frozen=True):
+class TierTraffic(msgspec.Struct, frozen=True):
     """What was copied in one direction between a tier and the next one towards the GPU."""
 
     bytes: Amount
@@ -76,9 +76,9 @@ class TierUse(msgspec.Struct, frozen=True):
     capacity_tokens: Amount
     full: Share
     """How much of it was used at the end."""
-    read: Traffic
+    read: TierTraffic
     """Copies out of the tier."""
-    written: Traffic
+    written: TierTraffic
     """Copies into the tier."""
     evicted_chunks: Amount
     tokens: Amount | UnsetType = UNSET

@@ -11,10 +11,10 @@ import numpy as np
 from reports.figures.statistics import MAX_BLOCKS, standard_error, student_t
 from reports.record.records import Floats
 from reports.summary import PAIRED, SHARES, SMALLEST
-from reports.sweep.points import Point, Series
+from reports.sweep.points import Point, PointSeries
 from reports.verdicts.differences import judged
 from reports.verdicts.failures import Failures, are_too_many
-from reports.verdicts.simultaneous import Parts, lowest
+from reports.verdicts.simultaneous import BlockParts, lowest
 
 
 class Lowest(NamedTuple):
@@ -25,14 +25,14 @@ class Lowest(NamedTuple):
     values: list[float]
 
 
-class Best(NamedTuple):
+class BestPoints(NamedTuple):
     """The best points, and how they were found."""
 
     points: list[Point]
     steps: list[Lowest]
 
 
-def series(table: dict[str, Floats], num_blocks: int) -> Series:
+def series(table: dict[str, Floats], num_blocks: int) -> PointSeries:
     """Add up a point's values by shares of its requests, in the order of the workload, so that points can be paired.
 
     Args:
@@ -46,7 +46,7 @@ def series(table: dict[str, Floats], num_blocks: int) -> Series:
         sums[name] = np.bincount(place, np.where(known, table[name], 0), MAX_BLOCKS).tolist()
         counts[name] = np.bincount(place, known, MAX_BLOCKS).tolist()
     quantiles = {name: _quantiles(table[name], num_blocks) for name in PAIRED}
-    return Series(len(table[PAIRED[0]]), num_blocks, sums, counts, quantiles)
+    return PointSeries(len(table[PAIRED[0]]), num_blocks, sums, counts, quantiles)
 
 
 def _quantiles(values: Floats, num_blocks: int) -> dict[str, list[float | None]]:
@@ -58,7 +58,7 @@ def _quantiles(values: Floats, num_blocks: int) -> dict[str, list[float | None]]
     }
 
 
-def best_of(points: Sequence[Point], metrics: Sequence[str] = PAIRED) -> Best:
+def best_of(points: Sequence[Point], metrics: Sequence[str] = PAIRED) -> BestPoints:
     """Return the best of the points that are compared; without values to pair, the lowest in the first metric."""
     left, steps = compared(points), list[Lowest]()
     for metric in metrics:
@@ -69,16 +69,16 @@ def best_of(points: Sequence[Point], metrics: Sequence[str] = PAIRED) -> Best:
         known = [known[place] for place in _ties(known, metric)]
         left = [point for point, _ in known]
         steps.append(Lowest(metric, [point.name for point in left], [mean for _, mean in known]))
-    return Best(left if steps else [], steps)
+    return BestPoints(left if steps else [], steps)
 
 
 def compared(points: Sequence[Point]) -> list[Point]:
     """Return the points whose times can be compared: no queue grew, and none failed clearly more requests than another."""
-    is_failing = are_too_many(list(map(failures, points)))
+    is_failing = are_too_many(list(map(point_failures, points)))
     return [point for point, fails in zip(points, is_failing, strict=True) if point.is_stable and not fails]
 
 
-def failures(point: Point) -> Failures:
+def point_failures(point: Point) -> Failures:
     """Return how many requests of a point failed; folders of older versions do not say, so nothing is held against them."""
     if point.failed is None or point.requests is None:
         return Failures(0, 0)
@@ -91,7 +91,7 @@ def interval_between(base: Point, other: Point, metric: str, statistic: str) -> 
     For percentiles, it is as wide as the differences between the blocks' own percentiles tell (batch quantiles).
     """
     first, second = base.series, other.series
-    if not (isinstance(first, Series) and isinstance(second, Series)) or first.requests != second.requests:
+    if not (isinstance(first, PointSeries) and isinstance(second, PointSeries)) or first.requests != second.requests:
         return None
     at, value = (getattr(getattr(point, metric), statistic) for point in (base, other))
     error = _error_between(first, second, metric, statistic)
@@ -101,7 +101,7 @@ def interval_between(base: Point, other: Point, metric: str, statistic: str) -> 
     return max(value - at - half, -at), value - at + half
 
 
-def _error_between(first: Series, second: Series, metric: str, statistic: str) -> float | None:
+def _error_between(first: PointSeries, second: PointSeries, metric: str, statistic: str) -> float | None:
     """Return the standard error of a difference."""
     number = min(first.num_blocks, second.num_blocks)
     if number < 2 or metric not in first.sums:
@@ -132,7 +132,7 @@ def by_rest(points: Sequence[Point]) -> dict[str, list[Point]]:
 def _ties(points: list[tuple[Point, float]], metric: str) -> list[int]:
     """Return the places of the points, given with their means, that tie for the lowest mean, the lowest first."""
     first = min(range(len(points)), key=lambda place: points[place][1])
-    kept = [point.series for point, _ in points if isinstance(point.series, Series)]
+    kept = [point.series for point, _ in points if isinstance(point.series, PointSeries)]
     if len(points) < 2 or len(kept) < len(points) or len({one.requests for one in kept}) > 1:
         return [first]  # their requests cannot be paired
     number = min(one.num_blocks for one in kept)
@@ -143,8 +143,8 @@ def _ties(points: list[tuple[Point, float]], metric: str) -> list[int]:
     return [int(place) for place in ties]
 
 
-def _parts(one: Series, metric: str, number: int) -> Parts:
+def _parts(one: PointSeries, metric: str, number: int) -> BlockParts:
     """Merge a point's parts into fewer blocks."""
     place = np.arange(MAX_BLOCKS) * number // MAX_BLOCKS
     sums, counts = (np.bincount(place, values[metric], number) for values in (one.sums, one.counts))
-    return Parts(sums.astype(float), counts.astype(float))
+    return BlockParts(sums.astype(float), counts.astype(float))

@@ -35,7 +35,7 @@ class Quantiles(msgspec.Struct, frozen=True):
         return cls(*map(figures.with_failures, ("mean", "p50", "p90", "p99")))
 
 
-class Series(msgspec.Struct, frozen=True):
+class PointSeries(msgspec.Struct, frozen=True):
     """The values of a point by 40 equal shares of the workload's requests, for comparison with other points (s)."""
 
     requests: int
@@ -95,7 +95,7 @@ class Point(msgspec.Struct, frozen=True, tag="point", tag_field="kind"):
     """Requests that failed."""
     with_failures: dict[str, Quantiles] = {}
     """Latencies with failures counted as infinite, by name; only if requests failed."""
-    series: Series | UnsetType = UNSET
+    series: PointSeries | UnsetType = UNSET
     too_little: list[str] = []
     """What its runs are too short for."""
 
@@ -154,7 +154,7 @@ class Cut(msgspec.Struct, frozen=True, tag="cut", tag_field="kind"):
 AnyPoint = Point | Impossible | Cut
 
 
-class Found(msgspec.Struct, frozen=True):
+class SearchResult(msgspec.Struct, frozen=True):
     """The highest or lowest value of a setting at which a combination meets the limits."""
 
     arm: str
@@ -194,7 +194,7 @@ class Sweep(msgspec.Struct, frozen=True):
     schema: str
     is_complete: bool
     limits: list[str]
-    points: list[AnyPoint] | list[Found]
+    points: list[AnyPoint] | list[SearchResult]
     split: Grid | None
     """Where TTFT goes at each point; only if some workers only prefill."""
     tiers: Grid | None = None

@@ -18,11 +18,11 @@ from reports.charts.sweep import Swept
 from reports.figures import fleet as fleet_figures
 from reports.figures import tiers
 from reports.figures.metrics import FORMULAS, LABELS, TTST_FORMULA
-from reports.figures.slo import parse
+from reports.figures.slo import parse_slo
 from reports.folder import ReportError, labels_of, reason
-from reports.key import Entry, Key
+from reports.key import Key, KeyEntry
 from reports.sweep import table as sweep_table
-from reports.sweep.points import AnyPoint, Found, Point, Sweep
+from reports.sweep.points import AnyPoint, Point, SearchResult, Sweep
 from reports.tables.grid import Grid
 from reports.verdicts import headline
 
@@ -32,7 +32,7 @@ Manifest = dict[str, Any]
 def write(
     out: Path,
     manifest: Manifest,
-    rows: list[AnyPoint] | list[Found],
+    rows: list[AnyPoint] | list[SearchResult],
     points: list[AnyPoint],
     *,
     is_complete: bool,
@@ -54,7 +54,7 @@ def write(
 def _write(
     out: Path,
     manifest: Manifest,
-    rows: list[AnyPoint] | list[Found],
+    rows: list[AnyPoint] | list[SearchResult],
     points: list[AnyPoint],
     *,
     is_complete: bool,
@@ -64,7 +64,7 @@ def _write(
     replace_text(out / "sweep.json", json.dumps(whole, indent=2) + "\n")
     replace_text(out / "table.csv", sweep_table.as_csv(rows))
     sweep = _swept(rows, points, summary.limits)
-    found = [row for row in rows if isinstance(row, Found)]
+    found = [row for row in rows if isinstance(row, SearchResult)]
     with drawing.styled():
         drawn: list[Drawn] = drawing.draw(charts.charts(sweep, found) | tier_charts.charts(sweep), out / "charts")
     shown = list(_tables(summary))
@@ -93,15 +93,15 @@ def _write(
     return summary
 
 
-def _swept(rows: list[AnyPoint] | list[Found], points: list[AnyPoint], limits: list[str]) -> Swept:
+def _swept(rows: list[AnyPoint] | list[SearchResult], points: list[AnyPoint], limits: list[str]) -> Swept:
     """Put what was tried in lines."""
-    read = list(map(parse, limits))
-    if found := [row for row in rows if isinstance(row, Found)]:
+    read = list(map(parse_slo, limits))
+    if found := [row for row in rows if isinstance(row, SearchResult)]:
         return charts.of_search(found, [one for one in points if isinstance(one, Point)], read)
     return charts.swept([row for row in rows if isinstance(row, Point)], read)
 
 
-def key_of_rows(summary: Sweep) -> tuple[Key, list[Entry | None]]:
+def key_of_rows(summary: Sweep) -> tuple[Key, list[KeyEntry | None]]:
     """Return the key of a sweep's report, and how each line of the table is shown; impossible ones are left out."""
     sweep = _swept(summary.points, [], summary.limits)
     return sweep.key, [sweep.key.get(_line_of(row, sweep)) for row in summary.points]
@@ -128,9 +128,9 @@ def _tables(summary: Sweep) -> Iterator[Grid]:
         yield Grid(title, columns, lines, note if first == axes else "", label)
 
 
-def _line_of(row: AnyPoint | Found, sweep: Swept) -> str:
+def _line_of(row: AnyPoint | SearchResult, sweep: Swept) -> str:
     """Return the line of the charts, and thus the arm of the key, to which a line of the table belongs."""
-    if isinstance(row, Found):
+    if isinstance(row, SearchResult):
         return row.arm
     return next((name for name, line in sweep.lines.items() if any(point.changes == row.changes for point in line)), "")
 
@@ -183,7 +183,7 @@ def _read(folder: Path) -> _Kept:
     try:
         whole = json.loads((folder / "sweep.json").read_text())
         manifest = whole["experiment"]
-        kind: Any = Found if manifest["sweep"]["find"] else AnyPoint
+        kind: Any = SearchResult if manifest["sweep"]["find"] else AnyPoint
         rows = msgspec.convert(whole["summary"]["points"], list[kind])
         files = sorted((folder / "points").glob("*.json"))
         points = [msgspec.json.decode(file.read_bytes(), type=AnyPoint) for file in files]
@@ -221,7 +221,7 @@ def _of(rows: list[Any], sweep: str) -> list[Any]:
         msgspec.structs.replace(
             row,
             changes=row.changes | {"sweep": sweep},
-            **{name: f"{sweep}/{getattr(row, name)}" for name in ("arm" if isinstance(row, Found) else "name",)},
+            **{name: f"{sweep}/{getattr(row, name)}" for name in ("arm" if isinstance(row, SearchResult) else "name",)},
         )
         for row in rows
     ]

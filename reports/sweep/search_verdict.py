@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from reports.figures.outcomes import told
+from reports.figures.outcomes import outcomes_in_words
 from reports.figures.tier_sizes import Sized, enough
-from reports.sweep.points import Found, Impossible, Point
+from reports.sweep.points import Impossible, Point, SearchResult
 from reports.sweep.verdict import capacity, too_little, which_are_impossible
 from reports.verdicts.naming import parted
 
@@ -22,23 +22,23 @@ class _Question(NamedTuple):
         """What the best combination has."""
         return "fewest GPUs" if self.counts_gpus else self.sense
 
-    def rank(self, row: Found) -> float:
+    def rank(self, row: SearchResult) -> float:
         """Return the figure by which combinations are compared."""
         return row.point.gpus if self.counts_gpus and row.point is not None else row.met or 0.0
 
-    def how_far(self, row: Found, name: str = "") -> str:
+    def how_far(self, row: SearchResult, name: str = "") -> str:
         """Say how far a combination meets the limits."""
         value = f"{name} {value_shown(row)}".strip()
         return f"from {value} on" if self.sense == "lowest" else f"up to {value}"
 
-    def gpus(self, row: Found) -> str:
+    def gpus(self, row: SearchResult) -> str:
         """Say how many GPUs the workers that were found have, if these are counted."""
         if not self.counts_gpus or row.point is None:
             return ""
         return f" ({row.point.gpus} GPU{'s' * (row.point.gpus != 1)})"
 
 
-def search_verdict(rows: list[Found], name: str, sense: str) -> str:
+def search_verdict(rows: list[SearchResult], name: str, sense: str) -> str:
     """Say which combination meets the limits furthest, and what stops it there."""
     question = _Question(name, sense, is_by_gpus(rows))
     known = sorted((row for row in rows if row.met is not None), key=question.rank)
@@ -47,7 +47,7 @@ def search_verdict(rows: list[Found], name: str, sense: str) -> str:
     return text + too_little([point for point in reached if isinstance(point, Point)])
 
 
-def _none_met(rows: list[Found], name: str) -> str:
+def _none_met(rows: list[SearchResult], name: str) -> str:
     """Say that nothing meets the limits, and what is missed at the nearest value."""
     nearest = [f"{row.arm} at {name} {digits(row.missed_at)}: {_why(row)}" for row in rows if row.missed_at]
     if not all(row.is_over for row in rows):
@@ -57,7 +57,7 @@ def _none_met(rows: list[Found], name: str) -> str:
     return f"{lead}. {parted(nearest)}." if nearest else f"{lead}."
 
 
-def _met(question: _Question, rows: list[Found], known: list[Found]) -> str:
+def _met(question: _Question, rows: list[SearchResult], known: list[SearchResult]) -> str:
     """Say which combination is best, what stops it, how the last compares, and which are impossible."""
     best, last = (known[0], known[-1]) if question.sense == "lowest" else (known[-1], known[0])
     text = _best(question, rows, [row for row in known if question.rank(row) == question.rank(best)], best)
@@ -70,7 +70,7 @@ def _met(question: _Question, rows: list[Found], known: list[Found]) -> str:
     )
 
 
-def _best(question: _Question, rows: list[Found], equal: list[Found], best: Found) -> str:
+def _best(question: _Question, rows: list[SearchResult], equal: list[SearchResult], best: SearchResult) -> str:
     """Name the best combinations; equal ones need as many GPUs as the best."""
     alike = [row.arm for row in equal if row.met == best.met]
     who = f"All {len(rows)} meet" if len(alike) == len(rows) > 1 else f"{' and '.join(alike)} meet"
@@ -82,7 +82,7 @@ def _best(question: _Question, rows: list[Found], equal: list[Found], best: Foun
     )
 
 
-def _intervals(best: Found) -> str:
+def _intervals(best: SearchResult) -> str:
     """Say what brackets mean, if there are any."""
     if not best.interval:
         return ""
@@ -92,7 +92,7 @@ def _intervals(best: Found) -> str:
     )
 
 
-def _last(question: _Question, best: Found, last: Found) -> str:
+def _last(question: _Question, best: SearchResult, last: SearchResult) -> str:
     """Say how far the last combination meets the limits."""
     if question.rank(last) == question.rank(best) or not best.met or not last.met:
         return ""
@@ -100,7 +100,7 @@ def _last(question: _Question, best: Found, last: Found) -> str:
     return f" {last.arm} meets them {question.how_far(last)}{question.gpus(last)}{between}."
 
 
-def _enough(question: _Question, known: list[Found]) -> str:
+def _enough(question: _Question, known: list[SearchResult]) -> str:
     """Name the smallest tiers that are about as good as the best."""
     sized = [
         Sized(row.changes, capacity(row.point), question.rank(row), value_shown(row))
@@ -112,20 +112,20 @@ def _enough(question: _Question, known: list[Found]) -> str:
     return f" {near}" if near else ""
 
 
-def is_by_gpus(rows: Sequence[Found]) -> bool:
+def is_by_gpus(rows: Sequence[SearchResult]) -> bool:
     """Return whether the fewest workers were searched for and those of some lines have more GPUs than others'."""
     known = [(row.point.gpus, row.met) for row in rows if row.point is not None and row.met]
     is_of_workers = any(row.sense == "lowest" and row.find.endswith(("workers", "replicas")) for row in rows)
     return is_of_workers and any(gpus * known[0][1] != known[0][0] * met for gpus, met in known)
 
 
-def _why(row: Found) -> str:
+def _why(row: SearchResult) -> str:
     """Say which limits are missed at the nearest value that misses any."""
     assert row.missed is not None
-    return told(outcome for outcome in row.missed.outcomes if outcome.state != "met")
+    return outcomes_in_words(outcome for outcome in row.missed.outcomes if outcome.state != "met")
 
 
-def value_shown(row: Found) -> str:
+def value_shown(row: SearchResult) -> str:
     """Format what a search found, or how far it got."""
     if row.met is None:
         return "none" if row.is_over else "not known"

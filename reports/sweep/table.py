@@ -9,26 +9,26 @@ from typing import Any, cast
 import msgspec
 from rich.table import Table
 
-from foundation.settings import short
+from foundation.settings import short_value
 from reports.figures.cells import milliseconds, number, share
 from reports.figures.fleet import hours
 from reports.figures.outcomes import Outcome, binding, percent, subject
-from reports.figures.slo import parse
+from reports.figures.slo import parse_slo
 from reports.figures.split import LABELS as PARTS
 from reports.foreign import csv_cell
 from reports.sweep.best_point import best_of, by_rest
-from reports.sweep.points import AnyPoint, Found, Impossible, Point, Sweep
+from reports.sweep.points import AnyPoint, Impossible, Point, SearchResult, Sweep
 from reports.sweep.search_verdict import digits, is_by_gpus, search_verdict, value_shown
 from reports.sweep.verdict import grid_verdict
 from reports.tables import grid
 from reports.tables import tiers as tier_table
-from reports.tables.grid import Column, Grid
+from reports.tables.grid import Grid, GridColumn
 from reports.tables.use import split_note
 
 SCHEMA = "dynabench.sweep/2"
 
 INTERRUPTED = "The sweep was interrupted; run the same command again to resume it."
-Rows = list[AnyPoint] | list[Found]
+Rows = list[AnyPoint] | list[SearchResult]
 Figure = tuple[str, Callable[[Point], str]]
 """A column of the table: its head, and what it shows of a point."""
 
@@ -37,7 +37,11 @@ def lay_out(rows: Rows, manifest: dict[str, Any], *, is_complete: bool) -> Sweep
     """Make the table of a sweep, and say what it found."""
     is_search = bool(manifest["sweep"]["find"])
     limited = _limited(manifest["limits"])
-    made = _searched(cast(list[Found], rows), limited) if is_search else _gridded(cast(Any, rows), limited, manifest)
+    made = (
+        _searched(cast(list[SearchResult], rows), limited)
+        if is_search
+        else _gridded(cast(Any, rows), limited, manifest)
+    )
     if any("~" in cell for row in made["rows"] for cell in row):
         made["verdict"] += (
             " ~: the 95% interval over the repeats includes the limit, so more repeats could change the result."
@@ -59,7 +63,7 @@ def lay_out(rows: Rows, manifest: dict[str, Any], *, is_complete: bool) -> Sweep
 
 def _points(rows: Rows) -> dict[str, Point]:
     """Return the points of the table by the names of its lines."""
-    named = [(row.arm, row.point) if isinstance(row, Found) else (row.name, row) for row in rows]
+    named = [(row.arm, row.point) if isinstance(row, SearchResult) else (row.name, row) for row in rows]
     return {name: point for name, point in named if isinstance(point, Point)}
 
 
@@ -123,7 +127,7 @@ def _limited(limits: Sequence[str]) -> list[Figure]:
     def value(limit: str, point: Point) -> str:
         return next((_with_interval(one) for one in point.outcomes if one.limit == limit), "n/a")
 
-    read = {limit: parse(limit) for limit in limits}
+    read = {limit: parse_slo(limit) for limit in limits}
     return [
         (f"{found.metric.upper()} {found.statistic}", partial(value, limit))
         for limit, found in read.items()
@@ -177,7 +181,8 @@ def _gridded(points: list[AnyPoint], limited: list[Figure], manifest: dict[str, 
         "columns": [*axes, *(head for head, _ in columns)],
         "num_axes": len(axes),
         "rows": [
-            [*(short(point.changes.get(axis, "-")) for axis in axes), *(_cells(point, columns))] for point in points
+            [*(short_value(point.changes.get(axis, "-")) for axis in axes), *(_cells(point, columns))]
+            for point in points
         ],
         "verdict": grid_verdict(
             possible,
@@ -218,7 +223,7 @@ def tables(summary: Sweep, width: int, *, is_whole: bool, colours: Sequence[str]
     Each line has the colour that it has in the report, if colours are given.
     """
     columns = [
-        Column(head.replace("_", " "), [cells[place] for cells in summary.rows])
+        GridColumn(head.replace("_", " "), [cells[place] for cells in summary.rows])
         for place, head in enumerate(summary.columns)
     ]
     axes, figures = columns[: summary.num_axes], columns[summary.num_axes :]
@@ -231,7 +236,7 @@ def tables(summary: Sweep, width: int, *, is_whole: bool, colours: Sequence[str]
 
 def _split(rows: Rows) -> Grid | None:
     """Lay out where TTFT goes at each point; None if every worker does everything."""
-    named = [(row.arm, row.point) if isinstance(row, Found) else (row.name, row) for row in rows]
+    named = [(row.arm, row.point) if isinstance(row, SearchResult) else (row.name, row) for row in rows]
     points = {name: point if isinstance(point, Point) else None for name, point in named}
     if not any(point.is_apart for point in points.values() if point):
         return None
@@ -240,7 +245,7 @@ def _split(rows: Rows) -> Grid | None:
     return Grid("Where does TTFT go? (means in ms)", [head for head, _ in SPLIT], lines, note)
 
 
-def _searched(rows: list[Found], limited: list[Figure]) -> dict[str, Any]:
+def _searched(rows: list[SearchResult], limited: list[Figure]) -> dict[str, Any]:
     """Return the table of a search."""
     name = rows[0].find if rows else ""
     sense = next((row.sense for row in rows if row.sense), None) or "best"
@@ -255,7 +260,7 @@ def _searched(rows: list[Found], limited: list[Figure]) -> dict[str, Any]:
         "num_axes": len(axes),
         "rows": [
             [
-                *(short(row.changes.get(axis, "-")) for axis in axes),
+                *(short_value(row.changes.get(axis, "-")) for axis in axes),
                 value_shown(row),
                 "-" if row.missed_at is None else digits(row.missed_at),
                 "-" if row.missed is None else _margin(row.missed),

@@ -9,9 +9,9 @@ from reports.figures.cells import milliseconds
 from reports.figures.fleet import hours
 from reports.figures.outcomes import binding
 from reports.figures.tier_sizes import Sized, enough
-from reports.figures.tiers import overlap
+from reports.figures.tiers import overlap_remark
 from reports.key import without_shared
-from reports.sweep.best_point import Best, best_of, by_rest, compared, failures
+from reports.sweep.best_point import BestPoints, best_of, by_rest, compared, point_failures
 from reports.sweep.points import Impossible, Point
 from reports.tables.tiers import saved_along
 from reports.verdicts.naming import LABELS, named, only_here, parted, there
@@ -80,7 +80,7 @@ def _best(points: list[Point], axes: list[str], elsewhere: Mapping[str, str | No
 def _failed(groups: Iterable[Sequence[Point]]) -> str:
     """Say which points are not compared within their group, because clearly more of their requests failed."""
     left_out = [
-        f"{point.name} ({failures(point)})"
+        f"{point.name} ({point_failures(point)})"
         for group in groups
         for names in [{point.name for point in compared(group)}]
         for point in group
@@ -140,7 +140,7 @@ def _each_router(points: Sequence[Point], elsewhere: Mapping[str, str | None]) -
     return {name: f"{where}, with a mean TTFT of {means[name]} ms" for name, where in each_best(best).items()}
 
 
-def _shown(best: Best, place: int) -> str:
+def _shown(best: BestPoints, place: int) -> str:
     """Name the points that are lowest in a metric, with its value."""
     step = best.steps[place]
     values = [milliseconds(value) for value in (step.values[0], step.values[-1])]
@@ -192,7 +192,7 @@ def _remarks(points: Sequence[Point]) -> str:
     repeated = [point for point in points if len(point.spent) > 1]
     equal = [point.name for point in repeated if all(one == point.spent[0] for one in point.spent)]
     savings = saved_along(points)
-    text = overlap((savings[point.name], point.gpu_s) for point in points)
+    text = overlap_remark((savings[point.name], point.gpu_s) for point in points)
     if len(equal) == len(repeated) > 0:
         text += " The runs are deterministic: all repeats are equal, so there are no intervals."
     elif equal:

@@ -33,7 +33,7 @@ _PIECE = re.compile(r"[^\s_/,:+-]*[\s_/,:+-]+|[^\s_/,:+-]+")
 """A word that is too long is broken after a sign."""
 
 
-class Column(NamedTuple):
+class GridColumn(NamedTuple):
     """A column of a table: labels or figures."""
 
     head: str
@@ -100,11 +100,11 @@ class Grid:
     def _num_tables(self, width: int) -> int:
         return len(_laid_out([self._labels()], self._columns(), width)[1])
 
-    def _labels(self) -> Column:
-        return Column(self.corner, [label for label, _ in self.rows])
+    def _labels(self) -> GridColumn:
+        return GridColumn(self.corner, [label for label, _ in self.rows])
 
-    def _columns(self) -> list[Column]:
-        return [Column(head, [cells[place] for _, cells in self.rows]) for place, head in enumerate(self.columns)]
+    def _columns(self) -> list[GridColumn]:
+        return [GridColumn(head, [cells[place] for _, cells in self.rows]) for place, head in enumerate(self.columns)]
 
 
 def _short(text: str, key: Key) -> str:
@@ -120,8 +120,8 @@ def _short(text: str, key: Key) -> str:
 
 def tables(
     title: str,
-    labels: list[Column],
-    columns: list[Column],
+    labels: list[GridColumn],
+    columns: list[GridColumn],
     width: int,
     colours: Mapping[str, str] | None = None,
     row_colours: Sequence[str] = (),
@@ -189,7 +189,7 @@ Group = tuple[list[int], list[int]]
 """Indices of columns that fit side by side, and their widths."""
 
 
-def _laid_out(labels: list[Column], columns: list[Column], width: int) -> tuple[list[int], list[Group]]:
+def _laid_out(labels: list[GridColumn], columns: list[GridColumn], width: int) -> tuple[list[int], list[Group]]:
     """Return the width of the labels, and which columns are side by side."""
     sizes = [(_least(column), _widest([column.head, *column.cells])) for column in columns]
     label_widths = _label_widths(labels, width, sum(least + FRAME for least, _ in sizes))
@@ -198,9 +198,9 @@ def _laid_out(labels: list[Column], columns: list[Column], width: int) -> tuple[
     return label_widths, list(_groups(sizes, room))
 
 
-def _label_widths(labels: list[Column], width: int, needed: int) -> list[int]:
+def _label_widths(labels: list[GridColumn], width: int, needed: int) -> list[int]:
     """Return the width of the labels: what the columns leave or, if not all fit, a third, or what they need."""
-    sizes = [(_least(label), max(_widest(label.cells), _least(Column(label.head, [])))) for label in labels]
+    sizes = [(_least(label), max(_widest(label.cells), _least(GridColumn(label.head, [])))) for label in labels]
     least, liked = (sum(each) for each in zip(*sizes, strict=True))
     left = width - needed - FRAME * len(labels) + 1
     room = left if left >= min(liked, max(LABEL, least)) else max(width // 3, min(least, width // 2), len(labels))
@@ -221,7 +221,7 @@ def _groups(columns: list[tuple[int, int]], room: int) -> Iterator[Group]:
         yield group, _widened([columns[place] for place in group], spare)
 
 
-def _least(column: Column) -> int:
+def _least(column: GridColumn) -> int:
     """Return the width at which no short word and no short cell is broken."""
     heads = [
         piece

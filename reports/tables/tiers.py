@@ -8,7 +8,7 @@ from reports.figures.cells import gigabytes, milliseconds, number, saving, share
 from reports.figures.tier_sizes import smallest
 from reports.figures.tiers import FORMULAS, GIB, SOURCES, Hits, Saved, Saving, avoided, saved
 from reports.key import key_of
-from reports.record.pools import TIERS, TierUse, Traffic
+from reports.record.pools import TIERS, TierTraffic, TierUse
 from reports.summary import ArmSummary, Summary
 from reports.sweep.points import Point
 from reports.tables.grid import Grid
@@ -54,7 +54,7 @@ def _tier_label(use: TierUse, arm: ArmSummary) -> str:
     return f"{use.pool}, {TIERS[use.tier]}" if has_others else TIERS[use.tier]
 
 
-def _share_of(traffic: Traffic) -> str:
+def _share_of(traffic: TierTraffic) -> str:
     """Format the mean and highest share of the run in which links carried it."""
     return f"{traffic.busy.mean:.1%} / {traffic.busy.highest:.1%}"
 

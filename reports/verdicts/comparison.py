@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from reports.figures import insight
-from reports.figures.slo import parse
-from reports.figures.tiers import overlap
-from reports.summary import WAYS, Difference, Ranking, Step, Summary
+from reports.figures.slo import parse_slo
+from reports.figures.tiers import overlap_remark
+from reports.summary import WAYS, Difference, Ranking, RankingStep, Summary
 from reports.verdicts import headline
 from reports.verdicts.fleet import fleet_verdict
 from reports.verdicts.naming import LABELS, MOST, named, only_here
@@ -21,7 +21,7 @@ def verdict(summary: Summary) -> str:
         parts.append(f"Only {summary.baseline} was run; to compare it, add another --router-mode or a --vary.")
     parts += [*_failures(summary), *_best(summary), *_elsewhere(summary)]
     parts.append(_grown(summary))
-    parts.append(overlap((arm.saved or None, arm.gpu_s or None) for arm in summary.arms.values()))
+    parts.append(overlap_remark((arm.saved or None, arm.gpu_s or None) for arm in summary.arms.values()))
     if summary.is_exact:
         parts.append(
             f"Two runs of {summary.baseline} are exactly equal: nothing in them is random, so there is no noise."
@@ -66,7 +66,7 @@ def _best(summary: Summary) -> list[str]:
     return [*said, *_cost(ranking)]
 
 
-def _in_metric(step: Step, before: Step | None, ranking: Ranking) -> str:
+def _in_metric(step: RankingStep, before: RankingStep | None, ranking: Ranking) -> str:
     """Say which arm is lowest in a metric, or which tie."""
     label, count = LABELS[step.metric], len(step.differences) + 1
     if count == 2:
@@ -89,7 +89,7 @@ def _in_metric(step: Step, before: Step | None, ranking: Ranking) -> str:
     )
 
 
-def _alike(step: Step) -> str:
+def _alike(step: RankingStep) -> str:
     """Say how far apart the arms are that tie."""
     apart = [step.differences[arm] for arm in step.ties[1:]]
     if all(pair.is_exact for pair in apart):
@@ -98,9 +98,9 @@ def _alike(step: Step) -> str:
     return f"they differ by at most {_apart(max(apart, key=lambda pair: pair.mean), step.best)}, {why}"
 
 
-def _of_limits(summary: Summary, step: Step) -> str:
+def _of_limits(summary: Summary, step: RankingStep) -> str:
     """Say which arms keep the most requests within the limits on each request."""
-    within = " and ".join(limit for limit in summary.limits if parse(limit).statistic is None)
+    within = " and ".join(limit for limit in summary.limits if parse_slo(limit).statistic is None)
     share = {arm: _within(summary, arm) for arm in (step.best, *step.differences)}
     rest = {arm: part for arm, part in share.items() if arm not in step.ties}
     shown = list(dict.fromkeys(f"{share[arm]:.1%}" for arm in step.ties))

@@ -7,7 +7,7 @@ from typing import Any
 
 from foundation.text import listed
 from reports.figures.cells import milliseconds, number, share
-from reports.figures.outcomes import Outcome, binding, percent, told
+from reports.figures.outcomes import Outcome, binding, outcomes_in_words, percent
 from reports.summary import Summary
 from reports.verdicts.naming import named
 
@@ -150,7 +150,7 @@ def limits(summary: Summary) -> list[str]:
     each = [str(limit) for limit in summary.conditions if limit.statistic is None]
     lines = []
     for arm, figures in summary.arms.items():
-        parts = [told(figures.outcomes)] if figures.outcomes else []
+        parts = [outcomes_in_words(figures.outcomes)] if figures.outcomes else []
         if each and figures.goodput:
             parts.append(f"{share(figures.goodput.attainment)} of the requests within {' and '.join(each)}")
         if figures.failed and parts:

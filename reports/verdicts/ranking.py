@@ -5,7 +5,7 @@ from functools import partial
 
 from reports.figures.outcomes import binding, state_of
 from reports.figures.statistics import Blocks
-from reports.summary import NOISE_FLOOR, PAIRED, ArmSummary, Ranking, Step, Summary
+from reports.summary import NOISE_FLOOR, PAIRED, ArmSummary, Ranking, RankingStep, Summary
 from reports.verdicts.differences import Table, judged
 from reports.verdicts.failures import Failures, are_too_many
 from reports.verdicts.headline import margin
@@ -54,7 +54,7 @@ def rank(
     )
 
 
-def _within(steps: list[Step], compared: list[str]) -> list[str]:
+def _within(steps: list[RankingStep], compared: list[str]) -> list[str]:
     """Return the arms that keep the most requests within the limits, or all."""
     return steps[0].ties if steps and steps[0].metric == OUT_OF_LIMITS else compared
 
@@ -71,15 +71,15 @@ class _Ranked:
     ) -> None:
         self.tables, self.blocks, self.floor, self.smallest = tables, blocks, floor, smallest
 
-    def steps(self, arms: list[str]) -> list[Step]:
+    def steps(self, arms: list[str]) -> list[RankingStep]:
         """Rank arms by one metric after the other, until one is left."""
-        found: list[Step] = []
+        found: list[RankingStep] = []
         for metric in ORDER:
             step = self.step(metric, found[-1].ties if found else arms)
             found += [step] if step else []
         return found
 
-    def step(self, metric: str, arms: list[str]) -> Step | None:
+    def step(self, metric: str, arms: list[str]) -> RankingStep | None:
         """Compare arms in one metric; None for a single arm, or if too few requests are known in all of them."""
         values = {arm: self.tables[arm][metric] for arm in arms if metric in self.tables[arm]}
         parts = parts_of(values, self.blocks) if len(values) > 1 else {}
@@ -87,7 +87,7 @@ class _Ranked:
             return None
         judge = partial(judged, floor_s=self.floor.get(metric, {}).get("mean"), smallest=self.smallest)
         ties, differences = lowest(parts, judge, base=1.0 if metric == OUT_OF_LIMITS else None)
-        return Step(metric, ties[0], ties, differences)
+        return RankingStep(metric, ties[0], ties, differences)
 
     def each_router(self, known: Mapping[str, str]) -> dict[str, str]:
         """Return the best mode of each other router, with its name there; of several that tie, the lowest in the mean."""

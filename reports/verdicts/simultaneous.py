@@ -33,7 +33,7 @@ TINY = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class BlockParts:
     """The values of an arm, added up within each block of requests, and their number in each."""
 
     sums: Floats
@@ -51,18 +51,18 @@ class Parts:
         return means
 
 
-def parts_of(values: Mapping[str, Floats], blocks: Blocks) -> dict[str, Parts]:
+def parts_of(values: Mapping[str, Floats], blocks: Blocks) -> dict[str, BlockParts]:
     """Add up each arm's values within blocks, of the requests that have one in every arm; {} if those are too few."""
     common = ~np.isnan(np.array(list(values.values()))).any(axis=0)
     used, place = np.unique(blocks[common], return_inverse=True)
     if common.sum() < 2 or len(used) < 2:
         return {}
     counts = np.bincount(place).astype(float)
-    return {arm: Parts(np.bincount(place, its[common]).astype(float), counts) for arm, its in values.items()}
+    return {arm: BlockParts(np.bincount(place, its[common]).astype(float), counts) for arm, its in values.items()}
 
 
 def lowest(
-    arms: Mapping[str, Parts], judge: Callable[[PairedDifference], Difference], *, base: float | None = None
+    arms: Mapping[str, BlockParts], judge: Callable[[PairedDifference], Difference], *, base: float | None = None
 ) -> tuple[list[str], dict[str, Difference]]:
     """Return the arm with the lowest mean and those that tie with it, in order; and how every other arm differs from it.
 
@@ -96,7 +96,7 @@ def _rough_value(number: int, freedom: int) -> float | None:
     return 1.1 * student_t(freedom, 1 - 0.05 / (number * (number - 1))) if freedom >= 15 and number > MANY else None
 
 
-def critical_value(arms: Sequence[Parts]) -> float:
+def critical_value(arms: Sequence[BlockParts]) -> float:
     """Return how many standard errors any two of several equal arms are apart at most, in 95% of all cases.
 
     For two arms this is Student's t, so the interval is that of a single comparison.
@@ -136,7 +136,7 @@ def _largest_gaps(rng: np.random.Generator, factor: Matrix, blocks: int, draws: 
     return largest
 
 
-def _difference(first: Parts, other: Parts, quantile: float, base: float | None) -> PairedDifference:
+def _difference(first: BlockParts, other: BlockParts, quantile: float, base: float | None) -> PairedDifference:
     """Return an arm's mean minus the first's, with an interval of so many standard errors."""
     number = len(first.sums)
     value = other.mean - first.mean

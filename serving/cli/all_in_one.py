@@ -12,8 +12,8 @@ from foundation.exit_codes import INTERRUPTED
 from serving.cli.batch import run_batch
 from serving.cli.chat import ask_once, chat
 from serving.cli.chat_client import AskError, ChatClient
-from serving.cli.job import Job, identity_of
-from serving.cli.ways import Batch, Echoed, Stdin
+from serving.cli.job import Job, job_identity
+from serving.cli.ways import BatchInput, EchoOutput, StdinInput
 from serving.frontend.http.listening import listen, listen_at
 from serving.frontend.models import Models
 from serving.frontend.server import serve_frontend
@@ -84,14 +84,14 @@ async def _ask(job: Job, models: Models, socket_path: Path, stopping: asyncio.Ev
     client = ChatClient("http://frontend", socket_path=str(socket_path), api_key=job.frontend.api_key)
     async with contextlib.aclosing(client):
         match job.way_in:
-            case Stdin():
+            case StdinInput():
                 question = _ask_what_comes(client, model, options)
                 return 0 if await until_stopped(stopping, question) else INTERRUPTED
-            case Batch(file):
+            case BatchInput(file):
                 return await run_batch(
                     client,
                     file,
-                    identity_of(job),
+                    job_identity(job),
                     stopping,
                     model=model,
                     options=options,
@@ -115,7 +115,7 @@ def _options(job: Job) -> dict[str, Any]:
         "temperature": job.launcher.temperature,
         "max_completion_tokens": job.launcher.max_tokens,
     }
-    return options | {"nvext": {"ignore_eos": True}} if isinstance(job.way_out, Echoed) else options
+    return options | {"nvext": {"ignore_eos": True}} if isinstance(job.way_out, EchoOutput) else options
 
 
 async def _ask_what_comes(client: ChatClient, model: str, options: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from foundation.exit_codes import INTERRUPTED
 from foundation.files import secure
 from foundation.identity import Identity
-from serving.cli.chat_client import Answer, AskError, ChatClient
+from serving.cli.chat_client import AskError, ChatAnswer, ChatClient
 from serving.runtime.stopping import until_stopped
 
 OUTPUT = "output.jsonl"
@@ -34,7 +34,7 @@ class BatchError(ValueError):
 
 
 @dataclass
-class Prompts:
+class BatchPrompts:
     """The prompts of a file."""
 
     texts: list[str] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Prompts:
 
 
 @dataclass
-class Totals:
+class BatchTotals:
     """What a run has done."""
 
     num_answered: int = 0
@@ -52,7 +52,7 @@ class Totals:
     tokens_out: int = 0
 
 
-def read(path: Path) -> Prompts:
+def read_prompts(path: Path) -> BatchPrompts:
     """Read a file of `{"text": ...}` lines.
 
     Raises:
@@ -60,7 +60,7 @@ def read(path: Path) -> Prompts:
     """
     if not path.is_file():
         raise BatchError(f"in=batch:{path}: no such file; expected a JSON Lines file")
-    prompts = Prompts()
+    prompts = BatchPrompts()
     try:
         lines = path.read_text().split("\n")  # JSON may hold the other ends of lines
     except (OSError, UnicodeDecodeError) as error:
@@ -86,7 +86,7 @@ def is_answered(path: Path, identity: Identity) -> bool:
     Raises:
         BatchError: the input cannot be read, or the output cannot be written, is of other prompts, or was made otherwise.
     """
-    prompts = read(path)
+    prompts = read_prompts(path)
     with _output(path.with_name(OUTPUT)) as file:
         if _missing(prompts.texts, _answered(file, prompts.texts, identity)):
             return False
@@ -120,7 +120,7 @@ async def run_batch(
     Raises:
         BatchError: the input cannot be read, or the output cannot be written, is of other prompts, or was made otherwise.
     """
-    prompts = read(path)
+    prompts = read_prompts(path)
     for problem in prompts.problems:
         print(problem, file=sys.stderr)
     with _output(path.with_name(OUTPUT)) as file:
@@ -156,7 +156,7 @@ class _Run:
     options: dict[str, Any]
     places: asyncio.Semaphore
     count: Callable[[str, str], int]
-    totals: Totals = field(default_factory=Totals)
+    totals: BatchTotals = field(default_factory=BatchTotals)
 
     async def ask_all(self, texts: list[str], wanted: str) -> None:
         model = await self.client.model(wanted)
@@ -176,7 +176,7 @@ class _Run:
                     task.add_done_callback(done)
 
     async def _ask(self, text: str, model: str, console: Console) -> None:
-        answer = Answer()
+        answer = ChatAnswer()
         try:
             async for _ in self.client.ask(answer, [{"role": "user", "content": text}], model=model, **self.options):
                 pass
@@ -186,7 +186,7 @@ class _Run:
             return
         self._keep(text, model, answer)
 
-    def _keep(self, text: str, model: str, answer: Answer) -> None:
+    def _keep(self, text: str, model: str, answer: ChatAnswer) -> None:
         """Write an answer to the file, and count it."""
         tokens_in = self.count(model, text)
         tokens_out = answer.num_tokens if answer.num_tokens is not None else self.count(model, answer.text)
@@ -308,7 +308,7 @@ def _missing(texts: list[str], answered: Counter[str]) -> list[str]:
     return missing
 
 
-def _summary(totals: Totals, seconds: float) -> str:
+def _summary(totals: BatchTotals, seconds: float) -> str:
     def rate(tokens: int) -> str:
         return f"{tokens} ({tokens / max(seconds, 1e-9):.0f}/s)"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from foundation.text import printable
-from serving.cli.chat_client import Answer, AskError, ChatClient
+from serving.cli.chat_client import AskError, ChatAnswer, ChatClient
 from serving.runtime.stopping import until_stopped
 from serving.runtime.threads import in_thread
 
@@ -23,7 +23,7 @@ Enter sends, Alt-Enter starts a new line, the arrow keys recall earlier question
 """
 
 
-class Conversation:
+class TerminalConversation:
     """The messages so far."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ async def ask_once(client: ChatClient, text: str, *, model: str = "", options: d
     Raises:
         AskError: there is none.
     """
-    answer = Answer()
+    answer = ChatAnswer()
     name = await client.model(model)
     async for piece in client.ask(answer, [{"role": "user", "content": text}], model=name, **options):
         print(printable(piece), end="", flush=True)
@@ -87,7 +87,7 @@ async def _find_and_talk(client: ChatClient, model: str, options: dict[str, Any]
 
 
 async def _talk(client: ChatClient, model: str, options: dict[str, Any], is_terminal: bool) -> None:
-    conversation = Conversation()
+    conversation = TerminalConversation()
     async for line in _terminal_lines() if is_terminal else _piped_lines():
         text = line.strip()
         if text.startswith("/"):
@@ -100,7 +100,7 @@ async def _talk(client: ChatClient, model: str, options: dict[str, Any], is_term
             conversation.answer(answered)
 
 
-def _obey(text: str, conversation: Conversation) -> str:
+def _obey(text: str, conversation: TerminalConversation) -> str:
     """Carry out a command; return a question to ask, /quit to leave, or nothing."""
     command, _, rest = text.partition(" ")
     match command:
@@ -122,10 +122,10 @@ def _obey(text: str, conversation: Conversation) -> str:
 
 
 async def _answer(
-    client: ChatClient, model: str, conversation: Conversation, options: dict[str, Any], is_terminal: bool
+    client: ChatClient, model: str, conversation: TerminalConversation, options: dict[str, Any], is_terminal: bool
 ) -> str:
     """Print an answer as it arrives, until it ends or Ctrl-C stops it; return its text."""
-    answer = Answer()
+    answer = ChatAnswer()
     task = asyncio.create_task(_print(client, answer, conversation.messages, model, options))
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, task.cancel)
@@ -148,13 +148,13 @@ async def _answer(
 
 
 async def _print(
-    client: ChatClient, answer: Answer, messages: list[dict[str, str]], model: str, options: dict[str, Any]
+    client: ChatClient, answer: ChatAnswer, messages: list[dict[str, str]], model: str, options: dict[str, Any]
 ) -> None:
     async for piece in client.ask(answer, messages, model=model, **options):
         print(printable(piece), end="", flush=True)
 
 
-def _figures(answer: Answer, note: str) -> str:
+def _figures(answer: ChatAnswer, note: str) -> str:
     parts = [note] if note else []
     if answer.first is not None and answer.last is not None:
         if answer.num_tokens is not None:

@@ -18,7 +18,7 @@ class AskError(Exception):
 
 
 @dataclass(slots=True)
-class Answer:
+class ChatAnswer:
     """What has arrived so far."""
 
     text: str = ""
@@ -79,7 +79,7 @@ class ChatClient:
                 return wanted or names[0]
             await asyncio.sleep(POLL_S)
 
-    async def ask(self, answer: Answer, messages: list[dict[str, str]], **options: Any) -> AsyncIterator[str]:
+    async def ask(self, answer: ChatAnswer, messages: list[dict[str, str]], **options: Any) -> AsyncIterator[str]:
         """Ask, and yield the answer's text piece by piece; leaving early ends the request.
 
         Args:

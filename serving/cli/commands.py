@@ -33,9 +33,9 @@ from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.supervision.group import SETTINGS, GroupError, Program
-from serving.supervision.group import Group as Processes
+from serving.supervision.group import ProcessGroup as Processes
 from serving.supervision.logs import LogError, set_up
-from serving.supervision.process import report_failure, report_ready, run
+from serving.supervision.process import report_failure, report_ready, run_process
 from serving.transfer.config import TransferRunConfig
 from serving.worker.config import ModelRunConfig, WorkerConfig, flags_to_arguments, read_arguments, replace_model
 from serving.worker.engine import EngineError
@@ -99,7 +99,7 @@ def frontend(
             await _talk(frontend, stopping)
         await serving
 
-    run(main)
+    run_process(main)
 
 
 async def _talk(frontend: FrontendConfig, stopping: asyncio.Event) -> None:
@@ -165,7 +165,7 @@ def mocker(
         made = Mocker(worker, engine, timing, answers=answers, transfer=transfer, lease=lease)
         await run_worker(network, worker, made, stopping, default_name="mock")
 
-    run(main)
+    run_process(main)
 
 
 def engine_app(name: str) -> App:
@@ -207,7 +207,7 @@ def engine_app(name: str) -> App:
             return
         check_installed(name)
 
-        run(lambda stopping: run_worker(network, worker, made, stopping))
+        run_process(lambda stopping: run_worker(network, worker, made, stopping))
 
     return engine_command
 
@@ -243,7 +243,7 @@ def openai(
         print(*made.calls, sep="\n")
         return
 
-    run(lambda stopping: run_worker(runtime or RuntimeConfig(), worker, made, stopping))
+    run_process(lambda stopping: run_worker(runtime or RuntimeConfig(), worker, made, stopping))
 
 
 @echo_app.default
@@ -267,7 +267,7 @@ def echo(
     worker, network = _resolve(worker, runtime or RuntimeConfig())
     refuse_role(worker, f"echo_{kind}")
 
-    run(lambda stopping: run_worker(network, worker, Echo(kind), stopping))
+    run_process(lambda stopping: run_worker(network, worker, Echo(kind), stopping))
 
 
 @router_app.default
@@ -293,7 +293,7 @@ def router(
         async with await DistributedRuntime.connect(network, drain_s=service.drain_s, stopping=stopping) as connected:
             await RouterService(connected, service, router).run()
 
-    run(main)
+    run_process(main)
 
 
 @store_app.default
@@ -317,7 +317,7 @@ def kv_store(
         async with await DistributedRuntime.connect(network, stopping=stopping) as connected:
             await serve_store(store, await connected.cluster_token(), stopping, on_ready=report_ready)
 
-    run(main)
+    run_process(main)
 
 
 def _resolve(*given: Any) -> tuple[Any, ...]:

@@ -26,16 +26,16 @@ from serving.cli.commands import (
     split_arguments,
 )
 from serving.cli.help import HELP_ALL, HELP_FLAGS
-from serving.cli.job import ALONE, AskConfig, Job, check_job, identity_of, make
+from serving.cli.job import ALONE, AskConfig, Job, check_job, job_identity, make_job
 from serving.cli.ways import (
-    Batch,
-    Endpoint,
-    Http,
-    ModelEngine,
+    BatchInput,
+    EndpointInput,
+    EngineOutput,
+    HttpInput,
     NoInput,
-    Remote,
-    Stdin,
-    Text,
+    RemoteOutput,
+    StdinInput,
+    TextInput,
     UsageError,
     WayIn,
     WayOut,
@@ -52,7 +52,7 @@ from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.stopping import until_stopped
 from serving.supervision.logs import set_up
-from serving.supervision.process import run
+from serving.supervision.process import run_process
 from serving.transfer.config import TransferRunConfig
 from serving.worker.config import ModelConfig, ModelRunConfig, replace_model
 from serving.worker.engine import Engine
@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line; bad input ends in one line and exit code 2."""
     with failing_in_one_line(NAME, runs_model=True):
         words, engine_arguments = split_arguments(sys.argv[1:] if arguments is None else arguments)
-        way_in, way_out, flags = split(words)
+        way_in, way_out, flags = split_ways(words)
         if not words or set(words) & set(HELP_FLAGS) or all(word in ("-v", "-vv") for word in words):
             app.shows_all = HELP_ALL in words
             app.help_print([])
@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> None:
         command(*bound.args, way_in=way_in, way_out=way_out, engine_arguments=engine_arguments, **bound.kwargs)
 
 
-def split(words: list[str]) -> tuple[str, str, list[str]]:
+def split_ways(words: list[str]) -> tuple[str, str, list[str]]:
     """Split `in=` and `out=` off the front.
 
     Raises:
@@ -166,7 +166,7 @@ def launch(
         engine_arguments: The words after --.
     """
     asks = read_way_in(way_in or ("text" if sys.stdin.isatty() else "stdin"))
-    set_up(verbose, default="warn" if isinstance(asks, Text | Stdin | Batch) else "info")
+    set_up(verbose, default="warn" if isinstance(asks, TextInput | StdinInput | BatchInput) else "info")
     if model is not None and served.model_path:
         raise UsageError(f"the model is given twice: {model} and --model-path {served.model_path}")
     served = replace_model(served, model)
@@ -188,17 +188,17 @@ def launch(
     )
     check_job(job)
     _warn_of_what_has_no_effect(job)
-    made = make(job)
+    made = make_job(job)
     if dry_run:
         print(*(made.calls if made is not None else [f"out={answered_by}: no engine runs in this process"]), sep="\n")
         return
-    if isinstance(asks, Batch) and is_answered(asks.file, identity_of(job)):
+    if isinstance(asks, BatchInput) and is_answered(asks.file, job_identity(job)):
         return
-    if isinstance(answered_by, ModelEngine):
+    if isinstance(answered_by, EngineOutput):
         check_installed(answered_by.name)
     if made is not None:
         check_exists(served.model_path)
-    sys.exit(run(lambda stopping: carry_out(job, made, stopping)))
+    sys.exit(run_process(lambda stopping: carry_out(job, made, stopping)))
 
 
 def default_engine(model_path: str) -> str:
@@ -213,9 +213,9 @@ def _fitting(
     asks: WayIn, answers: WayOut, frontend: FrontendConfig, router: RouterConfig
 ) -> tuple[FrontendConfig, RouterConfig]:
     """Return the settings, adjusted to the ways in and out."""
-    if isinstance(answers, Remote) and answers.address:
+    if isinstance(answers, RemoteOutput) and answers.address:
         frontend = dataclasses.replace(frontend, namespace=EndpointAddress.parse(answers.address).namespace)
-    if isinstance(asks, Batch):  # a batch limits itself to --batch-concurrency and needs every answer
+    if isinstance(asks, BatchInput):  # a batch limits itself to --batch-concurrency and needs every answer
         router = dataclasses.replace(router, max_queue_depth=None)
     return frontend, router
 
@@ -236,10 +236,10 @@ async def carry_out(job: Job, engine: Engine | None, stopping: asyncio.Event) ->
         case NoInput():
             assert engine is not None
             await _run_without_input(job.model, engine, stopping)
-        case Endpoint():
+        case EndpointInput():
             assert engine is not None
             await run_worker(job.runtime, job.worker, engine, stopping, default_name=job.default_name)
-        case Http() if engine is None:
+        case HttpInput() if engine is None:
             await run_frontends(job.frontend, job.router, job.disaggregation, job.runtime, stopping)
         case _:
             return await run_all_in_one(job, engine, stopping)

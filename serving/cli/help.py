@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import App, CoercionError, Group
 
-from foundation.settings import plain
+from foundation.settings import plain_value
 
 if TYPE_CHECKING:
     from cyclopts.help import HelpEntry, HelpPanel
@@ -44,7 +44,10 @@ class CommandLine(App):
         except CoercionError as error:
             if error.token is None or error.argument is None:
                 raise
-            typed, value = f"{error.token.keyword}={error.token.value}", plain(error.token.value, error.argument.hint)
+            typed, value = (
+                f"{error.token.keyword}={error.token.value}",
+                plain_value(error.token.value, error.argument.hint),
+            )
             if not isinstance(value, bool) or typed not in words:
                 raise
             words[words.index(typed)] = f"{error.token.keyword}={value}"

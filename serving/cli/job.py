@@ -11,21 +11,21 @@ from typing import Annotated
 from msgspec import Meta
 
 from foundation.identity import Identity, files_named
-from foundation.settings import Count, changed, check
+from foundation.settings import Count, changed, check_settings
 from serving.cli.commands import engine_settings
 from serving.cli.ways import (
-    Batch,
-    Echoed,
-    Endpoint,
-    Http,
-    Mocked,
-    ModelEngine,
+    BatchInput,
+    EchoOutput,
+    EndpointInput,
+    EngineOutput,
+    HttpInput,
+    MockerOutput,
     NoInput,
-    OwnFile,
-    Remote,
-    Server,
-    Stdin,
-    Text,
+    OwnFileOutput,
+    RemoteOutput,
+    ServerOutput,
+    StdinInput,
+    TextInput,
     UsageError,
     WayIn,
     WayOut,
@@ -77,7 +77,7 @@ class AskConfig:
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        check(self)
+        check_settings(self)
 
 
 @dataclass(frozen=True)
@@ -100,24 +100,24 @@ class Job:
     @property
     def is_remote(self) -> bool:
         """Whether the engines are workers on the network."""
-        return isinstance(self.way_out, Remote)
+        return isinstance(self.way_out, RemoteOutput)
 
     @property
     def is_alone(self) -> bool:
         """Whether this one process does everything, so that there is nobody to find."""
-        return not self.is_remote and not isinstance(self.way_in, Endpoint)
+        return not self.is_remote and not isinstance(self.way_in, EndpointInput)
 
     @property
     def asks_itself(self) -> bool:
         """Whether this process asks the questions."""
-        return isinstance(self.way_in, Text | Stdin | Batch)
+        return isinstance(self.way_in, TextInput | StdinInput | BatchInput)
 
     @property
     def worker(self) -> WorkerConfig:
         """Settings of the worker that runs the engine."""
         return WorkerConfig(
             **dataclasses.asdict(self.model),
-            endpoint=self.way_in.address if isinstance(self.way_in, Endpoint) else "dyn://",
+            endpoint=self.way_in.address if isinstance(self.way_in, EndpointInput) else "dyn://",
             role=self.launcher.role,
             migration_limit=self.frontend.migration_limit or 0,
             drain_s=self.frontend.drain_s,
@@ -126,19 +126,19 @@ class Job:
     @property
     def default_name(self) -> str:
         """The name of a model that has no path or name."""
-        return Path(self.way_out.file).stem if isinstance(self.way_out, OwnFile) else "mock"
+        return Path(self.way_out.file).stem if isinstance(self.way_out, OwnFileOutput) else "mock"
 
 
-def make(job: Job) -> Engine | None:
+def make_job(job: Job) -> Engine | None:
     """Make the engine of a job, if it has one; nothing is loaded yet.
 
     Raises:
         ValueError: the settings do not fit the engine.
     """
     match job.way_out:
-        case Remote():
+        case RemoteOutput():
             return None
-        case Mocked():
+        case MockerOutput():
             return Mocker(
                 job.worker,
                 *_simulated(job.model_run),
@@ -146,17 +146,17 @@ def make(job: Job) -> Engine | None:
                 transfer=job.transfer,
                 lease=job.disaggregation,
             )
-        case Echoed(kind):
+        case EchoOutput(kind):
             refuse_role(job.worker, f"out={job.way_out}")
             return Echo(kind)
-        case OwnFile(kind, file):
+        case OwnFileOutput(kind, file):
             refuse_role(job.worker, f"out={job.way_out}")
             port = job.frontend.http_port
             return OwnEngine(kind, file, job.worker, job.model_run, job.arguments, http_port=port)
-        case Server(url):
+        case ServerOutput(url):
             arguments = flags_to_arguments(job.arguments)
             return OpenAiServer(url, job.worker, job.model_run, arguments, lease=job.disaggregation)
-        case ModelEngine(name):
+        case EngineOutput(name):
             return make_engine(name, job.worker, job.model_run, job.arguments)
 
 
@@ -169,12 +169,12 @@ def _simulated(model_run: ModelRunConfig) -> tuple[EngineConfig, TimingConfig]:
     return engine, timing
 
 
-def identity_of(job: Job) -> Identity:
+def job_identity(job: Job) -> Identity:
     """Return what the answers to a batch depend on: the engine and its version, the model, and their settings."""
-    ours = isinstance(job.way_out, Mocked | Echoed)
+    ours = isinstance(job.way_out, MockerOutput | EchoOutput)
     way_out = job.way_out
     out = {"out": masked(str(way_out))}
-    if isinstance(way_out, OwnFile):
+    if isinstance(way_out, OwnFileOutput):
         out = {"out": way_out.kind, "file": way_out.file}
     settings = {
         **out,
@@ -205,7 +205,7 @@ def _without_secrets(words: Sequence[str]) -> Iterator[str]:
 
 def _version(way_out: WayOut) -> str | None:
     """Return the version of an engine's package; None if it is ours, or not known here."""
-    package = ENGINES[way_out.name].package if isinstance(way_out, ModelEngine) else ""
+    package = ENGINES[way_out.name].package if isinstance(way_out, EngineOutput) else ""
     distributions = importlib.metadata.packages_distributions().get(package, []) if package else []
     return importlib.metadata.version(distributions[0]) if distributions else None
 
@@ -216,46 +216,46 @@ def check_job(job: Job) -> None:
     Raises:
         UsageError: they do not.
     """
-    if job.launcher.role != "aggregated" and not isinstance(job.way_in, Endpoint | NoInput):
+    if job.launcher.role != "aggregated" and not isinstance(job.way_in, EndpointInput | NoInput):
         raise UsageError(f"--role {job.launcher.role} is for workers on the network (in=dyn://)")
     is_apart = job.launcher.role != "aggregated"
-    if not (isinstance(job.way_out, Mocked) and is_apart):
+    if not (isinstance(job.way_out, MockerOutput) and is_apart):
         for name in changed(job.transfer):
-            if isinstance(job.way_out, Mocked) and name in OF_TIERS:
+            if isinstance(job.way_out, MockerOutput) and name in OF_TIERS:
                 continue
             raise UsageError(f"--{name.replace('_', '-')} is for out=mocker with --role prefill or decode")
-    if not (isinstance(job.way_out, Mocked | Server) and is_apart):
+    if not (isinstance(job.way_out, MockerOutput | ServerOutput) and is_apart):
         for field in dataclasses.fields(LeaseConfig):
             if field.name in changed(job.disaggregation):
                 raise UsageError(
                     f"--{field.name.replace('_', '-')} is for out=mocker and out=http://... with --role prefill or decode"
                 )
-    if not isinstance(job.way_out, Mocked):
+    if not isinstance(job.way_out, MockerOutput):
         for name in changed(job.answers):
             raise UsageError(f"--{name.replace('_', '-')} is for out=mocker")
     if job.is_alone:
         for name in changed(job.runtime):
             raise UsageError(f"--{name.replace('_', '-')} is for processes that find each other, {ALONE}")
-    if job.arguments and isinstance(job.way_out, Remote | Mocked | Echoed):
+    if job.arguments and isinstance(job.way_out, RemoteOutput | MockerOutput | EchoOutput):
         raise UsageError(f"out={job.way_out} takes no arguments after --")
     match job.way_out:
-        case Remote():
+        case RemoteOutput():
             _check_frontend(job)
-        case Mocked():
+        case MockerOutput():
             _refuse_model_run(job, "kv_cache_block_size", "extra_engine_args")
-        case Echoed(kind):
+        case EchoOutput(kind):
             _refuse_model_run(job)
             if kind == "core" and not job.model.model_path:
                 raise UsageError("out=echo_core needs a tokenizer: pass --model-path; out=mocker needs none")
             if kind == "full" and not (job.model.model_path or job.model.model_name):
                 raise UsageError("pass --model-name or --model-path so that we know which model to imitate")
-    if job.frontend.http_workers != 1 and not (isinstance(job.way_in, Http) and job.is_remote):
+    if job.frontend.http_workers != 1 and not (isinstance(job.way_in, HttpInput) and job.is_remote):
         raise UsageError("--http-workers is for in=http out=dyn: an all-in-one server is a single process")
 
 
 def _check_frontend(job: Job) -> None:
     """Reject settings for workers if the job has none."""
-    if isinstance(job.way_in, Endpoint):
+    if isinstance(job.way_in, EndpointInput):
         raise UsageError("cannot use an endpoint for both in and out: a worker needs an engine such as out=mocker")
     if isinstance(job.way_in, NoInput):
         raise UsageError(f"in=none runs an engine without input; out={job.way_out} has no engine")

@@ -14,29 +14,29 @@ class UsageError(ValueError):
 
 
 @dataclass(frozen=True)
-class Text:
+class TextInput:
     """A conversation in the terminal."""
 
 
 @dataclass(frozen=True)
-class Stdin:
+class StdinInput:
     """One question from standard input."""
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchInput:
     """Every prompt of a file."""
 
     file: Path
 
 
 @dataclass(frozen=True)
-class Http:
+class HttpInput:
     """An OpenAI server."""
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class EndpointInput:
     """A worker on the network."""
 
     address: str
@@ -48,7 +48,7 @@ class NoInput:
 
 
 @dataclass(frozen=True)
-class Remote:
+class RemoteOutput:
     """Workers found on the network."""
 
     address: str = ""
@@ -59,7 +59,7 @@ class Remote:
 
 
 @dataclass(frozen=True)
-class Mocked:
+class MockerOutput:
     """A simulated engine."""
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class Mocked:
 
 
 @dataclass(frozen=True)
-class Echoed:
+class EchoOutput:
     """An echo (core: of the prompt's tokens, including the template; full: of the last message)."""
 
     kind: Literal["core", "full"]
@@ -77,7 +77,7 @@ class Echoed:
 
 
 @dataclass(frozen=True)
-class OwnFile:
+class OwnFileOutput:
     """The user's own engine, which works on text (pystr) or token ids (pytok)."""
 
     kind: OwnKind
@@ -88,7 +88,7 @@ class OwnFile:
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerOutput:
     """An OpenAI server such as `vllm serve`."""
 
     url: str
@@ -98,7 +98,7 @@ class Server:
 
 
 @dataclass(frozen=True)
-class ModelEngine:
+class EngineOutput:
     """An engine that runs models: one of `ENGINES`."""
 
     name: str
@@ -107,16 +107,16 @@ class ModelEngine:
         return self.name
 
 
-WayIn: TypeAlias = Text | Stdin | Batch | Http | Endpoint | NoInput
-WayOut: TypeAlias = Remote | Mocked | Echoed | OwnFile | Server | ModelEngine
+WayIn: TypeAlias = TextInput | StdinInput | BatchInput | HttpInput | EndpointInput | NoInput
+WayOut: TypeAlias = RemoteOutput | MockerOutput | EchoOutput | OwnFileOutput | ServerOutput | EngineOutput
 
-_SIMPLE_IN: dict[str, WayIn] = {"text": Text(), "stdin": Stdin(), "http": Http(), "none": NoInput()}
+_SIMPLE_IN: dict[str, WayIn] = {"text": TextInput(), "stdin": StdinInput(), "http": HttpInput(), "none": NoInput()}
 _SIMPLE_OUT: dict[str, WayOut] = {
-    "dyn": Remote(),
-    "mocker": Mocked(),
-    "echo_core": Echoed("core"),
-    "echo_full": Echoed("full"),
-    **{name: ModelEngine(name) for name in ENGINES},
+    "dyn": RemoteOutput(),
+    "mocker": MockerOutput(),
+    "echo_core": EchoOutput("core"),
+    "echo_full": EchoOutput("full"),
+    **{name: EngineOutput(name) for name in ENGINES},
 }
 _OWN_KINDS: dict[str, OwnKind] = {"pystr": "pystr", "pytok": "pytok"}
 
@@ -130,10 +130,10 @@ def read_way_in(text: str) -> WayIn:
     if (way := _SIMPLE_IN.get(text)) is not None:
         return way
     if text.startswith("dyn://"):
-        return Endpoint(text)
+        return EndpointInput(text)
     kind, _, file = text.partition(":")
     if kind == "batch" and file:
-        return Batch(Path(file))
+        return BatchInput(Path(file))
     expected = ", ".join((*_SIMPLE_IN, "batch:FILE", "dyn://NAME"))
     raise UsageError(f"invalid in= option {text!r}; expected one of {expected}")
 
@@ -147,9 +147,9 @@ def read_way_out(text: str) -> WayOut:
     if (way := _SIMPLE_OUT.get(text)) is not None:
         return way
     if text.startswith("dyn://"):
-        return Remote(text)
+        return RemoteOutput(text)
     if text.startswith(("http://", "https://")):
-        return Server(text)
+        return ServerOutput(text)
     name, _, file = text.partition(":")
     kind = _OWN_KINDS.get(name)
     if kind is None:
@@ -157,4 +157,4 @@ def read_way_out(text: str) -> WayOut:
         raise UsageError(f"invalid out= option {text!r}; expected one of {expected}")
     if not file:
         raise UsageError(f"out={text} needs a file: out={kind}:FILE")
-    return OwnFile(kind, file)
+    return OwnFileOutput(kind, file)

@@ -20,7 +20,7 @@ from serving.engines.guided import choice_regex, guide
 from serving.engines.package import require
 from serving.model.constraints import NO_GRAMMAR
 from serving.model.files import ModelFiles, local_weights
-from serving.model.tokenizer import Tokenizer, load
+from serving.model.tokenizer import Tokenizer, load_tokenizer
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
 from serving.runtime.threads import in_thread, post
@@ -70,7 +70,7 @@ class MistralRs:
         """See `Engine`."""
         os.environ.setdefault("RUST_LOG", "info" if log.isEnabledFor(logging.DEBUG) else "warn")
         self._package = require("mistralrs", "Runner", "Which", "ChatCompletionRequest")
-        self._tokenizer = load(files)
+        self._tokenizer = load_tokenizer(files)
         await in_thread(self._load)
 
     def publish_to(self, publishers: Sequence[KvEventPublisher]) -> None:

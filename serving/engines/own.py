@@ -17,7 +17,7 @@ from typing import Any, Literal
 from serving.model.card import ModelCard, ModelType
 from serving.model.files import ModelFiles
 from serving.runtime.messages import CallError
-from serving.runtime.server import Dialect, GeneratorService
+from serving.runtime.server import GeneratorService, RequestDialect
 from serving.runtime.threads import in_thread
 from serving.worker.config import ModelRunConfig, WorkerConfig
 from serving.worker.engine import EngineCall, EngineError, EngineLoad, EngineTraits
@@ -78,7 +78,7 @@ class OwnEngine:
         )
         self.service = GeneratorService(self.generate, lambda: self._dialect)
         self._loop = asyncio.new_event_loop()
-        self._dialect: Dialect | None = None
+        self._dialect: RequestDialect | None = None
         self._thread = threading.Thread(target=self._run_loop, name=self._path.name, daemon=True)
         self._ended: Future[BaseException | None] = Future()  # with what ended the loop
         self._ended.set_running_or_notify_cancel()  # who stops waiting for it does not cancel it

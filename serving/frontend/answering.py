@@ -15,7 +15,7 @@ from serving.frontend.config import FrontendConfig
 from serving.frontend.dialect import OPENAI, Dialect
 from serving.frontend.embeddings import embed
 from serving.frontend.generation.choice import start_choices, until_placed
-from serving.frontend.kept_responses import KeptResponses, Turn
+from serving.frontend.kept_responses import KeptResponses, ResponseTurn
 from serving.frontend.metrics import FrontendMetrics, ModelMetrics
 from serving.frontend.passthrough import hand_through
 from serving.frontend.prepared import Embeddable, HandedThrough, Prepared
@@ -112,7 +112,7 @@ class Answering:
 
     async def _answer(self, request: Request, kind: KindName) -> Response:
         started = time.perf_counter()
-        turn = Turn(self.kept) if kind == "response" else None
+        turn = ResponseTurn(self.kept) if kind == "response" else None
         model, prepared = await self.reader.read(request, kind, turn.complete if turn is not None else None)
         metrics = self.metrics.of(model.card.name)
         if isinstance(prepared, HandedThrough):

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from serving.frontend.answering import Answering
 from serving.frontend.api.openapi import openapi
 from serving.frontend.config import FrontendConfig
-from serving.frontend.model_info import ModelInfo, as_json
+from serving.frontend.model_info import ModelInfo, json_response
 from serving.frontend.models import Models
 from serving.frontend.pool_metrics import pool_gauges
 from serving.frontend.served_model import ServedModel
@@ -48,11 +48,11 @@ class Frontend:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
-        return as_json({"object": "list", "data": [_describe(model) for model in self._models.answering()]})
+        return json_response({"object": "list", "data": [_describe(model) for model in self._models.answering()]})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{name}."""
-        return as_json(_describe(self.answering.reader.find(request.path_params["name"])))
+        return json_response(_describe(self.answering.reader.find(request.path_params["name"])))
 
     async def health(self, request: Request) -> Response:
         """GET /health: whether requests can be served, and what they would need that is away."""
@@ -75,14 +75,14 @@ class Frontend:
             **({"away": [each.name for each in away]} if away else {}),
         }
         if self.answering.is_draining:
-            return as_json({"status": "not_ready", "stage": "draining", **facts}, 503)
+            return json_response({"status": "not_ready", "stage": "draining", **facts}, 503)
         if not any(model.workers.num_ranks for model in models):
             message = "; ".join(["No endpoints available", *self._models.absences(), *map(str, away)])
-            return as_json({"status": "unhealthy", "message": message, **facts}, 503)
+            return json_response({"status": "unhealthy", "message": message, **facts}, 503)
         if away:
             code = 503 if any(outages.carries_requests for outages in away) else 200
-            return as_json({"status": "degraded", "message": "; ".join(map(str, away)), **facts}, code)
-        return as_json({"status": "healthy", **facts})
+            return json_response({"status": "degraded", "message": "; ".join(map(str, away)), **facts}, code)
+        return json_response({"status": "healthy", **facts})
 
     async def schema(self, request: Request) -> Response:
         """GET /openapi.json."""
@@ -90,7 +90,7 @@ class Frontend:
 
     async def live(self, request: Request) -> Response:
         """GET /live: whether the process is alive."""
-        return as_json({"status": "live", "message": "Service is live"})
+        return json_response({"status": "live", "message": "Service is live"})
 
     async def prometheus(self, request: Request) -> Response:
         """GET /metrics."""

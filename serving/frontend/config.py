@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from foundation.settings import Positive, Wait, check
+from foundation.settings import Positive, Wait, check_settings
 from serving.model.card import Migrations
 from serving.router import check_live_mode
 
@@ -81,7 +81,7 @@ class FrontendConfig:
     def __post_init__(self) -> None:
         """Read the key from the environment (as a default, --help would show it), and reject invalid values."""
         object.__setattr__(self, "api_key", self.api_key or os.environ.get("DYN_API_KEY", ""))
-        check(self)
+        check_settings(self)
         check_live_mode(self.router_mode)
         if self.max_buffered_mb < self.max_body_mb:
             raise ValueError(

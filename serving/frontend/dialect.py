@@ -13,7 +13,7 @@ from serving.frontend.answers.answer import Answer
 from serving.frontend.answers.selection import answer_of
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.messages.errors import body_at
-from serving.frontend.kept_responses import Turn
+from serving.frontend.kept_responses import ResponseTurn
 from serving.frontend.prepared import Prepared
 from serving.frontend.reading import OWN, Reading
 
@@ -23,7 +23,7 @@ REQUEST_ID = re.compile(r"[\w.:-]{1,128}\Z")
 class Dialect(NamedTuple):
     """See the module."""
 
-    answer: Callable[[AcceptedRequest, Turn | None], Answer]
+    answer: Callable[[AcceptedRequest, ResponseTurn | None], Answer]
     """Returns what writes an accepted request's answer."""
     error_response: Callable[[str, ApiError], Response]
     """Returns an error in the form of the API that a path belongs to."""

@@ -13,8 +13,8 @@ from serving.frontend.answers.sending import together
 from serving.frontend.api.errors import ApiError
 from serving.frontend.generation.attempt import Attempts
 from serving.frontend.generation.call import ChoiceRequest
-from serving.frontend.model_info import as_json
-from serving.frontend.prepared import Embeddable, Prompt
+from serving.frontend.model_info import json_response
+from serving.frontend.prepared import Embeddable, PreparedPrompt
 from serving.frontend.served_model import ServedModel
 from serving.life.terms import Terms
 from serving.worker.protocol import StopConditions
@@ -40,18 +40,18 @@ async def embed(model: ServedModel, asked: Embeddable, request_id: str) -> Respo
             if asked.dimensions not in (None, vectors.shape[1]):
                 problem = f"dimensions: this model's embeddings have {vectors.shape[1]} numbers, not {asked.dimensions}"
                 raise ApiError(400, problem, param="dimensions")
-            return as_json(head | {"object": "list", "data": _embeddings(vectors, asked), "usage": usage})
+            return json_response(head | {"object": "list", "data": _embeddings(vectors, asked), "usage": usage})
         case "score":
-            return as_json(head | {"object": "list", "data": _scores(vectors), "usage": usage})
+            return json_response(head | {"object": "list", "data": _scores(vectors), "usage": usage})
         case _:
-            return as_json(head | {"results": _ranking(vectors, asked), "usage": usage})
+            return json_response(head | {"results": _ranking(vectors, asked), "usage": usage})
 
 
-async def _vectors(model: ServedModel, prompts: list[Prompt], request_id: str) -> Vectors:
+async def _vectors(model: ServedModel, prompts: list[PreparedPrompt], request_id: str) -> Vectors:
     """Return the embedding of each prompt; the first failure ends them all."""
     slots = asyncio.Semaphore(MAX_CALLS)
 
-    async def vector(place: int, prompt: Prompt) -> list[float]:
+    async def vector(place: int, prompt: PreparedPrompt) -> list[float]:
         async with slots:
             return await _vector(model, prompt, request_id, is_refusable=not place)
 
@@ -61,7 +61,7 @@ async def _vectors(model: ServedModel, prompts: list[Prompt], request_id: str) -
     return np.array(found, np.float32)
 
 
-async def _vector(model: ServedModel, prompt: Prompt, request_id: str, *, is_refusable: bool) -> list[float]:
+async def _vector(model: ServedModel, prompt: PreparedPrompt, request_id: str, *, is_refusable: bool) -> list[float]:
     request = ChoiceRequest(
         prompt=prompt,
         conditions=StopConditions(max_tokens=1, ignore_eos=True),

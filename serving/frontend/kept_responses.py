@@ -29,7 +29,7 @@ class KeptResponses:
         return Response(act(self.conversations, request.path_params["id"]), media_type="application/json")
 
 
-class Turn:
+class ResponseTurn:
     """One request for a response: what it continues, and whether its response is kept."""
 
     def __init__(self, kept: KeptResponses) -> None:

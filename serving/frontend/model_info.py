@@ -24,25 +24,25 @@ class ModelInfo:
 
     async def version(self, request: Request) -> Response:
         """GET /version, as in vLLM."""
-        return as_json({"version": version("dynabench")})
+        return json_response({"version": version("dynabench")})
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize, as in vLLM and SGLang."""
         model, text = await self._reader.read(request, "tokenize")
         assert isinstance(text, Tokenized)
-        return as_json(tokens_of(model, text))
+        return json_response(tokens_of(model, text))
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize; the answer has the text under both vLLM's and SGLang's name."""
         _, detokenized = await self._reader.read(request, "detokenize")
         assert isinstance(detokenized, Detokenized)
-        return as_json({"prompt": detokenized.text, "text": detokenized.text})
+        return json_response({"prompt": detokenized.text, "text": detokenized.text})
 
     async def message_tokens(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens, as at Anthropic."""
         _, text = await self._reader.read(request, "message_tokens")
         assert isinstance(text, Tokenized)
-        return as_json({"input_tokens": len(text.tokens)})
+        return json_response({"input_tokens": len(text.tokens)})
 
     async def tokenizer_info(self, request: Request) -> Response:
         """GET /tokenizer_info, as in vLLM: what lm-eval needs to know about a tokenizer that it does not have itself."""
@@ -51,13 +51,13 @@ class ModelInfo:
         tokens = {name: _text(config.get(name)) for name in SPECIAL_TOKENS}
         if not model.text.files.contents:
             tokens = dict.fromkeys(SPECIAL_TOKENS, "")
-        return as_json(config | tokens | {"chat_template": source(model.text.files)})
+        return json_response(config | tokens | {"chat_template": source(model.text.files)})
 
     async def model_info(self, request: Request) -> Response:
         """GET /model_info, as in SGLang, and /get_model_info, its former name."""
         model = self._model(request)
         config = model.text.files.json("config.json")
-        return as_json(
+        return json_response(
             {
                 "model_path": model.card.model_path or model.card.name,
                 "served_model_name": model.card.name,
@@ -89,6 +89,6 @@ def tokens_of(model: ServedModel, text: Tokenized) -> dict[str, Any]:
     }
 
 
-def as_json(value: Any, status: int = 200) -> Response:
+def json_response(value: Any, status: int = 200) -> Response:
     """Return a value as an answer."""
     return Response(msgspec.json.encode(value), status, media_type="application/json")

@@ -30,8 +30,8 @@ from serving.model.watch import watch_cards
 from serving.router import RouterConfig
 from serving.router.books import RankBooks
 from serving.routing.following import traits_of
-from serving.routing.live import Routing
-from serving.routing.placement import Rank
+from serving.routing.live import LiveRouting
+from serving.routing.placement import RankAddress
 from serving.routing.stages import Stages
 from serving.runtime.address import EndpointAddress
 from serving.runtime.distributed import DistributedRuntime
@@ -47,14 +47,14 @@ MAX_SEEN = 1000
 """How many names of models are remembered after their last instance has gone."""
 
 
-class Pool:
+class ModelPool:
     """The instances that serve one model with the same settings, role and address, and what is built on them."""
 
     def __init__(self, card: ModelCard) -> None:
         self.card = card
         """The card of its first instance."""
         self.cards: dict[str, ModelCard] = {}
-        self.routing: Routing | None = None
+        self.routing: LiveRouting | None = None
         self.model: ServedModel | None = None
         """The model, if these instances answer."""
         self.preparer: Preparer | None = None
@@ -73,15 +73,15 @@ class Pool:
         """Return whether it computes prompts for a model."""
         return (self.card.role, model.card.role) == ("prefill", "decode") and self.card.checksum == model.card.checksum
 
-    def ranks(self) -> list[Rank]:
+    def ranks(self) -> list[RankAddress]:
         """Return the ranks that can be routed to."""
         return self.routing.ranks() if self.routing is not None and self.is_open else []
 
-    def loads(self) -> Mapping[Rank, LoadReport]:
+    def loads(self) -> Mapping[RankAddress, LoadReport]:
         """Return the last report of each rank."""
         return {} if self.routing is None else self.routing.loads
 
-    def books(self) -> list[tuple[Rank, RankBooks]]:
+    def books(self) -> list[tuple[RankAddress, RankBooks]]:
         """Return the router's books for each rank."""
         return [] if self.routing is None else self.routing.books()
 
@@ -113,7 +113,7 @@ class Models:
         self._config = config
         self._router = router
         self._disaggregation = disaggregation
-        self._pools: dict[_Key, Pool] = {}
+        self._pools: dict[_Key, ModelPool] = {}
         self._contents: dict[str, bytes] = {}  # contents of models' files, by SHA-256
         self._seen: dict[
             str, set[Role]
@@ -155,7 +155,7 @@ class Models:
         able = [pool.model for pool in self._pools.values() if pool.ranks()]
         return [model for model in self.all() if any(model is each for each in able)]
 
-    def pools(self) -> list[Pool]:
+    def pools(self) -> list[ModelPool]:
         """Return every pool that requests may go to now, in any role."""
         return [
             pool
@@ -224,11 +224,11 @@ class Models:
         if len(self._seen) > MAX_SEEN:
             del self._seen[next(iter(self._seen))]
 
-    def _pool_of(self, key: str, card: ModelCard) -> Pool:
+    def _pool_of(self, key: str, card: ModelCard) -> ModelPool:
         """Return the pool that a card belongs to; make a new one if no pool has the same settings."""
         if (pool := self._pools.get(_key(card))) is None:
             self._compare(key, card)
-            pool = self._pools[_key(card)] = Pool(card)
+            pool = self._pools[_key(card)] = ModelPool(card)
         if pool.leaving is None:
             return pool
         pool.leaving.cancel()
@@ -236,7 +236,7 @@ class Models:
         if (pool.model is not None or card.role == "prefill") and card.is_like(pool.card):
             return pool
         self._drop(_key(card))  # it is back with different settings
-        pool = self._pools[_key(card)] = Pool(card)
+        pool = self._pools[_key(card)] = ModelPool(card)
         return pool
 
     def _compare(self, key: str, card: ModelCard) -> None:
@@ -277,9 +277,9 @@ class Models:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    async def _open(self, pool: Pool, card: ModelCard) -> None:
+    async def _open(self, pool: ModelPool, card: ModelCard) -> None:
         """Get a pool ready to serve."""
-        pool.routing = routing = Routing(
+        pool.routing = routing = LiveRouting(
             self._runtime,
             card.address,
             mode=card.router_mode or self._config.router_mode,
@@ -306,7 +306,7 @@ class Models:
                 log.info("model %s is served at %s", card.name, card.address)
                 return
 
-    async def _load(self, pool: Pool, card: ModelCard, routing: Routing) -> None:
+    async def _load(self, pool: ModelPool, card: ModelCard, routing: LiveRouting) -> None:
         """Load a model's tokenizer and template from the files of any instance."""
         files = await ModelFiles.receive(
             card.files, partial(routing.call_any, files_address(card.address)), self._contents
@@ -329,7 +329,7 @@ class Models:
         stages = Stages(routing, self._disaggregation, find_prefill=lambda: self._prefill_of(model))
         model = pool.model = ServedModel(text, stages, pool.preparer)
 
-    def _prefill_of(self, model: ServedModel) -> Routing | None:
+    def _prefill_of(self, model: ServedModel) -> LiveRouting | None:
         """Return the routing to workers that prefill for a model: the first pool that has any."""
         for pool in self._pools.values():
             if pool.is_open and pool.prefills_for(model) and pool.routing is not None and pool.routing.num_ranks:

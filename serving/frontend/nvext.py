@@ -11,10 +11,10 @@ from serving.frontend.api.errors import no_worker
 from serving.frontend.api.openai import NvExt
 from serving.frontend.api.sse import DONE, annotation
 from serving.frontend.generation.choice import Choice
-from serving.frontend.prepared import Prepared, Prompt
+from serving.frontend.prepared import Prepared, PreparedPrompt
 from serving.frontend.served_model import ServedModel
 from serving.router.router import AllBusyError, NoWorkersError
-from serving.routing.placement import Wanted
+from serving.routing.placement import WantedRank
 
 
 def annotations(prepared: Prepared, request_id: str) -> bytes:
@@ -83,7 +83,7 @@ def _routing(choice: Choice) -> dict[str, int]:
     return facts | ({"prefill_slot": prompt_placement.slot} if choice.attempts.prefill is not None else {})
 
 
-def instance_query(model: ServedModel, prompt: Prompt, request_id: str) -> Response:
+def instance_query(model: ServedModel, prompt: PreparedPrompt, request_id: str) -> Response:
     """Answer `query_instance_id`: where the request would go. Nothing is generated.
 
     Raises:
@@ -91,7 +91,7 @@ def instance_query(model: ServedModel, prompt: Prompt, request_id: str) -> Respo
     """
     workers = model.workers
     try:
-        placement = workers.pick(Wanted(len(prompt.tokens), prompt.hashes, is_refusable=False))
+        placement = workers.pick(WantedRank(len(prompt.tokens), prompt.hashes, is_refusable=False))
     except (NoWorkersError, AllBusyError) as error:
         raise no_worker(error) from error
     workers.on_finish(placement)

@@ -16,7 +16,7 @@ from serving.frontend.metrics import ModelMetrics
 from serving.frontend.prepared import HandedThrough
 from serving.frontend.served_model import ServedModel
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
-from serving.routing.placement import Wanted
+from serving.routing.placement import WantedRank
 from serving.runtime.connection import ReplyStream
 from serving.runtime.messages import CallError, End
 
@@ -35,7 +35,7 @@ def hand_through(
     workers, started = model.workers, time.perf_counter()
     labels = endpoint, "stream" if request.stream else "unary"
     try:
-        placement = workers.pick(Wanted(1, []))
+        placement = workers.pick(WantedRank(1, []))
     except (NoWorkersError, AllBusyError, AllFullError) as error:
         metrics.count("requests", *labels, "error")
         metrics.count("model_rejection", endpoint)

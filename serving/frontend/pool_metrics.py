@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from serving.frontend.metrics import COMPONENT, PREFIX, WORKER
-from serving.frontend.models import Models, Pool
+from serving.frontend.models import ModelPool, Models
 
 REPORTED = {
     "kv_active_blocks": ("KV blocks in use", "kv_active_blocks"),
@@ -80,7 +80,7 @@ def pool_gauges(models: Models) -> list[Metric]:
     return [*_reported(pools), *_booked(pools), workers]
 
 
-def _reported(pools: Collection[Pool]) -> Iterator[Metric]:
+def _reported(pools: Collection[ModelPool]) -> Iterator[Metric]:
     for name, (text, attribute) in REPORTED.items():
         gauge = GaugeMetricFamily(COMPONENT + name, text, labels=["model", "instance", "rank", "worker_type"])
         for pool in pools:
@@ -111,7 +111,7 @@ def _reported(pools: Collection[Pool]) -> Iterator[Metric]:
             yield metric
 
 
-def _booked(pools: Collection[Pool]) -> Iterator[Metric]:
+def _booked(pools: Collection[ModelPool]) -> Iterator[Metric]:
     for name, (text, attribute) in BOOKED.items():
         gauge = GaugeMetricFamily(PREFIX + name, text, labels=["model", *WORKER])
         for pool in pools:

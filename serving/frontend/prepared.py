@@ -5,16 +5,16 @@ from typing import Any
 import msgspec
 
 from serving.frontend.api.kinds import KINDS, KindName
-from serving.frontend.api.openai import NvExt, Request
+from serving.frontend.api.openai import NvExt, OpenAiRequest
 from serving.frontend.api.responses.request import ResponseOptions
 from serving.frontend.api.structure import Constraint
 from serving.frontend.api.vllm_options import NO_OPTIONS, VllmOptions
-from serving.frontend.shape import Shape
+from serving.frontend.shape import AnswerShape
 from serving.model.tokenizer import Ids
 from serving.router.hashing import block_hashes, sequence_hashes
 
 
-class Prompt:
+class PreparedPrompt:
     """A prompt in token ids, hashed once."""
 
     def __init__(self, tokens: Ids, block_size: int, hashes: list[int] | None = None) -> None:
@@ -29,15 +29,15 @@ class Prompt:
 class Prepared(msgspec.Struct, kw_only=True, tag=True):
     """A request in token ids, and what else its answer needs from the request."""
 
-    options: Request
+    options: OpenAiRequest
     kind: KindName
-    shape: Shape | None
+    shape: AnswerShape | None
     """None if the answer is one text."""
     constraint: Constraint | None
     """What the answer must look like."""
     tools: list[dict[str, Any]] | None
     """What it may call, if that is left to the model."""
-    prompts: list[Prompt]
+    prompts: list[PreparedPrompt]
     limits: list[int]
     """Tokens that each prompt's answer may have."""
     has_own_limit: bool
@@ -105,7 +105,7 @@ class Embeddable(msgspec.Struct, kw_only=True, tag=True):
 
     kind: KindName
     model: str
-    prompts: list[Prompt]
+    prompts: list[PreparedPrompt]
     """For scores, the first texts and then as many second ones; for a ranking, the query and then the documents."""
     is_base64: bool = False
     dimensions: int | None = None

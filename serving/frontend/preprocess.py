@@ -14,18 +14,26 @@ from serving.frontend.api.kinds import (
     DetokenizeRequest,
     LikeChat,
     TokenizeRequest,
-    check,
+    check_request,
 )
 from serving.frontend.api.messages.request import MessagesRequest
-from serving.frontend.api.openai import ChatRequest, CompletionRequest, Message, Request
+from serving.frontend.api.openai import ChatRequest, CompletionRequest, Message, OpenAiRequest
 from serving.frontend.api.plain import check_plain
 from serving.frontend.api.responses.request import ResponsesRequest
 from serving.frontend.api.structure import constraint
 from serving.frontend.api.tools import check_tools, tool_use
 from serving.frontend.api.vllm_options import VllmOptions
-from serving.frontend.prepared import Detokenized, Embeddable, HandedThrough, Prepared, Preprocessed, Prompt, Tokenized
+from serving.frontend.prepared import (
+    Detokenized,
+    Embeddable,
+    HandedThrough,
+    Prepared,
+    PreparedPrompt,
+    Preprocessed,
+    Tokenized,
+)
 from serving.frontend.shape import combined, honoured, shape_of
-from serving.frontend.text_model import TextModel, check_tokens, encode, given
+from serving.frontend.text_model import TextModel, check_tokens, encode_text, given
 from serving.model.card import ModelType
 from serving.model.context import refusal
 from serving.model.template import TemplateError
@@ -51,9 +59,9 @@ def is_quick(request: AnyRequest, model: TextModel) -> bool:
     """Return whether an event loop can wait for a request to be prepared: none of the model's code, little to encode."""
     if isinstance(request, DetokenizeRequest):
         return len(request.tokens) <= QUICK_TOKENS
-    if model.card.model_type is not ModelType.Backend and isinstance(request, Request):
+    if model.card.model_type is not ModelType.Backend and isinstance(request, OpenAiRequest):
         return True
-    if isinstance(request, Request) and request.vllm.chat_template:
+    if isinstance(request, OpenAiRequest) and request.vllm.chat_template:
         return False  # anybody may have written it, and a short one may never end
     if isinstance(request, LikeChat):
         return model.template is not None and len(msgspec.json.encode(request)) <= model.tokenizer.num_quick
@@ -88,7 +96,7 @@ def preprocess(request: AnyRequest, body: bytes | bytearray, model: TextModel) -
     Raises:
         ApiError: it cannot be served.
     """
-    if not isinstance(request, Request):
+    if not isinstance(request, OpenAiRequest):
         model.reading.check(request, body, model)
     if isinstance(request, TokenizeRequest):
         return tokenize(request, model)
@@ -112,7 +120,7 @@ def preprocess(request: AnyRequest, body: bytes | bytearray, model: TextModel) -
     return prepare(request, model)
 
 
-def prepare(request: Request, model: TextModel) -> Prepared:
+def prepare(request: OpenAiRequest, model: TextModel) -> Prepared:
     """Turn a request into token ids; a request over its limits is rejected before hashing.
 
     Raises:
@@ -137,7 +145,7 @@ def prepare(request: Request, model: TextModel) -> Prepared:
         shape=shape_of(request, use, wanted, encoded[0].text, model.card) if isinstance(request, ChatRequest) else None,
         constraint=honoured(combined(use, wanted), model.card),
         tools=use.tools if use is not None and not use.is_forced else None,
-        prompts=[Prompt(each.tokens, model.card.kv_cache_block_size) for each in encoded],
+        prompts=[PreparedPrompt(each.tokens, model.card.kv_cache_block_size) for each in encoded],
         limits=[each.limit for each in encoded],
         has_own_limit=has_own_limit,
         echoes=echoes,
@@ -161,7 +169,7 @@ def translated(request: LikeChat, model: TextModel) -> Prepared | Tokenized:
     check_plain(msgspec.to_builtins(request))
     with strictly(model.is_strict):
         chat = request.to_chat()
-    check(chat)
+    check_request(chat)
     if not isinstance(request, ResponsesRequest | MessagesRequest):
         return Tokenized(tokens=_chat_tokens(chat, model)[1].tolist(), token_strs=None)
     try:
@@ -189,7 +197,7 @@ def tokenize(request: TokenizeRequest, model: TextModel) -> Tokenized:
         text = _render(
             request.messages, request.tools, model, add_generation_prompt=request.add_generation_prompt is not False
         )
-    tokens = encode(text, model, "messages" if is_chat else "prompt", special=special).tolist()
+    tokens = encode_text(text, model, "messages" if is_chat else "prompt", special=special).tolist()
     return Tokenized(
         tokens=tokens, token_strs=list(map(model.tokenizer.text_of, tokens)) if request.return_token_strs else None
     )
@@ -221,10 +229,10 @@ def embeddable(request: AboutEmbeddings, model: TextModel) -> Embeddable:
             return Embeddable(kind="rerank", model=name, prompts=prompts, top_n=request.top_n, documents=shown)
 
 
-def _embeddable(inputs: Sequence[str | list[int]], model: TextModel, param: str) -> list[Prompt]:
+def _embeddable(inputs: Sequence[str | list[int]], model: TextModel, param: str) -> list[PreparedPrompt]:
     found, size = [], model.card.kv_cache_block_size
     for each in inputs:
-        tokens = encode(each, model, param, special=True) if isinstance(each, str) else given(each, model, param)
+        tokens = encode_text(each, model, param, special=True) if isinstance(each, str) else given(each, model, param)
         if not len(tokens):
             raise ApiError(400, "a text has no tokens", param=param)
         if (message := refusal(model.card.context_length, len(tokens), None)) is not None:
@@ -232,7 +240,7 @@ def _embeddable(inputs: Sequence[str | list[int]], model: TextModel, param: str)
         found.append(tokens)
     if sum(map(len, found)) > MAX_WORK:
         raise ApiError(400, f"all texts together may have at most {MAX_WORK} tokens", param=param)
-    return [Prompt(tokens, size) for tokens in found]
+    return [PreparedPrompt(tokens, size) for tokens in found]
 
 
 def hand_through(body: bytes | bytearray) -> HandedThrough:
@@ -274,7 +282,7 @@ def _chat_tokens(request: ChatRequest, model: TextModel) -> tuple[str, Ids]:
     text = _joined(request.messages) if is_raw else _render(request.messages, request.shown_tools, model, **more)
     if request.vllm.continue_final_message:
         text = _cut_after(text, request.messages[-1].text)
-    tokens = encode(text, model, "messages", special=is_raw or bool(request.vllm.add_special_tokens))
+    tokens = encode_text(text, model, "messages", special=is_raw or bool(request.vllm.add_special_tokens))
     return text, _truncated(tokens, request.vllm, model)
 
 
@@ -301,7 +309,7 @@ def _truncated(tokens: Ids, options: VllmOptions, model: TextModel) -> Ids:
 def _encode_prompt(prompt: str | list[int], request: CompletionRequest, model: TextModel) -> _Encoded:
     options = request.vllm
     if isinstance(prompt, str):
-        tokens = encode(prompt, model, "prompt", special=options.add_special_tokens is not False)
+        tokens = encode_text(prompt, model, "prompt", special=options.add_special_tokens is not False)
         tokens = _truncated(tokens, options, model)
         return _Encoded(prompt, tokens, model.reading.limit(request, len(tokens), model, "prompt"))
     limit = model.reading.limit(request, len(prompt), model, "prompt")
@@ -309,7 +317,7 @@ def _encode_prompt(prompt: str | list[int], request: CompletionRequest, model: T
     return _Encoded(model.tokenizer.decode(prompt) if request.echo else "", tokens, limit)
 
 
-def _check_totals(request: Request, encoded: list[_Encoded], num_echoed: int, *, has_own_limit: bool) -> None:
+def _check_totals(request: OpenAiRequest, encoded: list[_Encoded], num_echoed: int, *, has_own_limit: bool) -> None:
     """Reject a request whose choices together would be too much."""
     num_choices = request.n or 1
     if request.num_prompt_logprobs is not None:

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 import msgspec
 
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.kinds import KINDS, AnyRequest, KindName, parse
-from serving.frontend.api.openai import COMPLETION_TOKENS, CompletionRequest, Request
+from serving.frontend.api.kinds import KINDS, AnyRequest, KindName, parse_request
+from serving.frontend.api.openai import COMPLETION_TOKENS, CompletionRequest, OpenAiRequest
 from serving.frontend.api.unsupported import check_fields
 from serving.model.card import ModelCard
 from serving.model.context import refusal
@@ -42,7 +42,7 @@ class Reading(Protocol):
         """
         ...
 
-    def limit(self, request: Request, num_prompt: int, model: ReadModel, param: str) -> int:
+    def limit(self, request: OpenAiRequest, num_prompt: int, model: ReadModel, param: str) -> int:
         """Return the number of tokens that may be generated after a prompt, which came in this field.
 
         Raises:
@@ -59,14 +59,14 @@ class OwnReading:
 
     def parse(self, body: Body, kind: KindName) -> AnyRequest:
         """See `Reading`."""
-        request: AnyRequest = parse(body, KINDS[kind].type)
+        request: AnyRequest = parse_request(body, KINDS[kind].type)
         return request
 
     def check(self, request: AnyRequest, body: Body, model: ReadModel) -> None:
         """See `Reading`."""
         check_fields(body, request, is_strict=self._is_strict)
 
-    def limit(self, request: Request, num_prompt: int, model: ReadModel, param: str) -> int:
+    def limit(self, request: OpenAiRequest, num_prompt: int, model: ReadModel, param: str) -> int:
         """See `Reading`."""
         if not num_prompt:
             raise ApiError(400, "the prompt has no tokens", param=param)
@@ -98,6 +98,6 @@ class ReadingElsewhere(msgspec.Struct, frozen=True):
         return made
 
 
-def _name_of_limit(request: Request) -> str:
+def _name_of_limit(request: OpenAiRequest) -> str:
     """Return the field that set the limit, of two that can."""
     return "max_completion_tokens" if request.max_completion_tokens is not None else "max_tokens"

@@ -21,7 +21,7 @@ from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
-from serving.supervision.group import Group, Program
+from serving.supervision.group import ProcessGroup, Program
 from serving.supervision.process import report_ready
 
 log = logging.getLogger(__name__)
@@ -68,22 +68,22 @@ async def run_frontends(
             await serve_frontend(runtime, config, Models(runtime, config, router, disaggregation), listener)
         return
     with listener:
-        async with Group(restart=True) as group:
-            await group.start(*programs(config, router, disaggregation, runtime_config, listener.fileno()))
+        async with ProcessGroup(restart=True) as group:
+            await group.start(*frontend_programs(config, router, disaggregation, runtime_config, listener.fileno()))
             report_ready()
             log.info("listening on http://%s:%d with %d processes", *listener.getsockname()[:2], config.http_workers)
             await group.wait(stopping)
             await group.stop(config.drain_s + 5)
 
 
-def program(
+def frontend_program(
     config: FrontendConfig, router: RouterConfig, disaggregation: DisaggregationConfig, runtime: RuntimeConfig
 ) -> Program:
     """Return a frontend's process that opens its port itself."""
     return Program("frontend", ["-m", "serving.frontend"], (config, router, disaggregation, runtime))
 
 
-def programs(
+def frontend_programs(
     config: FrontendConfig,
     router: RouterConfig,
     disaggregation: DisaggregationConfig,
@@ -92,7 +92,7 @@ def programs(
 ) -> list[Program]:
     """Return the processes of a frontend that share a listening socket."""
     environment = {LISTEN_FD: str(descriptor)}
-    alone = program(config, router, disaggregation, runtime)
+    alone = frontend_program(config, router, disaggregation, runtime)
     first = replace(alone, environment=environment, file_descriptors=(descriptor,))
     if config.http_workers == 1:
         return [first]

@@ -13,7 +13,7 @@ PROMPT_END = 200
 """Characters of a prompt's end that show whether its template has opened the reasoning."""
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerShape(msgspec.Struct, frozen=True, kw_only=True):
     """How the text of an answer is split into parts (see `serving.model.parts`)."""
 
     tool_calls: str = ""
@@ -66,7 +66,7 @@ def honoured(wanted: Constraint | None, card: ModelCard) -> Constraint | None:
 
 def shape_of(
     request: ChatRequest, use: ToolUse | None, wanted: Constraint | None, prompt: str, card: ModelCard
-) -> Shape | None:
+) -> AnswerShape | None:
     """Return how an answer is split; one that must fit a constraint does so from its start, so it has no reasoning."""
     is_forced = use is not None and use.is_forced
     is_split = request.separate_reasoning is not False
@@ -74,7 +74,7 @@ def shape_of(
     tool_calls = card.tool_call_parser if use is not None and not is_forced else ""
     if not (reasoning or tool_calls or is_forced):
         return None
-    return Shape(
+    return AnswerShape(
         tool_calls=tool_calls,
         reasoning=reasoning,
         use=use,

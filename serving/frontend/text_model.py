@@ -10,7 +10,7 @@ from serving.frontend.reading import OwnReading, Reading
 from serving.model.card import ModelCard
 from serving.model.files import ModelFiles
 from serving.model.template import PLAIN, ChatTemplate, source
-from serving.model.tokenizer import Ids, load
+from serving.model.tokenizer import Ids, load_tokenizer
 
 
 class TextModel:
@@ -41,7 +41,7 @@ class TextModel:
         self.files = files
         self.is_strict = is_strict
         self.reading = reading or OwnReading(is_strict=is_strict)
-        self.tokenizer = load(files, encodes=True)
+        self.tokenizer = load_tokenizer(files, encodes=True)
         self.template = ChatTemplate(files) if is_preparer or source(files) == PLAIN else None
         self.vocab_size = files.vocab_size
         """How many tokens the model has, if its files say so: other tokens may crash engines."""
@@ -53,7 +53,7 @@ def given(tokens: list[int], model: TextModel, param: str) -> Ids:
     return np.frombuffer(array("I", tokens), np.uint32)  # three times as fast as np.array
 
 
-def encode(text: str, model: TextModel, param: str, *, special: bool) -> Ids:
+def encode_text(text: str, model: TextModel, param: str, *, special: bool) -> Ids:
     """Return a text's tokens, unless it is too long to fit: a text of megabytes need not be encoded to know that."""
     longest, context = model.tokenizer.longest_token, model.card.context_length
     if longest is not None and len(text) > longest * context:

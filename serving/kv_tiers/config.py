@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from foundation.settings import Unit, check
+from foundation.settings import Unit, check_settings
 
 GIB = 1 << 30
 
@@ -25,7 +25,7 @@ class KvStoreServiceConfig:
 
     def __post_init__(self) -> None:
         """Refuse meaningless values."""
-        check(self)
+        check_settings(self)
 
     @property
     def num_bytes(self) -> int:

@@ -27,7 +27,7 @@ from serving.kv_tiers.wire import (
     REQUEST,
     TOUCH,
     WELCOME,
-    Request,
+    StoreRequest,
     drain,
     group_size,
     pack_keys,
@@ -61,7 +61,7 @@ class Entry:
         """Connections on which the chunk is being sent."""
 
 
-class Shelf:
+class StoreShelf:
     """Chunks within bounded memory; the least recently used is evicted first."""
 
     def __init__(self, num_bytes: int) -> None:
@@ -125,7 +125,7 @@ class StoreServer:
 
     def __init__(self, num_bytes: int, token: Token) -> None:
         """Prepare to keep `num_bytes` bytes for workers that know the token; `token` returns its current value."""
-        self.shelf = Shelf(num_bytes)
+        self.shelf = StoreShelf(num_bytes)
         self._token = token
         self._words = WELCOME + secrets.token_bytes(ID_BYTES)
         self._place = ""
@@ -158,7 +158,7 @@ class StoreServer:
 
     async def _serve(self, stream: Stream) -> None:
         while True:
-            request = Request(*REQUEST.unpack(await stream.receive(REQUEST.size)))  # may take long
+            request = StoreRequest(*REQUEST.unpack(await stream.receive(REQUEST.size)))  # may take long
             try:
                 request.check()
                 async with time_for(0):
@@ -170,7 +170,7 @@ class StoreServer:
                         await stream.send(refusal(str(error)))
                 raise
 
-    async def _answer(self, stream: Stream, request: Request, names: list[Name]) -> None:
+    async def _answer(self, stream: Stream, request: StoreRequest, names: list[Name]) -> None:
         shelf = self.shelf
         if request.kind == LOOK_UP:
             await _say(stream, shelf.tally.found(shelf.num_leading(names), len(names)))

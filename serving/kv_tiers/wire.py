@@ -55,7 +55,7 @@ ANSWER = struct.Struct("<BI")
 KEY_BYTES = 8
 
 
-class Request(NamedTuple):
+class StoreRequest(NamedTuple):
     """What a worker asks for."""
 
     kind: int

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from foundation.settings import Whole, check
+from foundation.settings import Whole, check_settings
 from serving.life.lease import LeaseConfig
 
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -50,4 +50,4 @@ class DisaggregationConfig(LeaseConfig):
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        check(self)
+        check_settings(self)

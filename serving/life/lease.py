@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from foundation.settings import check
+from foundation.settings import check_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,4 +21,4 @@ class LeaseConfig:
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        check(self)
+        check_settings(self)

@@ -79,7 +79,7 @@ class Tokenizer(Protocol):
         ...
 
 
-def load(files: ModelFiles, *, encodes: bool = False) -> Tokenizer:
+def load_tokenizer(files: ModelFiles, *, encodes: bool = False) -> Tokenizer:
     """Build a model's tokenizer; without a tokenizer.json, tokens are bytes of UTF-8.
 
     Args:

@@ -3,8 +3,8 @@
 from serving.planner.capacity import StepTimes
 from serving.planner.config import PlannerConfig
 from serving.planner.counts import Counts, traffic_between
-from serving.planner.decision import Decision, Target
-from serving.planner.observation import Observation, PoolFacts, PoolState, RankLoad, Traffic
+from serving.planner.decision import PoolTarget, ScalingDecision
+from serving.planner.observation import Observation, PoolFacts, PoolState, RankLoad, RequestTraffic
 from serving.planner.planner import Planner, policy_named
 from serving.planner.policies.named import PLANNERS
 from serving.planner.policies.policy import Policy, Proposal, Rest
@@ -14,19 +14,19 @@ __all__ = [
     "PLANNERS",
     "PREDICTORS",
     "Counts",
-    "Decision",
     "Observation",
     "Planner",
     "PlannerConfig",
     "Policy",
     "PoolFacts",
     "PoolState",
+    "PoolTarget",
     "Proposal",
     "RankLoad",
+    "RequestTraffic",
     "Rest",
+    "ScalingDecision",
     "StepTimes",
-    "Target",
-    "Traffic",
     "policy_named",
     "traffic_between",
 ]

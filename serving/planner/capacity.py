@@ -30,7 +30,7 @@ class StepTimes(Protocol):
         ...
 
 
-class Shape(NamedTuple):
+class RequestShape(NamedTuple):
     """The mean request."""
 
     isl: float
@@ -50,7 +50,7 @@ class Shape(NamedTuple):
         """Prompt tokens that need not be computed."""
         return max(0, math.ceil(self.isl) - self.num_computed)
 
-    def is_near(self, other: "Shape", share: float) -> bool:
+    def is_near(self, other: "RequestShape", share: float) -> bool:
         """Return whether another shape has nearly the same prompt tokens to compute, output tokens and context."""
         pairs = zip(
             (self.num_computed, self.osl, self.context), (other.num_computed, other.osl, other.context), strict=True
@@ -77,7 +77,7 @@ class Capacity(NamedTuple):
 
 
 def prefill_capacity(
-    times: StepTimes, shape: Shape, *, max_num_seqs: int, max_num_batched_tokens: int, ttft_s: float
+    times: StepTimes, shape: RequestShape, *, max_num_seqs: int, max_num_batched_tokens: int, ttft_s: float
 ) -> Capacity:
     """Return what an engine that computes prompts can do."""
     most = min(max_num_seqs, max_num_batched_tokens // shape.num_computed)
@@ -89,7 +89,7 @@ def prefill_capacity(
 
 
 def decode_capacity(
-    times: StepTimes, shape: Shape, *, max_num_seqs: int, max_kv_tokens: int, itl_s: float
+    times: StepTimes, shape: RequestShape, *, max_num_seqs: int, max_kv_tokens: int, itl_s: float
 ) -> Capacity | None:
     """Return what an engine that decodes can do; None if not one request fits."""
     found = []
@@ -101,7 +101,7 @@ def decode_capacity(
 
 def aggregated_capacity(
     times: StepTimes,
-    shape: Shape,
+    shape: RequestShape,
     *,
     max_num_seqs: int,
     max_num_batched_tokens: int,
@@ -125,7 +125,7 @@ def aggregated_capacity(
     return _best(found) if found else None
 
 
-def prefill_per_step(shape: Shape, batch: int) -> int:
+def prefill_per_step(shape: RequestShape, batch: int) -> int:
     """Return the prompt tokens that each step must compute to replace the requests that end with new ones."""
     return math.ceil(batch * shape.num_computed / max(1.0, shape.osl))
 

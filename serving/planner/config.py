@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from foundation.settings import FINITE, Count, NotNegative, Positive, Share, check
+from foundation.settings import FINITE, Count, NotNegative, Positive, Share, check_settings
 
 Headroom = Annotated[float, Meta(ge=0, lt=1)]
 Workers = Annotated[int, Meta(ge=1, le=10_000)]
@@ -129,7 +129,7 @@ class PlannerConfig:
 
     def __post_init__(self) -> None:
         """Refuse meaningless values."""
-        check(self)
+        check_settings(self)
         if self.max_replicas is not None and self.max_replicas < self.min_endpoint:
             raise ValueError(
                 f"max_replicas must be at least min_endpoint ({self.min_endpoint}), not {self.max_replicas}"

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from serving.planner.observation import Traffic
+from serving.planner.observation import RequestTraffic
 
 
 class Counts(NamedTuple):
@@ -26,12 +26,12 @@ class Counts(NamedTuple):
     e2e_s: float = 0.0
 
 
-def traffic_between(before: Counts, after: Counts, duration_s: float) -> Traffic | None:
+def traffic_between(before: Counts, after: Counts, duration_s: float) -> RequestTraffic | None:
     """Return the requests between two counts; None if counting started again between them."""
     grown = Counts(*(later - earlier for earlier, later in zip(before, after, strict=True)))
     if min(grown) < 0:
         return None
-    return Traffic(
+    return RequestTraffic(
         duration_s=duration_s,
         num_requests=int(grown.num_arrived),
         isl=_mean(grown.prompt_tokens, grown.num_arrived),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PoolTarget:
     """How many workers a pool should have, and why."""
 
     replicas: int
@@ -15,12 +15,12 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ScalingDecision:
     """How many workers each pool should have from now on."""
 
-    targets: Mapping[str, Target]
+    targets: Mapping[str, PoolTarget]
     """By the pool's name; a pool that is left out stays as it is."""
-    changes: Mapping[str, Target]
+    changes: Mapping[str, PoolTarget]
     """Those that change the size of their pool; pools that shrink come first, as others may need their GPUs."""
     notes: tuple[str, ...] = ()
     """Why the planner did not decide, and what it noticed: one line each."""
@@ -28,6 +28,6 @@ class Decision:
     """Whether the targets are advice only and are not carried out."""
 
     @property
-    def orders(self) -> Mapping[str, Target]:
+    def orders(self) -> Mapping[str, PoolTarget]:
         """The targets to carry out, in this order."""
         return {} if self.is_advisory else self.changes

@@ -31,7 +31,7 @@ class Wish:
     """Workers that it was promised."""
 
 
-def fit(wishes: Sequence[Wish], config: PlannerConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def fit_to_budget(wishes: Sequence[Wish], config: PlannerConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return how many workers each pool will have in the end, and how many it may have now."""
     gpus = [wish.gpus for wish in wishes]
     goals = [wish.goal for wish in wishes]

@@ -71,7 +71,7 @@ class PoolState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class RequestTraffic:
     """The requests of an interval: those that arrived, and figures of those that ended.
 
     A mean of no requests is None, such as the output length while none has ended.
@@ -101,5 +101,5 @@ class Observation:
     now: float
     pools: Mapping[str, PoolState]
     """By name."""
-    traffic: Traffic | None
+    traffic: RequestTraffic | None
     """The traffic since the last observation; None if it is unknown."""

@@ -19,8 +19,8 @@ from foundation.own_code import is_own, own_class
 from foundation.text import instead_of
 from serving.planner.budget import gpus_of
 from serving.planner.config import PlannerConfig
-from serving.planner.decision import Decision, Target
-from serving.planner.fitting import Wish, fit
+from serving.planner.decision import PoolTarget, ScalingDecision
+from serving.planner.fitting import Wish, fit_to_budget
 from serving.planner.observation import Observation, PoolFacts, PoolState
 from serving.planner.policies.named import PLANNERS
 from serving.planner.policies.policy import Policy, Proposal, Rest
@@ -79,12 +79,12 @@ class Planner:
         rest = self._policy.rest
         return None if rest is None else rest._replace(after_s=rest.after_s + self._config.startup_timeout_s)
 
-    def decide(self, observation: Observation) -> Decision:
+    def decide(self, observation: Observation) -> ScalingDecision:
         """Return how many workers each pool should have from now on."""
         notes = [note for pool in self._pools for note in self._follow(observation, pool.name)]
         blind = self._unknown(observation)
         if blind:
-            return Decision({}, {}, (*notes, *blind), self._config.advisory)
+            return ScalingDecision({}, {}, (*notes, *blind), self._config.advisory)
         known = {pool.name: self._without_overdue(pool.name, observation.pools[pool.name]) for pool in self._pools}
         proposals: dict[str, Proposal] = {}
         for name, proposal in self._policy.propose(replace(observation, pools=known)).items():
@@ -130,14 +130,14 @@ class Planner:
         overdue = self._followed[name].num_overdue
         return replace(state, num_starting=state.num_starting - overdue) if overdue else state
 
-    def _constrain(self, observation: Observation, proposals: dict[str, Proposal], notes: list[str]) -> Decision:
+    def _constrain(self, observation: Observation, proposals: dict[str, Proposal], notes: list[str]) -> ScalingDecision:
         """Fit the policy's proposals to the limits, and remember the decisions."""
         states = [observation.pools[pool.name] for pool in self._pools]
         wishes = [
             self._wish(pool, state, proposals.get(pool.name)) for pool, state in zip(self._pools, states, strict=True)
         ]
-        planned, now = fit(wishes, self._config)
-        targets: dict[str, Target] = {}
+        planned, now = fit_to_budget(wishes, self._config)
+        targets: dict[str, PoolTarget] = {}
         for pool, wish, end, replicas in zip(self._pools, wishes, planned, now, strict=True):
             proposal = proposals.get(pool.name)
             if not self._config.advisory:
@@ -149,12 +149,12 @@ class Planner:
                 )
             if proposal is None and replicas == wish.size:
                 continue
-            targets[pool.name] = Target(replicas, self._reason(proposal, wish, end, replicas))
+            targets[pool.name] = PoolTarget(replicas, self._reason(proposal, wish, end, replicas))
         growth = {name: target.replicas - observation.pools[name].size for name, target in targets.items()}
         changes = {name: targets[name] for name in sorted(growth, key=growth.__getitem__) if growth[name]}
         if self._config.advisory:
             notes += [f"advisory: {name} would have {target.replicas} workers" for name, target in changes.items()]
-        return Decision(targets, changes, tuple(notes), self._config.advisory)
+        return ScalingDecision(targets, changes, tuple(notes), self._config.advisory)
 
     def _wish(self, pool: PoolFacts, state: PoolState, proposal: Proposal | None) -> Wish:
         """Return the workers that a pool wants within its own limits."""

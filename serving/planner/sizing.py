@@ -3,11 +3,11 @@
 import math
 from collections.abc import Sequence
 
-from serving.planner.capacity import Capacity, Shape, aggregated_capacity, decode_capacity, prefill_capacity
-from serving.planner.observation import PoolFacts, Traffic
+from serving.planner.capacity import Capacity, RequestShape, aggregated_capacity, decode_capacity, prefill_capacity
+from serving.planner.observation import PoolFacts, RequestTraffic
 
 
-def capacity_of(facts: PoolFacts, shape: Shape, *, ttft_s: float, itl_s: float) -> Capacity | None:
+def capacity_of(facts: PoolFacts, shape: RequestShape, *, ttft_s: float, itl_s: float) -> Capacity | None:
     """Return the capacity of a worker with all its ranks; None if it cannot run such requests at all."""
     times = facts.times
     assert times is not None
@@ -44,7 +44,7 @@ def workers_for(demand: float, each: float) -> int:
     return math.ceil(demand / each - 1e-9)
 
 
-def merged(windows: Sequence[Traffic]) -> Traffic:
+def merged(windows: Sequence[RequestTraffic]) -> RequestTraffic:
     """Return the traffic of several intervals as one; means are weighted by the requests that arrived in each."""
 
     def mean(name: str) -> float | None:
@@ -52,7 +52,7 @@ def merged(windows: Sequence[Traffic]) -> Traffic:
         weight = sum(number for _, number in known)
         return sum(value * number for value, number in known) / weight if known else None
 
-    return Traffic(
+    return RequestTraffic(
         duration_s=sum(each.duration_s for each in windows),
         num_requests=sum(each.num_requests for each in windows),
         **{name: mean(name) for name in ("isl", "osl", "hit_share", "ttft_s", "itl_s", "e2e_s")},

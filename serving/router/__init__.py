@@ -5,12 +5,11 @@ from serving.router.candidates import Candidates, Prompt, RankState
 from serving.router.config import RouterConfig, StepCosts
 from serving.router.policies.modes import ROUTER_MODES, Mode, check_live_mode, check_registered_mode, wants_kv_events
 from serving.router.policies.policy import Policy
-from serving.router.router import Decision, Router
+from serving.router.router import Router, RoutingDecision
 
 __all__ = [
     "ROUTER_MODES",
     "Candidates",
-    "Decision",
     "Mode",
     "Policy",
     "Prompt",
@@ -18,6 +17,7 @@ __all__ = [
     "RankState",
     "Router",
     "RouterConfig",
+    "RoutingDecision",
     "StepCosts",
     "check_live_mode",
     "check_registered_mode",

@@ -7,7 +7,7 @@ SHORT_S = 0.25
 """A queue that is served in this time is never too long, however short the requests are."""
 
 
-class Capacity:
+class RankCapacity:
     """What one rank runs at once: `max_num_seqs`, unless KV blocks or the token budget allow fewer.
 
     | a report shows | so | `num_running` becomes |

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from foundation.settings import Count, NotNegative, Share, check
+from foundation.settings import Count, NotNegative, Share, check_settings
 from serving.router.tiers import PerTier
 
 
@@ -122,7 +122,7 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         """Refuse values without a meaning."""
-        check(self)
+        check_settings(self)
 
     @property
     def step_costs(self) -> StepCosts:

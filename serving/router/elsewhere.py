@@ -51,7 +51,7 @@ OF_DYNAMO_KV = ("kv", "dynamo-kv", "dynamo-kv-p8")
 """Modes that are NVIDIA Dynamo's KV router with other settings."""
 
 
-def elsewhere(mode: str, config: RouterConfig | None = None) -> str | None:
+def name_elsewhere(mode: str, config: RouterConfig | None = None) -> str | None:
     """Return what a mode is called in other routers, with its flags there; None where it exists only in dynabench.
 
     What is added to a mode exists only here, except `stale`, because every router that polls sees old reports, and

@@ -15,7 +15,7 @@ from collections.abc import Hashable
 from typing import Protocol
 
 from serving.router.blocks import Ids, PromptBlocks, depths
-from serving.router.tiers import Tiers
+from serving.router.tiers import KnownTiers
 
 
 class Index(Protocol):
@@ -46,7 +46,7 @@ class PrefixIndex:
         """
         self.resync: set[int] = set()
         """Ranks that stored a block whose parent is unknown: their events have a gap."""
-        self.tiers = Tiers()
+        self.tiers = KnownTiers()
         """The blocks of ranks beyond the GPU; everything else here is about the GPU."""
         self._masks: dict[Hashable, int] = {}
         self._partial: dict[tuple[Hashable, int], int] = {}  # (id, slot) -> blocks, if not all of the id's

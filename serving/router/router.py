@@ -22,7 +22,7 @@ from serving.router.blocks import PromptBlocks
 from serving.router.books import RankBooks
 from serving.router.caches import Caches, more
 from serving.router.candidates import NO_STATE, Candidates, Prompt, RankState
-from serving.router.capacity import Capacity
+from serving.router.capacity import RankCapacity
 from serving.router.config import RouterConfig
 from serving.router.index import Index, PredictedIndex, PrefixIndex
 from serving.router.policies.modes import Mode
@@ -30,7 +30,7 @@ from serving.router.policies.policy import Policy, choose, within_bound
 from serving.router.tiers import BeyondGpu
 
 
-class Decision(NamedTuple):
+class RoutingDecision(NamedTuple):
     """Where a request goes, and the score of every candidate."""
 
     slot: int
@@ -112,7 +112,7 @@ class Router:
         self._busy_threshold = config.busy_threshold
         self._busy: set[int] = set()
         self._max_queue_depth = config.max_queue_depth
-        self._capacities: dict[int, Capacity] = {}  # of ranks that report what they run, if there is a limit
+        self._capacities: dict[int, RankCapacity] = {}  # of ranks that report what they run, if there is a limit
         self._temperature = config.router_temperature if parsed.temp is None else parsed.temp
         self._tolerance = parsed.eps / 100
         self._block_size = block_size
@@ -167,7 +167,7 @@ class Router:
         else:
             self._busy.discard(slot)
         if max_num_seqs and self._max_queue_depth is not None:
-            capacity = self._capacities.setdefault(slot, Capacity())
+            capacity = self._capacities.setdefault(slot, RankCapacity())
             capacity.on_report(num_running, num_waiting, max_num_seqs, kv_usage=kv_usage, now=now)
 
     def pick(
@@ -180,7 +180,7 @@ class Router:
         is_refusable: bool = True,
         *,
         is_local: bool = False,
-    ) -> Decision:
+    ) -> RoutingDecision:
         """Choose a rank for a request, or use the one it must go to (`only`), and book it there.
 
         Ranks to `avoid`, which have failed this request before, are chosen only if there is no other. A request that
@@ -197,7 +197,7 @@ class Router:
         costs, place = self._score(candidates)
         return self._take(request_id, candidates, costs, place, now, is_remote=is_remote)
 
-    def peek(self, prompt: Prompt, now: float) -> Decision:
+    def peek(self, prompt: Prompt, now: float) -> RoutingDecision:
         """Return what `pick` would choose for a (local) prompt; book nothing, and do not affect the next choice.
 
         Raises:
@@ -239,7 +239,7 @@ class Router:
         """Whether `place` may let requests wait here."""
         return self._mode.is_held
 
-    def place(self, request_id: Hashable, prompt: Prompt, now: float) -> Decision | None:
+    def place(self, request_id: Hashable, prompt: Prompt, now: float) -> RoutingDecision | None:
         """Choose a rank as `pick` does; with the addition late(H), None if the request waits at the router for now.
 
         Whenever a request has its first token or ends, or a rank joins or leaves, the caller must call `next_held` and
@@ -267,7 +267,7 @@ class Router:
             request_id = min(self._held, key=lambda held: self._urgency(held, now))
         return request_id, self._held[request_id][1]
 
-    def release(self, request_id: Hashable, now: float) -> Decision | None:
+    def release(self, request_id: Hashable, now: float) -> RoutingDecision | None:
         """Place a request that waits here, unless it must keep waiting."""
         decision = self._place_now(request_id, self._held[request_id][1], now)
         if decision is not None:
@@ -279,7 +279,7 @@ class Router:
         missing = min(self._candidates(self._slots, prompt, now).missing_tokens)
         return missing - (self._mode.wspt or 0.0) * (now - arrived) * 1000
 
-    def _place_now(self, request_id: Hashable, prompt: Prompt, now: float) -> Decision | None:
+    def _place_now(self, request_id: Hashable, prompt: Prompt, now: float) -> RoutingDecision | None:
         """Place a request unless the queue at its best rank is too long.
 
         Raises:
@@ -350,7 +350,7 @@ class Router:
         now: float,
         *,
         is_remote: bool,
-    ) -> Decision:
+    ) -> RoutingDecision:
         """Book a request where it was placed."""
         decision, prompt = self._decision(candidates, costs, place), candidates.prompt
         slot = decision.slot
@@ -364,9 +364,9 @@ class Router:
             self._caches.routed(slot, prompt.blocks, now)
         return decision
 
-    def _decision(self, candidates: Candidates, costs: Sequence[float], place: int) -> Decision:
+    def _decision(self, candidates: Candidates, costs: Sequence[float], place: int) -> RoutingDecision:
         slots, found = candidates.slots, candidates.found_blocks
-        return Decision(
+        return RoutingDecision(
             slots[place],
             found[place],
             slots,

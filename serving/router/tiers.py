@@ -45,11 +45,11 @@ NOTHING = BeyondGpu(0, 0, 0)
 EVERYTHING = PerTier(1.0, 1.0, 1.0)
 
 
-class Tiers:
+class KnownTiers:
     """Blocks by tier, from the ranks' KV events. A block is in a tier or is not: storing it twice changes nothing."""
 
     def __init__(self) -> None:
-        self._tiers: dict[Medium, Tier] = {"CPU": Tier(), "STORAGE": Tier(), "SHARED": Tier()}
+        self._tiers: dict[Medium, KnownTier] = {"CPU": KnownTier(), "STORAGE": KnownTier(), "SHARED": KnownTier()}
 
     @property
     def is_empty(self) -> bool:
@@ -92,7 +92,7 @@ class Walk:
 
     __slots__ = ("_counts", "_num_passed", "_offsets", "_per_id", "_split", "_tiers", "going")
 
-    def __init__(self, tiers: list["Tier"], blocks_per_id: int) -> None:
+    def __init__(self, tiers: list["KnownTier"], blocks_per_id: int) -> None:
         self.going = 0
         """Mask of the ranks whose run continues."""
         self._tiers = tiers
@@ -193,7 +193,7 @@ class Walk:
         self._split = split
 
 
-class Tier:
+class KnownTier:
     """Who has which blocks in one tier. The names of blocks are ids, and each may name several."""
 
     __slots__ = ("parts", "whole")

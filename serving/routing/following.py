@@ -16,14 +16,14 @@ from serving.router import Router
 from serving.router.events import BlocksStored
 from serving.router.follower import KvFollower
 from serving.router.index import PrefixIndex
-from serving.routing.placement import Rank
+from serving.routing.placement import RankAddress
 from serving.runtime.address import EndpointAddress, Instance
 from serving.runtime.client import Client
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import CallError
 from serving.runtime.ports import Stop
 from serving.worker import kv_events, load_reports
-from serving.worker.kv_events import Event, KvEvents, decode, snapshots_address
+from serving.worker.kv_events import Event, KvEvents, decode_kv_event, snapshots_address
 from serving.worker.load_reports import LoadReport
 
 log = logging.getLogger(__name__)
@@ -59,10 +59,10 @@ class Following:
         core: Router,
         traits: Callable[[int], WorkerTraits | None],
     ) -> None:
-        self.ranks: dict[int, Rank] = {}
+        self.ranks: dict[int, RankAddress] = {}
         """The ranks to route to by slot, the small number by which the core knows them."""
-        self.slots: dict[Rank, int] = {}
-        self.loads: dict[Rank, LoadReport] = {}
+        self.slots: dict[RankAddress, int] = {}
+        self.loads: dict[RankAddress, LoadReport] = {}
         """The last report of each."""
         self._runtime = runtime
         self._address = address
@@ -114,7 +114,7 @@ class Following:
             self._cardless.add(instance_id)
             return
         for dp_rank in range(traits.num_ranks):
-            rank = Rank(instance_id, dp_rank)
+            rank = RankAddress(instance_id, dp_rank)
             slot = next(free for free in range(len(self.ranks) + 1) if free not in self.ranks)
             self.slots[rank] = slot
             self.ranks[slot] = rank
@@ -136,11 +136,11 @@ class Following:
         assert self._follower is not None
         try:
             message = msgspec.msgpack.decode(data, type=KvEvents)
-            events = [decode(event) for event in message.events]
+            events = [decode_kv_event(event) for event in message.events]
         except ValueError as error:
             log.warning("a KV event message was ignored: %s", error)
             return
-        rank = Rank(message.instance_id, message.rank)
+        rank = RankAddress(message.instance_id, message.rank)
         slot = self.slots.get(rank)
         if slot is not None and self._follower.on_events(slot, message.epoch, message.number, events):
             self._mend(rank, slot)
@@ -151,7 +151,7 @@ class Following:
         except ValueError as error:
             log.warning("a load report was ignored: %s", error)
             return
-        rank = Rank(report.instance_id, report.rank)
+        rank = RankAddress(report.instance_id, report.rank)
         slot = self.slots.get(rank)
         if slot is None:
             return
@@ -168,13 +168,13 @@ class Following:
         if follower is not None and report.epoch and follower.on_heartbeat(slot, report.epoch, report.number):
             self._mend(rank, slot)
 
-    def _mend(self, rank: Rank, slot: int) -> None:
+    def _mend(self, rank: RankAddress, slot: int) -> None:
         """Fetch a snapshot of what a rank has cached."""
         task = asyncio.create_task(self._fetch_snapshot(rank, slot))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _fetch_snapshot(self, rank: Rank, slot: int) -> None:
+    async def _fetch_snapshot(self, rank: RankAddress, slot: int) -> None:
         assert self._follower is not None
         address = snapshots_address(self._address)
         try:
@@ -182,7 +182,7 @@ class Following:
                 stream = self.client.side_call(rank.instance_id, address, rank.dp_rank)
                 start, *chains = msgspec.convert([item async for item in stream], list[Event])
                 epoch, num_messages = msgspec.convert(start, tuple[int, int])
-                stored = [event for event in map(decode, chains) if isinstance(event, BlocksStored)]
+                stored = [event for event in map(decode_kv_event, chains) if isinstance(event, BlocksStored)]
         except (CallError, TimeoutError, ValueError) as error:
             log.warning("no KV snapshot of instance %x: %s", rank.instance_id, error)
             self._follower.on_no_snapshot(slot)

@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from serving.model.card import Role
-from serving.router import Decision, Prompt, PromptBlocks, Router, RouterConfig
+from serving.router import Prompt, PromptBlocks, Router, RouterConfig, RoutingDecision
 from serving.router.books import RankBooks
 from serving.router.router import NoWorkersError
 from serving.routing.following import Following, WorkerTraits
 from serving.routing.peers import Peers
-from serving.routing.placement import Placement, Rank, Wanted
+from serving.routing.placement import Placement, RankAddress, WantedRank
 from serving.runtime.address import EndpointAddress
 from serving.runtime.connection import ReplyStream
 from serving.runtime.distributed import DistributedRuntime
@@ -26,7 +26,7 @@ NUM_SHOWN = 8
 """Candidates that are logged with a decision, the cheapest first."""
 
 
-class Routing:
+class LiveRouting:
     """Routes to the instances of one endpoint (see `Workers`)."""
 
     def __init__(
@@ -79,15 +79,15 @@ class Routing:
         return len(self._following.ranks)
 
     @property
-    def loads(self) -> Mapping[Rank, LoadReport]:
+    def loads(self) -> Mapping[RankAddress, LoadReport]:
         """The last report of each rank."""
         return self._following.loads
 
-    def ranks(self) -> list[Rank]:
+    def ranks(self) -> list[RankAddress]:
         """Return the ranks that can be routed to, in order of their slots."""
         return [rank for _, rank in sorted(self._following.ranks.items())]
 
-    def books(self) -> list[tuple[Rank, RankBooks]]:
+    def books(self) -> list[tuple[RankAddress, RankBooks]]:
         """Return the router core's books of each rank."""
         return [(rank, self.core.load(slot)) for slot, rank in sorted(self._following.ranks.items())]
 
@@ -95,7 +95,7 @@ class Routing:
         """Return what is known of an instance."""
         return self._traits(instance_id)
 
-    def rank(self, slot: int) -> Rank:
+    def rank(self, slot: int) -> RankAddress:
         """Return the rank that has this slot in the router core."""
         return self._following.ranks[slot]
 
@@ -107,7 +107,7 @@ class Routing:
         """Record that an instance's model card has arrived, perhaps after the instance itself."""
         self._following.on_card(instance_id)
 
-    def pick(self, wanted: Wanted) -> Placement:
+    def pick(self, wanted: WantedRank) -> Placement:
         """See `Workers`."""
         if not self.num_ranks:
             raise NoWorkersError(f"{self.address} has no instance")
@@ -133,7 +133,7 @@ class Routing:
             log.debug("request %d, %d tokens: %s", request, num_tokens, self._in_words(decision, depth))
         return Placement(request, rank, decision.slot, overlap, decision, depth)
 
-    def peek(self, num_tokens: int, hashes: list[int]) -> Decision:
+    def peek(self, num_tokens: int, hashes: list[int]) -> RoutingDecision:
         """Return what `pick` would choose for a local prompt, without booking anything.
 
         Raises:
@@ -141,7 +141,7 @@ class Routing:
         """
         return self.core.peek(Prompt(num_tokens, PromptBlocks.of(hashes)), asyncio.get_running_loop().time())
 
-    def _in_words(self, decision: Decision, depth: int) -> str:
+    def _in_words(self, decision: RoutingDecision, depth: int) -> str:
         cheapest = sorted(decision.candidates, key=lambda candidate: candidate[1])[:NUM_SHOWN]
         costs = [f"{_name(self.rank(slot))} costs {cost:g}, {overlap} blocks" for slot, cost, overlap in cheapest]
         chosen = f"to {_name(self.rank(decision.slot))}, which has {decision.overlap_blocks} of its blocks"
@@ -149,7 +149,7 @@ class Routing:
 
     def _slot(self, instance_id: int, dp_rank: int) -> int:
         """Return the slot of the rank that a request must go to."""
-        slot = self._following.slots.get(Rank(instance_id, dp_rank))
+        slot = self._following.slots.get(RankAddress(instance_id, dp_rank))
         if slot is None:
             raise NoWorkersError(f"{self.address} has no instance {instance_id:x} (rank {dp_rank})")
         return slot
@@ -186,5 +186,5 @@ class Routing:
         return client.side_call(ids[0], address, request)
 
 
-def _name(rank: Rank) -> str:
+def _name(rank: RankAddress) -> str:
     return f"{rank.instance_id:x}/{rank.dp_rank}"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from serving.router import Prompt, PromptBlocks, Router
-from serving.routing.placement import Rank
+from serving.routing.placement import RankAddress
 from serving.runtime.address import EndpointAddress
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.ports import Stop
@@ -66,7 +66,7 @@ class Peers:
     """Reports the bookings here to other routers, and books here what they report."""
 
     def __init__(
-        self, runtime: DistributedRuntime, address: EndpointAddress, core: Router, slots: Mapping[Rank, int]
+        self, runtime: DistributedRuntime, address: EndpointAddress, core: Router, slots: Mapping[RankAddress, int]
     ) -> None:
         """Prepare; `slots` are the numbers of ranks in the core."""
         self.ids: set[int] = set()
@@ -99,7 +99,9 @@ class Peers:
         for task in self._tasks:
             task.cancel()
 
-    def on_booked(self, request: int, rank: Rank, *, num_tokens: int, hashes: list[int], prefill_tokens: int) -> None:
+    def on_booked(
+        self, request: int, rank: RankAddress, *, num_tokens: int, hashes: list[int], prefill_tokens: int
+    ) -> None:
         """Report that a request was placed."""
         self._open.add(request)
         self._tell(Booked(request, *rank, num_tokens, hashes[:MESSAGE_HASHES], prefill_tokens))
@@ -163,7 +165,7 @@ class Peers:
         core, theirs = self._core, self._theirs.setdefault(router_id, set())
         match booking:
             case Booked(request, instance_id, dp_rank, num_tokens, hashes, prefill_tokens):
-                slot = self._slots.get(Rank(instance_id, dp_rank))
+                slot = self._slots.get(RankAddress(instance_id, dp_rank))
                 if slot is not None and request not in theirs:
                     theirs.add(request)
                     prompt = Prompt(num_tokens, PromptBlocks.of(hashes))

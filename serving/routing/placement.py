@@ -3,17 +3,17 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
-from serving.router import Decision
+from serving.router import RoutingDecision
 
 
-class Rank(NamedTuple):
+class RankAddress(NamedTuple):
     """A rank to route to: a data-parallel rank of an instance, which is a worker."""
 
     instance_id: int
     dp_rank: int
 
 
-class Wanted(NamedTuple):
+class WantedRank(NamedTuple):
     """What is asked of those who choose a rank."""
 
     num_tokens: int
@@ -35,9 +35,9 @@ class Placement(NamedTuple):
     """Where a request goes, and the number under which it is booked."""
 
     request: int
-    rank: Rank
+    rank: RankAddress
     slot: int
     overlap_blocks: int
-    decision: Decision
+    decision: RoutingDecision
     queue_depth: int
     """Requests in flight there when it was placed, this one not included."""

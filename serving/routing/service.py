@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from foundation.settings import Wait, check
+from foundation.settings import Wait, check_settings
 from serving.model.card import ModelCard
 from serving.model.errors import ModelError
 from serving.model.files import ModelFiles, files_address
@@ -24,12 +24,12 @@ from serving.model.watch import watch_cards
 from serving.router import RouterConfig, check_live_mode
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
 from serving.routing.following import traits_of
-from serving.routing.live import Routing
-from serving.routing.placement import Placement, Wanted
+from serving.routing.live import LiveRouting
+from serving.routing.placement import Placement, WantedRank
 from serving.runtime.address import EndpointAddress
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import CallError, pack_u32, pack_u64
-from serving.runtime.server import GeneratorService, Stream
+from serving.runtime.server import AnswerStream, GeneratorService
 from serving.runtime.stopping import until_stopped
 from serving.supervision.process import report_ready
 from serving.worker.protocol import PreprocessedRequest
@@ -58,7 +58,7 @@ class RouterServiceConfig:
 
     def __post_init__(self) -> None:
         """Refuse values without a meaning."""
-        check(self)
+        check_settings(self)
         check_live_mode(self.router_mode)
 
 
@@ -71,7 +71,7 @@ class RouterService:
         self._router = router
         self._cards: dict[str, ModelCard] = {}
         self._news = asyncio.Event()
-        self._routing: Routing | None = None
+        self._routing: LiveRouting | None = None
 
     async def run(self) -> None:
         """Wait for workers, then serve until the process is asked to stop."""
@@ -98,7 +98,7 @@ class RouterService:
                 "router that picks both: let the frontend route to them itself"
             )
         runtime = self._runtime
-        self._routing = routing = Routing(
+        self._routing = routing = LiveRouting(
             runtime,
             target,
             mode=self._config.router_mode,
@@ -131,7 +131,7 @@ class RouterService:
     def _pick(self, num_tokens: int, hashes: list[int], *, is_refusable: bool, is_local: bool = True) -> Placement:
         assert self._routing is not None
         try:
-            return self._routing.pick(Wanted(num_tokens, hashes, is_refusable=is_refusable, is_local=is_local))
+            return self._routing.pick(WantedRank(num_tokens, hashes, is_refusable=is_refusable, is_local=is_local))
         except AllFullError as error:
             raise CallError(str(error), "full") from error
         except (NoWorkersError, AllBusyError) as error:
@@ -152,12 +152,12 @@ class RouterService:
             ],
         }
 
-    def _forward(self, raw: msgspec.Raw, stream: Stream) -> None:
+    def _forward(self, raw: msgspec.Raw, stream: AnswerStream) -> None:
         request = msgspec.msgpack.decode(raw, type=PreprocessedRequest)
         task = asyncio.ensure_future(self._relay(request, stream))
         stream.on_cancel = task.cancel
 
-    async def _relay(self, request: PreprocessedRequest, stream: Stream) -> None:
+    async def _relay(self, request: PreprocessedRequest, stream: AnswerStream) -> None:
         assert self._routing is not None
         hashes = np.frombuffer(bytes(request.sequence_hashes.data), "<u8").tolist() if request.sequence_hashes else []
         tokens = np.frombuffer(bytes(request.token_ids.data), "<u4")

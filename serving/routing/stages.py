@@ -8,13 +8,13 @@ from typing import Any
 from serving.life import DisaggregationConfig
 from serving.life.bypass import bypasses, room
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
-from serving.routing.live import Routing
-from serving.routing.placement import Placement, Rank
+from serving.routing.live import LiveRouting
+from serving.routing.placement import Placement, RankAddress
 
 ROOM = "bootstrap_room"
 
 
-def _nobody() -> Routing | None:
+def _nobody() -> LiveRouting | None:
     return None
 
 
@@ -23,10 +23,10 @@ class Stages:
 
     def __init__(
         self,
-        decode: Routing,
+        decode: LiveRouting,
         config: DisaggregationConfig = DisaggregationConfig(),  # noqa: B008 (frozen)
         *,
-        find_prefill: Callable[[], Routing | None] = _nobody,
+        find_prefill: Callable[[], LiveRouting | None] = _nobody,
     ) -> None:
         """Combine the routing to workers that answer and to those that prefill for them, which may join and leave.
 
@@ -40,12 +40,12 @@ class Stages:
         self._find_prefill = find_prefill
 
     @property
-    def prefill(self) -> Routing | None:
+    def prefill(self) -> LiveRouting | None:
         """See `Course`."""
         routing = self._find_prefill()
         return routing if routing is not None and routing.num_ranks else None
 
-    def bypass(self, num_tokens: int, hashes: list[int]) -> Rank | None:
+    def bypass(self, num_tokens: int, hashes: list[int]) -> RankAddress | None:
         """See `Course`."""
         prefill, decode = self.prefill, self.decode
         if prefill is None or self.config.conditional_disagg == "never":

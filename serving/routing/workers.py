@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 from serving.life import DisaggregationConfig
 from serving.model.card import Role
-from serving.routing.placement import Placement, Rank, Wanted
+from serving.routing.placement import Placement, RankAddress, WantedRank
 from serving.runtime.connection import ReplyStream
 
 
@@ -25,7 +25,7 @@ class Workers(Protocol):
         """Wait until there is one."""
         ...
 
-    def pick(self, wanted: Wanted) -> Placement:
+    def pick(self, wanted: WantedRank) -> Placement:
         """Choose a rank, or use the requested one, and book the request there.
 
         Raises:
@@ -70,7 +70,7 @@ class Course(Protocol):
         """The workers that prefill for them, if there are any now."""
         ...
 
-    def bypass(self, num_tokens: int, hashes: list[int]) -> Rank | None:
+    def bypass(self, num_tokens: int, hashes: list[int]) -> RankAddress | None:
         """Return the rank that should both compute a prompt and answer it, if any."""
         ...
 

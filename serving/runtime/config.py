@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from cyclopts import Parameter
 from msgspec import Meta
 
-from foundation.settings import Wait, check
+from foundation.settings import Wait, check_settings
 
 
 def masked(servers: str) -> str:
@@ -108,7 +108,7 @@ class RuntimeConfig:
         for part in fields(self):
             if "secret" in part.metadata and not getattr(self, part.name):
                 object.__setattr__(self, part.name, os.environ.get(part.metadata["secret"], ""))
-        check(self)
+        check_settings(self)
         if self.discovery_backend == "kubernetes" and self.etcd_endpoints:
             raise ValueError(
                 f"etcd_endpoints is {masked(self.etcd_endpoints)!r}; expected none with discovery_backend 'kubernetes'"

@@ -24,7 +24,7 @@ from serving.runtime.nats import NatsPlane
 from serving.runtime.outages import Outages
 from serving.runtime.ports import Channel, Discovery, EventPlane, RequestPlane
 from serving.runtime.private_folder import socket_name
-from serving.runtime.server import Dialect, GeneratorService, Service, Session, Stream
+from serving.runtime.server import AnswerStream, ClientSession, GeneratorService, RequestDialect, Service
 from serving.runtime.sockets import SocketPlane
 from serving.runtime.stopping import stop_on_signals, to_its_end
 from serving.runtime.zeromq import ZeroMqPlane
@@ -58,10 +58,10 @@ class DistributedRuntime:
         """Set once the process was asked to stop."""
         self._drain_s = drain_s
         self._token = token
-        self.dialects: dict[EndpointAddress, Dialect] = {}
+        self.dialects: dict[EndpointAddress, RequestDialect] = {}
         """Of the handlers given to `serve_endpoint`, where they do not take what travels."""
         self._services: dict[str, Service] = {}
-        self._sessions: set[Session] = set()
+        self._sessions: set[ClientSession] = set()
         self._clients: list[Client] = []
         self._keys: list[str] = []
         self._transport = ""
@@ -232,8 +232,8 @@ class DistributedRuntime:
         if left := sum(isinstance(outcome, Exception) for outcome in outcomes):
             log.warning("%d of %d keys stay in discovery until their lease ends", left, len(outcomes))
 
-    def _accept(self, channel: Channel) -> Session:
-        return Session(channel, self._services, self._sessions)
+    def _accept(self, channel: Channel) -> ClientSession:
+        return ClientSession(channel, self._services, self._sessions)
 
     async def __aenter__(self) -> Self:
         return self
@@ -348,7 +348,7 @@ async def _planes(
     return requests, events, None
 
 
-def _refuse(request: Any, stream: Stream) -> None:
+def _refuse(request: Any, stream: AnswerStream) -> None:
     stream.end("this process accepts no new requests", "draining")
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp
 
 from serving.runtime.config import RuntimeConfig, masked
-from serving.runtime.etcd_watch import REMOVED, IsAnswering, Watch
+from serving.runtime.etcd_watch import REMOVED, EtcdWatch, IsAnswering
 from serving.runtime.outages import ANSWER_S, Outages, first_to_answer
 from serving.runtime.ports import OnChange, RuntimeUnavailableError, Stop
 from serving.runtime.tls import context
@@ -71,7 +71,7 @@ class EtcdDiscovery:
         self._lease = 0
         self._token = ""
         self._tasks: list[asyncio.Task[None]] = []
-        self._watches: dict[Watch, asyncio.Task[None]] = {}
+        self._watches: dict[EtcdWatch, asyncio.Task[None]] = {}
         self._checking: asyncio.Task[None] | None = None
         # No limit on connections: each watch needs one, and a model has seven watches.
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self._ssl, limit=0))
@@ -156,7 +156,7 @@ class EtcdDiscovery:
 
     async def watch(self, prefix: str, on_change: OnChange) -> Stop:
         """Report the keys below a prefix, now and as they change."""
-        watch = Watch(prefix, on_change, lambda key: self.is_answering(key))
+        watch = EtcdWatch(prefix, on_change, lambda key: self.is_answering(key))
         with contextlib.suppress(*UNREACHABLE):
             await self._list(watch)
         task = asyncio.create_task(self._follow(watch))
@@ -231,16 +231,16 @@ class EtcdDiscovery:
             except UNREACHABLE:
                 await asyncio.sleep(RETRY_S)
 
-    async def _list(self, watch: Watch) -> None:
+    async def _list(self, watch: EtcdWatch) -> None:
         """Read all keys, and report the changes."""
         answer = await self._call("kv/range", _range(watch))
         found = {_name(kv): _decode(kv.get("value", "")) for kv in answer.get("kvs", [])}
         watch.list(found, self._ttl_s)
         watch.revision = int(answer["header"]["revision"])
 
-    async def _check(self, watches: list[Watch]) -> None:
+    async def _check(self, watches: list[EtcdWatch]) -> None:
         """Compare watches with the store; restart those that missed something."""
-        missed: list[tuple[Watch, int]] = []
+        missed: list[tuple[EtcdWatch, int]] = []
         for watch in watches:
             seen = watch.revision
             changed = {"min_mod_revision": str(seen + 1), "keys_only": True}
@@ -260,7 +260,7 @@ class EtcdDiscovery:
                 log.info("the watch on %s in etcd missed changes and is restarted", watch.prefix)
                 watch.cut()
 
-    async def _follow(self, watch: Watch) -> None:
+    async def _follow(self, watch: EtcdWatch) -> None:
         while True:
             with contextlib.suppress(*UNREACHABLE):  # away, or it compacted the revisions we wait for
                 await self._hear(watch)
@@ -269,7 +269,7 @@ class EtcdDiscovery:
             with contextlib.suppress(*UNREACHABLE):
                 await self._list(watch)
 
-    async def _hear(self, watch: Watch) -> None:
+    async def _hear(self, watch: EtcdWatch) -> None:
         """Report changes until the stream ends."""
         if not watch.revision:
             return
@@ -346,7 +346,7 @@ def _url(endpoint: str) -> str:
     return endpoint if "://" in endpoint else f"http://{endpoint}"
 
 
-def _range(watch: Watch) -> dict[str, str]:
+def _range(watch: EtcdWatch) -> dict[str, str]:
     """Return the keys below a watch's prefix, as a range of etcd."""
     return {"key": _encode(watch.prefix), "range_end": _encode(_end(watch.prefix))}
 

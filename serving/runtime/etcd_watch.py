@@ -23,7 +23,7 @@ IsAnswering = Callable[[str], bool]
 """Returns whether the process of a key answers us now."""
 
 
-class Watch:
+class EtcdWatch:
     """Keys below a prefix, and the stream of what changes there."""
 
     def __init__(self, prefix: str, on_change: OnChange, is_answering: IsAnswering) -> None:

@@ -56,7 +56,7 @@ class Audience(Protocol):
         ...
 
 
-class Stream:
+class AnswerStream:
     """The answer to one call: items, then one end. Nothing here waits; look at `is_blocked` to be fair to slow readers."""
 
     __slots__ = ("_audience", "_is_paused", "has_stopped", "id", "is_over", "on_cancel", "on_unblocked")
@@ -124,19 +124,19 @@ class Stream:
             self.fail(error)
 
 
-Service = Callable[[Any, Stream], None]
+Service = Callable[[Any, AnswerStream], None]
 """Handles a request: sends items to the stream, now or later, and ends it. If it raises, only this call fails."""
 
 
-class Session:
+class ClientSession:
     """One client process, whose calls are multiplexed on one channel."""
 
-    def __init__(self, channel: Channel, services: dict[str, Service], sessions: set["Session"]) -> None:
+    def __init__(self, channel: Channel, services: dict[str, Service], sessions: set["ClientSession"]) -> None:
         self._channel = channel
         self._services = services
         self._sessions = sessions
         self._frames = Frames(Command)
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, AnswerStream] = {}
         self._ids: list[int] = []
         self._items: list[Any] = []
         self._ends: list[End] = []
@@ -259,7 +259,7 @@ class Session:
 
     def _start(self, call: Call) -> None:
         log.debug("call %d of %s, with a request of %d bytes", call.id, call.target, len(memoryview(call.request)))
-        stream = Stream(self, call.id)
+        stream = AnswerStream(self, call.id)
         service = self._services.get(call.target)
         self._streams[call.id] = stream
         if service is None:
@@ -275,7 +275,7 @@ class Session:
                 stream.fail(error)
 
 
-class Dialect(NamedTuple):
+class RequestDialect(NamedTuple):
     """How a handler's requests and items differ from those that travel."""
 
     request: Callable[[Any], Any]
@@ -287,7 +287,7 @@ class GeneratorService:
     """Serves an async generator function: `handler(request)` or `handler(request, context)`."""
 
     def __init__(
-        self, handler: Callable[..., AsyncIterator[Any]], dialect: Callable[[], Dialect | None] = lambda: None
+        self, handler: Callable[..., AsyncIterator[Any]], dialect: Callable[[], RequestDialect | None] = lambda: None
     ) -> None:
         """Serve a handler.
 
@@ -310,7 +310,7 @@ class GeneratorService:
         """Requests in progress."""
         return len(self._tasks)
 
-    def __call__(self, request: msgspec.Raw, stream: Stream) -> None:
+    def __call__(self, request: msgspec.Raw, stream: AnswerStream) -> None:
         """Run the handler for a request."""
         decoded, dialect = msgspec.msgpack.decode(request, ext_hook=as_list), self._dialect()
         asked = decoded if dialect is None else dialect.request(decoded)
@@ -319,7 +319,7 @@ class GeneratorService:
         task.add_done_callback(self._tasks.discard)
         stream.on_cancel = task.cancel
 
-    async def _run(self, request: Any, stream: Stream, travelling: Callable[[Any], Any] | None) -> None:
+    async def _run(self, request: Any, stream: AnswerStream, travelling: Callable[[Any], Any] | None) -> None:
         gate = asyncio.Event()
         stream.on_unblocked = gate.set
         items = self._handler(request, Context(stream)) if self._wants_context else self._handler(request)
@@ -347,7 +347,7 @@ class GeneratorService:
 class Context:
     """What a handler can find out about its request."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: AnswerStream) -> None:
         self._stream = stream
 
     def id(self) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from foundation.settings import Count, Positive, Whole, check
+from foundation.settings import Count, Positive, Whole, check_settings
 from serving.engines.mock.engine import AnswerConfig, EngineConfig, TimingConfig
 from serving.engines.mock.kv.nixl_peer import KvHandoverConfig
 from serving.frontend.config import Port
@@ -45,7 +45,7 @@ class TlsConfig:
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        check(self)
+        check_settings(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class HttpConfig:
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        check(self)
+        check_settings(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +162,7 @@ class ApiConfig:
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        check(self)
+        check_settings(self)
         check_parsers(self.tool_call_parser, self.reasoning_parser)
         if self.enable_auto_tool_choice and not self.tool_call_parser:
             raise ValueError(
@@ -197,7 +197,7 @@ class LoraConfig:
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        check(self)
+        check_settings(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +240,7 @@ class KvEventsConfig:
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        check(self)
+        check_settings(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +258,7 @@ class RanksConfig:
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        check(self)
+        check_settings(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +273,7 @@ class LogConfig:
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        check(self)
+        check_settings(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,7 +349,7 @@ class StandInConfig:
     def __post_init__(self) -> None:
         """Name the model if it has no other name, and reject invalid values."""
         object.__setattr__(self, "served_model_names", self.served_model_names or (self.model,))
-        check(self)
+        check_settings(self)
         if self.engine.dp_size > self.ranks.size - self.ranks.first:
             raise ValueError(
                 f"{self.engine.dp_size} ranks from number {self.ranks.first} on are more than there are in all, {self.ranks.size}"

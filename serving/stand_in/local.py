@@ -10,12 +10,12 @@ import msgspec
 from serving.frontend.api.errors import ApiError
 from serving.life import DisaggregationConfig
 from serving.model.card import Role
-from serving.router import Decision
+from serving.router import RoutingDecision
 from serving.router.router import NoWorkersError
-from serving.routing.placement import Placement, Rank, Wanted
+from serving.routing.placement import Placement, RankAddress, WantedRank
 from serving.runtime.connection import ReplyStream
 from serving.runtime.messages import End
-from serving.runtime.server import Stream
+from serving.runtime.server import AnswerStream
 from serving.stand_in.balance import REPORT_S, Balance, Report
 from serving.worker.engine import Engine, EngineLoad
 
@@ -35,7 +35,7 @@ class LocalCalls:
         self._engine = engine
         self._ids = itertools.count()
         self._replies: dict[int, ReplyStream] = {}
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, AnswerStream] = {}
 
     @property
     def num_streams(self) -> int:
@@ -45,7 +45,7 @@ class LocalCalls:
     def call(self, request: Any) -> ReplyStream:
         """Have a request served."""
         id = next(self._ids)
-        reply, stream = ReplyStream(self, id), Stream(self, id)
+        reply, stream = ReplyStream(self, id), AnswerStream(self, id)
         self._replies[id], self._streams[id] = reply, stream
         try:
             self._engine.service(msgspec.Raw(msgspec.msgpack.encode(request)), stream)
@@ -123,7 +123,7 @@ class LocalWorkers:
     async def wait_for_workers(self) -> None:
         """See `Workers`: they are there."""
 
-    def pick(self, wanted: Wanted) -> Placement:
+    def pick(self, wanted: WantedRank) -> Placement:
         """See `Workers`.
 
         Raises:
@@ -135,8 +135,8 @@ class LocalWorkers:
         if wanted.instance_id not in (None, HERE):
             raise NoWorkersError(f"there is no instance {wanted.instance_id}")
         slot = self._choose() if dp_rank is None else dp_rank
-        decision = Decision(slot, 0, [slot], [0.0], [], 0, wanted.num_tokens)
-        return Placement(next(self._requests), Rank(HERE, slot), slot, 0, decision, self.calls.num_streams)
+        decision = RoutingDecision(slot, 0, [slot], [0.0], [], 0, wanted.num_tokens)
+        return Placement(next(self._requests), RankAddress(HERE, slot), slot, 0, decision, self.calls.num_streams)
 
     def send(self, placement: Placement, request: Any) -> ReplyStream:
         """See `Workers`."""
@@ -194,7 +194,7 @@ class LocalCourse:
     def __init__(self, workers: LocalWorkers) -> None:
         self.decode = workers
 
-    def bypass(self, num_tokens: int, hashes: list[int]) -> Rank | None:
+    def bypass(self, num_tokens: int, hashes: list[int]) -> RankAddress | None:
         """See `Course`."""
         return None
 

@@ -20,16 +20,16 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from foundation.settings import Count, check
+from foundation.settings import Count, check_settings
 from serving.model.errors import ModelError
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.stand_in.config import KvEventsConfig, StandInConfig
 from serving.stand_in.ports import check_ports
-from serving.stand_in.server import listener_of, serve
+from serving.stand_in.server import listener_of, serve_stand_in
 from serving.stand_in.vllm.kv_events.endpoints import endpoint_of_replica
-from serving.supervision.group import Event, Group, Program, Ready
+from serving.supervision.group import Event, ProcessGroup, ProcessReady, Program
 from serving.supervision.log_writer import LogWriter
-from serving.supervision.process import report_ready, run
+from serving.supervision.process import report_ready, run_process
 from serving.worker.engine import EngineError
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class ReplicasConfig:
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        check(self)
+        check_settings(self)
 
     @property
     def num_processes(self) -> int:
@@ -138,7 +138,7 @@ async def serve_replicas(config: StandInConfig, count: int, num_processes: int, 
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(listener_of(each)) for each in configs]
         if count == 1:
-            await serve(configs[0], stopping, listeners[0])
+            await serve_stand_in(configs[0], stopping, listeners[0])
         elif num_processes == 1:
             await serve_here(configs, listeners, stopping)
         else:
@@ -162,7 +162,9 @@ async def serve_here(
             report_ready()
 
     serving = {
-        asyncio.create_task(serve(config, stopping, listener, partial(on_ready, config.http.port))): config.http.port
+        asyncio.create_task(
+            serve_stand_in(config, stopping, listener, partial(on_ready, config.http.port))
+        ): config.http.port
         for config, listener in zip(configs, listeners, strict=True)
     }
     running = set(serving)
@@ -199,13 +201,13 @@ async def _serve_apart(
     descriptors = [listener.fileno() for listener in listeners]
 
     def on_event(event: Event) -> None:
-        if isinstance(event, Ready) and event.name not in ready:  # one that comes back was ready before
+        if isinstance(event, ProcessReady) and event.name not in ready:  # one that comes back was ready before
             ready.add(event.name)
             if len(ready) == num_processes:
                 report_ready()
 
     try:
-        async with Group(restart=True, say=writer.say, on_event=on_event) as group:
+        async with ProcessGroup(restart=True, say=writer.say, on_event=on_event) as group:
             await group.start(*programs_of(config, descriptors, num_processes))
             await group.wait(stopping)
             await group.stop(config.http.shutdown_timeout_s + STOP_S)
@@ -234,7 +236,7 @@ def run_here(settings: str) -> None:
     common, numbers, descriptors = json.loads(settings)
     config = msgspec.convert(common, StandInConfig)
     listeners = [socket.socket(fileno=descriptor) for descriptor in descriptors]
-    run(lambda stopping: serve_here([_replica(config, number) for number in numbers], listeners, stopping))
+    run_process(lambda stopping: serve_here([_replica(config, number) for number in numbers], listeners, stopping))
 
 
 def _num_cores() -> int:

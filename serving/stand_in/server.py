@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.engines.mock.engine import Mocker
-from serving.engines.mock.kv.nixl_peer import Peer, peers_of
+from serving.engines.mock.kv.nixl_peer import NixlPeer, peers_of
 from serving.frontend.http.listening import BACKLOG, listen, listen_at
 from serving.frontend.http.server import serve_http
 from serving.model.files import ModelFiles
@@ -33,7 +33,7 @@ WRITE_TIMEOUT_S = 60.0
 ALL = "0.0.0.0"  # noqa: S104 (as the servers do that are stood in for)
 
 
-async def serve(
+async def serve_stand_in(
     config: StandInConfig,
     stopping: asyncio.Event,
     listener: socket.socket | None = None,
@@ -110,7 +110,7 @@ async def stand_in(config: StandInConfig, faults: Faults | None = None) -> Async
         yield server
 
 
-def _peers(config: StandInConfig) -> list[Peer]:
+def _peers(config: StandInConfig) -> list[NixlPeer]:
     """Return what each rank is to other instances, if there is a way to them."""
     if config.kv_handover is None:
         return []

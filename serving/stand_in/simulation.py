@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from foundation.settings import NotNegative, Positive, check
+from foundation.settings import NotNegative, Positive, check_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class SimulationConfig:
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        check(self)
+        check_settings(self)
 
     @property
     def predicts(self) -> bool:

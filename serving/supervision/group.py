@@ -70,7 +70,7 @@ class Program:
     """Whether it is always restarted, even in a group that does not restart; it never makes the group fail."""
 
 
-class Ready(NamedTuple):
+class ProcessReady(NamedTuple):
     """A process is ready and does its work from now on."""
 
     name: str
@@ -78,7 +78,7 @@ class Ready(NamedTuple):
     """The name by which others know it, as it reported."""
 
 
-class Ended(NamedTuple):
+class ProcessEnded(NamedTuple):
     """A process has ended without being asked to end."""
 
     name: str
@@ -87,10 +87,10 @@ class Ended(NamedTuple):
     """Whether it is restarted."""
 
 
-Event = Ready | Ended
+Event = ProcessReady | ProcessEnded
 
 
-class Group:
+class ProcessGroup:
     """Processes that belong together; leaving the `async with` block ends the remaining ones at once."""
 
     def __init__(
@@ -248,7 +248,7 @@ class Group:
                 if end is not None:
                     end.close()
             child = self._children[program.name] = Child(process, status, log, ends.pop_all())
-        child.listen(lambda known_as: self._on_event(Ready(program.name, known_as)))
+        child.listen(lambda known_as: self._on_event(ProcessReady(program.name, known_as)))
         if self._leaving[program.name].is_set() or self._stopping.is_set():  # while it was being started
             process.kill()
         return child
@@ -264,7 +264,7 @@ class Group:
             was_ready = was_ready or child.is_ready
             if leaving.is_set() or self._stopping.is_set():
                 return
-            self._on_event(Ended(program.name, child.is_ready, is_kept))
+            self._on_event(ProcessEnded(program.name, child.is_ready, is_kept))
             if not is_kept:
                 return
             num_starts += 1

@@ -18,7 +18,7 @@ from serving.supervision.probes import probed
 Result = TypeVar("Result")
 
 
-def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, Result]]) -> Result:
+def run_process(main: Callable[[asyncio.Event], Coroutine[Any, Any, Result]]) -> Result:
     """Run a process's coroutine until it returns.
 
     SIGTERM, SIGINT or the end of the parent set the event that it is called with. A second signal cancels it: it

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from foundation.settings import NotNegative, Positive, Share, check
+from foundation.settings import NotNegative, Positive, Share, check_settings
 from serving.transfer.make import Transport
 
 OF_TIERS = ("kv_bytes_scale", "kv_store", "kv_store_write_policy")
@@ -55,7 +55,7 @@ class TransferRunConfig:
 
     def __post_init__(self) -> None:
         """Refuse meaningless values."""
-        check(self)
+        check_settings(self)
         if self.kv_store_write_policy != "write_through" and not self.kv_store:
             raise ValueError(
                 f"kv_store_write_policy is {self.kv_store_write_policy}, but there is no store; expected kv_store with it"

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from msgspec import Meta
 
-from foundation.settings import Count, Wait, Whole, changed, check
+from foundation.settings import Count, Wait, Whole, changed, check_settings
 from serving.model.card import Migrations, Role
 from serving.model.parsers import check_parsers
 from serving.router import check_registered_mode
@@ -44,7 +44,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        check(self)
+        check_settings(self)
         check_parsers(self.tool_call_parser, self.reasoning_parser)
 
 
@@ -74,7 +74,7 @@ class WorkerConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        check(self)
+        check_settings(self)
         if self.router_mode is not None:
             check_registered_mode(self.router_mode)
         check_parsers(self.tool_call_parser, self.reasoning_parser)
@@ -115,7 +115,7 @@ class ModelRunConfig:
 
     def __post_init__(self) -> None:
         """Reject values that are invalid or do not fit together."""
-        check(self)
+        check_settings(self)
         if self.node_rank >= self.num_nodes:
             raise ValueError(
                 f"--node-rank must be from 0 to {self.num_nodes - 1} with --num-nodes {self.num_nodes}, not {self.node_rank}"

@@ -30,7 +30,7 @@ GPU_COUNTS = (
 """Arguments of engines that multiply the GPUs they use."""
 
 
-class Host(NamedTuple):
+class GpuHost(NamedTuple):
     """The GPUs and the memory to divide."""
 
     gpus: Sequence[str]
@@ -49,12 +49,12 @@ class Allotment(NamedTuple):
 
 
 @functools.cache
-def this_host() -> Host:
+def this_host() -> GpuHost:
     """Inspect this host, only once, so that all arms of an experiment get the same memory."""
     facts = dict(line.split(":") for line in _read(Path("/proc/meminfo")).splitlines())
     sizes = {name: int(facts[name].split()[0]) for name in ("MemTotal", "MemAvailable") if name in facts}
     free = sizes["MemAvailable"] / sizes["MemTotal"] if len(sizes) == 2 else 1.0
-    return Host(visible_gpus(os.environ, Path("/dev")), free)
+    return GpuHost(visible_gpus(os.environ, Path("/dev")), free)
 
 
 def visible_gpus(environment: Mapping[str, str], devices: Path) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ def visible_gpus(environment: Mapping[str, str], devices: Path) -> tuple[str, ..
     return tuple(map(str, range(count)))
 
 
-def allot(wanted: Sequence[tuple[EngineChoice, WorkerConfig]], host: Host) -> list[Allotment]:
+def allot(wanted: Sequence[tuple[EngineChoice, WorkerConfig]], host: GpuHost) -> list[Allotment]:
     """Divide a host among engines.
 
     Raises:
@@ -112,7 +112,7 @@ def assign(counts: Sequence[int], gpus: Sequence[str]) -> list[tuple[str, ...]]:
     return places
 
 
-def describe(allotments: Sequence[Allotment]) -> list[str]:
+def describe_devices(allotments: Sequence[Allotment]) -> list[str]:
     """Return a line for each kind of engine that says how much of which memory it got."""
     lines = []
     groups: dict[tuple[str, float], list[Allotment]] = {}

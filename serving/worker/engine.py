@@ -9,7 +9,7 @@ import msgspec
 from serving.model.card import Bootstrap, ModelCard, ModelType
 from serving.model.files import ModelFiles
 from serving.router import StepCosts
-from serving.runtime.server import Stream
+from serving.runtime.server import AnswerStream
 from serving.worker.kv_events import KvEventPublisher
 
 
@@ -106,7 +106,7 @@ class KvTier(NamedTuple):
     """How long steps waited for them."""
 
 
-class Work(NamedTuple):
+class RankWork(NamedTuple):
     """The work of a rank in tokens, as planners need it."""
 
     queued_prefill_tokens: int = 0
@@ -128,7 +128,7 @@ class EngineLoad(NamedTuple):
     kv_transfers: KvTransfers = KvTransfers()
     """Of the whole worker, reported by its first rank."""
     kv_tiers: tuple[KvTier, ...] = ()
-    work: Work | None = None
+    work: RankWork | None = None
     """None if the engine does not report it."""
 
 
@@ -157,7 +157,7 @@ class Engine(Protocol):
         """Report KV events from now on, each rank's to its publisher; called once (an empty list: report none)."""
         ...
 
-    def service(self, request: msgspec.Raw, stream: Stream) -> None:
+    def service(self, request: msgspec.Raw, stream: AnswerStream) -> None:
         """Start to serve a request."""
         ...
 

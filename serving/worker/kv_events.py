@@ -10,7 +10,7 @@ import msgspec
 
 from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored, Medium
 from serving.runtime.address import EndpointAddress
-from serving.runtime.server import Stream
+from serving.runtime.server import AnswerStream
 
 if TYPE_CHECKING:
     from serving.runtime.distributed import DistributedRuntime
@@ -47,7 +47,7 @@ class KvEvents(msgspec.Struct, array_like=True):
     events: list[Event]
 
 
-def encode(event: BlocksEvent) -> Iterator[Event]:
+def encode_kv_event(event: BlocksEvent) -> Iterator[Event]:
     """Yield an event as it travels, in parts that are also events."""
     match event:
         case BlocksCleared(medium):
@@ -64,7 +64,7 @@ def encode(event: BlocksEvent) -> Iterator[Event]:
                 parent = part[-1] if medium == "GPU" else None
 
 
-def decode(event: Event) -> BlocksEvent:
+def decode_kv_event(event: Event) -> BlocksEvent:
     """Return an event received from the wire.
 
     Raises:
@@ -181,7 +181,7 @@ class KvEventPublisher:
         """Send events soon; never waits."""
         for event in events:
             self.ledger.apply(event)
-            for part in encode(event):
+            for part in encode_kv_event(event):
                 self._pending.append(part)
                 self._num_waiting += _size(part)
         if self._num_waiting > MAX_PENDING:
@@ -239,7 +239,7 @@ async def serve_snapshots(
 ) -> None:
     """Announce the events of a worker's ranks, and serve snapshots of them next to its endpoint."""
 
-    def serve(request: msgspec.Raw, stream: Stream) -> None:
+    def serve(request: msgspec.Raw, stream: AnswerStream) -> None:
         rank = msgspec.msgpack.decode(request, type=int)
         if not 0 <= rank < len(publishers):
             stream.end(f"there is no rank {rank} with KV events", "invalid")
@@ -247,7 +247,7 @@ async def serve_snapshots(
         epoch, number, chains = publishers[rank].snapshot()
         stream.send([epoch, number])
         for stored in chains:
-            for part in encode(stored):
+            for part in encode_kv_event(stored):
                 stream.send(part)
         stream.end()
 

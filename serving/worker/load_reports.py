@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from serving.runtime.address import EndpointAddress
-from serving.runtime.server import Stream
-from serving.worker.engine import KvTier, KvTransfers, Work
+from serving.runtime.server import AnswerStream
+from serving.worker.engine import KvTier, KvTransfers, RankWork
 
 if TYPE_CHECKING:
     from serving.runtime.distributed import DistributedRuntime
@@ -33,7 +33,7 @@ class LoadReport(msgspec.Struct, array_like=True):
     max_num_seqs: int
     kv_transfers: KvTransfers = KvTransfers()
     kv_tiers: tuple[KvTier, ...] = ()
-    work: Work | None = None
+    work: RankWork | None = None
 
     def metrics(self) -> dict[str, Any]:
         """Return the report in the form of Dynamo's `load_metrics` endpoint."""
@@ -81,7 +81,7 @@ class LoadReporter:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    def _serve(self, request: Any, stream: Stream) -> None:
+    def _serve(self, request: Any, stream: AnswerStream) -> None:
         for rank in self._ranks:
             stream.send(self._load(rank).metrics())
         stream.end()

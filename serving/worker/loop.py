@@ -10,7 +10,7 @@ from serving.model.files import BYTES_CONTEXT, ModelFiles
 from serving.model.template import ChatTemplate
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
-from serving.runtime.server import Service, Stream
+from serving.runtime.server import AnswerStream, Service
 from serving.runtime.stopping import cancel_all, until_stopped
 from serving.supervision.process import report_ready
 from serving.worker.config import WorkerConfig
@@ -138,7 +138,7 @@ async def _drain_when_asked(runtime: DistributedRuntime, engine: Engine) -> None
 def _logged(service: Service) -> Service:
     """Return a service that logs each request before it serves it."""
 
-    def serve(request: msgspec.Raw, stream: Stream) -> None:
+    def serve(request: msgspec.Raw, stream: AnswerStream) -> None:
         asked = msgspec.msgpack.decode(request)
         name = asked.get("request_id") if isinstance(asked, dict) else None
         log.debug("call %d asks the engine to serve %s", stream.id, name or "a request without an id")

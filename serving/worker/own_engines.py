@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from serving.model.card import ModelCard
-from serving.runtime.server import Dialect
+from serving.runtime.server import RequestDialect
 
 SAMPLING = (
     "n", "best_of", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k",
@@ -28,9 +28,9 @@ OUTPUT = ("logprobs", "prompt_logprobs", "skip_special_tokens", "formatted_promp
 OTHERS = ("estimated_prefix_hit_num_blocks", "backend_instance_id", "router_config_override")
 
 
-def dialect(card: ModelCard) -> Dialect:
+def dialect(card: ModelCard) -> RequestDialect:
     """Return how an engine of the user's own that serves this card's model is addressed."""
-    return Dialect(partial(full_request, model=card.name, mdc_sum=card.checksum), without_none)
+    return RequestDialect(partial(full_request, model=card.name, mdc_sum=card.checksum), without_none)
 
 
 def full_request(request: Any, *, model: str, mdc_sum: str) -> dict[str, Any]:

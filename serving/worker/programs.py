@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from serving.runtime.config import RuntimeConfig
 from serving.supervision.group import Program
 from serving.worker.config import WorkerConfig
-from serving.worker.devices import Allotment, allot, describe, this_host
+from serving.worker.devices import Allotment, allot, describe_devices, this_host
 from serving.worker.registry import EngineChoice
 
 
@@ -25,7 +25,7 @@ class LightEngine(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Workers:
+class WorkerGroup:
     """Identical workers, each in its own process."""
 
     name: str
@@ -35,7 +35,7 @@ class Workers:
     worker: WorkerConfig
 
 
-def worker_programs(wanted: Iterable[Workers], runtime: RuntimeConfig) -> list[Program]:
+def worker_programs(wanted: Iterable[WorkerGroup], runtime: RuntimeConfig) -> list[Program]:
     """Return the processes of workers, in order; this host's GPUs are divided among those that run models.
 
     The share of the memory that each gets is printed on standard error.
@@ -51,13 +51,13 @@ def worker_programs(wanted: Iterable[Workers], runtime: RuntimeConfig) -> list[P
         for _ in range(each.count)
     ]
     allotments = allot(models, this_host())
-    for line in describe(allotments):
+    for line in describe_devices(allotments):
         _say_once(line)
     left = iter(allotments)
     return [program for workers in wanted for program in _programs(workers, runtime, left)]
 
 
-def program_of(workers: Workers, name: str, runtime: RuntimeConfig) -> Program:
+def program_of(workers: WorkerGroup, name: str, runtime: RuntimeConfig) -> Program:
     """Return one process like those of the given workers, which may use every GPU that it sees."""
     worker, engine = workers.worker, workers.engine
     if isinstance(engine, EngineChoice):
@@ -65,7 +65,7 @@ def program_of(workers: Workers, name: str, runtime: RuntimeConfig) -> Program:
     return Program(name, ["-m", engine.module, *engine.words], (worker, *engine.settings, runtime))
 
 
-def _programs(workers: Workers, runtime: RuntimeConfig, allotments: Iterator[Allotment]) -> Iterator[Program]:
+def _programs(workers: WorkerGroup, runtime: RuntimeConfig, allotments: Iterator[Allotment]) -> Iterator[Program]:
     """Yield the processes of the given workers, each with the next allotment if it needs one."""
     for number in range(workers.count):
         name = f"{workers.name}-{number}"

@@ -5,15 +5,15 @@ import json
 import httpx
 import pytest
 
+from dynabench.arm import ClientConfig, Run, Settings
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig
-from dynabench.live.run import run as measure
-from dynabench.plan import ClientConfig, Plan, Settings
-from dynabench.virtual.run import run
+from dynabench.live.run import measure
+from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from mocker.network.config import TransferConfig
 from mocker.timing.config import TimingConfig
-from reports.figures.split import split
+from reports.figures.split import split_ttft
 from reports.summarize import summarize
 from serving.life import DisaggregationConfig
 from tests.dynabench.test_serve import finish, start
@@ -44,7 +44,7 @@ def workload(count=12):
 @pytest.mark.parametrize("flow", FLOWS)
 def test_a_live_run_says_where_the_ttft_of_each_request_went(flow):
     deployment = apart(disaggregation=DisaggregationConfig(flow=flow))
-    record = measure(Plan.alone(Settings(deployment, client=ClientConfig())), workload())
+    record = measure(Run.alone(Settings(deployment, client=ClientConfig())), workload())
     found = record.requests
     assert (set(found.error), found.osl.tolist()) == ({""}, [5] * 12)
     assert (found.prefill_worker.tolist(), found.worker.tolist()) == ([0] * 12, [1] * 12)
@@ -56,7 +56,7 @@ def test_a_live_run_says_where_the_ttft_of_each_request_went(flow):
         ("transfer_end", "decode_start"),
     ):
         assert (getattr(found, f"{before}_s") <= getattr(found, f"{after}_s")).all(), (before, after)
-    parts = split([record])
+    parts = split_ttft([record])
     assert (parts.apart, parts.requests, parts.blocks_first) == (1.0, 12, flow == "destination-first")
     assert sum(parts.parts.values()) == pytest.approx(parts.ttft)
     assert summarize([record]).shows_ttst
@@ -68,7 +68,7 @@ def test_live_and_simulated_transfers_take_what_the_deployments_links_say():
     alone = Workload("w", 16, [Request(0.0, 160, 5, tuple(range(10)))])
     for client, may_be_late in ((ClientConfig(), True), (None, False)):
         settings = Settings(apart(transfer=links), client=client)
-        found = (measure if client else run)(Plan.alone(settings), alone).requests
+        found = (measure if client else simulate)(Run.alone(settings), alone).requests
         took_s = (found.transfer_end_s - found.transfer_start_s).tolist()[0]
         assert took_s >= 0.379
         assert may_be_late or took_s == pytest.approx(0.38)
@@ -81,9 +81,9 @@ def test_prompts_that_a_decode_worker_mostly_has_are_not_sent_to_a_prefill_worke
     )  # predicts, and waits for none
     alike = Workload("w", 16, [Request(0.0, 160, 5, (*range(9), 9 + n)) for n in range(4)])
     settings = Settings(deployment, load=LoadConfig(concurrency=1), client=ClientConfig())
-    record = measure(Plan.alone(settings), alike)
+    record = measure(Run.alone(settings), alike)
     assert record.requests.prefill_worker.tolist() == [0, None, None, None]
-    parts = split([record])
+    parts = split_ttft([record])
     assert (parts.apart, parts.requests) == (0.25, 4)
     assert sum(parts.parts.values()) == pytest.approx(parts.ttft)
 

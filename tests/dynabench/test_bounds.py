@@ -9,11 +9,11 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from dynabench.arm import Arm, Run, Settings
 from dynabench.deployment.engines import engines_of
 from dynabench.deployment.kv_store import KvStoreConfig
-from dynabench.experiment.bounds import Prompts, bounds_of, hit_shares, lower_bound, tiers_of, ttft_bound
-from dynabench.plan import Arm, Plan, Settings
-from dynabench.virtual.run import run
+from dynabench.experiment.bounds import PromptHits, bounds_of, hit_shares, lower_bound, tiers_of, ttft_bound
+from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from mocker.tiers.config import PrefetchPolicy, WritePolicy
 from mocker.timing.choose import resolve
@@ -21,7 +21,7 @@ from mocker.timing.config import TimingConfig
 from reports.figures import metrics
 from serving.router import ROUTER_MODES
 from tests.support.commands import dynabench
-from tests.support.simulated import deployed, simulate
+from tests.support.simulated import deployed, simulate_pool
 from tests.support.workloads import conversations
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
@@ -99,8 +99,8 @@ def test_no_run_beats_the_bounds(seed):
             kv_store_size=rng.choice([0, 0.2, 2]), kv_store_write_policy=rng.choice(get_args(WritePolicy))
         )
         deployment = replace(deployment, kv_store=store)
-    found = run(Plan.alone(Settings(deployment), seed=seed), workload).requests
-    engines, prompts = engines_of(deployment), Prompts(workload, config.block_size)
+    found = simulate(Run.alone(Settings(deployment), seed=seed), workload).requests
+    engines, prompts = engines_of(deployment), PromptHits(workload, config.block_size)
     highest = max(hit_shares(prompts, tiers_of(engines)).values())
     assert found.cached_tokens.sum() / found.isl.sum() <= highest + 1e-9, f"{mode}, {workers} workers, {config}"
     ttft = metrics.per_request(found)["ttft_sched"].mean()
@@ -110,8 +110,8 @@ def test_no_run_beats_the_bounds(seed):
 @pytest.mark.parametrize("mode", MODES)
 def test_no_mode_beats_the_bounds(workload, mode):
     engine = resolve(EngineConfig(num_gpu_blocks=800))
-    prompts = Prompts(workload, 64)
-    found = simulate(workload, mode, engine=engine.config, workers=3, seed=1).requests
+    prompts = PromptHits(workload, 64)
+    found = simulate_pool(workload, mode, engine=engine.config, workers=3, seed=1).requests
     assert metrics.per_request(found)["ttft"].mean() >= lower_bound(prompts, engine, 3) > 0
     (share,) = hit_shares(prompts, tiers_of([engine] * 3)).values()
     assert found.cached_tokens.sum() / found.isl.sum() <= share
@@ -122,7 +122,7 @@ def test_each_tier_adds_to_what_can_be_found():
     workload = prompts_at(range(4), [range(16), range(100, 116), range(200, 216), range(16)])
     engine = resolve(EngineConfig(num_gpu_blocks=21, kv_offloading_size=1), SMALL_MODEL)
     tiers = tiers_of([engine])
-    assert hit_shares(Prompts(workload, 64), tiers) == {
+    assert hit_shares(PromptHits(workload, 64), tiers) == {
         "GPU memory": pytest.approx(4 * 64 / (4 * 1025)), "host memory": pytest.approx(16 * 64 / (4 * 1025)),
     }  # fmt: skip
     assert [tier.num_blocks for tier in tiers] == [20, 2**30 // (64 * 112 * 1024)]
@@ -145,7 +145,7 @@ def test_disks_add_up_and_a_store_is_one():
 def bound_s(workload, timing=SMALL_MODEL, **engine):
     """Return the bound of the mean TTFT on one worker, and that of an unlimited cache."""
     found = resolve(EngineConfig(**engine), timing)
-    prompts = Prompts(workload, 64)
+    prompts = PromptHits(workload, 64)
     return ttft_bound(prompts, found, tiers_of([found])), ttft_bound(prompts, found)
 
 
@@ -200,14 +200,14 @@ def test_of_made_up_ids_no_hits_are_known(workload):
 
 
 def test_the_warm_up_counts_for_no_bound(workload):
-    late = Prompts(workload, 64, LoadConfig(warmup_s=10.0))
+    late = PromptHits(workload, 64, LoadConfig(warmup_s=10.0))
     engine = resolve(EngineConfig(num_gpu_blocks=200))
-    found = simulate(workload, "kv", engine=engine.config, load=LoadConfig(warmup_s=10.0)).measured.requests
+    found = simulate_pool(workload, "kv", engine=engine.config, load=LoadConfig(warmup_s=10.0)).measured.requests
     assert len(found) == late.is_counted.sum() < len(workload)
     (share,) = hit_shares(late, tiers_of([engine])).values()
     assert found.cached_tokens.sum() / found.isl.sum() <= share
     assert metrics.per_request(found)["ttft"].mean() >= lower_bound(late, engine, 1)
-    assert np.array_equal(late.hits, Prompts(workload, 64).hits)
+    assert np.array_equal(late.hits, PromptHits(workload, 64).hits)
 
 
 def test_a_report_says_how_much_of_the_possible_hits_was_reached(tmp_path):

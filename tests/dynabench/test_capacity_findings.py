@@ -3,15 +3,15 @@
 import msgspec
 import pytest
 
+from dynabench.arm import Settings
 from dynabench.capacity.findings import Findings
 from dynabench.capacity.floors import Floor
 from dynabench.capacity.search import Question
 from dynabench.capacity.settings import PlanConfig
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.plan import Settings
 from mocker.timing.config import TimingConfig
-from reports.capacity.answer import Alternative, Answer, Ranked, grids, modes_told, sizes_told
+from reports.capacity.answer import Alternative, PlanAnswer, Ranked, grids, modes_told, sizes_told
 from reports.charts import drawing, plan
 from reports.figures.outcomes import Outcome
 from reports.key import key_of
@@ -139,7 +139,7 @@ def test_an_upper_bound_is_shown_as_one_wherever_its_gpus_are():
         Ranked("a", {}, gpus=8, workers=2, cost=20, outcomes=met),
         Ranked("b", {}, gpus=16, workers=4, cost=40, outcomes=met, is_upper_bound=True),
     ]
-    answer = Answer("", "t", "s", True, "v", ["ttft.p99 <= 1000 ms"], layouts, [], [], [], [], [], 0, 1.0)
+    answer = PlanAnswer("", "t", "s", True, "v", ["ttft.p99 <= 1000 ms"], layouts, [], [], [], [], [], 0, 1.0)
     [grid] = grids(answer)
     assert [cells[:3] for _, cells in grid.rows] == [["8", "2", "20"], ["<= 16", "<= 4", "<= 40"]]
     assert "<= 16: fewer than 16 may be enough" in grid.note

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from dynabench.arm import Run, Settings
 from dynabench.capacity.floors import SAFETY, floor_of
 from dynabench.capacity.work import prices_of
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.plan import Plan, Settings
-from dynabench.virtual.run import run
+from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from mocker.models.catalog import model_configs
 from mocker.timing.catalog import gpu_names
@@ -49,7 +49,7 @@ def floor(source, *limits, chunk=512, roles=("aggregated",), **engine):
         Pool(name=role, role=role, mocker=EngineConfig(max_num_batched_tokens=chunk, **engine), timing=timing)
         for role in roles
     )
-    return floor_of(Settings(Deployment(pools=pools)), source, [slo.parse(limit) for limit in limits])
+    return floor_of(Settings(Deployment(pools=pools)), source, [slo.parse_slo(limit) for limit in limits])
 
 
 def test_where_a_step_with_a_prompt_is_beyond_the_limit_many_workers_are_expected(source):
@@ -130,7 +130,7 @@ def test_what_the_simulator_meets_is_never_below_a_floor(seed, model, workers, s
     whole = drawn(seed)
     disaggregation = DisaggregationConfig(conditional_disagg="isl_or_load" if kind == "bypassed" else "never")
     asked = Settings(Deployment(pools=pools, disaggregation=disaggregation), load=load)
-    record = run(Plan.alone(asked), whole)
+    record = simulate(Run.alone(asked), whole)
     for limit, attainment in met_by(record):
         found = floor_of(asked, lambda config: whole, [limit], attainment)
         assert found.workers <= workers, (seed, str(limit), attainment, found)
@@ -146,10 +146,10 @@ def met_by(record):
         for statistic, value in values.items():
             if value is None:
                 continue
-            yield slo.parse(f"{metric}.{statistic} <= {above(value)}"), 1.0
+            yield slo.parse_slo(f"{metric}.{statistic} <= {above(value)}"), 1.0
             if metric != "itl" and statistic in ("p50", "p95", "max"):
-                limit = slo.parse(f"{metric} <= {above(value)}")
-                yield limit, goodput(record.measured, slo.good(record.measured, [limit])).attainment
+                limit = slo.parse_slo(f"{metric} <= {above(value)}")
+                yield limit, goodput(record.measured, slo.good_requests(record.measured, [limit])).attainment
 
 
 def above(value_s):
@@ -247,14 +247,14 @@ def test_a_prompt_that_others_make_faster_is_not_impossible(tmp_path):
     )
     engine = EngineConfig(max_num_batched_tokens=4096, num_gpu_blocks=9000)
     pool = Pool(mocker=engine, timing=TimingConfig(timing_file=str(path)))
-    asked, limit = Settings(Deployment(pools=(pool,))), slo.parse("ttft.p50 <= 150ms")
+    asked, limit = Settings(Deployment(pools=(pool,))), slo.parse_slo("ttft.p50 <= 150ms")
     pairs = [(start, length) for start in range(40) for length in (2048, 952)]
     requests = [
         Request(float(start), length, 2, tuple(range(n << 8, (n << 8) + -(-length // 16))))
         for n, (start, length) in enumerate(pairs)
     ]
     whole = Workload("pairs", 16, requests)
-    [figures] = summarize([run(Plan.alone(asked), whole)], [limit], with_intervals=False).arms.values()
+    [figures] = summarize([simulate(Run.alone(asked), whole)], [limit], with_intervals=False).arms.values()
     assert figures.outcomes[0].state == "met"
     found = floor_of(asked, lambda config: whole, [limit])
     assert (found.workers, found.impossible) == (1, "")

@@ -2,9 +2,9 @@
 
 import pytest
 
+from dynabench.arm import Settings
 from dynabench.capacity.candidates import heavier, reached
 from dynabench.capacity.headroom import MOST, PRECISION, next_load
-from dynabench.plan import Settings
 from reports.capacity.answer import Held
 from reports.figures.outcomes import Outcome
 from workloads.pacing import LoadConfig

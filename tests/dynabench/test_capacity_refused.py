@@ -4,12 +4,12 @@ import json
 
 import pytest
 
+from dynabench.arm import Run, Settings
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.refused import missed_by_refusals
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import source_of
-from dynabench.plan import Plan, Settings
-from dynabench.virtual.run import run
+from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from reports.figures import slo
@@ -42,10 +42,10 @@ LENGTHS = sorted((request.input_length for request in WORKLOAD), reverse=True)
 def test_a_limit_is_missed_by_refusals_alone_where_a_simulation_with_any_workers_misses_it(limited, allowed, nearest):
     """Contexts that refuse about as many requests as a percentile allows, and as a mean and a maximum do not."""
     context = LENGTHS[allowed + nearest] + (allowed == 1)
-    limit = slo.parse(f"{limited} <= 900s")
+    limit = slo.parse_slo(f"{limited} <= 900s")
     engine = EngineConfig(max_model_len=context, num_gpu_blocks=4000)
     deployment = Deployment(pools=(Pool(replicas=8, mocker=engine, timing=TimingConfig()),))
-    record = run(Plan.alone(Settings(deployment, SHAPE)), WORKLOAD)
+    record = simulate(Run.alone(Settings(deployment, SHAPE)), WORKLOAD)
     [outcome] = summarize([record], [limit]).arms[record.arm].outcomes
     reason = missed_by_refusals(WORKLOAD, LoadConfig(), context, [limit], 0.99)
     assert (reason is not None) is (outcome.state == "missed")
@@ -57,7 +57,7 @@ def test_limits_per_request_are_not_missed_by_as_many_refusals_as_they_allow(att
     for more in (0, 1):
         refused = round(100 * (1 - attainment)) + more
         requests = [Request(n / 10, 900 if n < refused else 50, 4, (n,)) for n in range(100)]
-        workload, limit = Workload("some", 1024, requests, knows_prefixes=False), slo.parse("ttft <= 900s")
+        workload, limit = Workload("some", 1024, requests, knows_prefixes=False), slo.parse_slo("ttft <= 900s")
         reason = missed_by_refusals(workload, LoadConfig(), 500, [limit], attainment)
         outcome = of_requests([limit], Goodput(100 - refused, 100, (100 - refused) / 100, None), attainment)
         assert (reason is not None) is (outcome.state == "missed") is (more == 1)
@@ -98,7 +98,7 @@ def test_a_search_for_workers_ends_before_it_begins_if_too_many_requests_do_not_
 def test_only_requests_that_count_are_refused_too_often():
     """Those after five seconds do not count."""
     longest = max(request.input_length for request in WORKLOAD if request.arrival_s <= 5)
-    limit = slo.parse("ttft.p99 <= 900s")
+    limit = slo.parse_slo("ttft.p99 <= 900s")
     shorter = sum(request.input_length > longest for request in WORKLOAD)
     assert shorter > 4
     assert missed_by_refusals(WORKLOAD, LoadConfig(), longest + 1, [limit], 0.99) is not None

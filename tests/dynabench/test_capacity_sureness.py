@@ -6,19 +6,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dynabench.arm import Arm, Run, Settings
 from dynabench.capacity.sureness import sureness_in, sureness_of
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.points import point_of
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import source_of
-from dynabench.plan import Arm, Plan, Settings
-from dynabench.virtual.run import run as simulate
+from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from reports.capacity.answer import Held, Sureness, doubt
-from reports.figures.conditions import read
+from reports.figures.conditions import read_condition
 from reports.figures.metrics import goodput, per_request
-from reports.figures.slo import good
+from reports.figures.slo import good_requests
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
@@ -36,7 +36,7 @@ SETTINGS = Settings(
 
 
 def test_the_error_of_means_is_not_taken_for_one_of_percentiles_and_itl_has_an_interval():
-    limits = [read(text) for text in ("itl.p99 <= 60ms", "tpot.mean <= 20ms", "ttft.max <= 9s")]
+    limits = [read_condition(text) for text in ("itl.p99 <= 60ms", "tpot.mean <= 20ms", "ttft.max <= 9s")]
     arm = Arm("a", SETTINGS, {"router_mode": "round-robin"})
     of_itl, of_mean, of_max = (
         sure.text for sure in sureness_of(arm, source_of((), ExperimentConfig()), 0, limits, 0.99)
@@ -52,7 +52,7 @@ def test_a_limit_within_the_interval_is_met_without_certainty():
     arm = Arm("a", SETTINGS, {"router_mode": "round-robin"})
 
     def sure(limit):
-        [found] = sureness_of(arm, source_of((), ExperimentConfig()), 0, [read(limit)], 0.99)
+        [found] = sureness_of(arm, source_of((), ExperimentConfig()), 0, [read_condition(limit)], 0.99)
         return found
 
     first = sure("tpot.mean <= 1s")
@@ -66,7 +66,7 @@ def test_a_margin_within_the_error_of_the_model_is_no_certainty():
     arm = Arm("a", SETTINGS, {"router_mode": "round-robin"})
 
     def sure(limit):
-        [found] = sureness_of(arm, source_of((), ExperimentConfig()), 0, [read(limit)], 0.99)
+        [found] = sureness_of(arm, source_of((), ExperimentConfig()), 0, [read_condition(limit)], 0.99)
         return found
 
     first = sure("itl.mean <= 9s")
@@ -83,7 +83,7 @@ def test_a_margin_within_the_error_of_the_model_is_no_certainty():
 def test_a_plan_with_divided_step_times_does_not_quote_the_error_of_whole_ones():
     timing = TimingConfig(model="Qwen/Qwen3-8B", gpu="h100", speedup_ratio=2.0)
     divided = replace(SETTINGS, deployment=Deployment(pools=(Pool(timing=timing),)))
-    arm, limit = Arm("a", divided, {"router_mode": "round-robin"}), read("tpot.mean <= 20ms")
+    arm, limit = Arm("a", divided, {"router_mode": "round-robin"}), read_condition("tpot.mean <= 20ms")
     [sure] = sureness_of(arm, source_of((), ExperimentConfig()), 0, [limit], 0.99)
     assert sure.model_error is None
     assert sure.text.endswith("; the model's error is not known for this case.")
@@ -92,18 +92,18 @@ def test_a_plan_with_divided_step_times_does_not_quote_the_error_of_whole_ones()
 def test_only_requests_that_count_are_in_the_certainty():
     window = replace(SETTINGS, shape=ShapeConfig(max_requests=400), load=LoadConfig(warmup_s=20))
     arm, source = Arm("a", window, {"router_mode": "round-robin"}), source_of((), ExperimentConfig())
-    record = simulate(Plan(arm, seed=0), source(window.shape))
+    record = simulate(Run(arm, seed=0), source(window.shape))
     assert 0 < record.requests.is_measured.sum() < 400
     slowest = per_request(record.requests)["ttft_sched"]
-    limit = read(f"ttft <= {np.median(slowest[record.requests.is_measured]) * 1000:.3f}ms")
+    limit = read_condition(f"ttft <= {np.median(slowest[record.requests.is_measured]) * 1000:.3f}ms")
     [sure] = sureness_of(arm, source, 0, [limit], 0.3)
-    assert sure.value == goodput(record.measured, good(record.measured, [limit])).attainment
+    assert sure.value == goodput(record.measured, good_requests(record.measured, [limit])).attainment
 
 
 def test_without_an_interval_nothing_is_certain():
     [sure] = sureness_of(
         Arm("a", SETTINGS, {"router_mode": "round-robin"}),
-        source_of((), ExperimentConfig()), 0, [read("ttft.max <= 90s")], 0.99,
+        source_of((), ExperimentConfig()), 0, [read_condition("ttft.max <= 90s")], 0.99,
     )  # fmt: skip
     assert (sure.has_interval, sure.is_doubtful) == (False, True)
     assert doubt([sure]) == " This is not certain: there is no interval for ttft.max <= 90s."
@@ -111,7 +111,7 @@ def test_without_an_interval_nothing_is_certain():
 
 def test_failed_requests_are_infinite_in_the_interval_too():
     short = replace(SETTINGS, shape=ShapeConfig(max_requests=400), deployment=within(context=9000))
-    arm, limit = Arm("a", short, {"router_mode": "round-robin"}), read("ttft.p90 <= 900s")
+    arm, limit = Arm("a", short, {"router_mode": "round-robin"}), read_condition("ttft.p90 <= 900s")
     [sure] = sureness_of(arm, source_of((), ExperimentConfig()), 0, [limit], 0.9)
     assert sure.low <= sure.value < sure.high == math.inf
     assert sure.is_open
@@ -122,7 +122,9 @@ def test_limits_of_each_request_are_as_sure_as_the_sample_is_large():
     arm = Arm("a", SETTINGS, {"router_mode": "round-robin"})
 
     def sure(*limits, attainment):
-        [found] = sureness_of(arm, source_of((), ExperimentConfig()), 0, [read(text) for text in limits], attainment)
+        [found] = sureness_of(
+            arm, source_of((), ExperimentConfig()), 0, [read_condition(text) for text in limits], attainment
+        )
         return found
 
     all_within = sure("ttft <= 9s", "e2e <= 900s", attainment=0.95)
@@ -141,8 +143,8 @@ def test_limits_of_each_request_are_as_sure_as_the_sample_is_large():
 )
 def test_only_what_is_measured_after_the_warm_up_counts(limit):
     settings = replace(SETTINGS, shape=ShapeConfig(max_requests=400), load=LoadConfig(concurrency=100, warmup_s=20))
-    arm, limits = Arm("a", settings, {"router_mode": "round-robin"}), [read(limit)]
-    record = simulate(Plan(arm), source_of((), ExperimentConfig())(settings.shape))
+    arm, limits = Arm("a", settings, {"router_mode": "round-robin"}), [read_condition(limit)]
+    record = simulate(Run(arm), source_of((), ExperimentConfig())(settings.shape))
     assert 0 < len(record.measured.requests) < len(record.requests)
     [whole] = sureness_in(record, arm, limits, 0.5)
     [measured] = sureness_in(replace(record, requests=record.measured.requests), arm, limits, 0.5)
@@ -155,10 +157,10 @@ def test_requests_that_are_within_their_limits_by_less_than_the_models_error_are
     arm = Arm("a", SETTINGS, {"router_mode": "round-robin"})
 
     def sure(limit):
-        [found] = sureness_of(arm, source_of((), ExperimentConfig()), 0, [read(limit)], 0.5)
+        [found] = sureness_of(arm, source_of((), ExperimentConfig()), 0, [read_condition(limit)], 0.5)
         return found
 
-    median = sureness_of(arm, source_of((), ExperimentConfig()), 0, [read("ttft.p50 <= 9s")], 0.5)[0].value
+    median = sureness_of(arm, source_of((), ExperimentConfig()), 0, [read_condition("ttft.p50 <= 9s")], 0.5)[0].value
     near, far = (sure(f"ttft <= {median * times * 1000:.3f}ms") for times in (1.05, 3))
     assert (near.model_error, near.is_within_error, far.is_within_error) == (0.126, True, False)
     assert "; if every time were longer by the mean error for 82 published points of " in near.text

@@ -3,11 +3,11 @@
 import pytest
 from msgspec import structs
 
+from dynabench.arm import Arm, Run, Settings
 from dynabench.capacity.trial import WORTH_CUTTING, attempt, busiest, certain_misses
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.interrupt import Interrupt
-from dynabench.plan import Arm, Plan, Settings
-from dynabench.virtual.run import run
+from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from reports.figures import slo
@@ -31,7 +31,7 @@ def simulated(workload, workers):
         mocker=EngineConfig(max_num_batched_tokens=2048),
         timing=TimingConfig(model="meta-llama/Llama-3.1-8B", gpu="h100"),
     )
-    return run(Plan.alone(Settings(Deployment(pools=(pool,)))), workload)
+    return simulate(Run.alone(Settings(Deployment(pools=(pool,)))), workload)
 
 
 def test_the_busiest_part_is_where_most_tokens_come(source):
@@ -48,7 +48,7 @@ def test_what_is_missed_for_certain_is_missed(source, workers):
     whole = source(ShapeConfig())
     part = simulated(source(busiest(source, ShapeConfig())), workers)
     limits = [
-        slo.parse(f"{metric}.{statistic} <= {value}ms")
+        slo.parse_slo(f"{metric}.{statistic} <= {value}ms")
         for metric, values in {"ttft": (50, 500, 5000), "itl": (8, 15, 40), "e2e": (500, 5000)}.items()
         for statistic in ("mean", "p50", "p90", "p99")
         for value in values
@@ -75,7 +75,7 @@ def test_a_closed_loop_is_not_judged_by_a_part_which_would_begin_with_a_burst_of
     whole = Workload("closed", 2048, requests, knows_prefixes=False)
     pool = Pool(timing=TimingConfig(model="meta-llama/Llama-3.1-8B", gpu="h100"))
     settings = Settings(Deployment(pools=(pool,)), load=LoadConfig(concurrency=250))
-    arm, limits = Arm("closed", settings, {}), [slo.parse("ttft.p95 <= 800ms")]
+    arm, limits = Arm("closed", settings, {}), [slo.parse_slo("ttft.p95 <= 800ms")]
     with Interrupt() as interrupt:
         found, _ = attempt(arm, lambda config: shape(whole, config), 0, 1, limits, 0.99, interrupt.flag, False)
     assert found.state == "met"

@@ -9,7 +9,7 @@ import uvloop
 from dynabench.planner import cluster_hands
 from dynabench.planner import pods as cluster_hands_pods
 from dynabench.planner.cluster_hands import ClusterHands
-from dynabench.planner.messages import Fleet, Orders, Wanted, fleets, orders
+from dynabench.planner.messages import Orders, ReportedFleet, WantedWorkers, fleets, orders
 from serving.runtime.address import EndpointAddress, Instance
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
@@ -32,12 +32,12 @@ class World:
         self.cluster = cluster
         self.controllers = controllers
         self.runtime = runtime
-        self.fleet = Fleet({})
+        self.fleet = ReportedFleet({})
         self.number = 0
         self.wanted = {}
 
     def on_fleet(self, key, value):
-        self.fleet = Fleet({}) if value is None else msgspec.json.decode(value, type=Fleet)
+        self.fleet = ReportedFleet({}) if value is None else msgspec.json.decode(value, type=ReportedFleet)
 
     def states(self, pool):
         return sorted(worker.state for worker in self.fleet.pools.get(pool, ()))
@@ -47,7 +47,7 @@ class World:
         self.number += 1
         by = by or f"{self.runtime.instance_id:x}"
         wanted = self.wanted.setdefault(by, {})
-        wanted |= {pool: Wanted(self.number, count, "so it is", leaving) for pool, count in replicas.items()}
+        wanted |= {pool: WantedWorkers(self.number, count, "so it is", leaving) for pool, count in replicas.items()}
         given = Orders(fleet or f"{self.runtime.instance_id:x}", term, self.number, wanted)
         await self.runtime.discovery.put(f"{orders('dynamo')}{by}", msgspec.json.encode(given))
 

@@ -9,15 +9,15 @@ import sys
 import pytest
 from matplotlib import image as mpl_image
 
+from dynabench.arm import Settings
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.plan import Settings
 from mocker import EngineConfig
 from reports.figures import metrics
 from serving.router import RouterConfig
 from tests.support import warm
 from tests.support.commands import dynabench
-from tests.support.simulated import deployed, simulate
+from tests.support.simulated import deployed, simulate_pool
 from tests.support.waiting import PATIENCE_S, until
 from tests.support.workloads import conversations
 from workloads import Request, Workload
@@ -98,7 +98,7 @@ def workload():
 
 
 def simulated(workload, mode="kv", load=None, **engine):
-    return simulate(
+    return simulate_pool(
         workload, mode=mode, engine=EngineConfig(**({"num_gpu_blocks": 800} | engine)), router=RouterConfig(), workers=3, seed=1,
         load=load or LoadConfig(),
     )  # fmt: skip

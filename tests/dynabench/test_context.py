@@ -4,19 +4,19 @@ import json
 
 import pytest
 
+from dynabench.arm import Arm, Run, Settings
 from dynabench.capacity.floors import floor_of
 from dynabench.deployment.engines import answered, check_fits, engines_of
 from dynabench.experiment.bounds import bounds_of
-from dynabench.plan import Arm, Plan, Settings
-from dynabench.virtual.run import run
+from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from reports import folder
-from reports.figures.slo import parse
+from reports.figures.slo import parse_slo
 from reports.summarize import summarize
 from tests.support.commands import dynabench
-from tests.support.simulated import deployed, simulate
+from tests.support.simulated import deployed, simulate_pool
 from workloads import Request, Workload, WorkloadError
 from workloads.pacing import LoadConfig
 
@@ -53,13 +53,13 @@ def test_the_context_of_the_model_is_the_default_of_max_model_len():
     ],
 )
 def test_a_request_beyond_the_context_is_refused_or_cut_as_by_vllm(size, error, answer):
-    requests = simulate(of(size), engine=within(128)).requests
+    requests = simulate_pool(of(size), engine=within(128)).requests
     assert (requests.error[0], requests.osl[0]) == (error, answer)
 
 
 def test_requests_that_are_refused_are_errors_without_times_and_delay_nobody():
-    record = simulate(of((100, 20), (200, 20), (90, 20)), engine=within(128))
-    alone = simulate(of((100, 20), (90, 20)), engine=within(128))
+    record = simulate_pool(of((100, 20), (200, 20), (90, 20)), engine=within(128))
+    alone = simulate_pool(of((100, 20), (90, 20)), engine=within(128))
     assert record.is_complete
     assert not record.notes
     assert record.requests.succeeded.tolist() == [True, False, True]
@@ -72,18 +72,18 @@ def test_requests_that_are_refused_are_errors_without_times_and_delay_nobody():
 def test_a_request_that_waits_for_a_refused_one_follows_it():
     first = Request(0.0, 300, 5, (1,))
     second = Request(0.0, 100, 5, (2,), after=(0,), delay_s=2.0)
-    requests = simulate(Workload("w", 64, [first, second]), engine=within(128)).requests
+    requests = simulate_pool(Workload("w", 64, [first, second]), engine=within(128)).requests
     assert requests.intended_s.tolist() == [0.0, 2.0]
     assert requests.succeeded.tolist() == [False, True]
 
 
 def test_a_run_whose_requests_were_all_refused_is_not_valid():
-    [note] = simulate(of((300, 1), (200, 1)), engine=within(128)).notes
+    [note] = simulate_pool(of((300, 1), (200, 1)), engine=within(128)).notes
     assert note.startswith("every request failed, the first with: HTTP 400: this model's maximum context length")
 
 
 def test_one_line_says_how_many_were_refused_or_cut_and_the_way_out():
-    record = simulate(of((100, 20), (300, 1), (200, 20), (120, 20)), engine=within(128))
+    record = simulate_pool(of((100, 20), (300, 1), (200, 20), (120, 20)), engine=within(128))
     [arm] = summarize([record]).arms.values()
     assert (arm.failed, list(arm.errors.values())) == (2, [2])
     [remark] = [each for each in arm.remarks if "context" in each]
@@ -95,7 +95,7 @@ def test_one_line_says_how_many_were_refused_or_cut_and_the_way_out():
 
 
 def test_without_a_model_nothing_is_refused_and_nothing_is_said():
-    record = simulate(of((100_000, 20)))
+    record = simulate_pool(of((100_000, 20)))
     assert record.requests.succeeded.all()
     assert "refused" not in record.facts
 
@@ -105,12 +105,12 @@ def test_a_workload_can_be_refused_instead():
     with pytest.raises(
         WorkloadError, match=r"request 1 has 100 prompt and 29 output tokens, more than max_model_len \(128\)"
     ):
-        run(Plan.alone(settings), of((100, 28), (100, 29)))
+        simulate(Run.alone(settings), of((100, 28), (100, 29)))
 
 
 def test_what_is_refused_needs_no_room_in_the_cache():
     engine = within(128, num_gpu_blocks=3)
-    requests = simulate(of((100, 28), (5000, 20)), engine=engine).requests
+    requests = simulate_pool(of((100, 28), (5000, 20)), engine=engine).requests
     assert requests.succeeded.tolist() == [True, False]
     [simulated] = engines_of(deployed(engine=within(1000, num_gpu_blocks=3)))
     with pytest.raises(WorkloadError, match="more than the 128 that an engine can hold"):
@@ -119,7 +119,7 @@ def test_what_is_refused_needs_no_room_in_the_cache():
 
 def test_the_shared_prefix_of_a_refused_prompt_is_in_no_cache():
     twice = [Request(0.0, 256, 5, (1, 2, 3, 4)), Request(5.0, 100, 5, (1, 5)), Request(9.0, 100, 5, (1, 6))]
-    requests = simulate(Workload("w", 64, twice), engine=within(128)).requests
+    requests = simulate_pool(Workload("w", 64, twice), engine=within(128)).requests
     assert requests.endless_tokens.tolist() == [0, 0, 64]
     assert requests.cached_tokens.filled(0).tolist() == [0, 0, 64]
 
@@ -131,12 +131,12 @@ def test_bounds_and_floors_are_those_of_what_is_answered():
     assert answered(short, 128) is short
     settings = Settings(deployed(engine=within(128)))
     bounds = bounds_of([Arm("a", settings, {})], lambda shape: whole)
-    record = simulate(whole, engine=within(128))
+    record = simulate_pool(whole, engine=within(128))
     ttft_s = record.requests.first_token_s - record.requests.intended_s
     assert bounds.ttft_s == pytest.approx(float(ttft_s.mean()))
     unlimited = bounds_of([Arm("a", Settings(deployed()), {})], lambda shape: whole)
     assert bounds.ttft_s < unlimited.ttft_s
-    found = floor_of(settings, lambda shape: of((200, 1), (300, 1)), [parse("ttft <= 1s")])
+    found = floor_of(settings, lambda shape: of((200, 1), (300, 1)), [parse_slo("ttft <= 1s")])
     assert found.impossible == "every request is longer than the context of 128 tokens (max_model_len)"
 
 

@@ -8,7 +8,7 @@ import pytest
 from dynabench.deployment import file, paths
 from dynabench.deployment.description import Deployment, EngineName, Pool
 from dynabench.deployment.flags import LivePoolConfig, MeasuredFrontendConfig, MeasuredRouterConfig, live_pools
-from dynabench.deployment.processes import programs
+from dynabench.deployment.processes import deployment_programs
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.engines.mock.config import AnswerConfig
@@ -30,7 +30,7 @@ pools:
 def read(folder, text):
     path = folder / "deployment.yaml"
     path.write_text(text)
-    return file.read(path)
+    return file.read_deployment(path)
 
 
 def test_a_file_describes_pools_whose_settings_stand_side_by_side(tmp_path):
@@ -45,7 +45,7 @@ def test_a_file_describes_pools_whose_settings_stand_side_by_side(tmp_path):
 
 def test_the_share_of_tool_calls_reaches_the_workers_of_its_pool(tmp_path):
     deployment = read(tmp_path, "pools: {a: {tool_call_share: 0.25, tool_call_parser: mistral}, b: {}}")
-    workers = programs(deployment, RuntimeConfig(), namespace="n", descriptor=3)[:2]
+    workers = deployment_programs(deployment, RuntimeConfig(), namespace="n", descriptor=3)[:2]
     assert [setting for worker in workers for setting in worker.settings if isinstance(setting, AnswerConfig)] == [
         AnswerConfig(tool_call_share=0.25),
         AnswerConfig(),
@@ -63,7 +63,7 @@ def test_only_simulated_engines_have_a_share_of_tool_calls(tmp_path):
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_deployment_written_down_is_read_back_equal(example):
-    deployment = file.read(example)
+    deployment = file.read_deployment(example)
     assert file.from_plain(file.as_plain(deployment)) == deployment
 
 
@@ -76,7 +76,7 @@ def test_merge_keys_share_settings_between_pools(tmp_path):
 def test_a_deployment_that_is_measured_has_the_defaults_of_measured_flags(tmp_path):
     path = tmp_path / "d.yaml"
     path.write_text("pools: {a: {}}")
-    served, measured = file.read(path), file.read(path, is_measured=True)
+    served, measured = file.read_deployment(path), file.read_deployment(path, is_measured=True)
     assert (served.router.max_queue_depth, served.frontend.http_port) == (1.0, 8080)
     assert measured.router == MeasuredRouterConfig()
     assert measured.frontend == MeasuredFrontendConfig()
@@ -163,7 +163,7 @@ def test_what_cannot_be_deployed_is_one_line_that_names_file_path_value_and_what
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path):
     with pytest.raises(file.DeploymentError, match=r"none.yaml: cannot be read \(No such file or directory\)"):
-        file.read(tmp_path / "none.yaml")
+        file.read_deployment(tmp_path / "none.yaml")
 
 
 @pytest.mark.parametrize("engine", typing.get_args(EngineName))

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dynabench.arm import Run, Settings
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import engines_of, refuse_idle_settings
 from dynabench.deployment.kv_store import KvStoreConfig
-from dynabench.plan import Plan, Settings
-from dynabench.virtual.run import run
+from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from mocker.network.config import TransferConfig
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from tests.support.examples import worth
-from tests.support.simulated import simulate
+from tests.support.simulated import simulate_pool
 from workloads import Request, Workload
 
 GIB, BLOCK = 1 << 30, 64
@@ -41,7 +41,7 @@ def engine(*, host=2, disk=0, **changes):
 
 
 def run_on(workload, config, *, workers=1, **more):
-    return simulate(workload, engine=config, workers=workers, timing=TIMING, **more)
+    return simulate_pool(workload, engine=config, workers=workers, timing=TIMING, **more)
 
 
 def tier(record, name):
@@ -263,7 +263,7 @@ def test_ranks_in_lockstep_go_on_when_a_look_up_ends_in_a_hurry():
     timing = TimingConfig(
         timing="constant", constant_prefill_ms=200.0, constant_decode_ms=10.0, enable_expert_parallel=True
     )
-    made = simulate(prompts("a"), engine=config, timing=timing).requests
+    made = simulate_pool(prompts("a"), engine=config, timing=timing).requests
     assert (made.first_token_s - made.sent_s).tolist() == pytest.approx([0.2])
 
 
@@ -278,7 +278,7 @@ def test_a_prompt_that_was_loaded_in_part_goes_on_when_blocks_held_for_others_ar
     )
     transfer = TransferConfig(bandwidth_gb_s=CHUNK_BYTES / 10e9)
     deployment = Deployment(pools=pools, transfer=transfer)
-    made = run(Plan.alone(Settings(deployment)), Workload("w", BLOCK, requests)).requests
+    made = simulate(Run.alone(Settings(deployment)), Workload("w", BLOCK, requests)).requests
     assert made.succeeded.all()
     assert made.host_tokens.tolist()[-1] == 128
 
@@ -288,7 +288,7 @@ def test_prefill_workers_keep_kv_in_tiers_too():
         Pool(name="prefill", role="prefill", mocker=engine(disk=8), timing=TIMING),
         Pool(name="decode", role="decode", mocker=engine(host=0, num_gpu_blocks=20), timing=TIMING),
     )
-    record = run(Plan.alone(Settings(Deployment(pools=pools))), prompts("a", "b", "c", "a"))
+    record = simulate(Run.alone(Settings(Deployment(pools=pools))), prompts("a", "b", "c", "a"))
     assert record.requests.disk_tokens.tolist() == [0, 0, 0, 128]
     assert record.requests.succeeded.all()
 

@@ -7,7 +7,7 @@ from importlib import metadata
 
 import pytest
 
-from dynabench.doctor import Check, next_steps, open_files, port, results
+from dynabench.doctor import HostCheck, next_steps, open_files, port, results
 from foundation.extras import install
 from serving.worker.registry import ENGINES
 from tests.support.cluster import Cluster
@@ -133,7 +133,7 @@ def test_a_port_in_use_is_a_warning():
 
 
 def test_what_is_broken_comes_first_and_what_is_missing_is_no_step():
-    steps = next_steps([Check("png", "missing", "not installed", "pip"), Check("etcd", "broken", "is away")])
+    steps = next_steps([HostCheck("png", "missing", "not installed", "pip"), HostCheck("etcd", "broken", "is away")])
     assert steps == ["fix etcd, as said above", "compare two router modes, with nothing else: dynabench simulate"]
 
 

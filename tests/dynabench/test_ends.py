@@ -7,14 +7,14 @@ import msgspec
 import pytest
 import uvloop
 
-from dynabench.live.bodies import Bodies, Target
+from dynabench.arm import ClientConfig, Run, Settings
+from dynabench.live.bodies import Bodies, MeasuredServer
 from dynabench.live.clients import Order, send_all
 from dynabench.live.known_server import MODEL
-from dynabench.live.models import context_of
-from dynabench.live.run import run as measure
+from dynabench.live.models import reported_context
+from dynabench.live.run import measure
 from dynabench.live.selftest import known_server
 from dynabench.live.settings import SelftestConfig
-from dynabench.plan import ClientConfig, Plan, Settings
 from reports import folder
 from tests.support.commands import dynabench
 from tests.support.stacks import running
@@ -33,7 +33,7 @@ def workload(ends="stop"):
 
 def body(ends, **target):
     one = Workload("w", 64, [Request(0.0, 100, 40, (0, 1), "s", ends=ends)])
-    return json.loads(Bodies(Target("http://x", "m", **target), 64, "").of(one.requests[0]))
+    return json.loads(Bodies(MeasuredServer("http://x", "m", **target), 64, "").of(one.requests[0]))
 
 
 def test_an_answer_that_ends_by_length_is_forced_and_one_that_ends_by_eos_is_not():
@@ -48,7 +48,7 @@ def test_an_answer_that_ends_by_length_is_forced_and_one_that_ends_by_eos_is_not
 @pytest.mark.parametrize(("ends", "reason"), [("length", "length"), ("stop", "stop")])
 @pytest.mark.parametrize("prompts", ["tokens", "chat"])
 def test_the_mocker_ends_answers_as_planned(stack, ends, reason, prompts):
-    target = Target(stack.url, stack.model, prompts, is_ours=True, has_nvext=True)
+    target = MeasuredServer(stack.url, stack.model, prompts, is_ours=True, has_nvext=True)
     order = Order(workload(ends), target, LoadConfig(), "", PATIENCE_S)
 
     async def send():
@@ -68,15 +68,15 @@ def stack():
 
 def test_an_endpoint_says_how_much_its_models_hold():
     with known_server(SelftestConfig()) as url:
-        assert uvloop.run(context_of(Target(url, MODEL))) == 1 << 20
-        assert uvloop.run(context_of(Target(url, "another"))) is None
-    assert uvloop.run(context_of(Target(url, MODEL))) is None  # nobody is there any more
+        assert uvloop.run(reported_context(MeasuredServer(url, MODEL))) == 1 << 20
+        assert uvloop.run(reported_context(MeasuredServer(url, "another"))) is None
+    assert uvloop.run(reported_context(MeasuredServer(url, MODEL))) is None  # nobody is there any more
 
 
 def test_an_endpoint_that_knows_no_list_of_models_is_sent_whole_limits():
     seen = []
     with strange_server(answers, seen) as url:
-        measure(Plan.alone(Settings(client=ClientConfig(url=url))), workload())
+        measure(Run.alone(Settings(client=ClientConfig(url=url))), workload())
     assert [(one["max_tokens"], "ignore_eos" in one) for one in seen] == [(2 * length, False) for length in LENGTHS]
 
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from dynabench.arm import Run, Settings
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.fleet import FleetConfig
-from dynabench.plan import Plan, Settings
-from dynabench.virtual.run import cluster_of, run
+from dynabench.virtual.run import cluster_of, simulate
 from mocker import EngineConfig
 from mocker.network.config import TransferConfig
 from mocker.timing.config import TimingConfig
@@ -37,10 +37,10 @@ def aggregated(events="", *, replicas=2, mode="round-robin", gpus=None, startup_
 
 def simulated(deployment, requests):
     """Return the finished cluster and the record of a run."""
-    plan = Plan.alone(Settings(deployment))
+    plan = Run.alone(Settings(deployment))
     made = cluster_of(plan, requests)
     made.run()
-    return made, run(plan, requests)
+    return made, simulate(plan, requests)
 
 
 def counts(made, pool="worker"):
@@ -50,7 +50,7 @@ def counts(made, pool="worker"):
 
 def num_generated(deployment, requests, at_s):
     """Return how many tokens the first request has at a time from workers that it has left."""
-    made = cluster_of(Plan.alone(Settings(deployment)), requests)
+    made = cluster_of(Run.alone(Settings(deployment)), requests)
     made.resume(at_s)
     return made.flights[0].num_generated
 

@@ -7,11 +7,11 @@ import pytest
 import trustme
 
 from dynabench.additions import masked_header, read_extra_body, read_headers
+from dynabench.arm import ClientConfig, Run, Settings
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.store import identity_of
-from dynabench.live.bodies import Bodies, Target
-from dynabench.live.run import run as measure
-from dynabench.plan import ClientConfig, Plan, Settings
+from dynabench.live.bodies import Bodies, MeasuredServer
+from dynabench.live.run import measure
 from reports.folder import read
 from tests.dynabench.test_load import send, workload
 from tests.support.commands import dynabench
@@ -38,7 +38,7 @@ def batch(tmp_path):
 
 def body(prompts="chat", *, fields=FIELDS, content=CHAT, ends="length", **target):
     request = Request(0.0, 4, 3, (0,), content=content, ends=ends, extra_body=fields)
-    made = Bodies(Target("http://x", "m", prompts, **target), 64, "").of(request)
+    made = Bodies(MeasuredServer("http://x", "m", prompts, **target), 64, "").of(request)
     return json.loads(made)
 
 
@@ -127,12 +127,14 @@ def test_several_clients_send_headers_too():
 
 
 def test_a_header_of_the_user_s_replaces_the_key():
-    target = Target("http://x", "m", api_key="k", extra_headers={"authorization": "Basic x"})
+    target = MeasuredServer("http://x", "m", api_key="k", extra_headers={"authorization": "Basic x"})
     assert target.headers["authorization"] == "Basic x"
 
 
 def test_short_words_of_headers_do_not_garble_what_a_server_says():
-    target = Target("http://x", "m", api_key=SECRET, extra_headers={"x-tenant": "a", "x-key": f"Bearer {SECRET}2"})
+    target = MeasuredServer(
+        "http://x", "m", api_key=SECRET, extra_headers={"x-tenant": "a", "x-key": f"Bearer {SECRET}2"}
+    )
     assert target.masked(f"a bad key {SECRET} or {SECRET}2") == "a bad key *** or ***"
 
 
@@ -261,7 +263,7 @@ def test_a_file_without_a_certificate_is_no_authority(tmp_path):
 def test_warm_ups_are_sent_as_the_requests_are():
     with strange_server(answers, seen := [], heads=(heads := [])) as url:
         client = ClientConfig(url=url, warmup_requests=2, header=("x-tenant: a",), extra_body='{"seed": 7}')
-        measure(Plan.alone(Settings(client=client)), workload(3))
+        measure(Run.alone(Settings(client=client)), workload(3))
     assert [head["x-tenant"] for head in heads] == ["a"] * 5
     assert [body["seed"] for body in seen] == [7] * 5
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dynabench.arm import Run, Settings
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.overhead import OverheadConfig
-from dynabench.plan import Plan, Settings
 from dynabench.virtual.oracles import true_work
-from dynabench.virtual.run import cluster_of, run
+from dynabench.virtual.run import cluster_of, simulate
 from dynabench.virtual.use import pool_use
 from mocker import EngineConfig
 from mocker.network.config import TransferConfig
@@ -64,12 +64,12 @@ def apart(
 
 
 def simulated(deployment, requests):
-    return run(Plan.alone(Settings(deployment)), requests).requests
+    return simulate(Run.alone(Settings(deployment)), requests).requests
 
 
 def cluster(deployment, requests):
     """Return a cluster that has run."""
-    made = cluster_of(Plan.alone(Settings(deployment)), requests)
+    made = cluster_of(Run.alone(Settings(deployment)), requests)
     made.run()
     return made
 
@@ -93,7 +93,9 @@ def test_prefill_workers_out_of_blocks_are_told_from_busy_ones(prefill_blocks, i
     deployment = apart(blocks=50)
     prefill, decode = deployment.pools
     prefill = replace(prefill, mocker=replace(prefill.mocker, num_gpu_blocks=prefill_blocks))
-    found = run(Plan.alone(Settings(replace(deployment, pools=(prefill, decode)))), workload(*[(0.0, 320, 100)] * 12))
+    found = simulate(
+        Run.alone(Settings(replace(deployment, pools=(prefill, decode)))), workload(*[(0.0, 320, 100)] * 12)
+    )
     assert (blocked_share(found) > 0.4) is is_blocked
     assert any("their blocks were full" in remark for remark in remarks([found])) is is_blocked
 
@@ -217,7 +219,7 @@ def test_what_is_sent_while_a_prompt_is_computed_has_been_computed():
         async_scheduling=False,
     )
     deployment = replace(deployment, pools=(replace(prefill, mocker=tight), decode))
-    made = cluster_of(Plan.alone(Settings(deployment)), requests)
+    made = cluster_of(Run.alone(Settings(deployment)), requests)
     engine, computed = made.ranks[0].engine, [0] * 6
     for now in np.arange(0.1, 30.0, 0.1):
         made.resume(now)
@@ -241,7 +243,7 @@ def num_blocks_sent(made, deployment):
 
 
 def test_an_oracle_knows_of_a_request_whose_kv_is_on_its_way():
-    made = cluster_of(Plan.alone(Settings(apart(transfer=SLOW))), workload((0.0, 1000, 5)))
+    made = cluster_of(Run.alone(Settings(apart(transfer=SLOW))), workload((0.0, 1000, 5)))
     made.resume(0.21)
     assert true_work(made.ranks[1].engine, 0.21) == [(0, 5, 1000)]
 
@@ -288,7 +290,7 @@ def test_a_request_that_waited_at_the_router_is_placed_by_what_is_true_then():
     pool = Pool(replicas=2, mocker=EngineConfig(block_size=BLOCK, num_gpu_blocks=400))
     for seed in range(20):
         settings = Settings(Deployment(pools=(pool,), router_mode="oracle-load+late(1)"))
-        found = run(Plan.alone(settings, seed=seed), workload(*requests)).requests
+        found = simulate(Run.alone(settings, seed=seed), workload(*requests)).requests
         assert found.worker[2] == found.worker[0] != found.worker[1]
 
 
@@ -392,5 +394,5 @@ def check_conserved(made, deployment, requests):
 
 
 def test_every_effect_of_a_flight_can_be_carried_out():
-    flights = cluster_of(Plan.alone(Settings(apart())), workload((0.0, 100, 5))).flights
+    flights = cluster_of(Run.alone(Settings(apart())), workload((0.0, 100, 5))).flights
     assert set(flights.can) == set(get_args(Effect))

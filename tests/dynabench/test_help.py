@@ -8,6 +8,7 @@ import sys
 import pytest
 from cyclopts import UnknownOptionError
 
+from dynabench.arm import Settings
 from dynabench.cli.app import app, unknown_option
 from dynabench.cli.questions import QUESTIONS
 from dynabench.deployment.description import Deployment, Pool
@@ -16,7 +17,6 @@ from dynabench.elsewhere import ANSWERS, KNOWN, NOT_SIMULATED, OF_COMMANDS, WITH
 from dynabench.experiment.axes import read_axis
 from dynabench.experiment.head import head_of
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.plan import Settings
 from dynabench.reference.command import all_commands
 from serving.cli import questions
 from serving.cli.help import MOST

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
+from dynabench.arm import Run, Settings, runs_of
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.run import _simulate_all, run_experiment
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.interrupt import TOGETHER_S, Interrupt, InterruptError, noted
-from dynabench.plan import Plan, Settings, plans
 from dynabench.progress import Display
 from dynabench.shares import SHARE
 from dynabench.terminal import Terminal
 from dynabench.virtual.clock import LOOK_EVERY
-from dynabench.virtual.run import run
+from dynabench.virtual.run import simulate
 from foundation.errors import UserError
 from mocker import EngineConfig
 from reports import folder
@@ -33,7 +33,7 @@ from serving.planner import PlannerConfig
 from serving.router import RouterConfig
 from tests.support import warm
 from tests.support.commands import PROGRESS, dynabench
-from tests.support.simulated import deployed, simulate
+from tests.support.simulated import deployed, simulate_pool
 from tests.support.strange_server import EVENT, HEAD, chunk, strange_server
 from tests.support.waiting import PATIENCE_S, until
 from workloads import Request, Workload
@@ -74,7 +74,7 @@ def ctrl_c():
 @pytest.mark.parametrize("limit", [1, 1000])
 def test_an_interrupted_simulation_keeps_the_requests_that_ended(limit):
     done = []
-    run = simulate(
+    run = simulate_pool(
         long_workload(),
         mode="round-robin",
         engine=EngineConfig(),
@@ -91,7 +91,7 @@ def test_an_interrupted_simulation_keeps_the_requests_that_ended(limit):
 
 def test_ctrl_c_ends_parallel_simulations_and_keeps_what_each_had():
     experiment = ExperimentConfig(router_mode=("round-robin", "random"), jobs=2)
-    wanted = plans(comparison_of(experiment, Settings(deployed(workers=2))).arms, 1, 0)
+    wanted = runs_of(comparison_of(experiment, Settings(deployed(workers=2))).arms, 1, 0)
     with Interrupt() as interrupt:
         thread = once(lambda: all(interrupt.shares.each() or [0]), ctrl_c)
         runs = _simulate_all(wanted, made, experiment, Terminal(), interrupt)
@@ -251,7 +251,7 @@ def test_an_interrupt_in_a_gap_without_requests_ends_a_simulation_within_a_few_e
         looks.append(1)
         return len(looks) > 10
 
-    record = run(Plan.alone(Settings(deployment)), year, is_interrupted=is_interrupted)
+    record = simulate(Run.alone(Settings(deployment)), year, is_interrupted=is_interrupted)
     assert len(record.requests) == 1
     assert not record.is_complete
     assert record.fleet.decisions < 11 * LOOK_EVERY

@@ -2,12 +2,12 @@
 
 import pytest
 
+from dynabench.arm import ClientConfig, Run, Settings
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig
 from dynabench.kv_use import KvUse
 from dynabench.live.kv_watch import KvWatch
-from dynabench.live.run import run as measure
-from dynabench.plan import ClientConfig, Plan, Settings
+from dynabench.live.run import measure
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from tests.dynabench.test_pool_use import pool, simulated
@@ -59,7 +59,7 @@ def test_a_live_run_says_how_full_the_kv_is():
         frontend=MeasuredFrontendConfig(),
     )
     workload = Workload("w", 16, [Request(0.0, 1600, 400, tuple(range(100)))])
-    record = measure(Plan.alone(Settings(deployment, client=ClientConfig())), workload)
+    record = measure(Run.alone(Settings(deployment, client=ClientConfig())), workload)
     [use] = record.kv
     assert use.pool == "mine"
     assert 100 / 400 < max(use.shares) < 130 / 398

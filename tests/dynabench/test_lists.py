@@ -7,7 +7,7 @@ import pytest
 
 from dynabench.cli.lists import FIRST
 from serving.router import ROUTER_MODES
-from serving.router.elsewhere import elsewhere
+from serving.router.elsewhere import name_elsewhere
 from serving.router.policies.modes import SYMBOLS
 from tests.dynabench.test_terminal import in_terminal
 from tests.support.commands import dynabench
@@ -29,7 +29,7 @@ def test_the_page_has_the_legend_of_the_command():
 
 
 def test_the_page_has_the_names_in_other_routers():
-    named = {name: where.split(", ") for name in ROUTER_MODES if (where := elsewhere(name))}
+    named = {name: where.split(", ") for name in ROUTER_MODES if (where := name_elsewhere(name))}
     expected = [f"| `{name}` | {'<br>'.join(f'`{one}`' for one in its)} |" for name, its in named.items()]
     shown = [line for line in PAGE.read_text().splitlines() if line in expected]
     assert shown == expected, "docs/router-modes.md: the table in 'In other routers' is not:\n" + "\n".join(expected)
@@ -37,7 +37,7 @@ def test_the_page_has_the_names_in_other_routers():
 
 def test_modes_names_what_other_routers_call_them():
     lines = dynabench("modes").stdout.splitlines()
-    assert f"{'p2c':20} {elsewhere('p2c')}" in lines
+    assert f"{'p2c':20} {name_elsewhere('p2c')}" in lines
 
 
 def test_modes_says_which_to_try_first_and_explains_its_symbols():

@@ -17,10 +17,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from dynabench.arm import ClientConfig, Run, Settings
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig
-from dynabench.live.run import run
-from dynabench.plan import ClientConfig, Plan, Settings
+from dynabench.live.run import measure
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from reports import folder as results
@@ -252,7 +252,7 @@ def test_the_record_of_a_live_run_has_what_its_planner_changed():
     )
     load = LoadConfig(concurrency=12)
     workload = requests(*[(0.0, 200, 150)] * 120)
-    record = run(Plan.alone(Settings(deployment, load=load, client=ClientConfig())), workload)
+    record = measure(Run.alone(Settings(deployment, load=load, client=ClientConfig())), workload)
     assert record.requests.succeeded.all()
     assert record.fleet.planner == "dynamo-load"
     first = record.fleet.changes[0]

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import uvloop
 
-from dynabench.live.bodies import Bodies, Target
-from dynabench.live.clients import Order, Sent, send_all, shares
+from dynabench.arm import ClientConfig, Run, Settings
+from dynabench.live.bodies import Bodies, MeasuredServer
+from dynabench.live.clients import ClientRecords, Order, send_all, shares
 from dynabench.live.known_server import MODEL
-from dynabench.live.run import run as measure
+from dynabench.live.run import measure
 from dynabench.live.selftest import known_server
 from dynabench.live.settings import SelftestConfig
 from dynabench.live.validity import spoilt
-from dynabench.plan import ClientConfig, Plan, Settings
 from reports.figures import metrics
-from reports.figures.split import split
+from reports.figures.split import split_ttft
 from reports.record.records import Record, Requests
 from tests.support.strange_server import DONE, EVENT, FINISH, HEAD, answers, chunk, says, strange_server, usage
 from tests.support.waiting import PATIENCE_S
@@ -30,8 +30,8 @@ def workload(count=40, *, gap=0.005, tokens=6, **changes):
     return Workload("w", 64, requests)
 
 
-def send(url, requests, load=None, *, clients=1, timeout_s=PATIENCE_S, **target) -> Sent:
-    order = Order(requests, Target(url, MODEL, **target), load or LoadConfig(), "", timeout_s)
+def send(url, requests, load=None, *, clients=1, timeout_s=PATIENCE_S, **target) -> ClientRecords:
+    order = Order(requests, MeasuredServer(url, MODEL, **target), load or LoadConfig(), "", timeout_s)
 
     async def run():
         return await send_all(order, num_clients=clients, stop=asyncio.Event())
@@ -107,7 +107,7 @@ def test_what_our_frontend_says_of_the_stages_of_a_request_is_in_its_record():
     assert columns == pytest.approx({name: (at - 0.5) / 1000 for name, at in STAGES.items()})
     assert found.admitted_s[0] >= found.sent_s[0] + 0.0005 - 1e-9
     assert found.prefill_worker[0] == 3
-    parts = split([Record("a", found, np.empty((0, 5)), 0.0, 1, is_live=True)])
+    parts = split_ttft([Record("a", found, np.empty((0, 5)), 0.0, 1, is_live=True)])
     assert sum(parts.parts.values()) == pytest.approx(parts.ttft)
     assert parts.apart == 1.0
 
@@ -132,7 +132,7 @@ def test_stages_of_a_first_token_at_no_known_time_are_unknown(timing):
 def test_a_salt_keeps_other_runs_caches_out_of_texts_too():
     def body(content, salt):
         one = Workload("w", 64, [Request(0.0, 4, 2, (0,), content=content)])
-        return json.loads(Bodies(Target("http://x", "m", "text"), one.block_size, salt).of(one.requests[0]))
+        return json.loads(Bodies(MeasuredServer("http://x", "m", "text"), one.block_size, salt).of(one.requests[0]))
 
     assert body("Hello", "")["prompt"] == "Hello"
     assert body("Hello", "s1")["prompt"] == "s1 Hello"
@@ -237,7 +237,7 @@ def test_warm_ups_are_as_long_as_the_workloads_requests_and_left_out():
     with strange_server(answers, seen) as url:
         settings = Settings(client=ClientConfig(url=url, warmup_requests=4))
         record = measure(
-            Plan.alone(settings), Workload("w", 64, requests), on_start=lambda now: before.append(len(seen))
+            Run.alone(settings), Workload("w", 64, requests), on_start=lambda now: before.append(len(seen))
         )
     assert before == [4]
     assert sorted(len(body["prompt"]) for body in seen[:4]) == [10, 20, 30, 40]
@@ -490,7 +490,7 @@ def sent_with(lag, busy=0.1, num_failed=0):
     intended = np.arange(count) * 0.1
     errors = np.array(["HTTP 500: no"] * num_failed + [""] * (count - num_failed), dtype=object)
     requests = Requests.of(intended_s=intended, sent_s=intended + lag, isl=np.full(count, 10), error=errors)
-    return Sent(requests, np.empty((0, 5)), {"cpu_share": busy})
+    return ClientRecords(requests, np.empty((0, 5)), {"cpu_share": busy})
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from dynabench.arm import ClientConfig, Settings
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.manifest import manifest_of, subtitle_of
 from dynabench.experiment.run import run_experiment
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import load_workload
-from dynabench.experiment.step_times import step_times
-from dynabench.plan import ClientConfig, Settings
+from dynabench.experiment.step_times import describe_step_times
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from mocker.timing.config import TimingConfig
@@ -148,15 +148,18 @@ LLAMA = TimingConfig(model="meta-llama/Llama-3.1-70B", gpu="h100", tensor_parall
     ],
 )
 def test_results_name_the_step_time_model_and_what_it_is_of(pools, said):
-    assert step_times([Deployment(pools=pools)]) == said
+    assert describe_step_times([Deployment(pools=pools)]) == said
 
 
 def test_arms_that_differ_in_step_times_are_named_by_them_while_they_are_few():
     deployments = [
         Deployment(pools=(Pool(timing=TimingConfig(timing="table", timing_file=f"/x/{name}.csv")),)) for name in "abcde"
     ]
-    assert step_times(deployments[:2] * 2) == "by arm: table a.csv of measured steps; or table b.csv of measured steps"
-    assert step_times(deployments) == "5 kinds, by arm (see the settings)"
+    assert (
+        describe_step_times(deployments[:2] * 2)
+        == "by arm: table a.csv of measured steps; or table b.csv of measured steps"
+    )
+    assert describe_step_times(deployments) == "5 kinds, by arm (see the settings)"
 
 
 def test_somebody_elses_endpoint_has_no_step_times_of_ours():

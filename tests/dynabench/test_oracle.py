@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from dynabench.arm import Arm, Settings
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.oracle import oracles_of
 from dynabench.interrupt import Flag, Interrupt
-from dynabench.plan import Arm, Settings
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from reports.figures.slo import parse
+from reports.figures.slo import parse_slo
 from serving.planner import PlannerConfig
 from tests.dynabench.test_handover import BLOCK, apart, workload
 from workloads.pacing import LoadConfig
@@ -36,7 +36,7 @@ def oracle(deployment, requests, *limits, jobs=1, load=LoadConfig()):  # noqa: B
     arm = Arm("a", Settings(deployment, load=load), {})
     with Interrupt() as interrupt:
         found = oracles_of(
-            [arm], functools.partial(source, requests), [parse(limit) for limit in limits], jobs, interrupt
+            [arm], functools.partial(source, requests), [parse_slo(limit) for limit in limits], jobs, interrupt
         )
     return found.get("a")
 
@@ -120,6 +120,6 @@ def test_an_interrupted_search_has_no_oracle_rather_than_one_of_some_windows():
     with Interrupt() as interrupt:
         interrupt.flag = RaisedLater(*interrupt.flag)
         arm = Arm("a", Settings(deployment()), {})
-        found = oracles_of([arm], functools.partial(source, requests), [parse("ttft <= 1.5s")], 1, interrupt)
+        found = oracles_of([arm], functools.partial(source, requests), [parse_slo("ttft <= 1.5s")], 1, interrupt)
     assert RaisedLater.looks == 3
     assert found == {}

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from dynabench.capacity.settings import PlanConfig
-from dynabench.deployment.file import read
+from dynabench.deployment.file import read_deployment
 from tests.support.commands import dynabench
 from tests.support.waiting import PATIENCE_S, until
 
@@ -111,7 +111,7 @@ def test_the_load_to_which_it_holds_is_where_a_simulation_of_it_misses_a_limit(s
 
 def test_what_it_names_is_a_deployment_that_is_read(small):
     out, _, answer = small
-    deployment = read(out / "deployment.yaml")
+    deployment = read_deployment(out / "deployment.yaml")
     assert deployment.num_workers == answer["layouts"][0]["workers"]
     assert deployment.pools[0].timing.gpu == "h100"
     assert deployment.router_mode == "kv"

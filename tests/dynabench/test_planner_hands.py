@@ -10,7 +10,7 @@ from aiohttp import web
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.planner.hands import Hands
 from dynabench.planner.history import cut, fleet_use
-from dynabench.planner.messages import Fleet, Orders, Wanted, Worker, fleets, orders
+from dynabench.planner.messages import Orders, ReportedFleet, ReportedWorker, WantedWorkers, fleets, orders
 from dynabench.planner.roster import PoolOfWorkers, Roster
 from dynabench.planner.seen import STALE_S, Reports, counts_of
 from dynabench.planner.service import PlannerService, PlannerServiceConfig
@@ -21,12 +21,12 @@ from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.ports import RuntimeUnavailableError
-from serving.supervision.group import Ready
-from serving.worker.engine import Work
+from serving.supervision.group import ProcessReady
+from serving.worker.engine import RankWork
 from serving.worker.load_reports import TOPIC, LoadReport
 from tests.support.waiting import until_async
 
-FULL = Work(decode_kv_tokens=10_000)
+FULL = RankWork(decode_kv_tokens=10_000)
 
 
 def roster(num_ready=2):
@@ -37,7 +37,7 @@ def roster(num_ready=2):
 
 
 def wanted(replicas, number=1, leaving=()):
-    return {"worker": Wanted(number, replicas, "reason", leaving)}
+    return {"worker": WantedWorkers(number, replicas, "reason", leaving)}
 
 
 def report(instance, work=FULL, running=1):
@@ -121,7 +121,11 @@ def test_traffic_is_the_growth_of_the_frontends_counts():
 
 def test_reports_that_are_old_or_say_nothing_of_the_work_are_missing():
     reports = Reports()
-    workers = [Worker("worker-0", "ready", "a"), Worker("worker-1", "ready", "b"), Worker("worker-2", "starting")]
+    workers = [
+        ReportedWorker("worker-0", "ready", "a"),
+        ReportedWorker("worker-1", "ready", "b"),
+        ReportedWorker("worker-2", "starting"),
+    ]
     reports.add(1.0, report(0xA))
     reports.add(2.0, report(0xB, work=None))
     state = reports.state(workers, num_ranks=1, block_size=16)
@@ -152,7 +156,7 @@ class World:
     async def begin(self):
         await self.runtime.discovery.watch(orders(self.namespace), self.on_orders)
         await self.runtime.events.announce(self.subject)
-        fleet = Fleet({"worker": (Worker("worker-0", "ready", "a", 1.0),)})
+        fleet = ReportedFleet({"worker": (ReportedWorker("worker-0", "ready", "a", 1.0),)})
         await self.runtime.discovery.put(
             f"{fleets(self.namespace)}{self.runtime.instance_id:x}", msgspec.json.encode(fleet)
         )
@@ -269,7 +273,7 @@ class Refusing:
         self.num_asked += 1
         if self.num_asked < 3:
             raise RuntimeUnavailableError("etcd refuses the key")
-        self.fleet = msgspec.json.decode(value, type=Fleet)
+        self.fleet = msgspec.json.decode(value, type=ReportedFleet)
 
 
 def test_hands_whose_report_is_refused_say_so_once_and_try_again(monkeypatch):
@@ -279,7 +283,7 @@ def test_hands_whose_report_is_refused_say_so_once_and_try_again(monkeypatch):
     async def main():
         hands, network = Hands(Deployment(), {}, namespace="dynamo", say=said.append), Refusing()
         obeying = asyncio.create_task(hands._obey_forever(None, network))
-        hands.on_event(Ready("worker-0", "a"))
+        hands.on_event(ProcessReady("worker-0", "a"))
         await until_async(lambda: network.fleet is not None)
         obeying.cancel()
         assert network.fleet.pools["worker"][0].state == "ready"

@@ -1,8 +1,8 @@
 """What distinguishes the points of a folder."""
 
+from dynabench.arm import Arm, Settings
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.store import key_of
-from dynabench.plan import Arm, Settings
 
 
 def test_a_point_is_known_by_what_was_changed_and_not_by_its_order_or_the_name_of_its_arm():

@@ -2,13 +2,13 @@
 
 import pytest
 
+from dynabench.arm import Run, Settings
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.plan import Plan, Settings
-from dynabench.virtual.run import run
+from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from mocker.network.config import TransferConfig
 from mocker.timing.config import TimingConfig
-from reports.figures.split import split
+from reports.figures.split import split_ttft
 from reports.record.pools import PoolUse
 from serving.life import DisaggregationConfig
 from workloads import Request, Workload
@@ -25,7 +25,7 @@ def pool(role, **changes):
 
 def simulated(*pools, transfer=LINK, workload=ONE, **dials):
     deployment = Deployment(pools=pools, transfer=transfer, disaggregation=DisaggregationConfig(**dials))
-    return run(Plan.alone(Settings(deployment)), workload)
+    return simulate(Run.alone(Settings(deployment)), workload)
 
 
 def shares(use):
@@ -81,7 +81,7 @@ def test_workers_that_do_all_have_a_busy_share_and_no_links():
 
 
 def test_ttft_goes_into_prefill_transfer_and_the_first_step():
-    found = split([simulated(pool("prefill"), pool("decode"))])
+    found = split_ttft([simulated(pool("prefill"), pool("decode"))])
     assert found.ttft == pytest.approx(0.306)
     assert [found.parts[name] for name in ("prefill", "transfer", "first_step")] == pytest.approx([0.2, 0.096, 0.01])
 
@@ -91,7 +91,7 @@ def test_blocks_are_waited_for_before_the_prefill_where_the_flow_is_destination_
     small = pool("decode", mocker=EngineConfig(block_size=16, num_gpu_blocks=10))
     two = Workload("w", 16, [Request(0.0, 90, 6, tuple(range(6))), Request(0.0, 90, 6, tuple(range(6, 12)))])
     made = simulated(pool("prefill", replicas=2), small, workload=two, flow="destination-first")
-    found = split([made])
+    found = split_ttft([made])
     assert found.blocks_first
     assert found.decode_queue == pytest.approx(made.requests.last_token_s[0] / 2)
     assert sum(found.parts.values()) == pytest.approx(found.ttft)

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from dynabench.arm import ClientConfig, Run, Settings
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.live.run import run as measure
-from dynabench.plan import ClientConfig, Plan, Settings
-from dynabench.virtual.run import run as simulate
+from dynabench.live.run import measure
+from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.frontend.config import FrontendConfig
@@ -30,7 +30,7 @@ FAST_AND_SLOW = (pool("new", 1, 10.0), pool("old", 2, 100.0))
 
 
 def test_each_pool_takes_its_own_time_in_virtual_time():
-    record = simulate(Plan.alone(Settings(Deployment(pools=FAST_AND_SLOW))), one_by_one(6))
+    record = simulate(Run.alone(Settings(Deployment(pools=FAST_AND_SLOW))), one_by_one(6))
     assert record.requests.worker.tolist() == [0, 1, 2, 0, 1, 2]
     ttft_ms = (record.requests.first_token_s - record.requests.sent_s) * 1000
     assert ttft_ms.tolist() == pytest.approx([10, 100, 100, 10, 100, 100])
@@ -42,7 +42,7 @@ def test_a_request_must_fit_into_every_pool():
     with pytest.raises(
         WorkloadError, match="request 0 has 100 prompt and 3 output tokens, more than the 64 that an engine"
     ):
-        simulate(Plan.alone(Settings(Deployment(pools=(*FAST_AND_SLOW, small)))), one_by_one(1, length=100))
+        simulate(Run.alone(Settings(Deployment(pools=(*FAST_AND_SLOW, small)))), one_by_one(1, length=100))
 
 
 def test_pools_of_different_engines_serve_one_model_over_http():
@@ -52,7 +52,7 @@ def test_pools_of_different_engines_serve_one_model_over_http():
         frontend=FrontendConfig(http_port=0),
     )
     requests = [Request(number * 0.01, 40, 3, (number, 100 + number, 200)) for number in range(12)]
-    record = measure(Plan.alone(Settings(deployment, client=ClientConfig())), Workload("w", 16, requests))
+    record = measure(Run.alone(Settings(deployment, client=ClientConfig())), Workload("w", 16, requests))
     assert record.requests.succeeded.all()
     assert sorted(record.requests.worker.tolist()) == [0] * 6 + [1] * 6
 

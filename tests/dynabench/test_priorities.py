@@ -6,15 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dynabench.arm import Run, Settings
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.no_effect import no_effect
-from dynabench.plan import Plan, Settings
-from dynabench.virtual.run import run as run_plan
+from dynabench.virtual.run import simulate as run_plan
 from mocker import EngineConfig
 from reports.figures.insight import remarks
 from serving.life import DisaggregationConfig
 from tests.support.commands import dynabench
-from tests.support.simulated import deployed, simulate
+from tests.support.simulated import deployed, simulate_pool
 from workloads import Request, Workload, formats
 
 PRIORITY = EngineConfig(max_num_seqs=1, scheduling_policy="priority")
@@ -28,7 +28,7 @@ def workload(*priorities):
 
 @pytest.mark.parametrize(("engine", "order"), [(PRIORITY, [0, 3, 2, 1]), (FCFS, [0, 1, 2, 3])])
 def test_requests_with_the_smallest_priority_go_first_if_the_engine_schedules_by_it(engine, order):
-    run = simulate(workload(0, 2, 1, -1), engine=engine)
+    run = simulate_pool(workload(0, 2, 1, -1), engine=engine)
     assert np.argsort(run.requests.first_token_s).tolist() == order
 
 
@@ -70,12 +70,12 @@ def test_priorities_made_by_the_synthesizer_tell_the_policies_apart(tmp_path):
 
 
 def test_an_arm_says_how_long_requests_of_each_priority_waited():
-    run = simulate(workload(0, 2, 1, 2), engine=PRIORITY)
+    run = simulate_pool(workload(0, 2, 1, 2), engine=PRIORITY)
     (said,) = [remark for remark in remarks([run]) if "priority" in remark]
     ttft_ms = (run.requests.first_token_s - run.requests.intended_s) * 1e3
     shown = [f"{np.mean(ttft_ms[list(rows)]):,.4g} ms ({level})" for level, rows in enumerate([(0,), (2,), (1, 3)])]
     assert said == f"mean TTFT by priority, the first to go first: {', '.join(shown)}"
-    assert not any("priority" in remark for remark in remarks([simulate(workload(1, 1), engine=PRIORITY)]))
+    assert not any("priority" in remark for remark in remarks([simulate_pool(workload(1, 1), engine=PRIORITY)]))
 
 
 def test_a_results_folder_keeps_priorities(tmp_path):
@@ -92,5 +92,5 @@ def test_workers_that_only_prefill_compute_prompts_in_order_of_priority(flow):
     pools = tuple(Pool(name=role, role=role, mocker=PRIORITY) for role in ("prefill", "decode"))
     pools = (pools[0], replace(pools[1], mocker=EngineConfig(scheduling_policy="priority")))
     deployment = Deployment(pools=pools, router_mode="round-robin", disaggregation=DisaggregationConfig(flow=flow))
-    run = run_plan(Plan.alone(Settings(deployment)), workload(0, 2, 1, -1))
+    run = run_plan(Run.alone(Settings(deployment)), workload(0, 2, 1, -1))
     assert np.argsort(run.requests.prefill_end_s).tolist() == [0, 3, 2, 1]

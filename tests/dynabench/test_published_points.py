@@ -13,7 +13,7 @@ from mocker import EngineConfig
 from mocker.timing.config import TimingConfig, divide
 from reports import fidelity
 from serving.router import RouterConfig
-from tests.support.simulated import simulate
+from tests.support.simulated import simulate_pool
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 
@@ -52,7 +52,7 @@ def predict(gpu, n, isl, osl, concurrency):
         kv_cache_dtype="bfloat16" if is_plain else "fp8",
     )
     workload, load = Workload("point", 1 << 20, requests), LoadConfig(concurrency=concurrency)
-    run = simulate(workload, mode="round-robin", engine=engine, timing=timing, load=load)
+    run = simulate_pool(workload, mode="round-robin", engine=engine, timing=timing, load=load)
     c = run.requests
     tpot = (c.last_token_s - c.first_token_s) / (c.osl - 1)
     return (c.first_token_s - c.sent_s).mean() * 1e3, tpot.mean() * 1e3
@@ -102,7 +102,7 @@ def test_recorded_runs_are_met(run, settings, ttft):
     dials, times = divide(settings)
     engine = EngineConfig(block_size=16, max_num_seqs=128, max_num_batched_tokens=2048, **dials)
     timing = TimingConfig(gpu="rtx-pro-6000", **times)
-    simulated = simulate(
+    simulated = simulate_pool(
         workload, mode="round-robin", engine=engine, timing=timing, router=RouterConfig(), workers=1, seed=0
     )
     rows = {row.name: row for row in fidelity.deviations([real], [simulated])}

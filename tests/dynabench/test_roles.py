@@ -5,16 +5,16 @@ import sys
 
 import pytest
 
+from dynabench.arm import Run, Settings
 from dynabench.cli.app import main
 from dynabench.deployment import file, paths
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import check_fits, context_of, engines_of
 from dynabench.deployment.flags import PoolConfig, RoleConfig, simulated_pools
-from dynabench.deployment.processes import programs
+from dynabench.deployment.processes import deployment_programs
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.live.run import _on_this_host
-from dynabench.plan import Plan, Settings
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.life import DisaggregationConfig
@@ -35,7 +35,7 @@ disaggregation: {flow: destination-first}
 def read(folder, text):
     path = folder / "deployment.yaml"
     path.write_text(text)
-    return file.read(path)
+    return file.read_deployment(path)
 
 
 def pool(role, replicas=1, tp=1, **settings):
@@ -187,7 +187,7 @@ def test_an_answer_may_be_as_long_as_decode_workers_hold():
 
 def workers_of(deployment):
     """Return the settings of each worker's process."""
-    found = programs(deployment, RuntimeConfig(), namespace="x", descriptor=0)
+    found = deployment_programs(deployment, RuntimeConfig(), namespace="x", descriptor=0)
     return {program.name: program.settings[0] for program in found if isinstance(program.settings[0], WorkerConfig)}
 
 
@@ -222,7 +222,7 @@ def test_a_prefill_worker_that_names_no_endpoint_has_that_of_its_role():
 
 def events_of(**settings):
     """Return which roles report KV events in a run."""
-    deployment = _on_this_host(Plan.alone(Settings(apart(**settings)))).deployment
+    deployment = _on_this_host(Run.alone(Settings(apart(**settings)))).deployment
     return {pool.role: pool.worker.kv_events for pool in deployment.pools}
 
 

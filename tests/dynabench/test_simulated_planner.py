@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from dynabench.plan import Plan, Settings
+from dynabench.arm import Run, Settings
 from dynabench.virtual.planner import SimulatedPlanner, load_of
-from dynabench.virtual.run import cluster_of, run
+from dynabench.virtual.run import cluster_of, simulate
 from reports.figures import fleet as fleet_figures
 from reports.figures import slo
 from serving.planner import PLANNERS, PlannerConfig
@@ -19,7 +19,7 @@ BUSY = workload(*[(0.05 * place, 320, 100) for place in range(400)])
 def planned(planner="hpa", deployment=None, **settings):
     """Return the record of a run of a deployment with a planner that looks every second."""
     config = PlannerConfig(planner=planner, planner_interval_s=1.0, **settings)
-    return run(Plan.alone(Settings(replace(deployment or aggregated(startup_s=2.0), planner=config))), BUSY)
+    return simulate(Run.alone(Settings(replace(deployment or aggregated(startup_s=2.0), planner=config))), BUSY)
 
 
 def test_a_planner_adds_workers_while_requests_wait():
@@ -35,7 +35,7 @@ def test_a_planner_adds_workers_while_requests_wait():
 
 def test_gpu_hours_are_those_of_the_workers_that_the_history_shows():
     record = planned(hpa_target=1.0, max_replicas=6)
-    found = fleet_figures.figures([record], [slo.parse("ttft <= 1s")], fleet_figures.windows([record]))
+    found = fleet_figures.figures([record], [slo.parse_slo("ttft <= 1s")], fleet_figures.windows([record]))
     assert found.mean_workers * record.fleet.length_s / 3600 == pytest.approx(found.gpu_h)
     assert found.busy_gpu_h < found.gpu_h < found.peak_gpu_h
     assert found.most_workers == 6
@@ -75,7 +75,7 @@ def test_every_planner_keeps_every_request_of_prefill_and_decode_workers(planner
 
 def test_a_load_has_the_work_of_a_rank():
     made = cluster_of(
-        Plan.alone(Settings(aggregated(replicas=1))), workload((0.0, 96, 100), (0.0, 320, 100), (1.0, 96, 5))
+        Run.alone(Settings(aggregated(replicas=1))), workload((0.0, 96, 100), (0.0, 320, 100), (1.0, 96, 5))
     )
     made.resume(0.7)
     [rank] = made.ranks
@@ -87,7 +87,7 @@ def test_a_load_has_the_work_of_a_rank():
 
 def test_a_cluster_is_observed_at_the_planners_interval():
     config = PlannerConfig(planner="hpa", planner_interval_s=5.0)
-    made = cluster_of(Plan.alone(Settings(aggregated())), BUSY)
+    made = cluster_of(Run.alone(Settings(aggregated())), BUSY)
     planning = SimulatedPlanner(config, made)
     made.run()
     assert planning.num_decisions == int(max(made.log.last_token_s) / 5)
@@ -102,7 +102,7 @@ def with_gap(planner, gap_s, deployment=None, **settings):
         planner=str(planner), planner_ttft_ms=2000.0, planner_itl_ms=50.0, max_replicas=5, **settings
     )
     bursts = workload(*[(start + 0.05 * place, 320, 100) for start in (0.0, gap_s) for place in range(100)])
-    made = cluster_of(Plan.alone(Settings(replace(deployment or aggregated(startup_s=2.0), planner=config))), bursts)
+    made = cluster_of(Run.alone(Settings(replace(deployment or aggregated(startup_s=2.0), planner=config))), bursts)
     planner = SimulatedPlanner(config, made)
     made.run()
     return made, planner

@@ -10,7 +10,7 @@ from dynabench.virtual.means import with_load_costs
 from mocker import EngineConfig
 from mocker.timing.choose import resolve
 from serving.router import RouterConfig
-from tests.support.simulated import simulate
+from tests.support.simulated import simulate_pool
 from workloads import Request, Workload
 
 SMALL = {"block_size": 16, "num_gpu_blocks": 80, "async_scheduling": False}
@@ -34,7 +34,7 @@ def test_the_router_expects_what_the_engine_finds_on_the_gpu_and_in_host_memory(
     chunks = {"kv_offloading_size": 0.3, "eviction_policy": eviction_policy, "blocks_per_chunk": blocks_per_chunk}
     engine = EngineConfig(**SMALL, **chunks)
     run, without = (
-        simulate(returning(5 * workers), "prefix-longest", workers=workers, engine=config)
+        simulate_pool(returning(5 * workers), "prefix-longest", workers=workers, engine=config)
         for config in (engine, EngineConfig(**SMALL))
     )
     assert run.requests.predicted_tokens.tolist() == run.requests.cached_tokens.tolist()
@@ -44,7 +44,7 @@ def test_the_router_expects_what_the_engine_finds_on_the_gpu_and_in_host_memory(
 def test_host_memory_draws_requests_to_the_worker_that_has_their_prompt():
     engine = EngineConfig(**SMALL, kv_offloading_size=2.0)
     hits = {
-        mode: int(simulate(returning(10), mode, workers=3, engine=engine).requests.cached_tokens.sum())
+        mode: int(simulate_pool(returning(10), mode, workers=3, engine=engine).requests.cached_tokens.sum())
         for mode in ("kv", "kv-tiered", "marginal", "round-robin")
     }
     assert hits["kv"] == hits["kv-tiered"] == hits["marginal"] > 1.5 * hits["round-robin"]
@@ -54,7 +54,7 @@ def test_host_memory_draws_requests_to_the_worker_that_has_their_prompt():
 def test_the_router_expects_what_the_engine_finds_on_disk(workers):
     engine = EngineConfig(**SMALL, kv_offloading_size=0.2, kv_disk_size=1.0)
     run, without = (
-        simulate(returning(8 * workers), "prefix-longest", workers=workers, engine=config)
+        simulate_pool(returning(8 * workers), "prefix-longest", workers=workers, engine=config)
         for config in (engine, replace(engine, kv_disk_size=0.0))
     )
     assert run.requests.predicted_tokens.tolist() == run.requests.cached_tokens.tolist()
@@ -64,7 +64,7 @@ def test_the_router_expects_what_the_engine_finds_on_disk(workers):
 @pytest.mark.parametrize("workers", [3, 17])
 def test_the_router_expects_at_every_worker_what_one_has_written_to_the_store(workers):
     engine, store = EngineConfig(**SMALL, kv_offloading_size=0.2), KvStoreConfig(kv_store_size=8.0)
-    run = simulate(returning(8), "lmetric", workers=workers, engine=engine, kv_store=store, seed=3)
+    run = simulate_pool(returning(8), "lmetric", workers=workers, engine=engine, kv_store=store, seed=3)
     requests = run.requests
     assert requests.predicted_tokens.tolist() == requests.best_tokens.tolist() == requests.cached_tokens.tolist()
     assert (requests.cached_tokens > 0).sum() == len(requests) - 8  # all but the first of each prompt

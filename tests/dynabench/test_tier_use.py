@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 from msgspec import UNSET
 
+from dynabench.arm import ClientConfig, Run, Settings
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig
-from dynabench.live.run import run as measure
-from dynabench.plan import ClientConfig, Plan, Settings
-from dynabench.virtual.run import run
+from dynabench.live.run import measure
+from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from reports.figures import tiers
-from tests.support.simulated import simulate
+from tests.support.simulated import simulate_pool
 from tests.support.workloads import conversations
 from workloads import Request, Workload
 
@@ -34,7 +34,7 @@ def chunk_bytes(config=None):
 
 def test_a_prompt_that_the_gpu_has_lost_comes_from_host_memory():
     """Three blocks of the GPU hold one request of two blocks and a remnant, so A is gone when it comes again."""
-    made = simulate(TURNS, engine=engine(), timing=TIMING)
+    made = simulate_pool(TURNS, engine=engine(), timing=TIMING)
     assert made.requests.host_tokens.tolist() == [0, 0, 0, 64]
     assert made.requests.cached_tokens.tolist() == [0, 0, 0, 64]
     (found,) = made.tiers
@@ -50,19 +50,19 @@ def test_the_prefill_that_a_hit_avoids_is_that_of_its_tokens_alone():
     turns = Workload("w", 64, [Request(2.0 * n, 128, 2, ids) for n, ids in enumerate(((0, 1), (2, 3), (0, 1)))])
     config = engine(max_num_batched_tokens=64, max_num_seqs=8)
     timing = TimingConfig(timing="constant", constant_prefill_ms=200.0, constant_decode_ms=10.0, tensor_parallel_size=2)
-    (found,) = simulate(turns, engine=config, timing=timing).tiers
+    (found,) = simulate_pool(turns, engine=config, timing=timing).tiers
     assert found.tokens == 128
     assert found.avoided_gpu_s == pytest.approx(2 * (0.4 - 0.01))
 
 
 def test_without_known_prefixes_nothing_is_known_of_what_tiers_avoided():
-    made = simulate(replace(TURNS, knows_prefixes=False), engine=engine(), timing=TIMING)
+    made = simulate_pool(replace(TURNS, knows_prefixes=False), engine=engine(), timing=TIMING)
     assert made.tiers[0].tokens is UNSET
     assert tiers.spent(made).avoided is None
 
 
 def test_a_full_host_memory_evicts_and_says_how_much():
-    made = simulate(TURNS, engine=engine(2.5 * chunk_bytes() / (1 << 30)), timing=TIMING)
+    made = simulate_pool(TURNS, engine=engine(2.5 * chunk_bytes() / (1 << 30)), timing=TIMING)
     (found,) = made.tiers
     assert (found.capacity_bytes, found.capacity_tokens) == (2 * chunk_bytes(), 128)
     assert (found.full, found.evicted_chunks) == (1, 2)
@@ -70,7 +70,9 @@ def test_a_full_host_memory_evicts_and_says_how_much():
 
 
 def test_a_link_is_busy_while_it_carries_chunks():
-    made = simulate(TURNS, engine=engine(host_bandwidth_gb_s=chunk_bytes() / 0.5e9, host_latency_us=0.0), timing=TIMING)
+    made = simulate_pool(
+        TURNS, engine=engine(host_bandwidth_gb_s=chunk_bytes() / 0.5e9, host_latency_us=0.0), timing=TIMING
+    )
     end_s = made.requests.last_token_s.max()
     (found,) = made.tiers
     assert found.read.busy.mean == pytest.approx(0.5 / end_s)
@@ -78,13 +80,13 @@ def test_a_link_is_busy_while_it_carries_chunks():
 
 
 def test_of_tiers_that_no_worker_has_nothing_is_known():
-    made = simulate(TURNS, engine=engine(), timing=TIMING)
+    made = simulate_pool(TURNS, engine=engine(), timing=TIMING)
     assert made.requests.disk_tokens.mask.all()
     assert made.requests.store_tokens.mask.all()
 
 
 def test_without_tiers_nothing_is_known_of_them():
-    made = simulate(TURNS, engine=engine(0.0), timing=TIMING)
+    made = simulate_pool(TURNS, engine=engine(0.0), timing=TIMING)
     assert made.tiers == ()
     assert made.requests.host_tokens.mask.all()
     assert made.requests.cached_tokens.tolist() == [0, 0, 0, 0]
@@ -93,7 +95,7 @@ def test_without_tiers_nothing_is_known_of_them():
 @pytest.mark.parametrize(("size_gib", "blocks_per_chunk"), [(0.3, 1), (4.0, 1), (4.0, 4)])
 def test_every_prompt_token_has_one_source_and_every_chunk_is_accounted_for(size_gib, blocks_per_chunk):
     config = engine(size_gib, num_gpu_blocks=400, blocks_per_chunk=blocks_per_chunk)
-    made = simulate(conversations(300, rate=8, max_isl=8192), mode="kv", engine=config, workers=2)
+    made = simulate_pool(conversations(300, rate=8, max_isl=8192), mode="kv", engine=config, workers=2)
     requests, size = made.requests, chunk_bytes(config)
     assert (requests.host_tokens <= requests.cached_tokens).all()
     assert (requests.cached_tokens <= requests.isl).all()
@@ -113,7 +115,7 @@ def test_every_prompt_token_has_one_source_and_every_chunk_is_accounted_for(size
 @pytest.mark.parametrize("num_gpus", [1, 2])
 def test_gpu_seconds_are_those_in_which_workers_took_steps(num_gpus):
     timing = TimingConfig(model="meta-llama/Llama-3.1-8B", gpu="h100", tensor_parallel_size=num_gpus)
-    made = simulate(TURNS, engine=engine(), timing=timing, workers=2)
+    made = simulate_pool(TURNS, engine=engine(), timing=timing, workers=2)
     (pool,) = made.pools
     assert pool.gpu_s == pytest.approx(pool.busy.mean * made.requests.last_token_s.max() * 2 * num_gpus)
     assert tiers.spent(made).gpu_s == pool.gpu_s
@@ -124,7 +126,7 @@ def test_where_another_worker_prefills_the_tokens_are_those_that_it_found():
         Pool(name=role, role=role, mocker=engine(1.0 if role == "prefill" else 0.0), timing=TIMING)
         for role in ("prefill", "decode")
     )
-    made = run(Plan.alone(Settings(Deployment(pools=pools))), TURNS)
+    made = simulate(Run.alone(Settings(Deployment(pools=pools))), TURNS)
     assert made.requests.host_tokens.tolist() == made.requests.cached_tokens.tolist() == [0, 0, 0, 64]
     assert [use.pool for use in made.tiers] == ["prefill"]
 
@@ -141,7 +143,7 @@ def test_a_live_run_says_what_its_tiers_held_and_which_tokens_came_from_them():
     )
     ids = [tuple(range(10)), tuple(range(10, 20))]
     workload = Workload("w", 16, [Request(1.0 + 0.6 * i, 165, 3, ids[i % 2]) for i in range(5)])
-    record = measure(Plan.alone(Settings(deployment, client=ClientConfig())), workload)
+    record = measure(Run.alone(Settings(deployment, client=ClientConfig())), workload)
     requests = record.requests
     assert requests.cached_tokens.tolist()[:2] == [0, 0]
     beyond = requests.host_tokens + requests.disk_tokens

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dynabench.arm import Settings
 from dynabench.deployment.overhead import Overhead, OverheadConfig, overhead_of
-from dynabench.fidelity.calibrate import Probe, Sent, noise, overheads, probes, router_flags, spacing
+from dynabench.fidelity.calibrate import Probe, SentProbe, noise, overheads, probes, router_flags, spacing
 from dynabench.fidelity.fitting import fit_steps, predicted
 from dynabench.fidelity.past_runs import read_requests
-from dynabench.fidelity.step_log import FIRST_COLUMNS, STEP_COLUMNS, StepLog, read_step_log
+from dynabench.fidelity.step_log import FIRST_COLUMNS, STEP_COLUMNS, EngineStepLog, read_step_log
 from dynabench.fidelity.validate import as_answered, as_calibrated, at, like, mode_mismatch, speed_of
-from dynabench.plan import Settings
 from foundation.errors import UserError
 from mocker import EngineConfig
 from mocker.timing.calibrated import StepCosts
@@ -29,7 +29,7 @@ from reports.folder import read
 from reports.record.records import Record, Requests
 from serving.router import RouterConfig
 from tests.support.commands import dynabench
-from tests.support.simulated import deployed, simulate
+from tests.support.simulated import deployed, simulate_pool
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 
@@ -71,7 +71,7 @@ def log_of(columns, durations, firsts=None):
     ended = np.cumsum(durations)
     times = {"scheduled_s": ended - durations, "ended_s": ended}
     empty = {name: np.zeros(0) for name in FIRST_COLUMNS}
-    return StepLog({"block_size": 16}, times | columns, firsts or empty)
+    return EngineStepLog({"block_size": 16}, times | columns, firsts or empty)
 
 
 def test_a_fit_recovers_the_costs_it_was_made_from():
@@ -102,7 +102,7 @@ def test_steps_of_a_busy_engine_last_from_end_to_end_and_of_an_idle_one_from_the
         "ended_s": np.array([1.2, 1.5, 5.1]),
         "goes_on": np.array([1.0, 0, 0]),
     }
-    log = StepLog({}, columns, {})
+    log = EngineStepLog({}, columns, {})
     assert log.duration_s == pytest.approx([0.2, 0.3, 0.1])
 
 
@@ -141,7 +141,7 @@ def test_overheads_are_what_lies_between_client_and_engine():
     }
     log = log_of(steps(3), np.ones(3), firsts)
     sent = [
-        Sent(
+        SentProbe(
             Probe("p", concurrency, (1, 2), (1, 2)), start, start + 1.5, np.array([0.0]), np.array([at - start + 1.003])
         )
         for concurrency, start, at in zip((1, 1, 1, 8), starts, arrived, strict=True)
@@ -156,8 +156,8 @@ def test_spacing_is_how_far_apart_requests_come_that_were_sent_at_once():
     arrivals = np.array([1.001, 1.003, 1.002, 1.004, 1.9, 5.0, 5.5])  # four at once and one after, then one by one
     firsts = dict.fromkeys(FIRST_COLUMNS, arrivals)
     log = log_of(steps(3), np.ones(3), firsts)
-    together = Sent(Probe("many", 4, (1, 2), (1, 2)), 1.0, 2.0, np.zeros(5), np.zeros(5))
-    alone = Sent(Probe("one", 1, (1, 2), (1, 2)), 5.0, 6.0, np.zeros(2), np.zeros(2))
+    together = SentProbe(Probe("many", 4, (1, 2), (1, 2)), 1.0, 2.0, np.zeros(5), np.zeros(5))
+    alone = SentProbe(Probe("one", 1, (1, 2), (1, 2)), 5.0, 6.0, np.zeros(2), np.zeros(2))
     assert spacing([log], [together, alone]) == pytest.approx(0.001)
     assert spacing([log], [alone]) == 0
 
@@ -170,7 +170,7 @@ def test_noise_is_what_neither_the_model_nor_the_drift_explains():
     log = log_of(columns, predicted(COSTS, columns) * factors * drift)
     middle, end = log.steps["scheduled_s"][2000], log.steps["ended_s"][-1] + 1
     sent = [
-        Sent(Probe("p", 1, (1, 2), (1, 2)), start, stop, np.zeros(1), np.zeros(1))
+        SentProbe(Probe("p", 1, (1, 2), (1, 2)), start, stop, np.zeros(1), np.zeros(1))
         for start, stop in ((-1.0, middle), (middle, end))
     ]
     found = np.array(noise([log], sent, COSTS))
@@ -237,7 +237,7 @@ def test_overheads_come_from_the_flags_then_from_the_measurements(tmp_path):
 
 def simulated(workload, overhead, load=LoadConfig()):  # noqa: B008
     engine = EngineConfig(block_size=16, num_gpu_blocks=500)
-    return simulate(
+    return simulate_pool(
         workload,
         mode="round-robin",
         engine=engine,
@@ -290,7 +290,7 @@ def test_a_long_prompt_holds_up_no_other_unless_the_frontend_is_said_to_be_busy(
 def test_noise_spreads_the_gaps_between_tokens_and_leaves_their_mean(tmp_path):
     workload = Workload("w", 16, [Request(0.0, 16, 101, (0,))])
     timing = TimingConfig(timing_file=write_calibration(tmp_path))
-    run = simulate(workload, engine=EngineConfig(max_num_seqs=8), timing=timing)
+    run = simulate_pool(workload, engine=EngineConfig(max_num_seqs=8), timing=timing)
     gaps, steady = TokenGaps(run.gaps), (run.requests.last_token_s - run.requests.first_token_s)[0] / 100
     assert gaps.count == 100
     assert gaps.mean() == pytest.approx(steady)
@@ -456,7 +456,7 @@ def test_ranks_that_share_experts_step_together():
         enable_expert_parallel=True, timing="constant", constant_prefill_ms=100.0, constant_decode_ms=10.0
     )
     requests = [Request(0.0, 16, 8, (1,)), Request(0.005, 16, 8, (2,))]
-    run = simulate(Workload("w", 16, requests), engine=engine, timing=timing)
+    run = simulate_pool(Workload("w", 16, requests), engine=engine, timing=timing)
     first, last = run.requests.first_token_s, run.requests.last_token_s
     # The second waits for the first's prefill, and then holds up its decode.
     assert first.tolist() == pytest.approx([0.1, 0.2])
@@ -526,4 +526,4 @@ def test_a_step_scheduled_behind_another_lasts_from_that_ones_end():
     rows["scheduled_s"] = np.array([0.0, 1.0, 2.1, 9.0])  # each while the one before runs, but the last
     rows["ended_s"] = np.array([2.0, 4.0, 5.0, 9.5])
     rows["goes_on"] = np.array([1.0, 1.0, 0.0, 0.0])
-    assert StepLog({}, rows, {}).duration_s.tolist() == [2.0, 2.0, 1.0, 0.5]
+    assert EngineStepLog({}, rows, {}).duration_s.tolist() == [2.0, 2.0, 1.0, 0.5]

@@ -10,7 +10,7 @@ from reports import folder
 from reports.figures.insight import remarks
 from reports.record.records import COLUMNS
 from serving.router import ROUTER_MODES, RouterConfig
-from tests.support.simulated import simulate
+from tests.support.simulated import simulate_pool
 from tests.support.workloads import conversations
 from workloads import Request, Workload, WorkloadError, formats
 from workloads.pacing import LoadConfig
@@ -20,7 +20,7 @@ MODES = [mode for mode in ROUTER_MODES if mode != "oracle-rollout"]  # which cop
 
 def simulated(workload, mode="kv", workers=3, *, router=None, **engine):
     settings = {"num_gpu_blocks": 600} | engine
-    return simulate(
+    return simulate_pool(
         workload,
         mode=mode,
         engine=EngineConfig(**settings),
@@ -129,7 +129,7 @@ def test_a_request_that_cannot_fit_is_named():
 @pytest.mark.parametrize("load", [LoadConfig(), LoadConfig(concurrency=4)])
 def test_engines_of_infinite_speed_answer_at_once_and_can_be_reported(tmp_path, mode, load):
     requests = [Request(number * 0.01, 200, 20, (number % 5, 100 + number)) for number in range(60)]
-    run = simulate(
+    run = simulate_pool(
         Workload("w", 128, requests),
         mode=mode,
         engine=EngineConfig(),
@@ -182,27 +182,27 @@ def test_the_limit_of_an_answer_that_ends_by_eos_needs_no_more_room_than_there_i
 def test_step_times_without_host_time_say_that_synchronous_scheduling_costs_nothing(workload):
     synchronous = EngineConfig(async_scheduling=False)
     timed = TimingConfig(model="meta-llama/Llama-3.1-8B", gpu="h100")
-    run = simulate(workload, engine=synchronous)
+    run = simulate_pool(workload, engine=synchronous)
     assert "have no host time" in remarks([run])[0]
     assert run.notes == ()
-    assert not remarks([simulate(workload, engine=synchronous, timing=timed)])
-    assert not remarks([simulate(workload)])
+    assert not remarks([simulate_pool(workload, engine=synchronous, timing=timed)])
+    assert not remarks([simulate_pool(workload)])
 
 
 def test_a_model_without_a_gpu_is_refused(workload):
     with pytest.raises(ValueError, match="needs a gpu for its step times"):
-        simulate(workload, timing=TimingConfig(model="meta-llama/Llama-3.1-8B"))
+        simulate_pool(workload, timing=TimingConfig(model="meta-llama/Llama-3.1-8B"))
 
 
 def test_a_model_with_generic_step_times_is_said_to_have_no_effect_on_them(workload):
     model = "meta-llama/Llama-3.1-8B"
-    run = simulate(workload, timing=TimingConfig(model=model, timing="polynomial"))
+    run = simulate_pool(workload, timing=TimingConfig(model=model, timing="polynomial"))
     assert remarks([run]) == [
         "its step times and number of KV blocks are not those of --model, because --gpu is not given"
     ]
     assert run.notes == ()
-    assert run.requests.last_token_s.tolist() == simulate(workload).requests.last_token_s.tolist()
-    assert not remarks([simulate(workload, timing=TimingConfig(model=model, gpu="h100"))])
+    assert run.requests.last_token_s.tolist() == simulate_pool(workload).requests.last_token_s.tolist()
+    assert not remarks([simulate_pool(workload, timing=TimingConfig(model=model, gpu="h100"))])
 
 
 def test_an_id_that_repeats_behind_other_ids_is_another_block(tmp_path):

@@ -20,7 +20,7 @@ from serving.engines.mock.kv.passage import KvShape
 from serving.life.lease import LeaseConfig
 from serving.role import KV_ROLES
 from serving.runtime.messages import pack_u32
-from serving.runtime.server import Stream
+from serving.runtime.server import AnswerStream
 from serving.transfer.config import TransferRunConfig
 from serving.worker.protocol import PreprocessedRequest, StopConditions
 from tests.support.waiting import in_time, until_async
@@ -54,7 +54,7 @@ class Call:
         self.items, self.end = [], None
         id = len(client.calls)
         client.calls[id] = self
-        self.stream = Stream(client, id)
+        self.stream = AnswerStream(client, id)
         worker.mocker.submit(request, self.stream)
 
     @property

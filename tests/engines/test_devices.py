@@ -3,7 +3,7 @@
 import pytest
 
 from serving.worker.config import ModelRunConfig, WorkerConfig
-from serving.worker.devices import Host, allot, assign, describe, this_host, visible_gpus
+from serving.worker.devices import GpuHost, allot, assign, describe_devices, this_host, visible_gpus
 from serving.worker.registry import EngineChoice
 
 WORKER = WorkerConfig(model_path="m")
@@ -38,30 +38,30 @@ def test_each_engine_gets_the_gpus_that_fewest_others_use(counts, gpus, expected
 
 def test_an_engine_for_which_there_are_too_few_gpus_is_refused():
     with pytest.raises(ValueError, match=r"an engine needs 4 GPUs, but only 2 are visible here \(0, 1\)"):
-        allot(wanted(1, tensor_parallel_size=4), Host(("0", "1"), 1.0))
+        allot(wanted(1, tensor_parallel_size=4), GpuHost(("0", "1"), 1.0))
 
 
 def test_engines_with_gpus_of_their_own_take_what_they_take_by_themselves():
-    allotments = allot(wanted(2, tensor_parallel_size=2), Host(("0", "1", "2", "3"), 0.5))
+    allotments = allot(wanted(2, tensor_parallel_size=2), GpuHost(("0", "1", "2", "3"), 0.5))
     assert gpus_and_memory(allotments) == [("0,1", None), ("2,3", None)]
-    assert describe(allotments) == []
+    assert describe_devices(allotments) == []
 
 
 def test_engines_that_share_a_gpu_divide_its_memory():
-    allotments = allot(wanted(3), Host(("0", "1"), 0.5))
+    allotments = allot(wanted(3), GpuHost(("0", "1"), 0.5))
     assert gpus_and_memory(allotments) == [("0", 0.45), ("1", None), ("0", 0.45)]
-    assert describe(allotments) == [
+    assert describe_devices(allotments) == [
         "2 vllm workers share GPU 0: each takes 45% of the memory, unless you set gpu_memory_utilization"
     ]
 
 
 def test_engines_without_a_gpu_divide_half_of_what_is_free_of_the_hosts_memory():
-    allotments = allot(wanted(2), Host((), 0.8))
+    allotments = allot(wanted(2), GpuHost((), 0.8))
     assert gpus_and_memory(allotments) == [(None, 0.2), (None, 0.2)]
-    assert describe(allotments) == [
+    assert describe_devices(allotments) == [
         "2 vllm workers share this host: each takes 20% of the memory, unless you set gpu_memory_utilization"
     ]
-    assert gpus_and_memory(allot(wanted(1), Host((), 0.8))) == [(None, 0.4)]
+    assert gpus_and_memory(allot(wanted(1), GpuHost((), 0.8))) == [(None, 0.4)]
 
 
 @pytest.mark.parametrize(
@@ -75,18 +75,18 @@ def test_engines_without_a_gpu_divide_half_of_what_is_free_of_the_hosts_memory()
     ],
 )
 def test_what_the_user_sets_stays(name, flags, run):
-    allotments = allot(wanted(2, name, flags, **run), Host(("0",), 1.0))
+    allotments = allot(wanted(2, name, flags, **run), GpuHost(("0",), 1.0))
     assert [each.choice.run for each in allotments] == [ModelRunConfig(**run)] * 2
-    assert describe(allotments) == []
+    assert describe_devices(allotments) == []
 
 
 def test_a_cache_size_of_vllms_environment_stays(monkeypatch):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
-    assert gpus_and_memory(allot(wanted(2), Host((), 1.0))) == [(None, None)] * 2
+    assert gpus_and_memory(allot(wanted(2), GpuHost((), 1.0))) == [(None, None)] * 2
 
 
 def test_data_parallel_and_pipeline_parallel_engines_get_as_many_gpus_as_they_use():
-    host = Host(tuple("01234567"), 1.0)
+    host = GpuHost(tuple("01234567"), 1.0)
     flags = ["--data-parallel-size", "2"]
     assert gpus_and_memory(allot(wanted(2, "vllm", flags, tensor_parallel_size=2), host)) == [
         ("0,1,2,3", None),
@@ -102,8 +102,8 @@ def test_data_parallel_and_pipeline_parallel_engines_get_as_many_gpus_as_they_us
 
 def test_engines_that_use_all_gpus_they_see_get_equal_parts():
     choice = EngineChoice("mistralrs", ModelRunConfig())
-    assert gpus_and_memory(allot([(choice, WORKER)] * 2, Host(tuple("0123"), 1.0))) == [("0,1", None), ("2,3", None)]
-    assert gpus_and_memory(allot([(choice, WORKER)] * 3, Host(tuple("01"), 1.0))) == [
+    assert gpus_and_memory(allot([(choice, WORKER)] * 2, GpuHost(tuple("0123"), 1.0))) == [("0,1", None), ("2,3", None)]
+    assert gpus_and_memory(allot([(choice, WORKER)] * 3, GpuHost(tuple("01"), 1.0))) == [
         ("0", None),
         ("1", None),
         ("0", None),
@@ -111,7 +111,7 @@ def test_engines_that_use_all_gpus_they_see_get_equal_parts():
 
 
 def test_gpus_that_were_chosen_by_hand_stay():
-    assert gpus_and_memory(allot(wanted(2, "sglang", base_gpu_id=1), Host(("0", "1"), 1.0))) == [(None, None)] * 2
+    assert gpus_and_memory(allot(wanted(2, "sglang", base_gpu_id=1), GpuHost(("0", "1"), 1.0))) == [(None, None)] * 2
 
 
 def test_the_gpus_of_a_host_are_those_that_programs_may_see(tmp_path):

@@ -3,7 +3,7 @@
 import ctypes
 import queue
 
-from serving.engines.llamacpp.batch import Job, LlamaBatcher
+from serving.engines.llamacpp.batch import LlamaBatcher, LlamaJob
 
 
 class Batch:
@@ -36,6 +36,6 @@ class BrokenLlama:
 def test_a_batch_that_fails_is_the_failure_of_the_engine():
     batcher = LlamaBatcher(BrokenLlama(), ctypes.c_void_p(1), num_slots=1, block_size=4, post=lambda *_: None)
     sent = queue.Queue()
-    batcher.submit(Job([1, 2, 3], max_tokens=4, min_tokens=0, ends=frozenset(), sampling={}, send=sent.put))
+    batcher.submit(LlamaJob([1, 2, 3], max_tokens=4, min_tokens=0, ends=frozenset(), sampling={}, send=sent.put))
     assert str(batcher.failure.result(60)) == "no memory for this batch"
     batcher.close()

@@ -18,7 +18,7 @@ from serving.model.parsers import TOOL_CALL_PARSERS, answer_parser
 from serving.model.parts import Arguments, CallStart
 from serving.model.tokenizer import ByteTokenizer, HuggingFaceTokenizer
 from serving.runtime.messages import pack_u32
-from serving.runtime.server import Stream
+from serving.runtime.server import AnswerStream
 from serving.worker.config import WorkerConfig
 from serving.worker.protocol import PreprocessedRequest, StopConditions
 from tests.serving.test_mock_engine import Reader
@@ -64,7 +64,7 @@ async def said(mocker, *requests):
     """Return the items and ends of the answers to some requests."""
     reader, encode = Reader(), msgspec.msgpack.encode
     for number, request in enumerate(requests):
-        mocker.service(msgspec.Raw(encode(request)), Stream(reader, number))
+        mocker.service(msgspec.Raw(encode(request)), AnswerStream(reader, number))
     async with in_time():
         await until_async(lambda: len(reader.ends) == len(requests))
     return reader
@@ -164,7 +164,7 @@ def test_an_answer_with_a_form_is_made_up_while_others_go_on():
     async def talk(mocker):
         reader, encode = Reader(), msgspec.msgpack.encode
         for number, form in enumerate(({"json": {"not": {}}}, {"json": PERSON}, None)):
-            mocker.service(msgspec.Raw(encode(asked(form=form))), Stream(reader, number))
+            mocker.service(msgspec.Raw(encode(asked(form=form))), AnswerStream(reader, number))
         assert not reader.ends  # nothing was made up in this turn of the event loop
         async with in_time():
             await until_async(lambda: len(reader.ends) == 3)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from serving.engines.mock.forms.errors import FormError
 from serving.engines.mock.forms.fit import choice_tokens, regex_tokens
-from serving.engines.mock.forms.keywords import Work
+from serving.engines.mock.forms.keywords import WorkLimit
 from serving.engines.mock.forms.regex import pattern_of
 from tests.support.calls import at_most
 from tests.support.schemas import writers
@@ -35,15 +35,15 @@ PATTERNS = st.recursive(ATOMS, _combined, max_leaves=8)
 @settings(deadline=None)
 @given(PATTERNS, st.integers(0, 2**64 - 1), st.integers(0, 60))
 def test_a_text_matches_its_pattern(pattern, seed, spare):
-    text = pattern_of(pattern).write(Random(seed), spare, Work(), is_whole=True)
+    text = pattern_of(pattern).write(Random(seed), spare, WorkLimit(), is_whole=True)
     assert re.fullmatch(pattern, text)
 
 
 @settings(deadline=None)
 @given(PATTERNS, st.text("a1é. bZ\n", max_size=8))
 def test_matching_agrees_with_python(pattern, text):
-    assert pattern_of(pattern).matches(text, Work()) == bool(re.search(pattern, text))
-    assert pattern_of(pattern).matches(text, Work(), is_whole=True) == bool(re.fullmatch(pattern, text))
+    assert pattern_of(pattern).matches(text, WorkLimit()) == bool(re.search(pattern, text))
+    assert pattern_of(pattern).matches(text, WorkLimit(), is_whole=True) == bool(re.fullmatch(pattern, text))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_matching_agrees_with_python(pattern, text):
 )
 def test_patterns_as_people_write_them_have_texts(pattern):
     for seed in range(20):
-        assert re.search(pattern, pattern_of(pattern).write(Random(seed), seed, Work(), is_whole=False))
+        assert re.search(pattern, pattern_of(pattern).write(Random(seed), seed, WorkLimit(), is_whole=False))
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "byte-level", "pieces"])
@@ -74,7 +74,7 @@ def test_a_text_of_a_pattern_is_nearly_as_long_as_asked_and_no_longer(pattern, l
 
 
 def test_a_long_text_of_a_pattern_takes_few_steps():
-    work = Work()
+    work = WorkLimit()
     text = pattern_of(".*").write(Random(1), 60_000, work, is_whole=True)
     assert len(text) == 60_000
     assert work.num_steps < 5_000
@@ -82,7 +82,7 @@ def test_a_long_text_of_a_pattern_takes_few_steps():
 
 def test_a_text_that_takes_too_many_steps_is_refused():
     with pytest.raises(FormError, match="too long texts"):
-        pattern_of("((ab|c)d)*").write(Random(1), 0, Work(1_000), is_whole=True, low=60_000)
+        pattern_of("((ab|c)d)*").write(Random(1), 0, WorkLimit(1_000), is_whole=True, low=60_000)
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,14 @@ def test_hostile_patterns_are_refused_in_bounded_work(pattern):
 
 
 def test_lengths_and_a_pattern_hold_together():
-    text = pattern_of("^[a-z]+$").write(Random(1), 0, Work(), is_whole=False, low=30, high=31)
+    text = pattern_of("^[a-z]+$").write(Random(1), 0, WorkLimit(), is_whole=False, low=30, high=31)
     assert 30 <= len(text) <= 31
 
 
 @pytest.mark.parametrize("pattern", ["a^b", "(?=b)a", "[^\\s\\S]"])
 def test_a_pattern_without_texts_is_refused(pattern):
     with pytest.raises(FormError):
-        pattern_of(pattern).write(Random(0), 9, Work(), is_whole=True)
+        pattern_of(pattern).write(Random(0), 9, WorkLimit(), is_whole=True)
 
 
 def test_a_choice_is_one_of_the_texts():

@@ -17,7 +17,7 @@ from serving.kv_tiers.wire import ENTRY_BYTES
 from serving.model.files import ModelFiles
 from serving.router.events import BlocksRemoved, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes
-from serving.runtime.server import Stream
+from serving.runtime.server import AnswerStream
 from serving.transfer.config import TransferRunConfig
 from serving.worker.config import WorkerConfig
 from serving.worker.kv_events import BlockLedger
@@ -84,7 +84,7 @@ async def answer(mocker, prompt, rank=0):
     """Return what is said at the end of an answer, which is right."""
     reader = Reader()
     call = request(prompt, 5, dp_rank=rank)
-    mocker.service(msgspec.Raw(msgspec.msgpack.encode(call)), Stream(reader, 1))
+    mocker.service(msgspec.Raw(msgspec.msgpack.encode(call)), AnswerStream(reader, 1))
     await until_async(lambda: 1 in reader.ends)
     assert not reader.ends[1].error, reader.ends[1]
     assert reader.tokens(1) == answer_tokens(np.array(prompt, np.uint32), 0, 0, 5, LETTERS)
@@ -359,7 +359,7 @@ def test_a_request_that_is_given_up_leaves_nothing_under_way(world):
             await fill(mocker, 4)
             await settle(mocker)
             for _ in range(5):
-                stream = Stream(Reader(), 1)
+                stream = AnswerStream(Reader(), 1)
                 mocker.service(msgspec.Raw(msgspec.msgpack.encode(request(PROMPT, 5))), stream)
                 await asyncio.sleep(0)
                 stream.cancel()

@@ -9,7 +9,7 @@ import pytest
 from serving.engines.kv.params import RemoteKv, WantedKv
 from serving.engines.mock.kv import nixl_peer
 from serving.engines.mock.kv.nixl_channel import SideChannel
-from serving.engines.mock.kv.nixl_peer import KvHandoverConfig, Peer, peers_of
+from serving.engines.mock.kv.nixl_peer import KvHandoverConfig, NixlPeer, peers_of
 from serving.transfer.agent import TransferError
 from serving.worker.protocol import PreprocessedRequest, StopConditions
 
@@ -30,7 +30,7 @@ KV = RemoteKv(
 
 
 def peer(secret="", port=0, host="127.0.0.1"):
-    return Peer("kv_both", "me", host, port, secret)
+    return NixlPeer("kv_both", "me", host, port, secret)
 
 
 @contextlib.asynccontextmanager

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import pytest
 from msgspec import Meta
 
-from foundation.settings import Count, NotNegative, Positive, Share, Whole, changed, check, short
+from foundation.settings import Count, NotNegative, Positive, Share, Whole, changed, check_settings, short_value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Settings:
     files: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
-        check(self)
+        check_settings(self)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ class Outer:
     maybe: Settings | None = None
 
     def __post_init__(self) -> None:
-        check(self)
+        check_settings(self)
 
 
 def test_settings_may_hold_settings_also_of_a_subclass():
@@ -88,4 +88,4 @@ def test_what_was_changed_is_what_is_not_at_its_default():
 
 
 def test_a_setting_is_shown_in_few_digits():
-    assert [short(value) for value in (0.1 + 0.2, 16.0, 16, "kv", True)] == ["0.3", "16", "16", "kv", "True"]
+    assert [short_value(value) for value in (0.1 + 0.2, 16.0, 16, "kv", True)] == ["0.3", "16", "16", "kv", "True"]

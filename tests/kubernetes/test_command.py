@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from dynabench.kubernetes.settings import ClusterConfig
-from dynabench.kubernetes.write import write
+from dynabench.kubernetes.write import write_manifests
 from foundation.errors import UserError
 from tests.kubernetes.cluster import validate
 from tests.support.commands import dynabench
@@ -384,7 +384,7 @@ def test_a_planner_under_dynamos_operator_is_told_what_to_add(tmp_path, monkeypa
 
 def written_by(text, *, overwrite=False, **settings):
     Path("d.yaml").write_text(text)
-    return write(Path("d.yaml"), ClusterConfig(**settings), Path("out"), overwrite=overwrite)
+    return write_manifests(Path("d.yaml"), ClusterConfig(**settings), Path("out"), overwrite=overwrite)
 
 
 def refused(done, message):

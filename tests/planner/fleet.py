@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from serving.planner.decision import Decision
-from serving.planner.observation import Observation, PoolFacts, PoolState, RankLoad, Traffic
+from serving.planner.decision import ScalingDecision
+from serving.planner.observation import Observation, PoolFacts, PoolState, RankLoad, RequestTraffic
 from serving.planner.planner import Planner
 
 NO_LOAD = RankLoad()
@@ -34,11 +34,11 @@ def state(num_ready: int, *loads: RankLoad, **changes) -> PoolState:
     )
 
 
-def seen(now: float = 0.0, traffic: Traffic | None = None, **pools: PoolState) -> Observation:
+def seen(now: float = 0.0, traffic: RequestTraffic | None = None, **pools: PoolState) -> Observation:
     return Observation(now=now, pools=pools, traffic=traffic)
 
 
-def replicas(decision: Decision) -> dict[str, int]:
+def replicas(decision: ScalingDecision) -> dict[str, int]:
     return {name: target.replicas for name, target in decision.targets.items()}
 
 
@@ -94,13 +94,15 @@ class FleetPool:
 class Fleet:
     """Acts a planner's decisions out."""
 
-    def __init__(self, planner: Planner, *pools: FleetPool, traffic: Callable[[float], Traffic | None] | None = None):
+    def __init__(
+        self, planner: Planner, *pools: FleetPool, traffic: Callable[[float], RequestTraffic | None] | None = None
+    ):
         self.planner = planner
         self.pools = {pool.facts.name: pool for pool in pools}
         self.now = 0.0
         self.traffic = traffic or (lambda now: None)
 
-    def step(self, startup_s: Iterable[float] = ()) -> Decision:
+    def step(self, startup_s: Iterable[float] = ()) -> ScalingDecision:
         """Let an interval pass and act the decision out; starts take the given times in turn, else the expected."""
         self.now += self.planner.interval_s
         for pool in self.pools.values():

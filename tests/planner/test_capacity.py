@@ -5,14 +5,14 @@ import pytest
 from dynabench.deployment.step_times import SimulatedStepTimes
 from mocker.timing.polynomial import Polynomial
 from serving.planner.capacity import (
-    Shape,
+    RequestShape,
     aggregated_capacity,
     decode_capacity,
     drain_s,
     prefill_capacity,
     prefill_per_step,
 )
-from serving.planner.observation import Traffic
+from serving.planner.observation import RequestTraffic
 from serving.planner.sizing import capacity_of, merged, workers_for
 from tests.planner.fleet import facts
 
@@ -23,9 +23,9 @@ DYNAMO = SimulatedStepTimes(Polynomial(KV_TOKENS, 1.0, 1.0))
 @pytest.mark.parametrize(
     ("shape", "batch", "ttft_ms", "rps"),
     [
-        (Shape(3000), 2, 122.758, 16.292),
-        (Shape(3000, hit_share=0.5), 4, 122.758, 32.584),
-        (Shape(20000), 1, 415.183, 2.4086),
+        (RequestShape(3000), 2, 122.758, 16.292),
+        (RequestShape(3000, hit_share=0.5), 4, 122.758, 32.584),
+        (RequestShape(20000), 1, 415.183, 2.4086),
     ],
 )
 def test_prefill_capacity_is_that_of_dynamo(shape, batch, ttft_ms, rps):
@@ -37,7 +37,7 @@ def test_prefill_capacity_is_that_of_dynamo(shape, batch, ttft_ms, rps):
 
 
 def test_decode_capacity_is_that_of_dynamo():
-    found = decode_capacity(DYNAMO, Shape(3000, 150), max_num_seqs=256, max_kv_tokens=KV_TOKENS, itl_s=0.025)
+    found = decode_capacity(DYNAMO, RequestShape(3000, 150), max_num_seqs=256, max_kv_tokens=KV_TOKENS, itl_s=0.025)
     assert found.batch == 155
     assert found.itl_s * 1000 == pytest.approx(24.972, abs=5e-4)
     assert found.rps == pytest.approx(41.380, abs=5e-4)
@@ -46,13 +46,13 @@ def test_decode_capacity_is_that_of_dynamo():
 
 
 def test_if_no_batch_keeps_the_limit_the_one_with_the_most_requests_is_used():
-    found = prefill_capacity(DYNAMO, Shape(3000), max_num_seqs=256, max_num_batched_tokens=8192, ttft_s=0.01)
+    found = prefill_capacity(DYNAMO, RequestShape(3000), max_num_seqs=256, max_num_batched_tokens=8192, ttft_s=0.01)
     assert not found.is_within
     assert found.batch == 2
 
 
 def test_an_aggregated_engine_does_less_than_one_that_only_decodes():
-    shape = Shape(3000, 150)
+    shape = RequestShape(3000, 150)
     found = aggregated_capacity(
         DYNAMO,
         shape,
@@ -69,7 +69,7 @@ def test_an_aggregated_engine_does_less_than_one_that_only_decodes():
 
 
 def test_a_request_that_does_not_fit_the_cache_cannot_be_run():
-    assert decode_capacity(DYNAMO, Shape(3000, 150), max_num_seqs=256, max_kv_tokens=3000, itl_s=1) is None
+    assert decode_capacity(DYNAMO, RequestShape(3000, 150), max_num_seqs=256, max_kv_tokens=3000, itl_s=1) is None
 
 
 def test_a_queue_drains_chunk_by_chunk():
@@ -79,7 +79,7 @@ def test_a_queue_drains_chunk_by_chunk():
 
 def test_ranks_work_side_by_side():
     one, two = (
-        capacity_of(facts(role="decode", num_ranks=ranks, times=DYNAMO), Shape(3000, 150), ttft_s=1, itl_s=1)
+        capacity_of(facts(role="decode", num_ranks=ranks, times=DYNAMO), RequestShape(3000, 150), ttft_s=1, itl_s=1)
         for ranks in (1, 2)
     )
     assert two.rps == 2 * one.rps
@@ -88,8 +88,8 @@ def test_ranks_work_side_by_side():
 
 def test_means_of_two_times_are_weighted_by_their_requests():
     first, second = (
-        Traffic(duration_s=10, num_requests=30, isl=100),
-        Traffic(duration_s=5, num_requests=10, isl=500, osl=7),
+        RequestTraffic(duration_s=10, num_requests=30, isl=100),
+        RequestTraffic(duration_s=5, num_requests=10, isl=500, osl=7),
     )
     both = merged([first, second])
     assert (both.duration_s, both.num_requests, both.isl, both.osl, both.itl_s) == (15, 40, 200, 7, None)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.paths import hints, own, sections, settings_of_pool
 from serving.planner.config import PlannerConfig
-from serving.planner.observation import RankLoad, Traffic
+from serving.planner.observation import RankLoad, RequestTraffic
 from serving.planner.planner import Planner
 from serving.planner.policies.named import PLANNERS
 from tests.planner.fleet import Fleet, FleetPool, facts, replicas, seen, state, timed
@@ -257,8 +257,8 @@ def test_whatever_fails_hangs_or_dies_decisions_keep_to_the_limits(kind, sizes, 
             assert "\n" not in target.reason
 
 
-def traffic_of(num_requests: int, duration_s: float) -> Traffic:
-    return Traffic(
+def traffic_of(num_requests: int, duration_s: float) -> RequestTraffic:
+    return RequestTraffic(
         duration_s=duration_s, num_requests=num_requests, isl=100, osl=10, ttft_s=0.05, itl_s=0.05, e2e_s=0.5
     )
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from serving.planner.config import PlannerConfig
-from serving.planner.observation import RankLoad, Traffic
+from serving.planner.observation import RankLoad, RequestTraffic
 from serving.planner.planner import Planner
 from serving.planner.policies.hpa import desired
 from serving.planner.policies.named import PLANNERS
@@ -37,8 +37,8 @@ def waiting(number: int) -> RankLoad:
     return RankLoad(num_waiting=number)
 
 
-def traffic(num_requests: int, duration_s: float = 5.0, **changes) -> Traffic:
-    return Traffic(duration_s=duration_s, num_requests=num_requests, **{"isl": 100, "osl": 10} | changes)
+def traffic(num_requests: int, duration_s: float = 5.0, **changes) -> RequestTraffic:
+    return RequestTraffic(duration_s=duration_s, num_requests=num_requests, **{"isl": 100, "osl": 10} | changes)
 
 
 def test_every_policy_says_in_a_line_what_it_does():

@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from serving.stand_in.vllm.flags.arguments import TABLE, arguments
-from serving.stand_in.vllm.flags.command_line import parse
+from serving.stand_in.vllm.flags.command_line import parse_arguments
 from tests.real_engines import vllm_flags
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]  # vLLM's imports warn
@@ -71,7 +71,7 @@ def test_a_command_line_that_vllm_refuses_is_refused(parser, line, capsys):
     with pytest.raises((SystemExit, ValueError)):
         parser.parse_args(["serve", *words])
     with pytest.raises(ValueError):
-        parse(words)
+        parse_arguments(words)
 
 
 @pytest.mark.parametrize("before", [[], ["mine"]])
@@ -88,7 +88,7 @@ def _compare(parser, words):
     theirs = vars(parser.parse_args(["serve", *words]))
     if theirs.get("model_tag") is not None:
         theirs["model"] = theirs["model_tag"]
-    ours = parse(words)
+    ours = parse_arguments(words)
     for name, argument in arguments().items():
         if name in ("model_tag", "config"):
             continue

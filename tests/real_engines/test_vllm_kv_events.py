@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from mocker.timing.choose import resolve
-from serving.engines.mock.answers.author import Plan
+from serving.engines.mock.answers.author import AnswerPlan
 from serving.engines.mock.engine import EngineConfig, MockEngine, TimingConfig
 from serving.stand_in.config import KvEventsConfig, StandInConfig
 from serving.stand_in.vllm.kv_events.ranks import sinks_of
@@ -75,7 +75,7 @@ class Told:
         return False
 
     def plan(self, request, tokens, *, most):
-        return Plan(self._outputs[request.request_id], len(self._outputs[request.request_id]))
+        return AnswerPlan(self._outputs[request.request_id], len(self._outputs[request.request_id]))
 
 
 def of_vllm(model, folder, scenario, environment):

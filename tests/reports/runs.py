@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from reports.record.fleet import Change, FleetUse, Headcount, PoolFleet
-from reports.record.pools import LinkUse, PoolUse, TierUse, Traffic, Use
+from reports.record.fleet import FleetChange, FleetUse, Headcount, PoolFleet
+from reports.record.pools import LinkUse, PoolUse, TierTraffic, TierUse, Use
 from reports.record.records import Record, Requests
 
 FIELDS = {field.name for field in dataclasses.fields(Record)}
@@ -42,7 +42,7 @@ def run(arm="a", ttft=(1.0, 2.0), **changes):
 HOST = TierUse(
     "worker", "host", 2,
     capacity_bytes=2.0 * (1 << 30), capacity_tokens=4096, full=0.5,
-    read=Traffic(2e9, 4, Use(0.25, 0.5)), written=Traffic(8e9, 6, Use(0.5, 0.75)), evicted_chunks=7, flushes=3, stall_s=0.5,
+    read=TierTraffic(2e9, 4, Use(0.25, 0.5)), written=TierTraffic(8e9, 6, Use(0.5, 0.75)), evicted_chunks=7, flushes=3, stall_s=0.5,
 )  # fmt: skip
 """The memory of two hosts, of a GiB each."""
 
@@ -103,7 +103,7 @@ GROWN = FleetUse(
         ),
     ),
     length_s=100.0, planner="hpa", decisions=10, notes={"a load is not known": 2}, lost=3,
-    changes=(Change(30.0, "worker", 1, 3, "queue is 7, its target 3"), Change(80.0, "worker", 3, 2, "queue is 0")),
+    changes=(FleetChange(30.0, "worker", 1, 3, "queue is 7, its target 3"), FleetChange(80.0, "worker", 3, 2, "queue is 0")),
 )  # fmt: skip
 """Workers of two GPUs: 30 s one of them, 20 s one and one that starts, 50 s three, of which one leaves for the last 20 s."""
 

@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from msgspec import structs
 
 from reports import charts
-from reports.capacity.answer import Answer, AtLoad, Ranked, Sureness
+from reports.capacity.answer import AtLoad, PlanAnswer, Ranked, Sureness
 from reports.charts import plan, sweep
 from reports.charts.comparison import Comparison
 from reports.charts.drawing import STYLE
@@ -18,13 +18,13 @@ from reports.figures.outcomes import Outcome, of_run
 from reports.key import key_of
 from reports.record.pools import KvOverTime
 from reports.summarize import summarize
-from reports.sweep.points import Found, Quantiles
+from reports.sweep.points import Quantiles, SearchResult
 from tests.reports.runs import apart, run
 from tests.reports.test_sweep_report import point
 
 MODES = ["round-robin", "kv", "lmetric+eps(5)", "prodstack-loadaware"]
 LIMITS = ["ttft.p99 <= 2000 ms", "itl.p99 <= 60 ms"]
-READ = [slo.parse(limit) for limit in LIMITS]
+READ = [slo.parse_slo(limit) for limit in LIMITS]
 
 
 def overlaps(figure):
@@ -75,7 +75,7 @@ def style():
 
 
 def compared(runs, limits=LIMITS):
-    summary = summarize(runs, [slo.parse(limit) for limit in limits])
+    summary = summarize(runs, [slo.parse_slo(limit) for limit in limits])
     shown = Comparison({one.arm: one for one in runs}, summary, key_of([one.arm for one in runs]))
     return {name: chart for name, make in charts.CHARTS.items() if (chart := make(shown)) is not None}
 
@@ -97,7 +97,7 @@ def swept(axis, values, limits=LIMITS):
             one = point(f"{mode}, {axis} {value}", seconds, router_mode=mode, **{axis: value})
             times = Quantiles(seconds / 100, seconds / 100, seconds / 90, seconds / 50)
             outcomes = [
-                structs.replace(of_run(slo.parse(limit), summary), limit=limit)
+                structs.replace(of_run(slo.parse_slo(limit), summary), limit=limit)
                 for limit, summary in zip(limits, (_statistics(seconds), _statistics(seconds / 50)), strict=False)
             ]
             points.append(structs.replace(one, workers=value, gpus=2 * value, tpot=times, itl=times, outcomes=outcomes))
@@ -124,7 +124,7 @@ def test_a_sweep_of_modes_alone():
 def test_a_search():
     points = swept("rate_scale", [1, 2, 3, 4])
     rows = [
-        Found(mode, {"router_mode": mode}, "rate_scale", "highest", 2.15, 2.21, False, points[0], points[1])
+        SearchResult(mode, {"router_mode": mode}, "rate_scale", "highest", 2.15, 2.21, False, points[0], points[1])
         for mode in MODES
     ]
     check(sweep.charts(sweep.of_search(rows, points, READ), rows))
@@ -140,7 +140,7 @@ def test_a_plan():
     ]
     loads = [AtLoad(load, "TP 4, chunk 512", 12 + number, 3, []) for number, load in enumerate((1, 1.25, 1.5, 2))]
     sure = [Sureness(limit, 0.05, 0.03, 0.07, 0.1) for limit in LIMITS]
-    answer = Answer(
+    answer = PlanAnswer(
         "", "t", "s", True, "v", LIMITS, layouts, [*loads, AtLoad(4.0, "", None, None, [])], [], [], sure, [], 9, 1.0
     )
     found = plan.charts(answer, key_of([layout.name for layout in layouts[:7]]))
@@ -149,5 +149,5 @@ def test_a_plan():
 
 
 def test_what_a_plan_does_not_know_is_not_drawn():
-    answer = Answer("", "t", "s", True, "v", LIMITS, [], [], [], [], [], [], 0, 1.0)
+    answer = PlanAnswer("", "t", "s", True, "v", LIMITS, [], [], [], [], [], [], 0, 1.0)
     assert plan.charts(answer, {}) == {}

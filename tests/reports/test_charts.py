@@ -24,7 +24,7 @@ def style():
 
 
 def chart(name, *runs, limits=()):
-    summary = summarize(list(runs), [slo.parse(limit) for limit in limits])
+    summary = summarize(list(runs), [slo.parse_slo(limit) for limit in limits])
     return charts.CHARTS[name](Comparison({one.arm: one for one in runs}, summary, key_of([one.arm for one in runs])))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from reports import fidelity, gate
 from reports.figures import slo
-from reports.figures.conditions import Condition, read
+from reports.figures.conditions import Condition, read_condition
 from reports.summarize import summarize
 from tests.reports.runs import run
 
@@ -27,7 +27,7 @@ def failures(summary, gates):
     ],
 )
 def test_a_condition_is_a_metric_a_sign_and_a_number(text, found):
-    assert read(text) == found
+    assert read_condition(text) == found
 
 
 @pytest.mark.parametrize(
@@ -35,11 +35,11 @@ def test_a_condition_is_a_metric_a_sign_and_a_number(text, found):
     ["", "ttft", "ttft.p42 > 5%", "ttft = 5s", "ttft > 1.2.3s", "ttft > s", "ttft > 5 h", f"ttft > {'9' * 400}s"],
 )
 def test_another_form_is_no_condition(text):
-    assert read(text) is None
+    assert read_condition(text) is None
 
 
 def test_values_are_seconds_shares_or_as_they_are():
-    assert [read(text).value for text in ("a > 250ms", "a > 2s", "a > 5%", "a > 7")] == [0.25, 2.0, 0.05, 7.0]
+    assert [read_condition(text).value for text in ("a > 250ms", "a > 2s", "a > 5%", "a > 7")] == [0.25, 2.0, 0.05, 7.0]
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_values_are_seconds_shares_or_as_they_are():
     ],
 )
 def test_a_limit_is_shown_in_milliseconds_and_read_back_as_it_was(text, shown):
-    limit = slo.parse(text)
+    limit = slo.parse_slo(text)
     assert str(limit) == shown
-    assert slo.parse(shown) == limit
+    assert slo.parse_slo(shown) == limit
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,13 @@ def test_a_limit_is_shown_in_milliseconds_and_read_back_as_it_was(text, shown):
 )
 def test_what_is_no_limit_is_refused_with_the_flag_and_the_text(text):
     with pytest.raises(ValueError, match=f"slo '{text}' is not understood; expected something like 'ttft.p99 <= "):
-        slo.parse(text)
+        slo.parse_slo(text)
 
 
 @pytest.mark.parametrize("text", ["ttft.p90 <= 5%", "ttft.p90 5%", "throughput"])
 def test_what_is_no_gate_is_refused_with_the_flag_and_the_text(text):
     with pytest.raises(ValueError, match=f"fail_if '{text}' is not understood; expected something like"):
-        gate.parse(text)
+        gate.parse_gate(text)
 
 
 @pytest.mark.parametrize("text", ["ttft.p95 > 5%", "ttft.max > 5%", "ttft > -5%", "hit_share.mean > 1%", "ttft <= 5%"])
@@ -79,10 +79,10 @@ def test_what_is_no_threshold_is_refused_with_the_flag_and_the_text(text):
 
 def test_gates_on_values_know_their_unit():
     summary = summarize([run("a"), run("b", ttft=[2.0, 3.0])])
-    assert failures(summary, [gate.parse("ttft.mean > 2000ms")]) == ["ttft.mean > 2000ms: b is at 2.5 s"]
-    assert failures(summary, [gate.parse("ttft.mean > 3s")]) == []
-    assert failures(summary, [gate.parse("throughput < 0.16")]) == ["throughput < 0.16: b is at 0.1538"]
-    assert failures(summary, [gate.parse("hit_share > +10%")]) == []
+    assert failures(summary, [gate.parse_gate("ttft.mean > 2000ms")]) == ["ttft.mean > 2000ms: b is at 2.5 s"]
+    assert failures(summary, [gate.parse_gate("ttft.mean > 3s")]) == []
+    assert failures(summary, [gate.parse_gate("throughput < 0.16")]) == ["throughput < 0.16: b is at 0.1538"]
+    assert failures(summary, [gate.parse_gate("hit_share > +10%")]) == []
 
 
 def test_a_gate_whose_limit_lies_within_the_interval_is_undecided_and_fails_nothing():
@@ -93,18 +93,18 @@ def test_a_gate_whose_limit_lies_within_the_interval_is_undecided_and_fails_noth
     low, high = summary.difference("b", "ttft_sched", "mean").shares()
     assert low < 0 < high
     words = {
-        limit: gate.of_summary(summary, [gate.parse(f"ttft.mean > {limit:+.2f}%")])[0].state
+        limit: gate.of_summary(summary, [gate.parse_gate(f"ttft.mean > {limit:+.2f}%")])[0].state
         for limit in (low * 100 + 0.1, high * 100 - 0.1, high * 100 + 0.1)
     }
     assert list(words.values()) == ["undecided", "undecided", "passed"]
-    assert failures(summary, [gate.parse(f"ttft.mean > {low * 100 + 0.1:+.2f}%")]) == []
+    assert failures(summary, [gate.parse_gate(f"ttft.mean > {low * 100 + 0.1:+.2f}%")]) == []
 
 
 def test_a_value_that_is_not_known_fails():
     summary = summarize([run("a"), run("b", cached_tokens=[None, None])])
-    assert failures(summary, [gate.parse("hit_share < 10%")]) == [
+    assert failures(summary, [gate.parse_gate("hit_share < 10%")]) == [
         "hit_share < 10%: b has no such value (too few requests?)"
     ]
-    assert failures(summary, [gate.parse("goodput < 1")]) == [
+    assert failures(summary, [gate.parse_gate("goodput < 1")]) == [
         "goodput < 1: not judged, because it needs runs with limits; set them with --slo or --slo-preset"
     ]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from reports import fidelity
-from reports.fidelity import Best, Distance, Fidelity, Runs, Speed
+from reports.fidelity import BestArm, Distance, Fidelity, Runs, Speed
 from reports.record.records import Record, Requests
 from reports.tables import fidelity as fidelity_table
 
@@ -85,7 +85,7 @@ def test_the_better_arm_is_named_on_both_sides(others, is_clear):
     real = [run(0.85), run(0.9)] if len(others) > 1 else [run(0.9)]
     arms = {"random": Runs([run(scale) for scale in others], [run(1.02)]), "kv": Runs(real, [run(0.95)])}
     best = fidelity.summary(arms, []).best
-    assert best == dict.fromkeys(("ttft.mean", "tpot.mean", "e2e.mean"), Best("kv", "kv", is_clear))
+    assert best == dict.fromkeys(("ttft.mean", "tpot.mean", "e2e.mean"), BestArm("kv", "kv", is_clear))
 
 
 def test_a_figure_that_no_run_has_has_no_best_arm():

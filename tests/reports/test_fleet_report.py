@@ -26,7 +26,7 @@ from tests.reports.runs import GROWN, planned, run
 from tests.reports.test_results_folder import MANIFEST as SMALL
 from tests.reports.test_sweep_report import MANIFEST, point
 
-LIMITS = [slo.parse("ttft <= 2s")]
+LIMITS = [slo.parse_slo("ttft <= 2s")]
 STILL = FleetUse(
     (PoolFleet("worker", "aggregated", 2, (Headcount(0.0, 0, 0, 2, 0),), gpu_s=400.0),),
     length_s=100.0,
@@ -248,11 +248,11 @@ def test_the_verdict_says_who_keeps_the_limits_with_the_fewest_gpu_hours(arms, s
 
 def test_limits_of_a_run_are_kept_if_they_are_met():
     runs = [standing(), planned()]  # 30 of 100 have a TTFT of 3 s
-    within = summarize(runs, [slo.parse("ttft.p50 <= 2s")]).verdict
+    within = summarize(runs, [slo.parse_slo("ttft.p50 <= 2s")]).verdict
     assert "static meets every limit with the fewest GPU-hours: 0.11." in within
     assert (
         "No arm meets every limit; static comes closest, with 70.0%"
-        in summarize(runs, [slo.parse("ttft.p90 <= 2s")]).verdict
+        in summarize(runs, [slo.parse_slo("ttft.p90 <= 2s")]).verdict
     )
     assert "GPU-hours" not in summarize(runs).verdict
 
@@ -334,7 +334,7 @@ def test_a_sweep_over_planners_compares_gpu_hours(tmp_path):
 
 
 def test_a_sweep_draws_what_is_within_the_limits_against_gpu_hours():
-    chart = sweep_charts.cost(sweep_charts.swept(POINTS, [slo.parse("ttft <= 2000 ms")]))
+    chart = sweep_charts.cost(sweep_charts.swept(POINTS, [slo.parse_slo("ttft <= 2000 ms")]))
     (panel,) = chart.panels
     assert {series.label: (series.x, series.y) for series in panel.series} == {
         "planner static": ([4.0], [99.5]),

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from reports import gate, junit
 from reports.figures import slo
-from reports.gate import PLANS, POINTS, Basis, parse
+from reports.gate import PLANS, POINTS, Basis, parse_gate
 from reports.summarize import summarize
 from reports.sweep import table as sweep_table
 from reports.sweep.best_point import series
@@ -21,7 +21,7 @@ from tests.reports.test_sweep_report import MANIFEST, found_at, point
 
 
 def judged(summary, *texts, left_out=()):
-    return [result.text for result in gate.of_summary(summary, [parse(text) for text in texts], left_out)]
+    return [result.text for result in gate.of_summary(summary, [parse_gate(text) for text in texts], left_out)]
 
 
 def test_a_limit_is_for_every_arm_and_a_comparison_for_all_but_the_baseline():
@@ -45,11 +45,11 @@ def test_a_limit_is_for_every_arm_and_a_comparison_for_all_but_the_baseline():
     ],
 )
 def test_a_sign_makes_a_comparison_and_so_does_a_share_of_what_is_none(text, compares):
-    assert gate.is_comparison(parse(text)) is compares
+    assert gate.is_comparison(parse_gate(text)) is compares
 
 
 def test_shares_are_limited_as_they_are():
-    summary = summarize([run("a", ttft=[1.0, 3.0])], [slo.parse("ttft <= 2s")])
+    summary = summarize([run("a", ttft=[1.0, 3.0])], [slo.parse_slo("ttft <= 2s")])
     assert judged(summary, "attainment < 95%", "hit_share < 20%") == [
         "attainment < 95%: a is at 50%",
         "hit_share < 20%: a is at 25%",
@@ -66,7 +66,7 @@ def test_a_change_in_seconds_is_held_against_the_baseline():
 def test_failed_requests_count_as_infinite_in_a_limit():
     times = {"done_s": [None] * 20 + [100.0] * 60, "error": ["x"] * 20 + [""] * 60}
     summary = summarize([run("a", ttft=[1.0] * 80, **times)])
-    (result,) = gate.of_summary(summary, [parse("ttft.p90 > 2s")])
+    (result,) = gate.of_summary(summary, [parse_gate("ttft.p90 > 2s")])
     assert (result.state, result.text) == ("failed", "ttft.p90 > 2s: a is at infinity, because requests failed")
     assert judged(summary, "failed > 1%") == ["failed > 1%: a is at 25%"]
 
@@ -100,7 +100,7 @@ def test_a_change_is_that_of_the_requests_that_both_answered():
 
 def test_what_cannot_be_judged_fails_by_name():
     one = summarize([run("a")])
-    assert gate.of_summary(one, [parse("ttft.mean > +5%")]) == [
+    assert gate.of_summary(one, [parse_gate("ttft.mean > +5%")]) == [
         GateResult(
             "",
             "ttft.mean > +5%",
@@ -119,7 +119,7 @@ def test_what_cannot_be_judged_fails_by_name():
 
 def test_an_interrupted_run_does_not_pass():
     summary = summarize([run("a", is_complete=False), run("b")])
-    assert [(result.state, result.text) for result in gate.of_summary(summary, [parse("failed > 0")])] == [
+    assert [(result.state, result.text) for result in gate.of_summary(summary, [parse_gate("failed > 0")])] == [
         ("failed", "failed > 0: not judged, because it was interrupted")
     ]
 
@@ -143,7 +143,7 @@ def test_an_interrupted_run_does_not_pass():
 )
 def test_what_a_command_cannot_judge_is_refused(text, kind, problem):
     with pytest.raises(ValueError) as refused:
-        parse(text, kind)
+        parse_gate(text, kind)
     assert problem in str(refused.value)
 
 
@@ -157,8 +157,8 @@ def test_what_a_command_cannot_judge_is_refused(text, kind, problem):
 )
 def test_a_gate_that_could_never_be_judged_is_refused_before_the_run(text, problem):
     with pytest.raises(ValueError, match=problem):
-        gate.refuse_idle([parse(text, POINTS)], Basis(num_arms=1, has_limits=False))
-    gate.refuse_idle([parse(text, POINTS)], Basis(num_arms=2, has_limits=True, finds=True))
+        gate.refuse_idle([parse_gate(text, POINTS)], Basis(num_arms=1, has_limits=False))
+    gate.refuse_idle([parse_gate(text, POINTS)], Basis(num_arms=2, has_limits=True, finds=True))
 
 
 def changed(mean, low, high, *, verdict="worse", floor_s=None):
@@ -191,7 +191,7 @@ def changed(mean, low, high, *, verdict="worse", floor_s=None):
     ],
 )
 def test_a_change_over_the_limit_fails_unless_it_may_be_noise(limit, change, state):
-    (result,) = gate.of_summary(change, [parse(f"ttft.mean > {limit}")])
+    (result,) = gate.of_summary(change, [parse_gate(f"ttft.mean > {limit}")])
     assert result.state == state
     assert result.text.endswith(", which may be noise") is (
         state == "undecided" and change_of(result) > float(limit[:-1])
@@ -214,13 +214,15 @@ def test_what_is_missing_from_results_to_judge_is_said_by_name(text, why):
     said = f"{text}: not judged, because it {why}"
     assert of_sweep([point("2", 0.2, workers=2)], text) == [("failed", said)]
     if "found" not in text:
-        (result,) = gate.of_summary(summarize([run("a")]), [parse(text)])
+        (result,) = gate.of_summary(summarize([run("a")]), [parse_gate(text)])
         assert (result.state, result.text) == ("failed", said)
 
 
 def of_sweep(rows, *texts, find=None, is_complete=True, left_out=()):
     sweep = sweep_table.lay_out(rows, MANIFEST | {"sweep": {"find": find}}, is_complete=is_complete)
-    return [(one.state, one.text) for one in gate.of_sweep(sweep, [parse(text, POINTS) for text in texts], left_out)]
+    return [
+        (one.state, one.text) for one in gate.of_sweep(sweep, [parse_gate(text, POINTS) for text in texts], left_out)
+    ]
 
 
 def test_every_point_of_a_sweep_is_judged_and_compared_with_the_first():

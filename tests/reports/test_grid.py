@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from dynabench.terminal import Terminal
 from reports.key import key_of
-from reports.tables.grid import Column, Grid, folded, tables
+from reports.tables.grid import Grid, GridColumn, folded, tables
 
 ARMS = [f"transfer_bandwidth_gb_s {speed}, prefill_workers {number}" for speed in (10, 20) for number in (1, 2, 3)]
 
@@ -32,8 +32,8 @@ def heads(lines):
 
 def side_by_side(arms, width):
     """Return the tables of one figure, a column for each arm."""
-    columns = [Column(arm, [f"{place:,}.5"]) for place, arm in enumerate(arms)]
-    return printed(tables("Arms compared", [Column("", ["TTFT mean (ms)"])], columns, width), width)
+    columns = [GridColumn(arm, [f"{place:,}.5"]) for place, arm in enumerate(arms)]
+    return printed(tables("Arms compared", [GridColumn("", ["TTFT mean (ms)"])], columns, width), width)
 
 
 @pytest.mark.parametrize("width", [40, 70, 120, 300])

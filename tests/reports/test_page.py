@@ -13,18 +13,18 @@ import matplotlib as mpl
 import pytest
 from msgspec import structs
 
+from dynabench.arm import Settings, runs_of
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.manifest import manifest_of
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import load_workload
-from dynabench.plan import Settings, plans
-from dynabench.virtual.run import run as simulate
+from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from reports import folder
 from reports.capacity import report as plan_report
-from reports.capacity.answer import Alternative, Answer, AtLoad, Ranked, Sureness
+from reports.capacity.answer import Alternative, AtLoad, PlanAnswer, Ranked, Sureness
 from reports.figures import slo
 from reports.figures.metrics import Goodput
 from reports.figures.outcomes import Outcome
@@ -32,7 +32,7 @@ from reports.figures.tiers import Hits, Spent
 from reports.record.fleet import FleetUse, Oracle
 from reports.summarize import summarize
 from reports.sweep import report as sweep_report
-from reports.sweep.points import Found
+from reports.sweep.points import SearchResult
 from tests.reports.runs import GROWN, HOST, planned, run
 from tests.reports.test_results_folder import FIDELITY
 from tests.reports.test_results_folder import MANIFEST as SMALL
@@ -54,7 +54,7 @@ def compare(out, *modes, pools=FOUR, limits=(), vary=()):
     experiment = ExperimentConfig(router_mode=modes, slo=tuple(limits), vary=vary)
     settings = Settings(Deployment(pools=pools))
     arms = comparison_of(experiment, settings).arms
-    runs = [simulate(plan, workload) for plan in plans(arms, 1, 0)]
+    runs = [simulate(plan, workload) for plan in runs_of(arms, 1, 0)]
     folder.write(out, manifest_of("virtual", (), workload, experiment, settings, arms, runs), runs)
 
 
@@ -163,7 +163,9 @@ def search(out):
             for load, outcome in ((2.0 + number / 10, MET), (2.1 + number / 10, MISSED))
         ]
         met_at, missed_at = (one.changes["rate_scale"] for one in tried)
-        rows.append(Found(mode, {"router_mode": mode}, "rate_scale", "highest", met_at, missed_at, False, *tried))
+        rows.append(
+            SearchResult(mode, {"router_mode": mode}, "rate_scale", "highest", met_at, missed_at, False, *tried)
+        )
     manifest = MANIFEST | {"limits": LIMITS, "sweep": {"find": "rate_scale"}}
     points = [one for row in rows for one in (row.point, row.missed)]
     sweep_report.write(out, manifest, rows, points, is_complete=True)
@@ -172,7 +174,7 @@ def search(out):
 def plan(out):
     out.mkdir()
     layouts = [Ranked(f"TP {n}, chunk {512 << n % 4}, fp8", {}, n, n, 2.5 * n, outcomes=[MET, MISSED]) for n in (4, 8)]
-    answer = Answer(
+    answer = PlanAnswer(
         "", "a plan", "s", True, "8 GPUs (workers 2, TP 4)", LIMITS, [*layouts, Ranked("TP 1", {}, impossible="too large")],
         [AtLoad(load, "TP 4, chunk 512, fp8", 8, 2, [MET, MISSED]) for load in (1, 1.25, 1.5, 2)],
         [Alternative(mode, 2, 8, [MET, MISSED], 0.2, "missed") for mode in MODES[:2]], [],
@@ -182,7 +184,7 @@ def plan(out):
     tried = [
         structs.replace(point("", 1.2 / n, outcomes=[MET, MISSED], workers=n), workers=n, gpus=4 * n) for n in (1, 2, 3)
     ]
-    plan_report.write(out, answer, {layouts[0].name: tried, layouts[1].name: tried[1:]}, [*map(slo.parse, LIMITS)])
+    plan_report.write(out, answer, {layouts[0].name: tried, layouts[1].name: tried[1:]}, [*map(slo.parse_slo, LIMITS)])
 
 
 PAGES = {

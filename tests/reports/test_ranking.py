@@ -190,7 +190,7 @@ def test_two_failures_of_a_hundred_may_be_chance():
 
 
 def test_limits_come_first_and_an_arm_that_misses_one_is_not_compared():
-    limits = [slo.parse("tpot.mean <= 1050ms")]
+    limits = [slo.parse_slo("tpot.mean <= 1050ms")]
     summary = summarize([arm("a", noisy(1), 1.0), arm("b", noisy(2) - 1, 1.1), arm("c", noisy(3) + 1, 1.0)], limits)
     assert summary.ranking.set_aside == {"b": "tpot.mean <= 1050 ms missed by 4.76%"}
     assert summary.verdict.startswith("a and c meet every limit; b (tpot.mean <= 1050 ms missed by 4.76%) does not. ")
@@ -199,7 +199,7 @@ def test_limits_come_first_and_an_arm_that_misses_one_is_not_compared():
 
 
 def test_limits_on_each_request_come_first_too():
-    limits = [slo.parse("tpot <= 1050ms")]
+    limits = [slo.parse_slo("tpot <= 1050ms")]
     slow = np.where(np.arange(COUNT) % 4 == 0, 1.1, 1.0)
     summary = summarize([arm("a", noisy(1)), arm("b", noisy(2) - 1, slow), arm("c", noisy(3) + 1)], limits)
     assert summary.ranking.steps[0].metric == "out_of_limits"
@@ -210,7 +210,7 @@ def test_limits_on_each_request_come_first_too():
 
 
 def test_two_arms_are_told_apart_by_the_limits_on_each_request():
-    limits = [slo.parse("tpot <= 1050ms")]
+    limits = [slo.parse_slo("tpot <= 1050ms")]
     slow = np.where(np.arange(COUNT) % 4 == 0, 1.1, 1.0)
     summary = summarize([arm("a", noisy(1)), arm("b", noisy(2) - 1, slow)], limits)
     assert summary.verdict == "a keeps more requests within tpot <= 1050 ms: 100.0%; fewer: b (75.0%)."
@@ -219,12 +219,12 @@ def test_two_arms_are_told_apart_by_the_limits_on_each_request():
 
 def test_an_arm_with_fewer_requests_within_the_limits_by_no_more_than_noise_ties():
     few = np.where(np.arange(COUNT) == 7, 1.1, 1.0)
-    summary = summarize([arm("a", noisy(1)), arm("b", noisy(2), few)], [slo.parse("tpot <= 1050ms")])
+    summary = summarize([arm("a", noisy(1)), arm("b", noisy(2), few)], [slo.parse_slo("tpot <= 1050ms")])
     assert summary.verdict.startswith("a (100.0%) ties with b (100.0%) for the most") or summary.verdict.startswith(
         "a and b keep equally many requests within tpot <= 1050 ms: 100.0%."
     )
     some = np.where(np.arange(COUNT) % 200 == 7, 1.1, 1.0)
-    summary = summarize([arm("a", noisy(1)), arm("b", noisy(2), some)], [slo.parse("tpot <= 1050ms")])
+    summary = summarize([arm("a", noisy(1)), arm("b", noisy(2), some)], [slo.parse_slo("tpot <= 1050ms")])
     assert "a (100.0%) ties with b (99.5%) for the most requests within tpot <= 1050 ms." in summary.verdict
 
 

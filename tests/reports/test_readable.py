@@ -46,7 +46,7 @@ def check(lines, heads, width):
 def arms(count):
     names = [f"{MODES[number % 4]}, max_num_batched_tokens {512 << number // 4}" for number in range(count)]
     runs = [run(name, ttft=[1.0 + number / 10 + n % 7 for n in range(400)]) for number, name in enumerate(names)]
-    return summarize(runs, [slo.parse("ttft.p90 <= 2s")])
+    return summarize(runs, [slo.parse_slo("ttft.p90 <= 2s")])
 
 
 @pytest.mark.parametrize("width", [80, 60])
@@ -66,7 +66,7 @@ def test_a_comparison_is_readable(count, width):
 @pytest.mark.parametrize("count", [1, 3, 6])
 def test_the_table_of_fleets_is_readable(count, width):
     names = ["planner lead-time", *(f"planner hpa, hpa_target {number}" for number in range(1, count))]
-    grid = use_tables.grids(summarize([planned(name) for name in names], [slo.parse("ttft <= 2s")]))[0]
+    grid = use_tables.grids(summarize([planned(name) for name in names], [slo.parse_slo("ttft <= 2s")]))[0]
     lines = lines_of(grid.tables(width), width)
     check(lines, [], width)
     assert len(lines) <= 5 * (count + 7)
@@ -111,7 +111,7 @@ def test_a_sweep_is_readable(count, width):
 def test_a_plan_is_readable(count, width):
     layouts = [Ranked(f"TP {n}, chunk {512 << n % 4}, fp8", {}, n, n, 2.5 * n, outcomes=OUTCOMES) for n in range(count)]
     loads = [AtLoad(load, "TP 4, chunk 512, fp8", 8, 2, OUTCOMES) for load in (1, 1.25, 1.5, 2)]
-    answer = capacity.Answer(
+    answer = capacity.PlanAnswer(
         "", "", "", True, "", LIMITS, layouts, loads, [], [], [], [], simulated=0, wall_s=0.0
     )  # fmt: skip
     for grid in capacity.grids(answer):

@@ -212,7 +212,7 @@ def test_a_trace_that_gets_busier_is_no_growing_queue():
 
 
 def test_limits_are_read_and_goodput_counts_failures_as_bad():
-    assert [str(slo.parse(text)) for text in ("ttft.p99 <= 2s", "tpot<=100ms")] == [
+    assert [str(slo.parse_slo(text)) for text in ("ttft.p99 <= 2s", "tpot<=100ms")] == [
         "ttft.p99 <= 2000 ms",
         "tpot <= 100 ms",
     ]
@@ -222,7 +222,7 @@ def test_limits_are_read_and_goodput_counts_failures_as_bad():
         ("ttft <= 5", "not understood"),
     ):
         with pytest.raises(ValueError, match=problem):
-            slo.parse(text)
+            slo.parse_slo(text)
     assert [str(limit) for limit in slo.preset("llama3.1-8b-interactive")] == [
         "ttft.p99 <= 500 ms",
         "tpot.p99 <= 30 ms",
@@ -231,18 +231,18 @@ def test_limits_are_read_and_goodput_counts_failures_as_bad():
         slo.preset("gpt-9")
     error = np.array(["timeout"] + [""] * 9, dtype=object)
     made = run("a", ttft=[0.1] * 5 + [3.0] * 5, error=error)
-    figures = summarize([made], [slo.parse("ttft <= 1s")]).arms["a"].goodput
+    figures = summarize([made], [slo.parse_slo("ttft <= 1s")]).arms["a"].goodput
     assert (figures.good, figures.attempted, figures.attainment) == (4, 10, 0.4)
 
 
 def test_a_limit_on_the_second_token_spares_answers_of_one_token_but_not_unknown_times():
     made = run("a", ttft=[1.0] * 4, osl=[10, 10, 1, 10], second_token_s=[1.5, 4.0, None, None])
-    figures = summarize([made], [slo.parse("ttst <= 2s")]).arms["a"].goodput
+    figures = summarize([made], [slo.parse_slo("ttst <= 2s")]).arms["a"].goodput
     assert (figures.good, figures.attempted) == (2, 4)  # the first, and the one that has no second token
 
 
 def test_a_limit_of_a_run_on_second_tokens_that_nobody_knows_is_missed():
-    (outcome,) = summarize([run("a")], [slo.parse("ttst.mean <= 2s")]).arms["a"].outcomes
+    (outcome,) = summarize([run("a")], [slo.parse_slo("ttst.mean <= 2s")]).arms["a"].outcomes
     assert (outcome.limit, str(outcome)) == ("ttst.mean <= 2000 ms", "missed: no request has this metric")
 
 
@@ -251,12 +251,12 @@ def test_gates_fail_beyond_noise_only():
     base = rng.lognormal(0, 0.1, 600)
     worse, noisy = run("worse", ttft=base * 1.1), run("noisy", ttft=base * rng.lognormal(-0.345, 0.9, 600))
     summary = summarize([run("base", ttft=base), worse, noisy])
-    gates = [gate.parse("ttft.mean > +5%")]
+    gates = [gate.parse_gate("ttft.mean > +5%")]
     found = failures(summary, gates)
     assert len(found) == 1
     assert found[0] == "ttft.mean > +5%: worse is at +10.0%, 95% interval +9.9 to +10.1%"
-    assert failures(summary, [gate.parse("ttft.mean > +20%"), gate.parse("failed > 0")]) == []
-    assert [text.rpartition(" is at ")[0] for text in failures(summary, [gate.parse("e2e.p90 > 1ms")])] == [
+    assert failures(summary, [gate.parse_gate("ttft.mean > +20%"), gate.parse_gate("failed > 0")]) == []
+    assert [text.rpartition(" is at ")[0] for text in failures(summary, [gate.parse_gate("e2e.p90 > 1ms")])] == [
         "e2e.p90 > 1ms: base",
         "e2e.p90 > 1ms: worse",
         "e2e.p90 > 1ms: noisy",
@@ -269,7 +269,7 @@ def test_gates_fail_beyond_noise_only():
         ("ttft.p99 5%", "is not understood"),
     ):
         with pytest.raises(ValueError, match=problem):
-            gate.parse(text)
+            gate.parse_gate(text)
 
 
 def test_no_time_is_lower_by_more_than_the_whole_of_the_other():

@@ -38,7 +38,7 @@ def test_figures_that_need_limits_or_failures_are_left_out_without_them():
     plain = summarize([run()]).as_json()["arms"]["a"]
     assert not {"goodput", "outcomes"} & plain.keys()
     assert not {"adjusted_p90"} & plain["ttft_sched"].keys()
-    limited = summarize([run(ttft=[1.0] * 4, error=["no", "", "", ""])], [slo.parse("ttft <= 2s")])
+    limited = summarize([run(ttft=[1.0] * 4, error=["no", "", "", ""])], [slo.parse_slo("ttft <= 2s")])
     arm = limited.as_json()["arms"]["a"]
     assert arm["goodput"] == {"good": 3.0, "attempted": 4.0, "attainment": 0.75, "goodput_per_s": 3 / 13}
     assert arm["outcomes"] == []
@@ -62,7 +62,7 @@ def test_preemptions_are_counted_or_taken_from_the_run_or_not_known():
 
 
 def test_each_limit_of_a_run_is_met_or_missed_by_so_much_or_not_known():
-    limits = [slo.parse("ttft.p50 <= 1s"), slo.parse("ttft.p99 <= 9s"), slo.parse("tpot.mean <= 2s")]
+    limits = [slo.parse_slo("ttft.p50 <= 1s"), slo.parse_slo("ttft.p99 <= 9s"), slo.parse_slo("tpot.mean <= 2s")]
     found = summarize([run(ttft=[1.5, 1.5])], limits).arms["a"].outcomes
     assert [str(outcome) for outcome in found] == [
         "missed by 50% (1,500 ms)",
@@ -80,7 +80,7 @@ def test_each_limit_of_a_run_is_met_or_missed_by_so_much_or_not_known():
 )
 def test_a_limit_that_too_many_of_few_requests_exceed_is_missed_where_its_percentile_is_not_known(late, state):
     """Of 300, 3 may exceed a p99; 8 or more do in 1.2% of such samples, 7 or more in 3.3%."""
-    limits = [slo.parse("ttft.p99 <= 300ms")]
+    limits = [slo.parse_slo("ttft.p99 <= 300ms")]
     [outcome] = summarize([run(ttft=[0.5] * late + [0.1] * (300 - late))], limits).arms["a"].outcomes
     assert outcome.state == state
     if state == "missed":
@@ -89,22 +89,22 @@ def test_a_limit_that_too_many_of_few_requests_exceed_is_missed_where_its_percen
 
 def test_failed_requests_exceed_every_limit_of_few():
     runs = [run(ttft=[0.1] * 150, error=["refused"] * 5 + [""] * 145) for _ in range(2)]
-    [outcome] = summarize(runs, [slo.parse("ttft.p99 <= 300ms")]).arms["a"].outcomes
+    [outcome] = summarize(runs, [slo.parse_slo("ttft.p99 <= 300ms")]).arms["a"].outcomes
     assert outcome.reason == "10 of 300 requests exceed it, too many for a p99 within it"
     many = [run(ttft=[0.1] * 9000, error=["refused"] * 8900 + [""] * 100)]
-    assert summarize(many, [slo.parse("ttft.p99 <= 300ms")]).arms["a"].outcomes[0].state == "missed"
+    assert summarize(many, [slo.parse_slo("ttft.p99 <= 300ms")]).arms["a"].outcomes[0].state == "missed"
 
 
 def test_gaps_that_exceed_a_limit_count_as_often_as_they_occur():
     gaps = np.array([[0.01, 0, 0, 90, 2], [0.2, 0, 0, 10, 2]])
-    [outcome] = summarize([run(gaps=gaps)], [slo.parse("itl.p99 <= 60ms")]).arms["a"].outcomes
+    [outcome] = summarize([run(gaps=gaps)], [slo.parse_slo("itl.p99 <= 60ms")]).arms["a"].outcomes
     assert outcome.reason == "20 of 200 gaps exceed it, too many for a p99 within it"
 
 
 def test_a_share_of_requests_binds_only_where_more_of_what_may_be_over_is_used_up():
     ttft = Outcome("ttft.p99 <= 1000 ms", "met", 0.7, 0.3)
     [most, few, short] = (
-        of_requests([slo.parse("e2e <= 9s")], Goodput(count, 1000, count / 1000, None), 0.99)
+        of_requests([slo.parse_slo("e2e <= 9s")], Goodput(count, 1000, count / 1000, None), 0.99)
         for count in (998, 992, 980)
     )
     assert [round(one.headroom, 4) for one in (most, few, short)] == [0.8, 0.2, -0.0101]
@@ -113,13 +113,13 @@ def test_a_share_of_requests_binds_only_where_more_of_what_may_be_over_is_used_u
 
 
 def test_a_limit_that_is_met_by_a_hair_is_not_met_by_nothing():
-    (found,) = summarize([run(ttft=[0.9994] * 2)], [slo.parse("ttft.p50 <= 1s")]).arms["a"].outcomes
+    (found,) = summarize([run(ttft=[0.9994] * 2)], [slo.parse_slo("ttft.p50 <= 1s")]).arms["a"].outcomes
     assert str(found) == "met by 0.06% (999.4 ms)"
 
 
 def test_a_limit_is_missed_where_the_failed_requests_would_miss_it():
     failed = run(ttft=[0.1, 0.1, 0.1], error=["", "no", "no"])
-    (found,) = summarize([failed], [slo.parse("ttft.p50 <= 1s")]).arms["a"].outcomes
+    (found,) = summarize([failed], [slo.parse_slo("ttft.p50 <= 1s")]).arms["a"].outcomes
     assert str(found) == "missed: too many requests failed"
 
 
@@ -162,7 +162,7 @@ def test_arms_whose_answers_ended_in_other_ways_are_told_apart():
 
 def test_what_is_attained_is_of_the_limits_of_each_request():
     waits = run(ttft=[1.0, 1.0, 1.0, 5.0])
-    limits = [slo.parse("ttft <= 2s"), slo.parse("e2e.p50 <= 1ms")]
+    limits = [slo.parse_slo("ttft <= 2s"), slo.parse_slo("e2e.p50 <= 1ms")]
     found = summarize([waits], limits).arms["a"].goodput
     assert (found.attainment, found.good) == (0.75, 0)
 

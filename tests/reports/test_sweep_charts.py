@@ -8,13 +8,13 @@ from reports.charts import sweep, tiers
 from reports.charts.drawing import STYLE
 from reports.figures.metrics import Throughput
 from reports.figures.outcomes import Outcome
-from reports.figures.slo import parse
-from reports.sweep.points import Found
+from reports.figures.slo import parse_slo
+from reports.sweep.points import SearchResult
 from tests.reports.test_sweep_report import point
 from tests.reports.test_tier_report import sized
 
 LIMIT = "ttft.p99 <= 2000 ms"
-LIMITS = [parse(LIMIT)]
+LIMITS = [parse_slo(LIMIT)]
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def test_limits_of_each_request_are_one_share_with_its_limit():
         return structs.replace(tried("kv", workers, 1.0), outcomes=[structs.replace(outcome, is_share=True)])
 
     points = [within(workers) for workers in (1, 2, 3)]
-    chart = sweep.charts(sweep.swept(points, [parse("ttft <= 300ms")]), [])["limits"]
+    chart = sweep.charts(sweep.swept(points, [parse_slo("ttft <= 300ms")]), [])["limits"]
     assert "requests within their limits" in [text.get_text() for text in chart.figure.texts]
     assert "limit 99%" in [text.get_text() for text in chart.figure.texts]
     assert chart.description.endswith("(kv: 3).")
@@ -94,9 +94,9 @@ def test_lines_have_the_order_of_the_table():
 def test_a_search_has_one_key_for_all_its_charts_in_the_order_of_its_table():
     points = [tried("kv", 2, 3.0), tried("kv", 3, 2.0), tried("random", 4, 1.5), tried("random", 3, 2.5)]
     rows = [
-        Found("random", {"router_mode": "random"}, "workers", "lowest", 4, 3, False, points[2], points[3]),
-        Found("session", {"router_mode": "session"}, "workers", "lowest", None, None, False, None, None),
-        Found("kv", {"router_mode": "kv"}, "workers", "lowest", 3, 2, False, points[1], points[0]),
+        SearchResult("random", {"router_mode": "random"}, "workers", "lowest", 4, 3, False, points[2], points[3]),
+        SearchResult("session", {"router_mode": "session"}, "workers", "lowest", None, None, False, None, None),
+        SearchResult("kv", {"router_mode": "kv"}, "workers", "lowest", 3, 2, False, points[1], points[0]),
     ]
     found = sweep.of_search(rows, points, LIMITS)
     assert {arm: entry.place for arm, entry in found.key.items()} == {"random": 0, "session": 1, "kv": 2}

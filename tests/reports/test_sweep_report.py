@@ -16,7 +16,7 @@ from reports.figures.stability import Stability
 from reports.folder import ReportError
 from reports.sweep import report as sweep_report
 from reports.sweep import table as sweep_table
-from reports.sweep.points import Found, Impossible, Point, Quantiles
+from reports.sweep.points import Impossible, Point, Quantiles, SearchResult
 from tests.support.power import PowerCut
 
 MANIFEST = {"title": "t", "subtitle": "s", "command": "c", "limits": [], "sweep": {"find": None}, "experiment": {"router_mode": ["kv", "random"]}}  # fmt: skip
@@ -63,7 +63,7 @@ def test_figures_that_are_unknown_are_not_zero(tmp_path):
 
 
 def found_at(arm, mode, find, met, missed_at, point, missed=None, sense="highest"):
-    return Found(arm, {"router_mode": mode}, find, sense, met, missed_at, missed_at is None, point, missed)
+    return SearchResult(arm, {"router_mode": mode}, find, sense, met, missed_at, missed_at is None, point, missed)
 
 
 def searched(tmp_path, rows, limits=("ttft.p90 <= 1000 ms",)):
@@ -415,6 +415,6 @@ def test_a_search_says_where_ttft_goes_at_the_highest_value_of_each(tmp_path):
 def test_a_search_shows_its_settings_in_the_order_in_which_they_were_given():
     names = [f"setting_{letter}" for letter in "qwertyuiop"]
     changes = dict.fromkeys(names, 1) | {"router_mode": "kv"}
-    row = Found("kv", changes, "rate_scale", "highest", None, None, False, None, None)
+    row = SearchResult("kv", changes, "rate_scale", "highest", None, None, False, None, None)
     manifest = MANIFEST | {"sweep": {"find": "rate_scale"}}
     assert sweep_table.lay_out([row], manifest, is_complete=True).columns[:11] == ["router_mode", *names]

@@ -153,17 +153,17 @@ def test_the_second_token_has_lines_where_some_workers_only_prefill():
 def test_without_such_workers_it_has_lines_where_a_limit_asks_for_it():
     runs = [run(second_token_s=[2.0, 3.0])]
     assert not any("TTST" in label for label in lines(*runs))
-    found = summarize(runs, [slo.parse("ttst.mean <= 2s")])
+    found = summarize(runs, [slo.parse_slo("ttst.mean <= 2s")])
     assert dict(tables.rows(found))["TTST mean (ms)"] == ["1,750"]
 
 
 def limited(**ttft):
-    limits = [slo.parse("ttft.mean <= 2s")]
+    limits = [slo.parse_slo("ttft.mean <= 2s")]
     return summarize([run(arm, ttft=its) for arm, its in ttft.items()], limits)
 
 
 def test_limits_say_that_they_count_failed_requests_as_infinite():
-    limits = [slo.parse("ttft.p50 <= 2s")]
+    limits = [slo.parse_slo("ttft.p50 <= 2s")]
     summary = summarize([run("a", error=["no", ""]), run("b")], limits)
     said = "; a failed request counts as infinite here, but not in the percentiles of the tables"
     assert [line.endswith(said) for line in headline.limits(summary)] == [True, False]
@@ -172,7 +172,7 @@ def test_limits_say_that_they_count_failed_requests_as_infinite():
 
 
 def test_an_arm_whose_percentile_is_not_known_does_not_come_closest():
-    limits, few = [slo.parse("ttft.p99 <= 2s")], "(ttft.p99 <= 2000 ms: 9 samples; a p99 needs 368)"
+    limits, few = [slo.parse_slo("ttft.p99 <= 2s")], "(ttft.p99 <= 2000 ms: 9 samples; a p99 needs 368)"
     short = [run(arm, ttft=[1.0] * 9) for arm in "ab"]
     assert headline.answer(summarize(short, limits)) == f"It is not known whether any arm meets every limit {few}."
     assert headline.answer(summarize([*short, run("c", ttft=[9.0] * 9)], limits)) == (

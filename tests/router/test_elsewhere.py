@@ -3,7 +3,7 @@
 import pytest
 
 from serving.router import ROUTER_MODES, RouterConfig
-from serving.router.elsewhere import ELSEWHERE, elsewhere
+from serving.router.elsewhere import ELSEWHERE, name_elsewhere
 
 
 def test_what_exists_elsewhere_is_a_mode_here():
@@ -28,7 +28,7 @@ def test_what_exists_elsewhere_is_a_mode_here():
     ],
 )
 def test_a_mode_is_named_with_its_flags(mode, said):
-    assert said in elsewhere(mode)
+    assert said in name_elsewhere(mode)
 
 
 @pytest.mark.parametrize(
@@ -45,21 +45,21 @@ def test_a_mode_is_named_with_its_flags(mode, said):
     ],
 )
 def test_a_mode_that_no_other_router_has_in_a_release_has_no_name(mode):
-    assert elsewhere(mode) is None
+    assert name_elsewhere(mode) is None
 
 
 def test_settings_of_the_router_are_flags_of_dynamo_alone():
     config = RouterConfig(kv_overlap_score_weight=4.0, use_kv_events=False)
-    assert elsewhere("kv", config) == (
+    assert name_elsewhere("kv", config) == (
         "NVIDIA Dynamo --router-mode kv --router-prefill-load-scale 4 --no-router-kv-events"
     )
-    assert "Dynamo --router-mode random," in elsewhere("random", config)
-    assert elsewhere("random", config) == elsewhere("random")
+    assert "Dynamo --router-mode random," in name_elsewhere("random", config)
+    assert name_elsewhere("random", config) == name_elsewhere("random")
 
 
 def test_a_temperature_that_is_added_replaces_that_of_the_settings_and_only_dynamo_has_one():
     config = RouterConfig(router_temperature=0.25)
-    assert elsewhere("kv", config).endswith(" --router-temperature 0.25")
-    assert elsewhere("kv+temp(0.5)", config).endswith(" --router-temperature 0.5")
-    assert elsewhere("kv+temp(0)", config) == "NVIDIA Dynamo --router-mode kv"
-    assert elsewhere("sgl-cache-aware", config) is None
+    assert name_elsewhere("kv", config).endswith(" --router-temperature 0.25")
+    assert name_elsewhere("kv+temp(0.5)", config).endswith(" --router-temperature 0.5")
+    assert name_elsewhere("kv+temp(0)", config) == "NVIDIA Dynamo --router-mode kv"
+    assert name_elsewhere("sgl-cache-aware", config) is None

@@ -8,7 +8,7 @@ from serving.router.blocks import PromptBlocks
 from serving.router.events import BlocksCleared, BlocksRemoved, BlocksStored
 from serving.router.follower import KvFollower
 from serving.router.index import PrefixIndex
-from serving.worker.kv_events import EVENT_HASHES, MEDIA, BlockLedger, decode, encode
+from serving.worker.kv_events import EVENT_HASHES, MEDIA, BlockLedger, decode_kv_event, encode_kv_event
 from tests.support.examples import worth
 
 UNIVERSE = list(range(1, 9))
@@ -141,15 +141,15 @@ def test_an_older_epoch_changes_nothing():
 def test_events_travel_whole(hashes, parent, medium):
     stored, removed = BlocksStored(hashes, parent, medium), BlocksRemoved(hashes, medium)
     for event in (stored, removed, BlocksCleared(medium), BlocksCleared()):
-        assert list(map(decode, encode(event))) == [event]
+        assert list(map(decode_kv_event, encode_kv_event(event))) == [event]
 
 
 def test_what_happened_on_a_gpu_travels_without_a_medium_and_an_unknown_one_is_refused():
-    assert list(encode(BlocksStored([1], None))) == [[None, [1]]]
-    assert list(encode(BlocksRemoved([1]))) == [[[1]]]
+    assert list(encode_kv_event(BlocksStored([1], None))) == [[None, [1]]]
+    assert list(encode_kv_event(BlocksRemoved([1]))) == [[[1]]]
     for event in ([None, [1], "TAPE"], [[1], "TAPE"], ["TAPE"]):
         with pytest.raises(ValueError, match="not a KV event"):
-            decode(event)
+            decode_kv_event(event)
 
 
 def test_a_gpu_that_is_cleared_leaves_host_memory_and_a_worker_that_starts_again_leaves_the_shared_store():
@@ -168,5 +168,5 @@ def test_long_events_travel_in_parts():
     hashes = list(range(2 * EVENT_HASHES + 1))
     parts = [hashes[:EVENT_HASHES], hashes[EVENT_HASHES:-1], hashes[-1:]]
     stored = [BlocksStored(parts[0], 7), BlocksStored(parts[1], parts[0][-1]), BlocksStored(parts[2], parts[1][-1])]
-    assert list(map(decode, encode(BlocksStored(hashes, 7)))) == stored
-    assert list(map(decode, encode(BlocksRemoved(hashes)))) == list(map(BlocksRemoved, parts))
+    assert list(map(decode_kv_event, encode_kv_event(BlocksStored(hashes, 7)))) == stored
+    assert list(map(decode_kv_event, encode_kv_event(BlocksRemoved(hashes)))) == list(map(BlocksRemoved, parts))

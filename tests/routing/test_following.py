@@ -12,7 +12,7 @@ from serving.model.card import ModelCard, ModelType
 from serving.router import Router, RouterConfig
 from serving.router.blocks import PromptBlocks
 from serving.routing.following import Following, WorkerTraits, traits_of
-from serving.routing.placement import Rank
+from serving.routing.placement import RankAddress
 from serving.runtime.address import EndpointAddress
 from serving.worker.kv_events import KvEvents
 from serving.worker.load_reports import LoadReport
@@ -170,7 +170,7 @@ def test_load_is_kept_as_long_as_its_worker_is_there():
         report = LoadReport(7, 0, 0, 0, 3, 2, 50, 100, 8)
         for told in (report, LoadReport(99, 0, 0, 0, 3, 2, 50, 100, 8)):
             await world.plane.publish(LOAD, msgspec.msgpack.encode(told))
-        assert world.following.loads == {Rank(7, 0): report}
+        assert world.following.loads == {RankAddress(7, 0): report}
         world.instances.leave(7)
         assert world.following.loads == {}
 

@@ -10,7 +10,7 @@ import pytest
 from serving.router import Router, RouterConfig
 from serving.routing import peers
 from serving.routing.peers import Booked, BookingMessage, Ended, Open, Peers, Prefilled, portions
-from serving.routing.placement import Rank
+from serving.routing.placement import RankAddress
 from serving.runtime.address import EndpointAddress
 from serving.worker.kv_events import MESSAGE_HASHES
 from tests.routing.network import Network
@@ -18,7 +18,7 @@ from tests.routing.network import Network
 ADDRESS = EndpointAddress("test", "backend", "generate")
 SYNC = ADDRESS.subject("router_sync")
 KEY = "v1/routers/test/backend/generate/"
-SLOTS = {Rank(7, 0): 0, Rank(7, 1): 1}
+SLOTS = {RankAddress(7, 0): 0, RankAddress(7, 1): 1}
 
 
 async def router(network, id):
@@ -46,7 +46,7 @@ async def settle():
         await asyncio.sleep(0)
 
 
-def book(router, request=0, *, rank=Rank(7, 0), hashes=(1, 2, 3)):  # noqa: B008
+def book(router, request=0, *, rank=RankAddress(7, 0), hashes=(1, 2, 3)):  # noqa: B008
     router.peers.on_booked(
         request, rank, num_tokens=16 * len(hashes), hashes=list(hashes), prefill_tokens=16 * len(hashes)
     )
@@ -119,7 +119,7 @@ def test_the_list_of_open_requests_ends_what_was_missed(monkeypatch):
 
 def test_bookings_at_unknown_workers_and_of_ones_own_count_for_nothing():
     async def talk(network, here, there):
-        book(here, rank=Rank(99, 0))
+        book(here, rank=RankAddress(99, 0))
         own = BookingMessage(2, [Booked(5, 7, 0, 16, [1], 16)])
         await there.peers._runtime.publish(SYNC, msgspec.msgpack.encode(own))
         await settle()

@@ -19,7 +19,7 @@ from serving.runtime.address import EndpointAddress, Instance
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import Frame, frame
-from serving.worker.kv_events import KvEventPublisher, KvEvents, decode
+from serving.worker.kv_events import KvEventPublisher, KvEvents, decode_kv_event
 from tests.support.servers import Etcd, Nats, Proxy
 from tests.support.waiting import until_async
 
@@ -296,7 +296,7 @@ def test_kv_events_of_any_size_come_through_nats_and_are_followed_by_others(tmp_
             def heard(data):
                 message = msgspec.msgpack.decode(data, type=KvEvents)
                 numbers.append(message.number)
-                for event in map(decode, message.events):
+                for event in map(decode_kv_event, message.events):
                     if isinstance(event, BlocksRemoved):
                         removed.extend(event.hashes)
                     else:

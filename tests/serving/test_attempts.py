@@ -12,7 +12,7 @@ from serving.frontend.api.errors import ApiError
 from serving.frontend.generation.attempt import Attempts
 from serving.frontend.generation.call import ChoiceRequest
 from serving.frontend.generation.output import Output
-from serving.frontend.prepared import Prompt
+from serving.frontend.prepared import PreparedPrompt
 from serving.life import DisaggregationConfig
 from serving.life.terms import Terms
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
@@ -27,7 +27,7 @@ from tests.support.waiting import in_time
 
 def request(tokens=(1, 2, 3), **conditions):
     return ChoiceRequest(
-        prompt=Prompt(np.array(tokens, np.uint32), 4),
+        prompt=PreparedPrompt(np.array(tokens, np.uint32), 4),
         conditions=StopConditions(**conditions),
         sampling={},
         eos_token_ids=[],
@@ -38,7 +38,7 @@ def request(tokens=(1, 2, 3), **conditions):
 def test_tokens_so_far_become_part_of_the_prompt():
     rest = request(max_tokens=10, min_tokens=1).after([7, 8])
     assert rest.prompt.tokens.tolist() == [1, 2, 3, 7, 8]
-    assert rest.prompt.hashes == Prompt(np.array([1, 2, 3, 7], np.uint32), 4).hashes
+    assert rest.prompt.hashes == PreparedPrompt(np.array([1, 2, 3, 7], np.uint32), 4).hashes
     assert (rest.conditions.max_tokens, rest.conditions.min_tokens, rest.num_generated) == (8, 0, 2)
     assert request().after([7]).conditions.max_tokens is None
 

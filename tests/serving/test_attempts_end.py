@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from serving.frontend.api.errors import ApiError
 from serving.frontend.generation.attempt import Attempts
 from serving.frontend.generation.call import ChoiceRequest
-from serving.frontend.prepared import Prompt
+from serving.frontend.prepared import PreparedPrompt
 from serving.life import DisaggregationConfig
 from serving.life.terms import Terms
-from serving.router import Decision
+from serving.router import RoutingDecision
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
-from serving.routing.placement import Placement, Rank
+from serving.routing.placement import Placement, RankAddress
 from serving.runtime.connection import ReplyStream
 from serving.runtime.messages import CallError, End
 from serving.worker.protocol import StopConditions
@@ -73,7 +73,7 @@ class Pool:
             raise NoWorkersError("nobody is there")
         chosen, number = min(fitting, key=lambda each: (each in wanted.avoid, each)), next(self._numbers)
         self.booked[number] = chosen
-        return Placement(number, Rank(chosen, 0), chosen, 0, Decision(chosen, 0, [], [], [], 0, 0), 0)
+        return Placement(number, RankAddress(chosen, 0), chosen, 0, RoutingDecision(chosen, 0, [], [], [], 0, 0), 0)
 
     def send(self, placement, request):
         assert not self.open, "there is a call already"
@@ -140,7 +140,7 @@ class Course:
         return self.prefills if self.prefills.workers else None
 
     def bypass(self, num_tokens, hashes):
-        return Rank(min(self.decode.workers), 0) if self.bypasses and self.decode.workers else None
+        return RankAddress(min(self.decode.workers), 0) if self.bypasses and self.decode.workers else None
 
     def meet(self, placement):
         return {"bootstrap_room": placement.request} if self.has_rooms else None
@@ -218,7 +218,7 @@ async def live(data):
     terms = data.draw(TERMS, "terms")
     course, tokens = Course(terms.config, data), []
     request = ChoiceRequest(
-        prompt=Prompt(np.arange(3, dtype=np.uint32), 4),
+        prompt=PreparedPrompt(np.arange(3, dtype=np.uint32), 4),
         conditions=StopConditions(max_tokens=data.draw(st.integers(1, 4), "limit")),
         sampling=data.draw(st.sampled_from([{}, {"prompt_logprobs": 1}]), "sampling"),
         eos_token_ids=[],

@@ -13,9 +13,9 @@ from unittest.mock import Mock
 import pytest
 
 from foundation.identity import Identity
-from serving.cli.batch import BatchError, is_answered, read, run_batch
-from serving.cli.job import AskConfig, Job, identity_of
-from serving.cli.ways import Batch, Mocked, OwnFile, Server
+from serving.cli.batch import BatchError, is_answered, read_prompts, run_batch
+from serving.cli.job import AskConfig, Job, job_identity
+from serving.cli.ways import BatchInput, MockerOutput, OwnFileOutput, ServerOutput
 from serving.engines.mock.config import AnswerConfig
 from serving.frontend.config import FrontendConfig
 from serving.life import DisaggregationConfig
@@ -198,7 +198,7 @@ def test_answers_that_another_engine_or_other_settings_gave_are_not_taken(tmp_pa
 
 def job(tmp_path, out, *arguments, model=""):
     return Job(
-        Batch(tmp_path / "prompts.jsonl"), out, ModelConfig(model_path=str(model)), AskConfig(), FrontendConfig(),
+        BatchInput(tmp_path / "prompts.jsonl"), out, ModelConfig(model_path=str(model)), AskConfig(), FrontendConfig(),
         ModelRunConfig(), AnswerConfig(), RouterConfig(), DisaggregationConfig(), TransferRunConfig(), RuntimeConfig(), arguments,
     )  # fmt: skip
 
@@ -207,28 +207,28 @@ def test_a_model_or_an_engine_of_ones_own_that_was_edited_gives_other_answers(tm
     model, engine = write_model(tmp_path / "model"), tmp_path / "e.py"
     engine.write_text("import near")
     (tmp_path / "near.py").write_text("a = 1")
-    jobs = job(tmp_path, Mocked(), model=model), job(tmp_path, OwnFile("pystr", str(engine)))
-    before = [identity_of(one) for one in jobs]
+    jobs = job(tmp_path, MockerOutput(), model=model), job(tmp_path, OwnFileOutput("pystr", str(engine)))
+    before = [job_identity(one) for one in jobs]
     (model / "tokenizer_config.json").write_text("{}")
     (tmp_path / "near.py").write_text("a = 2")
-    differences = [identity_of(one).difference(earlier) for one, earlier in zip(jobs, before, strict=True)]
+    differences = [job_identity(one).difference(earlier) for one, earlier in zip(jobs, before, strict=True)]
     assert differences == [f"{model} has changed", f"{tmp_path / 'near.py'} has changed"]
 
 
 def test_an_engine_of_ones_own_is_the_same_by_another_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "e.py").write_text("a = 1")
-    made = identity_of(job(tmp_path, OwnFile("pystr", "e.py")))
-    assert identity_of(job(tmp_path, OwnFile("pystr", str(tmp_path / "e.py")))) == made
-    assert identity_of(job(tmp_path, OwnFile("pytok", "e.py"))).difference(made) == "out was pystr and is pytok"
+    made = job_identity(job(tmp_path, OwnFileOutput("pystr", "e.py")))
+    assert job_identity(job(tmp_path, OwnFileOutput("pystr", str(tmp_path / "e.py")))) == made
+    assert job_identity(job(tmp_path, OwnFileOutput("pytok", "e.py"))).difference(made) == "out was pystr and is pytok"
 
 
 def test_engine_arguments_count_and_their_secrets_are_not_written(tmp_path):
-    server = Server("http://me:hush@host:1/?key=hush")
+    server = ServerOutput("http://me:hush@host:1/?key=hush")
     words = ("--api-key", "hush", "--hf-token=hush", "--max-num-seqs", "8")
-    made = identity_of(job(tmp_path, server, *words))
+    made = job_identity(job(tmp_path, server, *words))
     assert "hush" not in "".join(made.facts.values())
-    assert identity_of(job(tmp_path, server, *words[:-1], "9")).difference(made).endswith("--max-num-seqs, 9")
+    assert job_identity(job(tmp_path, server, *words[:-1], "9")).difference(made).endswith("--max-num-seqs, 9")
 
 
 def test_answers_of_which_nothing_says_what_made_them_are_not_taken(tmp_path):
@@ -269,10 +269,10 @@ def test_two_runs_do_not_write_one_file(tmp_path):
 
 def test_what_cannot_be_read_is_named(tmp_path):
     with pytest.raises(BatchError, match="no such file"):
-        read(tmp_path)
+        read_prompts(tmp_path)
     (tmp_path / "x.jsonl").write_bytes(b"\xff\xfe")
     with pytest.raises(BatchError, match=r"x\.jsonl"):
-        read(tmp_path / "x.jsonl")
+        read_prompts(tmp_path / "x.jsonl")
 
 
 def test_a_request_that_fails_is_asked_again_next_time(tmp_path):

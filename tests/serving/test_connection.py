@@ -18,7 +18,7 @@ from serving.frontend.api.errors import ApiError
 from serving.frontend.config import FrontendConfig
 from serving.frontend.http import body as bodies
 from serving.frontend.http.body import FREE_BYTES, BodyBudget
-from serving.frontend.http.connection import PIECE_BYTES, Connection, sweep
+from serving.frontend.http.connection import PIECE_BYTES, ClientConnection, sweep_connections
 from serving.frontend.http.limits import Limits
 from tests.support.stacks import running
 from tests.support.waiting import PATIENCE_S, until
@@ -78,7 +78,7 @@ class Server:
             await asyncio.sleep(0.002)
 
     def _connect(self, **settings):
-        connection = Connection(**settings, limits=self.limits)
+        connection = ClientConnection(**settings, limits=self.limits)
         self.connections.append(connection)
         return connection
 
@@ -96,7 +96,9 @@ class Server:
         self.state = self.server.server_state
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: self.errors.append(context))
-        sweeping = asyncio.ensure_future(sweep(self.state.connections, replace(self.limits, linger_s=0.1)))  # often
+        sweeping = asyncio.ensure_future(
+            sweep_connections(self.state.connections, replace(self.limits, linger_s=0.1))
+        )  # often
         await self.server.serve(sockets=[self._listener])
         sweeping.cancel()
 

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from serving.cli import dynamo_run as program
-from serving.cli.dynamo_run import split
+from serving.cli.dynamo_run import split_ways
 from serving.cli.job import Job, check_job
 from tests.dynabench.test_serve import finish, start
 from tests.support.commands import dynabench, dynamo_run
@@ -51,7 +51,7 @@ def job_of(monkeypatch, *words):
         raise StoppedError
 
     monkeypatch.setattr(program, "check_job", stop)
-    way_in, way_out, flags = split([*words])
+    way_in, way_out, flags = split_ways([*words])
     command, bound, _ = program.app.parse_args(flags, exit_on_error=False, print_error=False)
     with pytest.raises(StoppedError):
         command(*bound.args, way_in=way_in, way_out=way_out, engine_arguments=(), **bound.kwargs)

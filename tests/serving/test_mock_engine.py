@@ -20,7 +20,7 @@ from serving.router.follower import KvFollower
 from serving.router.hashing import block_hashes, sequence_hashes
 from serving.router.index import PrefixIndex
 from serving.runtime.messages import pack_u32
-from serving.runtime.server import Stream
+from serving.runtime.server import AnswerStream
 from serving.worker.config import WorkerConfig
 from serving.worker.protocol import PreprocessedRequest, StopConditions
 from tests.support.waiting import in_time, until_async
@@ -89,9 +89,9 @@ def test_an_answer_that_goes_on_elsewhere_is_the_same_answer():
     whole = answer_tokens(prompt, 7, 0, 20, LETTERS)
 
     async def talk(engine, reader):
-        engine.submit(request(prompt, 20, sampling_options={"seed": 7}), Stream(reader, 1))
+        engine.submit(request(prompt, 20, sampling_options={"seed": 7}), AnswerStream(reader, 1))
         so_far = [*prompt.tolist(), *whole[:13]]
-        engine.submit(request(so_far, 7, sampling_options={"seed": 7}, num_generated=13), Stream(reader, 2))
+        engine.submit(request(so_far, 7, sampling_options={"seed": 7}, num_generated=13), AnswerStream(reader, 2))
         await ended(reader, 1, 2)
         assert reader.tokens(1) == whole
         assert reader.tokens(2) == whole[13:]
@@ -102,7 +102,7 @@ def test_an_answer_that_goes_on_elsewhere_is_the_same_answer():
 
 def test_a_slow_reader_misses_nothing_and_holds_up_nobody():
     async def talk(engine, reader):
-        slow, fast = Stream(reader, 1), Stream(reader, 2)
+        slow, fast = AnswerStream(reader, 1), AnswerStream(reader, 2)
         slow.pause()
         engine.submit(request([1, 2], 30), slow)
         engine.submit(request([3, 4], 30), fast)
@@ -120,13 +120,13 @@ def test_a_slow_reader_misses_nothing_and_holds_up_nobody():
 def test_a_full_queue_refuses_and_a_request_that_never_fits_is_invalid():
     async def talk(engine, reader):
         for id in range(3):
-            engine.submit(request([1], 5), Stream(reader, id))
+            engine.submit(request([1], 5), AnswerStream(reader, id))
         assert reader.ends[2].kind == "overloaded"
-        engine.submit(request([1] * 500, 5), Stream(reader, 9))
+        engine.submit(request([1] * 500, 5), AnswerStream(reader, 9))
         await ended(reader, 0, 1)
 
     async def too_long(engine, reader):
-        engine.submit(request([1] * 500, 5), Stream(reader, 9))
+        engine.submit(request([1] * 500, 5), AnswerStream(reader, 9))
         assert reader.ends[9].kind == "invalid"
         assert "KV blocks" in reader.ends[9].error
 
@@ -136,7 +136,7 @@ def test_a_full_queue_refuses_and_a_request_that_never_fits_is_invalid():
 
 def test_a_cancelled_request_gives_its_blocks_back_within_a_step():
     async def talk(engine, reader):
-        stream = Stream(reader, 1)
+        stream = AnswerStream(reader, 1)
         engine.submit(request([1] * 40, 300), stream)
         await until_async(lambda: reader.tokens(1))
         before = len(reader.tokens(1))
@@ -153,7 +153,7 @@ def test_a_router_hears_of_host_memory_block_by_block(blocks_per_chunk):
 
     async def talk(engine, reader):
         for number, prompt in enumerate(prompts):
-            engine.submit(request(prompt, 3), Stream(reader, number))
+            engine.submit(request(prompt, 3), AnswerStream(reader, number))
             await ended(reader, number)
 
     with_engine(talk, publisher=heard, num_gpu_blocks=8, kv_offloading_size=1.0, blocks_per_chunk=blocks_per_chunk)
@@ -169,9 +169,9 @@ def test_ranks_are_engines_of_their_own():
         await mocker.start(ModelFiles({}))
         mocker.publish_to([])
         reader, encode = Reader(), msgspec.msgpack.encode
-        mocker.service(msgspec.Raw(encode(request([1], 3, dp_rank=1))), Stream(reader, 1))
+        mocker.service(msgspec.Raw(encode(request([1], 3, dp_rank=1))), AnswerStream(reader, 1))
         assert (mocker.load(0).num_waiting, mocker.load(1).num_waiting) == (0, 1)
-        mocker.service(msgspec.Raw(encode(request([1], 3, dp_rank=2))), Stream(reader, 2))
+        mocker.service(msgspec.Raw(encode(request([1], 3, dp_rank=2))), AnswerStream(reader, 2))
         assert reader.ends[2].kind == "invalid"
         await mocker.close()
 
@@ -209,7 +209,7 @@ def speaks(prompt, *, seed=0, **conditions):
             stop_conditions=StopConditions(**conditions),
             sampling_options={"seed": seed},
         )
-        engine.submit(asked, Stream(reader, 1))
+        engine.submit(asked, AnswerStream(reader, 1))
         await ended(reader, 1)
         found.append((reader.tokens(1), reader.items[1][-1]["finish_reason"]))
 
@@ -255,7 +255,7 @@ def test_an_answer_without_a_limit_that_goes_on_elsewhere_has_its_least_number_o
     async def talk(engine, reader):
         asked = request([*prompt.tolist(), *WORDS[:whole]], None, num_generated=whole)
         asked.stop_conditions = StopConditions(max_tokens=300, is_default_limit=True, min_tokens=20)  # of 20 + whole
-        engine.submit(asked, Stream(reader, 1))
+        engine.submit(asked, AnswerStream(reader, 1))
         await ended(reader, 1)
         assert len(reader.tokens(1)) == 20
 

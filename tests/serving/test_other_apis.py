@@ -11,7 +11,7 @@ import pytest
 from serving.frontend.admission import KeyAndRoom
 from serving.frontend.api.errors import ApiError
 from serving.frontend.config import FrontendConfig
-from serving.frontend.kept_responses import KeptResponses, Turn
+from serving.frontend.kept_responses import KeptResponses, ResponseTurn
 from tests.support.speaking_engine import ASKED
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -229,8 +229,8 @@ def test_a_frontend_that_keeps_no_responses_refuses_to_continue_one(settings):
     kept = KeptResponses(FrontendConfig(**settings))
     for name, value in {"previous_response_id": "resp_1", "store": True}.items():
         with pytest.raises(ApiError, match=f"{name}: this server keeps no responses"):
-            Turn(kept).complete(msgspec.json.encode({"input": "Hi.", name: value}), lambda _: None)
-    turn, body = Turn(kept), b'{"input": "Hi."}'
+            ResponseTurn(kept).complete(msgspec.json.encode({"input": "Hi.", name: value}), lambda _: None)
+    turn, body = ResponseTurn(kept), b'{"input": "Hi."}'
     assert (turn.complete(body, lambda _: None), turn.is_kept) == (body, False)
 
 

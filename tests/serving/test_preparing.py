@@ -20,7 +20,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from serving.engines.processes import descendants
 from serving.frontend.api.embedding import EmbeddingRequest
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.kinds import parse
+from serving.frontend.api.kinds import parse_request
 from serving.frontend.api.openai import ChatRequest, CompletionRequest
 from serving.frontend.prepared import HandedThrough, Prepared
 from serving.frontend.preparing.messages import Elsewhere
@@ -126,9 +126,9 @@ def test_no_text_has_fewer_tokens_than_its_length_says(family, text):
 def test_token_ids_are_checked_alike_wherever_they_come(tmp_path, path, field):
     body = json.dumps({"model": "m", field: [0, 99_999_999]}).encode()
     any_ids, few_ids = (text_model(folder, has_embeddings=True) for folder in (None, slow_model(tmp_path / "m")))
-    assert preprocess(parse(body, path), body, any_ids).prompts[0].tokens.tolist() == [0, 99_999_999]
+    assert preprocess(parse_request(body, path), body, any_ids).prompts[0].tokens.tolist() == [0, 99_999_999]
     with pytest.raises(ApiError, match="there is no token 99999999; the model has 3 tokens") as refused:
-        preprocess(parse(body, path), body, few_ids)
+        preprocess(parse_request(body, path), body, few_ids)
     assert refused.value.param == field
 
 
@@ -137,7 +137,9 @@ def test_what_cannot_fit_is_refused_before_it_is_encoded(monkeypatch):
     monkeypatch.setattr(model.tokenizer, "encode", None)
     for asked in (
         CompletionRequest(model="m", prompt="x" * 101, max_tokens=1),
-        parse(json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 101}]}).encode(), ChatRequest),
+        parse_request(
+            json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 101}]}).encode(), ChatRequest
+        ),
     ):
         with pytest.raises(ApiError) as refused:
             prepare(asked, model)
@@ -176,7 +178,7 @@ def test_only_what_is_quick_and_no_code_of_the_models_runs_at_once(model_path):
 
     def quick(model, **asked):
         kind = ChatRequest if "messages" in asked else CompletionRequest
-        return is_quick(parse(json.dumps({"model": "m"} | asked).encode(), kind), model)
+        return is_quick(parse_request(json.dumps({"model": "m"} | asked).encode(), kind), model)
 
     message = [{"role": "user", "content": "hello"}]
     assert quick(ours, prompt="hello")
@@ -241,7 +243,7 @@ def chat(text, model="m"):
 def test_a_preparer_gives_what_would_be_made_here(preparing, model_path):
     model = text_model(model_path)
     (there,) = preparing(model, chat("once upon a time"))
-    here = prepare(parse(chat("once upon a time")[1], ChatRequest), text_model(model_path, is_preparer=True))
+    here = prepare(parse_request(chat("once upon a time")[1], ChatRequest), text_model(model_path, is_preparer=True))
     assert isinstance(there, Prepared)
     assert there.prompts[0].tokens.tolist() == here.prompts[0].tokens.tolist()
     assert there.prompts[0].hashes == here.prompts[0].hashes

@@ -11,8 +11,8 @@ from serving.router import RouterConfig
 from serving.router.events import BlocksRemoved, BlocksStored
 from serving.router.router import AllBusyError, NoWorkersError
 from serving.routing.following import WorkerTraits
-from serving.routing.live import Routing
-from serving.routing.placement import Wanted
+from serving.routing.live import LiveRouting
+from serving.routing.placement import WantedRank
 from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
@@ -63,7 +63,7 @@ def network(tmp_path, talk):
                 return made
 
             async def router(traits=lambda _: WorkerTraits(1, True), stage="aggregated", **options):
-                made = Routing(
+                made = LiveRouting(
                     await join(),
                     ADDRESS,
                     mode="kv",
@@ -82,7 +82,7 @@ def network(tmp_path, talk):
 
 
 def overlaps(router, hashes):
-    placement = router.pick(Wanted(len(hashes) * SIZE, hashes))
+    placement = router.pick(WantedRank(len(hashes) * SIZE, hashes))
     router.on_finish(placement)
     ranks = router.ranks()
     return {ranks[slot].instance_id: blocks for slot, _, blocks in placement.decision.candidates if blocks}
@@ -124,7 +124,7 @@ def test_a_worker_that_reports_no_events_is_predicted_beside_one_that_does(tmp_p
         told.publisher.publish([BlocksStored([1, 2], None)])
         await until_async(lambda: overlaps(here, [1, 2]).get(told.runtime.instance_id) == 2)  # asking is routing, too
         for hashes in ([7, 8], [7, 8]):
-            here.on_finish(here.pick(Wanted(2 * SIZE, hashes, silent.runtime.instance_id)))
+            here.on_finish(here.pick(WantedRank(2 * SIZE, hashes, silent.runtime.instance_id)))
         assert overlaps(here, [7, 8]) == {silent.runtime.instance_id: 2}
 
     network(tmp_path, talk)
@@ -143,12 +143,12 @@ def test_routers_know_what_the_others_sent_and_forget_it_with_them(tmp_path):
 
         placements = []
         while not placements or load(there, placements[0])[0] == 0:  # a subscriber needs a moment to connect
-            placements.append(here.pick(Wanted(3 * SIZE, [1, 2, 3])))
+            placements.append(here.pick(WantedRank(3 * SIZE, [1, 2, 3])))
             await asyncio.sleep(0.05)
         for placement in placements:
             here.on_finish(placement)
         await until_async(lambda: load(there, placements[-1]) == (0, 0, 0))
-        placement = here.pick(Wanted(3 * SIZE, [1, 2, 3]))
+        placement = here.pick(WantedRank(3 * SIZE, [1, 2, 3]))
         await until_async(lambda: load(there, placement) == load(here, placement) == (1, 3 * SIZE, 3))
         here.on_first_token(placement)
         await until_async(lambda: load(there, placement) == load(here, placement) == (1, 0, 3))
@@ -156,7 +156,7 @@ def test_routers_know_what_the_others_sent_and_forget_it_with_them(tmp_path):
         here.on_finish(placement)
         del here._peers._tell
         await until_async(lambda: load(there, placement) == (0, 0, 0))
-        last = here.pick(Wanted(3 * SIZE, [1, 2, 3]))
+        last = here.pick(WantedRank(3 * SIZE, [1, 2, 3]))
         await until_async(lambda: load(there, last)[0] == 1)
         await here._following._runtime.close()
         await until_async(lambda: load(there, last) == (0, 0, 0))
@@ -172,14 +172,14 @@ def test_busy_workers_are_left_out_and_all_busy_is_an_error(tmp_path):
         one.usage = 90
         await until_async(lambda: len(here.loads) == 2 and here.core._busy)
         for _ in range(5):
-            assert here.pick(Wanted(SIZE, [1])).rank.instance_id == two.runtime.instance_id
+            assert here.pick(WantedRank(SIZE, [1])).rank.instance_id == two.runtime.instance_id
         two.usage = 90
         await until_async(lambda: len(here.core._busy) == 2)
         with pytest.raises(AllBusyError):
-            here.pick(Wanted(SIZE, [1]))
+            here.pick(WantedRank(SIZE, [1]))
         one.usage = 10
         await until_async(lambda: len(here.core._busy) == 1)
-        assert here.pick(Wanted(SIZE, [1])).rank.instance_id == one.runtime.instance_id
+        assert here.pick(WantedRank(SIZE, [1])).rank.instance_id == one.runtime.instance_id
 
     network(tmp_path, talk)
 
@@ -211,7 +211,7 @@ def test_garbage_on_the_event_plane_is_ignored(tmp_path):
         one.publisher.publish([BlocksStored([1], None)])
         await until_async(lambda: overlaps(here, [1]) == {one.runtime.instance_id: 1})
         with pytest.raises(NoWorkersError, match="has no instance 1"):
-            here.pick(Wanted(SIZE, [1], 1))
+            here.pick(WantedRank(SIZE, [1], 1))
 
     network(tmp_path, talk)
 
@@ -237,7 +237,7 @@ def test_routers_of_decode_workers_tell_each_other_whether_a_prompt_is_still_to_
         here, there = await router(stage="decode"), await router(stage="decode")
         await until_async(lambda: here.num_ranks == there.num_ranks == 1)
         await until_async(lambda: here._peers.ids and there._peers.ids)
-        placement = here.pick(Wanted(40, [1, 2], is_local=is_local))
+        placement = here.pick(WantedRank(40, [1, 2], is_local=is_local))
 
         def books():
             [(_, found)] = there.books()

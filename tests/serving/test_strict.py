@@ -5,7 +5,7 @@ import pytest
 
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.fields import strictly
-from serving.frontend.api.kinds import KINDS, LikeChat, parse
+from serving.frontend.api.kinds import KINDS, LikeChat, parse_request
 from serving.frontend.api.unsupported import check_fields
 
 FUNCTION = {"name": "f", "parameters": {"type": "object"}}
@@ -17,7 +17,7 @@ FORMAT = {"type": "json_schema", "schema": {}}
 
 def _read(kind, is_strict, fields):
     body = msgspec.json.encode(fields)
-    request = parse(body, KINDS[kind].type)
+    request = parse_request(body, KINDS[kind].type)
     check_fields(body, request, is_strict=is_strict)
     if isinstance(request, LikeChat):
         with strictly(is_strict):

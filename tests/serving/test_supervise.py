@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from serving.frontend.http.listening import LISTEN_FD, listen
-from serving.supervision.group import LINE_CHARACTERS, Ended, Group, GroupError, Program, Ready
+from serving.supervision.group import LINE_CHARACTERS, GroupError, ProcessEnded, ProcessGroup, ProcessReady, Program
 from tests.support.waiting import PATIENCE_S, until, until_async
 
 READY = "import serving.supervision.process as p; p.report_ready()\n"
@@ -48,7 +48,7 @@ def watch(code, *, restart=False, until=None, arguments=()):
             if until is not None and until in line:
                 ended.set()
 
-        group = Group(restart=restart, say=say)
+        group = ProcessGroup(restart=restart, say=say)
         await group.start(Program("child", ["-c", code, *arguments]))
         try:
             if until is not None:
@@ -148,7 +148,7 @@ def test_a_child_that_was_ready_once_is_started_again_whatever_it_ends_with(tmp_
 
 def test_a_group_that_is_stopped_while_it_pauses_leaves_no_process(tmp_path):
     async def main():
-        group = Group(restart=True, say=lambda line: seen.set())
+        group = ProcessGroup(restart=True, say=lambda line: seen.set())
         seen = asyncio.Event()
         await group.start(Program("child", ["-c", READY + "print(1)"]))
         await seen.wait()
@@ -209,7 +209,7 @@ while True:
 def test_what_others_need_is_asked_to_end_once_they_have_ended():
     async def main():
         said = []
-        async with Group(restart=False, say=lambda line: said.append(line.split()[1:])) as group:
+        async with ProcessGroup(restart=False, say=lambda line: said.append(line.split()[1:])) as group:
             await group.start(
                 Program("store", ["-c", LAST_WORD, "store", "0"], is_needed_by_others=True),
                 Program("worker", ["-c", LAST_WORD, "worker", "0.5"]),
@@ -237,18 +237,18 @@ async def until_event(events, wanted):
 def test_a_process_that_is_asked_to_end_is_forgotten_and_the_others_stay():
     async def main():
         events = []
-        async with Group(restart=True, on_event=events.append) as group:
+        async with ProcessGroup(restart=True, on_event=events.append) as group:
             await group.start(*(Program(name, ["-c", WAITING, name.upper()]) for name in ("one", "two")))
-            await until_event(events, Ready("one", "ONE"))
-            await until_event(events, Ready("two", "TWO"))
+            await until_event(events, ProcessReady("one", "ONE"))
+            await until_event(events, ProcessReady("two", "TWO"))
             await group.end("one", 60)
             assert list(group.processes) == ["two"]
             await group.start(Program("one", ["-c", WAITING, "again"]))
-            await until_event(events, Ready("one", "again"))
+            await until_event(events, ProcessReady("one", "again"))
         assert not group.processes
         return events
 
-    assert [event for event in asyncio.run(main()) if isinstance(event, Ended)] == []
+    assert [event for event in asyncio.run(main()) if isinstance(event, ProcessEnded)] == []
 
 
 def test_a_process_that_does_not_end_when_asked_is_ended():
@@ -256,9 +256,9 @@ def test_a_process_that_does_not_end_when_asked_is_ended():
 
     async def main():
         events = []
-        async with Group(restart=True, on_event=events.append) as group:
+        async with ProcessGroup(restart=True, on_event=events.append) as group:
             await group.start(Program("child", ["-c", stubborn]))
-            await until_event(events, Ready("child", ""))
+            await until_event(events, ProcessReady("child", ""))
             await group.end("child", 0)
             assert not group.processes
 
@@ -268,9 +268,9 @@ def test_a_process_that_does_not_end_when_asked_is_ended():
 def test_a_process_that_is_retried_may_fail_again_and_again_and_is_ended_between(tmp_path):
     async def main():
         events, said = [], []
-        async with Group(restart=False, say=said.append, on_event=events.append) as group:
+        async with ProcessGroup(restart=False, say=said.append, on_event=events.append) as group:
             await group.start(Program("child", ["-c", "import sys; sys.exit('no')"], is_retried=True))
-            await until_async(lambda: events.count(Ended("child", False, True)) == 4)
+            await until_async(lambda: events.count(ProcessEnded("child", False, True)) == 4)
             await group.end("child", 60)
             assert not group._failed.is_set()
         assert any("does not start: ended with code 1; its last line was: no; restarting it" in line for line in said)
@@ -281,9 +281,9 @@ def test_a_process_that_is_retried_may_fail_again_and_again_and_is_ended_between
 def test_a_process_that_dies_in_a_group_that_does_not_restart_is_reported_so():
     async def main():
         events = []
-        async with Group(restart=False, on_event=events.append) as group:
+        async with ProcessGroup(restart=False, on_event=events.append) as group:
             await group.start(Program("child", ["-c", READY]))
-            await until_event(events, Ended("child", True, False))
+            await until_event(events, ProcessEnded("child", True, False))
 
     asyncio.run(main())
 
@@ -302,7 +302,7 @@ def test_only_the_process_that_listens_has_the_listener(run):
         events = []
         with listen("127.0.0.1", 0) as listener:
             held = str(Path(f"/proc/self/fd/{listener.fileno()}").readlink())
-            async with Group(restart=False, on_event=events.append) as group:
+            async with ProcessGroup(restart=False, on_event=events.append) as group:
                 await group.start(
                     Program("frontend", ["-c", HOLDS], file_descriptors=(listener.fileno(),)),
                     Program("worker", ["-c", HOLDS]),
@@ -335,11 +335,11 @@ def test_what_a_process_was_given_does_not_go_on_to_those_that_it_starts():
         events = []
         with listen("127.0.0.1", 0) as listener:
             given = {LISTEN_FD: str(listener.fileno())}
-            async with Group(restart=False, on_event=events.append) as group:
+            async with ProcessGroup(restart=False, on_event=events.append) as group:
                 await group.start(
                     Program("frontend", ["-c", BELOW], environment=given, file_descriptors=(listener.fileno(),))
                 )
                 await until_async(lambda: events)
         return events[0]
 
-    assert uvloop.run(main()) == Ready("frontend", "")
+    assert uvloop.run(main()) == ProcessReady("frontend", "")

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.kinds import parse
+from serving.frontend.api.kinds import parse_request
 from serving.frontend.api.openai import ChatRequest
 from serving.model.files import ModelFiles
 from serving.model.template import PLAIN, ChatTemplate
@@ -90,7 +90,7 @@ def test_the_built_in_template_leaves_nothing_out():
 
 
 def asked(**fields):
-    return parse(json.dumps({"model": "m", "messages": [USER], **fields}).encode(), ChatRequest)
+    return parse_request(json.dumps({"model": "m", "messages": [USER], **fields}).encode(), ChatRequest)
 
 
 def test_variables_of_a_request_reach_the_template():

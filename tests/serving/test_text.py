@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from serving.frontend.generation.stops import StopMatcher
-from serving.frontend.generation.text import Text
+from serving.frontend.generation.text import ChoiceText
 from serving.model.errors import ModelError
 from serving.model.files import ModelFiles
 from serving.model.template import ChatTemplate, TemplateError
@@ -157,7 +157,7 @@ def test_a_stop_string_counts_where_it_ends_beyond_the_least_number_of_tokens(pi
 
 def text(**settings):
     """Return the text of a choice whose tokens are bytes."""
-    return Text(ByteTokenizer().detokenizer(), **settings)
+    return ChoiceText(ByteTokenizer().detokenizer(), **settings)
 
 
 def test_each_token_has_a_piece_escaped_for_json():

@@ -11,7 +11,7 @@ from serving.engines.mock.forms.errors import FormError
 from serving.engines.mock.forms.writer import Writer
 from serving.frontend.answers.splitting import AnswerParts
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.kinds import parse
+from serving.frontend.api.kinds import parse_request
 from serving.frontend.api.openai import ChatRequest
 from serving.frontend.api.tools import ToolUse
 from serving.frontend.prepared import Prepared
@@ -44,7 +44,7 @@ def test_any_parameters_are_served_or_refused(first, second, choice):
         }
     ).encode()
     try:
-        prepared = preprocess(parse(body, ChatRequest), body, model)
+        prepared = preprocess(parse_request(body, ChatRequest), body, model)
     except ApiError as error:
         assert error.status == 400
         return

@@ -10,7 +10,7 @@ import httpx
 
 from serving.engines.mock.engine import EngineConfig
 from serving.stand_in.config import ApiConfig, StandInConfig
-from serving.stand_in.server import serve
+from serving.stand_in.server import serve_stand_in
 from serving.stand_in.vllm.app import VllmServer
 
 
@@ -28,7 +28,7 @@ async def running(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
     stopping = asyncio.Event()
     listener = socket.create_server(("127.0.0.1", 0))
     url = "http://{}:{}".format(*listener.getsockname())
-    serving = asyncio.create_task(serve(StandInConfig(**(defaults | settings)), stopping, listener))
+    serving = asyncio.create_task(serve_stand_in(StandInConfig(**(defaults | settings)), stopping, listener))
     try:
         async with httpx.AsyncClient(base_url=url, timeout=30) as client:
             yield client

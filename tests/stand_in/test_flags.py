@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from serving.stand_in.vllm.flags.arguments import arguments
-from serving.stand_in.vllm.flags.command_line import FORMER, differing, in_flags, parse
+from serving.stand_in.vllm.flags.command_line import FORMER, differing, in_flags, parse_arguments
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ from serving.stand_in.vllm.flags.command_line import FORMER, differing, in_flags
     ],
 )
 def test_words_are_read_as_vllm_reads_them(words, expected):
-    assert parse(words.split()) == expected
+    assert parse_arguments(words.split()) == expected
 
 
 def test_dotted_flags_are_entries_of_one_json_object():
@@ -46,16 +46,16 @@ def test_dotted_flags_are_entries_of_one_json_object():
     words += " --kv-transfer-config.kv_connector_extra_config.backends+=GDS"
     extra = {"x": {"y": 80_000_000}, "backends": ["UCX", "LIBFABRIC", "GDS"]}
     expected = {"kv_connector": "NixlConnector", "kv_connector_extra_config": extra}
-    assert parse(words.split()) == {"kv_transfer_config": expected}
+    assert parse_arguments(words.split()) == {"kv_transfer_config": expected}
 
 
 def test_dotted_flags_replace_the_whole_object_given_as_json():
     words = ["--kv-events-config.hwm", "5", "--kv-events-config", '{"topic": "a"}']
-    assert parse(words) == {"kv_events_config": {"hwm": 5}}
+    assert parse_arguments(words) == {"kv_events_config": {"hwm": 5}}
 
 
 def test_numbers_in_settings_may_have_suffixes_but_texts_keep_theirs():
-    assert parse(["--kv-events-config", '{"hwm": 2k, "topic": "8k \\"9k"}']) == {
+    assert parse_arguments(["--kv-events-config", '{"hwm": 2k, "topic": "8k \\"9k"}']) == {
         "kv_events_config": {"hwm": 2000, "topic": '8k "9k'}
     }
 
@@ -91,14 +91,14 @@ def test_numbers_in_settings_may_have_suffixes_but_texts_keep_theirs():
 )  # fmt: skip
 def test_what_cannot_be_read_is_refused_in_one_line(words, message):
     with pytest.raises(ValueError) as refused:
-        parse(words.split(), beside=["--gpu"])
+        parse_arguments(words.split(), beside=["--gpu"])
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_a_flag_of_older_versions_that_asks_for_what_is_so_anyhow_is_accepted(caplog):
     with caplog.at_level("INFO"):
-        assert parse(["m", "--disable-log-requests", "--port", "1"]) == {"model": "m", "port": 1}
+        assert parse_arguments(["m", "--disable-log-requests", "--port", "1"]) == {"model": "m", "port": 1}
     assert "accepted without effect: --disable-log-requests" in caplog.text
 
 
@@ -107,7 +107,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path
     file.write_text(
         "model: theirs\nport: 1\nserved-model-name: [a, b]\nenable-prefix-caching: false\nkv_events_config: {hwm: 7}\n"
     )
-    found = parse(["--config", str(file), "--port", "2"])
+    found = parse_arguments(["--config", str(file), "--port", "2"])
     assert found == {
         "model": "theirs",
         "port": 2,
@@ -115,14 +115,14 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path
         "kv_events_config": {"hwm": 7},
     }
     assert "enable-prefix-caching: false in the file of --config is ignored, as by vllm serve" in caplog.text
-    assert parse(["mine", "--config", str(file)])["model"] == "mine"
+    assert parse_arguments(["mine", "--config", str(file)])["model"] == "mine"
 
 
 def test_a_flag_of_ours_belongs_on_the_command_line(tmp_path):
     file = tmp_path / "serve.yaml"
     file.write_text("gpu: h100\n")
     with pytest.raises(ValueError, match="--gpu in the file of --config: this flag is dynabench's own; it goes on"):
-        parse(["m", "--config", str(file)], beside=["--gpu"])
+        parse_arguments(["m", "--config", str(file)], beside=["--gpu"])
 
 
 def test_messages_about_settings_name_the_flags():
@@ -131,7 +131,9 @@ def test_messages_about_settings_name_the_flags():
 
 
 def test_only_what_is_not_vllms_default_differs():
-    given = parse(shlex.split("m --port 8000 -pp 2 --no-enforce-eager --kv-events-config.hwm 100000 --watermark 0"))
+    given = parse_arguments(
+        shlex.split("m --port 8000 -pp 2 --no-enforce-eager --kv-events-config.hwm 100000 --watermark 0")
+    )
     assert differing(given) == {"model": "m", "pipeline_parallel_size": 2}
 
 

@@ -15,7 +15,7 @@ from serving.engines.mock.engine import EngineConfig, MockEngine, TimingConfig
 from serving.router.events import BlocksCleared, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes
 from serving.runtime.messages import pack_u32
-from serving.runtime.server import Stream
+from serving.runtime.server import AnswerStream
 from serving.stand_in.config import KvEventsConfig, RanksConfig, StandInConfig
 from serving.stand_in.vllm.kv_events.endpoints import PublisherError, endpoint_of
 from serving.stand_in.vllm.kv_events.hashes import BlockHasher
@@ -68,7 +68,7 @@ class World:
 
     def start(self, prompt, max_tokens=1, **more):
         self._num_asked += 1
-        stream = Stream(self._answered, self._num_asked)
+        stream = AnswerStream(self._answered, self._num_asked)
         conditions = StopConditions(max_tokens=max_tokens)
         tokens = pack_u32(np.array(prompt, np.uint32))
         self.engine.submit(PreprocessedRequest(token_ids=tokens, stop_conditions=conditions, **more), stream)

@@ -8,7 +8,7 @@ import pytest
 
 from serving.engines.mock.engine import MAX_WAITING, EngineConfig, Mocker, TimingConfig
 from serving.model.files import ModelFiles
-from serving.runtime.server import Stream
+from serving.runtime.server import AnswerStream
 from serving.stand_in.config import ApiConfig, StandInConfig
 from serving.stand_in.server import stand_in
 from serving.worker.config import WorkerConfig
@@ -64,7 +64,7 @@ def sent_at_once(engine, count):
     """Send this many requests before the engine can begin with any; return how some of them ended."""
     reader, asked = Reader(), msgspec.Raw(msgspec.msgpack.encode(request([1], 1)))
     for number in range(count):
-        engine.service(asked, Stream(reader, number))
+        engine.service(asked, AnswerStream(reader, number))
     return [(number, end.kind) for number, end in reader.ends.items()]
 
 

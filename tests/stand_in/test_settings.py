@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from serving.stand_in.simulation import SimulationConfig
-from serving.stand_in.vllm.flags.command_line import parse
+from serving.stand_in.vllm.flags.command_line import parse_arguments
 from serving.stand_in.vllm.settings.settings import about_times, stand_in_config, without_effect
 
 LLAMA = "meta-llama/Llama-3.1-8B"
@@ -14,7 +14,7 @@ DEEPSEEK = "deepseek-ai/DeepSeek-V3"
 
 
 def made(line, environment=None, **own):
-    return stand_in_config(parse(shlex.split(line)), SimulationConfig(**own), environment=environment or {})
+    return stand_in_config(parse_arguments(shlex.split(line)), SimulationConfig(**own), environment=environment or {})
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_what_cannot_be_honoured_is_refused_with_the_way_out(line, message):
 def test_what_changes_step_times_is_refused_only_where_they_are_a_gpus():
     with pytest.raises(ValueError, match="--enforce-eager: step times of --gpu"):
         made(f"{LLAMA} --enforce-eager", gpu="h100")
-    given = parse([LLAMA, "--enforce-eager", "--attention-backend", "TRITON_ATTN", "-pp", "1"])
+    given = parse_arguments([LLAMA, "--enforce-eager", "--attention-backend", "TRITON_ATTN", "-pp", "1"])
     assert stand_in_config(given, environment={}).engine.max_num_seqs == 1024
     told = "accepted without effect: --enforce-eager, --attention-backend"
     assert without_effect(given, SimulationConfig()) == told

@@ -12,7 +12,7 @@ from serving.frontend.config import FrontendConfig
 from serving.frontend.generation.attempt import Attempts
 from serving.frontend.generation.call import ChoiceRequest
 from serving.frontend.models import Models
-from serving.frontend.prepared import Prompt
+from serving.frontend.prepared import PreparedPrompt
 from serving.life import DisaggregationConfig
 from serving.life.terms import Terms
 from serving.model.card import Bootstrap, ModelType
@@ -184,7 +184,7 @@ class Site:
 
     def attempts(self, tokens, *, limit=0, instance_id=None, sampling=None, params=None, **conditions):
         request = ChoiceRequest(
-            prompt=Prompt(tokens, 4),
+            prompt=PreparedPrompt(tokens, 4),
             conditions=StopConditions(**{"max_tokens": 5} | conditions),
             sampling=sampling or {},
             eos_token_ids=[2],

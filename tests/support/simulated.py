@@ -1,10 +1,10 @@
 """Runs in virtual time, of a few settings."""
 
+from dynabench.arm import Run, Settings
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.deployment.overhead import OverheadConfig
-from dynabench.plan import Plan, Settings
-from dynabench.virtual.run import run
+from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from mocker.network.config import TransferConfig
 from mocker.timing.config import TimingConfig
@@ -27,7 +27,9 @@ def deployed(
     )
 
 
-def simulate(workload, mode="round-robin", *, load=None, seed=0, on_progress=None, is_interrupted=bool, **deployment):
+def simulate_pool(
+    workload, mode="round-robin", *, load=None, seed=0, on_progress=None, is_interrupted=bool, **deployment
+):
     """Simulate a workload on a deployment of one pool."""
     settings = Settings(deployed(mode, **deployment), load=load or LoadConfig())
-    return run(Plan.alone(settings, seed=seed), workload, on_progress=on_progress, is_interrupted=is_interrupted)
+    return simulate(Run.alone(settings, seed=seed), workload, on_progress=on_progress, is_interrupted=is_interrupted)

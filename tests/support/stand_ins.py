@@ -7,7 +7,7 @@ import threading
 
 import httpx
 
-from serving.stand_in.server import serve
+from serving.stand_in.server import serve_stand_in
 from tests.support.waiting import PATIENCE_S
 
 
@@ -17,7 +17,7 @@ def served_in_thread(config):
     listener = socket.create_server(("127.0.0.1", 0))
     url = "http://{}:{}".format(*listener.getsockname())
     loop, stopping = asyncio.new_event_loop(), asyncio.Event()
-    thread = threading.Thread(target=loop.run_until_complete, args=[serve(config, stopping, listener)])
+    thread = threading.Thread(target=loop.run_until_complete, args=[serve_stand_in(config, stopping, listener)])
     thread.start()
     try:
         with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:

@@ -4,11 +4,11 @@ import random
 import numpy as np
 import pytest
 
-from workloads.arrivals import times
+from workloads.arrivals import arrival_times
 
 
 def arrivals(count, **options):
-    return np.array(list(itertools.islice(times(random.Random(1), **options), count)))
+    return np.array(list(itertools.islice(arrival_times(random.Random(1), **options), count)))
 
 
 def test_arrivals_are_absolute_and_have_their_rate():

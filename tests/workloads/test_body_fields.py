@@ -6,7 +6,7 @@ import pytest
 
 from workloads import formats
 from workloads.anonymise import anonymise
-from workloads.describe import advice, describe
+from workloads.describe import advice, describe_workload
 from workloads.formats import FORMATS, lost
 from workloads.request import WorkloadError
 from workloads.shape import ShapeConfig, shape
@@ -66,7 +66,7 @@ def test_an_anonymous_workload_has_no_fields(tmp_path):
 
 def test_the_description_counts_fields_and_says_when_they_are_sent(tmp_path):
     read = batch(tmp_path, CHAT | FIELDS, CHAT | {"temperature": 1, "max_completion_tokens": 7})
-    assert describe(read).extra_body == {
+    assert describe_workload(read).extra_body == {
         "response_format": 1, "temperature": 2, "tool_choice": 1, "tools": 1, "x_unknown": 1,
     }  # fmt: skip
     said = advice(read)[-1]

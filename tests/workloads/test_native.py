@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads import Request, Workload, WorkloadError, formats
-from workloads.describe import describe
-from workloads.merge import merge
+from workloads.describe import describe_workload
+from workloads.merge import merge_workloads
 from workloads.synthesize import SynthConfig, synthesize
 
 TIMES = st.floats(0, 1e9, allow_nan=False)
@@ -75,7 +75,7 @@ def test_what_is_written_is_what_was_there(folder, workload):
 
 @given(parts=st.lists(workloads(block_size=64), min_size=2, max_size=3))
 def test_what_was_merged_is_written_and_read_without_loss(folder, parts):
-    merged = merge(parts)
+    merged = merge_workloads(parts)
     assert len(merged) == sum(len(part) for part in parts)
     file = folder / "merged.jsonl"
     file.write_bytes(written(merged))
@@ -104,7 +104,7 @@ def test_a_synthetic_workload_survives_with_blocks_of_any_size(tmp_path):
     workload = Workload("s", 64, synthesize(SynthConfig(requests=200, turns=4, block_size=64, isl=300)))
     file = tmp_path / "s.jsonl"
     file.write_bytes(written(workload))
-    assert describe(formats.read(file)) == describe(workload)
+    assert describe_workload(formats.read(file)) == describe_workload(workload)
 
 
 ONE = {"arrival_s": 1, "input_length": 65, "output_length": 1, "hash_ids": [0, 1]}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from workloads import Request, Workload
-from workloads.describe import best_shares, describe
+from workloads.describe import best_shares, describe_workload
 from workloads.reuse import reuse_of
 
 
@@ -117,7 +117,14 @@ def test_shares_by_size_go_from_a_cache_that_holds_every_prompt_to_one_that_lose
     shares = best_shares(workload)
     # 64 blocks hold one prompt and 24 blocks of another: those stay until that one comes again, and so on.
     assert list(shares) == [1 << 16, 1 << 18, 1 << 20]
-    assert 0 < shares[1 << 16] < shares[1 << 18] < shares[1 << 20] == describe(workload).endless_cache_hit_share == 0.5
+    assert (
+        0
+        < shares[1 << 16]
+        < shares[1 << 18]
+        < shares[1 << 20]
+        == describe_workload(workload).endless_cache_hit_share
+        == 0.5
+    )
 
 
 def test_where_it_is_unknown_what_prompts_share_so_are_the_shares():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from workloads import Request, Workload, WorkloadError
-from workloads.describe import describe
+from workloads.describe import describe_workload
 from workloads.request import select
 from workloads.shape import ShapeConfig, scale_lengths, shape
 
@@ -31,10 +31,10 @@ def test_spreading_ticks_keeps_order_and_stays_inside_the_tick():
 def test_longer_prompts_share_as_much(workload):
     longer = scale_lengths(workload, 2.0, 0.5)
     assert longer.block_size == 1024
-    assert describe(longer).isl["mean"] == pytest.approx(2 * describe(workload).isl["mean"], rel=0.01)
-    assert describe(longer).osl["mean"] == pytest.approx(describe(workload).osl["mean"] / 2, rel=0.02)
-    assert describe(longer).endless_cache_hit_share == pytest.approx(
-        describe(workload).endless_cache_hit_share, abs=1e-3
+    assert describe_workload(longer).isl["mean"] == pytest.approx(2 * describe_workload(workload).isl["mean"], rel=0.01)
+    assert describe_workload(longer).osl["mean"] == pytest.approx(describe_workload(workload).osl["mean"] / 2, rel=0.02)
+    assert describe_workload(longer).endless_cache_hit_share == pytest.approx(
+        describe_workload(workload).endless_cache_hit_share, abs=1e-3
     )
 
 
@@ -43,7 +43,7 @@ def test_new_arrivals_leave_the_order_and_the_sharing(workload):
     assert [request.hash_ids for request in shaped] == [request.hash_ids for request in workload]
     assert shaped.requests[2].arrival_s == 1.0
     kept = shape(workload, ShapeConfig(arrival="poisson"))
-    assert describe(kept).rate == pytest.approx(describe(workload).rate, rel=0.1)
+    assert describe_workload(kept).rate == pytest.approx(describe_workload(workload).rate, rel=0.1)
 
 
 def test_cutting_keeps_what_requests_wait_for():

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from workloads import Workload, WorkloadError, formats
-from workloads.describe import describe
+from workloads.describe import describe_workload
 from workloads.formats import mooncake
 from workloads.synthesize import SynthConfig, synthesize
 
@@ -26,13 +26,15 @@ def test_a_synthetic_workload_is_a_valid_trace(tmp_path):
 
 def test_synthetic_lengths_rates_and_sharing_follow_the_dials():
     config = SynthConfig(requests=4000, rate=8, isl=600, osl=50, prefix_blocks=2, prefix_groups=4)
-    facts = describe(Workload("s", 512, synthesize(config)))
+    facts = describe_workload(Workload("s", 512, synthesize(config)))
     assert facts.isl["mean"] == pytest.approx(1024 + 600, rel=0.05)
     assert facts.osl["mean"] == pytest.approx(50, rel=0.05)
     assert facts.rate == pytest.approx(8, rel=0.08)
     assert facts.burstiness_cv == pytest.approx(1, abs=0.1)
     assert facts.endless_cache_hit_share == pytest.approx(1024 / 1624, abs=0.02)
-    bursty = describe(Workload("b", 512, synthesize(SynthConfig(requests=4000, arrival="gamma", burstiness=0.25))))
+    bursty = describe_workload(
+        Workload("b", 512, synthesize(SynthConfig(requests=4000, arrival="gamma", burstiness=0.25)))
+    )
     assert bursty.burstiness_cv == pytest.approx(2, abs=0.3)  # 1 / sqrt(burstiness)
 
 

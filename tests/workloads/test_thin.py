@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from workloads.describe import describe
+from workloads.describe import describe_workload
 from workloads.thin import sessions_of, thin
 
 
@@ -15,4 +15,6 @@ def test_thinning_keeps_sessions_whole(workload):
         inside = {workload.requests[number] in after for number in members}
         assert len(inside) == 1, name
     assert 0.2 < len(kept) / len(workload) < 0.4
-    assert describe(kept).endless_cache_hit_share == pytest.approx(describe(workload).endless_cache_hit_share, abs=0.05)
+    assert describe_workload(kept).endless_cache_hit_share == pytest.approx(
+        describe_workload(workload).endless_cache_hit_share, abs=0.05
+    )

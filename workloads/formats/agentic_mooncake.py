@@ -37,7 +37,7 @@ def _checked(header: Row) -> Row:
 
 
 def _read(source: Source) -> Iterator[Request]:
-    nodes: list[graph.Node] = []
+    nodes: list[graph.GraphNode] = []
     for path in source.files:
         rows = objects_of(path)
         size = _checked(header := next(rows, Row({}, str(path)))).count("block_size")
@@ -47,7 +47,7 @@ def _read(source: Source) -> Iterator[Request]:
     return graph.in_turn(nodes, source, is_recorded=False)
 
 
-def _node(row: Row, source: Source) -> graph.Node:
+def _node(row: Row, source: Source) -> graph.GraphNode:
     play, length = row.text("play_id"), row.count("input_length", "input_tokens")
     ids = source.namer.renamed(play, row.block_ids(length, source.namer.block_size))
     if row.has("strict_priority") or row.has("policy_class"):
@@ -63,14 +63,14 @@ def _node(row: Row, source: Source) -> graph.Node:
         priority=priority,
     )
     waits = [_wait(wait) for wait in (row.items("dependencies") if row.has("dependencies") else [])]
-    return graph.Node(row.text("request_id"), row, request, waits)
+    return graph.GraphNode(row.text("request_id"), row, request, waits)
 
 
-def _wait(row: Row) -> graph.Wait:
+def _wait(row: Row) -> graph.GraphWait:
     trigger = row.text("trigger")
     if trigger not in TRIGGERS:
         raise row.fail(f"trigger must be {' or '.join(TRIGGERS)}, not {trigger!r}")
-    return graph.Wait(row.text("request_id"), row.seconds("delay_ms", default=0), trigger == "dispatch")
+    return graph.GraphWait(row.text("request_id"), row.seconds("delay_ms", default=0), trigger == "dispatch")
 
 
 def _is_like(first: dict[str, Any] | None, start: bytes) -> bool:

@@ -30,7 +30,7 @@ ORPHANED = "sessions whose parent has no requests in the file, sent at their own
 class _Call:
     """A request as it was recorded; times are in seconds since 1970."""
 
-    node: graph.Node
+    node: graph.GraphNode
     start_s: float
     end_s: float
 
@@ -38,7 +38,7 @@ class _Call:
         """Let this request be sent as long after the earlier one as it was."""
         is_overlapping = self.start_s < earlier.end_s
         delay_s = self.start_s - (earlier.start_s if is_overlapping else earlier.end_s)
-        self.node.waits.append(graph.Wait(earlier.node.name, max(delay_s, 0.0), is_overlapping))
+        self.node.waits.append(graph.GraphWait(earlier.node.name, max(delay_s, 0.0), is_overlapping))
 
 
 def _block_size(path: Path) -> int:
@@ -52,7 +52,7 @@ def _read(source: Source) -> Iterator[Request]:
     sessions: dict[str, list[_Call]] = {}
     parents: dict[str, str] = {}
     failed: set[str] = set()
-    alone: list[graph.Node] = []
+    alone: list[graph.GraphNode] = []
     tools: list[Row] = []
     for row in source.objects():
         event = row.values.get("event_type")
@@ -102,7 +102,7 @@ def _calls(row: Row, session: str, source: Source) -> list[_Call]:
         if not row.has("event_time_unix_ms"):
             source.count(ENDLESS)
     sent = Request(start_s, *sizes, source.namer.renamed("", ids), session)
-    return [_Call(graph.Node(request.text("request_id"), row, sent), start_s, end_s)]
+    return [_Call(graph.GraphNode(request.text("request_id"), row, sent), start_s, end_s)]
 
 
 def _chain(calls: list[_Call]) -> None:

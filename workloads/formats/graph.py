@@ -20,7 +20,7 @@ DIFFERENT = "requests that wait for several others, each with its own delay: sen
 NOT_BEFORE = "times of requests that wait for others, which are sent when those have ended"
 
 
-class Wait(NamedTuple):
+class GraphWait(NamedTuple):
     """What a request waits for."""
 
     name: str
@@ -30,21 +30,21 @@ class Wait(NamedTuple):
 
 
 @dataclass(slots=True)
-class Node:
+class GraphNode:
     """A request with a name."""
 
     name: str
     row: Row
     request: Request
     """Without what it waits for; it is sent at its arrival time at the earliest."""
-    waits: list[Wait] = field(default_factory=list)
+    waits: list[GraphWait] = field(default_factory=list)
     ends: dict[str, float] = field(default_factory=dict)
     """The requests after whose end it is sent, and how long after (s)."""
     start_s: float = 0.0
     """When it is sent, if it waits for none."""
 
 
-def in_turn(nodes: Sequence[Node], source: Source, *, is_recorded: bool) -> Iterator[Request]:
+def in_turn(nodes: Sequence[GraphNode], source: Source, *, is_recorded: bool) -> Iterator[Request]:
     """Yield the requests, each after those it waits for.
 
     If they were recorded, the delay after the last of them to end is the shortest, and requests that wait have no time
@@ -53,7 +53,7 @@ def in_turn(nodes: Sequence[Node], source: Source, *, is_recorded: bool) -> Iter
     Raises:
         WorkloadError: a name is not unique or not known, or requests wait for each other.
     """
-    known: dict[str, Node] = {}
+    known: dict[str, GraphNode] = {}
     for node in nodes:
         if known.setdefault(node.name, node) is not node:
             raise node.row.fail(f"a second request named {node.name!r}")
@@ -73,7 +73,7 @@ def in_turn(nodes: Sequence[Node], source: Source, *, is_recorded: bool) -> Iter
         places[name] = len(places)
 
 
-def _order(nodes: Sequence[Node], known: dict[str, Node]) -> list[str]:
+def _order(nodes: Sequence[GraphNode], known: dict[str, GraphNode]) -> list[str]:
     sorter = graphlib.TopologicalSorter({node.name: [wait.name for wait in node.waits] for node in nodes})
     try:
         return list(sorter.static_order())
@@ -82,7 +82,7 @@ def _order(nodes: Sequence[Node], known: dict[str, Node]) -> list[str]:
         raise known[names[0]].row.fail(f"requests wait for each other: {', '.join(names[1:])}") from None
 
 
-def _resolve(node: Node, known: dict[str, Node]) -> None:
+def _resolve(node: GraphNode, known: dict[str, GraphNode]) -> None:
     """Find out after whose end a request is sent, or when, once that is known of all others it names."""
     node.start_s = node.request.arrival_s
     for wait in node.waits:

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dynabench.fidelity.recordings import MALFORMED, Json, RecordingError, is_head, reason, rows_of
+from dynabench.fidelity.recordings import MALFORMED, Json, RecordingError, is_head, rows_of, why_unreadable
 from mocker import EngineConfig
 from mocker.tiers.config import HostMemory
 
@@ -100,7 +100,7 @@ def read(path: Path) -> Recording:
         else:
             raise RecordingError(f"{path}: expected a first line with `scenario` or `op: meta`")
     except MALFORMED as error:
-        raise RecordingError(f"{path}: cannot be read as a recording ({reason(error)})") from error
+        raise RecordingError(f"{path}: cannot be read as a recording ({why_unreadable(error)})") from error
     if not any(isinstance(entry, Scheduled) for entry in recording.entries):
         raise RecordingError(f"{path}: contains no steps")
     return recording

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import replace
 
-from dynabench.fidelity.recordings import MALFORMED, Json, RecordingError, Verdict, reason
+from dynabench.fidelity.recordings import MALFORMED, Json, RecordingError, Verdict, why_unreadable
 from dynabench.fidelity.vllm.recordings import CACHE_STATS, Action, Recording, Scheduled, Updated
 from foundation.text import one_line
 from mocker import AllBlocksCleared, BlockChain, BlockStored, EngineConfig, Sequence
@@ -36,7 +36,7 @@ def verify(recording: Recording) -> Verdict:
             difference = replay.compare(entry)
         except MALFORMED as error:
             where = f"{recording.path}, after step {num_steps - 1}" if num_steps else str(recording.path)
-            raise RecordingError(f"{where}: cannot be replayed ({reason(error)})") from error
+            raise RecordingError(f"{where}: cannot be replayed ({why_unreadable(error)})") from error
         if difference is not None:
             return Verdict(recording.path, "vllm", recording.version, num_steps, num_events, difference)
         num_steps += isinstance(entry, Scheduled)

@@ -24,7 +24,7 @@ Semantics: OffloadingConnectorScheduler and TieringOffloadingManager of vLLM 0.3
 from collections.abc import Iterable
 
 from mocker.chain import BlockChain
-from mocker.sequence import Sequence, Watch
+from mocker.sequence import BlockWatch, Sequence
 from mocker.tiers.chunk_cache import ChunkCache, Uses
 from mocker.tiers.config import HostMemory, TierName
 from mocker.tiers.copies import NO_WORK, Copy, Work
@@ -60,7 +60,7 @@ class State:
         self.num_offered = 0
         """Chunks that were offered, or loaded."""
         self.copies: dict[Copy, None] = {}
-        self.watch = Watch(sequence)
+        self.watch = BlockWatch(sequence)
         """The watch over its blocks, once it has ended."""
         self.is_over = False
 
@@ -359,7 +359,7 @@ class Offload:
         self._work.stores.append(copy)
         return copy
 
-    def _flush_if_taken(self, copy: Copy, watch: Watch) -> None:
+    def _flush_if_taken(self, copy: Copy, watch: BlockWatch) -> None:
         """Flush a copy to the host if a block that it reads was reused in this step."""
         size = self._blocks_per_chunk
         if copy.is_store and any(

@@ -82,7 +82,7 @@ class WantedKv(msgspec.Struct, frozen=True):
         return found if isinstance(found, int) else None
 
 
-class Part(NamedTuple):
+class RequestPart(NamedTuple):
     """The part of a request that one of two workers does: prompt or answer."""
 
     is_prefill: bool
@@ -96,7 +96,7 @@ class Part(NamedTuple):
     """The start of the name by which others will ask for its KV."""
 
 
-def part_of(request: PreprocessedRequest) -> Part | None:
+def part_of(request: PreprocessedRequest) -> RequestPart | None:
     """Return which part of a request a worker does, None if all of it.
 
     Raises:
@@ -105,7 +105,7 @@ def part_of(request: PreprocessedRequest) -> Part | None:
     return parse(request.kv_transfer_params)
 
 
-def parse(params: dict[str, Any] | None) -> Part | None:
+def parse(params: dict[str, Any] | None) -> RequestPart | None:
     """Return which part of a request its parameters ask for, None if one worker does all of it.
 
     Raises:
@@ -120,7 +120,7 @@ def parse(params: dict[str, Any] | None) -> Part | None:
         return None
     try:
         if params.get(ROOM) is not None:
-            return Part(is_prefill, meeting=msgspec.convert(params, Meeting))
-        return Part(is_prefill, kv=None if is_prefill else msgspec.convert(params, RemoteKv))
+            return RequestPart(is_prefill, meeting=msgspec.convert(params, Meeting))
+        return RequestPart(is_prefill, kv=None if is_prefill else msgspec.convert(params, RemoteKv))
     except msgspec.ValidationError as error:
         raise ValueError(f"kv_transfer_params: {error}") from error

@@ -23,7 +23,7 @@ CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)
 """llama.cpp's `llama_token_data`."""
 
 
-class Job:
+class LlamaJob:
     """A request and its progress."""
 
     def __init__(
@@ -61,7 +61,7 @@ class _Slot:
         self.id = id
         self.tokens: list[int] = []
         self.hashes: list[int] = []
-        self.job: Job | None = None
+        self.job: LlamaJob | None = None
         self.used = 0
 
 
@@ -75,7 +75,7 @@ class LlamaBatcher:
         *,
         num_slots: int,
         block_size: int,
-        post: Callable[[list[tuple[Job, Any]], list[BlocksEvent]], None],
+        post: Callable[[list[tuple[LlamaJob, Any]], list[BlocksEvent]], None],
     ) -> None:
         """Start the thread.
 
@@ -97,7 +97,7 @@ class LlamaBatcher:
         self._slots = [_Slot(number) for number in range(num_slots)]
         self._block_size = block_size
         self._post = post
-        self._waiting: list[Job] = []
+        self._waiting: list[LlamaJob] = []
         self._bell = threading.Condition()
         self._is_closing = False
         self._steps = 0
@@ -107,13 +107,13 @@ class LlamaBatcher:
         self._thread = threading.Thread(target=self._run, name="llama.cpp", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: LlamaJob) -> None:
         """Queue a request."""
         with self._bell:
             self._waiting.append(job)
             self._bell.notify()
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: LlamaJob) -> None:
         """Stop working on a request soon."""
         job.is_cancelled = True
 
@@ -153,7 +153,7 @@ class LlamaBatcher:
                     self._bell.wait()
                 if self._is_closing:
                     return
-            items: list[tuple[Job, Any]] = []
+            items: list[tuple[LlamaJob, Any]] = []
             events: list[BlocksEvent] = []
             self._drop_cancelled()
             self._admit(items, events)
@@ -168,7 +168,7 @@ class LlamaBatcher:
             if slot.job is not None and slot.job.is_cancelled:
                 self._release(slot)
 
-    def _admit(self, items: list[tuple[Job, Any]], events: list[BlocksEvent]) -> None:
+    def _admit(self, items: list[tuple[LlamaJob, Any]], events: list[BlocksEvent]) -> None:
         """Give each waiting request the free slot with the longest prefix of its prompt, the least recently used among equals."""
         while True:
             free = [slot for slot in self._slots if slot.job is None]
@@ -200,7 +200,7 @@ class LlamaBatcher:
             del slot.hashes[keep // self._block_size :]
         return keep
 
-    def _step(self, items: list[tuple[Job, Any]], events: list[BlocksEvent]) -> None:
+    def _step(self, items: list[tuple[LlamaJob, Any]], events: list[BlocksEvent]) -> None:
         """Compute one batch: a token of every answer, and as much of the prompts as also fits."""
         plan = self._plan()
         if not plan:
@@ -247,7 +247,7 @@ class LlamaBatcher:
         batch.n_tokens = size
         return plan
 
-    def _sample(self, slot: _Slot, job: Job, place: int) -> Any:
+    def _sample(self, slot: _Slot, job: LlamaJob, place: int) -> Any:
         """Choose the next token; return the item to send."""
         llama = self._llama
         wants, is_early = job.sampling.get("logprobs"), job.num_output < job.min_tokens
@@ -288,7 +288,7 @@ class LlamaBatcher:
             slot.hashes += new
             events.append(BlocksStored(new, parent))
 
-    def _mask(self, job: Job, logits: Any) -> bool:
+    def _mask(self, job: LlamaJob, logits: Any) -> bool:
         """Rule out the tokens that a job's grammar does not allow; return whether any is left.
 
         llama.cpp would end the process if it were given a token that is not allowed.

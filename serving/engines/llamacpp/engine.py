@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from serving.engines.guided import guide
-from serving.engines.llamacpp.batch import Job, LlamaBatcher
+from serving.engines.llamacpp.batch import LlamaBatcher, LlamaJob
 from serving.engines.llamacpp.grammar import gbnf
 from serving.engines.package import require
 from serving.model.constraints import CONSTRAINTS
@@ -104,7 +104,7 @@ class LlamaCpp:
                 f"{len(tokens)} tokens do not fit in the context of {self.traits.context_length}", "invalid"
             )
         inbox: asyncio.Queue[Any] = asyncio.Queue()
-        job = Job(
+        job = LlamaJob(
             tokens,
             max_tokens=min(conditions["max_tokens"] or limit, limit),
             min_tokens=conditions["min_tokens"],
@@ -187,7 +187,7 @@ class LlamaCpp:
         if level == LOG_LEVEL_ERROR:
             self._last_error = text.decode(errors="replace").strip()
 
-    def _deliver(self, items: list[tuple[Job, Any]], events: list[BlocksEvent]) -> None:
+    def _deliver(self, items: list[tuple[LlamaJob, Any]], events: list[BlocksEvent]) -> None:
         for job, item in items:
             job.send(item)
         if events and self._publisher is not None:

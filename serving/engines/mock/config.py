@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from foundation.settings import Share, check
+from foundation.settings import Share, check_settings
 
 OUTPUT_TOKENS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(?::(\d{1,9}(?:\.\d{1,9})?))?")
 
@@ -24,7 +24,7 @@ class AnswerConfig:
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        check(self)
+        check_settings(self)
         if not self.answers:
             raise ValueError("answers is empty; expected random, echo or the path of a file")
         if self.output_tokens and (OUTPUT_TOKENS.fullmatch(self.output_tokens) is None or self.lengths[0] < 1):

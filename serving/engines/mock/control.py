@@ -12,9 +12,9 @@ Requests that come during a pause wait for its end.
 import asyncio
 from typing import Literal
 
-from serving.engines.mock.kv.handover import Rank
+from serving.engines.mock.kv.handover import HandoverRank
 from serving.engines.mock.live import Live
-from serving.engines.mock.observer import Watch
+from serving.engines.mock.observer import RankWatch
 
 PauseMode = Literal["abort", "wait", "keep"]
 
@@ -22,7 +22,7 @@ PauseMode = Literal["abort", "wait", "keep"]
 class Control:
     """See the module."""
 
-    def __init__(self, rank: Rank, watch: Watch | None = None) -> None:
+    def __init__(self, rank: HandoverRank, watch: RankWatch | None = None) -> None:
         self._rank = rank
         self._watch = watch
         self._resets: list[tuple[bool, asyncio.Future[bool]]] = []

@@ -1,15 +1,15 @@
 """How the tokens of a rank of the mocker come to their readers, step by step."""
 
 from mocker import DrivenEngine, Sequence
-from serving.engines.mock.kv.handover import Handover, Rank
+from serving.engines.mock.kv.handover import Handover, HandoverRank
 from serving.engines.mock.live import Live, live_of
-from serving.engines.mock.observer import Watch
+from serving.engines.mock.observer import RankWatch
 
 
 class Delivery:
     """See the module."""
 
-    def __init__(self, rank: Rank, handover: Handover | None = None, watch: Watch | None = None) -> None:
+    def __init__(self, rank: HandoverRank, handover: Handover | None = None, watch: RankWatch | None = None) -> None:
         self._rank = rank
         self._handover = handover
         self._watch = watch

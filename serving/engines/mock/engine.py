@@ -21,7 +21,7 @@ from serving.engines.mock.costs import step_costs_of
 from serving.engines.mock.events import EventSink, RouterSink
 from serving.engines.mock.kv import nixl_peer
 from serving.engines.mock.kv.handover import Handover, hand_over
-from serving.engines.mock.kv.nixl_peer import Peer
+from serving.engines.mock.kv.nixl_peer import NixlPeer
 from serving.engines.mock.kv.passage import KvShape
 from serving.engines.mock.kv.peer import become_peer
 from serving.engines.mock.kv.store import chunk_format
@@ -32,9 +32,9 @@ from serving.kv_tiers.tier import ChunkFormat
 from serving.life.lease import LeaseConfig
 from serving.model.constraints import NO_GRAMMAR
 from serving.model.files import BYTES_CONTEXT, ModelFiles
-from serving.model.tokenizer import load
+from serving.model.tokenizer import load_tokenizer
 from serving.role import KV_ROLES
-from serving.runtime.server import Stream
+from serving.runtime.server import AnswerStream
 from serving.transfer.agent import TransferError
 from serving.transfer.config import TransferRunConfig
 from serving.worker.config import WorkerConfig
@@ -67,7 +67,7 @@ class Mocker:
         lease: LeaseConfig = LeaseConfig(),  # noqa: B008
         max_loras: int | None = None,
         max_waiting: int | None = MAX_WAITING,
-        peers: Several[Peer] = (),
+        peers: Several[NixlPeer] = (),
     ) -> None:
         """Determine the engine's step times and blocks; nothing runs yet.
 
@@ -169,7 +169,7 @@ class Mocker:
     def _author_of(self, files: ModelFiles) -> Author:
         try:
             return Author(
-                load(files),
+                load_tokenizer(files),
                 self._answers,
                 tool_call_parser=self._parser,
                 embedding_size=embedding_size_of(files),
@@ -208,7 +208,7 @@ class Mocker:
         ]
         self._stepping = [asyncio.create_task(each.run()) for each in self.ranks]
 
-    def service(self, request: msgspec.Raw, stream: Stream) -> None:
+    def service(self, request: msgspec.Raw, stream: AnswerStream) -> None:
         """See `Engine`."""
         asked = self._decode(request)
         if not 0 <= asked.dp_rank < len(self.ranks):

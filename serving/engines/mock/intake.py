@@ -16,20 +16,20 @@ import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from mocker import BlockChain, Sequence
-from serving.engines.kv.params import Part, part_of
-from serving.engines.mock.answers.author import Author, Plan
+from serving.engines.kv.params import RequestPart, part_of
+from serving.engines.mock.answers.author import AnswerPlan, Author
 from serving.engines.mock.answers.made_up import LogProbabilities
 from serving.engines.mock.events import EventSink
-from serving.engines.mock.kv.handover import Handover, Rank, block_keys
+from serving.engines.mock.kv.handover import Handover, HandoverRank, block_keys
 from serving.engines.mock.live import Live
-from serving.engines.mock.observer import Watch
+from serving.engines.mock.observer import RankWatch
 from serving.router.hashing import block_hashes, sequence_hashes
 from serving.runtime.messages import CallError
-from serving.runtime.server import Stream
+from serving.runtime.server import AnswerStream
 from serving.runtime.threads import in_thread
 from serving.worker.protocol import PreprocessedRequest
 
-PartOf = Callable[[PreprocessedRequest], Part | None]
+PartOf = Callable[[PreprocessedRequest], RequestPart | None]
 """Returns which part of a request is done here."""
 
 
@@ -37,9 +37,9 @@ class Arrival(NamedTuple):
     """A request that has come."""
 
     request: PreprocessedRequest
-    stream: Stream
+    stream: AnswerStream
     tokens: npt.NDArray[np.uint32]
-    part: Part | None
+    part: RequestPart | None
     """The part of it that is done here, if two workers share it."""
     arrival_s: float
 
@@ -49,7 +49,7 @@ class Intake:
 
     def __init__(
         self,
-        rank: Rank,
+        rank: HandoverRank,
         author: Author,
         *,
         events: EventSink | None = None,
@@ -57,7 +57,7 @@ class Intake:
         handover: Handover | None = None,
         part_of: PartOf = part_of,
         has_tiers: bool = False,
-        watch: Watch | None = None,
+        watch: RankWatch | None = None,
     ) -> None:
         """Prepare to queue requests; those beyond `max_waiting` are refused (None: none is)."""
         self._rank = rank
@@ -82,7 +82,7 @@ class Intake:
     def _num_waiting(self) -> int:
         return self._rank.engine.num_queued + len(self._planned)
 
-    def submit(self, request: PreprocessedRequest, stream: Stream) -> None:
+    def submit(self, request: PreprocessedRequest, stream: AnswerStream) -> None:
         """Queue a request, or end it with an error if it can never fit or the queue is full."""
         if self._max_waiting is not None and self._num_waiting >= self._max_waiting:
             stream.end(f"{self._max_waiting} requests are already waiting for this engine", "overloaded")
@@ -131,7 +131,7 @@ class Intake:
         self._planned.add(task)
         task.add_done_callback(self._planned.discard)
 
-    def _queue(self, arrival: Arrival, plan: Plan) -> None:
+    def _queue(self, arrival: Arrival, plan: AnswerPlan) -> None:
         request, stream, tokens, part, _ = arrival
         ids = self._names(request, tokens, plan.output)
         live = self._live(arrival, plan, ids)
@@ -152,7 +152,7 @@ class Intake:
         if self._watch is not None:
             self._watch.begin(live, request)
 
-    def _live(self, arrival: Arrival, plan: Plan, ids: list[int]) -> Live:
+    def _live(self, arrival: Arrival, plan: AnswerPlan, ids: list[int]) -> Live:
         """Return a request with its answer, whose blocks have these names."""
         request, stream, tokens, _, arrival_s = arrival
         chain = BlockChain(ids)
@@ -191,7 +191,7 @@ class Intake:
         named: list[int] = hashes + sequence_hashes(block_hashes(tail, size), root)
         return named
 
-    def _share(self, live: Live, part: Part) -> None:
+    def _share(self, live: Live, part: RequestPart) -> None:
         """Start our part of a request; another worker does the rest.
 
         Raises:

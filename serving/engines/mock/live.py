@@ -10,7 +10,7 @@ from mocker import Sequence
 from serving.engines.kv.owner import Offer
 from serving.engines.kv.reader import Load
 from serving.engines.mock.answers.made_up import LogProbabilities
-from serving.runtime.server import Stream
+from serving.runtime.server import AnswerStream
 
 
 class Live:
@@ -44,7 +44,7 @@ class Live:
         self,
         prompt: npt.NDArray[np.uint32],
         output: list[int],
-        stream: Stream,
+        stream: AnswerStream,
         log_probabilities: LogProbabilities | None,
         sequence: Sequence,
         arrival_s: float,

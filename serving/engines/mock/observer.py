@@ -56,7 +56,7 @@ class Observer(Protocol):
         ...
 
 
-class Watch:
+class RankWatch:
     """Tells an observer what happens to the requests of one rank."""
 
     def __init__(self, observer: Observer, engine: DrivenEngine) -> None:

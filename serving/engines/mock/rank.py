@@ -18,11 +18,11 @@ from serving.engines.mock.intake import Intake, PartOf
 from serving.engines.mock.kv.handover import Handover
 from serving.engines.mock.kv.tiers import LiveTiers
 from serving.engines.mock.live import Live
-from serving.engines.mock.observer import Gaps, Observer, Queues, Watch, queues_of, take_gaps
+from serving.engines.mock.observer import Gaps, Observer, Queues, RankWatch, queues_of, take_gaps
 from serving.engines.mock.timer import StepTimer
 from serving.model.tokenizer import ByteTokenizer
-from serving.runtime.server import Stream
-from serving.worker.engine import EngineLoad, Work
+from serving.runtime.server import AnswerStream
+from serving.worker.engine import EngineLoad, RankWork
 from serving.worker.protocol import PreprocessedRequest
 
 
@@ -56,7 +56,7 @@ class MockEngine:
         self._events = events
         self._handover = handover
         self._tiers = tiers
-        watch = None if observer is None else Watch(observer, self.engine)
+        watch = None if observer is None else RankWatch(observer, self.engine)
         self.control = Control(self, watch)
         """What is asked of the rank as a whole."""
         self._intake = Intake(
@@ -74,7 +74,7 @@ class MockEngine:
             tiers.connect(self.engine, self._follow_tiers)
         self._bell = asyncio.Event()
 
-    def submit(self, request: PreprocessedRequest, stream: Stream) -> None:
+    def submit(self, request: PreprocessedRequest, stream: AnswerStream) -> None:
         """Queue a request, or end it with an error if it can never fit or the queue is full."""
         self._intake.submit(request, stream)
 
@@ -111,7 +111,7 @@ class MockEngine:
             view.num_blocks,
             self.config.max_num_seqs,
             kv_tiers=() if self._tiers is None else self._tiers.load(),
-            work=Work(*self.engine.backlog()),
+            work=RankWork(*self.engine.backlog()),
         )
 
     @property

@@ -45,7 +45,7 @@ class Details(msgspec.Struct):
     cached_tokens: Whole | None = None
 
 
-class Usage(msgspec.Struct):
+class ServerUsage(msgspec.Struct):
     """How many tokens there were."""
 
     completion_tokens: Whole | None = None
@@ -66,7 +66,7 @@ class Place(msgspec.Struct):
     logprob: float
 
 
-class Choice(msgspec.Struct):
+class ServerChoice(msgspec.Struct):
     """The answer's next piece, or all of it."""
 
     text: str = ""
@@ -76,16 +76,16 @@ class Choice(msgspec.Struct):
     prompt_logprobs: list[dict[int, Place] | None] | None = None
 
 
-class Answer(msgspec.Struct):
+class ServerAnswer(msgspec.Struct):
     """An event of a stream, or a whole answer."""
 
-    choices: list[Choice] = []
-    usage: Usage | None = None
+    choices: list[ServerChoice] = []
+    usage: ServerUsage | None = None
     error: Problem | str | None = None
     kv_transfer_params: dict[str, Any] | None = None
 
 
-class Model(msgspec.Struct):
+class ServerModel(msgspec.Struct):
     """A model that a server serves."""
 
     id: str
@@ -96,13 +96,13 @@ class Model(msgspec.Struct):
     max_model_len: Whole | None = None
 
 
-class ModelList(msgspec.Struct):
+class ServerModels(msgspec.Struct):
     """The answer of `/v1/models`."""
 
-    data: list[Model]
+    data: list[ServerModel]
 
 
-def decode(data: bytes, kind: type[Kind]) -> Kind:
+def decode_answer(data: bytes, kind: type[Kind]) -> Kind:
     """Read JSON.
 
     Raises:
@@ -158,7 +158,7 @@ def failure(status: int, data: bytes) -> CallError:
     The client can only mend what the server says about the request itself, not a wrong key or model name of ours.
     """
     try:
-        said = decode(data, Failure)
+        said = decode_answer(data, Failure)
         problem = said.error.message if isinstance(said.error, Problem) else said.error
         reason = one_line(problem or said.message or data, MAX_REASON)
     except CallError:

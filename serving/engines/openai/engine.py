@@ -22,14 +22,14 @@ from foundation.text import one_line
 from serving.engines.guided import guide
 from serving.engines.openai.answers import (
     MAX_BYTES,
-    Answer,
-    Choice,
-    Model,
-    ModelList,
     Problem,
-    Usage,
+    ServerAnswer,
+    ServerChoice,
+    ServerModel,
+    ServerModels,
+    ServerUsage,
     body,
-    decode,
+    decode_answer,
     events,
     failure,
     log_probabilities,
@@ -39,7 +39,7 @@ from serving.engines.vllm.roles import connector_params, hand_off, prompt_only
 from serving.life.lease import LeaseConfig
 from serving.model.constraints import CONSTRAINTS
 from serving.model.files import ModelFiles
-from serving.model.tokenizer import Tokenizer, load
+from serving.model.tokenizer import Tokenizer, load_tokenizer
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
 from serving.runtime.threads import in_thread
@@ -105,7 +105,7 @@ class OpenAiServer:
         self._session: aiohttp.ClientSession
         self._files: ModelFiles
         self._tokenizer: Tokenizer | None = None
-        self._model: Model
+        self._model: ServerModel
 
     async def start(self, files: ModelFiles) -> None:
         """See `Engine`."""
@@ -167,11 +167,11 @@ class OpenAiServer:
         """See `Engine`."""
         await self._open.aclose()
 
-    async def _models(self) -> list[Model]:
+    async def _models(self) -> list[ServerModel]:
         async with asyncio.timeout(CHECK_TIMEOUT_S), self._asking("GET", "/v1/models") as response:
-            return decode(await body(response, MAX_BYTES), ModelList).data
+            return decode_answer(await body(response, MAX_BYTES), ServerModels).data
 
-    def _choose(self, models: list[Model]) -> Model:
+    def _choose(self, models: list[ServerModel]) -> ServerModel:
         """Return the server's model with our name, or its only model."""
         for name in self._names:
             for model in models:
@@ -196,11 +196,11 @@ class OpenAiServer:
         except (aiohttp.ClientError, HttpProcessingError, OSError) as error:
             return one_line(error)
 
-    async def _whole(self, request: dict[str, Any]) -> Answer:
+    async def _whole(self, request: dict[str, Any]) -> ServerAnswer:
         """Ask for an answer in one piece."""
         async with self._asking("POST", "/v1/completions", self._body(request, is_stream=False)) as response:
             said = await body(response, _limit(request))
-            answer = decode(said, Answer)
+            answer = decode_answer(said, ServerAnswer)
             self._check(request, answer, said)
         if not answer.choices:
             raise CallError("the answer has no choices", "engine")
@@ -221,15 +221,17 @@ class OpenAiServer:
                         yield item if item.keys() > {"token_ids"} else item["token_ids"]
         raise CallError("the answer broke off", "lost")
 
-    async def _answers(self, response: aiohttp.ClientResponse, request: dict[str, Any]) -> AsyncGenerator[Answer, None]:
+    async def _answers(
+        self, response: aiohttp.ClientResponse, request: dict[str, Any]
+    ) -> AsyncGenerator[ServerAnswer, None]:
         """Yield the events of a stream, up to its end or an error."""
         async with contextlib.aclosing(events(response, _limit(request))) as found:
             async for event in found:
-                answer = decode(event, Answer)
+                answer = decode_answer(event, ServerAnswer)
                 self._check(request, answer, event)
                 yield answer
 
-    def _check(self, request: dict[str, Any], answer: Answer, said: bytes) -> None:
+    def _check(self, request: dict[str, Any], answer: ServerAnswer, said: bytes) -> None:
         """Raise an error that came as an answer.
 
         Raises:
@@ -302,13 +304,13 @@ class OpenAiServer:
             made["kv_transfer_params"] = params
         return made | self._more
 
-    def _prefilled(self, answer: Answer) -> dict[str, Any]:
+    def _prefilled(self, answer: ServerAnswer) -> dict[str, Any]:
         """Return the last item of a prefill worker; the decode worker sends its one token."""
         params = hand_off(answer.kv_transfer_params, self._lease_s)
         item = {"token_ids": [], "finish_reason": _reason(answer.choices[0]), "kv_transfer_params": params}
         return _counted(item, answer.usage)
 
-    async def _item(self, request: dict[str, Any], choice: Choice) -> dict[str, Any]:
+    async def _item(self, request: dict[str, Any], choice: ServerChoice) -> dict[str, Any]:
         tokens = choice.token_ids
         item: dict[str, Any] = {"token_ids": tokens}
         if tokens is None:
@@ -335,7 +337,7 @@ class OpenAiServer:
                 "min_tokens, ignore_eos and stop_token_ids.",
                 self._root,
             )
-            self._tokenizer = await in_thread(lambda: load(self._files))
+            self._tokenizer = await in_thread(lambda: load_tokenizer(self._files))
         return [int(token) for token in self._tokenizer.encode(text, special=False)] if text else []
 
 
@@ -351,7 +353,7 @@ async def _refusal(response: aiohttp.ClientResponse) -> CallError:
     return failure(response.status, said)
 
 
-async def _usage(answers: AsyncIterator[Answer]) -> Usage | None:
+async def _usage(answers: AsyncIterator[ServerAnswer]) -> ServerUsage | None:
     """Return the usage that follows the end of an answer, if it comes soon."""
     with contextlib.suppress(TimeoutError, CallError, aiohttp.ClientError):  # the answer is complete in any case
         async with asyncio.timeout(LAST_S):
@@ -361,7 +363,7 @@ async def _usage(answers: AsyncIterator[Answer]) -> Usage | None:
     return None
 
 
-def _counted(item: dict[str, Any], usage: Usage | None) -> dict[str, Any]:
+def _counted(item: dict[str, Any], usage: ServerUsage | None) -> dict[str, Any]:
     """Return the last item with the server's counts; vLLM counts cached tokens with --enable-prompt-tokens-details."""
     if usage is not None and usage.prompt_tokens_details is not None:
         item["cached_tokens"] = usage.prompt_tokens_details.cached_tokens or 0
@@ -370,7 +372,7 @@ def _counted(item: dict[str, Any], usage: Usage | None) -> dict[str, Any]:
     return item
 
 
-def _reason(choice: Choice) -> str:
+def _reason(choice: ServerChoice) -> str:
     """Return why an answer ended.
 
     Raises:

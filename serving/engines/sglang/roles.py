@@ -20,7 +20,7 @@ PORT = "disaggregation_bootstrap_port"
 WILDCARDS = ("0.0.0.0", "::")  # noqa: S104
 
 
-class Meeting(msgspec.Struct):
+class RoomMeeting(msgspec.Struct):
     """Where the two workers of a request meet; the names are SGLang's."""
 
     bootstrap_host: Name
@@ -61,6 +61,6 @@ def room(request: Mapping[str, Any], role: Role) -> dict[str, Any]:
     if "bootstrap_room" not in params:
         raise CallError(f"SGLang's {role} workers cannot serve a request without a {other} worker", "unavailable")
     try:
-        return msgspec.to_builtins(msgspec.convert(params, Meeting))  # type: ignore[no-any-return]
+        return msgspec.to_builtins(msgspec.convert(params, RoomMeeting))  # type: ignore[no-any-return]
     except msgspec.ValidationError as error:
         raise CallError(f"kv_transfer_params: {error}", "invalid") from error

@@ -20,7 +20,7 @@ from serving.engines.vllm.roles import (
     lease_duration_s,
     prompt_only,
     side_channel,
-    times,
+    stage_times,
     transfer_config,
     uses_nixl,
 )
@@ -272,7 +272,7 @@ class Vllm:
         item: dict[str, Any] = {}
         if is_first:
             item["cached_tokens"] = output.num_cached_tokens or 0
-            item["times"] = times(output.metrics, is_decode=self._role == "decode")
+            item["times"] = stage_times(output.metrics, is_decode=self._role == "decode")
             if output.prompt_logprobs:
                 found = log_probabilities(request["token_ids"][1:], output.prompt_logprobs[1:])
                 item |= {f"prompt_{name}": [None, *values] for name, values in found.items()}
@@ -290,7 +290,7 @@ class Vllm:
             "finish_reason": _finish_reason(output.outputs[0].finish_reason),
             "cached_tokens": output.num_cached_tokens or 0,
             "kv_transfer_params": hand_off(output.kv_transfer_params, lease_duration_s(self._transfer)),
-            "times": times(output.metrics, is_decode=False),
+            "times": stage_times(output.metrics, is_decode=False),
         }
 
     def _transfer_params(self, request: dict[str, Any]) -> dict[str, Any] | None:

@@ -41,7 +41,7 @@ SAFE_SHARE = 1 / 3
 """Share of a lease that must remain when a decode worker gets a request: it renews all its leases together, every sixth of a lease."""
 
 
-class RemoteKv(msgspec.Struct):
+class NixlKv(msgspec.Struct):
     """Where the KV of a prompt is, in the form that a decode worker's NIXL connector reads; it trusts the types."""
 
     remote_engine_id: Name
@@ -137,7 +137,7 @@ def check_types(params: dict[str, Any]) -> None:
     """
     if params.get("do_remote_prefill"):
         try:
-            msgspec.convert(params, RemoteKv)
+            msgspec.convert(params, NixlKv)
         except msgspec.ValidationError as error:
             raise CallError(f"kv_transfer_params: {error}", "invalid") from error
 
@@ -169,7 +169,7 @@ def prompt_only(request: dict[str, Any]) -> dict[str, Any]:
     return request | {"stop_conditions": conditions, "sampling_options": options}
 
 
-def times(stats: Any, *, is_decode: bool) -> dict[str, float]:
+def stage_times(stats: Any, *, is_decode: bool) -> dict[str, float]:
     """Return when each thing happened (s since vLLM's scheduler got the request); it does not report transfers."""
     if stats is None:
         return {}

@@ -12,7 +12,7 @@ from serving.frontend.api.errors import ApiError
 from serving.frontend.api.logprobs import LogprobsFormat, TokenLogprob
 from serving.frontend.api.sse import DONE, ChoiceFormat, CompletionFormat, error_event, escape, unescape, usage
 from serving.frontend.generation.choice import Choice
-from serving.frontend.shape import Shape
+from serving.frontend.shape import AnswerShape
 
 
 class CompletionAnswer:
@@ -49,7 +49,7 @@ class CompletionAnswer:
         has_reasoning = shape is not None and bool(shape.reasoning)
         return self._accepted.usage(sum(parts.num_reasoning for parts in self._parts) if has_reasoning else None)
 
-    def _split(self, shape: Shape) -> AnswerParts:
+    def _split(self, shape: AnswerShape) -> AnswerParts:
         self._parts.append(AnswerParts(shape))
         return self._parts[-1]
 

@@ -11,10 +11,10 @@ from serving.frontend.answers.completion import CompletionAnswer
 from serving.frontend.answers.formatted import FormattedAnswer
 from serving.frontend.api.messages.format import MessagesFormat
 from serving.frontend.api.responses.format import ResponsesFormat
-from serving.frontend.kept_responses import Turn
+from serving.frontend.kept_responses import ResponseTurn
 
 
-def answer_of(accepted: AcceptedRequest, turn: Turn | None) -> Answer:
+def answer_of(accepted: AcceptedRequest, turn: ResponseTurn | None) -> Answer:
     """Return what writes an accepted request's answer; a response is kept for the turns after it, if that is wanted."""
     prepared = accepted.prepared
     if prepared.kind not in ("message", "response"):

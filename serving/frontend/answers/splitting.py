@@ -1,7 +1,7 @@
 """From the text of one choice to the parts that its client asked for, counted on the way."""
 
 from serving.frontend.api.sse import unescape
-from serving.frontend.shape import Shape
+from serving.frontend.shape import AnswerShape
 from serving.model.parsers import answer_parser, required_calls_parser
 from serving.model.parts import AnswerParser, Arguments, CallStart, Part, Reasoning
 
@@ -9,7 +9,7 @@ from serving.model.parts import AnswerParser, Arguments, CallStart, Part, Reason
 class AnswerParts:
     """Splits a choice's text while it arrives."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: AnswerShape) -> None:
         self.num_calls = 0
         self.num_reasoning = 0
         """Tokens of the reasoning, as far as pieces are tokens."""
@@ -50,7 +50,7 @@ class AnswerParts:
         return wanted
 
 
-def _parser(shape: Shape) -> AnswerParser:
+def _parser(shape: AnswerShape) -> AnswerParser:
     use = shape.use
     if use is not None and use.is_forced:
         return required_calls_parser(use.forced)

@@ -78,7 +78,7 @@ def check_within(fields: Mapping[str, msgspec.Raw], type: type[msgspec.Struct]) 
             _check_known(msgspec.json.decode(fields[name]), info, name)
 
 
-def read(value: Any, type: type[Struct], *, where: str, neutral: Neutral) -> Struct:
+def read_object(value: Any, type: type[Struct], *, where: str, neutral: Neutral) -> Struct:
     """Turn an object within a request into a value of a type.
 
     Args:

@@ -16,7 +16,7 @@ from serving.frontend.api.openai import (
     ChatRequest,
     CompletionRequest,
     Message,
-    Request,
+    OpenAiRequest,
     TokenId,
     Tools,
 )
@@ -52,7 +52,7 @@ AboutEmbeddings = EmbeddingRequest | ScoreRequest | RerankRequest
 LikeChat = ResponsesRequest | CountRequest
 """Requests that ask for what a chat request could ask for."""
 
-AnyRequest = Request | TokenizeRequest | DetokenizeRequest | AboutEmbeddings | LikeChat
+AnyRequest = OpenAiRequest | TokenizeRequest | DetokenizeRequest | AboutEmbeddings | LikeChat
 KindName = Literal[
     "chat",
     "completion",
@@ -67,7 +67,7 @@ KindName = Literal[
 ]
 
 
-class Kind(NamedTuple):
+class RequestKind(NamedTuple):
     """A kind of request that has a body."""
 
     type: type[AnyRequest]
@@ -77,17 +77,21 @@ class Kind(NamedTuple):
     """Label of these requests in metrics; empty if they are not counted."""
 
 
-KINDS: dict[KindName, Kind] = {
-    "tokenize": Kind(TokenizeRequest, "/tokenize", "Return the tokens of a text or a conversation"),
-    "detokenize": Kind(DetokenizeRequest, "/detokenize", "Return the text of tokens"),
-    "completion": Kind(CompletionRequest, "/v1/completions", "Complete a prompt", "completions"),
-    "chat": Kind(ChatRequest, "/v1/chat/completions", "Answer a conversation", "chat_completions"),
-    "response": Kind(ResponsesRequest, "/v1/responses", "Answer as OpenAI's Responses API does", "responses"),
-    "message": Kind(MessagesRequest, "/v1/messages", "Answer as Anthropic's Messages API does", "messages"),
-    "message_tokens": Kind(CountRequest, "/v1/messages/count_tokens", "Count a message's tokens, as Anthropic does"),
-    "embedding": Kind(EmbeddingRequest, "/v1/embeddings", "Return the embeddings of texts", "embeddings"),
-    "score": Kind(ScoreRequest, "/v1/score", "Return how similar texts are", "score"),
-    "rerank": Kind(RerankRequest, "/v1/rerank", "Return documents in order of their similarity to a text", "rerank"),
+KINDS: dict[KindName, RequestKind] = {
+    "tokenize": RequestKind(TokenizeRequest, "/tokenize", "Return the tokens of a text or a conversation"),
+    "detokenize": RequestKind(DetokenizeRequest, "/detokenize", "Return the text of tokens"),
+    "completion": RequestKind(CompletionRequest, "/v1/completions", "Complete a prompt", "completions"),
+    "chat": RequestKind(ChatRequest, "/v1/chat/completions", "Answer a conversation", "chat_completions"),
+    "response": RequestKind(ResponsesRequest, "/v1/responses", "Answer as OpenAI's Responses API does", "responses"),
+    "message": RequestKind(MessagesRequest, "/v1/messages", "Answer as Anthropic's Messages API does", "messages"),
+    "message_tokens": RequestKind(
+        CountRequest, "/v1/messages/count_tokens", "Count a message's tokens, as Anthropic does"
+    ),
+    "embedding": RequestKind(EmbeddingRequest, "/v1/embeddings", "Return the embeddings of texts", "embeddings"),
+    "score": RequestKind(ScoreRequest, "/v1/score", "Return how similar texts are", "score"),
+    "rerank": RequestKind(
+        RerankRequest, "/v1/rerank", "Return documents in order of their similarity to a text", "rerank"
+    ),
 }
 
 
@@ -108,7 +112,7 @@ WITHOUT_EFFECT: dict[KindName, frozenset[str]] = {
 """Fields that are accepted, checked, and change nothing; a response repeats some of them."""
 
 
-def parse(body: bytes | bytearray, type: Any) -> Any:
+def parse_request(body: bytes | bytearray, type: Any) -> Any:
     """Read a request.
 
     Raises:
@@ -120,8 +124,8 @@ def parse(body: bytes | bytearray, type: Any) -> Any:
         raise ApiError(400, f"the request is not valid: {error}", param=_field_at_fault(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error or 'nested too deeply'}") from error
-    if isinstance(request, Request):
-        check(request)
+    if isinstance(request, OpenAiRequest):
+        check_request(request)
     elif isinstance(request, TokenizeRequest) and (request.prompt is None) == (request.messages is None):
         raise ApiError(400, "expected either prompt or messages", param="prompt")
     return request
@@ -133,7 +137,7 @@ def _field_at_fault(message: str) -> str | None:
     return field[1] if field else None
 
 
-def check(request: Request) -> None:
+def check_request(request: OpenAiRequest) -> None:
     """Reject fields that do not fit together, or that no engine here supports.
 
     Raises:

@@ -69,7 +69,7 @@ class NvExt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return next(map(int, ranks), None)
 
 
-class Request(msgspec.Struct, kw_only=True):
+class OpenAiRequest(msgspec.Struct, kw_only=True):
     """The fields that both kinds of completion share; null is the same as absent."""
 
     model: Annotated[str, Meta(min_length=1, max_length=10_000)]
@@ -144,7 +144,7 @@ class Request(msgspec.Struct, kw_only=True):
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
-class CompletionRequest(Request, kw_only=True):
+class CompletionRequest(OpenAiRequest, kw_only=True):
     """POST /v1/completions."""
 
     prompt: str | list[str | TokenId | TokenPrompt]
@@ -215,7 +215,7 @@ class Message(msgspec.Struct, omit_defaults=True):
         return fields
 
 
-class ChatRequest(Request, kw_only=True):
+class ChatRequest(OpenAiRequest, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=10_000)]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.openai import Request
+from serving.frontend.api.openai import OpenAiRequest
 from serving.frontend.api.plain import check_plain
 from serving.model.constraints import CONSTRAINTS
 
@@ -38,7 +38,7 @@ class Constraint(NamedTuple):
     """A JSON schema, a regular expression, a list of texts, or a grammar in EBNF."""
 
 
-def constraint(request: Request) -> Constraint | None:
+def constraint(request: OpenAiRequest) -> Constraint | None:
     """Return what a request's answer must look like, None if it may look like anything.
 
     Raises:
@@ -58,7 +58,7 @@ def constraint(request: Request) -> Constraint | None:
     return Constraint(field, kind, value)
 
 
-def _asked(request: Request) -> Iterator[Constraint]:
+def _asked(request: OpenAiRequest) -> Iterator[Constraint]:
     """Yield each constraint of a request; an empty value asks for none, like null."""
     if request.response_format:
         yield from _from_response_format(request.response_format)

@@ -6,7 +6,7 @@ from serving.frontend.api.errors import ApiError
 from serving.frontend.api.fields import Neutral, check_body, check_within, names_of
 from serving.frontend.api.kinds import KINDS, AnyRequest
 from serving.frontend.api.messages import request as messages
-from serving.frontend.api.openai import ANNOTATIONS, Request
+from serving.frontend.api.openai import ANNOTATIONS, OpenAiRequest
 from serving.frontend.api.responses import request as responses
 
 FIELDS: dict[type[AnyRequest], frozenset[str]] = {kind.type: names_of(kind.type) for kind in KINDS.values()}
@@ -74,7 +74,7 @@ def check_fields(body: bytes | bytearray, request: AnyRequest, *, is_strict: boo
     fields = check_body(body, FIELDS[type(request)], neutral_of(type(request)), is_strict=is_strict)
     if is_strict:
         check_within(fields, type(request))
-    if not isinstance(request, Request):
+    if not isinstance(request, OpenAiRequest):
         return
     for note in (request.nvext.annotations or ()) if request.nvext is not None else ():
         if note not in ANNOTATIONS and ":" not in note:

@@ -16,7 +16,7 @@ import time
 from dataclasses import replace
 
 from serving.frontend.api.errors import ApiError, failed_call, no_worker
-from serving.frontend.generation.call import Call, ChoiceRequest
+from serving.frontend.generation.call import ChoiceRequest, WorkerCall
 from serving.frontend.generation.output import Output
 from serving.life.effects import Abort, Answer, Begin, Effects, Fail, Lease, LetGo, Place, Release, Send, Wait
 from serving.life.flight import Flight
@@ -24,7 +24,7 @@ from serving.life.leg import Leg, Stage
 from serving.life.life import RETRY_S
 from serving.life.terms import Terms
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
-from serving.routing.placement import Placement, Wanted
+from serving.routing.placement import Placement, WantedRank
 from serving.routing.workers import Course, Workers
 from serving.runtime.messages import CallError, End
 
@@ -50,9 +50,9 @@ class Attempts:
             ApiError: there is no worker to send it to.
         """
         self.flight = Flight(0, terms)
-        self.prefill: Call | None = None
+        self.prefill: WorkerCall | None = None
         """The last call to a worker that only prefills."""
-        self.decode: Call | None = None
+        self.decode: WorkerCall | None = None
         """The last call to a worker that answers."""
         self.first_token_s = 0.0
         self.last_token_s = 0.0
@@ -194,7 +194,7 @@ class Attempts:
             now = _now()
             self._act(flight.prefill_failed(now, end.error, end.kind) if end.kind else flight.prefill_ended(now))
 
-    def _ended(self, call: Call, end: End) -> str:
+    def _ended(self, call: WorkerCall, end: End) -> str:
         """Report how the call to a decode worker has ended; return why the answer is finished, if it is.
 
         Raises:
@@ -224,7 +224,7 @@ class Attempts:
             raise self._outcome
         return self._outcome
 
-    async def _add_prefilled(self, prefill: Call, output: Output, *, is_first: bool) -> None:
+    async def _add_prefilled(self, prefill: WorkerCall, output: Output, *, is_first: bool) -> None:
         """Add what the worker that computed the prompt knows about it; the one that answers cannot know."""
         if (watching := self._watching) is not None:
             wants_prompt = is_first and "prompt_logprobs" in self._request.sampling
@@ -295,14 +295,14 @@ class Attempts:
         call = self.decode = leg.call = self._book(workers, request)
         self._act(self.flight.placed("decode", call.instance_id))
 
-    def _book(self, workers: Workers, request: ChoiceRequest) -> Call:
+    def _book(self, workers: Workers, request: ChoiceRequest) -> WorkerCall:
         """Choose a worker.
 
         Raises:
             UNPLACED: there is none now.
         """
         params = request.kv_transfer_params
-        wanted = Wanted(
+        wanted = WantedRank(
             len(request.prompt.tokens),
             request.prompt.hashes,
             request.instance_id,
@@ -312,7 +312,7 @@ class Attempts:
             is_refusable=self._is_refusable,
             is_local=not (params and params.get("do_remote_prefill")),
         )
-        return Call(workers, workers.pick(wanted), request)
+        return WorkerCall(workers, workers.pick(wanted), request)
 
     def _send(self, stage: Stage) -> None:
         """Send the request where it was placed.
@@ -331,8 +331,8 @@ class Attempts:
         return leg
 
 
-def _call_of(leg: Leg) -> Call:
-    assert isinstance(leg.call, Call)
+def _call_of(leg: Leg) -> WorkerCall:
+    assert isinstance(leg.call, WorkerCall)
     return leg.call
 
 

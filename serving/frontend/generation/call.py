@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from serving.frontend.generation.output import Output
-from serving.frontend.prepared import Prompt
+from serving.frontend.prepared import PreparedPrompt
 from serving.routing.placement import Placement
 from serving.routing.workers import Workers
 from serving.runtime.connection import ReplyStream
@@ -20,7 +20,7 @@ from serving.worker.protocol import CacheScope, PreprocessedRequest, StopConditi
 class ChoiceRequest:
     """What one choice of an answer asks of an engine and of the router."""
 
-    prompt: Prompt
+    prompt: PreparedPrompt
     conditions: StopConditions
     sampling: dict[str, Any]
     eos_token_ids: list[int]
@@ -57,7 +57,7 @@ class ChoiceRequest:
             stop_after=None if end is None else max(end - len(tokens), 1),
         )
         known = np.concatenate([self.prompt.tokens, np.array(tokens, np.uint32)])
-        prompt = Prompt(known, self.prompt.block_size)
+        prompt = PreparedPrompt(known, self.prompt.block_size)
         return replace(self, prompt=prompt, conditions=conditions, num_generated=self.num_generated + len(tokens))
 
     def to_prefill(self, params: dict[str, Any]) -> "ChoiceRequest":
@@ -99,7 +99,7 @@ class ChoiceRequest:
         )
 
 
-class Call:
+class WorkerCall:
     """A call to one worker; it stays booked with its router from the placement until it is closed."""
 
     def __init__(self, workers: Workers, placement: Placement, request: ChoiceRequest) -> None:

@@ -13,8 +13,8 @@ from serving.frontend.config import FrontendConfig
 from serving.frontend.generation.attempt import Attempts
 from serving.frontend.generation.call import ChoiceRequest
 from serving.frontend.generation.output import Output
-from serving.frontend.generation.text import Text
-from serving.frontend.prepared import Prepared, Prompt
+from serving.frontend.generation.text import ChoiceText
+from serving.frontend.prepared import Prepared, PreparedPrompt
 from serving.frontend.served_model import ServedModel
 from serving.life.terms import Terms
 from serving.model.adapter import Adapter
@@ -30,7 +30,7 @@ CHOICE_TOKENS = 512
 class Choice:
     """Read `pieces` until `finish_reason` is set; `close` it then, and on any other way out."""
 
-    def __init__(self, attempts: Attempts, text: Text, request: ChoiceRequest, tokenizer: TokenNames) -> None:
+    def __init__(self, attempts: Attempts, text: ChoiceText, request: ChoiceRequest, tokenizer: TokenNames) -> None:
         self.finish_reason = ""
         self.num_prompt = len(request.prompt.tokens)
         self.block_size = request.prompt.block_size
@@ -79,7 +79,7 @@ class Choice:
         return next(iter(self._request.eos_token_ids), None)
 
     @property
-    def prompt(self) -> Prompt:
+    def prompt(self) -> PreparedPrompt:
         """What it answers."""
         return self._request.prompt
 
@@ -215,7 +215,7 @@ def _check_kv_transfer(prepared: Prepared, model: ServedModel, config: FrontendC
 
 
 def _request(
-    prepared: Prepared, model: ServedModel, prompt: Prompt, limit: int, index: int, request_id: str
+    prepared: Prepared, model: ServedModel, prompt: PreparedPrompt, limit: int, index: int, request_id: str
 ) -> ChoiceRequest:
     options, extension = prepared.options, prepared.extension
     conditions = StopConditions(
@@ -268,7 +268,7 @@ def _start(
     visible = prepared.shape.visible_tokens if prepared.shape is not None else frozenset[str]()
     if not prepared.vllm.skip_special_tokens:
         visible |= model.text.tokenizer.special_tokens
-    text = Text(
+    text = ChoiceText(
         model.text.tokenizer.detokenizer(visible),
         stops=prepared.options.stops,
         end_token_ids=[

@@ -7,7 +7,7 @@ from serving.frontend.generation.stops import StopMatcher
 from serving.model.detokenizer import Detokenizer
 
 
-class Text:
+class ChoiceText:
     """The text of one choice; it has ended once `finish_reason` is set."""
 
     def __init__(

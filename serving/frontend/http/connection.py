@@ -28,7 +28,7 @@ from uvicorn.server import ServerState
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.messages.errors import body_at
 from serving.frontend.http.limits import MAX_HEAD_BYTES, Limits, body_excess, check_head, head_excess
-from serving.frontend.http.transport import Flow, Transport
+from serving.frontend.http.transport import PausableFlow, Transport
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Phase(Enum):
 IDLE, HEAD, BODY = Phase  # in Python 3.11, reading a class's attributes is slower
 
 
-class Connection(HttpToolsProtocol):
+class ClientConnection(HttpToolsProtocol):
     """uvicorn's connection, with limits."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Connection(HttpToolsProtocol):
         self._unread_since = 0.0
         self._closed_since = 0.0
         self._wire: asyncio.Transport
-        self.flow: Flow
+        self.flow: PausableFlow
         self.url = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -98,7 +98,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self._wire = transport
         self._since = self.loop.time()
-        self.flow = Flow(transport)
+        self.flow = PausableFlow(transport)
         self.transport = cast(asyncio.Transport, Transport(transport, close=self.hang_up, is_closing=self.is_hung_up))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -368,7 +368,7 @@ class Connection(HttpToolsProtocol):
             self._wire.abort()
 
 
-async def sweep(connections: Iterable[Any], limits: Limits) -> None:
+async def sweep_connections(connections: Iterable[Any], limits: Limits) -> None:
     """Forever: close the connections whose clients take too long.
 
     Checking all of them every second costs less than a timer for each, armed and cancelled with every request.

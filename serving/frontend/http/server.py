@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import uvicorn
 from starlette.types import ASGIApp
 
-from serving.frontend.http.connection import Connection, sweep
+from serving.frontend.http.connection import ClientConnection, sweep_connections
 from serving.frontend.http.limits import Limits
 from serving.runtime.stopping import until_stopped
 from serving.supervision.process import report_ready
@@ -66,7 +66,7 @@ async def serve_http(
     limits = Limits(unread_timeout_s=write_timeout_s)
     server = http_server(app, limits, tls or {})
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    sweeping = asyncio.create_task(sweep(server.server_state.connections, limits))
+    sweeping = asyncio.create_task(sweep_connections(server.server_state.connections, limits))
     if listener.family != socket.AF_UNIX:
         log.info("listening on http%s://%s:%d", "s" if tls else "", *listener.getsockname()[:2])
     on_ready()
@@ -88,7 +88,7 @@ def http_server(app: ASGIApp, limits: Limits, tls: Mapping[str, Any]) -> uvicorn
             app,
             log_level="warning",
             access_log=False,
-            http=partial(Connection, limits=limits),  # type: ignore[arg-type]  # uvicorn only calls it
+            http=partial(ClientConnection, limits=limits),  # type: ignore[arg-type]  # uvicorn only calls it
             ws="none",
             lifespan="off",
             timeout_graceful_shutdown=1,

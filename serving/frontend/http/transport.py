@@ -6,7 +6,7 @@ from collections.abc import Callable
 from uvicorn.protocols.http.flow_control import FlowControl
 
 
-class Flow(FlowControl):
+class PausableFlow(FlowControl):
     """Pauses reading while uvicorn wants it (a handler does not read) or we do (the queue is full)."""
 
     def __init__(self, transport: asyncio.Transport) -> None:

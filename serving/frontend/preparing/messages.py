@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from serving.frontend.api.kinds import KindName
-from serving.frontend.prepared import Preprocessed, Prompt
+from serving.frontend.prepared import PreparedPrompt, Preprocessed
 from serving.frontend.reading import ReadingElsewhere
 from serving.model.card import ModelCard
 
@@ -28,7 +28,7 @@ NUM_JOBS = 4
 """Jobs that one process does at once."""
 
 
-class Model(msgspec.Struct, array_like=True):
+class PreparerModel(msgspec.Struct, array_like=True):
     """The first message: the model that the requests are for."""
 
     card: ModelCard
@@ -39,13 +39,13 @@ class Model(msgspec.Struct, array_like=True):
     """How its requests are read (none: as ours)."""
 
 
-class Ready(msgspec.Struct, array_like=True):
+class PreparerReady(msgspec.Struct, array_like=True):
     """The answer to the first message: whether it can take jobs."""
 
     error: str = ""
 
 
-class Job(msgspec.Struct, array_like=True):
+class PreparingJob(msgspec.Struct, array_like=True):
     """A request; its body follows the message."""
 
     id: int
@@ -75,7 +75,7 @@ class Elsewhere(msgspec.Struct, tag=True):
 Outcome = Preprocessed | Elsewhere | Refusal
 
 
-class Answer(msgspec.Struct, array_like=True):
+class JobResult(msgspec.Struct, array_like=True):
     """The result of a job."""
 
     id: int
@@ -89,15 +89,15 @@ def framed(message: msgspec.Struct) -> bytes:
 
 
 def _pack(value: Any) -> Any:
-    assert isinstance(value, Prompt)
+    assert isinstance(value, PreparedPrompt)
     return [value.tokens.astype("<u4").tobytes(), value.block_size, np.array(value.hashes, "<u8").tobytes()]
 
 
 def _unpack(type: type, value: Any) -> Any:
-    assert type is Prompt
+    assert type is PreparedPrompt
     tokens, block_size, hashes = value
-    return Prompt(np.frombuffer(tokens, "<u4"), block_size, np.frombuffer(hashes, "<u8").tolist())
+    return PreparedPrompt(np.frombuffer(tokens, "<u4"), block_size, np.frombuffer(hashes, "<u8").tolist())
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=_pack).encode
-decode_answer = msgspec.msgpack.Decoder(Answer, dec_hook=_unpack).decode
+decode_answer = msgspec.msgpack.Decoder(JobResult, dec_hook=_unpack).decode

@@ -26,10 +26,10 @@ from serving.frontend.preparing.messages import (
     NUM_JOBS,
     Body,
     Elsewhere,
-    Job,
-    Model,
     Outcome,
-    Ready,
+    PreparerModel,
+    PreparerReady,
+    PreparingJob,
     Refusal,
     decode_answer,
     framed,
@@ -66,7 +66,7 @@ class Preparer:
         is_strict: bool = False,
         reading: ReadingElsewhere | None = None,
     ) -> None:
-        self._model = Model(card, files.contents, is_strict, reading)
+        self._model = PreparerModel(card, files.contents, is_strict, reading)
         self._timeout_s = timeout_s
         self._slots = asyncio.Semaphore(NUM_JOBS)
         self._starting = asyncio.Lock()
@@ -171,7 +171,7 @@ class _Process:
         self._ids = itertools.count()
         self._waiting: dict[int, asyncio.Future[Outcome]] = {}
         self._writing = asyncio.Lock()
-        self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self._ready: asyncio.Future[PreparerReady] = asyncio.get_running_loop().create_future()
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
@@ -186,7 +186,7 @@ class _Process:
         )
         return cls(process)
 
-    async def load(self, model: Model, timeout_s: float) -> None:
+    async def load(self, model: PreparerModel, timeout_s: float) -> None:
         """Have it load the model; on any other outcome, end it.
 
         Raises:
@@ -198,7 +198,7 @@ class _Process:
                 await self._write(model)
                 ready = await self._ready
         except TimeoutError:
-            ready = Ready(f"its tokenizer and chat template were not loaded within {timeout_s:g} s")
+            ready = PreparerReady(f"its tokenizer and chat template were not loaded within {timeout_s:g} s")
         except BaseException:
             self.kill()
             raise
@@ -217,7 +217,7 @@ class _Process:
         id = next(self._ids)
         self._waiting[id] = asyncio.get_running_loop().create_future()
         try:
-            await self._write(Job(id, kind, len(body), name, is_only), body)
+            await self._write(PreparingJob(id, kind, len(body), name, is_only), body)
             return await self._waiting[id]
         finally:
             del self._waiting[id]
@@ -263,7 +263,7 @@ class _Process:
             return await stdout.readexactly(length)
 
         try:
-            self._ready.set_result(msgspec.msgpack.decode(await message(), type=Ready))
+            self._ready.set_result(msgspec.msgpack.decode(await message(), type=PreparerReady))
             while True:
                 answer = decode_answer(await message())
                 future = self._waiting.get(answer.id)

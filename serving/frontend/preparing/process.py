@@ -14,17 +14,17 @@ import msgspec
 
 from foundation.processes import end_with_parent
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.openai import Request
+from serving.frontend.api.openai import OpenAiRequest
 from serving.frontend.prepared import Prepared
 from serving.frontend.preparing.messages import (
     LENGTH,
     NUM_JOBS,
-    Answer,
     Elsewhere,
-    Job,
-    Model,
+    JobResult,
     Outcome,
-    Ready,
+    PreparerModel,
+    PreparerReady,
+    PreparingJob,
     Refusal,
     framed,
 )
@@ -46,10 +46,10 @@ def main() -> None:
     end_with_parent(os.getppid())  # a template that keeps the interpreter busy would not notice that input has ended
     answers = _Answers()
     messages = _messages(sys.stdin.buffer)
-    model = _load(msgspec.msgpack.decode(next(messages), type=Model), answers)
+    model = _load(msgspec.msgpack.decode(next(messages), type=PreparerModel), answers)
     if model is None:
         return
-    decode = msgspec.msgpack.Decoder(Job).decode
+    decode = msgspec.msgpack.Decoder(PreparingJob).decode
     with ThreadPoolExecutor(NUM_JOBS) as threads:
         for message in messages:
             job = decode(message)
@@ -72,7 +72,7 @@ class _Answers:
             self._file.flush()
 
 
-def _load(message: Model, answers: _Answers) -> TextModel | None:
+def _load(message: PreparerModel, answers: _Answers) -> TextModel | None:
     """Load the model within a memory limit, and report whether that worked."""
     _limit_memory()
     try:
@@ -84,22 +84,22 @@ def _load(message: Model, answers: _Answers) -> TextModel | None:
             reading=None if message.reading is None else message.reading.make(),
         )
     except ModelError as error:
-        answers.send(Ready(str(error)))
+        answers.send(PreparerReady(str(error)))
         return None
     except Exception as error:  # a template is compiled here, and may use all memory
-        answers.send(Ready(f"its tokenizer or chat template cannot be loaded: {type(error).__name__}"))
+        answers.send(PreparerReady(f"its tokenizer or chat template cannot be loaded: {type(error).__name__}"))
         return None
-    answers.send(Ready())
+    answers.send(PreparerReady())
     return model
 
 
-def _work(job: Job, body: bytes, model: TextModel, answers: _Answers) -> None:
+def _work(job: PreparingJob, body: bytes, model: TextModel, answers: _Answers) -> None:
     outcome = _outcome(job, body, model)
     try:
-        answers.send(Answer(job.id, outcome))
+        answers.send(JobResult(job.id, outcome))
     except Exception:  # without any answer, its client would wait and others would pay for it
         log.exception("the result of a request could not be sent")
-        answers.send(Answer(job.id, FAILED))
+        answers.send(JobResult(job.id, FAILED))
 
 
 def _messages(source: IO[bytes]) -> Iterator[bytes]:
@@ -108,7 +108,7 @@ def _messages(source: IO[bytes]) -> Iterator[bytes]:
         yield source.read(length)
 
 
-def _outcome(job: Job, body: bytes, model: TextModel) -> Outcome:
+def _outcome(job: PreparingJob, body: bytes, model: TextModel) -> Outcome:
     try:
         request = model.reading.parse(body, job.kind)
         if request.model not in (model.card.name, job.name or model.card.name) and not (
@@ -124,7 +124,7 @@ def _outcome(job: Job, body: bytes, model: TextModel) -> Outcome:
         log.exception("a request could not be prepared")
         return FAILED
     if isinstance(outcome, Prepared):  # leave out what is now tokens, or has no effect and may be large
-        options = msgspec.convert(outcome.options, Request, from_attributes=True)
+        options = msgspec.convert(outcome.options, OpenAiRequest, from_attributes=True)
         outcome.options = msgspec.structs.replace(options, metadata=None, prediction=None)
     return outcome
 

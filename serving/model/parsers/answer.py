@@ -49,7 +49,7 @@ def markers(*texts: str) -> Markers:
     return Markers(*texts)
 
 
-class Answer:
+class ParsedAnswer:
     """Reads text as it arrives and collects parts.
 
     What may turn out to be a call is read with a record (`hold`), until it is one (`start`) or is not (`give_up`): then
@@ -190,7 +190,7 @@ def _joined(kind: type[Part], parts: list[Part]) -> list[Part]:
 class ScriptParser:
     """Parses an answer as a script says; what follows the script's end is content."""
 
-    def __init__(self, answer: Answer, script: Script[object]) -> None:
+    def __init__(self, answer: ParsedAnswer, script: Script[object]) -> None:
         self._answer = answer
         self._script = self._run(script)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from serving.model.parsers.answer import Answer, Script
+from serving.model.parsers.answer import ParsedAnswer, Script
 from serving.model.parsers.schema_types import ToolTypes
 
 
@@ -15,7 +15,7 @@ class CallFormat(Protocol):
         """The texts that may be the start of calls."""
         ...
 
-    def read(self, answer: Answer, types: ToolTypes) -> Script[None]:
+    def read(self, answer: ParsedAnswer, types: ToolTypes) -> Script[None]:
         """Read calls, or what looked like their start; at least some text."""
         ...
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from serving.model.parsers.answer import Answer, Script, Sink, markers
+from serving.model.parsers.answer import ParsedAnswer, Script, Sink, markers
 from serving.model.parsers.schema_types import ToolTypes
 
 START, CHANNEL, MESSAGE, KIND = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
@@ -26,7 +26,7 @@ class Harmony:
     triggers = (START, CHANNEL, "to=functions.")
     noise = (MESSAGE, KIND, *ENDS)
 
-    def read(self, answer: Answer, types: ToolTypes) -> Script[None]:
+    def read(self, answer: ParsedAnswer, types: ToolTypes) -> Script[None]:
         """Read a message."""
         header: list[str] = []
         answer.hold()
@@ -38,7 +38,7 @@ class Harmony:
         answer.forget()
         yield from answer.until(markers(START, *ENDS), self._sink(answer, "".join(header)))
 
-    def _sink(self, answer: Answer, header: str) -> Sink:
+    def _sink(self, answer: ParsedAnswer, header: str) -> Sink:
         function = FUNCTION.search(header)
         if function and self.has_tools:
             answer.start(function.group(1))

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from serving.model.parsers.answer import Answer, Script, markers
+from serving.model.parsers.answer import ParsedAnswer, Script, markers
 from serving.model.parsers.json_calls import pass_rest, read_array, read_call
 from serving.model.parsers.json_text import read_value
 from serving.model.parsers.schema_types import ToolTypes
@@ -47,7 +47,7 @@ class HeaderCalls:
     def _stops(self) -> tuple[str, ...]:
         return tuple({*self.starts, *filter(None, [self.call, self.call_end.strip(), self.end])})
 
-    def read(self, answer: Answer, types: ToolTypes) -> Script[None]:
+    def read(self, answer: ParsedAnswer, types: ToolTypes) -> Script[None]:
         """Read calls, or what looked like their start."""
         answer.hold()
         yield from answer.expect(*self.starts)
@@ -64,7 +64,7 @@ class HeaderCalls:
             yield from self._read_call(answer)
         answer.give_up()
 
-    def _read_call(self, answer: Answer) -> Script[None]:
+    def _read_call(self, answer: ParsedAnswer) -> Script[None]:
         """Read a call; if it is none, what was read stays recorded."""
         if self.call and not (yield from answer.expect(self.call)):
             return
@@ -80,7 +80,7 @@ class HeaderCalls:
         yield from answer.space()
         yield from self._read_arguments(answer)
 
-    def _read_arguments(self, answer: Answer) -> Script[None]:
+    def _read_arguments(self, answer: ParsedAnswer) -> Script[None]:
         text, at = yield from answer.unread()
         if not text.startswith("{", at):
             yield from self._pass_other(answer)
@@ -92,7 +92,7 @@ class HeaderCalls:
             found = yield from answer.expect(self.call_end.strip())
             answer.forget() if found else answer.give_up()
 
-    def _pass_other(self, answer: Answer) -> Script[None]:
+    def _pass_other(self, answer: ParsedAnswer) -> Script[None]:
         """Pass on what is no object; nothing at all is the empty object."""
         pieces: list[str] = []
         found = yield from answer.until(markers(*self._stops), pieces.append)
@@ -109,7 +109,7 @@ class HeaderCalls:
         return f"{self.starts[0] if self.call else ''}{''.join(texts)}{self.end}"
 
 
-def _read_objects(answer: Answer, stops: tuple[str, ...]) -> Script[bool]:
+def _read_objects(answer: ParsedAnswer, stops: tuple[str, ...]) -> Script[bool]:
     """Read calls that are JSON objects; return whether there were any, or something like it."""
     text, at = yield from answer.unread()
     if not text.startswith(("[", "{"), at):

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from serving.model.parsers.answer import Answer, Script, markers
+from serving.model.parsers.answer import ParsedAnswer, Script, markers
 from serving.model.parsers.json_text import read_object, read_string, read_value
 from serving.model.parsers.schema_types import ToolTypes
 
@@ -41,7 +41,7 @@ class JsonCalls:
         """Return what ends faulty arguments."""
         return (*self.ends, *(start for start in self.starts if not any(end in start for end in self.ends)))
 
-    def read(self, answer: Answer, types: ToolTypes) -> Script[None]:
+    def read(self, answer: ParsedAnswer, types: ToolTypes) -> Script[None]:
         """Read calls, or what looked like their start."""
         answer.hold()
         yield from answer.expect(*self.starts)
@@ -53,7 +53,7 @@ class JsonCalls:
             yield from read_call(answer, self._stops)
         yield from self._close(answer)
 
-    def _close(self, answer: Answer) -> Script[None]:
+    def _close(self, answer: ParsedAnswer) -> Script[None]:
         if answer.is_held:  # what was read last was no call
             answer.give_up()
             return
@@ -72,7 +72,7 @@ class JsonCalls:
         return (self.between or "\n").join(f"{start}{text}{end}" for text in objects)
 
 
-def read_array(answer: Answer, stops: tuple[str, ...]) -> Script[None]:
+def read_array(answer: ParsedAnswer, stops: tuple[str, ...]) -> Script[None]:
     """Read an array of calls; afterwards is recorded what was none."""
     yield from answer.expect("[")
     while True:
@@ -88,7 +88,7 @@ def read_array(answer: Answer, stops: tuple[str, ...]) -> Script[None]:
             return
 
 
-def read_call(answer: Answer, stops: tuple[str, ...]) -> Script[bool]:
+def read_call(answer: ParsedAnswer, stops: tuple[str, ...]) -> Script[bool]:
     """Read a call, and return whether it was a sound one; while it may be none, it is recorded.
 
     What follows a fault in the arguments belongs to them, up to one of the stops.
@@ -117,7 +117,7 @@ def read_call(answer: Answer, stops: tuple[str, ...]) -> Script[bool]:
             return separator == "}" and not answer.is_held
 
 
-def _key(answer: Answer) -> Script[str | None]:
+def _key(answer: ParsedAnswer) -> Script[str | None]:
     yield from answer.space()
     key = yield from read_string(answer)
     yield from answer.space()
@@ -126,7 +126,7 @@ def _key(answer: Answer) -> Script[str | None]:
     return key if is_key else None
 
 
-def _pass_arguments(answer: Answer, name: str, stops: tuple[str, ...]) -> Script[bool]:
+def _pass_arguments(answer: ParsedAnswer, name: str, stops: tuple[str, ...]) -> Script[bool]:
     text, at = yield from answer.unread()
     if text.startswith("{", at):
         answer.start(name)
@@ -138,7 +138,7 @@ def _pass_arguments(answer: Answer, name: str, stops: tuple[str, ...]) -> Script
     return bool(arguments)
 
 
-def _arguments(answer: Answer) -> Script[str]:
+def _arguments(answer: ParsedAnswer) -> Script[str]:
     """Read arguments as a whole: an object, or a string that holds one, as some models write."""
     pieces: list[str] = []
     if (yield from read_object(answer, pieces.append)):
@@ -154,7 +154,7 @@ def _is_object(text: str) -> bool:
         return False
 
 
-def pass_rest(answer: Answer, stops: tuple[str, ...]) -> Script[bool]:
+def pass_rest(answer: ParsedAnswer, stops: tuple[str, ...]) -> Script[bool]:
     """Pass the rest of spoilt arguments on."""
     if stops:
         yield from answer.until(markers(*stops), answer.arguments)

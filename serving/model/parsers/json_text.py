@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable
 
-from serving.model.parsers.answer import SPACE, Answer, Script, Sink
+from serving.model.parsers.answer import SPACE, ParsedAnswer, Script, Sink
 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _SCALAR = re.compile(r"[-+.\w]*")
@@ -147,7 +147,7 @@ class JsonScanner:
         return end
 
 
-def read_value(answer: Answer, sink: Sink) -> Script[bool]:
+def read_value(answer: ParsedAnswer, sink: Sink) -> Script[bool]:
     """Pass one JSON value on as it arrives; return whether it was complete."""
     scanner = JsonScanner()
     while not scanner.is_done:
@@ -161,7 +161,7 @@ def read_value(answer: Answer, sink: Sink) -> Script[bool]:
     return True
 
 
-def read_string(answer: Answer) -> Script[str | None]:
+def read_string(answer: ParsedAnswer) -> Script[str | None]:
     """Read a JSON string; return None if there is none."""
     text, at = yield from answer.unread()
     pieces: list[str] = []
@@ -175,7 +175,7 @@ def encodable(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def read_object(answer: Answer, sink: Sink) -> Script[bool]:
+def read_object(answer: ParsedAnswer, sink: Sink) -> Script[bool]:
     """Pass one JSON object on as it arrives; return whether it was complete."""
     text, at = yield from answer.unread()
     return text.startswith("{", at) and (yield from read_value(answer, sink))

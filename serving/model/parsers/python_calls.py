@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from serving.model.parsers.answer import Answer, Script
+from serving.model.parsers.answer import ParsedAnswer, Script
 from serving.model.parsers.json_text import encodable
 from serving.model.parsers.schema_types import ToolTypes
 
@@ -38,7 +38,7 @@ class PythonCalls:
         """The texts that may be the start of calls."""
         return tuple(filter(None, (self.start, "" if self.has_lines else "[")))
 
-    def read(self, answer: Answer, types: ToolTypes) -> Script[None]:
+    def read(self, answer: ParsedAnswer, types: ToolTypes) -> Script[None]:
         """Read calls, or what looked like their start."""
         answer.hold()
         if self.start:
@@ -55,7 +55,7 @@ class PythonCalls:
             yield from answer.space()
         answer.give_up()
 
-    def _is_over(self, answer: Answer) -> Script[bool]:
+    def _is_over(self, answer: ParsedAnswer) -> Script[bool]:
         """Read what follows a call; return whether it was the last one."""
         if not self.has_lines:
             separator = yield from answer.expect(",", "]")
@@ -83,7 +83,7 @@ class PythonCalls:
         return f"{self.start}[{', '.join(texts)}]{self.end}"
 
 
-def _read_call(answer: Answer) -> Script[bool]:
+def _read_call(answer: ParsedAnswer) -> Script[bool]:
     """Read a call and pass it on; return False if it is none."""
     name = yield from answer.all_of(_NAME)
     text, at = yield from answer.unread()
@@ -97,7 +97,7 @@ def _read_call(answer: Answer) -> Script[bool]:
     return True
 
 
-def _in_brackets(answer: Answer) -> Script[str]:
+def _in_brackets(answer: ParsedAnswer) -> Script[str]:
     """Read up to the end of an expression in brackets, which comes next."""
     pieces, depth, quote = [], 0, ""
     while True:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from serving.model.parsers.answer import Answer, Script, ScriptParser, markers
+from serving.model.parsers.answer import ParsedAnswer, Script, ScriptParser, markers
 from serving.model.parsers.call_format import CallFormat
 from serving.model.parsers.formats import CALLS, REASONING
 from serving.model.parsers.harmony import Harmony
@@ -55,7 +55,7 @@ def answer_parser(tool_calls: str, reasoning: str, tools: Tools = (), *, prompt_
         prompt_end: the end of the prompt's text; None if it is unknown.
     """
     calls, thoughts = _formats(tool_calls, reasoning, has_tools=bool(tools))
-    answer = Answer()
+    answer = ParsedAnswer()
     return ScriptParser(answer, _read(answer, calls, thoughts, ToolTypes(tools), prompt_end))
 
 
@@ -67,7 +67,7 @@ def _formats(tool_calls: str, reasoning: str, *, has_tools: bool) -> tuple[CallF
 
 
 def _read(
-    answer: Answer, calls: CallFormat | None, thoughts: Thoughts | None, types: ToolTypes, prompt_end: str | None
+    answer: ParsedAnswer, calls: CallFormat | None, thoughts: Thoughts | None, types: ToolTypes, prompt_end: str | None
 ) -> Script[None]:
     triggers, noise = (calls.triggers if calls else ()), _noise(calls) + _noise(thoughts)
     if thoughts:
@@ -94,7 +94,7 @@ def required_calls_parser(tool_choice: str | Mapping[str, Any]) -> AnswerParser:
     Args:
         tool_choice: "required", or OpenAI's object that names a function.
     """
-    answer = Answer()
+    answer = ParsedAnswer()
     return ScriptParser(answer, read_required(answer, chosen_name(tool_choice)))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from serving.model.parsers.answer import Answer, Script
+from serving.model.parsers.answer import ParsedAnswer, Script
 from serving.model.parsers.json_calls import pass_rest, read_array
 from serving.model.parsers.json_text import read_value
 
@@ -106,7 +106,7 @@ def _moved(schema: Any, root: str) -> Any:
     return moved | {"$ref": root + target[1:]} if isinstance(target, str) and target.startswith("#") else moved
 
 
-def read_required(answer: Answer, name: str) -> Script[None]:
+def read_required(answer: ParsedAnswer, name: str) -> Script[None]:
     """Read an answer that consists of calls, or of the arguments for one function."""
     answer.hold()
     yield from answer.space()

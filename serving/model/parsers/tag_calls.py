@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from serving.model.parsers.answer import Answer, Script, markers
+from serving.model.parsers.answer import ParsedAnswer, Script, markers
 from serving.model.parsers.header_calls import NAME
 from serving.model.parsers.schema_types import ToolTypes, to_json
 
@@ -56,7 +56,7 @@ class TagCalls:
     def _ends(self) -> tuple[str, ...]:
         return tuple(filter(None, {self.function_end, self.end}))
 
-    def read(self, answer: Answer, types: ToolTypes) -> Script[None]:
+    def read(self, answer: ParsedAnswer, types: ToolTypes) -> Script[None]:
         """Read calls, or what looked like their start."""
         answer.hold()
         has_start = yield from answer.expect(self.start)
@@ -71,7 +71,7 @@ class TagCalls:
             yield from self._read_call(answer, types)
         answer.give_up()
 
-    def _read_call(self, answer: Answer, types: ToolTypes) -> Script[None]:
+    def _read_call(self, answer: ParsedAnswer, types: ToolTypes) -> Script[None]:
         """Read a call; if it is none, what was read stays recorded."""
         if self.function and not (yield from answer.expect(self.function)):
             return
@@ -85,7 +85,7 @@ class TagCalls:
         answer.start(match.group(1))
         yield from self._read_parameters(answer, types, match.group(1))
 
-    def _read_parameters(self, answer: Answer, types: ToolTypes, function: str) -> Script[None]:
+    def _read_parameters(self, answer: ParsedAnswer, types: ToolTypes, function: str) -> Script[None]:
         separator = "{"
         while True:
             found = yield from answer.until(markers(self.parameter, *self._ends), _ignore)
@@ -114,7 +114,7 @@ class TagCalls:
             return name or key, types.of(function, name or key)
         return name, frozenset({"string"} if kind.group(1) == "true" else {"any"})
 
-    def _read_value(self, answer: Answer, types: frozenset[str]) -> Script[bool]:
+    def _read_value(self, answer: ParsedAnswer, types: frozenset[str]) -> Script[bool]:
         """Pass a value on as JSON; return whether it was complete."""
         if self.value_start:
             yield from answer.space()

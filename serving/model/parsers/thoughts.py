@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from serving.model.parsers.answer import Answer, Script, markers
+from serving.model.parsers.answer import ParsedAnswer, Script, markers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Thoughts:
         """Return whether the answer to a prompt begins inside the reasoning."""
         return self.begins if prompt_end is None else prompt_end.rstrip().endswith(tuple(map(str.strip, self.starts)))
 
-    def read(self, answer: Answer, prompt_end: str | None, triggers: tuple[str, ...]) -> Script[None]:
+    def read(self, answer: ParsedAnswer, prompt_end: str | None, triggers: tuple[str, ...]) -> Script[None]:
         """Read reasoning, if the answer starts with any."""
         answer.hold()
         yield from answer.space()

@@ -17,9 +17,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
-from serving.planner.capacity import Shape, drain_s, prefill_per_step
+from serving.planner.capacity import RequestShape, drain_s, prefill_per_step
 from serving.planner.config import PlannerConfig
-from serving.planner.observation import Observation, PoolFacts, PoolState, RankLoad, Traffic
+from serving.planner.observation import Observation, PoolFacts, PoolState, RankLoad, RequestTraffic
 from serving.planner.policies.policy import Policy, Proposal, Rest
 from serving.planner.predictors import PREDICTORS
 from serving.planner.sizing import capacity_of, merged, workers_for
@@ -54,8 +54,8 @@ class DynamoSla(Policy):
         super().__init__(config, pools)
         self._ttft_s = (config.planner_ttft_ms or float("inf")) / 1e3
         self._itl_s = (config.planner_itl_ms or float("inf")) / 1e3
-        self._windows: list[Traffic] = []
-        self._shape: Shape | None = None
+        self._windows: list[RequestTraffic] = []
+        self._shape: RequestShape | None = None
         self._floors: dict[str, int] = {}
         interval_s = config.dynamo_throughput_interval_s
         kind = PREDICTORS[config.load_predictor]
@@ -74,7 +74,7 @@ class DynamoSla(Policy):
         self._windows.append(seen.traffic)
         recent = merged(self._windows)
         if recent.isl is not None:
-            self._shape = Shape(recent.isl, recent.osl or 1.0, recent.hit_share or 0.0)
+            self._shape = RequestShape(recent.isl, recent.osl or 1.0, recent.hit_share or 0.0)
         if recent.duration_s >= self._config.dynamo_throughput_interval_s:
             self._windows.clear()
             self._set_floors(seen, recent)
@@ -84,12 +84,12 @@ class DynamoSla(Policy):
         """Forget the floor."""
         self._floors.pop(pool, None)
 
-    def _set_floors(self, seen: Observation, recent: Traffic) -> None:
+    def _set_floors(self, seen: Observation, recent: RequestTraffic) -> None:
         self._requests.add(recent.num_requests)
         if recent.isl is not None and recent.osl is not None:
             self._isl.add(recent.isl)
             self._osl.add(recent.osl)
-        shape = Shape(self._isl.predict(), max(1.0, self._osl.predict()), recent.hit_share or 0.0)
+        shape = RequestShape(self._isl.predict(), max(1.0, self._osl.predict()), recent.hit_share or 0.0)
         if shape.isl < 1:
             return
         demand = self._requests.predict() / recent.duration_s
@@ -116,7 +116,7 @@ class DynamoSla(Policy):
             return Proposal(fewer, f"the predicted load needs {floor}" if fewer == floor else reason)
         return Proposal(state.size, "; ".join(verdict.reason for verdict in verdicts))
 
-    def _verdicts(self, facts: PoolFacts, state: PoolState, shape: Shape) -> list[Verdict]:
+    def _verdicts(self, facts: PoolFacts, state: PoolState, shape: RequestShape) -> list[Verdict]:
         verdicts = []
         if facts.role != "decode":
             verdicts.append(self._ttft_verdict(facts, state, shape))
@@ -124,7 +124,7 @@ class DynamoSla(Policy):
             verdicts.append(self._itl_verdict(facts, state, shape))
         return verdicts
 
-    def _ttft_verdict(self, facts: PoolFacts, state: PoolState, shape: Shape) -> Verdict:
+    def _ttft_verdict(self, facts: PoolFacts, state: PoolState, shape: RequestShape) -> Verdict:
         """Compare the ranks' TTFT with the limit."""
         found = [ttft_of(facts, load, shape) for load in state.loads]
         ratio = _consolidation(state)
@@ -137,7 +137,7 @@ class DynamoSla(Policy):
             min(found) > self._ttft_s, can_shrink, f"TTFT would be {_ms(found)}, its limit {self._ttft_s * 1e3:.4g} ms"
         )
 
-    def _itl_verdict(self, facts: PoolFacts, state: PoolState, shape: Shape) -> Verdict:
+    def _itl_verdict(self, facts: PoolFacts, state: PoolState, shape: RequestShape) -> Verdict:
         """Compare the ranks' ITL with the limit."""
         found = [itl_of(facts, load, shape) for load in state.loads]
         ratio = _consolidation(state)
@@ -151,7 +151,9 @@ class DynamoSla(Policy):
         )
 
 
-def ttft_of(facts: PoolFacts, load: RankLoad, shape: Shape, *, queue: float = 1.0, decodes: float = 1.0) -> float:
+def ttft_of(
+    facts: PoolFacts, load: RankLoad, shape: RequestShape, *, queue: float = 1.0, decodes: float = 1.0
+) -> float:
     """Return the TTFT of a mean request that arrives at a rank now (s), with its queue and decodes scaled."""
     assert facts.times is not None
     tokens = load.queued_prefill_tokens * queue * shape.num_computed / max(1.0, shape.isl) + shape.num_computed
@@ -165,7 +167,7 @@ def ttft_of(facts: PoolFacts, load: RankLoad, shape: Shape, *, queue: float = 1.
     )
 
 
-def itl_of(facts: PoolFacts, load: RankLoad, shape: Shape, *, scale: float = 1.0) -> float:
+def itl_of(facts: PoolFacts, load: RankLoad, shape: RequestShape, *, scale: float = 1.0) -> float:
     """Return the ITL of a rank (s) with all that decodes there or waits to, scaled."""
     assert facts.times is not None
     tokens = round((load.decode_kv_tokens + load.queued_decode_kv_tokens) * scale)

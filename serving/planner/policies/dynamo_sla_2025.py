@@ -14,9 +14,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from serving.planner.capacity import Shape, prefill_s
+from serving.planner.capacity import RequestShape, prefill_s
 from serving.planner.config import PlannerConfig
-from serving.planner.observation import Observation, PoolFacts, Traffic
+from serving.planner.observation import Observation, PoolFacts, RequestTraffic
 from serving.planner.policies.policy import Policy, Proposal, Rest
 from serving.planner.predictors import PREDICTORS
 from serving.planner.sizing import workers_for
@@ -59,7 +59,7 @@ class DynamoSla2025(Policy):
             return dict.fromkeys(self._pools, "no request has ended since the last look")
         self._isl.add(traffic.isl)
         self._osl.add(traffic.osl)
-        shape = Shape(self._isl.predict(), max(1.0, self._osl.predict()))
+        shape = RequestShape(self._isl.predict(), max(1.0, self._osl.predict()))
         requests = self._requests.predict() / traffic.duration_s
         of_prefill = self._prefill_correction(traffic)
         of_decode = self._decode_correction(traffic, max(1, seen.pools[decode.name].num_ready))
@@ -74,11 +74,11 @@ class DynamoSla2025(Policy):
             for role, number in zip(("prefill", "decode"), wanted, strict=True)
         }
 
-    def _prefill_correction(self, traffic: Traffic) -> float:
+    def _prefill_correction(self, traffic: RequestTraffic) -> float:
         assert traffic.ttft_s is not None and traffic.isl is not None
         return traffic.ttft_s / _prompt_s(self._by_role["prefill"], traffic.isl)
 
-    def _decode_correction(self, traffic: Traffic, num_workers: int) -> float:
+    def _decode_correction(self, traffic: RequestTraffic, num_workers: int) -> float:
         """Return the measured ITL over the ITL at the concurrency from Little's law."""
         facts = self._by_role["decode"]
         assert facts.times is not None and traffic.isl is not None and traffic.osl is not None
@@ -86,15 +86,15 @@ class DynamoSla2025(Policy):
             return 1.0
         ranks = num_workers * facts.num_ranks
         concurrency = max(1, round(traffic.num_requests / ranks * traffic.e2e_s / traffic.duration_s))
-        context = Shape(traffic.isl, traffic.osl).context
+        context = RequestShape(traffic.isl, traffic.osl).context
         return traffic.itl_s / facts.times.step_s(0, concurrency, concurrency * context)
 
-    def _prefill_workers(self, requests: float, shape: Shape, correction: float) -> int:
+    def _prefill_workers(self, requests: float, shape: RequestShape, correction: float) -> int:
         facts = self._by_role["prefill"]
         throughput = shape.isl / _prompt_s(facts, shape.isl) * facts.num_ranks
         return workers_for(requests * shape.isl * min(1.0, correction), throughput)
 
-    def _decode_workers(self, requests: float, shape: Shape, correction: float) -> int:
+    def _decode_workers(self, requests: float, shape: RequestShape, correction: float) -> int:
         facts = self._by_role["decode"]
         assert facts.times is not None and self._config.planner_itl_ms is not None
         limit_s = self._config.planner_itl_ms / 1e3 / (correction if correction > 0 else 1.0)

@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import ClassVar, NamedTuple
 
-from serving.planner.capacity import Capacity, Shape
+from serving.planner.capacity import Capacity, RequestShape
 from serving.planner.config import PlannerConfig
-from serving.planner.observation import Observation, PoolFacts, PoolState, Traffic
+from serving.planner.observation import Observation, PoolFacts, PoolState, RequestTraffic
 from serving.planner.policies.policy import Policy, Proposal, Rest
 from serving.planner.predictors import PREDICTORS
 from serving.planner.recent import Recent
@@ -71,8 +71,8 @@ class Need(NamedTuple):
 class _Traffic:
     """Recent requests."""
 
-    windows: list[tuple[float, Traffic]] = field(default_factory=list)
-    shape: Shape | None = None
+    windows: list[tuple[float, RequestTraffic]] = field(default_factory=list)
+    shape: RequestShape | None = None
     """The mean request; None until one has arrived."""
     is_osl_known: bool = False
 
@@ -102,7 +102,7 @@ class LeadTime(Policy):
         self._surprises = {
             pool.name: Surprises(pool.startup_s + self._interval_s, config.lead_memory_s) for pool in pools
         }
-        self._capacities: dict[str, tuple[Shape, Capacity | None]] = {}
+        self._capacities: dict[str, tuple[RequestShape, Capacity | None]] = {}
 
     @property
     def rest(self) -> Rest | None:
@@ -133,14 +133,14 @@ class LeadTime(Policy):
         self._needs[pool].clear()
         self._is_followed[pool] = False
 
-    def _note(self, now: float, traffic: Traffic) -> float:
+    def _note(self, now: float, traffic: RequestTraffic) -> float:
         """Record arrivals, and return the recent requests a second."""
         known = self._traffic
         known.windows = [each for each in known.windows if each[0] > now - SHAPE_WINDOW_S] + [(now, traffic)]
         mean = merged([each for _, each in known.windows])
         if mean.isl is not None:
             known.is_osl_known |= mean.osl is not None
-            known.shape = Shape(mean.isl, max(1.0, mean.osl or 1.0), mean.hit_share or 0.0)
+            known.shape = RequestShape(mean.isl, max(1.0, mean.osl or 1.0), mean.hit_share or 0.0)
         lately = [each for at, each in known.windows if at > now - self._config.lead_window_s]
         duration_s = sum(each.duration_s for each in lately)
         rate = sum(each.num_requests for each in lately) / duration_s if duration_s else 0.0
@@ -186,7 +186,7 @@ class LeadTime(Policy):
     def _interval_s(self) -> float:
         return self._config.planner_interval_s or self.default_interval_s
 
-    def _came(self, facts: PoolFacts, shape: Shape) -> float:
+    def _came(self, facts: PoolFacts, shape: RequestShape) -> float:
         """Return the requests a second of the last look; for prefill workers, a long request counts as several."""
         _, last = self._traffic.windows[-1]
         rate = last.num_requests / last.duration_s if last.duration_s else 0.0
@@ -215,7 +215,7 @@ class LeadTime(Policy):
         assert self._traffic.shape is not None
         return sum(load.queued_prefill_tokens for load in state.loads) / self._traffic.shape.num_computed
 
-    def _capacity(self, facts: PoolFacts, shape: Shape) -> Capacity | None:
+    def _capacity(self, facts: PoolFacts, shape: RequestShape) -> Capacity | None:
         """Return a worker's capacity for such requests; reuse the result for nearly the same ones."""
         known = self._capacities.get(facts.name)
         if known is None or not known[0].is_near(shape, ALIKE):

@@ -27,7 +27,7 @@ from starlette.routing import Route
 
 from serving.frontend.api.errors import ApiError
 from serving.frontend.http.body import read_small_body
-from serving.frontend.http.connection import sweep
+from serving.frontend.http.connection import sweep_connections
 from serving.frontend.http.limits import Limits
 from serving.frontend.http.listening import listen
 from serving.frontend.http.server import http_server
@@ -59,7 +59,7 @@ async def admin_port(config: AdminConfig, faults: Faults, limits: Limits = LIMIT
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         server = http_server(admin_app(faults, config.token), limits, {})
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        sweeping = asyncio.create_task(sweep(server.server_state.connections, limits))
+        sweeping = asyncio.create_task(sweep_connections(server.server_state.connections, limits))
         log.info("faults can be changed at %s/faults", url)
         try:
             yield url

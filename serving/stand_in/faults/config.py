@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from foundation.settings import Positive, Share, Wait, check
+from foundation.settings import Positive, Share, Wait, check_settings
 from serving.frontend.config import Port
 from serving.stand_in.faults.values import Moment, Stall, Times
 
@@ -88,7 +88,7 @@ class FaultConfig:
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        check(self)
+        check_settings(self)
         shares = [*self.statuses.values(), self.disconnect, self.cut, self.stall.share if self.stall else 0.0]
         if sum(shares) > 1 + 1e-9:
             raise ValueError(
@@ -126,7 +126,7 @@ class AdminConfig:
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        check(self)
+        check_settings(self)
         if not self.token and not is_loopback(self.host):
             raise ValueError(
                 f"--admin-host {self.host}: others can reach it; expected a loopback address, or --admin-token with it: whoever "

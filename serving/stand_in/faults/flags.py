@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from foundation.settings import check
+from foundation.settings import check_settings
 from serving.frontend.config import Port
 from serving.stand_in.faults.config import AdminConfig, FaultConfig
 from serving.stand_in.faults.words import read_faults
@@ -34,7 +34,7 @@ class FaultFlags:
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        check(self)
+        check_settings(self)
 
     def faults(self, seed: int) -> FaultConfig:
         """Return the faults; a seed of their own replaces this one.

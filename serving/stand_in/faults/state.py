@@ -25,7 +25,7 @@ WATCHDOG_S = 5.0
 """How often a server of vLLM looks whether its engine is dead (s)."""
 
 
-class Server(Protocol):
+class FaultyServer(Protocol):
     """What a fault may do to the whole server."""
 
     def slow_down(self, factor: float) -> None:
@@ -66,7 +66,7 @@ class Faults:
         """Set when the server is to end."""
         self.started = asyncio.Event()
         """Set once the port may be opened."""
-        self._server: Server | None = None
+        self._server: FaultyServer | None = None
         self._num_loads = 0
         self._loop = asyncio.get_running_loop()
         self._ready_at: float | None = None  # None until the server has come up
@@ -76,7 +76,7 @@ class Faults:
         self.change(config)
         self._open_in(config.startup)
 
-    def connect(self, server: Server) -> None:
+    def connect(self, server: FaultyServer) -> None:
         """Let faults do something to a server."""
         self._server = server
         server.spoil_loads(self.next_load)

@@ -16,7 +16,7 @@ from typing import Annotated
 from msgspec import Meta
 from xxhash import xxh3_64_intdigest
 
-from foundation.settings import Count, Share, Wait, check
+from foundation.settings import Count, Share, Wait, check_settings
 
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|min|m|h)")
@@ -45,7 +45,7 @@ class Times:
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        check(self)
+        check_settings(self)
 
     def time_s(self, seed: int, purpose: str, key: str | int, place: int = 0) -> float:
         """Draw one (s); 0 if there is none this time."""
@@ -78,7 +78,7 @@ class Moment:
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        check(self)
+        check_settings(self)
 
     def __str__(self) -> str:
         """Write it as it is read."""
@@ -94,7 +94,7 @@ class Stall:
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        check(self)
+        check_settings(self)
 
     def __str__(self) -> str:
         """Write it as it is read."""

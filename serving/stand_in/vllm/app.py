@@ -15,7 +15,7 @@ from serving.stand_in.vllm.dialect import dialect_of
 from serving.stand_in.vllm.metrics.http import Counted
 from serving.stand_in.vllm.metrics.metrics import VllmMetrics
 from serving.stand_in.vllm.paths.front import Everybody, Front
-from serving.stand_in.vllm.paths.handlers import Rooms
+from serving.stand_in.vllm.paths.handlers import PathHandlers
 from serving.stand_in.vllm.paths.paths import routes
 from serving.stand_in.vllm.queue_limits import QueueLimits
 
@@ -39,7 +39,7 @@ class VllmServer:
         limits = QueueLimits(config.api, engine, calls, metrics)
         dialect = dialect_of(config, models.model, limits.check, metrics.count_tool_call)
         self.answering = Answering(models, FrontendConfig(allow_kv_transfer_params=True), dialect)
-        self.rooms = Rooms(config, engine, models, self.answering, metrics)
+        self.rooms = PathHandlers(config, engine, models, self.answering, metrics)
         self.app = self._app()
 
     def follow(self) -> None:

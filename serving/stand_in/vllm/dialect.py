@@ -10,7 +10,7 @@ from serving.frontend.answers.accepted import AcceptedRequest
 from serving.frontend.answers.answer import Answer
 from serving.frontend.answers.selection import answer_of
 from serving.frontend.dialect import Dialect
-from serving.frontend.kept_responses import Turn
+from serving.frontend.kept_responses import ResponseTurn
 from serving.frontend.prepared import Prepared
 from serving.frontend.served_model import ServedModel
 from serving.stand_in.config import StandInConfig
@@ -42,7 +42,7 @@ def dialect_of(
         on_search=on_search,
     )
 
-    def answer(accepted: AcceptedRequest, turn: Turn | None) -> Answer:
+    def answer(accepted: AcceptedRequest, turn: ResponseTurn | None) -> Answer:
         asked = accepted.prepared.options.model
         if accepted.prepared.kind in ("message", "response"):
             return answer_of(accepted, turn)

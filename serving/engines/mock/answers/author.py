@@ -13,7 +13,7 @@ from xxhash import xxh3_64_intdigest
 from serving.engines.mock.answers.calls import call_tokens, callable_tools, check_tools
 from serving.engines.mock.answers.embedding import DEFAULT_SIZE, embedding_of
 from serving.engines.mock.answers.made_up import answer_length, answer_tokens, drawn_length, eos_place, stop_place
-from serving.engines.mock.answers.texts import Said, source_of
+from serving.engines.mock.answers.texts import SaidTokens, source_of
 from serving.engines.mock.answers.words import allowed_words, bad_sequences, repetition_place, without
 from serving.engines.mock.config import AnswerConfig
 from serving.engines.mock.forms.errors import FormError
@@ -32,7 +32,7 @@ SEARCHING = ("bad_words", "repetition")
 """Options for which an answer is searched, for thousands of words or patterns."""
 
 
-class Plan(NamedTuple):
+class AnswerPlan(NamedTuple):
     """What will be said to a request."""
 
     output: list[int]
@@ -94,7 +94,7 @@ class Author:
         """What an answer can be made to look like in these tokens."""
         return () if self._writer is None else NO_GRAMMAR
 
-    def plan(self, request: PreprocessedRequest, tokens: npt.NDArray[np.uint32], *, most: int | None) -> Plan:
+    def plan(self, request: PreprocessedRequest, tokens: npt.NDArray[np.uint32], *, most: int | None) -> AnswerPlan:
         """Settle the answer to a request.
 
         Args:
@@ -108,7 +108,7 @@ class Author:
         prompt = tokens[: len(tokens) - request.num_generated]
         if request.is_embedding:
             _refuse_sharing(request)
-            return Plan([], 1, 1, embedding_of(prompt, self._embedding_size, is_bytes=self._is_bytes))
+            return AnswerPlan([], 1, 1, embedding_of(prompt, self._embedding_size, is_bytes=self._is_bytes))
         options = request.sampling_options
         seed = int(options.get("seed") or options.get("choice") or 0)
         limit = request.stop_conditions.max_tokens or most or len(tokens)
@@ -125,16 +125,16 @@ class Author:
         end = stop_place(request, output[:limit]) or end
         output = output[:limit][:end]
         if (pattern := options.get("repetition")) and (place := repetition_place(output, pattern)) is not None:
-            return Plan(output[:place], limit, place, reason="repetition")
-        return Plan(output, limit, end)
+            return AnswerPlan(output[:place], limit, place, reason="repetition")
+        return AnswerPlan(output, limit, end)
 
-    def first(self, request: PreprocessedRequest, tokens: npt.NDArray[np.uint32]) -> Plan:
+    def first(self, request: PreprocessedRequest, tokens: npt.NDArray[np.uint32]) -> AnswerPlan:
         """Return the one token of a request whose prompt alone is computed here; nobody reads it."""
         _refuse_sharing(request)
-        return Plan(answer_tokens(tokens, 0, 0, 1, self.vocabulary), 1)
+        return AnswerPlan(answer_tokens(tokens, 0, 0, 1, self.vocabulary), 1)
 
     def _text(
-        self, request: PreprocessedRequest, prompt: npt.NDArray[np.uint32], seed: int, length: int, said: Said
+        self, request: PreprocessedRequest, prompt: npt.NDArray[np.uint32], seed: int, length: int, said: SaidTokens
     ) -> list[int]:
         """Return free text: what is said, or of the words that the request allows, if it does not allow all.
 
@@ -154,7 +154,7 @@ class Author:
         return without(output, bad_sequences(bad, self._tokenizer), ordered)
 
     def _end(
-        self, request: PreprocessedRequest, prompt: npt.NDArray[np.uint32], seed: int, said: Said | None
+        self, request: PreprocessedRequest, prompt: npt.NDArray[np.uint32], seed: int, said: SaidTokens | None
     ) -> int | None:
         """Return the token at which free text ends, from 1; None if only its limit ends it."""
         if said is not None and said.length is not None:

@@ -22,7 +22,7 @@ MASK = 0xFFFF_FFFF_FFFF_FFFF
 PAIRS = ".jsonl"
 
 
-class Said(NamedTuple):
+class SaidTokens(NamedTuple):
     """What is said to a prompt."""
 
     tokens: Callable[[int, int], list[int]]
@@ -31,18 +31,18 @@ class Said(NamedTuple):
     """After how many tokens all is said; None if it can end anywhere."""
 
 
-class Source(Protocol):
+class TextSource(Protocol):
     """Says something to every prompt."""
 
     is_quick: bool
     """Whether an event loop can wait for it."""
 
-    def say(self, prompt: Ids, seed: int) -> Said:
+    def say(self, prompt: Ids, seed: int) -> SaidTokens:
         """Return what is said to a prompt."""
         ...
 
 
-class Random:
+class RandomWords:
     """Words that mean nothing."""
 
     is_quick = True
@@ -50,22 +50,22 @@ class Random:
     def __init__(self, vocabulary: Ids) -> None:
         self._vocabulary = vocabulary
 
-    def say(self, prompt: Ids, seed: int) -> Said:
-        """See `Source`."""
-        return Said(partial(answer_tokens, prompt, seed, vocabulary=self._vocabulary))
+    def say(self, prompt: Ids, seed: int) -> SaidTokens:
+        """See `TextSource`."""
+        return SaidTokens(partial(answer_tokens, prompt, seed, vocabulary=self._vocabulary))
 
 
-class Echo:
+class EchoedPrompt:
     """The prompt's own tokens, the template's included; then again."""
 
     is_quick = True
 
-    def say(self, prompt: Ids, seed: int) -> Said:
-        """See `Source`."""
-        return Said(partial(_around, prompt), len(prompt))
+    def say(self, prompt: Ids, seed: int) -> SaidTokens:
+        """See `TextSource`."""
+        return SaidTokens(partial(_around, prompt), len(prompt))
 
 
-class Lines:
+class FileLines:
     """The lines of a file one after the other, from one that the prompt and the seed choose."""
 
     is_quick = True
@@ -74,13 +74,13 @@ class Lines:
         self._text = np.concatenate(lines)
         self._starts = np.cumsum([0, *map(len, lines[:-1])]).tolist()
 
-    def say(self, prompt: Ids, seed: int) -> Said:
-        """See `Source`."""
+    def say(self, prompt: Ids, seed: int) -> SaidTokens:
+        """See `TextSource`."""
         first = self._starts[xxh3_64_intdigest(prompt.tobytes(), (seed + 4) & MASK) % len(self._starts)]
-        return Said(lambda start, count: _around(self._text, first + start, count))
+        return SaidTokens(lambda start, count: _around(self._text, first + start, count))
 
 
-class Recorded:
+class RecordedAnswers:
     """The answers that a file has for its prompts; to other prompts, the answer to one of those."""
 
     is_quick = False  # a prompt becomes text again
@@ -90,10 +90,10 @@ class Recorded:
         self._exact = {prompt: place for place, (prompt, _) in enumerate(pairs)}
         self._tokenizer = tokenizer
 
-    def say(self, prompt: Ids, seed: int) -> Said:
-        """See `Source`."""
+    def say(self, prompt: Ids, seed: int) -> SaidTokens:
+        """See `TextSource`."""
         answer = self._answer(prompt, seed)
-        return Said(partial(_around, answer), len(answer))
+        return SaidTokens(partial(_around, answer), len(answer))
 
     def _answer(self, prompt: Ids, seed: int) -> Ids:
         """Return the answer to the whole prompt; else to what comes last in it (the longest if two end there)."""
@@ -107,7 +107,7 @@ class Recorded:
         return self._pairs[place][1]
 
 
-def source_of(answers: str, tokenizer: Tokenizer, vocabulary: Ids) -> Source:
+def source_of(answers: str, tokenizer: Tokenizer, vocabulary: Ids) -> TextSource:
     """Return what answers say.
 
     Raises:
@@ -115,9 +115,9 @@ def source_of(answers: str, tokenizer: Tokenizer, vocabulary: Ids) -> Source:
     """
     match answers:
         case "random":
-            return Random(vocabulary)
+            return RandomWords(vocabulary)
         case "echo":
-            return Echo()
+            return EchoedPrompt()
     try:
         text = Path(answers).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -127,8 +127,8 @@ def source_of(answers: str, tokenizer: Tokenizer, vocabulary: Ids) -> Source:
     if not lines:
         raise ValueError(f"answers is {answers}, which is empty; expected at least one line")
     if answers.endswith(PAIRS):
-        return Recorded([_pair(answers, number, line, tokenizer) for number, line in lines], tokenizer)
-    return Lines([tokenizer.encode(f"{line} ", special=False) for _, line in lines])
+        return RecordedAnswers([_pair(answers, number, line, tokenizer) for number, line in lines], tokenizer)
+    return FileLines([tokenizer.encode(f"{line} ", special=False) for _, line in lines])
 
 
 class _Pair(NamedTuple):

@@ -7,7 +7,7 @@ from serving.engines.mock.forms.errors import FormError
 from serving.engines.mock.forms.keywords import (
     MAX_DEPTH,
     Raw,
-    Work,
+    WorkLimit,
     bounds_of,
     count_of,
     flat,
@@ -26,10 +26,10 @@ from serving.engines.mock.forms.keywords import (
 from serving.engines.mock.forms.regex import pattern_of
 
 
-class Check:
+class SchemaCheck:
     """Checks values against the schemas of one document."""
 
-    def __init__(self, root: Raw, work: Work) -> None:
+    def __init__(self, root: Raw, work: WorkLimit) -> None:
         self._root = root
         self._work = work
         self._listed: dict[int, list[set[Any]]] = {}

@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 
-from serving.engines.mock.forms.check import Check
+from serving.engines.mock.forms.check import SchemaCheck
 from serving.engines.mock.forms.errors import FormError
 from serving.engines.mock.forms.formats import FORMATS, WORDS
-from serving.engines.mock.forms.keywords import Work, key_of
+from serving.engines.mock.forms.keywords import WorkLimit, key_of
 from serving.engines.mock.forms.nodes import (
     MAX_VALUES,
+    Alternatives,
     Array,
-    Choice,
     Fixed,
     Formatted,
     Matched,
@@ -41,7 +41,7 @@ CHARS_PER_STEP = 8
 class Drawing:
     """Draws one value."""
 
-    def __init__(self, schema: Schema, rng: Random, words: Words, work: Work, enough: float = math.inf) -> None:
+    def __init__(self, schema: Schema, rng: Random, words: Words, work: WorkLimit, enough: float = math.inf) -> None:
         """Prepare to draw.
 
         Args:
@@ -58,7 +58,7 @@ class Drawing:
         self._num_tokens = 0
         self._num_values = 0
         self._work = work
-        self._check = Check(schema.raw, work)
+        self._check = SchemaCheck(schema.raw, work)
 
     @property
     def _is_cut(self) -> bool:
@@ -92,7 +92,7 @@ class Drawing:
                 return self._array(slot, array, spare, depth)
             case Object() as found:
                 return self._object(slot, found, spare, depth)
-            case Choice(options=options):
+            case Alternatives(options=options):
                 return self._choice(slot, options, spare, depth)
         value = self._scalar(slot, spare)
         length = _length(value)
@@ -170,7 +170,7 @@ class Drawing:
         return options[int(rng.random() * len(options))]
 
     def _is_only(self, option: Option, value: Any) -> bool:
-        found = plain(value)
+        found = without_prose(value)
         return not any(self._check.fits(other, found) for other in option.others)
 
     def _array(self, slot: Slot, array: Array, spare: float, depth: int) -> tuple[Any, float]:
@@ -208,7 +208,7 @@ class Drawing:
         for _ in range(TRIES):
             self._num_tokens = num_tokens
             value, length = self._value(item, share + 1, depth + 1)
-            key = key_of(plain(value), self._work)
+            key = key_of(without_prose(value), self._work)
             if key not in keys or self._is_cut:
                 keys.add(key)
                 return value, length
@@ -298,7 +298,7 @@ class Drawing:
                 name = "_".join(WORDS[int(self._rng.random() * len(WORDS))] for _ in range(count))
                 name += str(len(taken)) if attempt > 3 else ""
             else:
-                name = plain(self._value(node.names, 8, depth + 1)[0])
+                name = without_prose(self._value(node.names, 8, depth + 1)[0])
                 self._num_tokens = num_tokens
             if name not in taken:
                 return name
@@ -320,9 +320,12 @@ def _all(slot: Slot) -> Any:
             return values
         case Number() as number:
             return number.all()
-        case Choice(options=options) if not any(option.branches for option in options):
+        case Alternatives(options=options) if not any(option.branches for option in options):
             return (
-                value for option in options for value in _all(option.slot) if not isinstance(option.slot.node, Choice)
+                value
+                for option in options
+                for value in _all(option.slot)
+                if not isinstance(option.slot.node, Alternatives)
             )
     return ()
 
@@ -333,13 +336,13 @@ def _length(value: Any) -> float:
     return len(msgspec.json.encode(value))
 
 
-def plain(value: Any) -> Any:
+def without_prose(value: Any) -> Any:
     """Return a value with its free texts as texts."""
     match value:
         case Prose():
             return value.text
         case list():
-            return [plain(each) for each in value]
+            return [without_prose(each) for each in value]
         case dict():
-            return {name: plain(each) for name, each in value.items()}
+            return {name: without_prose(each) for name, each in value.items()}
     return value

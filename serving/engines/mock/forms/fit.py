@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from serving.engines.mock.forms.check import Check
-from serving.engines.mock.forms.draw import Drawing, plain
+from serving.engines.mock.forms.check import SchemaCheck
+from serving.engines.mock.forms.draw import Drawing, without_prose
 from serving.engines.mock.forms.errors import FormError
-from serving.engines.mock.forms.keywords import MAX_WORK, Work
+from serving.engines.mock.forms.keywords import MAX_WORK, WorkLimit
 from serving.engines.mock.forms.prose import Prose
 from serving.engines.mock.forms.regex import pattern_of
 from serving.engines.mock.forms.schema import Schema, schema_from
@@ -43,7 +43,7 @@ def json_tokens(raw: Any, seed: int, target: int, writer: Writer, *, enough: flo
     """
     schema = schema_from(raw)
 
-    def attempt(num_chars: float, number: int, work: Work) -> list[int]:
+    def attempt(num_chars: float, number: int, work: WorkLimit) -> list[int]:
         value = Drawing(schema, Random(seed * ATTEMPTS + number), writer.words, work, enough).draw(num_chars)
         pieces = _pieces(value, writer)
         tokens = _joined(pieces)
@@ -79,10 +79,10 @@ def check_json(raw: Any, writer: Writer) -> None:
         schema.has_values = True
 
 
-def _still_fits(schema: Schema, value: Any, work: Work) -> bool:
+def _still_fits(schema: Schema, value: Any, work: WorkLimit) -> bool:
     """Return whether a value fits whose texts grew: one may equal another now, or fit a second branch of a `oneOf`."""
     try:
-        return Check(schema.raw, work).fits(schema.raw, plain(value))
+        return SchemaCheck(schema.raw, work).fits(schema.raw, without_prose(value))
     except FormError:  # it takes too long to know
         return False
 
@@ -91,7 +91,7 @@ def regex_tokens(pattern: str, seed: int, target: int, writer: Writer) -> list[i
     """Return a text that a regular expression matches as a whole; otherwise like `json_tokens`."""
     found = pattern_of(pattern)
 
-    def attempt(num_chars: float, number: int, work: Work) -> list[int]:
+    def attempt(num_chars: float, number: int, work: WorkLimit) -> list[int]:
         spare = max(num_chars - found.tree.least, 0)
         return writer.tokens(found.write(Random(seed * ATTEMPTS + number), spare, work, is_whole=True))
 
@@ -109,7 +109,7 @@ def choice_tokens(choices: Sequence[str], seed: int, writer: Writer) -> list[int
     return writer.tokens(choices[int(Random(seed).random() * len(choices))])
 
 
-def _fitted(attempt: Callable[[float, int, Work], list[int]], target: int, rate: float) -> list[int]:
+def _fitted(attempt: Callable[[float, int, WorkLimit], list[int]], target: int, rate: float) -> list[int]:
     """Return the longest attempt that is not too long, or the shortest one of all; few attempts are made.
 
     Once they took as many steps together as one may, what there is must do.
@@ -121,7 +121,7 @@ def _fitted(attempt: Callable[[float, int, Work], list[int]], target: int, rate:
     for number in range(ATTEMPTS):
         if num_steps > MAX_WORK:
             break
-        work = Work()
+        work = WorkLimit()
         tokens = attempt(num_chars, number, work)
         num_steps += work.num_steps
         count = len(tokens)

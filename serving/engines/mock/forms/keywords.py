@@ -42,7 +42,7 @@ MAX_WORK = 100_000
 """The most steps that drawing a value may take."""
 
 
-class Work:
+class WorkLimit:
     """Counts steps, so that hostile schemas end."""
 
     def __init__(self, limit: int = MAX_WORK) -> None:
@@ -80,7 +80,7 @@ def schema_of(raw: Any, where: str) -> Raw:
     return raw
 
 
-def flat(root: Raw, raw: Raw, work: Work) -> list[dict[str, Any]] | None:
+def flat(root: Raw, raw: Raw, work: WorkLimit) -> list[dict[str, Any]] | None:
     """Return the schemas that must hold together, without `$ref` and `allOf`, None if nothing can satisfy them.
 
     Raises:
@@ -91,7 +91,7 @@ def flat(root: Raw, raw: Raw, work: Work) -> list[dict[str, Any]] | None:
     return found if _flatten(root, raw, found, seen, work, 0) else None
 
 
-def _flatten(root: Raw, raw: Raw, found: list[dict[str, Any]], seen: set[int], work: Work, depth: int) -> bool:
+def _flatten(root: Raw, raw: Raw, found: list[dict[str, Any]], seen: set[int], work: WorkLimit, depth: int) -> bool:
     work.step()
     if isinstance(raw, bool):
         return raw
@@ -110,7 +110,7 @@ def _flatten(root: Raw, raw: Raw, found: list[dict[str, Any]], seen: set[int], w
     return all(_flatten(root, part, found, seen, work, depth + 1) for part in parts)
 
 
-def target(root: Raw, reference: Any, work: Work) -> Raw:
+def target(root: Raw, reference: Any, work: WorkLimit) -> Raw:
     """Return what a `$ref` refers to.
 
     Raises:
@@ -286,7 +286,7 @@ def type_of(value: Any) -> str:
     return "object"
 
 
-def key_of(value: Any, work: Work) -> Any:
+def key_of(value: Any, work: WorkLimit) -> Any:
     """Return something hashable that is equal for equal JSON values: 1 is 1.0, and not true.
 
     Raises:

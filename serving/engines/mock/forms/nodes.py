@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from serving.engines.mock.forms.check import is_within, number_fits
-from serving.engines.mock.forms.keywords import Raw, Work
+from serving.engines.mock.forms.keywords import Raw, WorkLimit
 from serving.engines.mock.forms.regex import Pattern
 
 MAX_VALUES = 4_000
@@ -87,7 +87,7 @@ class Number(Node):
     nearest: Any = field(init=False, default=None)
     """The first value, None if none was found."""
 
-    def find(self, work: Work) -> bool:
+    def find(self, work: WorkLimit) -> bool:
         """Look for the first value.
 
         Raises:
@@ -252,13 +252,13 @@ class Option:
 
 
 @dataclass(slots=True)
-class Choice(Node):
+class Alternatives(Node):
     """One of several."""
 
     options: list[Option]
 
 
-def settle(slots: list[Slot], work: Work) -> None:
+def settle(slots: list[Slot], work: WorkLimit) -> None:
     """Compute what depends on other places, until nothing changes.
 
     Raises:
@@ -304,7 +304,7 @@ def wish(slot: Slot, seen: set[int], depth: int = 0) -> float:
         case Object() as found:
             optional = sum(each.least for each in found.properties if not each.is_required and each.least < math.inf)
             slot.wish = sum(extra for _, extra in parts) + optional
-        case Choice():
+        case Alternatives():
             slot.wish = max((part.least + extra - slot.least for part, extra in parts), default=0)
     return slot.wish
 
@@ -329,7 +329,7 @@ def _least(slot: Slot) -> float:
             return 2.0 + prefix + (rest * (array.rest.least + 1) if rest else 0)
         case Object() as found:
             return found.least
-        case Choice(options=options):
+        case Alternatives(options=options):
             return min((option.slot.least for option in options), default=math.inf)
     return math.inf
 
@@ -348,7 +348,7 @@ def _parts(slot: Slot, *, is_all: bool = False) -> Iterator[Slot]:
                 yield found.extra
             if is_all and found.names is not None:
                 yield found.names
-        case Choice(options=options):
+        case Alternatives(options=options):
             yield from (option.slot for option in options)
 
 

@@ -6,11 +6,11 @@ from fractions import Fraction
 from typing import Any
 
 from serving.engines.mock.forms.errors import FormError
-from serving.engines.mock.forms.keywords import Work, bounds_of, number_of
+from serving.engines.mock.forms.keywords import WorkLimit, bounds_of, number_of
 from serving.engines.mock.forms.nodes import EXACT, Node, Number
 
 
-def number_node(raws: list[dict[str, Any]], integral: bool, where: str, work: Work) -> Node:
+def number_node(raws: list[dict[str, Any]], integral: bool, where: str, work: WorkLimit) -> Node:
     """Return the multiples of a step within the bounds; without `multipleOf`, short decimals.
 
     Raises:

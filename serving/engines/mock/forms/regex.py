@@ -10,8 +10,8 @@ from random import Random
 from typing import Any
 
 from serving.engines.mock.forms.errors import FormError
-from serving.engines.mock.forms.keywords import Work
-from serving.engines.mock.forms.regex_trees import At, Chars, Either, Look, Repeat, Row, Tree, is_of
+from serving.engines.mock.forms.keywords import WorkLimit
+from serving.engines.mock.forms.regex_trees import At, Chars, Concatenation, Either, Look, Repeat, Tree, is_of
 from serving.engines.parsed_regex import operation, parsed, repetitions
 
 MAX_PATTERN = 4096
@@ -48,10 +48,10 @@ class Pattern:
         if max(self.tree.least, self.tree.steps) > MAX_TEXT:
             raise FormError(f"pattern {_short(text)} needs texts that are longer than {MAX_TEXT:,} characters")
 
-    def _row(self, parts: Any, depth: int) -> Row:
+    def _row(self, parts: Any, depth: int) -> Concatenation:
         if depth > MAX_DEPTH:
             raise FormError(f"pattern {_short(self.text)} is nested more than {MAX_DEPTH} deep")
-        return Row([self._part(operation(part), part[1], depth) for part in parts])
+        return Concatenation([self._part(operation(part), part[1], depth) for part in parts])
 
     def _part(self, op: str, value: Any, depth: int) -> Tree:
         match op:
@@ -91,7 +91,7 @@ class Pattern:
         return Chars(ranges, categories, bool(items) and str(items[0][0]) == "NEGATE")
 
     def write(
-        self, rng: Random, spare: float, work: Work, *, is_whole: bool, low: int = 0, high: float = math.inf
+        self, rng: Random, spare: float, work: WorkLimit, *, is_whole: bool, low: int = 0, high: float = math.inf
     ) -> str:
         """Return a text that it matches, about `spare` characters longer than the shortest one.
 
@@ -120,7 +120,7 @@ class Pattern:
         bounds = f" of {low} to {high} characters" if low or high < math.inf else ""
         raise FormError(f"pattern {_short(self.text)}: the mocker finds no text{bounds} that it matches")
 
-    def matches(self, text: str, work: Work, *, is_whole: bool = False) -> bool:
+    def matches(self, text: str, work: WorkLimit, *, is_whole: bool = False) -> bool:
         """Return whether it matches a text, or a part of it.
 
         Raises:
@@ -144,7 +144,7 @@ def pattern_of(text: str) -> Pattern:
 class Writing:
     """Writes one text."""
 
-    def __init__(self, rng: Random, work: Work, *, is_wide: bool) -> None:
+    def __init__(self, rng: Random, work: WorkLimit, *, is_wide: bool) -> None:
         self._rng = rng
         self._work = work
         self._is_wide = is_wide
@@ -166,7 +166,7 @@ class Writing:
         match tree:
             case Chars():
                 return self._chars(tree, 1)
-            case Row():
+            case Concatenation():
                 shares = _shares(tree.parts, rng, spare)
                 return sum(self.write(part, share) for part, share in zip(tree.parts, shares, strict=True))
             case Either():
@@ -191,7 +191,7 @@ class Writing:
         more = int(room) if is_fixed or room < 1 else 1 + int(self._rng.random() * min(room, 8))
         count = tree.low + min(more, int(room)) if item.most else 0
         match item:
-            case Row(parts=[Chars() as chars]) if count:
+            case Concatenation(parts=[Chars() as chars]) if count:
                 return self._chars(chars, count)
         left = max(spare - (count - tree.low) * item.least, 0)
         total = 0
@@ -224,7 +224,7 @@ def _shares(parts: list[Tree], rng: Random, spare: float) -> list[float]:
 class Matching:
     """Matches one text by sets of positions: from each set of starts, the set of ends."""
 
-    def __init__(self, text: str, pattern: str, work: Work) -> None:
+    def __init__(self, text: str, pattern: str, work: WorkLimit) -> None:
         self._text = text
         self._pattern = pattern
         self._work = work
@@ -236,7 +236,7 @@ class Matching:
         match tree:
             case Chars():
                 return {place + 1 for place in starts if place < len(text) and tree.accepts(text[place])}
-            case Row():
+            case Concatenation():
                 for part in tree.parts:
                     if not starts:
                         break

@@ -90,7 +90,7 @@ def is_of(character: str, category: str) -> bool:
 
 
 @dataclass(slots=True)
-class Row(Tree):
+class Concatenation(Tree):
     """Parts one after another."""
 
     parts: list[Tree]

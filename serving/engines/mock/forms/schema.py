@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from serving.engines.mock.forms.check import Check
+from serving.engines.mock.forms.check import SchemaCheck
 from serving.engines.mock.forms.errors import FormError
 from serving.engines.mock.forms.formats import FORMATS
 from serving.engines.mock.forms.keywords import (
     Raw,
-    Work,
+    WorkLimit,
     count_of,
     flat,
     items_of,
@@ -31,8 +31,8 @@ from serving.engines.mock.forms.keywords import (
 )
 from serving.engines.mock.forms.nodes import (
     MAX_VALUES,
+    Alternatives,
     Array,
-    Choice,
     Dead,
     Fixed,
     Formatted,
@@ -89,8 +89,8 @@ class Schema:
             FormError: the mocker can make no value of it.
         """
         self.raw = raw
-        self._work = Work(MAX_WORK)
-        self._check = Check(raw, self._work)
+        self._work = WorkLimit(MAX_WORK)
+        self._check = SchemaCheck(raw, self._work)
         self._slots: dict[Any, Slot] = {}
         self._queue: list[Slot] = []
         self._num_options = 0
@@ -106,7 +106,7 @@ class Schema:
             except FormError as error:
                 reason = str(error)
                 slot.node = Dead(reason if reason.startswith("#") else f"{slot.where}: {reason}")
-        settle(list(self._slots.values()), Work())
+        settle(list(self._slots.values()), WorkLimit())
         wish(self.root, set())
         if self.root.least == math.inf:
             raise FormError(_reason(self.root, set()) or "# contains itself without end")
@@ -145,7 +145,7 @@ class Schema:
             return Dead(f"{slot.where} allows no type")
         if len(types) > 1:
             slots = [self._slot(slot.together, slot.where, slot.chosen, type) for type in types]
-            return Choice([Option(each, [], place) for place, each in enumerate(slots)])
+            return Alternatives([Option(each, [], place) for place, each in enumerate(slots)])
         return self._typed(slot, types[0])
 
     def _fixed(self, slot: Slot) -> Node:
@@ -171,7 +171,7 @@ class Schema:
             Option(self._branch(slot, branch, f"{slot.where}/{name}/{place}", chosen), single, place)
             for place, branch in enumerate(branches)
         ]
-        return Choice(options) if options else Dead(f'{slot.where}: "{name}" is empty')
+        return Alternatives(options) if options else Dead(f'{slot.where}: "{name}" is empty')
 
     def _branch(self, slot: Slot, branch: Raw, where: str, chosen: frozenset[tuple[int, str]]) -> Slot:
         try:
@@ -296,7 +296,7 @@ def _room(raws: list[dict[str, Any]], least: str, most: str, where: str) -> tupl
     return low, high
 
 
-def _text(raws: list[dict[str, Any]], where: str, work: Work) -> Node:
+def _text(raws: list[dict[str, Any]], where: str, work: WorkLimit) -> Node:
     low, high = _range(raws, "minLength", "maxLength", where)
     if low > MAX_TEXT:
         raise FormError(f'{where}: "minLength" is {low:,}; the mocker makes texts of up to {MAX_TEXT:,} characters')
@@ -340,7 +340,7 @@ def _reason(slot: Slot, seen: set[int]) -> str:
             parts = [each.slot for each in found.properties if each.is_required] + [found.extra]
             if sum(each.is_required for each in found.properties) > found.high:
                 return f'{slot.where}: "maxProperties" is {found.high}, and more are required'
-        case Choice(options=options):
+        case Alternatives(options=options):
             parts = [option.slot for option in options]
     reasons = [reason for part in parts if part.least == math.inf and (reason := _reason(part, seen))]
     return reasons[0] if reasons else ""

@@ -14,7 +14,7 @@ from mocker import DrivenEngine, Sequence
 from serving.engines.kv.exchange import KvExchange
 from serving.engines.kv.notices import Notice
 from serving.engines.kv.owner import KvOwner, RoomCall
-from serving.engines.kv.params import AGENT, Part, RemoteKv, WantedKv
+from serving.engines.kv.params import AGENT, RemoteKv, RequestPart, WantedKv
 from serving.engines.kv.reader import KvReader, Spoil
 from serving.engines.mock.kv.passage import KvShape, Passage
 from serving.engines.mock.live import Live
@@ -25,7 +25,7 @@ from serving.transfer.config import TransferRunConfig
 from serving.worker.engine import KvTransfers
 
 
-class Rank(Protocol):
+class HandoverRank(Protocol):
     """The engine of a data-parallel rank; its loop is elsewhere."""
 
     engine: DrivenEngine
@@ -64,9 +64,9 @@ class PrefillSide:
         """Prepare it; `describe` returns what an answer says of its prompt's KV."""
         self.owner = owner
         self._describe = describe
-        self._numbers: dict[Rank, int] = {}
+        self._numbers: dict[HandoverRank, int] = {}
 
-    def begin(self, rank: Rank, live: Live, asked: Part) -> None:
+    def begin(self, rank: HandoverRank, live: Live, asked: RequestPart) -> None:
         """Compute a prompt for another worker, perhaps once that has begun (see `Handover.begin`)."""
         owner = self.owner
         if owner.is_full:
@@ -83,7 +83,7 @@ class PrefillSide:
         if is_reader_there:
             self._start(rank, live)
 
-    def on_finished(self, rank: Rank, live: Live) -> None:
+    def on_finished(self, rank: HandoverRank, live: Live) -> None:
         """Offer the KV of a prompt that was computed, and end its request."""
         sequence = live.sequence
 
@@ -106,7 +106,7 @@ class PrefillSide:
             on_over=on_over,
         )
 
-    def cancel(self, rank: Rank, live: Live) -> None:
+    def cancel(self, rank: HandoverRank, live: Live) -> None:
         """Cancel a request that was begun."""
         if live.offer is not None:
             self.owner.withdraw(live.offer)
@@ -116,7 +116,7 @@ class PrefillSide:
         if live.room is not None:
             self.owner.leave(live.room, "the prefill worker's call was cancelled")
 
-    def _start(self, rank: Rank, live: Live) -> None:
+    def _start(self, rank: HandoverRank, live: Live) -> None:
         """Compute the prompt of a room whose reader is there."""
         try:
             rank.add(live)
@@ -124,7 +124,7 @@ class PrefillSide:
             self.cancel(rank, live)
             live.stream.end(str(error), "invalid")
 
-    def _on_left(self, rank: Rank, live: Live, why: str) -> None:
+    def _on_left(self, rank: HandoverRank, live: Live, why: str) -> None:
         self.cancel(rank, live)
         live.stream.end(why, "engine")
 
@@ -136,9 +136,9 @@ class DecodeSide:
         """Prepare it; `find` asks where KV is, if requests only name it."""
         self.reader = reader
         self._find = find
-        self._numbers: dict[Rank, int] = {}
+        self._numbers: dict[HandoverRank, int] = {}
 
-    def begin(self, rank: Rank, live: Live, asked: Part) -> None:
+    def begin(self, rank: HandoverRank, live: Live, asked: RequestPart) -> None:
         """Queue a request whose prompt's KV another worker has, or will have (see `Handover.begin`)."""
         sequence = live.sequence
         load = self.reader.expect(live.keys, sequence.num_prompt, kv=asked.kv, meeting=asked.meeting)
@@ -155,7 +155,7 @@ class DecodeSide:
             self.reader.give_up(load)
             raise
 
-    def on_loads(self, rank: Rank, sequences: list[Sequence]) -> None:
+    def on_loads(self, rank: HandoverRank, sequences: list[Sequence]) -> None:
         """Read the KV of sequences that have blocks now."""
         number = self._numbers.setdefault(rank, len(self._numbers))
         for sequence in sequences:
@@ -164,13 +164,13 @@ class DecodeSide:
             on_arrived = partial(self._on_arrived, rank, sequence)
             self.reader.begin(live.load, sequence.num_cached_blocks, on_arrived, rank=number)
 
-    def cancel(self, rank: Rank, live: Live) -> None:
+    def cancel(self, rank: HandoverRank, live: Live) -> None:
         """Cancel a request that was begun."""
         rank.engine.abort(live.sequence)
         assert live.load is not None
         self.reader.give_up(live.load)
 
-    def _on_arrived(self, rank: Rank, sequence: Sequence, num_valid_blocks: int | None) -> None:
+    def _on_arrived(self, rank: HandoverRank, sequence: Sequence, num_valid_blocks: int | None) -> None:
         for over in rank.engine.arrive(sequence, num_valid_blocks):
             rank.end(over)
         rank.wake()
@@ -192,7 +192,7 @@ class Handover:
             self.bootstrap = Bootstrap({AGENT: prefill.owner.address})
         exchange.on_notice = self._on_notice
 
-    def begin(self, rank: Rank, live: Live, asked: Part) -> None:
+    def begin(self, rank: HandoverRank, live: Live, asked: RequestPart) -> None:
         """Start our part of a request; another worker does the rest.
 
         Raises:
@@ -207,17 +207,17 @@ class Handover:
             raise ValueError(f"do_{does} is for a {needs} worker; this one was started with --role {started}")
         side.begin(rank, live, asked)
 
-    def on_loads(self, rank: Rank, sequences: list[Sequence]) -> None:
+    def on_loads(self, rank: HandoverRank, sequences: list[Sequence]) -> None:
         """Read the KV of sequences that have blocks now."""
         assert self._decode is not None
         self._decode.on_loads(rank, sequences)
 
-    def on_finished(self, rank: Rank, live: Live) -> None:
+    def on_finished(self, rank: HandoverRank, live: Live) -> None:
         """Take over a request whose prompt was computed for another worker, including its end."""
         assert self._prefill is not None
         self._prefill.on_finished(rank, live)
 
-    def cancel(self, rank: Rank, live: Live) -> None:
+    def cancel(self, rank: HandoverRank, live: Live) -> None:
         """Cancel a request that was begun."""
         side = self._prefill if live.sequence.is_remote_decode else self._decode
         assert side is not None

@@ -22,7 +22,7 @@ from msgspec import Meta
 from xxhash import xxh3_128_hexdigest
 
 from serving.engines.kv.params import Name, RemoteKv, WantedKv
-from serving.engines.mock.kv.nixl_peer import MIN_SECRET_BYTES, SECRET, Peer
+from serving.engines.mock.kv.nixl_peer import MIN_SECRET_BYTES, SECRET, NixlPeer
 from serving.engines.side_channel import is_loopback
 from serving.runtime.proof import GREETING
 from serving.transfer.agent import TransferError
@@ -68,7 +68,7 @@ _decode_answer = msgspec.msgpack.Decoder(RemoteKv | str).decode
 class SideChannel:
     """Asks peers, and answers them."""
 
-    def __init__(self, peer: Peer, find: Find) -> None:
+    def __init__(self, peer: NixlPeer, find: Find) -> None:
         """Prepare it.
 
         Args:

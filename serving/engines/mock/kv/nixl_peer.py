@@ -12,8 +12,8 @@ from uuid import uuid4
 import msgspec
 from msgspec import Meta
 
-from foundation.settings import check
-from serving.engines.kv.params import Part, WantedKv
+from foundation.settings import check_settings
+from serving.engines.kv.params import RequestPart, WantedKv
 from serving.engines.side_channel import is_loopback
 from serving.worker.protocol import PreprocessedRequest
 
@@ -39,7 +39,7 @@ class KvHandoverConfig:
 
     def __post_init__(self) -> None:
         """Reject invalid values."""
-        check(self)
+        check_settings(self)
         secret_of(self.side_channel_host)
 
 
@@ -61,7 +61,7 @@ def secret_of(host: str) -> str:
     return secret
 
 
-class Peer(NamedTuple):
+class NixlPeer(NamedTuple):
     """What one rank is to its peers."""
 
     role: Literal["kv_producer", "kv_consumer", "kv_both"]
@@ -72,11 +72,11 @@ class Peer(NamedTuple):
     tp_size: int = 1
 
 
-def peers_of(config: KvHandoverConfig, *, num_ranks: int, first: int, size: int, tp_size: int) -> list[Peer]:
+def peers_of(config: KvHandoverConfig, *, num_ranks: int, first: int, size: int, tp_size: int) -> list[NixlPeer]:
     """Return what each rank here is to its peers; vLLM adds the number of a rank to the name if there are several."""
     id, secret = config.engine_id or str(uuid4()), secret_of(config.side_channel_host)
     return [
-        Peer(
+        NixlPeer(
             config.role,
             f"{id}_dp{rank}" if size > 1 else id,
             config.side_channel_host,
@@ -88,7 +88,7 @@ def peers_of(config: KvHandoverConfig, *, num_ranks: int, first: int, size: int,
     ]
 
 
-def part_of(request: PreprocessedRequest) -> Part | None:
+def part_of(request: PreprocessedRequest) -> RequestPart | None:
     """Return which part of a request is done here, None if all of it.
 
     Raises:
@@ -104,17 +104,17 @@ def part_of(request: PreprocessedRequest) -> Part | None:
             "prompts reads no KV, as bidirectional_kv_xfer is not simulated"
         )
     if is_prefill:
-        return Part(True, is_answered=True, name=request.request_id)
+        return RequestPart(True, is_answered=True, name=request.request_id)
     if not is_read:
         return None
     try:
-        return Part(False, wanted=msgspec.convert(params, WantedKv))
+        return RequestPart(False, wanted=msgspec.convert(params, WantedKv))
     except msgspec.ValidationError as error:
         raise ValueError(f"kv_transfer_params: {error}") from error
 
 
 def answer_of(
-    peer: Peer, name: str, blocks: list[int], *, num_prompt: int, num_output: int, num_cached: int
+    peer: NixlPeer, name: str, blocks: list[int], *, num_prompt: int, num_output: int, num_cached: int
 ) -> dict[str, Any]:
     """Return the parameters with which an instance answers: where another finds the KV.
 

@@ -19,7 +19,7 @@ from serving.engines.kv.params import RemoteKv
 from serving.engines.kv.reader import KvReader
 from serving.engines.mock.kv.handover import DecodeSide, Handover, PrefillSide, owner_of, reader_of
 from serving.engines.mock.kv.nixl_channel import SideChannel
-from serving.engines.mock.kv.nixl_peer import Peer, answer_of
+from serving.engines.mock.kv.nixl_peer import NixlPeer, answer_of
 from serving.engines.mock.kv.passage import KvShape
 from serving.engines.mock.live import Live
 from serving.engines.side_channel import is_loopback
@@ -28,7 +28,9 @@ from serving.transfer.agent import TransferError
 from serving.transfer.config import TransferRunConfig
 
 
-async def become_peer(peer: Peer, shape: KvShape, transfer: TransferRunConfig, lease: LeaseConfig) -> "PeerHandover":
+async def become_peer(
+    peer: NixlPeer, shape: KvShape, transfer: TransferRunConfig, lease: LeaseConfig
+) -> "PeerHandover":
     """Become a peer of others, in both directions.
 
     Raises:
@@ -53,7 +55,7 @@ async def become_peer(peer: Peer, shape: KvShape, transfer: TransferRunConfig, l
 class PeerHandover(Handover):
     """A hand-over whose peers find each other's KV by a side channel."""
 
-    def __init__(self, peer: Peer, exchange: KvExchange, owner: KvOwner, reader: KvReader) -> None:
+    def __init__(self, peer: NixlPeer, exchange: KvExchange, owner: KvOwner, reader: KvReader) -> None:
         """Hand over through a started exchange."""
         self.channel = SideChannel(peer, lambda name: owner.find(name.rpartition("-")[2]))
         self._peer = peer

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.fields import Neutral, read
+from serving.frontend.api.fields import Neutral, read_object
 from serving.frontend.api.openai import Message, TextPart
 
 Block = dict[str, Any]
@@ -101,7 +101,7 @@ def chat_messages(turns: list[Block]) -> list[Message]:
     calls: set[str] = set()
     for index, entry in enumerate(turns):
         where = f"messages[{index}]"
-        turn = read(entry, Turn, where=where, neutral={})
+        turn = read_object(entry, Turn, where=where, neutral={})
         if not turn.content:
             raise ApiError(400, f"{where}: content must not be empty", param=where)
         content = [{"type": "text", "text": turn.content}] if isinstance(turn.content, str) else turn.content
@@ -126,7 +126,7 @@ def _block(block: Block, role: str, where: str) -> BlockType:
         raise ApiError(
             400, f"{where}: {name!r} is not supported in a {role} message; supported: {expected}", param=where
         )
-    return read(block, known[name], where=where, neutral=NEUTRAL)
+    return read_object(block, known[name], where=where, neutral=NEUTRAL)
 
 
 def _add(messages: list[Message], role: Role, block: BlockType, calls: set[str], where: str) -> None:
@@ -181,5 +181,5 @@ def _text_content(blocks: list[Block], where: str) -> str | list[TextPart]:
         if block.get("type") != "text":
             name = str(block.get("type"))[:100]
             raise ApiError(400, f"{place}: {name!r} is not supported; supported: text", param=where.split(":")[0])
-        content = _with_text(content, read(block, TextBlock, where=place, neutral=NEUTRAL).text)
+        content = _with_text(content, read_object(block, TextBlock, where=place, neutral=NEUTRAL).text)
     return content

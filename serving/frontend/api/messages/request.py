@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.fields import Neutral, read
+from serving.frontend.api.fields import Neutral, read_object
 from serving.frontend.api.messages.blocks import CacheControl, chat_messages, system_content
 from serving.frontend.api.messages.tools import ToolChoice, chat_choice, chat_tool
 from serving.frontend.api.openai import MAX_STOPS, ChatRequest, Label, Message, StopString, Tokens, Tools
@@ -92,11 +92,11 @@ class CountRequest(msgspec.Struct, kw_only=True):
     @property
     def _output(self) -> OutputConfig:
         neutral: Neutral = {"task_budget": ()}
-        return read(self.output_config or {}, OutputConfig, where="output_config", neutral=neutral)
+        return read_object(self.output_config or {}, OutputConfig, where="output_config", neutral=neutral)
 
     @property
     def _thinking(self) -> Thinking | None:
-        return None if self.thinking is None else read(self.thinking, Thinking, where="thinking", neutral={})
+        return None if self.thinking is None else read_object(self.thinking, Thinking, where="thinking", neutral={})
 
     def _template_variables(self) -> dict[str, Any] | None:
         thinking = self._thinking

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.fields import Neutral, read
+from serving.frontend.api.fields import Neutral, read_object
 from serving.frontend.api.messages.blocks import CacheControl
 
 CUSTOM = (None, "custom")
@@ -52,7 +52,7 @@ def chat_tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     if tool.get("type") not in CUSTOM:
         name = str(tool.get("type"))[:100]
         raise ApiError(400, f"{where}: tools of type {name!r} are not supported; expected custom", param=where)
-    custom = read(tool, Tool, where=where, neutral=NEUTRAL)
+    custom = read_object(tool, Tool, where=where, neutral=NEUTRAL)
     fields = {
         "name": custom.name,
         "description": custom.description,

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeGuard
 import msgspec
 
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.fields import Neutral, read
+from serving.frontend.api.fields import Neutral, read_object
 from serving.frontend.api.openai import Message, TextPart
 from serving.frontend.api.responses.sealed import unsealed
 
@@ -120,7 +120,7 @@ def _item(entry: dict[str, Any], where: str) -> Item:
         raise ApiError(
             400, f"{where}: items of type {str(name)[:100]!r} are not supported; supported: {known}", param=where
         )
-    return read(entry, ITEMS[name], where=where, neutral=NEUTRAL)
+    return read_object(entry, ITEMS[name], where=where, neutral=NEUTRAL)
 
 
 def _add_message(messages: list[Message], item: MessageItem, where: str) -> None:
@@ -179,5 +179,5 @@ def _text(part: dict[str, Any], where: str, types: tuple[str, ...]) -> str:
     if part.get("type") not in types:
         name, expected = str(part.get("type"))[:100], " or ".join(types)
         raise ApiError(400, f"{where}: content of type {name!r} is not supported; expected {expected}", param=where)
-    text = read(part, _Text, where=where, neutral=PART_NEUTRAL)
+    text = read_object(part, _Text, where=where, neutral=PART_NEUTRAL)
     return text.refusal if text.type == "refusal" else text.text

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.fields import Neutral, read
+from serving.frontend.api.fields import Neutral, read_object
 from serving.frontend.api.openai import ChatRequest, Label, Message, Tokens, Tools, Verbosity
 from serving.frontend.api.responses.items import chat_messages
 from serving.frontend.api.responses.tools import Choice, chat_choice, chat_tool
@@ -166,7 +166,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
 
     @property
     def _reasoning(self) -> Reasoning:
-        return read(self.reasoning or {}, Reasoning, where="reasoning", neutral=REASONING_NEUTRAL)
+        return read_object(self.reasoning or {}, Reasoning, where="reasoning", neutral=REASONING_NEUTRAL)
 
     def _messages(self) -> list[Message]:
         items: list[dict[str, Any]] = (
@@ -180,10 +180,10 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
         return messages
 
     def _response_format(self) -> dict[str, Any] | None:
-        options = read(self.text or {}, TextOptions, where="text", neutral={})
+        options = read_object(self.text or {}, TextOptions, where="text", neutral={})
         if options.format is None:
             return None
-        format = read(options.format, TextFormat, where="text.format", neutral={})
+        format = read_object(options.format, TextFormat, where="text.format", neutral={})
         if format.type != "json_schema":
             return {"type": format.type}
         if format.name is None or format.schema is None:

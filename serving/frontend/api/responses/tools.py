@@ -5,7 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.fields import Neutral, read
+from serving.frontend.api.fields import Neutral, read_object
 
 ChatTool = dict[str, Any]
 Choice = Literal["none", "auto", "required"]
@@ -51,7 +51,7 @@ def chat_tool(tool: dict[str, Any], where: str) -> ChatTool:
     if tool.get("type") != FUNCTION:
         name = str(tool.get("type"))[:100]
         raise ApiError(400, f"{where}: tools of type {name!r} are not supported; expected {FUNCTION}", param=where)
-    function = read(tool, FunctionTool, where=where, neutral=TOOL_NEUTRAL)
+    function = read_object(tool, FunctionTool, where=where, neutral=TOOL_NEUTRAL)
     names = ("name", "description", "parameters", "strict")
     fields = {name: getattr(function, name) for name in names if getattr(function, name) is not None}
     return {"type": FUNCTION, "function": fields}
@@ -69,7 +69,7 @@ def chat_choice(choice: Choice | dict[str, Any] | None) -> Choice | dict[str, An
         case "function":
             return _named(choice, "tool_choice")
         case "allowed_tools":
-            allowed = read(choice, AllowedTools, where="tool_choice", neutral={})
+            allowed = read_object(choice, AllowedTools, where="tool_choice", neutral={})
             tools = [_named(tool, f"tool_choice.tools[{index}]") for index, tool in enumerate(allowed.tools)]
             return {"type": "allowed_tools", "allowed_tools": {"mode": allowed.mode, "tools": tools}}
     name = str(choice.get("type"))[:100]
@@ -78,4 +78,4 @@ def chat_choice(choice: Choice | dict[str, Any] | None) -> Choice | dict[str, An
 
 
 def _named(choice: dict[str, Any], where: str) -> dict[str, Any]:
-    return {"type": FUNCTION, "function": {"name": read(choice, FunctionChoice, where=where, neutral={}).name}}
+    return {"type": FUNCTION, "function": {"name": read_object(choice, FunctionChoice, where=where, neutral={}).name}}

@@ -17,7 +17,7 @@ from serving.frontend.api.errors import ApiError
 from serving.frontend.api.logprobs import TokenLogprob
 from serving.frontend.api.sse import event, unescape
 from serving.frontend.generation.choice import Choice
-from serving.frontend.shape import Shape
+from serving.frontend.shape import AnswerShape
 from serving.stand_in.vllm.answers.errors import DONE, error_event
 from serving.stand_in.vllm.answers.logprobs import Scores, prompt_logprobs, scores
 from serving.stand_in.vllm.answers.parts import VllmDeltas, ids_of, message
@@ -121,7 +121,7 @@ class VllmAnswer:
         is_one = len(self.accepted.choices) == 1
         return metrics(self.accepted.choices[0]) if is_one and self.settings.api.enable_per_request_metrics else None
 
-    def _split(self, shape: Shape) -> AnswerParts:
+    def _split(self, shape: AnswerShape) -> AnswerParts:
         self._parts.append(AnswerParts(shape))
         return self._parts[-1]
 

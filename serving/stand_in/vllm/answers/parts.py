@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Iterable
 from typing import Any
 
-from serving.frontend.prepared import Prompt
+from serving.frontend.prepared import PreparedPrompt
 from serving.model.parts import Arguments, CallStart, Content, Part, Reasoning
 
 
@@ -60,7 +60,7 @@ def message(role: str, parts: Iterable[Part] | None = None, *, content: str = ""
     return found | ({"tool_calls": calls} if calls else {}) | {"reasoning": thought}
 
 
-def ids_of(prompt: Prompt) -> list[int]:
+def ids_of(prompt: PreparedPrompt) -> list[int]:
     """Return the token ids of a prompt."""
     found: list[int] = prompt.tokens.tolist()
     return found

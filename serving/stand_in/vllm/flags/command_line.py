@@ -36,7 +36,7 @@ SETTING = re.compile(r"(?<![\w/.'\"-])[a-z0-9]+(?:_[a-z0-9]+)+(?![\w/'\"-])")
 """A name with underscores that stands by itself."""
 
 
-def parse(words: Sequence[str], *, beside: Sequence[str] = ()) -> dict[str, Any]:
+def parse_arguments(words: Sequence[str], *, beside: Sequence[str] = ()) -> dict[str, Any]:
     """Return the arguments that are given, by their names in vLLM.
 
     Args:

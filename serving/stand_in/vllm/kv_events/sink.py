@@ -27,7 +27,7 @@ GROUP = 0
 """The group of layers of which events tell. Layers that do not keep all tokens are not cached here."""
 
 
-class Content:
+class BlockContent:
     """What the blocks of a chain contain."""
 
     __slots__ = ("_output", "_prompt", "scope", "session_id")
@@ -126,9 +126,9 @@ class VllmSink:
         self._spec_kind = spec_kind
         self._describes_chunks = describes_chunks
 
-    def content(self, request: PreprocessedRequest, tokens: npt.NDArray[np.uint32], output: list[int]) -> Content:
+    def content(self, request: PreprocessedRequest, tokens: npt.NDArray[np.uint32], output: list[int]) -> BlockContent:
         """See `EventSink`."""
-        return Content(request, tokens, output)
+        return BlockContent(request, tokens, output)
 
     def publish(self, events: list[KvEvent], beyond: Several[BlocksEvent] = ()) -> None:
         """See `EventSink`; of tiers beyond host memory nothing is published."""
@@ -217,7 +217,7 @@ class VllmSink:
         )
 
 
-def content_of(chain: BlockChain) -> Content:
+def content_of(chain: BlockChain) -> BlockContent:
     """Return what the blocks of a chain contain."""
-    assert isinstance(chain.payload, Content)
+    assert isinstance(chain.payload, BlockContent)
     return chain.payload

@@ -33,7 +33,7 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class MetricSettings:
     """The settings on which the families depend."""
 
     max_model_len: int
@@ -56,7 +56,7 @@ COPIES = ("CPU_to_GPU", "GPU_to_CPU")
 ADAPTERS = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
 
 
-def families(shown: Shown) -> list[Family]:
+def families(shown: MetricSettings) -> list[Family]:
     """Return the families of the engine that a server shows."""
     if not shown.has_stats:
         return []
@@ -186,7 +186,7 @@ OFFLOADING = [
 ]
 
 
-def _state(shown: Shown) -> list[Family]:
+def _state(shown: MetricSettings) -> list[Family]:
     fetching = Family(
         "vllm:num_requests_kv_fetch_by_stage", "gauge", "Waiting requests whose KV is loaded", own={"stage": STAGES}
     )

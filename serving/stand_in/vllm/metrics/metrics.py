@@ -10,18 +10,26 @@ from serving.stand_in.config import StandInConfig
 from serving.stand_in.vllm.metrics.adapters import AdaptersInUse
 from serving.stand_in.vllm.metrics.cache_config import cache_config_labels, num_gpu_blocks
 from serving.stand_in.vllm.metrics.exposition import Histograms, Values, exposition, metric_of
-from serving.stand_in.vllm.metrics.families import ADAPTERS, CACHE_CONFIG, ENGINE, LORA, TOOL_CALLS, Shown, families
+from serving.stand_in.vllm.metrics.families import (
+    ADAPTERS,
+    CACHE_CONFIG,
+    ENGINE,
+    LORA,
+    TOOL_CALLS,
+    MetricSettings,
+    families,
+)
 from serving.stand_in.vllm.metrics.http import HttpCounts
 from serving.stand_in.vllm.metrics.recorder import Recorder
-from serving.stand_in.vllm.metrics.series import Series
+from serving.stand_in.vllm.metrics.series import EngineSeries
 from serving.stand_in.vllm.metrics.state import copies_of, sleep_state, state_of, transfers_of
 from serving.stand_in.vllm.metrics.stats_log import StatsLog
 
 
-def shown_by(config: StandInConfig, max_model_len: int) -> Shown:
+def shown_by(config: StandInConfig, max_model_len: int) -> MetricSettings:
     """Return the settings of a stand-in on which the families depend."""
     handover = config.kv_handover
-    return Shown(
+    return MetricSettings(
         max_model_len=max_model_len,
         has_stats=config.logs.has_stats,
         has_nixl=handover is not None,
@@ -46,12 +54,12 @@ class VllmMetrics:
         self._shown = shown_by(config, max_model_len)
         self._families = families(self._shown)
         self._adapters = None if config.lora is None else AdaptersInUse(config.lora.max_loras)
-        self._server = Series({})
+        self._server = EngineSeries({})
         self._engine: Mocker | None = None
         bounds = {each.name: each.bounds for each in self._families if each.kind == "histogram" and not each.own}
         count, interval_s = config.engine.dp_size if config.logs.has_stats else 0, config.logs.stats_interval_s
         self.stats_log = StatsLog(interval_s) if interval_s and count else None
-        self._recorders = [Recorder(Series(bounds), self._adapters, self.stats_log) for _ in range(count)]
+        self._recorders = [Recorder(EngineSeries(bounds), self._adapters, self.stats_log) for _ in range(count)]
 
     def observe(self, engine: Mocker) -> None:
         """Have the ranks of an engine observed; they do not run yet."""

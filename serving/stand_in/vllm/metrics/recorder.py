@@ -13,7 +13,7 @@ from typing import NamedTuple
 from serving.engines.mock.live import Live
 from serving.engines.mock.observer import Gaps
 from serving.stand_in.vllm.metrics.adapters import AdaptersInUse
-from serving.stand_in.vllm.metrics.series import Series
+from serving.stand_in.vllm.metrics.series import EngineSeries
 from serving.stand_in.vllm.metrics.stats_log import StatsLog
 from serving.worker.protocol import PreprocessedRequest
 
@@ -44,7 +44,7 @@ class Recorder:
 
     def __init__(
         self,
-        series: Series,
+        series: EngineSeries,
         adapters: AdaptersInUse | None,
         stats_log: StatsLog | None = None,
     ) -> None:

@@ -32,7 +32,7 @@ class Histogram:
         self.total += float(values @ times)
 
 
-class Series:
+class EngineSeries:
     """What was counted for one engine: by the family's name, and by the labels that the family has of its own."""
 
     def __init__(self, bounds: dict[str, Sequence[float]]) -> None:

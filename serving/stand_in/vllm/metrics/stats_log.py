@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from serving.engines.mock.rank import MockEngine
-from serving.stand_in.vllm.metrics.series import Series
+from serving.stand_in.vllm.metrics.series import EngineSeries
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ RECENT_REQUESTS = 1000
 """The hit rate is that of so many requests."""
 
 
-class Totals(NamedTuple):
+class StatsTotals(NamedTuple):
     """What one engine has counted since its start."""
 
     num_computed: float
@@ -30,15 +30,15 @@ class Totals(NamedTuple):
     num_queried: float
     num_hits: float
 
-    def since(self, before: "Totals") -> "Totals":
+    def since(self, before: "StatsTotals") -> "StatsTotals":
         """Return what was counted since then."""
-        return Totals(*(now - then for now, then in zip(self, before, strict=True)))
+        return StatsTotals(*(now - then for now, then in zip(self, before, strict=True)))
 
 
-def totals_of(rank: MockEngine, series: Series) -> Totals:
+def totals_of(rank: MockEngine, series: EngineSeries) -> StatsTotals:
     """Return what an engine has counted."""
     found = rank.look_ups
-    return Totals(
+    return StatsTotals(
         series.total("vllm:prompt_tokens_by_source", "local_compute"),
         series.total("vllm:generation_tokens"),
         series.total("vllm:num_preemptions"),
@@ -48,15 +48,15 @@ def totals_of(rank: MockEngine, series: Series) -> Totals:
     )
 
 
-class EngineLog:
+class EngineStats:
     """The lines of one engine."""
 
-    def __init__(self, number: int, rank: MockEngine, series: Series) -> None:
+    def __init__(self, number: int, rank: MockEngine, series: EngineSeries) -> None:
         self._number = number
         self._rank = rank
         self._series = series
         self._totals = totals_of(rank, series)
-        self._recent: deque[Totals] = deque()
+        self._recent: deque[StatsTotals] = deque()
 
     def line(self, seconds: float) -> tuple[str, bool]:
         """Return what to say about the time since the last line, and whether anything happened in it."""
@@ -78,7 +78,7 @@ class EngineLog:
             parts.append(f"Prefix cache hit rate: {self._hit_rate(new):.1%}")
         return f"Engine {self._number:03d}: {', '.join(parts)}", bool(new.num_computed or new.num_generated)
 
-    def _hit_rate(self, new: Totals) -> float:
+    def _hit_rate(self, new: StatsTotals) -> float:
         """Return the hit rate of recent requests, these included."""
         if new.num_requests:
             self._recent.append(new)
@@ -93,7 +93,7 @@ class StatsLog:
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
-        self._engines: list[EngineLog] = []
+        self._engines: list[EngineStats] = []
         self._timer: asyncio.TimerHandle | None = None
         self._since_s = 0.0
 
@@ -102,9 +102,9 @@ class StatsLog:
         """Whether there will be another line."""
         return self._timer is not None
 
-    def follow(self, engines: Mapping[int, tuple[MockEngine, Series]]) -> None:
+    def follow(self, engines: Mapping[int, tuple[MockEngine, EngineSeries]]) -> None:
         """Log these from now on, by their numbers."""
-        self._engines = [EngineLog(number, rank, series) for number, (rank, series) in engines.items()]
+        self._engines = [EngineStats(number, rank, series) for number, (rank, series) in engines.items()]
 
     def wake(self) -> None:
         """Note that an engine is busy."""

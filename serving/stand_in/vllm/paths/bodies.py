@@ -9,7 +9,6 @@ from starlette.responses import Response
 from serving.frontend.answering import Handler
 from serving.frontend.api.errors import ApiError
 from serving.frontend.http.body import read_small_body
-from serving.frontend.model_info import as_json as as_json
 from serving.stand_in.vllm.answers.errors import INVALID, UNREADABLE, RefusedError
 
 MAX_BYTES = 1 << 20
@@ -77,7 +76,7 @@ def choice(request: Request, name: str, choices: tuple[str, ...], default: str) 
     return said
 
 
-def whole(request: Request, name: str, least: int, most: int, default: int) -> int:
+def whole_number(request: Request, name: str, least: int, most: int, default: int) -> int:
     """Return a whole number of the query.
 
     Raises:

@@ -4,11 +4,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serving.engines.mock.engine import Mocker
+from serving.frontend.model_info import json_response
 from serving.stand_in.vllm.answers.errors import RefusedError
-from serving.stand_in.vllm.paths.bodies import as_json, done, flag
+from serving.stand_in.vllm.paths.bodies import done, flag
 
 
-class Caches:
+class CachePaths:
     """The handlers."""
 
     def __init__(self, engine: Mocker) -> None:
@@ -30,7 +31,7 @@ class Caches:
         except RuntimeError as error:
             message = f"Call to reset_prefix_cache method failed: {error}"
             raise RefusedError(500, "InternalServerError", message) from error
-        return as_json({"success": all(results)})
+        return json_response({"success": all(results)})
 
     async def reset_other(self, request: Request) -> Response:
         """POST /reset_mm_cache and /reset_encoder_cache: a model of text has neither."""

@@ -9,11 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serving.engines.mock.engine import Mocker
+from serving.frontend.model_info import json_response
 from serving.stand_in.config import StandInConfig
 from serving.stand_in.vllm.answers.errors import RefusedError
 from serving.stand_in.vllm.flags.arguments import version
 from serving.stand_in.vllm.metrics.cache_config import num_gpu_blocks
-from serving.stand_in.vllm.paths.bodies import as_json, choice, flag, object_of
+from serving.stand_in.vllm.paths.bodies import choice, flag, object_of
 
 FORMATS = ("text", "json")
 
@@ -33,12 +34,12 @@ class Development:
             settings: Any = ", ".join(f"{name}={value!r}" for name, value in flat.items())
         else:
             settings = found
-        return as_json({"vllm_config": settings, "vllm_env": _environment(), "system_env": _system()})
+        return json_response({"vllm_config": settings, "vllm_env": _environment(), "system_env": _system()})
 
     async def on_world_size(self, request: Request) -> Response:
         """GET /get_world_size: GPUs, of all data-parallel ranks or of one."""
         ranks = self._config.ranks.size if flag(request, "include_dp", True) else 1
-        return as_json({"world_size": ranks * self._of_one_rank})
+        return json_response({"world_size": ranks * self._of_one_rank})
 
     async def on_collective_rpc(self, request: Request) -> Response:
         """POST /collective_rpc: there are no workers to call."""

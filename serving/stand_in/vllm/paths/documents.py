@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serving.frontend.application import Route
-from serving.stand_in.vllm.paths.bodies import as_json
+from serving.frontend.model_info import json_response
 
 REDIRECT = "/docs/oauth2-redirect"
 TITLE = "FastAPI"
@@ -23,7 +23,7 @@ class Documents:
 
     async def on_schema(self, request: Request) -> Response:
         """GET /openapi.json."""
-        return as_json(self._schema)
+        return json_response(self._schema)
 
     async def on_docs(self, request: Request) -> Response:
         """GET /docs."""

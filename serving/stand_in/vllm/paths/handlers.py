@@ -5,20 +5,20 @@ from serving.frontend.answering import Answering
 from serving.stand_in.config import StandInConfig
 from serving.stand_in.served import OneModel
 from serving.stand_in.vllm.metrics.metrics import VllmMetrics
-from serving.stand_in.vllm.paths.caches import Caches
+from serving.stand_in.vllm.paths.caches import CachePaths
 from serving.stand_in.vllm.paths.dev import Development
 from serving.stand_in.vllm.paths.health import Health
 from serving.stand_in.vllm.paths.invocations import Invocations
 from serving.stand_in.vllm.paths.lora import Adapters
-from serving.stand_in.vllm.paths.models import ModelList
-from serving.stand_in.vllm.paths.progress import Progress
+from serving.stand_in.vllm.paths.models import ModelPaths
+from serving.stand_in.vllm.paths.progress import RunningRequests
 from serving.stand_in.vllm.paths.scale import Scale
 from serving.stand_in.vllm.paths.sleep import Sleep
 from serving.stand_in.vllm.paths.tokens import Tokens
 from serving.stand_in.vllm.paths.weights import Weights
 
 
-class Rooms:
+class PathHandlers:
     """See the module."""
 
     def __init__(
@@ -32,12 +32,12 @@ class Rooms:
         self.config = config
         self.answering = answering
         self.adapters = None if config.lora is None else Adapters(config.lora, models)
-        self.caches = Caches(engine)
+        self.caches = CachePaths(engine)
         self.dev = Development(config, engine)
         self.health = Health(config, answering, metrics)
         self.invocations = Invocations(answering, models.names[0])
-        self.models = ModelList(models, config.model)
-        self.progress = Progress(engine)
+        self.models = ModelPaths(models, config.model)
+        self.progress = RunningRequests(engine)
         self.scale = Scale(config.ranks.size)
         self.sleep = Sleep(engine, metrics)
         self.tokens = Tokens(answering.reader, models)

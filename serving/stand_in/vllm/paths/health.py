@@ -5,11 +5,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serving.frontend.answering import Answering
+from serving.frontend.model_info import json_response
 from serving.stand_in.config import KvEventsConfig, StandInConfig
 from serving.stand_in.vllm.flags.arguments import version
 from serving.stand_in.vllm.kv_events.endpoints import endpoint_of
 from serving.stand_in.vllm.metrics.metrics import VllmMetrics
-from serving.stand_in.vllm.paths.bodies import as_json, done
+from serving.stand_in.vllm.paths.bodies import done
 
 
 class Health:
@@ -31,11 +32,11 @@ class Health:
 
     async def on_load(self, request: Request) -> Response:
         """GET /load: requests in progress, if they are counted."""
-        return as_json({"server_load": self._answering.num_answering if self._counts_load else 0})
+        return json_response({"server_load": self._answering.num_answering if self._counts_load else 0})
 
     async def on_version(self, request: Request) -> Response:
         """GET /version."""
-        return as_json({"version": version()})
+        return json_response({"version": version()})
 
     async def on_metrics(self, request: Request) -> Response:
         """GET /metrics."""
@@ -43,7 +44,7 @@ class Health:
 
     async def on_kv_event_sources(self, request: Request) -> Response:
         """GET /kv_event_sources: where each rank publishes KV events."""
-        return as_json(self._sources)
+        return json_response(self._sources)
 
 
 def _source(config: KvEventsConfig, rank: int) -> dict[str, object]:

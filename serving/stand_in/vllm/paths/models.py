@@ -7,11 +7,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from serving.frontend.model_info import json_response
 from serving.stand_in.served import OneModel
-from serving.stand_in.vllm.paths.bodies import as_json
 
 
-class ModelList:
+class ModelPaths:
     """The handler."""
 
     def __init__(self, models: OneModel, root: str) -> None:
@@ -28,7 +28,7 @@ class ModelList:
             for name, served in models.adapters.items()
             if served.adapter is not None
         ]
-        return as_json({"object": "list", "data": cards})
+        return json_response({"object": "list", "data": cards})
 
 
 def _card(name: str, root: str, parent: str | None, max_model_len: int | None) -> dict[str, Any]:

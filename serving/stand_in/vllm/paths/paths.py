@@ -6,7 +6,7 @@ from serving.frontend.answering import Handler
 from serving.frontend.application import HOT, Route
 from serving.stand_in.vllm.paths.bodies import as_json_only, not_modelled
 from serving.stand_in.vllm.paths.documents import REDIRECT, Documents
-from serving.stand_in.vllm.paths.handlers import Rooms
+from serving.stand_in.vllm.paths.handlers import PathHandlers
 from serving.stand_in.vllm.paths.unmodelled import NOT_MODELLED, PROFILING, SCALE_OUT, disabled, no_response
 
 GET, POST, DELETE, SHOW = "GET", "POST", "DELETE", "GET, HEAD"
@@ -15,7 +15,7 @@ ANSWERS = (*HOT, "/invocations")
 """Paths whose POST requests are for the engine."""
 
 
-def routes(rooms: Rooms) -> list[Route]:
+def routes(rooms: PathHandlers) -> list[Route]:
     """Return every path that is there with these settings."""
     shown = [_route(*each) for each in _shown(rooms)]
     hidden = [_route(path, POST, disabled) for path in SCALE_OUT]
@@ -30,7 +30,7 @@ def _route(path: str, methods: str, handler: Handler) -> Route:
     return Route(path, methods, as_json_only(handler) if path in HOT else handler)
 
 
-def _shown(rooms: Rooms) -> Iterator[tuple[str, str, Handler]]:
+def _shown(rooms: PathHandlers) -> Iterator[tuple[str, str, Handler]]:
     yield from _answers(rooms)
     yield from _facts(rooms)
     if rooms.adapters is not None and rooms.adapters.may_change:
@@ -46,7 +46,7 @@ def _shown(rooms: Rooms) -> Iterator[tuple[str, str, Handler]]:
             yield path, POST, not_modelled(why)
 
 
-def _answers(rooms: Rooms) -> Iterator[tuple[str, str, Handler]]:
+def _answers(rooms: PathHandlers) -> Iterator[tuple[str, str, Handler]]:
     answering = rooms.answering
     yield "/v1/completions", POST, answering.complete
     yield "/v1/chat/completions", POST, answering.chat
@@ -58,7 +58,7 @@ def _answers(rooms: Rooms) -> Iterator[tuple[str, str, Handler]]:
     yield "/invocations", POST, rooms.invocations.on_invoke
 
 
-def _facts(rooms: Rooms) -> Iterator[tuple[str, str, Handler]]:
+def _facts(rooms: PathHandlers) -> Iterator[tuple[str, str, Handler]]:
     yield "/health", GET, rooms.health.on_health
     yield "/ping", GET, rooms.health.on_health
     yield "/ping", POST, rooms.health.on_health
@@ -75,7 +75,7 @@ def _facts(rooms: Rooms) -> Iterator[tuple[str, str, Handler]]:
     yield "/is_scaling_elastic_ep", POST, rooms.scale.on_is_scaling
 
 
-def _development(rooms: Rooms) -> Iterator[tuple[str, str, Handler]]:
+def _development(rooms: PathHandlers) -> Iterator[tuple[str, str, Handler]]:
     """Yield the paths that are there only with VLLM_SERVER_DEV_MODE."""
     caches, dev, sleep, weights = rooms.caches, rooms.dev, rooms.sleep, rooms.weights
     yield "/reset_prefix_cache", POST, caches.reset_prefix
@@ -101,7 +101,7 @@ def _development(rooms: Rooms) -> Iterator[tuple[str, str, Handler]]:
         yield f"/{name}", POST, weights.on_transfer
 
 
-def _documents(shown: list[Route], rooms: Rooms) -> Iterator[tuple[str, str, Handler]]:
+def _documents(shown: list[Route], rooms: PathHandlers) -> Iterator[tuple[str, str, Handler]]:
     documents = Documents(shown, rooms.config.http.root_path)
     yield "/openapi.json", SHOW, documents.on_schema
     yield "/docs", SHOW, documents.on_docs

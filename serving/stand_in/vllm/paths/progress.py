@@ -6,14 +6,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serving.engines.mock.engine import Mocker
+from serving.frontend.model_info import json_response
 from serving.stand_in.vllm.answers.errors import RefusedError
-from serving.stand_in.vllm.paths.bodies import as_json, object_of
+from serving.stand_in.vllm.paths.bodies import object_of
 
 ENGINE_ID = re.compile(r"cmpl-(?P<completion>.+)-\d+\Z|(?:chatcmpl-|resp_)(?P<other>.+)\Z", re.DOTALL)
 """vLLM's ids of requests in its engine: the answer's id, and for a completion the number of its prompt behind it."""
 
 
-class Progress:
+class RunningRequests:
     """The handlers."""
 
     def __init__(self, engine: Mocker) -> None:
@@ -24,11 +25,11 @@ class Progress:
         asked = await object_of(request, "Invalid JSON format")
         ids = asked.get("request_ids")
         if not ids:
-            return as_json({"status": "aborted", "aborted": self._abort(None)})
+            return json_response({"status": "aborted", "aborted": self._abort(None)})
         if not isinstance(ids, list) or not all(isinstance(each, str) for each in ids):
             raise RefusedError(400, "Bad Request", "request_ids must be a list of strings", "request_ids")
         self._abort(set(filter(None, map(_given, ids))))
-        return as_json({"status": "aborted", "aborted": len(ids)})
+        return json_response({"status": "aborted", "aborted": len(ids)})
 
     def _abort(self, ids: set[str] | None) -> int:
         """Abort the requests that clients gave these ids, or all; return how many there were."""

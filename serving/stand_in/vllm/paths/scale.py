@@ -3,8 +3,9 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
+from serving.frontend.model_info import json_response
 from serving.stand_in.vllm.answers.errors import RefusedError
-from serving.stand_in.vllm.paths.bodies import as_json, check_is_json, object_of
+from serving.stand_in.vllm.paths.bodies import check_is_json, object_of
 
 
 class Scale:
@@ -26,8 +27,8 @@ class Scale:
         if wanted != self._num_ranks:
             message = f"Scale failed: this stand-in has {self._num_ranks} data-parallel ranks for as long as it runs"
             raise RefusedError(500, "Internal Server Error", message)
-        return as_json({"message": f"Scaled to {wanted} data parallel engines"})
+        return json_response({"message": f"Scaled to {wanted} data parallel engines"})
 
     async def on_is_scaling(self, request: Request) -> Response:
         """POST /is_scaling_elastic_ep."""
-        return as_json({"is_scaling_elastic_ep": False})
+        return json_response({"is_scaling_elastic_ep": False})

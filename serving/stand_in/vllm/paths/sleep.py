@@ -15,9 +15,10 @@ from starlette.responses import Response
 
 from serving.engines.mock.control import PauseMode
 from serving.engines.mock.engine import Mocker
+from serving.frontend.model_info import json_response
 from serving.stand_in.vllm.answers.errors import RefusedError
 from serving.stand_in.vllm.metrics.metrics import VllmMetrics
-from serving.stand_in.vllm.paths.bodies import as_json, choice, flag, whole
+from serving.stand_in.vllm.paths.bodies import choice, flag, whole_number
 
 MODES = ("abort", "wait", "keep")
 TAGS = frozenset(("weights", "kv_cache"))
@@ -50,12 +51,12 @@ class Sleep:
 
     async def on_sleep(self, request: Request) -> Response:
         """POST /sleep."""
-        level = whole(request, "level", 0, 2, 1)
+        level = whole_number(request, "level", 0, 2, 1)
         await self._pause(_mode(request), clears_cache=level >= 1)
         if level >= 1:
             self._asleep |= TAGS
         self._metrics.sleep_level = level
-        return as_json({"status": "sleeping", "level": level})
+        return json_response({"status": "sleeping", "level": level})
 
     async def on_wake_up(self, request: Request) -> Response:
         """POST /wake_up."""
@@ -68,11 +69,11 @@ class Sleep:
         if not self._asleep:
             self._resume()
             self._metrics.sleep_level = None
-        return as_json({"status": "sleeping" if self._asleep else "awake", "tags": tags})
+        return json_response({"status": "sleeping" if self._asleep else "awake", "tags": tags})
 
     async def on_is_sleeping(self, request: Request) -> Response:
         """GET /is_sleeping."""
-        return as_json({"is_sleeping": self.is_sleeping})
+        return json_response({"is_sleeping": self.is_sleeping})
 
     async def on_release_kv(self, request: Request) -> Response:
         """POST /release_kv_cache_memory."""
@@ -85,22 +86,22 @@ class Sleep:
             await rank.control.reset_prefix_cache(preempts_running=True)
         self._asleep = frozenset(("kv_cache",))
         self._metrics.sleep_level = 0
-        return as_json({"status": "kv_cache_released"})
+        return json_response({"status": "kv_cache_released"})
 
     async def on_pause(self, request: Request) -> Response:
         """POST /pause."""
         await self._pause(_mode(request), clears_cache=flag(request, "clear_cache", True))
         await asyncio.sleep(PAUSE_S)
-        return as_json({"status": "paused"})
+        return json_response({"status": "paused"})
 
     async def on_resume(self, request: Request) -> Response:
         """POST /resume."""
         self._resume()
-        return as_json({"status": "resumed"})
+        return json_response({"status": "resumed"})
 
     async def on_is_paused(self, request: Request) -> Response:
         """GET /is_paused."""
-        return as_json({"is_paused": self.is_paused})
+        return json_response({"is_paused": self.is_paused})
 
     async def _pause(self, mode: PauseMode, *, clears_cache: bool) -> None:
         if clears_cache and mode != "abort" and self._engine.ranks[0].has_host_memory:

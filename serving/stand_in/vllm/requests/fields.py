@@ -18,20 +18,20 @@ Stop = str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None
 Extra = dict[str, str | int | float | list[str | int | float]]
 
 
-class Model(BaseModel):
+class VllmFields(BaseModel):
     """What its fields leave open is accepted, and has no effect."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
 
-class StreamOptions(Model):
+class StreamOptions(VllmFields):
     """Options of a streamed answer."""
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
 
 
-class JsonSchema(Model):
+class JsonSchema(VllmFields):
     """A schema for the answer."""
 
     name: str
@@ -40,21 +40,21 @@ class JsonSchema(Model):
     strict: bool | None = None
 
 
-class ResponseFormat(Model):
+class ResponseFormat(VllmFields):
     """OpenAI's constraint on the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class StructuralTagFormat(Model):
+class StructuralTagFormat(VllmFields):
     """vLLM's for tags within the answer."""
 
     type: Literal["structural_tag"]
     format: Any
 
 
-class LegacyStructuralTagFormat(Model):
+class LegacyStructuralTagFormat(VllmFields):
     """The same in its former form."""
 
     type: Literal["structural_tag"]
@@ -62,7 +62,7 @@ class LegacyStructuralTagFormat(Model):
     triggers: list[str]
 
 
-class StructuredOutputs(Model):
+class StructuredOutputs(VllmFields):
     """vLLM's constraint on the answer."""
 
     json_: str | dict[str, Any] | None = Field(default=None, alias="json")
@@ -76,7 +76,7 @@ class StructuredOutputs(Model):
     structural_tag: str | None = None
 
 
-class RepetitionDetection(Model):
+class RepetitionDetection(VllmFields):
     """Which patterns end an answer that repeats them."""
 
     max_pattern_size: int = 0
@@ -84,7 +84,7 @@ class RepetitionDetection(Model):
     min_count: int = 0
 
 
-class Sampling(Model):
+class Sampling(VllmFields):
     """What completions and chats have in common."""
 
     model: str | None = None
@@ -149,7 +149,7 @@ class Completion(Sampling):
     add_special_tokens: bool = True
 
 
-class Function(Model):
+class Function(VllmFields):
     """A function that the answer may call."""
 
     name: str
@@ -158,7 +158,7 @@ class Function(Model):
     strict: bool | None = None
 
 
-class Tool(Model):
+class Tool(VllmFields):
     """A tool that the answer may call."""
 
     type: Literal["function"] = "function"
@@ -166,13 +166,13 @@ class Tool(Model):
     defer_loading: bool | None = None
 
 
-class NamedFunction(Model):
+class NamedFunction(VllmFields):
     """The name of a function."""
 
     name: str
 
 
-class NamedTool(Model):
+class NamedTool(VllmFields):
     """The tool that the answer must call."""
 
     function: NamedFunction

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.kinds import KINDS, AnyRequest, KindName
-from serving.frontend.api.kinds import parse as parse_own
-from serving.frontend.api.openai import Request
+from serving.frontend.api.kinds import parse_request as parse_own
+from serving.frontend.api.openai import OpenAiRequest
 from serving.frontend.reading import Body, ReadingElsewhere, ReadModel
 from serving.stand_in.config import ApiConfig, StandInConfig
 from serving.stand_in.vllm.answers.errors import INVALID, UNREADABLE, invalid, late, refused
@@ -81,7 +81,7 @@ class VllmReading:
             self._check_media(request.asked)
             _check_handover(request.kv_transfer_params)
 
-    def limit(self, request: Request, num_prompt: int, model: ReadModel, param: str) -> int:
+    def limit(self, request: OpenAiRequest, num_prompt: int, model: ReadModel, param: str) -> int:
         """See `Reading`."""
         context = model.card.context_length
         asked = request.asked if isinstance(request, AskedChat | AskedCompletion) else None
@@ -111,7 +111,7 @@ class VllmReading:
             limit = self._check_values(request, asked, limit, num_prompt, model)
         return limit
 
-    def _check_values(self, request: Request, asked: Any, limit: int, num_prompt: int, model: ReadModel) -> int:
+    def _check_values(self, request: OpenAiRequest, asked: Any, limit: int, num_prompt: int, model: ReadModel) -> int:
         """Check what vLLM checks once it knows the prompt; return the number of tokens that are generated."""
         is_only_echo = request.vllm.is_only_echo
         checks.check_sampling(asked, 1 if is_only_echo else limit, 1 if asked.n is None else asked.n)

@@ -57,7 +57,7 @@ def shape_name(given: Mapping[str, Any], own: SimulationConfig) -> tuple[str | N
         return None, None
 
 
-def step_times(given: Mapping[str, Any], own: SimulationConfig) -> TimingConfig:
+def step_times_of(given: Mapping[str, Any], own: SimulationConfig) -> TimingConfig:
     """Return where the step times come from: a file, a GPU, or a formula.
 
     Raises:

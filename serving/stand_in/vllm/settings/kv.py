@@ -16,7 +16,7 @@ BIDIRECTIONAL = "bidirectional_kv_xfer"
 GIB = 1 << 30
 
 
-class Kv(NamedTuple):
+class KvSettings(NamedTuple):
     """What is made of the arguments."""
 
     engine: Mapping[str, Any]
@@ -25,7 +25,7 @@ class Kv(NamedTuple):
     lease: LeaseConfig
 
 
-def kv_of(given: Mapping[str, Any], environment: Mapping[str, str], *, block_size: int) -> Kv:
+def kv_of(given: Mapping[str, Any], environment: Mapping[str, str], *, block_size: int) -> KvSettings:
     """Return how KV is handed over and kept.
 
     Raises:
@@ -40,7 +40,7 @@ def kv_of(given: Mapping[str, Any], environment: Mapping[str, str], *, block_siz
         )
     engine = _of_host_memory(config, size, block_size)
     if nixl is None:
-        return Kv(engine, None, LeaseConfig())
+        return KvSettings(engine, None, LeaseConfig())
     assert config is not None
     if (nixl.get(EXTRA) or {}).get(BIDIRECTIONAL):
         raise ValueError(
@@ -51,7 +51,7 @@ def kv_of(given: Mapping[str, Any], environment: Mapping[str, str], *, block_siz
         raise ValueError("--kv-transfer-config.kv_role: expected one of kv_producer, kv_consumer, kv_both")
     if role != "kv_both":
         engine["kv_role"] = role
-    return Kv(engine, _handover(role, config, environment), _lease(nixl))
+    return KvSettings(engine, _handover(role, config, environment), _lease(nixl))
 
 
 def describes_chunks(given: Mapping[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from foundation.settings import short
+from foundation.settings import short_value
 from serving.engines.mock.engine import AnswerConfig, TimingConfig
 from serving.stand_in.config import (
     ApiConfig,
@@ -21,7 +21,7 @@ from serving.stand_in.simulation import SimulationConfig
 from serving.stand_in.vllm.flags.arguments import arguments
 from serving.stand_in.vllm.flags.command_line import differing
 from serving.stand_in.vllm.flags.treatment import treatments
-from serving.stand_in.vllm.settings.engine import block_size_of, check_experts, simulated_engine, step_times
+from serving.stand_in.vllm.settings.engine import block_size_of, check_experts, simulated_engine, step_times_of
 from serving.stand_in.vllm.settings.kv import describes_chunks, kv_of
 from serving.stand_in.vllm.settings.ranks import ranks_of
 from serving.transfer.config import TransferRunConfig
@@ -57,7 +57,7 @@ def stand_in_config(
     """
     given = {"model": arguments()["model"].default} | dict(given)
     refuse(given, own)
-    timing = step_times(given, own)
+    timing = step_times_of(given, own)
     ranks, num_ranks = ranks_of(given)
     check_experts(timing, ranks, num_ranks)
     kv = kv_of(given, environment, block_size=block_size_of(given))
@@ -120,7 +120,9 @@ def _spelled(name: str, value: Any) -> str:
     if argument.kind in ("switch", "pair"):
         return argument.flag if value else f"--no-{argument.flag[2:]}"
     words = value if isinstance(value, list) else [value]
-    return " ".join([argument.flag, *(json.dumps(word) if isinstance(word, dict) else short(word) for word in words)])
+    return " ".join(
+        [argument.flag, *(json.dumps(word) if isinstance(word, dict) else short_value(word) for word in words)]
+    )
 
 
 def _model_path(given: Mapping[str, Any]) -> str:

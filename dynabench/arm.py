@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from dynabench.additions import masked_header, read_extra_body, read_headers
 from dynabench.deployment.description import Deployment
-from foundation.settings import Positive, Share, Whole, check
+from foundation.settings import Positive, Share, Whole, check_settings
 from serving.runtime.config import masked
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
@@ -61,7 +61,7 @@ class ClientConfig:
 
     def __post_init__(self) -> None:
         """Refuse settings without a meaning."""
-        check(self)
+        check_settings(self)
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url must begin with http:// or https://, not {self.url!r}")
         if self.header and self.url is None:
@@ -125,7 +125,7 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Run:
     """One run: an arm of the experiment, carried out for the nth time."""
 
     arm: Arm
@@ -133,7 +133,7 @@ class Plan:
     seed: int = 0
 
     @classmethod
-    def alone(cls, settings: Settings, *, seed: int = 0) -> "Plan":
+    def alone(cls, settings: Settings, *, seed: int = 0) -> "Run":
         """Return a run that is compared with no other."""
         return cls(Arm(settings.deployment.router_mode, settings, {}), seed=seed)
 
@@ -148,13 +148,13 @@ class Plan:
         return self.arm.settings.deployment
 
 
-def plans(arms: Sequence[Arm], repeats: int, seed: int) -> list[Plan]:
+def runs_of(arms: Sequence[Arm], repeats: int, seed: int) -> list[Run]:
     """Return every run in the order in which they are carried out.
 
     Arms alternate in direction from repeat to repeat (ABBA), so that drift favours none. Arms of one repeat share a seed.
     """
     return [
-        Plan(arm, repeat, seed + repeat + SEEDS_APART * arm.is_repeated)
+        Run(arm, repeat, seed + repeat + SEEDS_APART * arm.is_repeated)
         for repeat in range(repeats)
         for arm in (arms if repeat % 2 == 0 else arms[::-1])
     ]

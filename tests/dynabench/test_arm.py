@@ -2,25 +2,25 @@
 
 import pytest
 
-from dynabench.plan import SEEDS_APART, Arm, ClientConfig, Plan, Settings, plans
+from dynabench.arm import SEEDS_APART, Arm, ClientConfig, Run, Settings, runs_of
 
 A, B = (Arm(name, Settings(), {}) for name in "AB")
 
 
 def test_arms_alternate_in_direction_and_share_a_seed_in_each_repeat():
-    order = [(plan.arm.name, plan.repeat, plan.seed) for plan in plans([A, B], repeats=3, seed=7)]
+    order = [(run.arm.name, run.repeat, run.seed) for run in runs_of([A, B], repeats=3, seed=7)]
     assert order == [("A", 0, 7), ("B", 0, 7), ("B", 1, 8), ("A", 1, 8), ("A", 2, 9), ("B", 2, 9)]
 
 
 def test_the_twin_that_shows_the_noise_floor_has_seeds_of_its_own():
     twin = Arm("A (A/A)", Settings(), {}, is_repeated=True)
-    seeds = {plan.arm.name: plan.seed for plan in plans([A, twin], repeats=1, seed=3)}
+    seeds = {run.arm.name: run.seed for run in runs_of([A, twin], repeats=1, seed=3)}
     assert seeds == {"A": 3, "A (A/A)": 3 + SEEDS_APART}
 
 
 def test_a_run_that_is_compared_with_none_is_named_by_its_router_mode():
-    plan = Plan.alone(Settings(), seed=5)
-    assert (plan.arm.name, plan.repeat, plan.seed) == ("round-robin", 0, 5)
+    run = Run.alone(Settings(), seed=5)
+    assert (run.arm.name, run.repeat, run.seed) == ("round-robin", 0, 5)
 
 
 def test_changes_of_an_arm_are_plain_enough_for_json():
