@@ -10,15 +10,7 @@ from serving.stand_in.config import StandInConfig
 from serving.stand_in.vllm.metrics.adapters import AdaptersInUse
 from serving.stand_in.vllm.metrics.cache_config import cache_config_labels, num_gpu_blocks
 from serving.stand_in.vllm.metrics.exposition import Histograms, Values, exposition, metric_of
-from serving.stand_in.vllm.metrics.families import (
-    ADAPTERS,
-    CACHE_CONFIG,
-    ENGINE,
-    LORA,
-    TOOL_CALLS,
-    MetricSettings,
-    families,
-)
+from serving.stand_in.vllm.metrics.families import CACHE_CONFIG, ENGINE, LORA, Family, MetricSettings, families, table
 from serving.stand_in.vllm.metrics.http import HttpCounts
 from serving.stand_in.vllm.metrics.recorder import Recorder
 from serving.stand_in.vllm.metrics.series import EngineSeries
@@ -96,15 +88,15 @@ class VllmMetrics:
         model = self._config.served_model_names[0]
         engines = {self._config.ranks.first + rank: self._of_rank(rank) for rank in range(len(self._recorders))}
         for family in self._families:
-            if family is LORA:
-                yield self._lora()
+            if family.name == LORA:
+                yield self._lora(family)
             else:
                 yield metric_of(family, model, engines, self.created_s)
         if engines:
             yield self._cache_config()
         yield from self.http.families()
         if self._shown.has_tool_calls:
-            yield metric_of(TOOL_CALLS, model, {0: (self._server.counters, {})}, self.created_s)
+            yield metric_of(table().tool_calls, model, {0: (self._server.counters, {})}, self.created_s)
 
     def _of_rank(self, number: int) -> tuple[Values, Histograms]:
         engine, recorder = self._engine, self._recorders[number]
@@ -139,10 +131,10 @@ class VllmMetrics:
             metric.add_sample(CACHE_CONFIG, labels | {ENGINE: str(self._config.ranks.first + number)}, 1)
         return metric
 
-    def _lora(self) -> Metric:
+    def _lora(self, family: Family) -> Metric:
         assert self._adapters is not None
-        metric = Metric(LORA.name, LORA.text, "gauge")
+        metric = Metric(family.name, family.text, family.kind)
         for names, at in self._adapters.seen_s.items():
-            labels = dict(zip(ADAPTERS, (str(self._adapters.max_loras), names, names), strict=True))
-            metric.add_sample(LORA.name, labels, at)
+            labels = dict(zip(family.own, (str(self._adapters.max_loras), names, names), strict=True))
+            metric.add_sample(family.name, labels, at)
         return metric

@@ -1,7 +1,7 @@
 """Counters and histograms of one engine in plain lists: counting is an addition, and text is made when it is asked for."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ class Histogram:
 class EngineSeries:
     """What was counted for one engine: by the family's name, and by the labels that the family has of its own."""
 
-    def __init__(self, bounds: dict[str, Sequence[float]]) -> None:
+    def __init__(self, bounds: Mapping[str, Sequence[float]]) -> None:
         """Start at zero; `bounds` are those of each histogram."""
         self.counters: dict[str, dict[Labels, float]] = {}
         self.histograms = {name: Histogram(each) for name, each in bounds.items()}
