@@ -20,7 +20,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from foundation.settings import Count, check_settings
+from foundation.settings import Count, Settings
 from serving.model.errors import ModelError
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.stand_in.config import KvEventsConfig, StandInConfig
@@ -49,7 +49,7 @@ class ReplicaError(RuntimeUnavailableError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicasConfig:
+class ReplicasConfig(Settings):
     """How many stand-ins there are, alike in all but where they are reached."""
 
     replicas: Annotated[int, Meta(ge=1, le=1024)] = 1
@@ -58,10 +58,6 @@ class ReplicasConfig:
 
     replica_processes: Count | None = None
     """Processes that they share (default: one for each core; if one ends, it is started again)."""
-
-    def __post_init__(self) -> None:
-        """Reject invalid values."""
-        check_settings(self)
 
     @property
     def num_processes(self) -> int:
