@@ -86,11 +86,7 @@ def stand_in_config(
 
 
 def refuse(given: Mapping[str, Any], own: SimulationConfig) -> None:
-    """Refuse an argument that cannot be honoured.
-
-    Raises:
-        ValueError: there is one.
-    """
+    """Refuse an argument that cannot be honoured."""
     for name, value in differing(given).items():
         kind, why = treatments()[name]
         if kind == "refused" or (kind == "refused with --gpu" and own.predicts):
