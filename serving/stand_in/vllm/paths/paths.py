@@ -9,19 +9,17 @@ from serving.stand_in.config import StandInConfig
 from serving.stand_in.served import OneModel
 from serving.stand_in.vllm.metrics.metrics import VllmMetrics
 from serving.stand_in.vllm.paths.bodies import as_json_only, not_modelled
-from serving.stand_in.vllm.paths.caches import CachePaths
+from serving.stand_in.vllm.paths.control import Control
 from serving.stand_in.vllm.paths.dev import Development
 from serving.stand_in.vllm.paths.documents import REDIRECT, Documents
+from serving.stand_in.vllm.paths.fixed import Scale, Weights
 from serving.stand_in.vllm.paths.health import Health
 from serving.stand_in.vllm.paths.invocations import Invocations
 from serving.stand_in.vllm.paths.lora import Adapters
 from serving.stand_in.vllm.paths.models import ModelPaths
-from serving.stand_in.vllm.paths.progress import RunningRequests
-from serving.stand_in.vllm.paths.scale import Scale
 from serving.stand_in.vllm.paths.sleep import Sleep
 from serving.stand_in.vllm.paths.tokens import Tokens
 from serving.stand_in.vllm.paths.unmodelled import NOT_MODELLED, PROFILING, SCALE_OUT, disabled, no_response
-from serving.stand_in.vllm.paths.weights import Weights
 
 GET, POST, DELETE, SHOW = "GET", "POST", "DELETE", "GET, HEAD"
 
@@ -99,11 +97,11 @@ def _adapters(config: StandInConfig, models: OneModel) -> Iterator[Entry]:
 
 def _development(config: StandInConfig, engine: Mocker, metrics: VllmMetrics) -> Iterator[Entry]:
     """Yield the paths that are there only with VLLM_SERVER_DEV_MODE."""
-    caches, dev = CachePaths(engine), Development(config, engine)
+    control, dev = Control(engine), Development(config, engine)
     sleep, weights = Sleep(engine, metrics), Weights()
-    yield "/reset_prefix_cache", POST, caches.reset_prefix
-    yield "/reset_mm_cache", POST, caches.reset_other
-    yield "/reset_encoder_cache", POST, caches.reset_other
+    yield "/reset_prefix_cache", POST, control.reset_prefix
+    yield "/reset_mm_cache", POST, control.reset_other
+    yield "/reset_encoder_cache", POST, control.reset_other
     yield "/collective_rpc", POST, dev.on_collective_rpc
     yield "/server_info", GET, dev.on_server_info
     yield "/get_world_size", GET, dev.on_world_size
@@ -114,7 +112,7 @@ def _development(config: StandInConfig, engine: Mocker, metrics: VllmMetrics) ->
     yield "/pause", POST, sleep.on_pause
     yield "/resume", POST, sleep.on_resume
     yield "/is_paused", GET, sleep.on_is_paused
-    yield "/abort_requests", POST, RunningRequests(engine).on_abort
+    yield "/abort_requests", POST, control.on_abort
     yield "/weight_info", GET, weights.on_info
     yield "/update_weight_version", POST, weights.on_new_version
     yield "/weight_checker", POST, weights.on_check
