@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from serving.stand_in.vllm.metrics.series import Labels
+from serving.frontend.series import Labels
 
 TABLE = Path(__file__).with_suffix(".json")
 MODEL, ENGINE = "model_name", "engine"

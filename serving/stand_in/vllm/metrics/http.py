@@ -10,9 +10,9 @@ from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.frontend.application import Route
+from serving.frontend.series import Histogram, Labels
 from serving.stand_in.vllm.metrics.exposition import add_histogram
 from serving.stand_in.vllm.metrics.families import table
-from serving.stand_in.vllm.metrics.series import Histogram, Labels
 
 UNCOUNTED = ("/metrics", "/health", "/load", "/ping", "/version", "/server_info")
 """Paths with one of these in them are not counted; that is also true of /v1/load_lora_adapter."""

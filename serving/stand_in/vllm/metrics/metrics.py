@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 
 from serving.engines.mock.engine import Mocker
+from serving.frontend.series import Series
 from serving.stand_in.config import StandInConfig
 from serving.stand_in.vllm.metrics.adapters import AdaptersInUse
 from serving.stand_in.vllm.metrics.cache_config import cache_config_labels, num_gpu_blocks
@@ -13,7 +14,6 @@ from serving.stand_in.vllm.metrics.exposition import Histograms, Values, exposit
 from serving.stand_in.vllm.metrics.families import CACHE_CONFIG, ENGINE, LORA, Family, MetricSettings, families, table
 from serving.stand_in.vllm.metrics.http import HttpCounts
 from serving.stand_in.vllm.metrics.recorder import Recorder
-from serving.stand_in.vllm.metrics.series import EngineSeries
 from serving.stand_in.vllm.metrics.state import copies_of, sleep_state, state_of, transfers_of
 from serving.stand_in.vllm.metrics.stats_log import StatsLog
 
@@ -46,12 +46,12 @@ class VllmMetrics:
         self._shown = shown_by(config, max_model_len)
         self._families = families(self._shown)
         self._adapters = None if config.lora is None else AdaptersInUse(config.lora.max_loras)
-        self._server = EngineSeries({})
+        self._server = Series({})
         self._engine: Mocker | None = None
         bounds = {each.name: each.bounds for each in self._families if each.kind == "histogram" and not each.own}
         count, interval_s = config.engine.dp_size if config.logs.has_stats else 0, config.logs.stats_interval_s
         self.stats_log = StatsLog(interval_s) if interval_s and count else None
-        self._recorders = [Recorder(EngineSeries(bounds), self._adapters, self.stats_log) for _ in range(count)]
+        self._recorders = [Recorder(Series(bounds), self._adapters, self.stats_log) for _ in range(count)]
 
     def observe(self, engine: Mocker) -> None:
         """Have the ranks of an engine observed; they do not run yet."""
@@ -73,12 +73,12 @@ class VllmMetrics:
 
     def count_rejection(self, limit: str) -> None:
         """Count a request that is turned away because of a limit, by vLLM's name of it."""
-        self._server.count("vllm:admission_rejections", 1, limit)
+        self._server.count("vllm:admission_rejections", limit)
 
     def count_tool_call(self, request_type: str, *, is_streamed: bool, has_called: bool) -> None:
         """Count a search for tool calls: of an answer, or of a piece of a streamed one."""
         mode, outcome = "streaming" if is_streamed else "non_streaming", "tool_call" if has_called else "no_tool_call"
-        self._server.count("vllm:tool_call_parser_invocations", 1, mode, outcome, request_type)
+        self._server.count("vllm:tool_call_parser_invocations", mode, outcome, request_type)
 
     def text(self) -> bytes:
         """Return all metrics as text."""
