@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from foundation.processes import num_cores
 from foundation.settings import Count, Settings
 from serving.model.errors import ModelError
 from serving.runtime.ports import RuntimeUnavailableError
@@ -62,7 +62,7 @@ class ReplicasConfig(Settings):
     @property
     def num_processes(self) -> int:
         """Processes that they share."""
-        return min(self.replicas, self.replica_processes or _num_cores())
+        return min(self.replicas, self.replica_processes or num_cores())
 
 
 def replicas_of(config: StandInConfig, count: int) -> list[StandInConfig]:
@@ -233,7 +233,3 @@ def run_here(settings: str) -> None:
     config = msgspec.convert(common, StandInConfig)
     listeners = [socket.socket(fileno=descriptor) for descriptor in descriptors]
     run_process(lambda stopping: serve_here([_replica(config, number) for number in numbers], listeners, stopping))
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
