@@ -32,11 +32,11 @@ SERVE = """
 import json, sys
 from mocker.timing.config import TimingConfig
 from serving.stand_in.config import HttpConfig, StandInConfig
-from serving.stand_in.server import serve
-from serving.supervision.process import run
+from serving.stand_in.server import serve_stand_in
+from serving.supervision.process import run_process
 http = HttpConfig(host="127.0.0.1", port=int(sys.argv[1]))
 timing = TimingConfig(timing="constant", **json.loads(sys.argv[2]))
-run(lambda stopping: serve(StandInConfig(model="stand-in", http=http, timing=timing), stopping))
+run_process(lambda stopping: serve_stand_in(StandInConfig(model="stand-in", http=http, timing=timing), stopping))
 """
 END = b"\r\n\r\n"
 

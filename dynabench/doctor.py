@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from foundation.extras import install
+from foundation.processes import num_cores
 from foundation.text import one_line
 from serving.frontend.config import FrontendConfig
 from serving.runtime.config import RuntimeConfig, masked
@@ -159,7 +160,7 @@ def host(folder: Path) -> Iterator[HostCheck]:
     gpus = visible_gpus(os.environ, Path("/dev"))
     seen = f"{len(gpus)} NVIDIA: {', '.join(gpus)}" if gpus else "none seen: simulations and mocker workers need none"
     yield HostCheck("GPU", "ok", seen)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = num_cores()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     yield HostCheck("machine", "ok", f"{cores} {'core' if cores == 1 else 'cores'}, {memory:.0f} GiB of memory")
     yield open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])

@@ -1,4 +1,4 @@
-"""Processes that do not outlive their parents."""
+"""Processes that do not outlive their parents, and how many cores there are for them."""
 
 import ctypes
 import os
@@ -14,3 +14,8 @@ def end_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it ended before we asked
             os._exit(1)
+
+
+def num_cores() -> int:
+    """Return how many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,14 +1,12 @@
 """Settings: frozen dataclasses whose annotations say what each field may hold.
 
     @dataclass(frozen=True, slots=True, kw_only=True)
-    class CacheConfig:
+    class CacheConfig(Settings):
         num_blocks: Count = 16
         policy: Literal["lru", "fifo"] = "lru"
 
-        def __post_init__(self) -> None:
-            check(self)
-
-The help, settings files and `check` read ranges and choices from the annotations.
+The help, settings files and `check_settings` read ranges and choices from the annotations. A class with more to check has
+its own `__post_init__`, and calls `check_settings` there.
 """
 
 import dataclasses
@@ -52,6 +50,16 @@ def check_settings(settings: Any) -> None:
             msgspec.convert(value, hint)
         except msgspec.ValidationError:
             raise ValueError(f"{name} must be {expected(hint, value)}, not {value!r}") from None
+
+
+class Settings:
+    """Settings that have no more to check than their annotations say."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """Reject invalid values."""
+        check_settings(self)
 
 
 def changed(settings: Any) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The simulated points of a plan: those that the folder has, and new ones, simulated on all cores."""
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import Source
 from dynabench.experiment.store import PointStore, key_of
 from dynabench.interrupt import Interrupt, InterruptError
+from foundation.processes import num_cores
 from reports.capacity.answer import Sureness
 from reports.sweep.points import AnyPoint
 
@@ -37,7 +37,7 @@ class Points:
     @property
     def at_once(self) -> int:
         """How many simulations run at once."""
-        return self._experiment.jobs or len(os.sched_getaffinity(0))
+        return self._experiment.jobs or num_cores()
 
     @property
     def num_simulated(self) -> int:

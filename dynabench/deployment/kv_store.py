@@ -6,14 +6,14 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from foundation.settings import NotNegative, Positive, Unit, check_settings
+from foundation.settings import NotNegative, Positive, Settings, Unit
 from mocker.tiers.config import MAX_GIB, HostMemory, Policy, Tier, WritePolicy, refuse_idle, whole_chunks
 
 StoreSize = Annotated[float, Meta(ge=0, le=MAX_GIB), Unit("GiB for all workers together")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvStoreConfig:
+class KvStoreConfig(Settings):
     """Settings of a store that all workers share; what is in it passes through their host memory."""
 
     kv_store_size: StoreSize = 0.0
@@ -35,10 +35,6 @@ class KvStoreConfig:
 
     kv_store_eviction_policy: Policy = "lru"
     """How the store chooses the chunks to evict."""
-
-    def __post_init__(self) -> None:
-        """Refuse invalid values."""
-        check_settings(self)
 
     def tier(self, host: HostMemory) -> Tier | None:
         """Return the store for workers with this host memory, None if there is no store.

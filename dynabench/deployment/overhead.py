@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from foundation.settings import NotNegative, check_settings
+from foundation.settings import NotNegative, Settings
 from mocker.timing.catalog import find_engine, find_gpu
 from mocker.timing.config import TimingConfig
 from mocker.timing.files import read_calibration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverheadConfig:
+class OverheadConfig(Settings):
     """The delays of a request between its client and the engine, in virtual time; a live run has real ones."""
 
     request_overhead_ms: NotNegative | None = None
@@ -29,10 +29,6 @@ class OverheadConfig:
     handover_overhead_ms: NotNegative | None = None
     """Time from the end of a prefill to the decode worker's queue: the answer, routing, hops; none if decode workers
     are asked first (ms; default: 0)."""
-
-    def __post_init__(self) -> None:
-        """Refuse invalid settings."""
-        check_settings(self)
 
 
 class Overhead(NamedTuple):

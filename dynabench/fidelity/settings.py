@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from dynabench.deployment.flags import LivePoolConfig
 from dynabench.experiment.settings import ExperimentConfig
-from foundation.settings import Count, Positive, check_settings
+from foundation.settings import Count, Positive, Settings
 from reports import fidelity
 
 
@@ -57,7 +57,7 @@ class ValidateConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrateConfig:
+class CalibrateConfig(Settings):
     """How a real engine is measured."""
 
     out: Path = Path("calibration.json")
@@ -77,7 +77,3 @@ class CalibrateConfig:
 
     seed: int = 0
     """Seed of every random choice."""
-
-    def __post_init__(self) -> None:
-        """Refuse invalid settings."""
-        check_settings(self)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from msgspec import Meta
 
-from foundation.settings import check_settings
+from foundation.settings import Settings
 
 Discovery = Literal["kubernetes", "etcd"]
 Autoscaler = Literal["none", "hpa", "keda", "planner"]
@@ -14,7 +14,7 @@ Form = Literal["manifests", "dynamo-v1alpha1", "dynamo-v1beta1"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterConfig:
+class ClusterConfig(Settings):
     """Settings of the manifests for a cluster."""
 
     form: Form = "manifests"
@@ -58,7 +58,3 @@ class ClusterConfig:
 
     model_claim: str = ""
     """PersistentVolumeClaim with models, mounted at /models; downloads are kept there too."""
-
-    def __post_init__(self) -> None:
-        """Refuse invalid settings."""
-        check_settings(self)

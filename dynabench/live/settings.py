@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from foundation.settings import Count, NotNegative, Positive, check_settings
+from foundation.settings import Count, NotNegative, Positive, Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SelftestConfig:
+class SelftestConfig(Settings):
     """Settings of the self-test's server."""
 
     requests: Count = 500
@@ -29,7 +29,3 @@ class SelftestConfig:
 
     clients: Count = 1
     """Client processes."""
-
-    def __post_init__(self) -> None:
-        """Refuse invalid settings."""
-        check_settings(self)

@@ -11,7 +11,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from foundation.identity import Identity, files_named
-from foundation.settings import Count, changed, check_settings
+from foundation.settings import Count, Settings, changed
 from serving.cli.commands import engine_settings
 from serving.cli.ways import (
     BatchInput,
@@ -53,7 +53,7 @@ ALONE = "but this is one process; start a worker with in=dyn:// and a frontend w
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskConfig:
+class AskConfig(Settings):
     """Settings that only `dynamo-run` has."""
 
     role: Role = "aggregated"
@@ -74,10 +74,6 @@ class AskConfig:
 
     batch_concurrency: Count = 64
     """in=batch: number of requests in progress at a time."""
-
-    def __post_init__(self) -> None:
-        """Reject invalid values."""
-        check_settings(self)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ The hot path only adds to plain lists; the counts of several frontend processes 
 """
 
 import time
-from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from serving.frontend.generation.attempt import Attempts
 from serving.frontend.generation.choice import Choice
+from serving.frontend.series import Collected, Series
 
 PREFIX = "dynamo_frontend_"
 COMPONENT = "dynamo_component_"
@@ -88,26 +88,14 @@ LAST = {
 }
 
 
-class ModelMetrics:
+class ModelMetrics(Series):
     """One model's counts."""
 
     def __init__(self) -> None:
+        super().__init__({name: bounds for name, (_, bounds) in HISTOGRAMS.items()})
         self.inflight = 0
-        self.counters: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in COUNTERS}
-        self.buckets = {name: [0.0] * (len(bounds) + 1) for name, (_, bounds) in HISTOGRAMS.items()}
-        self.sums = dict.fromkeys(HISTOGRAMS, 0.0)
         self.last: dict[tuple[str, ...], float] = {}
         """The last value observed of a worker, by the metric's name and then the worker's labels."""
-
-    def count(self, name: str, *labels: str, by: float = 1) -> None:
-        """Add to a counter."""
-        series = self.counters[name]
-        series[labels] = series.get(labels, 0) + by
-
-    def observe(self, name: str, value: float, times: int = 1) -> None:
-        """Add samples to a histogram."""
-        self.buckets[name][bisect_left(HISTOGRAMS[name][1], value)] += times
-        self.sums[name] += value * times
 
     def count_choice(self, choice: Choice, started: float) -> None:
         """Count how a choice was answered; its request arrived at `started`."""
@@ -151,13 +139,8 @@ class ModelMetrics:
         """Return everything as plain values."""
         counters = {name: [[list(labels), value] for labels, value in s.items()] for name, s in self.counters.items()}
         last = [[list(labels), value] for labels, value in self.last.items()]
-        return {
-            "inflight": self.inflight,
-            "counters": counters,
-            "buckets": self.buckets,
-            "sums": self.sums,
-            "last": last,
-        }
+        histograms = {name: [each.counts, each.total] for name, each in self.histograms.items()}
+        return {"inflight": self.inflight, "counters": counters, "histograms": histograms, "last": last}
 
     def merge(self, state: dict[str, Any]) -> None:
         """Add the counts of another process."""
@@ -165,9 +148,8 @@ class ModelMetrics:
         for name, series in state["counters"].items():
             for labels, value in series:
                 self.count(name, *labels, by=value)
-        for name, buckets in state["buckets"].items():
-            self.buckets[name] = [mine + its for mine, its in zip(self.buckets[name], buckets, strict=True)]
-            self.sums[name] += state["sums"][name]
+        for name, (counts, total) in state["histograms"].items():
+            self.histograms[name].add(counts, total)
         self.last |= {tuple(labels): value for labels, value in state["last"]}
 
 
@@ -202,7 +184,9 @@ class FrontendMetrics:
 
     def of(self, model: str) -> ModelMetrics:
         """Return a served model's counts."""
-        return self.models.setdefault(model, ModelMetrics())
+        if (found := self.models.get(model)) is None:
+            found = self.models[model] = ModelMetrics()
+        return found
 
     def state(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -211,7 +195,7 @@ class FrontendMetrics:
     def keep_workers(self, workers: Collection[str]) -> None:
         """Forget the counts of workers other than these."""
         for metrics in self.models.values():
-            decisions = metrics.counters["router_decisions"]
+            decisions = metrics.counters.get("router_decisions", {})
             for labels in [labels for labels in decisions if labels[0] not in workers]:
                 del decisions[labels]
             metrics.last = {labels: value for labels, value in metrics.last.items() if labels[1] in workers}
@@ -223,7 +207,7 @@ class FrontendMetrics:
             for name, model in state.items():
                 total.of(name).merge(model)
         registry = CollectorRegistry()
-        registry.register(_Collected([*total.families(), *workers]))
+        registry.register(Collected([*total.families(), *workers]))
         return generate_latest(registry)
 
     def families(self) -> Iterator[Metric]:
@@ -249,7 +233,7 @@ class FrontendMetrics:
         for name, (text, labels) in COUNTERS.items():
             counter = CounterMetricFamily(PREFIX + name, text, labels=["model", *labels])
             for model, metrics in self.models.items():
-                for values, count in metrics.counters[name].items():
+                for values, count in metrics.counters.get(name, {}).items():
                     counter.add_metric([model, *values], count)
             yield counter
 
@@ -258,16 +242,8 @@ class FrontendMetrics:
             histogram = HistogramMetricFamily(PREFIX + name, text, labels=["model"])
             for model, metrics in self.models.items():
                 total, buckets = 0.0, []
-                for bound, count in zip([*map(str, bounds), "+Inf"], metrics.buckets[name], strict=True):
+                for bound, count in zip([*map(str, bounds), "+Inf"], metrics.histograms[name].counts, strict=True):
                     total += count
                     buckets.append((bound, total))
-                histogram.add_metric([model], buckets=buckets, sum_value=metrics.sums[name])
+                histogram.add_metric([model], buckets=buckets, sum_value=metrics.histograms[name].total)
             yield histogram
-
-
-class _Collected:
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> list[Metric]:
-        return self._families

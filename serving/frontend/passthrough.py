@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from serving.frontend.answers.sending import BEGUN
+from serving.frontend.answers.sending import BEGUN, until_gone
 from serving.frontend.api.errors import failed_call, no_worker
 from serving.frontend.api.sse import DONE, error_event, event
 from serving.frontend.metrics import ModelMetrics
@@ -117,8 +117,7 @@ class _Passing(Response):
         return "error_in_stream" if end.kind else "success"
 
     async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await until_gone(receive)
         self._stream.abort("the client hung up", GONE)
 
 

@@ -1,6 +1,6 @@
 """What a model's text consists of: what its reader is meant to read, what the model thought, and the tools that it calls."""
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 
 class Content(NamedTuple):
@@ -30,23 +30,3 @@ class Arguments(NamedTuple):
 
 
 Part = Content | Reasoning | CallStart | Arguments
-
-
-class AnswerParser(Protocol):
-    """Splits one answer's text into parts while it arrives, in pieces of any length.
-
-    The parts do not depend on how the text was cut, except that texts of one kind may come in several parts.
-    """
-
-    @property
-    def is_thinking(self) -> bool:
-        """Whether the answer is still in its reasoning, after what has been pushed."""
-        ...
-
-    def push(self, text: str) -> list[Part]:
-        """Return what the next text settles; what may be the start of a marker is held back."""
-        ...
-
-    def end(self) -> list[Part]:
-        """Return what was held back: the answer has ended."""
-        ...

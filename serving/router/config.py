@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from foundation.settings import Count, NotNegative, Share, check_settings
+from foundation.settings import Count, NotNegative, Settings, Share
 from serving.router.tiers import PerTier
 
 
@@ -41,7 +41,7 @@ USUAL_FETCHES = PerTier(4.1e-6, 18.7e-6, 13.1e-6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RouterConfig:
+class RouterConfig(Settings):
     """Settings of a router."""
 
     kv_overlap_score_weight: NotNegative = 1.0
@@ -119,10 +119,6 @@ class RouterConfig:
 
     shared_load_us_per_token: NotNegative | None = None
     """Predicting modes, kv-tiered: time to load a token's KV from the store that workers share (us; same default, else 13.1)."""
-
-    def __post_init__(self) -> None:
-        """Refuse values without a meaning."""
-        check_settings(self)
 
     @property
     def step_costs(self) -> StepCosts:

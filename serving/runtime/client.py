@@ -67,10 +67,7 @@ class Client:
         Raises:
             CallError: it is not known, or gone.
         """
-        connection = self._connections.get(instance_id)
-        if connection is None:
-            raise CallError(f"{self.address} has no instance {instance_id:x}", "lost")
-        return connection.call(self._target, request)
+        return self._connection(instance_id).call(self._target, request)
 
     def round_robin(self, request: Any) -> ReplyStream:
         """Call the instances in rotation."""
@@ -89,10 +86,7 @@ class Client:
         Raises:
             CallError: it is gone.
         """
-        connection = self._connections.get(instance_id)
-        if connection is None:
-            raise CallError(f"{self.address} has no instance {instance_id:x}", "lost")
-        return connection.call(".".join(address), request)
+        return self._connection(instance_id).call(".".join(address), request)
 
     async def close(self) -> None:
         """Hang up on all instances."""
@@ -105,6 +99,11 @@ class Client:
         self._known.clear()
         for connection in list(self._connections.values()):
             connection.close()
+
+    def _connection(self, instance_id: int) -> Connection:
+        if (connection := self._connections.get(instance_id)) is None:
+            raise CallError(f"{self.address} has no instance {instance_id:x}", "lost")
+        return connection
 
     def _some(self) -> list[int]:
         ids = self.instance_ids()

@@ -5,7 +5,8 @@ passes reports on, at most every `REPORT_S`; until then the client adds what it 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+from serving.worker.engine import EngineLoad
 
 REPORT_S = 0.1
 
@@ -15,20 +16,11 @@ USAGE_WEIGHT = 6.0
 """... by this much for each further share: four times as much when all are in use."""
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a rank had to do."""
-
-    num_waiting: int = 0
-    num_running: int = 0
-    kv_usage: float = 0.0
-
-
 class Balance:
     """Chooses for one client; pure."""
 
     def __init__(self, num_ranks: int) -> None:
-        self._reports = [Report()] * num_ranks
+        self._reports = [EngineLoad()] * num_ranks
         self._in_progress = [0] * num_ranks
         self._first = 0  # of equal ranks, the next from here on is chosen
 
@@ -38,7 +30,7 @@ class Balance:
         ranks = [(self._first + number) % num_ranks for number in range(num_ranks)]
         chosen = min(ranks, key=self._score)
         report = self._reports[chosen]
-        self._reports[chosen] = replace(report, num_waiting=report.num_waiting + 1)
+        self._reports[chosen] = report._replace(num_waiting=report.num_waiting + 1)
         self._first = (self._first + 1) % num_ranks
         return chosen
 
@@ -50,11 +42,12 @@ class Balance:
         """Count a request that has ended."""
         self._in_progress[rank] -= 1
 
-    def hear(self, reports: Sequence[Report]) -> None:
+    def hear(self, reports: Sequence[EngineLoad]) -> None:
         """Replace what is known of the ranks."""
         self._reports = list(reports)
 
     def _score(self, rank: int) -> float:
         report = self._reports[rank]
-        penalty = report.num_waiting * USAGE_WEIGHT * max(0.0, report.kv_usage - USAGE_FROM)
+        usage = report.kv_active_blocks / report.kv_total_blocks if report.kv_total_blocks else 0.0
+        penalty = report.num_waiting * USAGE_WEIGHT * max(0.0, usage - USAGE_FROM)
         return max(self._in_progress[rank], report.num_waiting + report.num_running) + penalty

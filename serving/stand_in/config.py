@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from foundation.settings import Count, Positive, Whole, check_settings
+from foundation.settings import Count, Positive, Settings, Whole, check_settings
 from serving.engines.mock.engine import AnswerConfig, EngineConfig, TimingConfig
 from serving.engines.mock.kv.nixl_peer import KvHandoverConfig
 from serving.frontend.config import Port
@@ -25,7 +25,7 @@ FingerprintMode = Literal["full", "hash", "custom", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TlsConfig:
+class TlsConfig(Settings):
     """The files with which the server proves who it is."""
 
     certificate: str
@@ -43,13 +43,9 @@ class TlsConfig:
     ciphers: str = ""
     """Ciphers of TLS 1.2 and older (none: those of OpenSSL)."""
 
-    def __post_init__(self) -> None:
-        """Reject invalid values."""
-        check_settings(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HttpConfig:
+class HttpConfig(Settings):
     """Settings of the server."""
 
     host: str = ""
@@ -90,10 +86,6 @@ class HttpConfig:
 
     shutdown_timeout_s: Whole = 0
     """How long requests in progress may take to finish after the process is asked to end (s; 0: they are aborted)."""
-
-    def __post_init__(self) -> None:
-        """Reject invalid values."""
-        check_settings(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +172,7 @@ class LoraModule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoraConfig:
+class LoraConfig(Settings):
     """Settings of adapters."""
 
     max_loras: Count = 1
@@ -195,13 +187,9 @@ class LoraConfig:
     may_change: bool = False
     """Whether adapters can be loaded and unloaded over HTTP. Environment: VLLM_ALLOW_RUNTIME_LORA_UPDATING."""
 
-    def __post_init__(self) -> None:
-        """Reject invalid values."""
-        check_settings(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvEventsConfig:
+class KvEventsConfig(Settings):
     """Where KV events are published over ZeroMQ, as in vLLM's --kv-events-config."""
 
     endpoint: str = "tcp://*:5557"
@@ -238,13 +226,9 @@ class KvEventsConfig:
     describes_chunks: bool = False
     """Whether events of host memory have tokens, as with self_describing_kv_events in --kv-transfer-config."""
 
-    def __post_init__(self) -> None:
-        """Reject invalid values."""
-        check_settings(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RanksConfig:
+class RanksConfig(Settings):
     """Which data-parallel ranks run here; `EngineConfig.dp_size` says how many."""
 
     size: Count = 1
@@ -256,13 +240,9 @@ class RanksConfig:
     is_external: bool = False
     """Whether something in front chooses between ranks, so that each is a server of its own."""
 
-    def __post_init__(self) -> None:
-        """Reject invalid values."""
-        check_settings(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogConfig:
+class LogConfig(Settings):
     """What is logged."""
 
     stats_interval_s: Positive | None = 10.0
@@ -270,10 +250,6 @@ class LogConfig:
 
     has_stats: bool = True
     """Whether there are metrics of the engine, and lines of them in the log."""
-
-    def __post_init__(self) -> None:
-        """Reject invalid values."""
-        check_settings(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from serving.routing.placement import Placement, RankAddress, WantedRank
 from serving.runtime.connection import ReplyStream
 from serving.runtime.messages import End
 from serving.runtime.server import AnswerStream
-from serving.stand_in.balance import REPORT_S, Balance, Report
-from serving.worker.engine import Engine, EngineLoad
+from serving.stand_in.balance import REPORT_S, Balance
+from serving.worker.engine import Engine
 
 HERE = 0
 """The id of the only instance."""
@@ -174,15 +174,10 @@ class LocalWorkers:
     def _hear(self) -> None:
         """Take the reports of the ranks, and again as long as one has work."""
         self._heard_s, self._hearing = asyncio.get_running_loop().time(), None
-        reports = [_report(self._engine.load(rank)) for rank in range(self.num_ranks)]
+        reports = [self._engine.load(rank) for rank in range(self.num_ranks)]
         self._balance.hear(reports)
         if any(each.num_waiting or each.num_running for each in reports):
             self._hear_in(REPORT_S)
-
-
-def _report(load: EngineLoad) -> Report:
-    usage = load.kv_active_blocks / load.kv_total_blocks if load.kv_total_blocks else 0.0
-    return Report(load.num_waiting, load.num_running, usage)
 
 
 class LocalCourse:

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -20,7 +19,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from foundation.settings import Count, check_settings
+from foundation.processes import num_cores
+from foundation.settings import Count, Settings
 from serving.model.errors import ModelError
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.stand_in.config import KvEventsConfig, StandInConfig
@@ -49,7 +49,7 @@ class ReplicaError(RuntimeUnavailableError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicasConfig:
+class ReplicasConfig(Settings):
     """How many stand-ins there are, alike in all but where they are reached."""
 
     replicas: Annotated[int, Meta(ge=1, le=1024)] = 1
@@ -59,14 +59,10 @@ class ReplicasConfig:
     replica_processes: Count | None = None
     """Processes that they share (default: one for each core; if one ends, it is started again)."""
 
-    def __post_init__(self) -> None:
-        """Reject invalid values."""
-        check_settings(self)
-
     @property
     def num_processes(self) -> int:
         """Processes that they share."""
-        return min(self.replicas, self.replica_processes or _num_cores())
+        return min(self.replicas, self.replica_processes or num_cores())
 
 
 def replicas_of(config: StandInConfig, count: int) -> list[StandInConfig]:
@@ -237,7 +233,3 @@ def run_here(settings: str) -> None:
     config = msgspec.convert(common, StandInConfig)
     listeners = [socket.socket(fileno=descriptor) for descriptor in descriptors]
     run_process(lambda stopping: serve_here([_replica(config, number) for number in numbers], listeners, stopping))
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

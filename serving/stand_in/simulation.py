@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from foundation.settings import NotNegative, Positive, check_settings
+from foundation.settings import NotNegative, Positive, Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulationConfig:
+class SimulationConfig(Settings):
     """What takes the place of the GPUs."""
 
     gpu: str | None = None
@@ -29,10 +29,6 @@ class SimulationConfig:
 
     decode_speedup_ratio: NotNegative = 1.0
     """Also divide the decode part of a step's duration by this (0: it takes no time)."""
-
-    def __post_init__(self) -> None:
-        """Reject invalid values."""
-        check_settings(self)
 
     @property
     def predicts(self) -> bool:

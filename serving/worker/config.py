@@ -198,21 +198,13 @@ def required_model(worker: WorkerConfig, engine: str) -> str:
 
 
 def refuse_gpu_choice(engine: str, run: ModelRunConfig) -> None:
-    """Reject --base-gpu-id for engines that choose GPUs by the environment.
-
-    Raises:
-        ValueError: it is given.
-    """
+    """Reject --base-gpu-id for engines that choose GPUs by the environment."""
     if run.base_gpu_id:
         raise ValueError(f"out={engine} has no --base-gpu-id: set CUDA_VISIBLE_DEVICES to the GPUs it may use")
 
 
 def refuse_nodes(engine: str, run: ModelRunConfig, hint: str) -> None:
-    """Reject --num-nodes, --tensor-parallel-size and the like for engines that find their GPUs themselves.
-
-    Raises:
-        ValueError: one is given.
-    """
+    """Reject --num-nodes, --tensor-parallel-size and the like for engines that find their GPUs themselves."""
     given = changed(run)
     for name in ("tensor_parallel_size", "num_nodes", "base_gpu_id", "leader_addr", "memory_fraction"):
         if name in given:

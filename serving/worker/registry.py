@@ -74,11 +74,7 @@ def make_engine(name: str, worker: WorkerConfig, run: ModelRunConfig, arguments:
 
 
 def refuse_role(worker: WorkerConfig, engine: str) -> None:
-    """Reject a role of prefill or decode for engines that cannot hand KV over.
-
-    Raises:
-        ValueError: the worker has such a role.
-    """
+    """Reject a role of prefill or decode for engines that cannot hand KV over."""
     if worker.role != "aggregated":
         able = ", ".join(("mocker", *(name for name, entry in ENGINES.items() if entry.hands_over)))
         raise ValueError(f"role is {worker.role!r}; expected 'aggregated' with {engine}: only {able} hand KV over")

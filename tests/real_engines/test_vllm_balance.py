@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from serving.stand_in.balance import Balance, Report
+from serving.stand_in.balance import Balance
+from serving.worker.engine import EngineLoad
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]  # vLLM's imports warn
 
@@ -31,7 +32,9 @@ class Theirs:
         self._client.engine_inflight[self._client.reqs_in_flight.pop(str(number))] -= 1
 
     def hear(self, reports):
-        self._client.lb_engines = [[each.num_waiting, each.num_running, each.kv_usage] for each in reports]
+        self._client.lb_engines = [
+            [each.num_waiting, each.num_running, each.kv_active_blocks / each.kv_total_blocks] for each in reports
+        ]
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -53,6 +56,15 @@ def test_both_clients_choose_the_same_ranks(seed):
                 ours.end(open_requests.pop(done))
             case "hear":
                 usage = rng.choice([0.1, 0.5, 0.7, 1.0])
-                reports = [Report(rng.randrange(6), rng.randrange(9), usage * rng.random()) for _ in range(num_ranks)]
+                reports = [_load(rng, usage) for _ in range(num_ranks)]
                 theirs.hear(reports)
                 ours.hear(reports)
+
+
+def _load(rng, usage):
+    return EngineLoad(
+        num_waiting=rng.randrange(6),
+        num_running=rng.randrange(9),
+        kv_active_blocks=int(1e6 * usage * rng.random()),
+        kv_total_blocks=1_000_000,
+    )

@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 
 from serving.engines.mock.engine import EngineConfig
-from serving.stand_in.balance import Balance, Report
+from serving.stand_in.balance import Balance
 from serving.stand_in.config import ApiConfig, RanksConfig, StandInConfig
 from serving.stand_in.server import stand_in
+from serving.worker.engine import EngineLoad
 from tests.stand_in.support import client_of, running
 from tests.support.waiting import until_async
 
@@ -27,19 +28,24 @@ def sent(balance):
 def test_what_is_in_progress_counts_even_if_a_report_does_not_know_of_it_yet():
     balance = Balance(2)
     assert [sent(balance), sent(balance), sent(balance)] == [0, 1, 0]
-    balance.hear([Report(), Report()])
+    balance.hear([EngineLoad(), EngineLoad()])
     assert sent(balance) == 1  # two are in progress on rank 0
 
 
 def test_what_others_sent_counts_as_reported():
     balance = Balance(2)
-    balance.hear([Report(num_running=3), Report(num_waiting=2)])
+    balance.hear([EngineLoad(num_running=3), EngineLoad(num_waiting=2)])
     assert sent(balance) == 1
 
 
 def test_requests_that_wait_count_more_where_blocks_run_out():
     balance = Balance(2)
-    balance.hear([Report(num_waiting=1, num_running=2, kv_usage=1.0), Report(num_waiting=1, num_running=4)])
+    balance.hear(
+        [
+            EngineLoad(num_waiting=1, num_running=2, kv_active_blocks=8, kv_total_blocks=8),
+            EngineLoad(num_waiting=1, num_running=4),
+        ]
+    )
     assert sent(balance) == 1  # 3 + 3 against 5
 
 
@@ -49,7 +55,7 @@ def test_between_equals_each_is_the_first_in_turn():
     for _ in range(4):
         rank = sent(balance)
         balance.end(rank)
-        balance.hear([Report(), Report()])
+        balance.hear([EngineLoad(), EngineLoad()])
         firsts.append(rank)
     assert firsts == [0, 1, 0, 1]
 

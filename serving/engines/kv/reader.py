@@ -322,11 +322,7 @@ class KvReader:
             raise LoadError(f"its KV at the prefill worker: {fault}")
 
     def _check(self, kv: RemoteKv, load: Load) -> None:
-        """Check that this is the KV of a prompt.
-
-        Raises:
-            ValueError: it is not.
-        """
+        """Check that this is the KV of a prompt."""
         kv.check(num_tokens=load.num_tokens, num_blocks=len(load.keys), block_bytes=self._block_bytes)
 
     def _end(self, load: Load) -> None:

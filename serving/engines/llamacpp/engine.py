@@ -2,11 +2,11 @@
 
 import asyncio
 import ctypes
-import os
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
+from foundation.processes import num_cores
 from serving.engines.guided import guide
 from serving.engines.llamacpp.batch import LlamaBatcher, LlamaJob
 from serving.engines.llamacpp.grammar import gbnf
@@ -42,7 +42,7 @@ class LlamaCpp:
         self._slots = int(given.pop("n_parallel"))
         self._context_length = worker.context_length
         model = {name: given.pop(name) for name in sorted(MODEL_ARGUMENTS & given.keys())}
-        threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        threads = num_cores()
         context = {
             "n_ctx": self._slots * (worker.context_length or DEFAULT_CONTEXT),
             "n_seq_max": self._slots,

@@ -232,11 +232,7 @@ class OpenAiServer:
                 yield answer
 
     def _check(self, request: dict[str, Any], answer: ServerAnswer, said: bytes) -> None:
-        """Raise an error that came as an answer.
-
-        Raises:
-            CallError: it is one.
-        """
+        """Raise an error that came as an answer."""
         if answer.error is not None:
             code = answer.error.code if isinstance(answer.error, Problem) else None
             raise self._failed(request, failure(code if isinstance(code, int) else 500, said))
@@ -245,11 +241,7 @@ class OpenAiServer:
     async def _asking(
         self, method: str, path: str, data: dict[str, Any] | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request, and yield its response if it succeeds.
-
-        Raises:
-            CallError: it does not.
-        """
+        """Send a request, and yield its response if it succeeds."""
         sent: dict[str, Any] = {}
         if data is not None:
             sent = {"data": msgspec.json.encode(data), "headers": {"Content-Type": "application/json"}}

@@ -178,11 +178,7 @@ class SgLang:
             self.traits = dataclasses.replace(self.traits, bootstrap=Bootstrap(params, is_needed=True))
 
     def _check_seed(self, options: dict[str, Any]) -> None:
-        """Refuse a seed that SGLang would ignore.
-
-        Raises:
-            CallError: it would.
-        """
+        """Refuse a seed that SGLang would ignore."""
         has_effect = options.get("temperature") == 0 or self._arguments.get("enable_deterministic_inference")
         if options.get("seed") is not None and not has_effect:
             raise CallError(

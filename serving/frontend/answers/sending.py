@@ -94,8 +94,7 @@ class CompletionResponse(Response):
 
     async def _watch(self, receive: Receive) -> None:
         """Cancel the task when the client is gone; the end of the answer looks the same, but does not count."""
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await until_gone(receive)
         if not self._is_ending and self._task is not None:
             self._task.cancel()
 
@@ -214,3 +213,9 @@ async def together(parts: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def until_gone(receive: Receive) -> None:
+    """Wait until the client has hung up, or the answer is complete."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -3,7 +3,8 @@
 from serving.frontend.api.sse import unescape
 from serving.frontend.shape import AnswerShape
 from serving.model.parsers import answer_parser, required_calls_parser
-from serving.model.parts import AnswerParser, Arguments, CallStart, Part, Reasoning
+from serving.model.parsers.answer import ScriptParser
+from serving.model.parts import Arguments, CallStart, Part, Reasoning
 
 
 class AnswerParts:
@@ -50,7 +51,7 @@ class AnswerParts:
         return wanted
 
 
-def _parser(shape: AnswerShape) -> AnswerParser:
+def _parser(shape: AnswerShape) -> ScriptParser:
     use = shape.use
     if use is not None and use.is_forced:
         return required_calls_parser(use.forced)

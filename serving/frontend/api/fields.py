@@ -69,9 +69,6 @@ def check_within(fields: Mapping[str, msgspec.Raw], type: type[msgspec.Struct]) 
     Args:
         fields: those of the request.
         type: its type. Objects of no type (a tool, a schema) may have any fields.
-
-    Raises:
-        ApiError: there is one.
     """
     for name, info in _with_objects(type).items():
         if name in fields:

@@ -138,11 +138,7 @@ def _field_at_fault(message: str) -> str | None:
 
 
 def check_request(request: OpenAiRequest) -> None:
-    """Reject fields that do not fit together, or that no engine here supports.
-
-    Raises:
-        ApiError: there are some.
-    """
+    """Reject fields that do not fit together, or that no engine here supports."""
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
     if isinstance(request, CompletionRequest):

@@ -34,11 +34,7 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_tools(request: ChatRequest) -> None:
-    """Reject tools and a choice that are not of OpenAI's form, or do not fit together.
-
-    Raises:
-        ApiError: they are not.
-    """
+    """Reject tools and a choice that are not of OpenAI's form, or do not fit together."""
     seen: dict[str, dict[str, Any]] = {}
     for tool in request.tools or ():
         if tool.get("type") != "function":

@@ -200,11 +200,7 @@ async def until_placed(choices: Sequence[Choice]) -> None:
 
 
 def _check_kv_transfer(prepared: Prepared, model: ServedModel, config: FrontendConfig) -> None:
-    """Reject kv_transfer_params if clients may not send them, and requests that the model's workers cannot serve.
-
-    Raises:
-        ApiError: the request is rejected.
-    """
+    """Reject kv_transfer_params if clients may not send them, and requests that the model's workers cannot serve."""
     params, name = prepared.options.kv_transfer_params, "kv_transfer_params"
     if params is not None and not config.allow_kv_transfer_params:
         raise ApiError(400, f"{name} are accepted from clients only with --allow-kv-transfer-params", param=name)

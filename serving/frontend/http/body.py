@@ -44,11 +44,7 @@ class BodyBudget:
         self.num_held -= num_bytes
 
     def check(self, num_bytes: int) -> None:
-        """Check that there is room.
-
-        Raises:
-            ApiError: there is no room.
-        """
+        """Check that there is room."""
         if self.num_held + num_bytes > self._limit:
             message = f"the bodies of other requests fill {self._limit >> 20} MiB; retry later (--max-buffered-mb)"
             raise ApiError(503, message, headers={"connection": "close"})  # the rest of the body is not read
@@ -76,11 +72,7 @@ class Share:
         self._budget.release(self._num_bytes)
 
     def expect(self, size: int) -> None:
-        """Reject a body that there is no room for, before any of it is read.
-
-        Raises:
-            ApiError: there is no room.
-        """
+        """Reject a body that there is no room for, before any of it is read."""
         if size > FREE_BYTES:
             self._budget.check(size - FREE_BYTES)
 
@@ -171,11 +163,7 @@ class _Decoder:
             chunk = self._inflate.unconsumed_tail or self._inflate.unused_data
 
     def end(self) -> None:
-        """Check that nothing is missing.
-
-        Raises:
-            ApiError: the end is.
-        """
+        """Check that nothing is missing."""
         if not self._inflate.eof:
             raise self._broken()
 

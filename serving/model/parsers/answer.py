@@ -188,7 +188,10 @@ def _joined(kind: type[Part], parts: list[Part]) -> list[Part]:
 
 
 class ScriptParser:
-    """Parses an answer as a script says; what follows the script's end is content."""
+    """Splits an answer's text into parts as a script says, in pieces of any length; what follows its end is content.
+
+    The parts do not depend on how the text was cut, except that texts of one kind may come in several parts.
+    """
 
     def __init__(self, answer: ParsedAnswer, script: Script[object]) -> None:
         self._answer = answer
@@ -201,17 +204,17 @@ class ScriptParser:
 
     @property
     def is_thinking(self) -> bool:
-        """See `AnswerParser`."""
+        """Whether the answer is still in its reasoning, after what has been pushed."""
         return self._answer.is_thinking
 
     def push(self, text: str) -> list[Part]:
-        """Return what the next text settles."""
+        """Return what the next text settles; what may be the start of a marker is held back."""
         self._answer.add(text)
         next(self._script, None)
         return self._answer.pop()
 
     def end(self) -> list[Part]:
-        """Return what was held back."""
+        """Return what was held back: the answer has ended."""
         self._answer.close()
         next(self._script, None)
         return self._answer.pop()

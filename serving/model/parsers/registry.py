@@ -12,7 +12,6 @@ from serving.model.parsers.harmony import Harmony
 from serving.model.parsers.required import chosen_name, read_required
 from serving.model.parsers.schema_types import ToolTypes
 from serving.model.parsers.thoughts import Thoughts
-from serving.model.parts import AnswerParser
 
 Tools = Sequence[Mapping[str, Any]]
 
@@ -45,7 +44,7 @@ def check_parsers(tool_calls: str, reasoning: str) -> None:
         )
 
 
-def answer_parser(tool_calls: str, reasoning: str, tools: Tools = (), *, prompt_end: str | None = None) -> AnswerParser:
+def answer_parser(tool_calls: str, reasoning: str, tools: Tools = (), *, prompt_end: str | None = None) -> ScriptParser:
     """Return a parser of one answer.
 
     Args:
@@ -88,7 +87,7 @@ def _noise(form: CallFormat | Thoughts | None) -> tuple[str, ...]:
     return form.noise if isinstance(form, (Thoughts, Harmony)) else ()
 
 
-def required_calls_parser(tool_choice: str | Mapping[str, Any]) -> AnswerParser:
+def required_calls_parser(tool_choice: str | Mapping[str, Any]) -> ScriptParser:
     """Return a parser of one answer that was constrained to `calls_schema` from its start.
 
     Args:

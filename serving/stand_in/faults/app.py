@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.frontend.answers.sending import BEGUN
+from serving.frontend.answers.sending import BEGUN, until_gone
 from serving.frontend.api.errors import ApiError
 from serving.frontend.dialect import Dialect
 from serving.frontend.http.connection import HANG_UP
@@ -67,12 +67,12 @@ class FaultyApp:
             elif fault.kind == "disconnect":
                 faults.count("disconnect")
                 scope[HANG_UP]()
-                await _until_gone(receive)
+                await until_gone(receive)
             elif fault.kind or fault.first_byte_s or faults.config.token is not None:
                 sending = _Sending(fault, faults, scope, receive, send)
                 await (self._error(path, fault) or self._app)(scope, receive, sending)
                 if sending.is_cut:
-                    await _until_gone(receive)
+                    await until_gone(receive)
             else:
                 await self._app(scope, receive, send)
         finally:
@@ -194,13 +194,8 @@ async def _pause(delay_s: float, receive: Receive) -> None:
     """Wait, but not for longer than the client does."""
     if not delay_s:
         return
-    leaving = asyncio.ensure_future(_until_gone(receive))
+    leaving = asyncio.ensure_future(until_gone(receive))
     try:
         await asyncio.wait([leaving], timeout=delay_s)
     finally:
         await cancel_all(leaving)
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

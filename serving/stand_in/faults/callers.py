@@ -19,11 +19,7 @@ OF_CURL = ("", "application/x-www-form-urlencoded")
 
 
 def check_caller(headers: Mapping[str, str], token: str) -> None:
-    """Check that a request may be answered.
-
-    Raises:
-        ApiError: it may not.
-    """
+    """Check that a request may be answered."""
     if not token:
         _check_local(headers)
         return

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from foundation.settings import check_settings
+from foundation.settings import Settings
 from serving.frontend.config import Port
 from serving.stand_in.faults.config import AdminConfig, FaultConfig
 from serving.stand_in.faults.words import read_faults
@@ -12,7 +12,7 @@ TOKEN = "DYNABENCH_ADMIN_TOKEN"  # noqa: S105 (the name of a variable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FaultFlags:
+class FaultFlags(Settings):
     """What goes wrong on purpose."""
 
     fault: tuple[str, ...] = ()
@@ -31,10 +31,6 @@ class FaultFlags:
     admin_token: str = ""
     """Token that callers of that port must send as Authorization: Bearer; needed unless --admin-host is loopback. Environment:
     DYNABENCH_ADMIN_TOKEN."""
-
-    def __post_init__(self) -> None:
-        """Reject invalid values."""
-        check_settings(self)
 
     def faults(self, seed: int) -> FaultConfig:
         """Return the faults; a seed of their own replaces this one.

@@ -16,7 +16,7 @@ from typing import Annotated
 from msgspec import Meta
 from xxhash import xxh3_64_intdigest
 
-from foundation.settings import Count, Share, Wait, check_settings
+from foundation.settings import Count, Settings, Share, Wait
 
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|min|m|h)")
@@ -29,7 +29,7 @@ def drawn(seed: int, purpose: str, key: str | int, place: int = 0) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
+class Times(Settings):
     """A time that is drawn each time."""
 
     low_s: Wait
@@ -42,10 +42,6 @@ class Times:
 
     share: Share = 1.0
     """How often there is one at all."""
-
-    def __post_init__(self) -> None:
-        """Reject invalid values."""
-        check_settings(self)
 
     def time_s(self, seed: int, purpose: str, key: str | int, place: int = 0) -> float:
         """Draw one (s); 0 if there is none this time."""
@@ -67,7 +63,7 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class Moment(Settings):
     """When something happens, counted from when it was asked for."""
 
     num_answers: Count | None = None
@@ -76,25 +72,17 @@ class Moment:
     after_s: Wait | None = None
     """After this time (s)."""
 
-    def __post_init__(self) -> None:
-        """Reject invalid values."""
-        check_settings(self)
-
     def __str__(self) -> str:
         """Write it as it is read."""
         return str(self.num_answers) if self.after_s is None else _time_text(self.after_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stall:
+class Stall(Settings):
     """How often a stream stops, and for how long."""
 
     share: Annotated[float, Meta(ge=0, le=1)]
     time_s: Wait
-
-    def __post_init__(self) -> None:
-        """Reject invalid values."""
-        check_settings(self)
 
     def __str__(self) -> str:
         """Write it as it is read."""

@@ -15,7 +15,6 @@ from serving.stand_in.vllm.dialect import dialect_of
 from serving.stand_in.vllm.metrics.http import Counted
 from serving.stand_in.vllm.metrics.metrics import VllmMetrics
 from serving.stand_in.vllm.paths.front import Everybody, Front
-from serving.stand_in.vllm.paths.handlers import PathHandlers
 from serving.stand_in.vllm.paths.paths import routes
 from serving.stand_in.vllm.queue_limits import QueueLimits
 
@@ -39,7 +38,6 @@ class VllmServer:
         limits = QueueLimits(config.api, engine, calls, metrics)
         dialect = dialect_of(config, models.model, limits.check, metrics.count_tool_call)
         self.answering = Answering(models, FrontendConfig(allow_kv_transfer_params=True), dialect)
-        self.rooms = PathHandlers(config, engine, models, self.answering, metrics)
         self.app = self._app()
 
     def follow(self) -> None:
@@ -52,7 +50,8 @@ class VllmServer:
 
     def _app(self) -> ASGIApp:
         """Return the application: keys come before CORS, as in vLLM, so that a page never reads that its key is wrong."""
-        http, found = self.config.http, routes(self.rooms)
+        http = self.config.http
+        found = routes(self.config, self.engine, self.models, self.answering, self.metrics)
         app = make_app(Starlette(), found, self.answering, Everybody(), open_paths=OPEN_PATHS, is_bare=True)
         app = CORSMiddleware(
             Counted(app, self.metrics.http, found),

@@ -15,10 +15,10 @@ from serving.frontend.answers.answer import ChoiceEvents, Collected
 from serving.frontend.answers.splitting import AnswerParts
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.logprobs import TokenLogprob
-from serving.frontend.api.sse import event, unescape
+from serving.frontend.api.sse import DONE, event, unescape
 from serving.frontend.generation.choice import Choice
 from serving.frontend.shape import AnswerShape
-from serving.stand_in.vllm.answers.errors import DONE, error_event
+from serving.stand_in.vllm.answers.errors import error_event
 from serving.stand_in.vllm.answers.logprobs import Scores, prompt_logprobs, scores
 from serving.stand_in.vllm.answers.parts import VllmDeltas, ids_of, message
 from serving.stand_in.vllm.answers.usage import AnswerSettings, metrics, usage, without_none
@@ -183,7 +183,6 @@ class _Events:
         self.options = prepared.vllm
         self.is_chat = answer.is_chat
         self.logprobs = Scores(is_chat=self.is_chat)
-        self.has_ended = False
         start = _encode(answer.head)[:-1].decode()
         delta = '"delta":{"content":"' if self.is_chat else '"text":"'
         ids = "" if self.is_chat else '"stop_reason":null,"prompt_token_ids":null,'
@@ -211,6 +210,10 @@ class _Events:
                 body += self._event(choice, num_output=0)
         return body
 
+    def last(self) -> bytes:
+        """See `ChoiceEvents`: the last token has said it."""
+        return b""
+
     def _event(
         self, choice: dict[str, Any], *, num_output: int, num_reasoning: int | None = None, **more: Any
     ) -> bytes:
@@ -227,24 +230,25 @@ class _Events:
             found["usage"] = so_far
         return event(found | more)
 
-    def _final(self) -> dict[str, Any]:
-        """Return what only the last event of a choice has."""
+    def _token_event(
+        self, choice: dict[str, Any], place: int, reason: str | None, *, shows_ids: bool = True, **more: Any
+    ) -> bytes:
+        """Return the event of the token at a place, or of the last ones from there on, if that says why it is over."""
+        ids = self.choice.tokens[place : None if reason else place + 1]
+        choice["token_ids"] = ids if shows_ids and self.options.return_token_ids else None
+        num_output = self.choice.num_completion if reason else self.choice.num_before + place + 1
         fingerprint = self.answer.settings.fingerprint
-        return {} if self.answer.has_usage or fingerprint is None else {"system_fingerprint": fingerprint}
+        if reason and not self.answer.has_usage and fingerprint is not None:
+            more["system_fingerprint"] = fingerprint
+        return self._event(choice, num_output=num_output, **more)
 
-    def _scores(self, place: int, count: int = 1) -> dict[str, Any] | None:
-        """Return the log-probabilities of the last tokens from a place on, if they are wanted."""
+    def _scores(self, place: int) -> dict[str, Any] | None:
+        """Return the log-probability of the token at a place of the last ones, if it is wanted."""
         choice = self.choice
         if not choice.logprobs:
             return None
-        found = scores(choice, choice.logprobs, choice.tokens, self.options)[place : place + count]
+        found = scores(choice, choice.logprobs, choice.tokens, self.options)[place : place + 1]
         return self.logprobs.value(found) if found else None
-
-    def _ids(self, place: int, count: int | None = 1) -> list[int] | None:
-        """Return the ids of the last tokens from a place on, if they are wanted."""
-        if not self.options.return_token_ids:
-            return None
-        return self.choice.tokens[place : None if count is None else place + count]
 
 
 class _TextEvents(_Events):
@@ -281,10 +285,6 @@ class _TextEvents(_Events):
             body += self._token(text, count, reason=self.choice.finish_reason)
         return body
 
-    def last(self) -> bytes:
-        """See `ChoiceEvents`: the last token has said it."""
-        return b""
-
     def _token(self, text: str, place: int, reason: str | None = None) -> bytes:
         choice = self.choice
         echo, self._echo = self._echo, None
@@ -300,7 +300,6 @@ class _TextEvents(_Events):
                 logprobs = self.logprobs.value(found)
         shows_prompt = not self._has_begun and (echo is not None or self.options.return_token_ids)
         self._has_begun = True
-        ids = self._ids(place, None if reason else 1)
         found_choice: dict[str, Any] = {"index": self.index}
         if self.is_chat:
             found_choice |= {"delta": {"content": text}, "logprobs": logprobs, "finish_reason": reason}
@@ -310,10 +309,7 @@ class _TextEvents(_Events):
             found_choice |= {"text": text, "logprobs": logprobs, "finish_reason": reason}
             found_choice |= {"stop_reason": stop_reason(choice) if reason else None}
             found_choice |= {"prompt_token_ids": ids_of(choice.prompt) if shows_prompt else None}
-        num_output = choice.num_completion if reason else choice.num_before + place + 1
-        return self._event(
-            found_choice | {"token_ids": ids}, num_output=num_output, **(self._final() if reason else {})
-        )
+        return self._token_event(found_choice, place, reason)
 
 
 class _PartEvents(_Events):
@@ -351,10 +347,6 @@ class _PartEvents(_Events):
         if self._is_searched and not self._parts.is_thinking:
             self.answer.count_search(is_streamed=True, has_called=any("tool_calls" in delta for delta in deltas))
 
-    def last(self) -> bytes:
-        """See `ChoiceEvents`: the last token has said it."""
-        return b""
-
     def _emit(self, deltas: Sequence[dict[str, Any]], place: int) -> bytes:
         found = list(deltas) or ([{}] if self._shows_all else [])
         return b"".join(self._delta(delta, place, is_first=not number) for number, delta in enumerate(found))
@@ -367,21 +359,13 @@ class _PartEvents(_Events):
         )
 
     def _delta(self, delta: dict[str, Any], place: int, *, is_first: bool, reason: str | None = None) -> bytes:
-        choice = self.choice
         shows = is_first and not self._is_hidden
         found: dict[str, Any] = {"index": self.index, "delta": delta}
         found |= {"logprobs": self._scores(place) if shows else None, "finish_reason": reason}
         if reason:
-            found["stop_reason"] = stop_reason(choice)
-        ids = self._ids(place, None if reason else 1) if shows else None
-        num_output = choice.num_completion if reason else choice.num_before + place + 1
-        has_reasoning = self.answer.settings.api.reasoning_parser
-        return self._event(
-            found | {"token_ids": ids},
-            num_output=num_output,
-            num_reasoning=self._parts.num_reasoning if has_reasoning else None,
-            **(self._final() if reason else {}),
-        )
+            found["stop_reason"] = stop_reason(self.choice)
+        num_reasoning = self._parts.num_reasoning if self.answer.settings.api.reasoning_parser else None
+        return self._token_event(found, place, reason, shows_ids=shows, num_reasoning=num_reasoning)
 
 
 def stop_reason(choice: Choice) -> int | str | None:

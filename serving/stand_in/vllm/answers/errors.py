@@ -8,6 +8,7 @@ import msgspec
 from starlette.responses import Response
 
 from serving.frontend.api.errors import ApiError, NoRouteError
+from serving.frontend.api.sse import DONE, event
 
 INVALID = "invalid"
 """Code of an error in a field that pydantic found: vLLM calls its type by the phrase of the status."""
@@ -20,8 +21,6 @@ BUSY = "busy"
 
 UNREADABLE = "unreadable"
 """Code of a body that is no text."""
-
-DONE = b"data: [DONE]\n\n"
 
 TYPES = {
     400: "BadRequestError",
@@ -91,7 +90,7 @@ def error_object(error: ApiError) -> dict[str, Any]:
 
 def error_event(error: ApiError) -> bytes:
     """Return the last events of a stream that has failed."""
-    return b"data: " + msgspec.json.encode(error_object(error)) + b"\n\n" + DONE
+    return event(error_object(error)) + DONE
 
 
 def error_response(path: str, error: ApiError) -> Response:

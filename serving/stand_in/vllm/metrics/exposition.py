@@ -10,8 +10,8 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
+from serving.frontend.series import Collected, Histogram, Labels
 from serving.stand_in.vllm.metrics.families import ENGINE, MODEL, Family
-from serving.stand_in.vllm.metrics.series import Histogram, Labels
 
 Values = Mapping[str, Mapping[Labels, float]]
 """Values of gauges and counters: by the family's name, and by the labels that the family has of its own."""
@@ -25,7 +25,7 @@ def exposition(families: Iterable[Metric]) -> bytes:
     GCCollector(registry)
     PlatformCollector(registry)
     ProcessCollector(registry=registry)
-    registry.register(_Collected(list(families)))
+    registry.register(Collected(list(families)))
     return generate_latest(registry)
 
 
@@ -77,11 +77,3 @@ def _places(family: Family, engines: Mapping[int, tuple[Values, Histograms]]) ->
 
 def _written(bound: float) -> str:
     return str(floatToGoString(bound))  # type: ignore[no-untyped-call]
-
-
-class _Collected:
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> list[Metric]:
-        return self._families

@@ -10,9 +10,9 @@ from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.frontend.application import Route
-from serving.stand_in.vllm.metrics.buckets import HTTP_COARSE_S, HTTP_S
+from serving.frontend.series import Histogram, Labels
 from serving.stand_in.vllm.metrics.exposition import add_histogram
-from serving.stand_in.vllm.metrics.series import Histogram, Labels
+from serving.stand_in.vllm.metrics.families import table
 
 UNCOUNTED = ("/metrics", "/health", "/load", "/ping", "/version", "/server_info")
 """Paths with one of these in them are not counted; that is also true of /v1/load_lora_adapter."""
@@ -55,7 +55,7 @@ class HttpCounts:
         self._requests: dict[Labels, int] = {}
         self._sizes: dict[str, list[float]] = {}
         """For each handler: how many requests, bytes of their bodies, bytes of the answers."""
-        self._all = Histogram(HTTP_S)
+        self._all = Histogram(table().buckets["http_s"])
         self._by_handler: dict[Labels, Histogram] = {}
 
     def count(self, handler: str, method: str, status: int, seconds: float, num_in: int, num_out: int) -> None:
@@ -70,7 +70,7 @@ class HttpCounts:
             sizes[place] += more
         self._all.observe(seconds)
         if series[:2] not in self._by_handler:
-            self._by_handler[series[:2]] = Histogram(HTTP_COARSE_S)
+            self._by_handler[series[:2]] = Histogram(table().buckets["http_coarse_s"])
         self._by_handler[series[:2]].observe(seconds)
 
     def families(self) -> Iterator[Metric]:

@@ -6,22 +6,14 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 
 from serving.engines.mock.engine import Mocker
+from serving.frontend.series import Series
 from serving.stand_in.config import StandInConfig
 from serving.stand_in.vllm.metrics.adapters import AdaptersInUse
 from serving.stand_in.vllm.metrics.cache_config import cache_config_labels, num_gpu_blocks
 from serving.stand_in.vllm.metrics.exposition import Histograms, Values, exposition, metric_of
-from serving.stand_in.vllm.metrics.families import (
-    ADAPTERS,
-    CACHE_CONFIG,
-    ENGINE,
-    LORA,
-    TOOL_CALLS,
-    MetricSettings,
-    families,
-)
+from serving.stand_in.vllm.metrics.families import CACHE_CONFIG, ENGINE, LORA, Family, MetricSettings, families, table
 from serving.stand_in.vllm.metrics.http import HttpCounts
 from serving.stand_in.vllm.metrics.recorder import Recorder
-from serving.stand_in.vllm.metrics.series import EngineSeries
 from serving.stand_in.vllm.metrics.state import copies_of, sleep_state, state_of, transfers_of
 from serving.stand_in.vllm.metrics.stats_log import StatsLog
 
@@ -54,12 +46,12 @@ class VllmMetrics:
         self._shown = shown_by(config, max_model_len)
         self._families = families(self._shown)
         self._adapters = None if config.lora is None else AdaptersInUse(config.lora.max_loras)
-        self._server = EngineSeries({})
+        self._server = Series({})
         self._engine: Mocker | None = None
         bounds = {each.name: each.bounds for each in self._families if each.kind == "histogram" and not each.own}
         count, interval_s = config.engine.dp_size if config.logs.has_stats else 0, config.logs.stats_interval_s
         self.stats_log = StatsLog(interval_s) if interval_s and count else None
-        self._recorders = [Recorder(EngineSeries(bounds), self._adapters, self.stats_log) for _ in range(count)]
+        self._recorders = [Recorder(Series(bounds), self._adapters, self.stats_log) for _ in range(count)]
 
     def observe(self, engine: Mocker) -> None:
         """Have the ranks of an engine observed; they do not run yet."""
@@ -81,12 +73,12 @@ class VllmMetrics:
 
     def count_rejection(self, limit: str) -> None:
         """Count a request that is turned away because of a limit, by vLLM's name of it."""
-        self._server.count("vllm:admission_rejections", 1, limit)
+        self._server.count("vllm:admission_rejections", limit)
 
     def count_tool_call(self, request_type: str, *, is_streamed: bool, has_called: bool) -> None:
         """Count a search for tool calls: of an answer, or of a piece of a streamed one."""
         mode, outcome = "streaming" if is_streamed else "non_streaming", "tool_call" if has_called else "no_tool_call"
-        self._server.count("vllm:tool_call_parser_invocations", 1, mode, outcome, request_type)
+        self._server.count("vllm:tool_call_parser_invocations", mode, outcome, request_type)
 
     def text(self) -> bytes:
         """Return all metrics as text."""
@@ -96,15 +88,15 @@ class VllmMetrics:
         model = self._config.served_model_names[0]
         engines = {self._config.ranks.first + rank: self._of_rank(rank) for rank in range(len(self._recorders))}
         for family in self._families:
-            if family is LORA:
-                yield self._lora()
+            if family.name == LORA:
+                yield self._lora(family)
             else:
                 yield metric_of(family, model, engines, self.created_s)
         if engines:
             yield self._cache_config()
         yield from self.http.families()
         if self._shown.has_tool_calls:
-            yield metric_of(TOOL_CALLS, model, {0: (self._server.counters, {})}, self.created_s)
+            yield metric_of(table().tool_calls, model, {0: (self._server.counters, {})}, self.created_s)
 
     def _of_rank(self, number: int) -> tuple[Values, Histograms]:
         engine, recorder = self._engine, self._recorders[number]
@@ -139,10 +131,10 @@ class VllmMetrics:
             metric.add_sample(CACHE_CONFIG, labels | {ENGINE: str(self._config.ranks.first + number)}, 1)
         return metric
 
-    def _lora(self) -> Metric:
+    def _lora(self, family: Family) -> Metric:
         assert self._adapters is not None
-        metric = Metric(LORA.name, LORA.text, "gauge")
+        metric = Metric(family.name, family.text, family.kind)
         for names, at in self._adapters.seen_s.items():
-            labels = dict(zip(ADAPTERS, (str(self._adapters.max_loras), names, names), strict=True))
-            metric.add_sample(LORA.name, labels, at)
+            labels = dict(zip(family.own, (str(self._adapters.max_loras), names, names), strict=True))
+            metric.add_sample(family.name, labels, at)
         return metric

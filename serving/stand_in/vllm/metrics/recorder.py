@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from serving.engines.mock.live import Live
 from serving.engines.mock.observer import Gaps
+from serving.frontend.series import Series
 from serving.stand_in.vllm.metrics.adapters import AdaptersInUse
-from serving.stand_in.vllm.metrics.series import EngineSeries
 from serving.stand_in.vllm.metrics.stats_log import StatsLog
 from serving.worker.protocol import PreprocessedRequest
 
@@ -44,7 +44,7 @@ class Recorder:
 
     def __init__(
         self,
-        series: EngineSeries,
+        series: Series,
         adapters: AdaptersInUse | None,
         stats_log: StatsLog | None = None,
     ) -> None:
@@ -88,7 +88,7 @@ class Recorder:
             if live.sequence.num_preemptions:
                 self._count_preemptions(live)
         if num_tokens or prefilled or finished:
-            self.series.count("vllm:generation_tokens", num_tokens)
+            self.series.count("vllm:generation_tokens", by=num_tokens)
             self.series.observe("vllm:iteration_tokens_total", num_computed + num_tokens)
         for live in finished:
             self._count_finished(live)
@@ -120,11 +120,11 @@ class Recorder:
         local, external = sources_of(live)
         computed = num_prompt - local - external
         series.observe("vllm:time_to_first_token_seconds", time.monotonic() - live.arrival_s)
-        series.count("vllm:prompt_tokens", num_prompt)
-        series.count("vllm:prompt_tokens_by_source", computed, "local_compute")
-        series.count("vllm:prompt_tokens_by_source", local, "local_cache_hit")
-        series.count("vllm:prompt_tokens_by_source", external, "external_kv_transfer")
-        series.count("vllm:prompt_tokens_cached", local + external)
+        series.count("vllm:prompt_tokens", by=num_prompt)
+        series.count("vllm:prompt_tokens_by_source", "local_compute", by=computed)
+        series.count("vllm:prompt_tokens_by_source", "local_cache_hit", by=local)
+        series.count("vllm:prompt_tokens_by_source", "external_kv_transfer", by=external)
+        series.count("vllm:prompt_tokens_cached", by=local + external)
         if live.load is not None and live.load.error is None:
             self._count_transfer(live)
         if self._adapters is not None and live in self._asked:
@@ -145,7 +145,7 @@ class Recorder:
         """Count preemptions of a request since it last got a token: vLLM's frontend hears of them with the next one."""
         before, now = self._num_preemptions.get(live, 0), live.sequence.num_preemptions
         if now > before:
-            self.series.count("vllm:num_preemptions", now - before)
+            self.series.count("vllm:num_preemptions", by=now - before)
             self._num_preemptions[live] = now
 
     def _count_finished(self, live: Live) -> None:
@@ -170,7 +170,7 @@ class Recorder:
             return
         series, sequence = self.series, live.sequence
         self._count_preemptions(live)
-        series.count("vllm:request_success", 1, reason)
+        series.count("vllm:request_success", reason)
         self._count_times(live, num_tokens)
         series.observe("vllm:request_num_preemptions", self._num_preemptions.get(live, 0))
         series.observe("vllm:request_prefill_kv_computed_tokens", sequence.num_prompt - live.num_cached)

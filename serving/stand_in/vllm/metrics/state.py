@@ -2,8 +2,10 @@
 
 from serving.engines.mock.rank import MockEngine
 from serving.stand_in.vllm.metrics.exposition import Values
-from serving.stand_in.vllm.metrics.families import STAGES
 from serving.worker.engine import EngineLoad, KvTier
+
+STAGES = ("waiting_to_start", "in_progress", "completed_waiting")
+"""Of waiting requests whose KV is loaded."""
 
 
 def state_of(rank: MockEngine, *, has_connector: bool) -> Values:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from serving.engines.mock.rank import MockEngine
-from serving.stand_in.vllm.metrics.series import EngineSeries
+from serving.frontend.series import Series
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class StatsTotals(NamedTuple):
         return StatsTotals(*(now - then for now, then in zip(self, before, strict=True)))
 
 
-def totals_of(rank: MockEngine, series: EngineSeries) -> StatsTotals:
+def totals_of(rank: MockEngine, series: Series) -> StatsTotals:
     """Return what an engine has counted."""
     found = rank.look_ups
     return StatsTotals(
@@ -51,7 +51,7 @@ def totals_of(rank: MockEngine, series: EngineSeries) -> StatsTotals:
 class EngineStats:
     """The lines of one engine."""
 
-    def __init__(self, number: int, rank: MockEngine, series: EngineSeries) -> None:
+    def __init__(self, number: int, rank: MockEngine, series: Series) -> None:
         self._number = number
         self._rank = rank
         self._series = series
@@ -102,7 +102,7 @@ class StatsLog:
         """Whether there will be another line."""
         return self._timer is not None
 
-    def follow(self, engines: Mapping[int, tuple[MockEngine, EngineSeries]]) -> None:
+    def follow(self, engines: Mapping[int, tuple[MockEngine, Series]]) -> None:
         """Log these from now on, by their numbers."""
         self._engines = [EngineStats(number, rank, series) for number, (rank, series) in engines.items()]
 

@@ -93,11 +93,7 @@ def whole_number(request: Request, name: str, least: int, most: int, default: in
 
 
 def check_is_json(request: Request) -> None:
-    """Check that a body says that it is JSON.
-
-    Raises:
-        ApiError: it does not.
-    """
+    """Check that a body says that it is JSON."""
     media_type = request.headers.get("content-type", "").partition(";")[0].lower()
     if media_type != "application/json":
         problem = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"

@@ -33,7 +33,7 @@ class Adapters:
         Raises:
             ValueError: one of them cannot be loaded.
         """
-        self._config = config
+        self._max_rank = config.max_lora_rank
         self._models = models
         self._num_loaded = 0
         for module in config.modules:
@@ -41,11 +41,6 @@ class Adapters:
                 self.load(module.name, module.path, base=module.base_model_name)
             except RefusedError as refused:
                 raise ValueError(f"--lora-modules {module.name}={module.path}: {refused}") from None
-
-    @property
-    def may_change(self) -> bool:
-        """Whether adapters can be loaded and unloaded over HTTP."""
-        return self._config.may_change
 
     def load(self, name: str, path: str, *, in_place: bool = False, base: str | None = None) -> None:
         """Load an adapter; in place, it may replace one of the same name.
@@ -61,7 +56,7 @@ class Adapters:
         if name in models.adapters and not in_place:
             message = f"The lora adapter {name!r} is loaded already; to replace it, set 'load_inplace' to true."
             raise RefusedError(400, "InvalidUserInput", message)
-        _check_path(name, path, self._config.max_lora_rank)
+        _check_path(name, path, self._max_rank)
         model = models.model
         previous = models.adapters.get(name)
         if previous is None:

@@ -21,11 +21,7 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 def check_raw(body: dict[str, Any], *, is_chat: bool) -> None:
-    """Refuse what vLLM refuses before it looks at types.
-
-    Raises:
-        ApiError: there is such a thing.
-    """
+    """Refuse what vLLM refuses before it looks at types."""
     _check_salt(body.get("cache_salt"))
     if body.get("stream_options") and not body.get("stream"):
         raise refused("Stream options are for answers with `stream=True`.", "stream_options")
@@ -45,11 +41,7 @@ def check_raw(body: dict[str, Any], *, is_chat: bool) -> None:
 
 
 def check_sampling(request: Sampling, limit: int | None, answers: int) -> None:
-    """Refuse values out of range; `limit` is the number of tokens that the answer may have.
-
-    Raises:
-        ApiError: there is one.
-    """
+    """Refuse values out of range; `limit` is the number of tokens that the answer may have."""
     if answers < 1:
         raise refused(f"n must be at least 1, got {answers}.")
     if answers > MAX_CHOICES:
@@ -73,11 +65,7 @@ def check_sampling(request: Sampling, limit: int | None, answers: int) -> None:
 
 
 def check_engine(request: Sampling, num_logprobs: int | None, *, max_logprobs: int, vocabulary: int | None) -> None:
-    """Refuse what only vLLM's engine refuses, which happens after an answer that is streamed has begun.
-
-    Raises:
-        ApiError: there is such a thing.
-    """
+    """Refuse what only vLLM's engine refuses, which happens after an answer that is streamed has begun."""
     _check_count("sample", "logprobs", num_logprobs, max_logprobs, vocabulary)
     scored = request.logprob_token_ids
     if scored is not None and len(scored) > MAX_SCORED:
@@ -93,22 +81,14 @@ def check_engine(request: Sampling, num_logprobs: int | None, *, max_logprobs: i
 
 
 def check_bias(request: Sampling) -> None:
-    """Refuse keys that are no token ids.
-
-    Raises:
-        ApiError: there is one.
-    """
+    """Refuse keys that are no token ids."""
     strange = [key for key in request.logit_bias or () if not _is_number(key)]
     if strange:
         raise refused(f"logit_bias has keys that are no token ids: {strange!r}", "logit_bias", strange)
 
 
 def check_choice(request: Chat, *, has_parser: bool, is_auto: bool) -> None:
-    """Refuse a choice of tools for which the server has no parser.
-
-    Raises:
-        ApiError: it is one.
-    """
+    """Refuse a choice of tools for which the server has no parser."""
     choice = request.tool_choice
     if has_parser or choice in (None, "none"):
         return
@@ -249,11 +229,7 @@ def _check_count(what: str, name: str, count: int | None, most: int, vocabulary:
 
 
 def check_known(name: str, tokens: list[int], vocabulary: int | None) -> None:
-    """Refuse tokens that the model does not have.
-
-    Raises:
-        ApiError: there is one.
-    """
+    """Refuse tokens that the model does not have."""
     unknown = [token for token in tokens if token < 0 or (vocabulary is not None and token >= vocabulary)]
     if unknown:
         raise refused(f"{name} has token ids {unknown} out of the vocabulary of {vocabulary}", name, unknown)

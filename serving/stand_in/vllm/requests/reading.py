@@ -227,11 +227,7 @@ def _renamed(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_handover(params: dict[str, Any] | None) -> None:
-    """Refuse parameters that cannot travel to an engine.
-
-    Raises:
-        ApiError: they cannot.
-    """
+    """Refuse parameters that cannot travel to an engine."""
     try:
         msgspec.msgpack.encode(params)
     except OverflowError as error:
@@ -240,11 +236,7 @@ def _check_handover(params: dict[str, Any] | None) -> None:
 
 
 def _check_parts(content: Any, model: str) -> None:
-    """Refuse parts of a message that are not text.
-
-    Raises:
-        ApiError: there is one.
-    """
+    """Refuse parts of a message that are not text."""
     for part in content if isinstance(content, list) else ():
         kind = part.get("type") if isinstance(part, dict) else None
         if kind in ("image_url", "input_audio", "video_url", "audio_url", "image_embeds", "audio_embeds"):

@@ -228,11 +228,7 @@ def _fitted(engine: EngineConfig, timing: TimingConfig, *, may_shorten: bool) ->
 
 
 def check_experts(timing: TimingConfig, ranks: RanksConfig, num_ranks: int) -> None:
-    """Refuse ranks whose steps depend on other ranks in a way that is not simulated.
-
-    Raises:
-        ValueError: they do.
-    """
+    """Refuse ranks whose steps depend on other ranks in a way that is not simulated."""
     if ranks.size == 1 or timing.model is None:
         return
     has_experts = timing.shape.num_experts > 0

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +86,7 @@ def stand_in_config(
 
 
 def refuse(given: Mapping[str, Any], own: SimulationConfig) -> None:
-    """Refuse an argument that cannot be honoured.
-
-    Raises:
-        ValueError: there is one.
-    """
+    """Refuse an argument that cannot be honoured."""
     for name, value in differing(given).items():
         kind, why = treatments()[name]
         if kind == "refused" or (kind == "refused with --gpu" and own.predicts):
@@ -134,20 +131,20 @@ def _model_path(given: Mapping[str, Any]) -> str:
 
 def _http(given: Mapping[str, Any], environment: Mapping[str, str]) -> HttpConfig:
     keys = given.get("api_key") or [environment.get("VLLM_API_KEY", "")]
-    return HttpConfig(
-        host=given.get("host") or "",
-        port=given.get("port", 8000),
-        uds=given.get("uds") or "",
-        tls=_tls(given),
-        api_keys=tuple(filter(None, keys)),
-        root_path=given.get("root_path") or "",
-        allowed_origins=_strings(given, "allowed_origins", ()),
-        allowed_methods=_strings(given, "allowed_methods", ("*",)),
-        allowed_headers=_strings(given, "allowed_headers", ("*",)),
-        has_docs=not given.get("disable_fastapi_docs", False),
-        shutdown_timeout_s=given.get("shutdown_timeout", 0),
-        **_same(given, "allow_credentials", "enable_request_id_headers"),
-    )
+    made = {
+        "host": given.get("host") or "",
+        "uds": given.get("uds") or "",
+        "tls": _tls(given),
+        "api_keys": tuple(filter(None, keys)),
+        "root_path": given.get("root_path") or "",
+        "has_docs": not given.get("disable_fastapi_docs", False),
+        "shutdown_timeout_s": given.get("shutdown_timeout", 0),
+    }
+    origins = {name: _strings(given, name) for name in ORIGINS if name in given}
+    return HttpConfig(**_same(given, HttpConfig) | made | origins)
+
+
+ORIGINS = ("allowed_origins", "allowed_methods", "allowed_headers")
 
 
 def _tls(given: Mapping[str, Any]) -> TlsConfig | None:
@@ -165,10 +162,8 @@ def _tls(given: Mapping[str, Any]) -> TlsConfig | None:
     )
 
 
-def _strings(given: Mapping[str, Any], name: str, default: tuple[str, ...]) -> tuple[str, ...]:
+def _strings(given: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """Return a list that is given as JSON."""
-    if name not in given:
-        return default
     found = given[name]
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
         raise ValueError(f'{arguments()[name].flag} {json.dumps(found)}: expected a JSON list such as ["*"]')
@@ -179,36 +174,20 @@ def _api(given: Mapping[str, Any]) -> ApiConfig:
     kwargs = given.get("default_chat_template_kwargs") or {}
     if not isinstance(kwargs, dict):
         raise ValueError(f"--default-chat-template-kwargs {json.dumps(kwargs)}: expected a JSON object")
-    return ApiConfig(
-        chat_template=given.get("chat_template") or "",
-        default_chat_template_kwargs=kwargs,
-        tool_call_parser=given.get("tool_call_parser") or "",
-        reasoning_parser=_reasoning_parser(given),
-        fingerprint_value=given.get("fingerprint_value") or "",
-        sampling_defaults=_sampling_defaults(given),
-        **_same(
-            given,
-            "trust_request_chat_template",
-            "response_role",
-            "enable_auto_tool_choice",
-            "exclude_tools_when_tool_choice_none",
-            "max_logprobs",
-            "max_num_queued_reqs",
-            "max_num_queued_tokens",
-            "return_tokens_as_token_ids",
-            "enable_prompt_tokens_details",
-            "enable_force_include_usage",
-            "enable_per_request_metrics",
-            "enable_server_load_tracking",
-            "enable_tokenizer_info_endpoint",
-            "fingerprint_mode",
-        ),
-    )
+    made = {
+        "chat_template": given.get("chat_template") or "",
+        "default_chat_template_kwargs": kwargs,
+        "tool_call_parser": given.get("tool_call_parser") or "",
+        "reasoning_parser": _reasoning_parser(given),
+        "fingerprint_value": given.get("fingerprint_value") or "",
+        "sampling_defaults": _sampling_defaults(given),
+    }
+    return ApiConfig(**_same(given, ApiConfig) | made)
 
 
-def _same(given: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return the arguments with the names of our settings."""
-    return {name: given[name] for name in names if name in given}
+def _same(given: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """Return the arguments that have the names of some settings."""
+    return {each.name: given[each.name] for each in fields(kind) if each.name in given}
 
 
 def _reasoning_parser(given: Mapping[str, Any]) -> str:
@@ -274,7 +253,7 @@ def _lora(given: Mapping[str, Any], environment: Mapping[str, str]) -> LoraConfi
     return LoraConfig(
         modules=tuple(LoraModule(**{name: each[name] for name in NAMES if name in each}) for each in modules),
         may_change=environment.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").strip().lower() in TRUE,
-        **_same(given, "max_loras", "max_lora_rank"),
+        **_same(given, LoraConfig),
     )
 
 
