@@ -85,7 +85,7 @@ class VllmCore(Scheduler):
         """See `Core`."""
         return [*self.running, *self.holding, *self.queued()]
 
-    def view(self, *, is_locked: bool) -> View:
+    def view(self) -> View:
         """See `Core`."""
         num_loading = sum([each.state == LOADING for each in self.holding])
         return View(
@@ -99,7 +99,6 @@ class VllmCore(Scheduler):
             num_blocks=self.pool.num_blocks,
             num_free_blocks=self.pool.num_free,
             is_copying=self._is_copying,
-            is_locked=is_locked,
         )
 
     def backlog(self) -> Backlog:
