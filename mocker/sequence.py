@@ -1,6 +1,4 @@
-"""A request inside the engine, and the runs of cached blocks that it and others hold."""
-
-from __future__ import annotations
+"""A request inside the engine."""
 
 from mocker.chain import BlockChain
 from mocker.position import Position
@@ -38,7 +36,6 @@ class Sequence(Position):
         "payload",
         "priority",
         "reads_cache",
-        "runs",
         "state",
         "stop_after",
         "store_tokens",
@@ -102,7 +99,6 @@ class Sequence(Position):
         self.num_more_blocks = 0  # that it holds while it has blocks, for layers that do not keep all tokens
         self.num_more_held = 0
         self.num_cached_blocks = 0
-        self.runs: list[BlockRun] = []
         self.cached_tokens = 0  # of its prompt, when it was first admitted
         self.host_tokens = self.disk_tokens = self.store_tokens = 0  # those of them that came from beyond the GPU
         self.num_preemptions = 0
@@ -126,41 +122,3 @@ class Sequence(Position):
 
     def __repr__(self) -> str:
         return f"Sequence({self.id!r}, prompt={self.num_prompt}, max_tokens={self.max_tokens})"
-
-
-class BlockRun:
-    """Physical blocks with blocks `start` to `stop` of a chain, held and evicted together.
-
-    `holders` are the sequences that use them, in order of arrival (a dict for its order; an unheld run
-    waits in the free queue). Of several copies of one content the oldest is `primary`: the one found.
-    A `sealed` run does not grow, as blocks of other sequences may follow its end.
-    """
-
-    __slots__ = ("chain", "holders", "primary", "sealed", "start", "stop", "watches")
-
-    def __init__(self, chain: BlockChain, start: int, stop: int, *, primary: bool = True) -> None:
-        self.chain = chain
-        self.start = start
-        self.stop = stop
-        self.holders: dict[Sequence, None] = {}
-        self.primary = primary
-        self.sealed = False
-        self.watches: list[BlockWatch] = UNWATCHED
-
-    def __repr__(self) -> str:
-        return f"Run({self.start}:{self.stop}, holders={len(self.holders)}, primary={self.primary})"
-
-
-class BlockWatch:
-    """Whether blocks that a sequence left are reused, by eviction or by sharing, while something still reads them."""
-
-    __slots__ = ("is_on", "sequence", "taken")
-
-    def __init__(self, sequence: Sequence) -> None:
-        self.sequence = sequence
-        self.is_on = True
-        self.taken: list[tuple[int, int]] = []
-        """Blocks of its chain, from the first to before the second, that were reused since this was emptied."""
-
-
-UNWATCHED: list[BlockWatch] = []  # shared, never changed
