@@ -24,6 +24,7 @@ others are copies, listed in `_copies`; if a primary run loses blocks, the oldes
 from collections import OrderedDict
 from collections.abc import Hashable
 
+from foundation.galloping import num_held
 from mocker.chain import BlockChain
 from mocker.events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored
 from mocker.sequence import Sequence
@@ -58,23 +59,11 @@ class BlockPool:
     def lookup(self, chain: BlockChain, limit: int) -> int:
         """Count the leading blocks of a chain that are cached, at most `limit`."""
         index, ids = self._index, chain.ids
-        if limit <= 0 or ids[0] not in index:
+        num_ids = num_held(index, ids, chain.index_of(limit - 1) + 1) if limit > 0 else 0
+        if not num_ids:
             return 0
-        low, high, stride = 0, chain.index_of(limit - 1) + 1, 1  # ids[low] is cached; gallop, then bisect
-        while low + stride < high:
-            if ids[low + stride] not in index:
-                high = low + stride
-                break
-            low += stride
-            stride *= 2
-        while low + 1 < high:
-            middle = (low + high) // 2
-            if ids[middle] in index:
-                low = middle
-            else:
-                high = middle
-        end = chain.first_block(low + 1) if low + 1 < len(ids) else limit
-        run = index[ids[low]]
+        end = chain.first_block(num_ids) if num_ids < len(ids) else limit
+        run = index[ids[num_ids - 1]]
         while (stop := _common_stop(run, chain)) < end and (following := index.get(chain.key(stop))) is not None:
             run = following
         return min(stop, end, limit)
