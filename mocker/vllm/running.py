@@ -173,7 +173,7 @@ class Running:
         is_dropped &= (sequence.decoding or sequence in self.ending) and sequence not in self.starved
         if sequence.decoding:
             computed = sequence.computed(self.iteration)
-            sequence.num_known = computed + 1 - int(is_dropped)
+            sequence.num_known = sequence.known(self.iteration) - int(is_dropped)
             if sequence.last_iteration < self.iteration and not is_dropped:
                 self.ending.append(sequence)
             else:
@@ -271,4 +271,4 @@ class Running:
             return sequence.num_total - 1
         if not sequence.decoding:
             return sequence.num_known
-        return max(sequence.computed(self.num_ended) + 1 + num_starved, sequence.num_known)
+        return max(sequence.known(self.num_ended) + num_starved, sequence.num_known)
