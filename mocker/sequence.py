@@ -51,12 +51,10 @@ class Sequence(Position):
         chain: BlockChain,
         stop_after: int | None = None,
         is_remote_prefill: bool = False,
-        is_token_shipped: bool = False,
         is_remote_decode: bool = False,
         priority: int = 0,
         arrival: float = 0.0,
         adapter: str = "",
-        payload: object = None,
     ) -> None:
         """Describe a request.
 
@@ -68,13 +66,10 @@ class Sequence(Position):
             stop_after: number of the output token (the first is 1) that is EOS or a stop token; the scheduler learns it
                 only when that is computed (None: there is none).
             is_remote_prefill: another engine has computed the prompt; its KV is loaded from there.
-            is_token_shipped: the first token of the answer comes with that KV (SGLang, TensorRT-LLM); else the last token of
-                the prompt is computed here again, which produces it (vLLM).
             is_remote_decode: another engine will decode; it reads the prompt's KV here, and then reports that.
             priority: smaller goes first.
             arrival: breaks ties of priority (s).
             adapter: the LoRA adapter that it runs with ("": none).
-            payload: for the caller's use.
         """
         num_limit = num_prompt + max_tokens
         super().__init__(num_prompt, num_limit if stop_after is None else min(num_prompt + stop_after, num_limit))
@@ -85,10 +80,12 @@ class Sequence(Position):
         self.priority = priority
         self.arrival = arrival
         self.adapter = adapter
-        self.payload = payload
+        self.payload: object = None  # for the caller's use
         self.stop_after = stop_after
         self.is_remote_prefill = is_remote_prefill  # until its KV is requested, which happens once
-        self.is_token_shipped = is_token_shipped and is_remote_prefill
+        self.is_token_shipped = False
+        """Whether the first token of the answer comes with that KV (SGLang, TensorRT-LLM); else the last token of the
+        prompt is computed here again, which produces it (vLLM)."""
         self.is_remote_decode = is_remote_decode
         self.reads_cache = True  # False: its whole prompt is computed, because log-probabilities of it are wanted
         self.is_failed = False  # its KV could not be loaded

@@ -104,19 +104,20 @@ def make(config, request, blocks_per_id):
     is_turned = config.kv_role == "kv_both" and number % 2 == 0  # it loads, others hand over
     own = [("own", group, depth, number % 5, place) for place in range(len(shared), -(-full // blocks_per_id))]
     chain = BlockChain((shared + own)[: -(-full // blocks_per_id)], full, blocks_per_id=blocks_per_id)
-    return Sequence(
+    sequence = Sequence(
         number,
         num_prompt=prompt,
         max_tokens=min(output, (config.num_gpu_blocks - 2) * size // 2),
         stop_after=stop,
         is_remote_prefill=transfer_s is not None and (config.kv_role == "kv_consumer" or is_turned),
-        is_token_shipped=number % 3 == 0,
         is_remote_decode=transfer_s is not None and config.is_kv_producer and not is_turned,
-        payload=request,
         chain=chain,
         priority=priority,
         arrival=now + number / 1e9,
     )
+    sequence.is_token_shipped = sequence.is_remote_prefill and number % 3 == 0
+    sequence.payload = request
+    return sequence
 
 
 def drive(
