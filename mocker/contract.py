@@ -78,8 +78,6 @@ class View(NamedTuple):
     """KV blocks that can hold tokens."""
     num_free_blocks: int
     """Those of them that could be allocated now."""
-    is_copying: bool
-    """Whether KV is being copied to or from host memory, or fetched from a tier behind it."""
 
     @property
     def num_waiting(self) -> int:
