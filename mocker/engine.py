@@ -49,17 +49,7 @@ class Engine:
         kv_events: bool = True,
         ordered_events: bool = True,
     ) -> None:
-        """Lay out the iterations of an idle core.
-
-        Args:
-            config: its settings.
-            core: decides what is computed.
-            timing: the step-time model.
-            host: its host memory, if it keeps KV there.
-            kv_events: whether the core keeps KV events.
-            ordered_events: inside a leap, put events in the exact order of the real engine (at a cost per block) instead
-                of one sequence after another.
-        """
+        """Lay out the iterations of an idle core; see `new_engine` for the arguments."""
         self.config = config
         self._core = core
         self.effects = core.effects
@@ -354,7 +344,7 @@ class Engine:
             if count >= step.num_iterations or (boundary_s := step.boundary(count)) > now:
                 return
             self._account(step, count)
-            for store in link.ended_stores(boundary_s):
+            for store in link.ended(boundary_s, has_loads=False):
                 core.end_copy(store)
             core.publish_host_events()
 

@@ -266,7 +266,7 @@ class Running:
                 yield sequence, 1
 
     def num_tokens(self, sequence: Sequence, num_starved: int) -> int:
-        """Count a sequence's tokens that are known: see `Scheduler.num_tokens`."""
+        """Count a sequence's tokens that are known: see `Core.num_tokens`."""
         if sequence in self.ending:
             return sequence.num_total - 1
         if not sequence.decoding:

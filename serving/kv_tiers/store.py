@@ -192,7 +192,8 @@ class StoreServer:
 
     async def _send(self, stream: Stream, names: list[Name], chunk_bytes: int) -> None:
         shelf = self.shelf
-        names = names[: shelf.tally.read(shelf.num_leading(names, chunk_bytes), len(names))]
+        names = names[: shelf.num_leading(names, chunk_bytes)]
+        shelf.tally.add(num_read=len(names))
         shelf.touch(names)
         entries = [shelf.entries[name] for name in names]
         for entry in entries:

@@ -143,7 +143,8 @@ class StoreTier:
         num_read = await self._in_lots(self._read_lot, targets, size, self._timeout_s)
         if num_read > size:
             await self.touch(keys[:num_read])
-        return self._tally.read(num_read, len(keys))
+        self._tally.add(num_read=num_read)
+        return num_read
 
     async def write(self, keys: Sequence[int], chunks: Sequence[memoryview]) -> int:
         """Return how many of the first chunks are there now; the least recently used others are evicted for them.

@@ -61,10 +61,8 @@ class TierCounts(NamedTuple):
     num_misses: int = 0
     """Chunks that look-ups did not find, and those after them."""
     num_read: int = 0
-    num_lost: int = 0
-    """Chunks that were requested but could not be read."""
     num_faults: int = 0
-    """Chunks among these that were corrupt, and reads and writes that failed or took too long."""
+    """Chunks that were corrupt, and reads and writes that failed or took too long."""
     num_written: int = 0
     num_refused: int = 0
     """Chunks that should have been written but were not."""
@@ -105,11 +103,6 @@ class Tally:
         """Count a look-up; return `num_found`."""
         self.add(num_hits=num_found, num_misses=num_asked - num_found)
         return num_found
-
-    def read(self, num_read: int, num_asked: int) -> int:
-        """Count a read; return `num_read`."""
-        self.add(num_read=num_read, num_lost=num_asked - num_read)
-        return num_read
 
     def add(self, **more: int) -> None:
         """Increase counts."""

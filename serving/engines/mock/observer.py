@@ -142,8 +142,3 @@ def take_gaps(engine: Engine) -> Gaps:
     row = np.repeat(np.arange(len(lengths)), lengths)
     step = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     return Gaps(first[row] + step * (slope[row] + step * curve[row]), num_tokens[row])
-
-
-def prefilling_tokens(engine: Engine) -> int:
-    """Return the tokens of the prompts that have no token yet: of whole prompts, however much of them is computed."""
-    return sum(sequence.num_prompt for sequence in engine.sequences() if sequence.first_token_s < 0)
