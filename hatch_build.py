@@ -13,8 +13,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-CORES = ("mocker", "serving/router")
-"""Compiled with all that is below them."""
+CORES = ("mocker/**/*.py", "serving/router/**/*.py", "foundation/galloping.py")
+"""The modules that are compiled."""
 # Settings, whose help the command lines read from their source; what reads files before an engine is built; numpy's work.
 INTERPRETED = ("__init__.py", "config.py", "catalog.py", "choose.py", "class_defaults.py", "files.py", "hashing.py")
 SETUP = """
@@ -54,7 +54,7 @@ class CompileHook(BuildHookInterface[Any]):
         files = [
             str(path.relative_to(self._folder))
             for core in CORES
-            for path in sorted((self._folder / core).rglob("*.py"))
+            for path in sorted(self._folder.glob(core))
             if path.name not in INTERPRETED
         ]
         command = [sys.executable, "-c", SETUP, "build_ext", "--inplace", ",".join(files)]

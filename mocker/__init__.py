@@ -5,7 +5,7 @@ its duration, and `complete` returns its results.
 """
 
 from mocker.chain import BlockChain
-from mocker.contract import DrivenEngine
+from mocker.engine import Engine
 from mocker.events import AllBlocksCleared, BlockRemoved, BlockStored
 from mocker.families import new_engine
 from mocker.sequence import Sequence
@@ -17,7 +17,7 @@ __all__ = [
     "BlockChain",
     "BlockRemoved",
     "BlockStored",
-    "DrivenEngine",
+    "Engine",
     "EngineConfig",
     "Sequence",
     "Step",

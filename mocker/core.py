@@ -141,7 +141,7 @@ class Core(ABC):
         """Return all its sequences, in arbitrary order."""
 
     @abstractmethod
-    def view(self, *, is_locked: bool) -> View:
+    def view(self) -> View:
         """Return what its sequences do, and its blocks."""
 
     @abstractmethod

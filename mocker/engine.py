@@ -49,29 +49,22 @@ class Engine:
         kv_events: bool = True,
         ordered_events: bool = True,
     ) -> None:
-        """Lay out the iterations of an idle core.
-
-        Args:
-            config: its settings.
-            core: decides what is computed.
-            timing: the step-time model.
-            host: its host memory, if it keeps KV there.
-            kv_events: whether the core keeps KV events.
-            ordered_events: inside a leap, put events in the exact order of the real engine (at a cost per block) instead
-                of one sequence after another.
-        """
+        """Lay out the iterations of an idle core; see `new_engine` for the arguments."""
         self.config = config
-        self.core = core
+        self._core = core
         self.effects = core.effects
         """What it wants from outside, until the driver takes it."""
         self.host_memory = host
+        """Its host memory, if it keeps KV there."""
         self._link = HostLink(host)
         self.has_end_at_stores = kv_events
         """Whether a step ends when KV has arrived in host memory, because a caller takes that event at the end of a
         step. Callers that use `advance` see it without."""
         self.timing = timing
         self.log = StepLog()
+        """The gaps between tokens."""
         self.step: Step | None = None
+        """The step in flight."""
         self._is_async = config.is_async
         self._has_host = host is not None  # else there are no copies
         self._has_events = kv_events or self._has_host
@@ -97,18 +90,18 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """True if nothing waits or runs; blocks may still be held for other engines."""
-        core = self.core
+        core = self._core
         return not (core.running or core.num_waiting or self._ahead)
 
     @property
     def is_locked(self) -> bool:
         """True if nothing can continue until a sequence is aborted."""
-        return self.step is None and self._ahead is None and self.core.is_stuck
+        return self.step is None and self._ahead is None and self._core.is_stuck
 
     @property
     def paused(self) -> Pause | None:
         """What it leaves alone."""
-        return self.core.pause
+        return self._core.pause
 
     @property
     def ahead(self) -> Batch | None:
@@ -118,50 +111,50 @@ class Engine:
     @property
     def num_blocks(self) -> int:
         """Blocks that can hold tokens."""
-        return self.core.num_blocks
+        return self._core.num_blocks
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks that could be allocated now."""
-        return self.core.num_free_blocks
+        return self._core.num_free_blocks
 
     @property
     def num_waiting(self) -> int:
         """Sequences that wait for blocks, for their KV or for a seat."""
-        return self.core.num_waiting
+        return self._core.num_waiting
 
     @property
     def num_queued(self) -> int:
         """Those of them that hold no blocks."""
-        return self.core.num_queued
+        return self._core.num_queued
 
     @property
     def look_ups(self) -> LookUps:
         """How much of the prompts was found in caches."""
-        return self.core.look_ups
+        return self._core.look_ups
 
     def view(self) -> View:
         """Return what it is doing."""
-        return self.core.view(is_locked=self.is_locked)
+        return self._core.view()
 
     def backlog(self) -> Backlog:
         """Return its work in tokens."""
-        return self.core.backlog()
+        return self._core.backlog()
 
     def remaining(self) -> list[Remaining]:
         """Return what is left to do for each of its sequences, up to the last iteration that is accounted for."""
-        return self.core.remaining()
+        return self._core.remaining()
 
     def host_use(self) -> HostUse | None:
         """Return what its host memory contains and what was copied; None if there is none."""
         if self.host_memory is None:
             return None
         link = self._link
-        return HostUse(self.core.host_chunks(), link.loads, link.stores, link.num_flushes, link.stall_s)
+        return HostUse(self._core.host_chunks(), link.loads, link.stores, link.num_flushes, link.stall_s)
 
     def sequences(self) -> list[Sequence]:
         """Return all its sequences, in arbitrary order."""
-        return self.core.sequences()
+        return self._core.sequences()
 
     @property
     def wake_s(self) -> float:
@@ -178,16 +171,16 @@ class Engine:
 
         The scheduler is ahead of that by the closed batches that have not ended.
         """
-        count, step, ahead = self.core.num_tokens(sequence), self.step, self._ahead
+        count, step, ahead = self._core.num_tokens(sequence), self.step, self._ahead
         if step is None:
             return count
         if ahead is not None and sequence in ahead.admitted:
             return count - sequence.is_token_shipped
         if sequence.decoding:
             num_starved = sum(sequence in batch.starved for batch in (step.batch, ahead) if batch is not None)
-            return self.core.num_tokens(sequence, num_starved)
+            return self._core.num_tokens(sequence, num_starved)
         is_awaited = ahead is not None and sequence in ahead.preempted and sequence in step.batch.decodes
-        return count - (is_awaited and sequence not in self.core.dropped)
+        return count - (is_awaited and sequence not in self._core.dropped)
 
     def change_timing(self, timing: TimingModel) -> None:
         """Use another step-time model from the next step on."""
@@ -200,7 +193,7 @@ class Engine:
         Raises:
             ValueError: it can never fit into the cache or the model length.
         """
-        self.core.add(sequence)
+        self._core.add(sequence)
 
     def abort(self, sequence: Sequence) -> None:
         """Remove a sequence, at once or when the step in flight ends; do nothing if it has finished."""
@@ -210,16 +203,16 @@ class Engine:
             self._remove(sequence)
 
     def _remove(self, sequence: Sequence) -> None:
-        self.core.abort(sequence)
+        self._core.abort(sequence)
         self._ahead_has_ended = True
 
     def pause(self, what: Pause) -> None:
         """Leave sequences alone until `resume`; the step in flight ends as usual."""
-        self.core.pause = what
+        self._core.pause = what
 
     def resume(self) -> None:
         """End a pause, if there is one."""
-        self.core.pause = None
+        self._core.pause = None
 
     def arrive(self, sequence: Sequence, num_valid_blocks: int | None = None) -> list[Sequence]:
         """Report that a sequence's KV is loaded; it counts now or when the step in flight ends.
@@ -245,23 +238,23 @@ class Engine:
 
         A sequence may be ready now, so this cuts a leap in progress, as a new one does; so does `end_read`.
         """
-        self.core.answer(look_up, found)
+        self._core.answer(look_up, found)
 
     def end_read(self, read: Read, num_chunks: int) -> None:
         """Report that a read has ended with its first `num_chunks` chunks."""
-        self.core.end_read(read, num_chunks)
+        self._core.end_read(read, num_chunks)
 
     def end_write(self, write: Write) -> None:
         """Report that a write has ended, whether or not the tier accepted it."""
-        self.core.end_write(write)
+        self._core.end_write(write)
 
     def _end_transfers(self) -> list[Sequence]:
         """Account for the transfers that have ended, incoming ones first as vLLM does; return the sequences that end."""
         arrivals, self._arrivals = self._arrivals, []
-        over = [sequence for sequence, num_valid_blocks in arrivals if self.core.arrive(sequence, num_valid_blocks)]
+        over = [sequence for sequence, num_valid_blocks in arrivals if self._core.arrive(sequence, num_valid_blocks)]
         read, self._let_go = self._let_go, []
         for sequence in read:
-            self.core.let_go(sequence)
+            self._core.let_go(sequence)
         return over
 
     def reset_prefix_cache(self, *, preempts_running: bool = False) -> bool:
@@ -274,7 +267,7 @@ class Engine:
             RuntimeError: they were preempted, or cannot be, and blocks are still in use.
         """
         assert self.step is None, "complete the step in flight first"
-        return self.core.reset_prefix_cache(preempts_running=preempts_running)
+        return self._core.reset_prefix_cache(preempts_running=preempts_running)
 
     def schedule(self, now: float, *, max_iterations: int = 1) -> Step | None:
         """Close a batch and return its duration, or None if there is nothing to do.
@@ -296,9 +289,9 @@ class Engine:
             return None
         duration = 0.0 if batch.is_undisturbed else self._mixed_duration(batch) + self._lead_s
         if self._is_async:
-            self._ahead, self._ahead_s = self.core.schedule(), now
+            self._ahead, self._ahead_s = self._core.schedule(), now
             if self._has_host:
-                self._work = self.core.take_copies()
+                self._work = self._core.take_copies()
         if batch.is_undisturbed:
             self.step = step = self._decoding_step(batch, now, max_iterations)
             if self._link.next_end_s < step.end and (end_s := self._next_end_s()) < step.end:
@@ -309,7 +302,7 @@ class Engine:
 
     def _next_batch(self, now: float) -> Batch | None:
         """Return the batch that was closed ahead, or close one. A batch without computation ends at once."""
-        core, has_host = self.core, self._has_host
+        core, has_host = self._core, self._has_host
         batch, closed_s, self._ahead = self._ahead, self._ahead_s, None
         stall_s = self._lead_s = self._link.begin(self._work, now) if has_host else 0.0
         while batch is None or not (batch.decodes or batch.chunks):
@@ -335,23 +328,23 @@ class Engine:
     def _next_end_s(self) -> float:
         """Return the end of the next copy that cuts a step (s)."""
         link = self._link
-        return link.next_end_s if self.has_end_at_stores or self.core.ends_at_stores else link.loads.next_end_s
+        return link.next_end_s if self.has_end_at_stores or self._core.ends_at_stores else link.loads.next_end_s
 
     def _end_copies(self, now: float) -> None:
         """Account for the copies between GPU and host that have ended."""
         for copy in self._link.ended(now):
-            self.core.end_copy(copy)
-        self.core.publish()
+            self._core.end_copy(copy)
+        self._core.publish()
 
     def _end_stores(self, step: Step, now: float) -> None:
         """Account for the stores that have ended inside a leap, each at the end of its iteration."""
-        link, core = self._link, self.core
+        link, core = self._link, self._core
         while link.stores.next_end_s <= now:
             count = step.first_boundary(link.stores.next_end_s)
             if count >= step.num_iterations or (boundary_s := step.boundary(count)) > now:
                 return
             self._account(step, count)
-            for store in link.ended_stores(boundary_s):
+            for store in link.ended(boundary_s, has_loads=False):
                 core.end_copy(store)
             core.publish_host_events()
 
@@ -362,7 +355,7 @@ class Engine:
             self._ramp_origin, self._ramp_skip = now, 0
         ramp, skip, count = self._ramp, self._ramp_skip, 1
         if max_iterations > 1 and (self._ahead is batch or not self._is_async):
-            count = self.core.num_leap_iterations(batch, min(max_iterations, ramp.num_steps - skip))
+            count = self._core.num_leap_iterations(batch, min(max_iterations, ramp.num_steps - skip))
         return Step(batch, self._ramp_origin, ramp, skip, count, self._ramp_origin + ramp.elapsed(skip + count))
 
     def stretch(self, end: float) -> None:
@@ -379,7 +372,7 @@ class Engine:
         """End the step in flight: account for its aborts, tokens, finishes and blocks, in vLLM's order."""
         step = self.step
         assert step is not None, "no step in flight"
-        core, link, batch = self.core, self._link, step.batch
+        core, link, batch = self._core, self._link, step.batch
         if step.num_iterations > 1 and link.next_end_s <= step.end:
             self._end_stores(step, step.end)
         has_aborts = bool(self._aborts)
@@ -443,11 +436,11 @@ class Engine:
     def _account(self, step: Step, count: int) -> None:
         """Account for the first `count` iterations of a leap; at least one must remain."""
         if count > 1:
-            self.core.leap(count - 1, is_ordered=self._ordered)
-        self.core.publish()
+            self._core.leap(count - 1, is_ordered=self._ordered)
+        self._core.publish()
         self._log(step, count)
-        self.core.leap(1, is_ordered=self._ordered)  # closes the next iteration; its events come when it ends
-        self.core.know(count)
+        self._core.leap(1, is_ordered=self._ordered)  # closes the next iteration; its events come when it ends
+        self._core.know(count)
         self._ramp_skip += count
         step.advance(count)
 
@@ -459,12 +452,12 @@ class Engine:
 
     def publish_host_events(self) -> None:
         """Put the events of host memory into the effects, even in the middle of a step."""
-        self.core.publish_host_events()
+        self._core.publish_host_events()
 
     def decoded(self) -> list[Sequence]:
         """Return the sequences that get a token from decoding in the step in flight."""
         assert self.step is not None, "no step in flight"
-        return [sequence for sequence in self.step.batch.decodes if self.core.is_delivered(sequence)]
+        return [sequence for sequence in self.step.batch.decodes if self._core.is_delivered(sequence)]
 
     def _mark(self, batch: Batch, closed_s: float) -> None:
         """Record when sequences were admitted, and when preempted and starved ones had their last token."""
@@ -487,7 +480,7 @@ class Engine:
     def _decode_ramp(self, batch: Batch) -> Ramp:
         """Return the times of a batch of decodes, starting with the iteration that starts now."""
         num_decodes = len(batch.decodes)
-        num_kv_tokens = batch.num_kv_tokens + num_decodes * (self.core.num_ended - batch.iteration)
+        num_kv_tokens = batch.num_kv_tokens + num_decodes * (self._core.num_ended - batch.iteration)
         return self.timing.decode(num_decodes, num_kv_tokens)
 
     def _mixed_duration(self, batch: Batch) -> float:
@@ -515,7 +508,7 @@ class Engine:
 
     def _log(self, step: Step, num_iterations: int) -> None:
         batch = step.batch
-        num_tokens = len(self.decoded()) if self._ahead_has_ended or self.core.dropped else len(batch.decodes)
+        num_tokens = len(self.decoded()) if self._ahead_has_ended or self._core.dropped else len(batch.decodes)
         for sequence in batch.delayed:
             if sequence.state != OVER:
                 num_tokens -= 1

@@ -1,6 +1,5 @@
 """The families of engines. Each has a scheduler of its own; what lays its decisions out in time is the same for all."""
 
-from mocker.contract import DrivenEngine
 from mocker.engine import Engine
 from mocker.models.kv_cache import MoreBlocks
 from mocker.tiers.config import HostMemory
@@ -22,7 +21,7 @@ def new_engine(
     max_loras: int | None = None,
     kv_events: bool = True,
     ordered_events: bool = True,
-) -> DrivenEngine:
+) -> Engine:
     """Return an idle engine of the family to which its settings belong.
 
     Args:

@@ -10,9 +10,8 @@ a function of the iteration, in closed form, so that no iteration touches a sequ
 What is "one token an iteration" here would be a sum of drawn numbers with speculation. The count never falls, so that the
 iteration at which something is reached can always be bisected.
 
-One token is also assumed where an iteration is carried out: `Running.schedule` gives a decode one token,
-`Running.num_tokens` counts one known token beyond those computed, `Decoding.grow` gives it at most one block, and each
-gap in a `StepLog` ends with one token.
+One token is also assumed where an iteration is carried out: `Running.schedule` gives a decode one token, `Decoding.grow`
+gives it at most one block, and each gap in a `StepLog` ends with one token.
 """
 
 from bisect import bisect_right
@@ -39,6 +38,10 @@ class Position:
     def computed(self, iteration: int) -> int:
         """Count the tokens that are computed when an iteration begins."""
         return iteration - self.origin if self.decoding else self.num_computed
+
+    def known(self, iteration: int) -> int:
+        """Count the tokens that are known when all iterations before one have ended."""
+        return iteration - self.origin + 1 if self.decoding else self.num_known
 
     def begin_decoding(self, iteration: int) -> None:
         """Let an iteration compute the last known token, and each following one the token that this brings."""

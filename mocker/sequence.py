@@ -1,6 +1,4 @@
-"""A request inside the engine, and the runs of cached blocks that it and others hold."""
-
-from __future__ import annotations
+"""A request inside the engine."""
 
 from mocker.chain import BlockChain
 from mocker.position import Position
@@ -38,7 +36,6 @@ class Sequence(Position):
         "payload",
         "priority",
         "reads_cache",
-        "runs",
         "state",
         "stop_after",
         "store_tokens",
@@ -54,12 +51,10 @@ class Sequence(Position):
         chain: BlockChain,
         stop_after: int | None = None,
         is_remote_prefill: bool = False,
-        is_token_shipped: bool = False,
         is_remote_decode: bool = False,
         priority: int = 0,
         arrival: float = 0.0,
         adapter: str = "",
-        payload: object = None,
     ) -> None:
         """Describe a request.
 
@@ -71,13 +66,10 @@ class Sequence(Position):
             stop_after: number of the output token (the first is 1) that is EOS or a stop token; the scheduler learns it
                 only when that is computed (None: there is none).
             is_remote_prefill: another engine has computed the prompt; its KV is loaded from there.
-            is_token_shipped: the first token of the answer comes with that KV (SGLang, TensorRT-LLM); else the last token of
-                the prompt is computed here again, which produces it (vLLM).
             is_remote_decode: another engine will decode; it reads the prompt's KV here, and then reports that.
             priority: smaller goes first.
             arrival: breaks ties of priority (s).
             adapter: the LoRA adapter that it runs with ("": none).
-            payload: for the caller's use.
         """
         num_limit = num_prompt + max_tokens
         super().__init__(num_prompt, num_limit if stop_after is None else min(num_prompt + stop_after, num_limit))
@@ -88,10 +80,12 @@ class Sequence(Position):
         self.priority = priority
         self.arrival = arrival
         self.adapter = adapter
-        self.payload = payload
+        self.payload: object = None  # for the caller's use
         self.stop_after = stop_after
         self.is_remote_prefill = is_remote_prefill  # until its KV is requested, which happens once
-        self.is_token_shipped = is_token_shipped and is_remote_prefill
+        self.is_token_shipped = False
+        """Whether the first token of the answer comes with that KV (SGLang, TensorRT-LLM); else the last token of the
+        prompt is computed here again, which produces it (vLLM)."""
         self.is_remote_decode = is_remote_decode
         self.reads_cache = True  # False: its whole prompt is computed, because log-probabilities of it are wanted
         self.is_failed = False  # its KV could not be loaded
@@ -102,7 +96,6 @@ class Sequence(Position):
         self.num_more_blocks = 0  # that it holds while it has blocks, for layers that do not keep all tokens
         self.num_more_held = 0
         self.num_cached_blocks = 0
-        self.runs: list[BlockRun] = []
         self.cached_tokens = 0  # of its prompt, when it was first admitted
         self.host_tokens = self.disk_tokens = self.store_tokens = 0  # those of them that came from beyond the GPU
         self.num_preemptions = 0
@@ -126,41 +119,3 @@ class Sequence(Position):
 
     def __repr__(self) -> str:
         return f"Sequence({self.id!r}, prompt={self.num_prompt}, max_tokens={self.max_tokens})"
-
-
-class BlockRun:
-    """Physical blocks with blocks `start` to `stop` of a chain, held and evicted together.
-
-    `holders` are the sequences that use them, in order of arrival (a dict for its order; an unheld run
-    waits in the free queue). Of several copies of one content the oldest is `primary`: the one found.
-    A `sealed` run does not grow, as blocks of other sequences may follow its end.
-    """
-
-    __slots__ = ("chain", "holders", "primary", "sealed", "start", "stop", "watches")
-
-    def __init__(self, chain: BlockChain, start: int, stop: int, *, primary: bool = True) -> None:
-        self.chain = chain
-        self.start = start
-        self.stop = stop
-        self.holders: dict[Sequence, None] = {}
-        self.primary = primary
-        self.sealed = False
-        self.watches: list[BlockWatch] = UNWATCHED
-
-    def __repr__(self) -> str:
-        return f"Run({self.start}:{self.stop}, holders={len(self.holders)}, primary={self.primary})"
-
-
-class BlockWatch:
-    """Whether blocks that a sequence left are reused, by eviction or by sharing, while something still reads them."""
-
-    __slots__ = ("is_on", "sequence", "taken")
-
-    def __init__(self, sequence: Sequence) -> None:
-        self.sequence = sequence
-        self.is_on = True
-        self.taken: list[tuple[int, int]] = []
-        """Blocks of its chain, from the first to before the second, that were reused since this was emptied."""
-
-
-UNWATCHED: list[BlockWatch] = []  # shared, never changed

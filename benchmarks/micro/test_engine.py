@@ -5,7 +5,7 @@ from itertools import count
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from mocker import BlockChain, DrivenEngine, EngineConfig, Sequence, new_engine
+from mocker import BlockChain, Engine, EngineConfig, Sequence, new_engine
 from mocker.timing.polynomial import Polynomial
 
 BLOCK_SIZE = 16
@@ -13,7 +13,7 @@ NUM_BLOCKS = 1 << 20
 PROMPT_BLOCKS = 256
 
 
-def fresh_engine(*, async_scheduling: bool) -> DrivenEngine:
+def fresh_engine(*, async_scheduling: bool) -> Engine:
     """Return an idle engine with more blocks than a benchmark fills."""
     config = EngineConfig(block_size=BLOCK_SIZE, num_gpu_blocks=NUM_BLOCKS, async_scheduling=async_scheduling)
     return new_engine(config, Polynomial(NUM_BLOCKS * BLOCK_SIZE, 1.0, 1.0), num_blocks=NUM_BLOCKS)
@@ -25,7 +25,7 @@ def request(number: int, *, num_blocks: int, max_tokens: int) -> Sequence:
     return Sequence(number, num_prompt=num_blocks * BLOCK_SIZE, max_tokens=max_tokens, chain=BlockChain(ids))
 
 
-def step(engine: DrivenEngine, now: float) -> float:
+def step(engine: Engine, now: float) -> float:
     """Let an engine make one iteration; return when it ends."""
     made = engine.schedule(now)
     assert made is not None

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from dynabench.kv_use import KvUse
 from dynabench.virtual.clock import COMPLETION, SCHEDULING, Clock
-from mocker import DrivenEngine, Sequence, Step, StepOutput
+from mocker import Engine, Sequence, Step, StepOutput
 from mocker.engine import NO_LIMIT
 from mocker.tiers.work import TierWork
 from mocker.timing.model import Faster
@@ -34,7 +34,7 @@ class Listener(Protocol):
 class Rank:
     """A destination for requests: one engine on the clock, alone in its worker or with others."""
 
-    def __init__(self, number: int, engine: DrivenEngine, clock: Clock, listener: Listener) -> None:
+    def __init__(self, number: int, engine: Engine, clock: Clock, listener: Listener) -> None:
         """Put an engine on the clock.
 
         Args:

@@ -118,16 +118,16 @@ def enumerated(k: Keys) -> bool:
     return layer in [int(word) for word in words.split(",")]
 
 
-def mixture(is_sparse: IsSparse = everywhere, *, is_gated: bool = True, has_shared_gate: bool = False) -> FeedForwardOf:
+def mixture(is_sparse: IsSparse = everywhere, *, has_shared_gate: bool = False) -> FeedForwardOf:
     """Return a reader of mixtures of experts in some layers, and dense networks in the others."""
 
     def read(k: Keys, kind: str) -> FeedForward:
         if not is_sparse(k):
             k.ignore(*MIXTURE)
-            return dense(k, _dense_size(k), is_gated=is_gated)
+            return dense(k, _dense_size(k))
         same = k.number("intermediate_size", 0)  # of architectures that have no dense layers
         size = k.number("moe_intermediate_size", None if k.is_null("moe_intermediate_size") else same or None)
-        return experts(k, size, shared_size(k, size), is_gated=is_gated, has_gate=has_shared_gate)
+        return experts(k, size, shared_size(k, size), has_gate=has_shared_gate)
 
     return read
 

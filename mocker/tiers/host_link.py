@@ -66,20 +66,12 @@ class HostLink:
             self._send(self.loads, copy, now + stall_s)
         return stall_s
 
-    def ended(self, now: float) -> list[Copy]:
-        """Return the copies that have ended, stores first, and forget them."""
+    def ended(self, now: float, *, has_loads: bool = True) -> list[Copy]:
+        """Return the copies that have ended, stores first and then loads, if these are wanted; forget them."""
         over: list[Copy] = []
-        for way in (self.stores, self.loads):
+        for way in (self.stores, self.loads) if has_loads else (self.stores,):
             while way.copies and way.copies[0][0] <= now:
                 over.append(way.copies.popleft()[1])
-        self.next_end_s = min(self.loads.next_end_s, self.stores.next_end_s)
-        return over
-
-    def ended_stores(self, now: float) -> list[Copy]:
-        """Return the stores that have ended, and forget them."""
-        copies, over = self.stores.copies, []
-        while copies and copies[0][0] <= now:
-            over.append(copies.popleft()[1])
         self.next_end_s = min(self.loads.next_end_s, self.stores.next_end_s)
         return over
 

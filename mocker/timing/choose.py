@@ -6,7 +6,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mocker.models.kv_cache import MoreBlocks, kv_cache
+from mocker.models.kv_cache import KvCache, MoreBlocks, kv_cache
 from mocker.models.layout import refusal, unmeasured
 from mocker.tiers.config import HostMemory, Tier, whole_chunks
 from mocker.timing.calibrated import Calibrated
@@ -15,7 +15,7 @@ from mocker.timing.config import TimingConfig
 from mocker.timing.constant import Constant
 from mocker.timing.files import read_calibration, read_table
 from mocker.timing.kv_size import kv_size_of
-from mocker.timing.memory import num_kv_blocks
+from mocker.timing.memory import GIB, room_for_kv, size_of_weights
 from mocker.timing.model import Faster, TimingModel
 from mocker.timing.parts import coefficients
 from mocker.timing.polynomial import Polynomial
@@ -136,28 +136,43 @@ def _check_layout(timing: TimingConfig) -> None:
 
 
 def _blocks_that_fit(engine: EngineConfig, timing: TimingConfig) -> int:
+    """Return the KV blocks that fit.
+
+    Raises:
+        ValueError: not even one fits, because the weights fill the memory.
+    """
     if timing.timing_file is not None:
         return _measured_engine(timing).get("num_gpu_blocks") or DEFAULT_NUM_BLOCKS
     if timing.gpu is None or timing.model is None:
         return DEFAULT_NUM_BLOCKS
-    return num_kv_blocks(
+    gpu, num_gpus = find_gpu(timing.gpu), timing.tensor_parallel_size
+    num_expert_gpus = _expert_parallel_size(engine, timing)
+    room = room_for_kv(
         timing.shape,
-        find_gpu(timing.gpu),
-        block_size=engine.block_size,
+        gpu,
         utilization=timing.gpu_memory_utilization,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_num_seqs=engine.max_num_seqs,
-        tensor_parallel_size=timing.tensor_parallel_size,
-        expert_parallel_size=_expert_parallel_size(engine, timing),
-        kv_dtype=timing.kv_dtype,
+        tensor_parallel_size=num_gpus,
+        expert_parallel_size=num_expert_gpus,
     )
+    blocks = int(room // _kv_cache(engine, timing).block)
+    if blocks < 2:
+        needed = size_of_weights(timing.shape, num_gpus, num_expert_gpus)
+        raise ValueError(
+            f"the weights need {needed / GIB:.1f} GiB on each GPU and leave no room for KV blocks in "
+            f"{timing.gpu_memory_utilization:.0%} of {gpu.name}'s {gpu.memory / GIB:.1f} GiB; raise tensor_parallel_size"
+        )
+    return blocks
 
 
 def _more_blocks(engine: EngineConfig, timing: TimingConfig) -> MoreBlocks | None:
-    if timing.timing_name != "roofline":
-        return None
+    return _kv_cache(engine, timing).more if timing.timing_name == "roofline" else None
+
+
+def _kv_cache(engine: EngineConfig, timing: TimingConfig) -> KvCache:
     n = timing.tensor_parallel_size
-    return kv_cache(timing.shape, block_size=engine.block_size, num_gpus=n, kv_dtype=timing.kv_dtype).more
+    return kv_cache(timing.shape, block_size=engine.block_size, num_gpus=n, kv_dtype=timing.kv_dtype)
 
 
 def _host_memory(engine: EngineConfig, timing: TimingConfig) -> HostMemory | None:

@@ -1,4 +1,4 @@
-"""How many KV blocks an engine has room for, as vLLM 0.32 counts: memory, less weights, less the needs of a step.
+"""How much room an engine has for KV blocks, as vLLM 0.32 counts: memory, less weights, less the needs of a step.
 
 A trial run over `max_num_batched_tokens` determines those, which then samples for `max_num_seqs` sequences:
 
@@ -13,7 +13,6 @@ benchmarks/kv_room.py compares this with vLLM's own logs.
 
 from math import ceil
 
-from mocker.models.kv_cache import kv_cache
 from mocker.models.layers import Matrix
 from mocker.models.shape import ModelShape
 from mocker.models.weight_types import MXFP4
@@ -32,43 +31,6 @@ SAMPLING_COPIES = 3.6
 """Logits in 16 and 32 bits, probabilities and random numbers. Until about 0.16, which also sorted, it was 9.57."""
 HIDDEN_COPIES = 1.28
 """All hidden states, and those that samples are drawn from; the same in logs of five models."""
-
-
-def num_kv_blocks(
-    shape: ModelShape,
-    gpu: Gpu,
-    *,
-    block_size: int,
-    utilization: float,
-    max_num_batched_tokens: int,
-    max_num_seqs: int,
-    tensor_parallel_size: int = 1,
-    expert_parallel_size: int = 1,
-    kv_dtype: str = "bfloat16",
-) -> int:
-    """Return the KV blocks that fit.
-
-    Raises:
-        ValueError: not even one fits, because the weights fill the memory.
-    """
-    room = room_for_kv(
-        shape,
-        gpu,
-        utilization=utilization,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
-        tensor_parallel_size=tensor_parallel_size,
-        expert_parallel_size=expert_parallel_size,
-    )
-    cache = kv_cache(shape, block_size=block_size, num_gpus=tensor_parallel_size, kv_dtype=kv_dtype)
-    blocks = int(room // cache.block)
-    if blocks < 2:
-        needed = size_of_weights(shape, tensor_parallel_size, expert_parallel_size)
-        raise ValueError(
-            f"the weights need {needed / GIB:.1f} GiB on each GPU and leave no room for KV blocks in "
-            f"{utilization:.0%} of {gpu.name}'s {gpu.memory / GIB:.1f} GiB; raise tensor_parallel_size"
-        )
-    return blocks
 
 
 def room_for_kv(

@@ -24,9 +24,11 @@ others are copies, listed in `_copies`; if a primary run loses blocks, the oldes
 from collections import OrderedDict
 from collections.abc import Hashable
 
+from foundation.galloping import num_held
 from mocker.chain import BlockChain
 from mocker.events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored
-from mocker.sequence import BlockRun, BlockWatch, Sequence
+from mocker.sequence import Sequence
+from mocker.vllm.block_runs import BlockRun, BlockWatch
 
 
 class BlockPool:
@@ -45,6 +47,7 @@ class BlockPool:
         self._index: dict[Hashable, BlockRun] = {}  # id (or (id, offset) where a run starts inside one) -> primary run
         self._copies: dict[Hashable, list[BlockRun]] = {}  # id -> other runs with blocks of that id, oldest first
         self._queue: OrderedDict[BlockRun, None] = OrderedDict()
+        self._runs: dict[Sequence, list[BlockRun]] = {}  # of those that hold any, first to last
 
     @property
     def num_free(self) -> int:
@@ -56,23 +59,11 @@ class BlockPool:
     def lookup(self, chain: BlockChain, limit: int) -> int:
         """Count the leading blocks of a chain that are cached, at most `limit`."""
         index, ids = self._index, chain.ids
-        if limit <= 0 or ids[0] not in index:
+        num_ids = num_held(index, ids, chain.index_of(limit - 1) + 1) if limit > 0 else 0
+        if not num_ids:
             return 0
-        low, high, stride = 0, chain.index_of(limit - 1) + 1, 1  # ids[low] is cached; gallop, then bisect
-        while low + stride < high:
-            if ids[low + stride] not in index:
-                high = low + stride
-                break
-            low += stride
-            stride *= 2
-        while low + 1 < high:
-            middle = (low + high) // 2
-            if ids[middle] in index:
-                low = middle
-            else:
-                high = middle
-        end = chain.first_block(low + 1) if low + 1 < len(ids) else limit
-        run = index[ids[low]]
+        end = chain.first_block(num_ids) if num_ids < len(ids) else limit
+        run = index[ids[num_ids - 1]]
         while (stop := _common_stop(run, chain)) < end and (following := index.get(chain.key(stop))) is not None:
             run = following
         return min(stop, end, limit)
@@ -91,6 +82,7 @@ class BlockPool:
     def hold(self, sequence: Sequence, num_blocks: int) -> None:
         """Let a sequence share the first `num_blocks` cached blocks of its chain."""
         chain, block = sequence.chain, 0
+        runs = self._runs.setdefault(sequence, [])
         while block < num_blocks:
             run = self._index[chain.key(block)]
             if run.stop > num_blocks:
@@ -100,7 +92,7 @@ class BlockPool:
                 self.num_evictable -= run.stop - run.start
             run.holders[sequence] = None
             run.sealed = True
-            sequence.runs.append(run)
+            runs.append(run)
             if run.watches:
                 self._report_taken(run, run.start)
             block = run.stop
@@ -141,29 +133,34 @@ class BlockPool:
         if self.has_listener:
             self.events.append(BlockStored(chain, start, num_full))
         sequence.num_cached_blocks = num_full
-        tail = sequence.runs[-1] if sequence.runs else None
+        runs = self._runs.setdefault(sequence, [])
+        tail = runs[-1] if runs else None
         if chain.key(start) not in self._index and (tail is None or tail.primary):
             present = start
         else:
             present = min(max(self.lookup(chain, num_full), start), num_full)
         if present > start:
-            self._append(sequence, start, present, primary=False)
+            self._append(sequence, runs, start, present, primary=False)
         if num_full > present:
-            if present and not sequence.runs[-1].primary:
+            if present and not runs[-1].primary:
                 self._part(chain, present)
-            self._append(sequence, present, num_full, primary=True)
+            self._append(sequence, runs, present, num_full, primary=True)
 
     def release(self, sequence: Sequence, num_blocks: int) -> None:
         """Free the `num_blocks` blocks of a sequence, tail first."""
-        for run in reversed(sequence.runs):
+        for run in reversed(self._runs.pop(sequence, ())):
             del run.holders[sequence]
             if not run.holders:
                 self._queue[run] = None
                 self.num_evictable += run.stop - run.start
         self.num_blank += num_blocks - sequence.num_cached_blocks + sequence.num_more_held
         sequence.num_more_held = 0
-        sequence.runs = []
         sequence.num_blocks = sequence.num_cached_blocks = 0
+
+    def watch(self, sequence: Sequence, watch: BlockWatch) -> None:
+        """Let a watch know when cached blocks that a sequence holds are reused, until it is off."""
+        for run in self._runs.get(sequence, ()):
+            run.watches = [*[other for other in run.watches if other.is_on], watch]
 
     def reset(self) -> bool:
         """Forget all cached blocks, or return False if any block is in use."""
@@ -184,15 +181,15 @@ class BlockPool:
 
     # Runs
 
-    def _append(self, sequence: Sequence, start: int, stop: int, *, primary: bool) -> None:
+    def _append(self, sequence: Sequence, runs: list[BlockRun], start: int, stop: int, *, primary: bool) -> None:
         """Add blocks to the end of a sequence's runs, growing its last run unless that is sealed."""
-        run = sequence.runs[-1] if sequence.runs else None
+        run = runs[-1] if runs else None
         if run is not None and not run.sealed and run.primary is primary:
             run.stop = stop
         else:
             run = BlockRun(sequence.chain, start, stop, primary=primary)
             run.holders[sequence] = None
-            sequence.runs.append(run)
+            runs.append(run)
         if primary:
             self._enter(run, start, stop)
         else:
@@ -243,7 +240,8 @@ class BlockPool:
         front.watches = run.watches
         run.start = block
         for holder in front.holders:
-            holder.runs.insert(holder.runs.index(run), front)
+            runs = self._runs[holder]
+            runs.insert(runs.index(run), front)
         if run.primary:
             self._enter(front, front.start, block)
             if run.chain.first_block(run.chain.index_of(block)) != block:

@@ -67,13 +67,13 @@ class VllmCore(Scheduler):
         Sequences whose KV was loaded hold blocks while they wait, and cannot be preempted. Under pressure, they may
         leave too few for the next tokens of the first; the others wait behind it, and none frees a block.
         """
-        if not self.holding or self.running or self.retention.held or self._is_copying:
+        if not self.holding or self.running or self.retention.held or self.offload.is_copying:
             return False
         return not any(each.state == LOADING for each in self.holding)
 
     def stall(self) -> str | None:
         """See `Core`."""
-        if not self.waiting or self.holding or self.retention.held or self._is_copying or self.pause:
+        if not self.waiting or self.holding or self.retention.held or self.offload.is_copying or self.pause:
             return None
         return (
             f"{self.waiting[0]} can never be admitted: {self.pool.num_free} of {self.pool.num_blocks} blocks are "
@@ -85,7 +85,7 @@ class VllmCore(Scheduler):
         """See `Core`."""
         return [*self.running, *self.holding, *self.queued()]
 
-    def view(self, *, is_locked: bool) -> View:
+    def view(self) -> View:
         """See `Core`."""
         num_loading = sum([each.state == LOADING for each in self.holding])
         return View(
@@ -98,8 +98,6 @@ class VllmCore(Scheduler):
             num_retained=len(self.retention.held),
             num_blocks=self.pool.num_blocks,
             num_free_blocks=self.pool.num_free,
-            is_copying=self._is_copying,
-            is_locked=is_locked,
         )
 
     def backlog(self) -> Backlog:
@@ -128,10 +126,6 @@ class VllmCore(Scheduler):
         return found
 
     # Host memory
-
-    @property
-    def _is_copying(self) -> bool:
-        return self.offload.is_copying
 
     def take_copies(self) -> Work:
         """See `Core`."""

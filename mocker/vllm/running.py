@@ -173,7 +173,7 @@ class Running:
         is_dropped &= (sequence.decoding or sequence in self.ending) and sequence not in self.starved
         if sequence.decoding:
             computed = sequence.computed(self.iteration)
-            sequence.num_known = computed + 1 - int(is_dropped)
+            sequence.num_known = sequence.known(self.iteration) - int(is_dropped)
             if sequence.last_iteration < self.iteration and not is_dropped:
                 self.ending.append(sequence)
             else:
@@ -266,9 +266,9 @@ class Running:
                 yield sequence, 1
 
     def num_tokens(self, sequence: Sequence, num_starved: int) -> int:
-        """Count a sequence's tokens that are known: see `Scheduler.num_tokens`."""
+        """Count a sequence's tokens that are known: see `Core.num_tokens`."""
         if sequence in self.ending:
             return sequence.num_total - 1
         if not sequence.decoding:
             return sequence.num_known
-        return max(sequence.computed(self.num_ended) + 1 + num_starved, sequence.num_known)
+        return max(sequence.known(self.num_ended) + num_starved, sequence.num_known)

@@ -120,11 +120,7 @@ class Scheduler(Core):
         return sampled, finished
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a new sequence.
-
-        Raises:
-            ValueError: it can never fit.
-        """
+        """See `Core`."""
         limit, budget = self.config.max_model_len, self.config.max_num_batched_tokens
         if limit is not None:
             if sequence.num_prompt >= limit:
@@ -148,7 +144,7 @@ class Scheduler(Core):
         self._loads.expect(sequence)
 
     def abort(self, sequence: Sequence) -> None:
-        """Remove a sequence, unless it has ended, and free its blocks; its tokens in flight are dropped."""
+        """See `Core`."""
         if sequence.state != OVER:
             is_loading = sequence.state == LOADING
             num_known = self.num_tokens(sequence) if sequence.state == RUNNING else 0
@@ -160,10 +156,7 @@ class Scheduler(Core):
                 self._running.free(sequence)
 
     def arrive(self, sequence: Sequence, num_valid_blocks: int | None = None) -> bool:
-        """Record that a sequence's KV, or only this many of its first blocks, is loaded; return whether that ends it.
-
-        The rest is computed if `kv_load_failure_policy` asks for it.
-        """
+        """See `Core`; the rest is computed if `kv_load_failure_policy` asks for it."""
         is_over = self._loads.arrive(sequence, num_valid_blocks)
         if is_over:
             self.abort(sequence)
@@ -199,15 +192,15 @@ class Scheduler(Core):
     # Leaps
 
     def num_leap_iterations(self, batch: Batch, limit: int) -> int:
-        """Return how many iterations the batch in flight may span; it must be the last scheduled one."""
+        """See `Core`."""
         return self._leaps.num_iterations(batch, limit)
 
     def leap(self, num_iterations: int, *, is_ordered: bool) -> None:
-        """Schedule the last batch for this many more iterations: see `Leaps.take`."""
+        """See `Core`."""
         self._leaps.take(num_iterations, is_ordered=is_ordered)
 
     def know(self, num_iterations: int) -> None:
-        """Record this many iterations of a leap, which produce only a token for each sequence."""
+        """See `Core`."""
         self._running.num_ended += num_iterations
 
     # Counts
@@ -224,7 +217,7 @@ class Scheduler(Core):
 
     @property
     def num_waiting(self) -> int:
-        """Count the sequences that wait for blocks, for their KV or for a seat."""
+        """See `Core`."""
         return len(self.waiting) + len(self.fetching) + len(self.holding)
 
     def queued(self) -> list[Sequence]:
@@ -236,7 +229,7 @@ class Scheduler(Core):
         return self._loads.num_reserved_blocks()
 
     def is_delivered(self, sequence: Sequence) -> bool:
-        """Return whether the token counts that the oldest step in flight computes for a sequence."""
+        """See `Core`."""
         return sequence.state != OVER and sequence not in self.dropped
 
     def is_ending(self, sequence: Sequence) -> bool:
@@ -248,8 +241,5 @@ class Scheduler(Core):
         return self._running.num_new_tokens(batch)
 
     def num_tokens(self, sequence: Sequence, num_starved: int = 0) -> int:
-        """Count a sequence's tokens, prompt and output, that are known (or about to be, if it was preempted).
-
-        `num_starved` of the batches that have not ended have no place for it: they bring it no token.
-        """
+        """See `Core`."""
         return self._running.num_tokens(sequence, num_starved)

@@ -192,7 +192,8 @@ class StoreServer:
 
     async def _send(self, stream: Stream, names: list[Name], chunk_bytes: int) -> None:
         shelf = self.shelf
-        names = names[: shelf.tally.read(shelf.num_leading(names, chunk_bytes), len(names), chunk_bytes)]
+        names = names[: shelf.num_leading(names, chunk_bytes)]
+        shelf.tally.add(num_read=len(names))
         shelf.touch(names)
         entries = [shelf.entries[name] for name in names]
         for entry in entries:
@@ -217,7 +218,7 @@ class StoreServer:
         async with time_for(len(wanted) * chunk_bytes):
             num_written = await self._put(stream, wanted, chunk_bytes, frozenset(names), gone)
         shelf.touch(names)
-        shelf.tally.written(num_written, len(wanted) - num_written + num_asked - len(names), chunk_bytes)
+        shelf.tally.add(num_written=num_written, num_refused=len(wanted) - num_written + num_asked - len(names))
         num_there = shelf.num_leading(names, chunk_bytes)
         keys = [key for identity, key in gone if names and identity == names[0][0]]
         await _say(stream, num_there, ANSWER.pack(DONE, len(keys)) + pack_keys(keys))

@@ -108,7 +108,7 @@ class StoreTier:
 
     @property
     def counts(self) -> TierCounts:
-        """What it contains and did; these are only the chunks that this worker knows of. `store_counts` returns the store's own counts."""
+        """What it contains and did for this worker; these are only the chunks that this worker knows of."""
         return self._tally.counts._replace(num_chunks=len(self._known), capacity=self._capacity)
 
     @property
@@ -143,7 +143,8 @@ class StoreTier:
         num_read = await self._in_lots(self._read_lot, targets, size, self._timeout_s)
         if num_read > size:
             await self.touch(keys[:num_read])
-        return self._tally.read(num_read, len(keys), self._format.chunk_bytes)
+        self._tally.add(num_read=num_read)
+        return num_read
 
     async def write(self, keys: Sequence[int], chunks: Sequence[memoryview]) -> int:
         """Return how many of the first chunks are there now; the least recently used others are evicted for them.
@@ -168,10 +169,6 @@ class StoreTier:
             return len(lot)
 
         await self._in_lots(remove, keys, MAX_KEYS, self._timeout_s)
-
-    async def store_counts(self) -> TierCounts | None:
-        """Return what the store contains and did for all its users, None if it does not answer."""
-        return await self._talk(self._ask_counts, self._look_up_s, None)
 
     async def close(self) -> None:
         """Release everything; the store keeps its chunks."""
@@ -261,8 +258,7 @@ class StoreTier:
         num_there = await receive_number(link, num_taken)
         num_gone = await receive_number(link, num_taken)
         self._note([key for key, _ in chunks[:num_there]], gone=unpack_keys(await link.receive(num_gone * KEY_BYTES)))
-        self._tally.add(num_evicted=num_gone)
-        self._tally.written(min(len(wanted), num_there), 0, self._format.chunk_bytes)
+        self._tally.add(num_evicted=num_gone, num_written=min(len(wanted), num_there))
         return num_there
 
     def _note(self, there: Sequence[int], *, gone: Sequence[int]) -> None:

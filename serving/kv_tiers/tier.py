@@ -52,7 +52,7 @@ class ChunkFormat(NamedTuple):
 
 
 class TierCounts(NamedTuple):
-    """What a tier contains, and what it did since it was started, in chunks unless the name says bytes."""
+    """What a tier contains, and what it did since it was started, in chunks."""
 
     num_chunks: int = 0
     capacity: int = 0
@@ -61,16 +61,12 @@ class TierCounts(NamedTuple):
     num_misses: int = 0
     """Chunks that look-ups did not find, and those after them."""
     num_read: int = 0
-    num_lost: int = 0
-    """Chunks that were requested but could not be read."""
     num_faults: int = 0
-    """Chunks among these that were corrupt, and reads and writes that failed or took too long."""
+    """Chunks that were corrupt, and reads and writes that failed or took too long."""
     num_written: int = 0
     num_refused: int = 0
     """Chunks that should have been written but were not."""
     num_evicted: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
 
 
 class Changes:
@@ -100,22 +96,13 @@ class Changes:
 class Tally:
     """The running counts of a tier."""
 
-    def __init__(self, capacity: int = 0) -> None:
-        self.counts = TierCounts(capacity=capacity)
+    def __init__(self) -> None:
+        self.counts = TierCounts()
 
     def found(self, num_found: int, num_asked: int) -> int:
         """Count a look-up; return `num_found`."""
         self.add(num_hits=num_found, num_misses=num_asked - num_found)
         return num_found
-
-    def read(self, num_read: int, num_asked: int, chunk_bytes: int) -> int:
-        """Count a read; return `num_read`."""
-        self.add(num_read=num_read, num_lost=num_asked - num_read, bytes_read=num_read * chunk_bytes)
-        return num_read
-
-    def written(self, num_written: int, num_refused: int, chunk_bytes: int) -> None:
-        """Count a write."""
-        self.add(num_written=num_written, num_refused=num_refused, bytes_written=num_written * chunk_bytes)
 
     def add(self, **more: int) -> None:
         """Increase counts."""

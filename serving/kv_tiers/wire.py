@@ -25,7 +25,7 @@ from serving.transfer.agent import TransferError
 from serving.transfer.stream import Stream
 from serving.transfer.wire import DONE, MAX_REASON_BYTES, REFUSED
 
-WELCOME = b"dynabench-kv-store/1\n"
+WELCOME = b"dynabench-kv-store/2\n"
 
 LOOK_UP, TOUCH, READ, WRITE, REMOVE, COUNTS = range(1, 7)
 

@@ -1,10 +1,10 @@
-"""The blocks of a prompt, and galloping look-ups of how much of a chain is held.
+"""The blocks of a prompt, and galloping look-ups of how much of them each of many holders has.
 
-Ids are chained, so the held part of a prompt is always its start. Doubling the stride and then halving it finds the end
-of that part in a few dict reads, however long the prompt.
+Ids are chained, so what a holder has of a prompt is always its start. Doubling the stride and then halving it finds the
+ends of these parts in a few dict reads, however long the prompt (for one holder: `foundation/galloping.py`).
 """
 
-from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 Ids = Sequence[Hashable]
@@ -23,28 +23,8 @@ class PromptBlocks(NamedTuple):
         return cls(ids, len(ids))
 
 
-def num_held(held: Container[Hashable], ids: Ids, num_ids: int) -> int:
-    """Return how many of the first `num_ids` ids are held."""
-    if not num_ids or ids[0] not in held:
-        return 0
-    low, high, stride = 0, num_ids, 1
-    while low + stride < high:
-        if ids[low + stride] not in held:
-            high = low + stride
-            break
-        low += stride
-        stride *= 2
-    while low + 1 < high:
-        middle = (low + high) // 2
-        if ids[middle] in held:
-            low = middle
-        else:
-            high = middle
-    return low + 1
-
-
 def depths(masks: Mapping[Hashable, int], ids: Ids, num_ids: int) -> Iterator[tuple[int, int]]:
-    """Do the same for many holders at once: yield (number of leading ids, mask of those who hold exactly that many).
+    """Yield how much is held, by whom: (number of leading ids, mask of those who hold exactly that many).
 
     The bits in `masks` are the holders of an id; holders of none are left out.
     """

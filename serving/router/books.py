@@ -2,7 +2,8 @@
 
 from collections.abc import Hashable
 
-from serving.router.blocks import PromptBlocks, num_held
+from foundation.galloping import num_held
+from serving.router.blocks import PromptBlocks
 
 
 class RankBooks:

@@ -30,6 +30,19 @@ class _Ports(NamedTuple):
         return self.first < other.first + other.length and other.first < self.first + self.length
 
 
+def further_endpoint(endpoint: str, more: int) -> str | None:
+    """Return the endpoint whose port is so much higher, None if there is no port; 0 stays any free port."""
+    address, colon, port = endpoint.rpartition(":")
+    if "tcp" not in endpoint or not port.isdecimal():
+        return None
+    return f"{address}{colon}{int(port) + more}" if int(port) else endpoint
+
+
+def endpoint_of_replica(endpoint: str, more: int) -> str:
+    """Return the endpoint of a replica's first rank, which follows so many ranks of the replicas before."""
+    return further_endpoint(endpoint, more) or f"{endpoint}_replica{more}"
+
+
 def check_ports(config: StandInConfig, count: int) -> None:
     """Check that the ports of so many replicas are apart.
 

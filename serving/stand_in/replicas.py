@@ -24,9 +24,8 @@ from foundation.settings import Count, Settings
 from serving.model.errors import ModelError
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.stand_in.config import KvEventsConfig, StandInConfig
-from serving.stand_in.ports import check_ports
+from serving.stand_in.ports import check_ports, endpoint_of_replica
 from serving.stand_in.server import listener_of, serve_stand_in
-from serving.stand_in.vllm.kv_events.endpoints import endpoint_of_replica
 from serving.supervision.group import Event, ProcessGroup, ProcessReady, Program
 from serving.supervision.log_writer import LogWriter
 from serving.supervision.process import report_ready, run_process

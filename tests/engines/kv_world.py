@@ -13,11 +13,12 @@ from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from mocker.timing.kv_size import kv_size_of
 from serving.engines.kv.exchange import KvExchange
-from serving.engines.mock.answers.made_up import LETTERS, answer_tokens
+from serving.engines.mock.answers.made_up import answer_tokens
 from serving.engines.mock.engine import MockEngine
 from serving.engines.mock.kv.handover import hand_over
 from serving.engines.mock.kv.passage import KvShape
 from serving.life.lease import LeaseConfig
+from serving.model.tokenizer import ByteTokenizer
 from serving.role import KV_ROLES
 from serving.runtime.messages import pack_u32
 from serving.runtime.server import AnswerStream
@@ -149,7 +150,7 @@ class Pair:
 
 def expected(prompt, max_tokens):
     """Return the answer of a worker that does all of a request."""
-    return answer_tokens(np.array(prompt, np.uint32), 7, 0, max_tokens, LETTERS)
+    return answer_tokens(np.array(prompt, np.uint32), 7, 0, max_tokens, ByteTokenizer().speakable())
 
 
 def with_pair(talk, kind="shm", *, prefill=None, decode=None, lease=None, **transfer):

@@ -575,7 +575,7 @@ def test_a_prompt_that_is_given_up_while_its_last_chunk_is_ahead_leaves_nothing(
     """Asynchronously the batch of its last chunk is closed a step before."""
 
     async def talk(pair):
-        core = pair.prefill.mocker.engine.core
+        core = pair.prefill.mocker.engine._core
         begun = core.iteration
         calls = [
             pair.ask(pair.prefill, list(range(first, first + 40)), kv_transfer_params=FIRST) for first in (0, 50, 100)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 
 import msgspec
 import numpy as np
@@ -10,11 +11,12 @@ import uvloop
 
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from serving.engines.mock.answers.made_up import LETTERS, answer_tokens
+from serving.engines.mock.answers.made_up import answer_tokens
 from serving.engines.mock.engine import Mocker
 from serving.kv_tiers.store import StoreServer
 from serving.kv_tiers.wire import ENTRY_BYTES
 from serving.model.files import ModelFiles
+from serving.model.tokenizer import ByteTokenizer
 from serving.router.events import BlocksRemoved, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes
 from serving.runtime.server import AnswerStream
@@ -87,7 +89,7 @@ async def answer(mocker, prompt, rank=0):
     mocker.service(msgspec.Raw(msgspec.msgpack.encode(call)), AnswerStream(reader, 1))
     await until_async(lambda: 1 in reader.ends)
     assert not reader.ends[1].error, reader.ends[1]
-    assert reader.tokens(1) == answer_tokens(np.array(prompt, np.uint32), 0, 0, 5, LETTERS)
+    assert reader.tokens(1) == answer_tokens(np.array(prompt, np.uint32), 0, 0, 5, ByteTokenizer().speakable())
     return reader.items[1][-1]
 
 
@@ -99,9 +101,15 @@ async def fill(mocker, count=3):
         await settle(mocker)  # what is being written beyond host memory stays there
 
 
+def is_busy(tiers):
+    """Return whether a rank, its tiers or the link to its host memory do anything."""
+    engine = tiers._engine
+    return bool(tiers._tasks) or engine.wake_s < math.inf or not engine.is_idle
+
+
 async def settle(mocker):
     """Wait until nothing is under way beyond the GPU."""
-    await until_async(lambda: not any(tiers._tasks or tiers._engine.view().is_copying for tiers in mocker._tiers))
+    await until_async(lambda: not any(map(is_busy, mocker._tiers)))
 
 
 def tier(mocker, name):

@@ -28,9 +28,11 @@ def test_a_prompt_is_counted_and_a_decode_follows_the_iterations():
     position = Position(10, 14)
     position.num_computed = 7
     assert [position.computed(iteration) for iteration in (0, 5)] == [7, 7]
+    assert position.known(5) == 10
     position.begin_decoding(3)  # computes the tenth token's KV before iteration 3, and knows eleven then
     position.num_computed = 99  # counts no longer
     assert [position.computed(iteration) for iteration in (3, 4, 5)] == [10, 11, 12]
+    assert [position.known(iteration) for iteration in (4, 5)] == [12, 13]
     assert position.last_iteration == 5  # its fourteenth token, the last, needs no KV of its own
     position.end_decoding(12)
     assert position.computed(1000) == 12

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.router.blocks import depths, num_held
+from foundation.galloping import num_held
+from serving.router.blocks import depths
 from serving.router.books import PromptBlocks, RankBooks
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import openai
 import pytest
 
-from serving.engines.mock.answers.made_up import LETTERS, answer_tokens
+from serving.engines.mock.answers.made_up import answer_tokens
+from serving.model.tokenizer import ByteTokenizer
 from tests.support.apart import apart
 from tests.support.waiting import PATIENCE_S, in_time, until
 
@@ -186,7 +187,7 @@ def test_a_model_is_listed_once(stack):
 
 def expected(prompt, count):
     tokens = np.frombuffer(prompt.encode(), np.uint8).astype(np.uint32)
-    return bytes(answer_tokens(tokens, 0, 0, count, LETTERS)).decode()
+    return bytes(answer_tokens(tokens, 0, 0, count, ByteTokenizer().speakable())).decode()
 
 
 def test_a_model_is_there_as_long_as_decode_workers_are(tmp_path):

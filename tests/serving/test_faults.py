@@ -24,10 +24,11 @@ import openai
 import pytest
 import uvloop
 
-from serving.engines.mock.answers.made_up import LETTERS, answer_tokens
+from serving.engines.mock.answers.made_up import answer_tokens
 from serving.frontend.config import FrontendConfig
 from serving.frontend.models import Models
 from serving.model.card import ModelCard, ModelType
+from serving.model.tokenizer import ByteTokenizer
 from serving.router import RouterConfig
 from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
@@ -101,7 +102,7 @@ def whole(url, prompt, max_tokens):
 def expected(prompt, count):
     """Return the mocker's answer, which is a function of the prompt alone, wherever it was made."""
     tokens = np.frombuffer(prompt.encode(), np.uint8).astype(np.uint32)
-    return bytes(answer_tokens(tokens, 0, 0, count, LETTERS)).decode()
+    return bytes(answer_tokens(tokens, 0, 0, count, ByteTokenizer().speakable())).decode()
 
 
 def are_beginnings(texts, prompts):

@@ -10,11 +10,12 @@ import uvloop
 from mocker import EngineConfig
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
-from serving.engines.mock.answers.made_up import LETTERS, answer_length, answer_tokens
+from serving.engines.mock.answers.made_up import answer_length, answer_tokens
 from serving.engines.mock.engine import MockEngine, Mocker
 from serving.engines.mock.events import RouterSink
 from serving.engines.mock.timer import StepTimer
 from serving.model.files import ModelFiles
+from serving.model.tokenizer import ByteTokenizer
 from serving.router import PromptBlocks
 from serving.router.follower import KvFollower
 from serving.router.hashing import block_hashes, sequence_hashes
@@ -86,7 +87,7 @@ async def ended(reader, *ids):
 
 def test_an_answer_that_goes_on_elsewhere_is_the_same_answer():
     prompt = np.array([1, 2, 3, 4, 5], np.uint32)
-    whole = answer_tokens(prompt, 7, 0, 20, LETTERS)
+    whole = answer_tokens(prompt, 7, 0, 20, ByteTokenizer().speakable())
 
     async def talk(engine, reader):
         engine.submit(request(prompt, 20, sampling_options={"seed": 7}), AnswerStream(reader, 1))
@@ -112,7 +113,7 @@ def test_a_slow_reader_misses_nothing_and_holds_up_nobody():
         assert engine.load().num_running == 0  # the engine is done; only the sending waits
         slow.resume()
         await ended(reader, 1)
-        assert reader.tokens(1) == answer_tokens(np.array([1, 2], np.uint32), 0, 0, 30, LETTERS)
+        assert reader.tokens(1) == answer_tokens(np.array([1, 2], np.uint32), 0, 0, 30, ByteTokenizer().speakable())
 
     with_engine(talk)
 
@@ -218,7 +219,7 @@ def speaks(prompt, *, seed=0, **conditions):
     return found[0]
 
 
-WORDS = answer_tokens(np.array([1, 2, 3], np.uint32), 0, 0, 300, LETTERS)
+WORDS = answer_tokens(np.array([1, 2, 3], np.uint32), 0, 0, 300, ByteTokenizer().speakable())
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_llm_ds_router_reads_every_message_and_its_index_is_what_is_cached(event
                 list(range(9)), cache_scope=CacheScope(salt="mine", lora_name="sql", lora_id=1, lora_path="/sql")
             )
             cached = {
-                (id(chain), block) for chain, *span in w.engine.engine.core.pool.cached() for block in range(*span)
+                (id(chain), block) for chain, *span in w.engine.engine._core.pool.cached() for block in range(*span)
             }
             before = await replayed(w.subscriber, 0)
             await w.engine.control.reset_prefix_cache()

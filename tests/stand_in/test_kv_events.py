@@ -10,8 +10,9 @@ import pytest
 
 from mocker.timing.choose import resolve
 from serving.engines.block_hashes import HashTranslator
-from serving.engines.mock.answers.made_up import LETTERS, answer_tokens
+from serving.engines.mock.answers.made_up import answer_tokens
 from serving.engines.mock.engine import EngineConfig, MockEngine, TimingConfig
+from serving.model.tokenizer import ByteTokenizer
 from serving.router.events import BlocksCleared, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes
 from serving.runtime.messages import pack_u32
@@ -215,7 +216,7 @@ def test_a_reset_may_preempt_what_runs_and_the_answer_stays_the_same(events):
 
     found = asyncio.run(talk())
     cleared = found.index(AllBlocksCleared())
-    computed = [*prompt, *answer_tokens(np.array(prompt, np.uint32), 0, 0, 40, LETTERS)[:39]]
+    computed = [*prompt, *answer_tokens(np.array(prompt, np.uint32), 0, 0, 40, ByteTokenizer().speakable())[:39]]
     before, after = (
         [token for event in part for token in event.token_ids] for part in (found[:cleared], found[cleared + 1 :])
     )

@@ -24,13 +24,14 @@ Semantics: OffloadingConnectorScheduler and TieringOffloadingManager of vLLM 0.3
 from collections.abc import Iterable
 
 from mocker.chain import BlockChain
-from mocker.sequence import BlockWatch, Sequence
+from mocker.sequence import Sequence
 from mocker.tiers.chunk_cache import ChunkCache, Uses
 from mocker.tiers.config import HostMemory, TierName
 from mocker.tiers.copies import NO_WORK, Copy, Work
 from mocker.tiers.ranges import Range, overlap, split
 from mocker.tiers.work import Found, Hurry, LookUp, Read, TierWork, Write
 from mocker.vllm.block_pool import BlockPool
+from mocker.vllm.block_runs import BlockWatch
 
 NEVER = 1 << 62
 
@@ -156,9 +157,7 @@ class Offload:
     def end(self, sequence: Sequence, num_computed: int) -> None:
         """Record that a sequence is over that still has its blocks and leaves this many tokens' KV; watch these."""
         if num_computed or sequence in self._states:
-            watch = self._state(sequence).watch
-            for run in sequence.runs:
-                run.watches = [*[other for other in run.watches if other.is_on], watch]
+            self._pool.watch(sequence, self._state(sequence).watch)
             self.ended.append((sequence, num_computed))
 
     @property

@@ -1,6 +1,6 @@
 """How the tokens of a rank of the mocker come to their readers, step by step."""
 
-from mocker import DrivenEngine, Sequence
+from mocker import Engine, Sequence
 from serving.engines.mock.kv.handover import Handover, HandoverRank
 from serving.engines.mock.live import Live, live_of
 from serving.engines.mock.observer import RankWatch
@@ -14,7 +14,7 @@ class Delivery:
         self._handover = handover
         self._watch = watch
 
-    def send(self, engine: DrivenEngine) -> None:
+    def send(self, engine: Engine) -> None:
         """Complete the step in flight, and send what it made."""
         decoded = engine.decoded()
         output = engine.complete()

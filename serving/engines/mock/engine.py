@@ -26,7 +26,7 @@ from serving.engines.mock.kv.passage import KvShape
 from serving.engines.mock.kv.peer import become_peer
 from serving.engines.mock.kv.store import chunk_format
 from serving.engines.mock.kv.tiers import LiveTiers, with_store
-from serving.engines.mock.observer import Observer, prefilling_tokens
+from serving.engines.mock.observer import Observer
 from serving.engines.mock.rank import MockEngine
 from serving.kv_tiers.tier import ChunkFormat
 from serving.life.lease import LeaseConfig
@@ -219,7 +219,8 @@ class Mocker:
     @property
     def num_prefilling_tokens(self) -> int:
         """Tokens of the prompts that have no token yet: of whole prompts, however much of them is computed."""
-        return sum(prefilling_tokens(rank.engine) for rank in self.ranks)
+        sequences = [one for rank in self.ranks for one in rank.engine.sequences()]
+        return sum(one.num_prompt for one in sequences if one.first_token_s < 0)
 
     def spoil_loads(self, spoil: Spoil) -> None:
         """Make KV that others computed unreadable, on purpose (see `KvReader.spoil`)."""

@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mocker import DrivenEngine, Sequence
+from mocker import Engine, Sequence
 from mocker.batch import NOBODY
 from mocker.step import StepLog, StepOutput
 from serving.engines.mock.live import Live, live_of
@@ -59,7 +59,7 @@ class Observer(Protocol):
 class RankWatch:
     """Tells an observer what happens to the requests of one rank."""
 
-    def __init__(self, observer: Observer, engine: DrivenEngine) -> None:
+    def __init__(self, observer: Observer, engine: Engine) -> None:
         self._observer = observer
         self._engine = engine
         self._has_lost = False  # a request that it had told of, since the last step
@@ -119,7 +119,7 @@ class Queues(NamedTuple):
     kv_usage: float
 
 
-def queues_of(engine: DrivenEngine, num_planned: int) -> Queues:
+def queues_of(engine: Engine, num_planned: int) -> Queues:
     """Return what the requests of an engine do; the answers of some more are still being planned."""
     view = engine.view()
     return Queues(
@@ -133,7 +133,7 @@ def queues_of(engine: DrivenEngine, num_planned: int) -> Queues:
     )
 
 
-def take_gaps(engine: DrivenEngine) -> Gaps:
+def take_gaps(engine: Engine) -> Gaps:
     """Return the gaps between tokens since the last call, from the engine's log, which is empty then."""
     engine.split_log(0.0)
     log, engine.log = engine.log, StepLog()
@@ -142,8 +142,3 @@ def take_gaps(engine: DrivenEngine) -> Gaps:
     row = np.repeat(np.arange(len(lengths)), lengths)
     step = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     return Gaps(first[row] + step * (slope[row] + step * curve[row]), num_tokens[row])
-
-
-def prefilling_tokens(engine: DrivenEngine) -> int:
-    """Return the tokens of the prompts that have no token yet: of whole prompts, however much of them is computed."""
-    return sum(sequence.num_prompt for sequence in engine.sequences() if sequence.first_token_s < 0)

@@ -5,7 +5,7 @@ import contextlib
 import math
 from time import monotonic
 
-from mocker import DrivenEngine, Sequence, new_engine
+from mocker import Engine, Sequence, new_engine
 from mocker.look_ups import LookUps
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import Faster
@@ -146,7 +146,7 @@ class MockEngine:
             timer.close()
             self._intake.close()
 
-    async def _step(self, engine: DrivenEngine, timer: StepTimer) -> None:
+    async def _step(self, engine: Engine, timer: StepTimer) -> None:
         now = monotonic()  # uvloop's own clock only counts milliseconds
         while True:
             self._bell.clear()  # a ring from here on may be too late for this step

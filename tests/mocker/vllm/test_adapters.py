@@ -46,7 +46,7 @@ def test_a_skipped_request_starts_as_soon_as_an_adapter_is_no_longer_in_use():
     engine.add(sequence("other", "b", output=1))
     engine.add(sequence("plain", output=9))
     assert admissions(engine) == [["short", "long", "plain"], ["other"]]
-    assert not engine.core.waiting
+    assert not engine._core.waiting
 
 
 def test_without_a_limit_any_adapters_run_together():
@@ -73,7 +73,7 @@ def test_a_request_that_is_loading_needs_a_seat_for_its_adapter_when_it_starts_t
         starts += [one.id for one in step.batch.admitted]
         engine.complete()
         if "remote" in starts:
-            assert not any(one.id == "here" for one in engine.core.running)
+            assert not any(one.id == "here" for one in engine._core.running)
     assert starts == ["remote"]
 
 
@@ -86,7 +86,7 @@ def test_paused_for_new_requests_those_that_run_end_and_the_others_wait(async_sc
     engine.add(sequence("second"))
     engine.complete()
     assert admissions(engine) == []
-    assert [one.id for one in engine.core.waiting] == ["second"]
+    assert [one.id for one in engine._core.waiting] == ["second"]
     engine.resume()
     assert admissions(engine) == [["second"]]
     assert step.batch.admitted[0].is_over
@@ -106,7 +106,7 @@ def test_paused_for_all_requests_nothing_is_scheduled_and_nothing_is_lost(async_
     while (step := engine.schedule(now)) is not None:  # the batch that was closed ahead
         now, num_steps = step.end, num_steps + 1
         engine.complete()
-    assert not running.is_over and engine.core.running == [running]
+    assert not running.is_over and engine._core.running == [running]
     engine.resume()
     while (step := engine.schedule(now)) is not None:
         now, num_steps = step.end, num_steps + 1

@@ -181,7 +181,7 @@ def test_what_is_being_written_to_a_tier_can_be_loaded_meanwhile():
 
 def test_with_best_effort_a_look_up_made_at_a_prompts_turn_is_in_a_hurry_at_once():
     """An engine that is idle otherwise is not asked again before the look-up ends."""
-    offload = engine(tiers=(Tier(name="disk", num_chunks=100, bandwidth=1.0),), policy="best_effort").core.offload
+    offload = engine(tiers=(Tier(name="disk", num_chunks=100, bandwidth=1.0),), policy="best_effort")._core.offload
     assert offload.ask(prompt("a"), 0) is None
     look_up, hurry = offload.tier_work
     assert hurry == Hurry(look_up)
@@ -267,7 +267,7 @@ def test_prompts_behind_a_disk_that_does_not_answer_are_not_asked_again(policy):
     made, num_asked = with_slow_disk(policy), 0
     for number in range(2000):
         made.add(prompt(number))
-        num_asked += len(made.core.waiting)
+        num_asked += len(made._core.waiting)
         assert made.schedule(float(number)) is None
     assert num_asked == 2000
     assert made.num_waiting == 2000
@@ -282,10 +282,10 @@ def test_prompts_run_in_the_order_in_which_they_came_whichever_is_answered_first
     b, a = sorted(made.effects.take_tier_work()[:2], key=lambda look_up: look_up.sequence.id, reverse=True)
     made.answer(b, [])
     made.answer(a, [])
-    assert [one.id for one in made.core.queued()] == ["a", "b", "c", "d"]
+    assert [one.id for one in made._core.queued()] == ["a", "b", "c", "d"]
     assert [one.id for one, _ in made.schedule(1.0).batch.chunks] == ["a"]  # a whole budget
     made.complete()
-    assert [one.id for one in made.core.waiting] == ["b"]
+    assert [one.id for one in made._core.waiting] == ["b"]
 
 
 def test_whoever_is_aborted_while_a_disk_is_asked_leaves_nothing():

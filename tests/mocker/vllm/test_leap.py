@@ -104,19 +104,20 @@ def make(config, request, blocks_per_id):
     is_turned = config.kv_role == "kv_both" and number % 2 == 0  # it loads, others hand over
     own = [("own", group, depth, number % 5, place) for place in range(len(shared), -(-full // blocks_per_id))]
     chain = BlockChain((shared + own)[: -(-full // blocks_per_id)], full, blocks_per_id=blocks_per_id)
-    return Sequence(
+    sequence = Sequence(
         number,
         num_prompt=prompt,
         max_tokens=min(output, (config.num_gpu_blocks - 2) * size // 2),
         stop_after=stop,
         is_remote_prefill=transfer_s is not None and (config.kv_role == "kv_consumer" or is_turned),
-        is_token_shipped=number % 3 == 0,
         is_remote_decode=transfer_s is not None and config.is_kv_producer and not is_turned,
-        payload=request,
         chain=chain,
         priority=priority,
         arrival=now + number / 1e9,
     )
+    sequence.is_token_shipped = sequence.is_remote_prefill and number % 3 == 0
+    sequence.payload = request
+    return sequence
 
 
 def drive(
@@ -143,7 +144,7 @@ def drive(
         more=more,
         ordered_events=ordered,
     )
-    engine.core.has_fast_paths = not one_by_one
+    engine._core.has_fast_paths = not one_by_one
     engine.has_end_at_stores = end_at_stores
     happenings = sorted(
         [(request[0], 0, request) for request in requests]
@@ -203,7 +204,7 @@ def drive(
                 next_s = min(happenings[0][0] if happenings else math.inf, engine.wake_s)
                 if next_s == math.inf and not engine.is_idle:
                     assert engine.is_locked, "nothing can happen any more, but requests are left"
-                    log.append((now, "locked", [s.id for s in engine.core.holding], engine.num_free_blocks))
+                    log.append((now, "locked", [s.id for s in engine._core.holding], engine.num_free_blocks))
                     break
                 now = max(now, next_s) if next_s < math.inf else now
                 continue
@@ -231,14 +232,14 @@ def drive(
             follow(time)
             engine.step.cut(time)
             continue
-        most_copies = max(most_copies, *map(len, engine.core.pool._copies.values()), 0)
+        most_copies = max(most_copies, *map(len, engine._core.pool._copies.values()), 0)
         output = engine.complete()
         follow(output.end)
         if max_iterations == 1:
-            assert_findable(engine.core.pool)
+            assert_findable(engine._core.pool)
         now = output.end
         for sequence in output.finished:
-            if sequence in engine.core.retention.held:
+            if sequence in engine._core.retention.held:
                 later(now + sequence.payload[9], 4, sequence.payload)
         events += engine.effects.take_events()
         log.append((now, [s.id for s in output.finished], engine.num_free_blocks)) if output.finished else None
@@ -253,7 +254,7 @@ def drive(
         gaps += [first + j * (slope + j * curve) for j in range(int(count)) for _ in range(int(tokens))]
     if not engine.is_locked:
         assert engine.num_free_blocks == engine.num_blocks
-        assert not (engine.core.retention.held or engine.core.retention.fenced)
+        assert not (engine._core.retention.held or engine._core.retention.fenced)
     return {"log": log, "rows": rows, "gaps": sorted(gaps)}, flat(events), (len(data), most_copies)
 
 
@@ -266,7 +267,7 @@ class Tiers:
         self.under_way, self.rows, self.has_hurried = [], [], False
 
     def names(self, chain, ranges):
-        return [self.engine.core.offload.host.name(chain, c) for start, stop in ranges for c in range(start, stop)]
+        return [self.engine._core.offload.host.name(chain, c) for start, stop in ranges for c in range(start, stop)]
 
     def begin(self, now):
         """Do what the engine asks, and yield what ends when; never just as a step ends."""
@@ -318,7 +319,7 @@ def settle(engine, now):
         assert engine.schedule(engine.wake_s) is None
     for work in engine.effects.take_tier_work():
         engine.end_write(work)
-    offload = engine.core.offload
+    offload = engine._core.offload
     assert offload.is_quiet and not offload._states and not offload._copies
     assert offload.host.num_evictable == offload.host.num_used <= offload.host.num_chunks
     return engine.effects.take_events()

@@ -53,9 +53,9 @@ def test_a_reset_is_refused_while_blocks_are_in_use_and_forgets_all_afterwards(i
     step(made)
     assert not made.reset_prefix_cache()
     finish(made)
-    assert made.core.pool.cached()
+    assert made._core.pool.cached()
     assert made.reset_prefix_cache()
-    assert made.core.pool.cached() == []
+    assert made._core.pool.cached() == []
 
 
 @both
@@ -107,8 +107,8 @@ def test_preempted_ones_are_admitted_again_in_their_order_in_the_next_step(is_as
         made.add(sequence(id))
     step(made)
     made.reset_prefix_cache(preempts_running=True)
-    assert [one.id for one in made.core.queued()] == ["a", "b", "c"]
-    batch = made.core.schedule()
+    assert [one.id for one in made._core.queued()] == ["a", "b", "c"]
+    batch = made._core.schedule()
     assert [one.id for one in batch.resumed] == ["a", "b", "c"]
     assert sorted(one.id for one in batch.preempted) == ["a", "b", "c"]
 

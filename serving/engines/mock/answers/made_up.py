@@ -13,9 +13,6 @@ from xxhash import xxh3_64_intdigest
 
 from serving.worker.protocol import PreprocessedRequest
 
-LETTERS: npt.NDArray[np.uint32] = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz     ", np.uint8).astype(np.uint32)
-"""The mocker's vocabulary if tokens are bytes."""
-
 
 def answer_tokens(
     prompt: npt.NDArray[np.uint32], seed: int, start: int, count: int, vocabulary: npt.NDArray[np.uint32]

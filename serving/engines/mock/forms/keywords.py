@@ -1,13 +1,15 @@
 """The part of JSON Schema that the mocker understands, and how references are followed."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from serving.engines.mock.forms.errors import FormError
 
 Raw = dict[str, Any] | bool
 """A schema as it was sent."""
+
+Value = TypeVar("Value")
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
@@ -137,10 +139,7 @@ def listed(raw: dict[str, Any], name: str) -> list[Any]:
     Raises:
         FormError: it is not a list.
     """
-    value = raw.get(name, [])
-    if not isinstance(value, list):
-        raise FormError(f'"{name}" is {_kind(value)}; a list was expected')
-    return value
+    return _typed(raw, name, list, "a list") or []
 
 
 def names_of(raw: dict[str, Any], name: str) -> list[str]:
@@ -161,10 +160,7 @@ def mapped(raw: dict[str, Any], name: str) -> dict[str, Any]:
     Raises:
         FormError: it is not an object.
     """
-    value = raw.get(name, {})
-    if not isinstance(value, dict):
-        raise FormError(f'"{name}" is {_kind(value)}; an object was expected')
-    return value
+    return _typed(raw, name, dict, "an object") or {}
 
 
 def count_of(raw: dict[str, Any], name: str) -> int | None:
@@ -187,11 +183,15 @@ def text_of(raw: dict[str, Any], name: str) -> str | None:
     Raises:
         FormError: it is not a text.
     """
+    return _typed(raw, name, str, "a text")
+
+
+def _typed(raw: dict[str, Any], name: str, kind: type[Value], words: str) -> Value | None:
     if name not in raw:
         return None
     value = raw[name]
-    if not isinstance(value, str):
-        raise FormError(f'"{name}" is {_kind(value)}; a text was expected')
+    if not isinstance(value, kind):
+        raise FormError(f'"{name}" is {_kind(value)}; {words} was expected')
     return value
 
 

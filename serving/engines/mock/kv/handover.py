@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from mocker import DrivenEngine, Sequence
+from mocker import Engine, Sequence
 from serving.engines.kv.exchange import KvExchange
 from serving.engines.kv.notices import Notice
 from serving.engines.kv.owner import KvOwner, RoomCall
@@ -28,7 +28,7 @@ from serving.worker.engine import KvTransfers
 class HandoverRank(Protocol):
     """The engine of a data-parallel rank; its loop is elsewhere."""
 
-    engine: DrivenEngine
+    engine: Engine
 
     def add(self, live: Live) -> None:
         """Queue a request.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 
-from mocker import BlockChain, DrivenEngine
+from mocker import BlockChain, Engine
 from mocker.events import KvEvent
 from mocker.tiers.config import HostMemory, Tier, TierName
 from mocker.tiers.work import Found, Hurry, LookUp, Read, TierWork, Write
@@ -92,7 +92,7 @@ class LiveTiers:
         for tier in self._tiers.values():
             await tier.start()
 
-    def connect(self, engine: DrivenEngine, go_on: Callable[[], object]) -> None:
+    def connect(self, engine: Engine, go_on: Callable[[], object]) -> None:
         """Follow an engine; call `go_on` when something has changed for it."""
         self._engine = engine
         self._go_on = go_on
