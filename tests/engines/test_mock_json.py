@@ -391,11 +391,11 @@ LARGE = {
 @pytest.mark.parametrize("name", LARGE)
 def test_of_a_value_that_is_cut_off_only_the_start_is_made(name):
     raw, writer = LARGE[name], writers()["bytes"]
-    with worth(40_000):
+    with at_most(40_000):
         cut = json_tokens(raw, 2, 20, writer, enough=20)
     assert len(cut) >= 20
     assert json_tokens(raw, 2, 20, writer, enough=40)[:20] == cut[:20]
-    with worth(6_000_000), contextlib.suppress(FormError):
+    with at_most(6_000_000), contextlib.suppress(FormError):
         json_tokens(raw, 2, 20, writer)
 
 
