@@ -90,11 +90,7 @@ PlanGate = Annotated[PlanGateConfig, flat("Gate", 1)]
 
 
 def _check_writable(path: Path) -> None:
-    """Refuse a file that cannot be written, or that is something else.
-
-    Raises:
-        ValueError: it is one.
-    """
+    """Refuse a file that cannot be written, or that is something else."""
     above = next(folder for folder in path.absolute().parents if folder.exists())
     if not (above.is_dir() and os.access(above, os.W_OK)):
         raise ValueError(f"junit is {str(path)!r}; expected a file in a folder that can be written")
