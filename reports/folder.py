@@ -246,11 +246,7 @@ def read(folder: Path) -> tuple[Manifest, list[Record]]:
 
 
 def _refuse_other_kinds(folder: Path) -> None:
-    """Refuse the folder of something that keeps no runs.
-
-    Raises:
-        ReportError: it is such a folder.
-    """
+    """Refuse the folder of something that keeps no runs."""
     for kind, way_out in OTHER_KINDS.items():
         if (folder / f"{kind}.json").is_file() and not (folder / "experiment.json").exists():
             raise ReportError(f"{folder} is the folder of a {kind}, not of runs; {way_out}")

@@ -41,12 +41,7 @@ def check_plan(config: PlanConfig, experiment: ExperimentConfig, settings: Setti
 
 
 def _check_gpus(config: PlanConfig, experiment: ExperimentConfig, timing: TimingConfig) -> None:
-    """Refuse unknown GPUs, and sizes that no layout can have, before the workload is read.
-
-    Raises:
-        UserError: no GPU was measured with any of the sizes.
-        ValueError: a GPU is not known.
-    """
+    """Refuse unknown GPUs, and sizes that no layout can have, before the workload is read."""
     if timing.timing_name != "roofline":
         return
     gpus = [find_gpu(name) for name in (config.prices or [timing.gpu]) if name is not None]
@@ -62,11 +57,7 @@ def _check_gpus(config: PlanConfig, experiment: ExperimentConfig, timing: Timing
 
 
 def _check_sizes(config: PlanConfig, timing: TimingConfig) -> None:
-    """Refuse several sizes if there are step times for only one.
-
-    Raises:
-        UserError: there are several sizes.
-    """
+    """Refuse several sizes if there are step times for only one."""
     sizes = config.tensor_parallel_size
     if has_one_size(config, timing) and len(sizes) > 1 and sizes != PlanConfig().tensor_parallel_size:
         raise UserError(
@@ -77,11 +68,7 @@ def _check_sizes(config: PlanConfig, timing: TimingConfig) -> None:
 
 
 def _check_counts(limits: Sequence[Condition], workload: Workload, load: LoadConfig) -> None:
-    """Refuse percentiles of too few values: no layout could be shown to meet them.
-
-    Raises:
-        UserError: a limit is on such a percentile.
-    """
+    """Refuse percentiles of too few values: no layout could be shown to meet them."""
     for limit in limits:
         statistic, count = limit.statistic or "", num_values(limit.metric, workload, load)
         least = LEAST_SAMPLES[int(statistic[1:])] if statistic.startswith("p") else 0

@@ -16,7 +16,7 @@ from reports.capacity.answer import PlanAnswer
 from reports.figures.conditions import Condition
 from reports.gate import PLANS, POINTS, RUNS, GateKind, parse_gate
 from reports.summary import Summary
-from reports.sweep.points import Impossible, Point, SearchResult, Sweep
+from reports.sweep.points import Impossible, Sweep, name_and_point
 from reports.verdicts.gates import GateResult, GateState
 from serving.cli.command_line import flat
 
@@ -90,11 +90,7 @@ PlanGate = Annotated[PlanGateConfig, flat("Gate", 1)]
 
 
 def _check_writable(path: Path) -> None:
-    """Refuse a file that cannot be written, or that is something else.
-
-    Raises:
-        ValueError: it is one.
-    """
+    """Refuse a file that cannot be written, or that is something else."""
     above = next(folder for folder in path.absolute().parents if folder.exists())
     if not (above.is_dir() and os.access(above, os.W_OK)):
         raise ValueError(f"junit is {str(path)!r}; expected a file in a folder that can be written")
@@ -116,7 +112,7 @@ def checks_of_sweep(sweep: Sweep) -> list[GateResult]:
     """Return which combinations could be simulated."""
     found = []
     for row in sweep.points:
-        name = row.arm if isinstance(row, SearchResult) else row.name
+        name, _ = name_and_point(row)
         state: GateState = "undecided" if isinstance(row, Impossible) else "passed"
         why = f"impossible: {row.reason}" if isinstance(row, Impossible) else "simulated"
         found.append(GateResult(name, "it can be simulated", state, f"{name}: {why}"))
@@ -138,8 +134,7 @@ def wall_s_of(manifest: Mapping[str, Any]) -> dict[str, float]:
 
 def wall_s_of_sweep(sweep: Sweep) -> dict[str, float]:
     """Return how long the shown point of each row took."""
-    shown = [(row.arm, row.point) if isinstance(row, SearchResult) else (row.name, row) for row in sweep.points]
-    return {name: point.wall_s for name, point in shown if isinstance(point, Point)}
+    return {name: point.wall_s for name, point in map(name_and_point, sweep.points) if point}
 
 
 def finish(

@@ -184,11 +184,7 @@ def _measure_all(
 
 
 def _check_reachable(url: str, client: ClientConfig) -> None:
-    """Refuse an endpoint with no server or an unknown certificate, before a whole workload is sent to it.
-
-    Raises:
-        UserError: no server responds, or its certificate is not accepted.
-    """
+    """Refuse an endpoint with no server or an unknown certificate, before a whole workload is sent to it."""
     from dynabench.live.tls import tls_context
 
     tls = tls_context(url, ca_file=client.ca_file, insecure=client.insecure)

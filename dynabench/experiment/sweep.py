@@ -5,7 +5,7 @@ Each simulated point is saved in its own file as soon as it is done, so that an 
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -118,24 +118,16 @@ def _varied(arms: list[Arm]) -> str:
     return "; ".join(parts)
 
 
+@dataclass(frozen=True)
 class _Work:
     """Everything that the points of a sweep need, and the points known so far."""
 
-    def __init__(
-        self,
-        source: Source,
-        experiment: ExperimentConfig,
-        config: SweepConfig,
-        store: PointStore,
-        limits: list[Condition],
-        interrupt: Interrupt,
-    ) -> None:
-        self.interrupt = interrupt
-        self.source = source
-        self.experiment = experiment
-        self.config = config
-        self.store = store
-        self.limits = limits
+    source: Source
+    experiment: ExperimentConfig
+    config: SweepConfig
+    store: PointStore
+    limits: list[Condition]
+    interrupt: Interrupt
 
     def call(self, arm: Arm) -> tuple[Any, tuple[Any, ...]]:
         """Return the call that simulates a point."""

@@ -274,11 +274,7 @@ def at(speed: Speed, timing: TimingConfig) -> TimingConfig:
 
 
 def _check_alike(real: Path, run: Record, workload: Workload, settings: Settings) -> None:
-    """Refuse to compare a past run with simulations of other workers, or of requests that arrive at other times.
-
-    Raises:
-        UserError: the run and the simulation differ; the message says which setting to change.
-    """
+    """Refuse to compare a past run with simulations of other workers, or of requests that arrive at other times."""
     num_workers = sum(pool.replicas * pool.mocker.dp_size for pool in settings.deployment.pools)
     if run.num_workers != num_workers:
         raise UserError(

@@ -36,7 +36,6 @@ FILES, MODELS, CACHE, TMP, SHARED_MEMORY = "/etc/dynabench", "/models", "/cache"
 FILE_NAME = re.compile(r"(?!\.\.)[-.\w]{1,253}", re.ASCII)
 """A key of a ConfigMap."""
 
-MIB = 1 << 20
 QUICK_S = 300.0
 """Time limit for starting a process that loads no model."""
 

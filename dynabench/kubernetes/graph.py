@@ -26,13 +26,6 @@ def graph_of(
 ) -> Manifest:
     """Return the graph of some components.
 
-    Args:
-        form: version of the graph.
-        metadata: metadata of the graph.
-        components: the components of the graph.
-        pods: the pod specification of each component, by its name.
-        pod_metadata: labels and annotations of each component's pods, by its name.
-
     Raises:
         ValueError: there are too many components.
     """

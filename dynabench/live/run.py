@@ -277,11 +277,7 @@ def tokens_of_model(pool: Pool) -> range:
 
 
 def _check_fits(workload: Workload, target: MeasuredServer) -> None:
-    """Refuse a workload with a request that is too long for the model.
-
-    Raises:
-        WorkloadError: there is such a request; the message names the first, and a remedy.
-    """
+    """Refuse a workload with a request that is too long for the model."""
     for number, request in enumerate(workload.requests):
         if target.context is not None and request.input_length + request.output_length > target.context:
             raise WorkloadError(

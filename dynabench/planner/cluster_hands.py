@@ -74,16 +74,6 @@ class ClusterHands:
         namespace: str,
         is_advisory: bool,
     ) -> None:
-        """Prepare to scale.
-
-        Args:
-            runtime: the planner's runtime.
-            pools: the pools of the deployment.
-            addresses: the endpoints of their workers.
-            name: the deployment's name in the labels of its pods.
-            namespace: the namespace in discovery.
-            is_advisory: whether the planner never orders anything.
-        """
         self._runtime = runtime
         self._addresses = addresses
         self._name = name

@@ -42,18 +42,10 @@ class Hands:
         say: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Prepare to start and end workers.
-
-        Args:
-            deployment: the deployment.
-            patterns: the program of a worker of each pool, without its name.
-            namespace: the namespace of the deployment.
-            say: receives a line for each change.
-            clock: the clock for the times in the roster's history.
-        """
         self.roster = Roster([PoolOfWorkers(pool.name, pool.role, pool.gpus_per_worker) for pool in deployment.pools])
         self._planner = deployment.planner.planner
         self._patterns = patterns
+        """The program of a worker of each pool, without its name."""
         self._patience_s = {pool.name: pool.worker.drain_s + LATE_S for pool in deployment.pools}
         self._namespace = namespace
         self._say = say or (lambda _: None)

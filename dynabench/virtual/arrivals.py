@@ -23,15 +23,6 @@ class Arrivals:
         clock: Clock,
         log: RequestLog,
     ) -> None:
-        """Prepare to send requests.
-
-        Args:
-            workload: the requests.
-            load: how they are sent.
-            overhead: delays between a client and the engines.
-            clock: the clock.
-            log: records when each was to be sent.
-        """
         self.begin: Callable[[int], object] | None = None
         """Called with the number of each request that reaches the router."""
         self.counter: Counter | None = None

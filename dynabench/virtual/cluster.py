@@ -42,12 +42,6 @@ class Cluster:
     """Workers behind routers that serve a workload."""
 
     def __init__(self, plan: Run, workload: Workload) -> None:
-        """Build the idle cluster of one run.
-
-        Args:
-            plan: the deployment, how requests are sent, and the seed.
-            workload: the requests.
-        """
         deployment, load = plan.deployment, plan.settings.load
         pools, is_apart = pools_of(deployment), deployment.is_disaggregated
         engines = [pool.engine for pool in pools for _ in range(pool.replicas)]

@@ -44,18 +44,6 @@ class Flights:
         arrivals: Arrivals,
         stamps: Stamps,
     ) -> None:
-        """Start without requests.
-
-        Args:
-            terms: what applies to all of them.
-            clock: the clock.
-            routers: choose ranks.
-            ranks: every rank so far, by its number, which is its slot at the routers.
-            prompts: makes what is sent.
-            transfers: carries KV between ranks.
-            arrivals: hears when requests have ended.
-            stamps: records what happens.
-        """
         self.choose: Callable[[int], int] | None = None
         """Chooses the slot for a request, by the request's number, instead of the router."""
         self.num_finished = 0

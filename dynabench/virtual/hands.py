@@ -45,16 +45,6 @@ class Hands:
         stamps: Stamps,
         react: Callable[[Flight, Effects], None],
     ) -> None:
-        """Work on ranks.
-
-        Args:
-            clock: the clock.
-            ranks: all ranks, by number.
-            prompts: makes what is sent.
-            transfers: carries KV between them.
-            stamps: records what happens.
-            react: carries out what a flight asks for when something has happened.
-        """
         self.pauses_s = 0.0
         """Total time between the end of a prefill and the choice of a decode rank, over all requests."""
         self._clock = clock

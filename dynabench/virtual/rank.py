@@ -35,15 +35,8 @@ class Rank:
     """A destination for requests: one engine on the clock, alone in its worker or with others."""
 
     def __init__(self, number: int, engine: Engine, clock: Clock, listener: Listener) -> None:
-        """Put an engine on the clock.
-
-        Args:
-            number: its number in the cluster, which is its slot at every router.
-            engine: the engine.
-            clock: the clock.
-            listener: hears what comes of the requests.
-        """
         self.number = number
+        """Its number in the cluster, which is its slot at every router."""
         self.engine = engine
         self._effects = engine.effects
         self._num_blocks = engine.num_blocks

@@ -24,17 +24,9 @@ class Stamps:
         block_size: int,
         answer_s: float,
     ) -> None:
-        """Write into a log.
-
-        Args:
-            log: the log.
-            engines: the engines of all pools.
-            is_apart: whether some of them only prefill.
-            block_size: tokens of a KV block.
-            answer_s: time from the end of a step to the client (s).
-        """
         self.log = log
         self.answer_s = answer_s
+        """Time from the end of a step to the client (s)."""
         self._sources = SourceColumns(engines, log)
         self._is_apart = is_apart
         self._block_size = block_size

@@ -31,13 +31,6 @@ class Tiering:
     """The storage behind the host memory of every rank: a disk for each rank, and a store that all share."""
 
     def __init__(self, traffic: Traffic, clock: Clock, publish: Publish | None = None) -> None:
-        """Start without ranks.
-
-        Args:
-            traffic: the links of a cluster, to which storage is added.
-            clock: the clock.
-            publish: called with the events of tiers (default: nobody listens).
-        """
         self.of: dict[int, Tiers] = {}
         """The tiers of each rank that has any, by rank number."""
         self._traffic = traffic
@@ -90,16 +83,6 @@ class Tiers:
         clock: Clock,
         publish: Publish | None,
     ) -> None:
-        """Connect a rank to its tiers.
-
-        Args:
-            rank: the rank.
-            memory: its host memory, which is filled from the tiers.
-            storages: the contents of the tiers, nearest first.
-            traffic: the links.
-            clock: the clock.
-            publish: called with the events of tiers (None: nobody listens).
-        """
         self.storages: dict[TierName, Storage] = {storage.tier.name: storage for storage in storages}
         self._rank = rank
         self._engine = rank.engine

@@ -25,16 +25,7 @@ class Transfers:
         *,
         block_size: int,
     ) -> None:
-        """Use the links between ranks.
-
-        Args:
-            config: the network.
-            kv_size: the size of KV that is sent (None: it never is).
-            traffic: the transfers in progress.
-            clock: the clock.
-            block_size: tokens of a KV block.
-        """
-        self._kv_size = kv_size
+        self._kv_size = kv_size  # None: no KV is sent
         self.sends_chunks = config.overlap == "chunk"
         """Whether KV is sent chunk by chunk while a prompt is computed."""
         self._sends_layers = config.overlap == "layer"

@@ -75,12 +75,7 @@ def fleet_use(cluster: Cluster, planner: SimulatedPlanner | None) -> FleetUse:
 
 
 def tier_use(cluster: Cluster, requests: Requests) -> tuple[TierUse, ...]:
-    """Return what each pool's KV tiers contained, moved and supplied.
-
-    Args:
-        cluster: the workers, after the run.
-        requests: the records of the requests.
-    """
+    """Return what each pool's KV tiers contained, moved and supplied."""
     length_s, found = _length_s(cluster), []
     for pool, ranks, _, _ in _crews(cluster):
         memory = pool.engine.host

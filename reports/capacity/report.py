@@ -29,14 +29,7 @@ def save(folder: Path, answer: PlanAnswer) -> None:
 
 
 def write(folder: Path, answer: PlanAnswer, points: Mapping[str, Sequence[Point]], limits: Sequence[Condition]) -> None:
-    """Write the report of a plan into its folder.
-
-    Args:
-        folder: an existing folder.
-        answer: the plan's result.
-        points: what was tried for each layout, by its name.
-        limits: the limits of the plan.
-    """
+    """Write the report of a plan into its folder."""
     key = capacity.key(answer)
     lines = {
         name: [structs.replace(one, changes={"workers": one.workers}) for one in points.get(name, [])] for name in key

@@ -463,17 +463,3 @@ def _for_page(svg: str, name: str) -> str:
 
 def _short(value: Any) -> Any:
     return float(f"{float(value):.4g}")
-
-
-def windows(times: Floats, values: Floats, number: int = 60) -> tuple[Floats, list[Floats]]:
-    """Group values by time; return the centres of the windows that are not empty, and their values."""
-    known = ~np.isnan(values)
-    times, values = times[known], values[known]
-    if not len(times):
-        return np.empty(0), []
-    edges = np.linspace(times.min(), times.max() + 1e-9, number + 1)
-    place = np.digitize(times, edges) - 1
-    groups = [values[place == window] for window in range(number)]
-    centres = (edges[1:] + edges[:-1]) / 2
-    kept = [window for window in range(number) if len(groups[window])]
-    return centres[kept], [groups[window] for window in kept]

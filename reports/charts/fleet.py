@@ -15,7 +15,6 @@ from reports.charts import drawing, over_time
 from reports.charts.comparison import Comparison
 from reports.charts.drawing import INK, LIMIT, QUIET, REST, WIDE, Canvas, Chart, Panel, mark
 from reports.figures import fleet as fleet_figures
-from reports.figures import metrics
 from reports.key import KeyEntry
 from reports.record.fleet import FleetUse, Headcount, PoolFleet
 from reports.record.records import Floats, Record
@@ -107,7 +106,7 @@ def _rows(shown: Comparison, arms: Sequence[Seen], edges: Floats) -> list[FleetR
     found = [
         _rate("requests/s", arms, edges, lambda run: over_time.arrivals(run.requests, edges)),
         _rate("output tokens/s", arms, edges, lambda run: over_time.output_rate(run.requests, edges)),
-        *(_workers(pool, arms, pools, _centres(edges)) for pool in pools),
+        *(_workers(pool, arms, pools, over_time.centres(edges)) for pool in pools),
     ]
     if shown.limits:
         found.append(FleetRow("requests within limits", 70, lambda seen, panel: _within(seen, panel, edges), "%"))
@@ -124,7 +123,7 @@ def _rate(heading: str, arms: Sequence[Seen], edges: Floats, of: Callable[[Recor
         rate = of(seen.run)
         drawing.numbers(panel.axes, "y", 0, most, most=3)
         mark(panel.axes.stairs(rate, edges, fill=True, color=REST, linewidth=0), seen.entry.place)
-        panel.add(seen.entry.name, seen.entry.place, _centres(edges), rate)
+        panel.add(seen.entry.name, seen.entry.place, over_time.centres(edges), rate)
 
     return FleetRow(heading, 58, draw, "/s")
 
@@ -178,12 +177,12 @@ def _within(seen: Seen, panel: Panel, edges: Floats) -> None:
         low = panel.axes.stairs(missing, edges, baseline=enough, fill=True, color=LIMIT, alpha=0.25, linewidth=0)
         line = panel.axes.stairs(shares, edges, baseline=None, color=seen.entry.colour, linewidth=1.4)
         mark([low, line], seen.entry.place)
-        panel.add(seen.entry.name, seen.entry.place, _centres(edges), shares)
+        panel.add(seen.entry.name, seen.entry.place, over_time.centres(edges), shares)
     if seen.fleet.oracle and min(seen.fleet.oracle.possible, default=1.0) < 1:
         possible = np.array(seen.fleet.oracle.possible) * 100
         ends = np.arange(len(possible) + 1, dtype=float) * seen.fleet.oracle.window_s
         mark(panel.axes.stairs(possible, ends, baseline=None, color=INK, linewidth=1.0), seen.entry.place)
-        spots = _centres(edges)
+        spots = over_time.centres(edges)
         panel.add(
             f"{seen.entry.name}, possible", seen.entry.place, spots, fleet_figures.held(spots, ends[:-1], possible)
         )
@@ -192,7 +191,7 @@ def _within(seen: Seen, panel: Panel, edges: Floats) -> None:
 
 def _ttft(shown: Comparison, arms: Sequence[Seen], edges: Floats) -> FleetRow | None:
     """Draw median and 99th percentile of TTFT in each window, and its limits."""
-    times = {seen.entry.arm: [_quantiles(seen.run, edges, share) for share in (0.5, 0.99)] for seen in arms}
+    times = {seen.entry.arm: [over_time.ttft(seen.run, edges, share) for share in (0.5, 0.99)] for seen in arms}
     limits = [limit.value * 1000 for limit in shown.limits_of("ttft_sched")]
     every = np.concatenate([line for lines in times.values() for line in lines])
     every = every[~np.isnan(every)]
@@ -203,22 +202,13 @@ def _ttft(shown: Comparison, arms: Sequence[Seen], edges: Floats) -> FleetRow | 
     def draw(seen: Seen, panel: Panel) -> None:
         drawing.times(panel.axes, "y", reach, most=4)
         for label, width, values in zip(("median", "p99"), (1.8, 0.9), times[seen.entry.arm], strict=True):
-            line = panel.axes.plot(_centres(edges), values, color=seen.entry.colour, linewidth=width)
+            line = panel.axes.plot(over_time.centres(edges), values, color=seen.entry.colour, linewidth=width)
             mark(line, seen.entry.place)
-            panel.add(f"{seen.entry.name}, {label}", seen.entry.place, _centres(edges), values)
+            panel.add(f"{seen.entry.name}, {label}", seen.entry.place, over_time.centres(edges), values)
         for limit in limits:
             drawing.limit_line(panel.axes, limit)
 
     return FleetRow("TTFT: median, p99", 90, draw, "ms")
-
-
-def _quantiles(run: Record, edges: Floats, share: float) -> Floats:
-    """Return a quantile of TTFT (ms) of the requests due in each window, NaN where there are none."""
-    values = metrics.per_request(run.requests)["ttft_sched"] * 1000
-    known = ~np.isnan(values)
-    place = np.clip(np.searchsorted(edges, run.requests.intended_s[known], side="right") - 1, 0, len(edges) - 2)
-    groups = [values[known][place == window] for window in range(len(edges) - 1)]
-    return np.array([float(np.quantile(group, share)) if len(group) else np.nan for group in groups])
 
 
 def _most(fleet: FleetUse, pool: str) -> float:
@@ -260,7 +250,3 @@ def _reading(shown: Comparison, arms: Sequence[Seen], edges: Floats) -> str:
     if any(figures.repeats > 1 for _, _, figures in shown.arms):
         text += " The chart shows the first run of each arm."
     return text
-
-
-def _centres(edges: Floats) -> Floats:
-    return (edges[1:] + edges[:-1]) / 2

@@ -80,7 +80,7 @@ def _heat(
         if place % across and per_row == 1 and run.num_workers == known[0][1].num_workers:
             drawing.no_labels(axes, "y")
         panel = Panel(axes, "s", unit)
-        centres = (edges[1:] + edges[:-1]) / 2
+        centres = over_time.centres(edges)
         if len(rows) <= HOVERED:
             panel.is_map = True
             for worker, row in enumerate(rows):

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from reports.figures.metrics import per_request
 from reports.figures.stability import in_system, waiting
 from reports.record.records import Floats, MaybeFloats, MaybeInts, Record, Requests
 
@@ -13,6 +14,21 @@ def windows(records: "list[Record]", number: int) -> Floats:
     """Return the edges of this many windows, from the first to the last intended arrival of any run."""
     end = max((float(run.requests.intended_s.max(initial=0.0)) for run in records), default=0.0)
     return np.linspace(0, max(end, 1e-3), number + 1)
+
+
+def centres(edges: Floats) -> Floats:
+    """Return the middles of windows."""
+    return (edges[1:] + edges[:-1]) / 2
+
+
+def ttft(run: Record, edges: Floats, share: float) -> Floats:
+    """Return a quantile of TTFT (ms) of the requests due in each window, NaN where there are none."""
+    values = per_request(run.requests)["ttft_sched"] * 1000
+    known = ~np.isnan(values)
+    place = np.clip(np.searchsorted(edges, run.requests.intended_s[known], side="right") - 1, 0, len(edges) - 2)
+    order = np.argsort(place, kind="stable")
+    groups = np.split(values[known][order], np.searchsorted(place[order], np.arange(1, len(edges) - 1)))
+    return np.array([float(np.quantile(group, share)) if len(group) else np.nan for group in groups])
 
 
 def arrivals(requests: Requests, edges: Floats) -> Floats:

@@ -139,14 +139,19 @@ def percentiles(shown: Comparison) -> Chart | None:
 
 
 def begin_rows(
-    entries: Sequence[KeyEntry], headings: Sequence[str], *, is_wide: bool = True
+    entries: Sequence[KeyEntry],
+    headings: Sequence[str],
+    *,
+    notes: Sequence[str] = (),
+    is_wide: bool = True,
 ) -> tuple[Canvas, list[Panel]]:
-    """Start a chart with a row for each arm and, side by side, a panel for each heading."""
+    """Start a chart with a row for each arm and, side by side, a panel for each heading; notes stand to the right of rows."""
     height = ROW * len(entries) + 8
     canvas = Canvas(height + 54, is_wide=is_wide)
     left = drawing.widest(entry.name for entry in entries) + 14
     gap = 34
-    width = (canvas.width - left - 24 - gap * (len(headings) - 1)) / len(headings)
+    right = drawing.widest(notes) + 20 if notes else 24
+    width = (canvas.width - left - right - gap * (len(headings) - 1)) / len(headings)
     panels = []
     for place, heading in enumerate(headings):
         axes = canvas.axes(left + place * (width + gap), 24, width, height, heading=heading)
@@ -155,6 +160,8 @@ def begin_rows(
     for row, entry in enumerate(entries):
         _, y = canvas.place(panels[0].axes, 0, row)
         canvas.text(0, y + 4, entry.name, colour=entry.colour, arm=entry.place)
+        if notes:
+            canvas.text(canvas.width - right + 12, y + 4, notes[row], colour=QUIET, arm=entry.place)
     return canvas, panels
 
 

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from foundation.settings import short_value
 from reports.charts import drawing
 from reports.charts.drawing import HALF, LIMIT, LINE, QUIET, WIDE, Canvas, Chart, Panel, duration, mark
+from reports.charts.rows import begin_rows
 from reports.figures.conditions import METRICS, Condition
 from reports.figures.metrics import LABELS
 from reports.key import Key, KeyEntry, key_of
@@ -159,13 +160,9 @@ def searched(rows: Sequence[SearchResult], key: Key) -> Chart | None:
     if not known:
         return None
     find = rows[0].find.replace("_", " ")
-    left = drawing.widest(entry.name for entry in key.values()) + 14
-    notes = {row.arm: _found_text(row) for row in rows}
-    right = drawing.widest(notes.values()) + 20
-    canvas = Canvas(26 * len(rows) + 62, is_wide=True)
-    axes = canvas.axes(left, 24, WIDE - left - right, 26 * len(rows) + 8, heading=find)
-    drawing.categories(axes, "y", [""] * len(rows))
-    panel = Panel(axes)
+    notes = [_found_text(row) for row in rows]
+    canvas, (panel,) = begin_rows([key[row.arm] for row in rows], [find], notes=notes)
+    axes = panel.axes
     values = [value for row in known for value in row.tried]
     drawing.numbers(axes, "x", 0, max(values) * 1.08, whole=all(float(value).is_integer() for value in values))
     for place, row in enumerate(rows):
@@ -185,9 +182,6 @@ def searched(rows: Sequence[SearchResult], key: Key) -> Chart | None:
                 [float(row.missed_at)],
                 [place],
             )
-        _, y = canvas.place(axes, 0, place)
-        canvas.text(0, y + 4, entry.name, colour=entry.colour, arm=entry.place)
-        canvas.text(WIDE - right + 12, y + 4, notes[row.arm], colour=QUIET, arm=entry.place)
     ways = {row.sense for row in rows if row.sense}
     way = f"{ways.pop()} " if len(ways) == 1 else ""
     text = "Dot: all limits are met. Cross: the nearest value tried that misses one."

@@ -8,7 +8,6 @@ from matplotlib.axes import Axes
 from reports.charts import drawing, over_time
 from reports.charts.comparison import Comparison
 from reports.charts.drawing import HALF, REST, WIDE, Canvas, Chart, Panel
-from reports.figures import metrics
 from reports.key import KeyEntry
 from reports.record.records import Floats, Record
 
@@ -40,7 +39,7 @@ def arrivals(shown: Comparison) -> Chart | None:
     right = drawing.widest(entry.name for entry, _ in seen) + 14 if len(seen) > 1 else 14
     axes = canvas.axes(46, 24, HALF - 46 - right, 126, heading="requests/s")
     panel = Panel(axes, "s", "/s")
-    centres = (edges[1:] + edges[:-1]) / 2
+    centres = over_time.centres(edges)
     drawing.seconds(axes, "x", 0, float(edges[-1]))
     drawing.numbers(axes, "y", 0, max(float(rate.max()) for _, rate in seen) * 1.08, most=4)
     for entry, rate in seen:
@@ -92,16 +91,7 @@ def ttft_over_time(shown: Comparison) -> Chart | None:
 
     def of(quantile: float) -> Callable[[Record, Floats], Floats | None]:
         def found(run: Record, edges: Floats) -> Floats | None:
-            values = metrics.per_request(run.requests)["ttft_sched"] * 1000
-            coarse = edges[:: WINDOWS // 40]
-            known = ~np.isnan(values)
-            place = np.clip(
-                np.searchsorted(coarse, run.requests.intended_s[known], side="right") - 1, 0, len(coarse) - 2
-            )
-            order = np.argsort(place, kind="stable")
-            groups = np.split(values[known][order], np.searchsorted(place[order], np.arange(1, len(coarse) - 1)))
-            levels = [float(np.quantile(group, quantile)) if len(group) else np.nan for group in groups]
-            return np.repeat(np.array(levels), WINDOWS // 40)
+            return np.repeat(over_time.ttft(run, edges[:: WINDOWS // 40], quantile), WINDOWS // 40)
 
         return found
 
@@ -123,7 +113,7 @@ def _over_time(
             known.append((measure, values))
     if not known:
         return None
-    centres = (edges[1:] + edges[:-1]) / 2
+    centres = over_time.centres(edges)
     draw_it = _overlaid if len(shown.arms) <= TANGLE else _side_by_side
     canvas, panels = draw_it(shown, known, centres, float(edges[-1]), is_log=is_log)
     if len(shown.arms) > TANGLE:

@@ -110,11 +110,26 @@ class Point(msgspec.Struct, frozen=True, tag="point", tag_field="kind"):
         return state_of(self.outcomes)
 
 
-class Impossible(msgspec.Struct, frozen=True, tag="impossible", tag_field="kind"):
-    """A combination of settings that is impossible."""
+class _Unmeasured(msgspec.Struct, frozen=True):
+    """A combination of settings that misses the limits without all of its runs."""
 
     name: str
     changes: dict[str, Any]
+
+    @property
+    def state(self) -> State:
+        """Whether all limits are met."""
+        return "missed"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing interrupted it."""
+        return True
+
+
+class Impossible(_Unmeasured, frozen=True, tag="impossible", tag_field="kind"):
+    """A combination of settings that is impossible."""
+
     reason: str
 
     @property
@@ -122,33 +137,11 @@ class Impossible(msgspec.Struct, frozen=True, tag="impossible", tag_field="kind"
         """The result for the limits."""
         return [Outcome("a deployment that is possible", "missed", reason=self.reason)]
 
-    @property
-    def state(self) -> State:
-        """Whether all limits are met."""
-        return "missed"
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether nothing interrupted it."""
-        return True
-
-
-class Cut(msgspec.Struct, frozen=True, tag="cut", tag_field="kind"):
+class Cut(_Unmeasured, frozen=True, tag="cut", tag_field="kind"):
     """A combination that missed the limits on a part of the workload, so that the rest was not run."""
 
-    name: str
-    changes: dict[str, Any]
     outcomes: list[Outcome]
-
-    @property
-    def state(self) -> State:
-        """Whether all limits are met."""
-        return "missed"
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether nothing interrupted it."""
-        return True
 
 
 AnyPoint = Point | Impossible | Cut
@@ -180,6 +173,12 @@ class SearchResult(msgspec.Struct, frozen=True):
     def tried(self) -> list[float]:
         """The values at which the limits are no longer met."""
         return [value for value in (self.met, self.missed_at) if value is not None]
+
+
+def name_and_point(row: AnyPoint | SearchResult) -> tuple[str, Point | None]:
+    """Return the name of a line of the table, and the point that it shows, if there is one."""
+    name, point = (row.arm, row.point) if isinstance(row, SearchResult) else (row.name, row)
+    return name, point if isinstance(point, Point) else None
 
 
 class Sweep(msgspec.Struct, frozen=True):

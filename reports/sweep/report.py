@@ -193,11 +193,7 @@ def _read(folder: Path) -> _Kept:
 
 
 def _refuse_others(first: Path, wanted: Manifest, folder: Path, given: Manifest) -> None:
-    """Refuse a sweep with points that cannot be compared with those of the first.
-
-    Raises:
-        ReportError: it cannot be compared.
-    """
+    """Refuse a sweep with points that cannot be compared with those of the first."""
     for what, its, others in zip(("limits", "workload", "--find"), _asked(given), _asked(wanted), strict=True):
         if its != others:
             raise ReportError(

@@ -17,7 +17,7 @@ from reports.figures.slo import parse_slo
 from reports.figures.split import LABELS as PARTS
 from reports.foreign import csv_cell
 from reports.sweep.best_point import best_of, by_rest
-from reports.sweep.points import AnyPoint, Impossible, Point, SearchResult, Sweep
+from reports.sweep.points import AnyPoint, Impossible, Point, SearchResult, Sweep, name_and_point
 from reports.sweep.search_verdict import digits, is_by_gpus, search_verdict, value_shown
 from reports.sweep.verdict import grid_verdict
 from reports.tables import grid
@@ -63,8 +63,7 @@ def lay_out(rows: Rows, manifest: dict[str, Any], *, is_complete: bool) -> Sweep
 
 def _points(rows: Rows) -> dict[str, Point]:
     """Return the points of the table by the names of its lines."""
-    named = [(row.arm, row.point) if isinstance(row, SearchResult) else (row.name, row) for row in rows]
-    return {name: point for name, point in named if isinstance(point, Point)}
+    return {name: point for name, point in map(name_and_point, rows) if point}
 
 
 def _axes(rows: Rows) -> list[str]:
@@ -236,8 +235,7 @@ def tables(summary: Sweep, width: int, *, is_whole: bool, colours: Sequence[str]
 
 def _split(rows: Rows) -> Grid | None:
     """Lay out where TTFT goes at each point; None if every worker does everything."""
-    named = [(row.arm, row.point) if isinstance(row, SearchResult) else (row.name, row) for row in rows]
-    points = {name: point if isinstance(point, Point) else None for name, point in named}
+    points = dict(map(name_and_point, rows))
     if not any(point.is_apart for point in points.values() if point):
         return None
     lines = [(name, [shown(point) if point else "-" for _, shown in SPLIT]) for name, point in points.items()]

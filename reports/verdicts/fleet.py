@@ -29,12 +29,7 @@ def fleet_verdict(summary: Summary) -> str:
 
 
 def told(arms: Mapping[str, Kept], what: str) -> str:
-    """Say which arm meets the limits with the fewest GPU-hours, or comes closest, and what the others would cost.
-
-    Args:
-        arms: what each used, and how well it met the limits.
-        what: what a good enough arm does, in words.
-    """
+    """Say which arm meets the limits with the fewest GPU-hours, or comes closest, and what the others would cost."""
     if not arms:
         return ""
     enough = {arm: one for arm, one in arms.items() if one.is_enough}
