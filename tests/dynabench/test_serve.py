@@ -48,7 +48,7 @@ def test_the_example_serves_two_models_restarts_what_dies_and_stops_clean(tmp_pa
     answer = httpx.post(f"{url}/v1/chat/completions", json=body).json()
     assert answer["choices"][0]["message"]["content"] == "say this"
     before = instances(url)
-    os.kill([*children(process)][0], signal.SIGKILL)
+    os.kill(next(iter(children(process))), signal.SIGKILL)
     until(lambda: len(instances(url)) == 3 and instances(url) != before, process)
     log = finish(process, signal.SIGINT)
     assert "chatty-0 ended with code -9; restarting it" in log
@@ -253,7 +253,7 @@ def test_a_stack_with_a_namespace_of_its_own_is_alone_and_says_nothing(tmp_path)
         stacks.append(start(tmp_path, *STACK, port, "--namespace", name))
         wait_for(f"http://127.0.0.1:{port}", 1, stacks[-1])
     assert [len(instances(f"http://127.0.0.1:{port}")) for port in ports] == [1, 1]
-    os.kill([*children(stacks[1])][0], signal.SIGKILL)
+    os.kill(next(iter(children(stacks[1]))), signal.SIGKILL)
     before = instances(f"http://127.0.0.1:{ports[1]}")
     until(lambda: instances(f"http://127.0.0.1:{ports[1]}") not in ([], before), stacks[1])
     for process in stacks:

@@ -15,7 +15,6 @@ import socket
 import sys
 import threading
 import time
-from pathlib import Path
 
 import httpx
 import msgspec

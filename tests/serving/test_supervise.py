@@ -19,11 +19,11 @@ HELD = """
 import asyncio, os, signal, sys
 from serving.supervision.log_writer import LogWriter
 from serving.frontend.http.listening import LISTEN_FD, listen
-from serving.supervision.group import Group, Program
+from serving.supervision.group import ProcessGroup, Program
 
 async def main():
     log = LogWriter(1)
-    group = Group(restart=True, say=log.say)
+    group = ProcessGroup(restart=True, say=log.say)
     os.mkfifo(sys.argv[1])
     await group.start(Program("child", ["-c", sys.argv[2], sys.argv[1]]))
     await asyncio.to_thread(lambda: open(sys.argv[1]).read())
@@ -326,7 +326,7 @@ async def main(stopping):
         p.report_ready(" ".join(name for name, link in given.items() if link in seen.decode()))
         await stopping.wait()
 
-p.run(main)
+p.run_process(main)
 """
 
 

@@ -22,8 +22,8 @@ from serving.engines.mock.engine import EngineConfig
 from serving.stand_in.config import HttpConfig, StandInConfig
 from serving.stand_in.faults.config import AdminConfig
 from serving.stand_in.faults.words import read_faults
-from serving.stand_in.server import serve
-from serving.supervision.process import run
+from serving.stand_in.server import serve_stand_in
+from serving.supervision.process import run_process
 
 port, admin, *words = sys.argv[1:]
 config = StandInConfig(
@@ -33,7 +33,7 @@ config = StandInConfig(
     faults=read_faults(words),
     admin=AdminConfig(port=int(admin)),
 )
-run(lambda stopping: serve(config, stopping))
+run_process(lambda stopping: serve_stand_in(config, stopping))
 """
 ASKED = {"model": "tiny", "prompt": "hello", "max_tokens": 2}
 

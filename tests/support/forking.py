@@ -145,7 +145,7 @@ def become(wanted, files):
 def opened_like(stream, mode):
     """Return a new stream on the number of one that Python opened when it started, with all that Python chose for it."""
     is_unbuffered, number = bool(os.environ.get("PYTHONUNBUFFERED")), stream.fileno()
-    file = open(number, mode, 0 if is_unbuffered and mode == "wb" else -1, closefd=False)
+    file = os.fdopen(number, mode, 0 if is_unbuffered and mode == "wb" else -1, closefd=False)
     is_by_line = number == 2 and not is_unbuffered
     return io.TextIOWrapper(
         file, stream.encoding, stream.errors, line_buffering=is_by_line, write_through=is_unbuffered

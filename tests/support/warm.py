@@ -102,7 +102,7 @@ class WarmProcess(subprocess.Popen):
     def _try_wait(self, wait_flags):
         if not select.select([self._status], [], [], 0 if wait_flags & os.WNOHANG else None)[0]:
             return 0, 0
-        with open(self._status, "rb") as status:
+        with os.fdopen(self._status, "rb") as status:
             return self.pid, int(status.readline())
 
     def _internal_poll(self, _deadstate=None, **_):
@@ -163,7 +163,7 @@ class WarmChild:
 
     def _learn(self):
         asyncio.get_running_loop().remove_reader(self._status)
-        with open(self._status, "rb") as status:
+        with os.fdopen(self._status, "rb") as status:
             self.returncode = os.waitstatus_to_exitcode(int(status.readline()))
         self._ended.set()
 
@@ -227,7 +227,7 @@ class Forking:
     def children(self, pid):
         """Return which running processes a process had started, oldest first, with their words."""
         status, theirs = os.pipe()
-        with open(status, "rb") as answer:
+        with os.fdopen(status, "rb") as answer:
             socket.send_fds(self._socket, [json.dumps({"children": pid}).encode()], [theirs])
             os.close(theirs)
             return {int(child): words for child, words in json.loads(answer.read()).items()}
