@@ -23,11 +23,18 @@ IMPORTED = [
     "matplotlib.backends.backend_svg",
     "matplotlib.figure",
     "numpy",
+    "pandas",
+    "pyarrow.pandas_compat",
     "pyarrow.parquet",
     "serving.cli.commands",
     "serving.cli.dynamo_run",
+    "serving.frontend.server",
+    "serving.mocker",
 ]
-"""What commands import, now or later; and the modules of all commands."""
+"""What commands import, now or later."""
+
+ROOMS = ["dynabench.cli", "dynabench.experiment", "dynabench.live", "dynabench.virtual"]
+"""Packages of which commands import all modules, most of them later."""
 
 OF_TERMINALS = ("COLORTERM", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR", "TERM", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 """The variables that a console reads when it is made, as modules of our command lines do when they are imported."""
@@ -39,10 +46,9 @@ MOST_FILES = 64
 def import_all():
     for name in IMPORTED:
         importlib.import_module(name)
-    import dynabench.cli
-
-    for module in pkgutil.iter_modules(dynabench.cli.__path__, "dynabench.cli."):
-        importlib.import_module(module.name)
+    for room in ROOMS:
+        for module in pkgutil.iter_modules(importlib.import_module(room).__path__, f"{room}."):
+            importlib.import_module(module.name)
     gc.collect()
     gc.freeze()
 
