@@ -59,6 +59,8 @@ def test_a_program_is_forked_unless_python_or_a_library_reads_its_environment_ea
     words = [*map(str, program)]
     assert warm.is_warm(words, {"stdout": subprocess.PIPE, "cwd": tmp_path})
     assert warm.is_warm([sys.executable, "-m", "serving.mocker"], {})
+    assert warm.is_warm(words, {"env": warm.AT_FIRST | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}})
+    assert not warm.is_warm(words, {"env": warm.AT_FIRST | {"HF_HOME": str(tmp_path)}})
     assert not warm.is_warm(words, {"env": warm.AT_FIRST | {"HOME": str(tmp_path)}})
     assert not warm.is_warm(words, {"env": warm.AT_FIRST | {"PYTHONPATH": str(tmp_path)}})
     assert not warm.is_warm(words, {"preexec_fn": print})

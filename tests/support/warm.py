@@ -32,9 +32,13 @@ OF_GROUPS = {"stdin", "stdout", "stderr", "env", "pass_fds", "preexec_fn"}
 """The options with which serving.supervision starts the processes of a stack."""
 
 READ_EARLY = re.compile(
-    r"^((PYTHON(?!UNBUFFERED$)|LC_|LANG|LD_|HF_|HUGGINGFACE_|MPL|XDG_|OMP_|OPENBLAS_|MKL_|TOKENIZERS_|ARROW_).*|VIRTUAL_ENV|HOME|TZ)$"
+    r"^((PYTHON(?!UNBUFFERED$)|LC_|LANG|LD_|HF_(?!HUB_DISABLE_PROGRESS_BARS$)|HUGGINGFACE_|MPL|XDG_|OMP_|OPENBLAS_|MKL_|TOKENIZERS_|ARROW_).*|VIRTUAL_ENV|HOME|TZ)$"
 )
-"""The variables that Python or a library reads when it starts or is imported."""
+"""The variables that Python or a library reads when it starts or is imported.
+
+Two others stand in the environment of many tests: forks follow PYTHONUNBUFFERED, and our own code sets the one on
+progress bars, in the tests' process too, for a library that forks import only when they need it.
+"""
 
 
 def _read_early(environment):
