@@ -1,5 +1,6 @@
 """What every run of the tests should say, and how patient it is."""
 
+import asyncio
 import os
 import runpy
 from pathlib import Path
@@ -8,11 +9,15 @@ import httpx
 import hypothesis
 import pytest
 
-from tests.support import examples
+from tests.support import examples, warm
 from tests.support.waiting import PATIENCE_S
 
 # The default of httpx.get, httpx.Client and their like: 5 s are soon over on a busy machine.
 vars(httpx._config.DEFAULT_TIMEOUT_CONFIG).update(httpx.Timeout(PATIENCE_S).as_dict())
+
+
+# Stacks that tests run in their own process start their workers and frontends as forks: see warm.py.
+asyncio.create_subprocess_exec = warm.create_subprocess_exec
 
 
 def pytest_configure(config):

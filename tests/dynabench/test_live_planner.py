@@ -12,7 +12,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
-from pathlib import Path
 
 import httpx
 import pytest
@@ -29,6 +28,7 @@ from tests.dynabench.test_handover import workload as requests
 from tests.support import warm
 from tests.support.commands import dynabench
 from tests.support.model import write_model
+from tests.support.processes import children
 from tests.support.servers import free_port
 from tests.support.waiting import PATIENCE_S, instances, until, wait_for
 from workloads.pacing import LoadConfig
@@ -61,8 +61,7 @@ class Served:
         wait_for(self.url, count, self.process)
 
     def pid_of(self, module):
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        [pid] = [int(pid) for pid in children if module in Path(f"/proc/{pid}/cmdline").read_text()]
+        [pid] = [pid for pid, words in children(self.process).items() if module in words]
         return pid
 
     def body(self, prompt, max_tokens):

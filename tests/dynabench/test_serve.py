@@ -13,6 +13,7 @@ import pytest
 from tests.support import warm
 from tests.support.commands import dynabench
 from tests.support.model import write_model
+from tests.support.processes import children
 from tests.support.servers import free_port
 from tests.support.waiting import PATIENCE_S, instances, until, wait_for
 
@@ -25,12 +26,8 @@ def start(tmp_path, *arguments):
     return warm.start(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def children(process):
-    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
-
-
 def finish(process, number):
-    pids = children(process)
+    pids = [*children(process)]
     process.send_signal(number)
     log, _ = process.communicate(timeout=PATIENCE_S)
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
@@ -51,7 +48,7 @@ def test_the_example_serves_two_models_restarts_what_dies_and_stops_clean(tmp_pa
     answer = httpx.post(f"{url}/v1/chat/completions", json=body).json()
     assert answer["choices"][0]["message"]["content"] == "say this"
     before = instances(url)
-    os.kill(children(process)[0], signal.SIGKILL)
+    os.kill(next(iter(children(process))), signal.SIGKILL)
     until(lambda: len(instances(url)) == 3 and instances(url) != before, process)
     log = finish(process, signal.SIGINT)
     assert "chatty-0 ended with code -9; restarting it" in log
@@ -144,7 +141,7 @@ def test_the_second_ctrl_c_ends_everything_at_once_and_leaves_nothing(tmp_path):
     )
     url = f"http://127.0.0.1:{port}"
     wait_for(url, 2, process)
-    pids = children(process)
+    pids = [*children(process)]
     body = {"model": "mock", "prompt": "x", "max_tokens": 5000, "stream": True}
     with httpx.stream("POST", f"{url}/v1/completions", json=body) as answer:
         pieces = answer.iter_lines()
@@ -198,7 +195,7 @@ def test_kv_survives_its_worker_in_the_store_and_the_store_may_die(tmp_path):
 
     def kill(number):
         before = instances(url)
-        pid = children(process)[number]
+        pid = [*children(process)][number]
         os.kill(pid, signal.SIGKILL)
         until(lambda: not Path(f"/proc/{pid}").exists() and len(instances(url)) == 1, process)
         return before
@@ -256,7 +253,7 @@ def test_a_stack_with_a_namespace_of_its_own_is_alone_and_says_nothing(tmp_path)
         stacks.append(start(tmp_path, *STACK, port, "--namespace", name))
         wait_for(f"http://127.0.0.1:{port}", 1, stacks[-1])
     assert [len(instances(f"http://127.0.0.1:{port}")) for port in ports] == [1, 1]
-    os.kill(children(stacks[1])[0], signal.SIGKILL)
+    os.kill(next(iter(children(stacks[1]))), signal.SIGKILL)
     before = instances(f"http://127.0.0.1:{ports[1]}")
     until(lambda: instances(f"http://127.0.0.1:{ports[1]}") not in ([], before), stacks[1])
     for process in stacks:

@@ -8,6 +8,7 @@ python -m tests.how_to.pages docs/how-to/*.md    puts what the commands print no
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +18,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.support import warm
+from tests.support.commands import ONE_AT_A_TIME
 
 PATIENCE_S = 240.0
 START_S = 60.0
@@ -62,7 +66,13 @@ def run(page: str, folder: Path) -> Iterator[Run]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "TERM": "dumb", "DYN_DISCOVERY_DIR": str(folder / ".discovery")}
+    environment = {
+        **os.environ,
+        **ONE_AT_A_TIME,
+        "PATH": path,
+        "TERM": "dumb",
+        "DYN_DISCOVERY_DIR": str(folder / ".discovery"),
+    }
     started: list[subprocess.Popen[str]] = []
     try:
         for command, shown in commands(page):
@@ -93,16 +103,29 @@ def _logged(command, shown, log):
 
 
 def _start(command, folder, environment, output):
-    return subprocess.Popen(
-        ["bash", "-c", f"exec {command}" if output is not subprocess.PIPE else command],
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output if output is subprocess.PIPE else subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    options = {
+        "cwd": folder,
+        "env": environment,
+        "stdin": subprocess.DEVNULL,
+        "stdout": output,
+        "stderr": output if output is subprocess.PIPE else subprocess.STDOUT,
+        "text": True,
+        "start_new_session": True,
+    }
+    words = _words_of_one(command)
+    if words[:1] == ["dynabench"]:
+        return warm.start([warm.BIN / "dynabench", *words[1:]], **options)
+    return subprocess.Popen(["bash", "-c", f"exec {command}" if output is not subprocess.PIPE else command], **options)
+
+
+def _words_of_one(command: str) -> list[str]:
+    """Return the words of a single command; none of a line of which a shell makes more than words."""
+    if set(command) & set("$`*?[]{}~#!"):
+        return []
+    words = shlex.shlex(command.replace("\\\n", " "), posix=True, punctuation_chars=True)
+    words.whitespace_split = True
+    found = list(words)
+    return [] if any(set(word) <= set("();<>|&") for word in found) else found
 
 
 def _end(process):

@@ -12,8 +12,14 @@ PAGES = sorted((Path(__file__).parents[2] / "docs" / "how-to").glob("*.md"))
 SCREENS = 130
 """Lines of two screens, about."""
 
+LONG = {"disaggregation-worth-it", "test-my-autoscaler"}
+"""Pages whose simulations take most of the time of all pages, with the same commands as others."""
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=[pytest.mark.long] * (path.stem in LONG)) for path in PAGES],
+)
 def test_a_page_works_as_printed(path, tmp_path):
     shutil.copytree(GOLDEN, tmp_path / "recordings")  # as the page on vLLM says
     ran = 0

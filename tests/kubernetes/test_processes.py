@@ -18,6 +18,7 @@ from serving.runtime.kubernetes.access import Rule
 from serving.runtime.kubernetes.names import TOKEN_SECRET
 from serving.runtime.ports import RuntimeUnavailableError
 from tests.kubernetes.cluster import container, expanded, objects, of_kind, pods
+from tests.support import warm
 from tests.support.cluster import Cluster, endpoint_slice, stamp
 from tests.support.commands import BIN
 from tests.support.servers import Etcd, free_port
@@ -136,10 +137,10 @@ def running(text, tmp_path, port, network=in_etcd):
                 else fields.get(each["valueFrom"]["fieldRef"]["fieldPath"], name)
                 for each in main["env"]
             }
-            given |= of_pod(name, addresses[name]) | {"DYN_SYSTEM_PORT": str(probes), "HOME": str(tmp_path)}
+            given |= of_pod(name, addresses[name]) | {"DYN_SYSTEM_PORT": str(probes), "HOME": os.environ["HOME"]}
             clean = {key: value for key, value in os.environ.items() if not key.startswith(("DYN_", "ETCD_", "NATS_"))}
             log = stack.enter_context((tmp_path / f"{name}.log").open("wb"))
-            process = subprocess.Popen([sys.executable, *words], env=clean | given, stdout=log, stderr=log)
+            process = warm.start([sys.executable, *words], env=clean | given, stdout=log, stderr=log)
             stack.callback(process.wait)
             stack.callback(process.kill)
             started[name] = Pod(name, addresses[name], probes, process)

@@ -15,7 +15,6 @@ import socket
 import sys
 import threading
 import time
-from pathlib import Path
 
 import httpx
 import msgspec
@@ -36,6 +35,7 @@ from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.server import GeneratorService
 from serving.worker.registration import register_llm
 from tests.support import warm
+from tests.support.processes import children
 from tests.support.servers import Etcd, Nats, free_port
 from tests.support.stacks import running
 from tests.support.waiting import PATIENCE_S, in_time, instances, until, until_async, wait_for
@@ -311,9 +311,8 @@ def test_streams_wait_for_what_was_killed_to_be_started_again(tmp_path, has_rout
         wait_for(url, 1, process)
 
         def kill():
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            (victim,) = [pid for pid in children if killed in Path(f"/proc/{pid}/cmdline").read_text()]
-            os.kill(int(victim), signal.SIGKILL)
+            (victim,) = [pid for pid, words in children(process).items() if killed in words]
+            os.kill(victim, signal.SIGKILL)
 
         prompts = [f"prompt number {number}" for number in range(6)]
         assert are_beginnings(ask(url, prompts, ENDLESS, kill, more=200), prompts)

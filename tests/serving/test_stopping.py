@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from serving.engines.processes import descendants
 from tests.support import warm
+from tests.support.processes import below
 from tests.support.servers import free_port
 from tests.support.waiting import PATIENCE_S, until
 
@@ -27,12 +27,12 @@ def tmp_path():
 
 
 @contextlib.contextmanager
-def running(tmp_path, *command):
+def running(tmp_path, *command, start=warm.start):
     (tmp_path / "tmp").mkdir()
     (tmp_path / "slow.json").write_text(SLOW)
     environment = os.environ | {"DYN_DISCOVERY_DIR": str(tmp_path / "d"), "TMPDIR": str(tmp_path / "tmp")}
     words = [sys.executable, "-m", *map(str, command)]
-    process = warm.start(
+    process = start(
         words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
@@ -87,7 +87,7 @@ def test_the_second_ctrl_c_ends_dynamo_run_at_once(tmp_path, way):
             stack.callback(other.terminate)
         url = f"http://127.0.0.1:{port}"
         wait_for_model(url, process)
-        pids = descendants(process.pid)
+        pids = below(process)
         body = {"model": "mock", "prompt": "x", "max_tokens": 5000, "stream": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=body) as answer:
             pieces = answer.iter_lines()
@@ -120,8 +120,9 @@ def test_two_interrupts_that_come_together_end_a_worker_without_waiting(tmp_path
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_while_the_stack_of_a_live_run_starts_ends_it(tmp_path, number):
-    with running(tmp_path, "dynabench", "run", "--workers", 4, "--out", tmp_path / "out") as process:
-        pids = until(lambda: descendants(process.pid), process)
+    command = ("dynabench", "run", "--workers", 4, "--out", tmp_path / "out")
+    with running(tmp_path, *command, start=subprocess.Popen) as process:  # a stack of forks starts at once
+        pids = until(lambda: below(process), process)
         process.send_signal(number)
         assert "Ctrl-C again stops at once" in read_until(process, "while the stack was starting")
         log, _ = process.communicate(timeout=PATIENCE_S)
@@ -146,7 +147,7 @@ def test_the_second_ctrl_c_of_a_live_run_ends_it_at_once(tmp_path):
     )
     with running(tmp_path, *command) as process:
         until(lambda: list((tmp_path / "tmp").glob("dynabench-*/*.sock")), process)
-        pids = descendants(process.pid)
+        pids = below(process)
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
         log, _ = process.communicate(timeout=PATIENCE_S)

@@ -4,13 +4,18 @@
 has imported it has its own arguments, environment, folder, pipes, session and exit code, as a fresh process does; it
 shares only what imports leave behind. So what is read while Python starts or imports keeps a command from being
 forked: see `is_warm`. A test of start-up itself starts a fresh process.
+
+Workers and frontends that a stack starts are forked too, whether the stack runs in the tests or in a fork. The process
+that forks is the parent of all: `children` in `processes.py` returns whom a process started.
 """
 
+import asyncio
 import inspect
 import json
 import os
 import re
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -23,10 +28,17 @@ PACKAGES = {"dynabench", "serving"}
 OPTIONS = {"cwd", "encoding", "env", "errors", "start_new_session", "stderr", "stdin", "stdout", "text"}
 """The options of subprocess.Popen that a fork follows."""
 
+OF_GROUPS = {"stdin", "stdout", "stderr", "env", "pass_fds", "preexec_fn"}
+"""The options with which serving.supervision starts the processes of a stack."""
+
 READ_EARLY = re.compile(
-    r"^((PYTHON|LC_|LANG|LD_|HF_|HUGGINGFACE_|MPL|XDG_|OMP_|OPENBLAS_|MKL_|TOKENIZERS_|ARROW_).*|VIRTUAL_ENV|HOME|TZ)$"
+    r"^((PYTHON(?!UNBUFFERED$)|LC_|LANG|LD_|HF_(?!HUB_DISABLE_PROGRESS_BARS$)|HUGGINGFACE_|MPL|XDG_|OMP_|OPENBLAS_|MKL_|TOKENIZERS_|ARROW_).*|VIRTUAL_ENV|HOME|TZ)$"
 )
-"""The variables that Python or a library reads when it starts or is imported."""
+"""The variables that Python or a library reads when it starts or is imported.
+
+Two others stand in the environment of many tests: forks follow PYTHONUNBUFFERED, and our own code sets the one on
+progress bars, in the tests' process too, for a library that forks import only when they need it.
+"""
 
 
 def _read_early(environment):
@@ -79,36 +91,23 @@ class WarmProcess(subprocess.Popen):
         given = inspect.signature(subprocess.Popen._execute_child).bind(self, *args).arguments
         ends = [given[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
         streams = [inherited if end == -1 else end for inherited, end in enumerate((ends[0], ends[3], ends[5]))]
-        wanted = {
-            "words": given["args"],
-            "cwd": os.fspath(given["cwd"] or Path.cwd()),
-            "env": dict(os.environ if given["env"] is None else given["env"]),
-            "new_session": given["start_new_session"],
-        }
-        self._status, far_end = os.pipe()
         try:
-            _forking().start(wanted, [*streams, far_end])
+            self.pid, self._status = _forking().start(
+                streams,
+                words=given["args"],
+                cwd=given["cwd"],
+                env=given["env"],
+                new_session=given["start_new_session"],
+            )
         finally:
-            os.close(far_end)
             self._close_pipe_fds(*ends)
-        self._said = b""
-        self.pid = int(self._line())
         self._child_created = True
-
-    def _line(self):
-        while b"\n" not in self._said:
-            said = os.read(self._status, 64)
-            assert said, "the process that forks has ended"
-            self._said += said
-        line, _, self._said = self._said.partition(b"\n")
-        return line
 
     def _try_wait(self, wait_flags):
         if not select.select([self._status], [], [], 0 if wait_flags & os.WNOHANG else None)[0]:
             return 0, 0
-        status = int(self._line())
-        os.close(self._status)
-        return self.pid, status
+        with os.fdopen(self._status, "rb") as status:
+            return self.pid, int(status.readline())
 
     def _internal_poll(self, _deadstate=None, **_):
         if self.returncode is None and self._child_created and self._waitpid_lock.acquire(False):
@@ -121,13 +120,81 @@ class WarmProcess(subprocess.Popen):
         return self.returncode
 
 
+async def create_subprocess_exec(*words, **options):
+    """Start a process of a stack like the function of asyncio, warm where nothing but the time can differ."""
+    if not _is_warm_in_group(words, options):
+        return await of_asyncio(*words, **options)
+    discarded = os.open(os.devnull, os.O_RDWR)
+    streams = []
+    for inherited, name in enumerate(("stdin", "stdout", "stderr")):
+        match options.get(name):
+            case None:
+                streams.append(inherited)
+            case asyncio.subprocess.DEVNULL:
+                streams.append(discarded)
+            case asyncio.subprocess.STDOUT:
+                streams.append(streams[1])
+            case file:
+                streams.append(file.fileno())
+    try:
+        return WarmChild(*_forking().start(streams, words=words, env=options["env"], kept=options["pass_fds"]))
+    finally:
+        os.close(discarded)
+
+
+def _is_warm_in_group(words, options):
+    return (
+        options.keys() == OF_GROUPS
+        and options["preexec_fn"] is os.setpgrp
+        and options["stdin"] != asyncio.subprocess.PIPE
+        and options["stdout"] != asyncio.subprocess.PIPE
+        and is_warm(words, {"env": options["env"], "stdin": options["stdin"], "stdout": asyncio.subprocess.DEVNULL})
+    )
+
+
+of_asyncio = asyncio.create_subprocess_exec
+
+
+class WarmChild:
+    """A fork that is used like an asyncio.subprocess.Process without pipes."""
+
+    def __init__(self, pid, status):
+        self.pid = pid
+        self.returncode = None
+        self._status = status
+        self._ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(status, self._learn)
+
+    def _learn(self):
+        asyncio.get_running_loop().remove_reader(self._status)
+        with os.fdopen(self._status, "rb") as status:
+            self.returncode = os.waitstatus_to_exitcode(int(status.readline()))
+        self._ended.set()
+
+    async def wait(self):
+        await self._ended.wait()
+        return self.returncode
+
+    def send_signal(self, number):
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+
 class Forking:
     """The process that forks, of which every process that runs tests has one."""
 
-    def __init__(self):
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, socket):
+        self._socket = socket
+
+    @classmethod
+    def launched(cls):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self.process = subprocess.Popen(
+            forking = cls(ours)
+            forking.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.forking", str(theirs.fileno())],
                 cwd=Path(__file__).parents[2],
                 env=AT_FIRST,
@@ -135,17 +202,69 @@ class Forking:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
             )
+        return forking
 
-    def start(self, wanted, streams):
-        socket.send_fds(self._socket, [json.dumps(wanted).encode()], streams)
+    @classmethod
+    def reached(cls, address):
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.connect(address)
+        return cls(connection)
+
+    def start(self, streams, *, words, cwd=None, env=None, new_session=False, kept=None):
+        """Start a fork; return its pid, and the number of a file in which its status will be the only line."""
+        wanted = {
+            "words": words,
+            "cwd": os.fspath(cwd or Path.cwd()),
+            "env": dict(os.environ if env is None else env),
+            "new_session": new_session,
+            "new_group": kept is not None,
+            "kept": [*(kept or ())],
+            "parent": os.getpid(),
+        }
+        status, theirs = os.pipe()
+        try:
+            socket.send_fds(self._socket, [json.dumps(wanted).encode()], [theirs, *streams, *wanted["kept"]])
+        finally:
+            os.close(theirs)
+        return int(_line(status)), status
+
+    def children(self, pid):
+        """Return which running processes a process had started, oldest first, with their words."""
+        status, theirs = os.pipe()
+        with os.fdopen(status, "rb") as answer:
+            socket.send_fds(self._socket, [json.dumps({"children": pid}).encode()], [theirs])
+            os.close(theirs)
+            return {int(child): words for child, words in json.loads(answer.read()).items()}
+
+
+def _line(file):
+    line = b""
+    while not line.endswith(b"\n"):
+        character = os.read(file, 1)
+        assert character, "the process that forks has ended"
+        line += character
+    return line
 
 
 _lock = threading.Lock()
 _started = []
+_address = None
 
 
 def _forking():
     with _lock:
         if not _started:
-            _started.append(Forking())
+            _started.append(Forking.reached(_address) if _address else Forking.launched())
         return _started[0]
+
+
+def children(pid):
+    """Return which running forks a process had started, with their words; none if nothing was forked."""
+    return _forking().children(pid) if _started else {}
+
+
+def reach(address):
+    """Have this process, a fork, start its own processes as forks of the same process."""
+    global _address
+    _address = address
+    asyncio.create_subprocess_exec = create_subprocess_exec
