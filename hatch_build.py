@@ -1,4 +1,4 @@
-"""Build hook: with DYNABENCH_COMPILE=1 in the environment, compile the two cores with mypyc (needs a C compiler).
+"""Build hook: with DYNABENCH_COMPILE=1 in the environment, compile the cores with mypyc (needs a C compiler).
 
 The sources stay what they are, plain Python; a compiled build is two to three times as fast in virtual time.
 """
@@ -13,10 +13,12 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-CORES = ("mocker/**/*.py", "serving/router/**/*.py", "foundation/galloping.py")
+CORES = ("mocker/**/*.py", "serving/router/**/*.py", "serving/life/**/*.py", "foundation/galloping.py")
 """The modules that are compiled."""
 # Settings, whose help the command lines read from their source; what reads files before an engine is built; numpy's work.
-INTERPRETED = ("__init__.py", "config.py", "catalog.py", "choose.py", "class_defaults.py", "files.py", "hashing.py")
+INTERPRETED = (
+    "__init__.py", "config.py", "lease.py", "catalog.py", "choose.py", "class_defaults.py", "files.py", "hashing.py",
+)  # fmt: skip
 SETUP = """
 import sys
 from mypyc.build import mypycify

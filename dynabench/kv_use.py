@@ -28,8 +28,9 @@ class KvUse:
             areas[first] += share * (end - start)
             return
         areas[first] += share * ((first + 1) * width - start)
+        area = share * width
         for window in range(first + 1, last):
-            areas[window] += share * width
+            areas[window] += area
         areas[last] += share * (end - last * width)
 
     def shares(self, end: float, there: Iterable[tuple[float, float]]) -> tuple[float, tuple[float, ...]]:

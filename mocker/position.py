@@ -88,14 +88,14 @@ class Total:
         return self.num_sequences * iteration - self._origins
 
 
-def starting(decodes: list[P], iteration: int, size: int) -> list[tuple[P, int]]:
-    """Return the decodes whose token in an iteration is the first of a block, and their tokens computed before it."""
-    return [(p, iteration - p.origin) for p in decodes if (iteration - p.origin) % size == 0]
+def starting(decodes: list[P], iteration: int, size: int) -> list[P]:
+    """Return the decodes whose token in an iteration is the first of a block."""
+    return [p for p in decodes if (iteration - p.origin) % size == 0]
 
 
-def starting_or_filling(decodes: list[P], iteration: int, size: int) -> list[tuple[P, int]]:
-    """Return those whose token is the first or the last of a block, and their tokens computed before it."""
-    return [(p, iteration - p.origin) for p in decodes if (iteration - p.origin + 1) % size < 2]
+def starting_or_filling(decodes: list[P], iteration: int, size: int) -> list[P]:
+    """Return the decodes whose token in an iteration is the first or the last of a block."""
+    return [p for p in decodes if (iteration - p.origin + 1) % size < 2]
 
 
 def num_full(decodes: list[P], iteration: int, size: int) -> list[int]:

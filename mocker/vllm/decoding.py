@@ -68,7 +68,8 @@ class Decoding:
             touching = starting_or_filling(decodes, iteration, size)
         else:
             touching = starting(decodes, iteration, size)
-        for sequence, computed in touching:
+        for sequence in touching:
+            computed = sequence.computed(iteration)
             if computed % size == 0:
                 pool.allocate(1)
             if (computed + num_new_known) % size == 0:
@@ -81,6 +82,6 @@ class Decoding:
         if taken:
             pool.allocate(taken)
         if pool.enable_prefix_caching:
-            for sequence, count in zip(decodes, num_full(decodes, stop - self._lag, size), strict=True):
-                if count > sequence.num_cached_blocks:
-                    pool.store(sequence, count)
+            for index, count in enumerate(num_full(decodes, stop - self._lag, size)):
+                if count > decodes[index].num_cached_blocks:
+                    pool.store(decodes[index], count)

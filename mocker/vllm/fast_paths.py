@@ -46,7 +46,8 @@ class FastPaths:
             needed = max(num_blocks_of(partial.num_computed + count, self._size) - partial.num_blocks, 0)
         if (num_partial or num_decodes > self._pool.num_free) and not self._suffice(decodes, needed):
             return None
-        decoding.grow(decodes, state.iteration)
+        if decodes:
+            decoding.grow(decodes, state.iteration)
         batch.decodes = decodes
         if count and partial is not None:
             computed = partial.num_computed + count

@@ -19,8 +19,11 @@ A flight is the only record of a request's state. It has neither a clock nor cal
 carries out what is returned, in order, and reports what came of it, perhaps before going on with the rest.
 """
 
+from collections.abc import Collection
+
 from serving.life.effects import (
     ANSWER,
+    BEGIN,
     NOTHING,
     PLACE_DECODE,
     PLACE_PREFILL,
@@ -29,6 +32,7 @@ from serving.life.effects import (
     SEND_BOTH,
     SEND_DECODE,
     SEND_PREFILL,
+    TRANSFER,
     Abort,
     Answer,
     Begin,
@@ -58,8 +62,8 @@ class Flight:
     """All state of one request in flight."""
 
     __slots__ = (
-        "_life", "decode", "generated", "is_destination_first", "is_over", "is_under_way", "leaving", "meets", "number",
-        "payload", "prefill", "terms", "waits_for",
+        "_life", "decode", "failed_at", "generated", "is_destination_first", "is_over", "is_under_way", "leaving",
+        "meets", "number", "payload", "prefill", "terms", "waits_for",
     )  # fmt: skip
 
     def __init__(self, number: int, terms: Terms) -> None:
@@ -79,6 +83,7 @@ class Flight:
         self.is_destination_first = False
         self.meets = False
         """Whether both workers have the request at once and wait for each other: nobody else can read the KV."""
+        self.failed_at: Collection[int] = ()  # the workers that are chosen last
         self.is_over = False
         self._life: Life | None = None
 
@@ -88,6 +93,7 @@ class Flight:
         if self._life is None:
             terms = self.terms
             self._life = Life(terms.limit, is_pinned=terms.is_pinned, config=terms.config, is_whole=terms.is_whole)
+            self.failed_at = self._life.failed_at
         return self._life
 
     @property
@@ -166,7 +172,7 @@ class Flight:
         if self.waits_for is None:
             return NOTHING
         self.waits_for = None
-        return (Begin(),)
+        return BEGIN
 
     def patience_over(self, now: float) -> Effects:
         """Fail, if no worker has come."""
@@ -190,7 +196,6 @@ class Flight:
             return RELEASE_PREFILL
         follows = life.on_end("", "", leg.slot, stage="prefill", now=now)
         assert isinstance(follows, PlaceAgain), "what was prefilled is decoded"
-        life.next_stage(now=now, has_prefill=True)
         if self.is_destination_first:
             return (*RELEASE_PREFILL, *self._read())
         lease = Lease(leg, now + config.kv_lease_duration_s)
@@ -228,7 +233,7 @@ class Flight:
         if self.is_under_way:
             return NOTHING  # it is sent chunk by chunk
         self.is_under_way = True
-        return (Transfer(),)
+        return TRANSFER
 
     def computed(self, num_blocks: int, *, is_last: bool) -> Effects:
         """Send blocks of a prompt that are computed, perhaps the last (see `Leg.fill`)."""
@@ -280,11 +285,6 @@ class Flight:
 
     # The answer
 
-    def begun(self) -> None:
-        """Note that the decode worker has produced a token: the prefill worker can no longer harm the answer."""
-        if self.decode is not None:
-            self.decode.has_begun = True
-
     def has_said(self, generated: Generated) -> None:
         """Note what a worker generated before the request continues elsewhere."""
         self.generated = generated if self.generated is None else self.generated.then(generated)
@@ -301,7 +301,7 @@ class Flight:
         decode, prefill = self.decode, self.prefill
         assert decode is not None
         decode.state = "over"
-        if not kind and prefill is None:
+        if not kind and (prefill is None or prefill.state == "over"):
             self.is_over = True
             return ANSWER
         if prefill is not None and kind in ("lost", "overloaded"):
@@ -368,7 +368,7 @@ class Flight:
             return self.fail(f"{message}; {problem}", kind, leg)
         given_up = self._given_up()
         if not follows.after_s:
-            return (*given_up, Begin())
+            return (*given_up, *BEGIN)
         self.waits_for = message
         return (*given_up, Wait(life.waits_until))
 

@@ -33,7 +33,7 @@ class Leg:
         self.has_blocks = False
         """Whether it has blocks for that KV and waits for it."""
         self.has_begun = False
-        """Whether it has produced a token."""
+        """Whether it has produced a token: the prefill worker can no longer harm the answer. The driver says so."""
         self.progress = (0, 0)
         """Tokens that are computed and blocks that are sent, where a prompt is sent chunk by chunk."""
         self.call: object = None

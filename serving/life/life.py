@@ -53,6 +53,9 @@ class PlaceAgain:
     after_s: float = 0.0
 
 
+AGAIN = PlaceAgain()
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
     """The request has failed; `kind` is that of a `CallError`."""
@@ -127,9 +130,9 @@ class Life:
         """
         is_prefill = (stage or self.stage) == "prefill"
         if not kind and is_prefill:
-            self.is_prefilled = True
+            self.is_prefilled, self.stage = True, "decode"
             self.waits_until = now + PATIENCE_S
-            return PlaceAgain()
+            return AGAIN
         if not kind:
             return Finished("stop")  # an engine that ends without a reason is done
         if is_full and not is_prefill:
@@ -149,7 +152,7 @@ class Life:
             return Refused(self._reason(message, kind), kind)
         self.failed_at.add(instance_id)
         self.waits_until = now + PATIENCE_S
-        return PlaceAgain()
+        return AGAIN
 
     def _reason(self, message: str, kind: str) -> str:
         if kind == "lost" and self.limit:

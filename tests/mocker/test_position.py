@@ -73,10 +73,9 @@ def test_blocks_start_and_fill_where_the_positions_cross_their_edges(positions, 
     before = [position.computed(iteration) for position in positions]
     starts = [num_blocks(one + 1, size) > num_blocks(one, size) for one in before]
     fills = [(one + 1) // size > one // size for one in before]
-    with_computed = list(zip(positions, before, strict=True))
-    assert starting(positions, iteration, size) == list(compress(with_computed, starts))
+    assert starting(positions, iteration, size) == list(compress(positions, starts))
     either = [start or fill for start, fill in zip(starts, fills, strict=True)]
-    assert starting_or_filling(positions, iteration, size) == list(compress(with_computed, either))
+    assert starting_or_filling(positions, iteration, size) == list(compress(positions, either))
     assert num_full(positions, iteration, size) == [one // size for one in before]
 
 

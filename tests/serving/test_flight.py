@@ -295,7 +295,7 @@ class Fates(RuleBasedStateMachine):
     @precondition(lambda self: self.world.answers)
     @rule()
     def a_token_comes(self):
-        self.world.flight.begun()
+        self.world.flight.decode.has_begun = True
 
     @precondition(lambda self: self.world.answers)
     @rule(kind=st.sampled_from(["", *KINDS]))

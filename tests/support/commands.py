@@ -38,7 +38,10 @@ def in_process(*words):
 def logging_as_before():
     """Undo afterwards how a command has set up logging: later tests in this process read logs, too."""
     root = logging.getLogger()
-    handlers, levels = root.handlers[:], {name: logging.getLogger(name).level for name in (*root.manager.loggerDict, None)}
+    handlers, levels = (
+        root.handlers[:],
+        {name: logging.getLogger(name).level for name in (*root.manager.loggerDict, None)},
+    )
     try:
         yield
     finally:

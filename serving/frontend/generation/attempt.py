@@ -20,7 +20,7 @@ from serving.frontend.generation.call import ChoiceRequest, WorkerCall
 from serving.frontend.generation.output import Output
 from serving.life.effects import Abort, Answer, Begin, Effects, Fail, Lease, LetGo, Place, Release, Send, Wait
 from serving.life.flight import Flight
-from serving.life.leg import Leg, Stage
+from serving.life.leg import Leg
 from serving.life.life import RETRY_S
 from serving.life.terms import Terms
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
@@ -63,9 +63,11 @@ class Attempts:
         self._is_refusable = is_refusable
         self._outcome: str | ApiError = ""
         self._watching: asyncio.Task[None] | None = None  # the prefill worker, while another answers
+        self._loop = asyncio.get_running_loop()
         try:
             self._begin()
-            self._finish_reason()
+            if self.flight.is_over:
+                self._finish_reason()
         except BaseException:
             self.close()
             raise
@@ -116,7 +118,7 @@ class Attempts:
             leg, call = flight.decode, self.decode
             if leg is None or call is None:
                 self._finish_reason()
-                await (self._await_prompt(self._leg("prefill"), meets=False) if self.is_placed else self._wait())
+                await (self._await_prompt(flight.prefill, meets=False) if self.is_placed else self._wait())
                 continue
             output = Output()
             end = await call.read(output)
@@ -128,8 +130,8 @@ class Attempts:
                 output.finish_reason = self._ended(call, end)
                 if not output.finish_reason:
                     continue
-            elif not leg.has_begun:
-                flight.begun()
+            else:
+                leg.has_begun = True
             is_first, self.last_token_s = not self.first_token_s, time.perf_counter()
             if is_first:
                 self.first_token_s = self.last_token_s
@@ -167,19 +169,22 @@ class Attempts:
     def _begin(self) -> None:
         """Send what remains to be asked for on its way."""
         request, stages, only = self._request, self._stages, None
-        bypass = stages.bypass(len(request.prompt.tokens), request.prompt.hashes) if self.flight.may_bypass else None
-        if bypass is not None:
-            only = bypass.instance_id
-            request = replace(request, instance_id=only, rank=bypass.dp_rank)
+        has_prefill = stages.prefill is not None
+        if has_prefill and self.flight.may_bypass:
+            bypass = stages.bypass(len(request.prompt.tokens), request.prompt.hashes)
+            if bypass is not None:
+                only = bypass.instance_id
+                request = replace(request, instance_id=only, rank=bypass.dp_rank)
         self.flight.payload = request
-        self._act(self.flight.begin(_now(), has_prefill=stages.prefill is not None, bypass=only))
+        self._act(self.flight.begin(self._loop.time(), has_prefill=has_prefill, bypass=only))
 
-    async def _await_prompt(self, leg: Leg, *, meets: bool) -> None:
+    async def _await_prompt(self, leg: Leg | None, *, meets: bool) -> None:
         """Wait for the end of a prefill, while another worker answers or before that, and report it if it is still wanted.
 
         Raises:
             ApiError: the engine sent something invalid.
         """
+        assert leg is not None
         call, flight = _call_of(leg), self.flight
         try:
             output, end = await call.whole()
@@ -191,7 +196,7 @@ class Attempts:
         if not (end.kind or meets) and output.kv_transfer_params is None:
             end = End(0, "its answer does not say where the KV is: expected kv_transfer_params", "engine")
         if flight.prefill is leg:
-            now = _now()
+            now = self._loop.time()
             self._act(flight.prefill_failed(now, end.error, end.kind) if end.kind else flight.prefill_ended(now))
 
     def _ended(self, call: WorkerCall, end: End) -> str:
@@ -203,7 +208,7 @@ class Attempts:
         limit = call.request.conditions.max_tokens
         self._request = self._request.after(call.tokens)
         is_full = limit is not None and call.num_said >= limit
-        self._act(self.flight.ended(_now(), end.error, end.kind, is_full=is_full))
+        self._act(self.flight.ended(self._loop.time(), end.error, end.kind, is_full=is_full))
         return self._finish_reason()
 
     async def _wait(self) -> None:
@@ -245,14 +250,18 @@ class Attempts:
                         self._place_prefill()
                     case Place():
                         self._place_decode()
-                    case Send(stage):
-                        self._send(stage)
+                    case Send("prefill"):
+                        self._send_prefill()
+                    case Send():
+                        assert self.decode is not None
+                        self.decode.send(is_refusable=self._is_refusable)
                     case Release(stage):
                         call = self.prefill if stage == "prefill" else self.decode
                         if call is not None:
                             call.settle()
                     case Abort(leg) | LetGo(leg):
-                        _call_of(leg).close(has_stopped=has_stopped)
+                        assert isinstance(leg.call, WorkerCall)
+                        leg.call.close(has_stopped=has_stopped)
                     case Begin():
                         self._begin()
                     case Answer(reason):
@@ -268,20 +277,23 @@ class Attempts:
         except UNPLACED as error:  # the rest of the effects is given up, too
             message, kind = no_worker(error).message, "full" if isinstance(error, AllFullError) else "unavailable"
             is_refused = self._is_refusable and isinstance(error, AllBusyError | AllFullError)
-            self._act(self.flight.fail(message, kind) if is_refused else self.flight.nobody(message, _now()))
+            self._act(self.flight.fail(message, kind) if is_refused else self.flight.nobody(message, self._loop.time()))
 
     def _place_prefill(self) -> None:
-        leg, workers, request = self._leg("prefill"), self._stages.prefill, self.flight.payload
+        leg, workers, request = self.flight.prefill, self._stages.prefill, self.flight.payload
+        assert leg is not None
         assert workers is not None
         assert isinstance(request, ChoiceRequest)
         self.decode = None
         call = self.prefill = leg.call = self._book(workers, request)
         meeting = self._stages.meet(call.placement)
         call.request = request.to_prefill(meeting or {})
-        self._act(self.flight.placed("prefill", call.instance_id, meets=meeting is not None))
+        slot = call.placement.rank.instance_id
+        self._act(self.flight.placed("prefill", slot, meets=meeting is not None))
 
     def _place_decode(self) -> None:
-        leg, stages, request = self._leg("decode"), self._stages, self.flight.payload
+        leg, stages, request = self.flight.decode, self._stages, self.flight.payload
+        assert leg is not None
         assert isinstance(request, ChoiceRequest)
         workers, own = stages.decode, request.kv_transfer_params
         if own is not None and own.get("do_remote_decode") is True:  # a client that shares out the request itself
@@ -293,7 +305,7 @@ class Attempts:
         elif self.prefill is not None:
             request = request.to_decode(self.prefill.where_kv_is())
         call = self.decode = leg.call = self._book(workers, request)
-        self._act(self.flight.placed("decode", call.instance_id))
+        self._act(self.flight.placed("decode", call.placement.rank.instance_id))
 
     def _book(self, workers: Workers, request: ChoiceRequest) -> WorkerCall:
         """Choose a worker.
@@ -307,34 +319,25 @@ class Attempts:
             request.prompt.hashes,
             request.instance_id,
             request.rank,
-            avoid=self.flight.life.failed_at,
+            avoid=self.flight.failed_at,
             session=request.session,
             is_refusable=self._is_refusable,
             is_local=not (params and params.get("do_remote_prefill")),
         )
         return WorkerCall(workers, workers.pick(wanted), request)
 
-    def _send(self, stage: Stage) -> None:
-        """Send the request where it was placed.
+    def _send_prefill(self) -> None:
+        """Send the prompt to the worker that computes it.
 
         Raises:
             CallError: the worker is gone.
         """
-        leg = self._leg(stage)
-        _call_of(leg).send(is_refusable=self._is_refusable)
-        if stage == "prefill" and self.flight.meets:
-            self._watching = asyncio.create_task(self._await_prompt(leg, meets=True))
-
-    def _leg(self, stage: Stage) -> Leg:
-        leg = self.flight.prefill if stage == "prefill" else self.flight.decode
-        assert leg is not None
-        return leg
+        assert self.prefill is not None
+        self.prefill.send(is_refusable=self._is_refusable)
+        if self.flight.meets:
+            self._watching = asyncio.create_task(self._await_prompt(self.flight.prefill, meets=True))
 
 
 def _call_of(leg: Leg) -> WorkerCall:
     assert isinstance(leg.call, WorkerCall)
     return leg.call
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

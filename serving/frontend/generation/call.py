@@ -100,7 +100,7 @@ class ChoiceRequest:
 
 
 class WorkerCall:
-    """A call to one worker; it stays booked with its router from the placement until it is closed."""
+    """A call to one worker; it stays booked with its router from the placement until it is settled."""
 
     def __init__(self, workers: Workers, placement: Placement, request: ChoiceRequest) -> None:
         """Prepare to send a request where it was placed."""
@@ -135,11 +135,6 @@ class WorkerCall:
         """The worker's name in logs and errors."""
         rank, role = self.placement.rank, self._workers.stage
         return f"{role} worker {rank.instance_id:x}" + (f", rank {rank.dp_rank}" if rank.dp_rank else "")
-
-    @property
-    def instance_id(self) -> int:
-        """The instance that it calls."""
-        return self.placement.rank.instance_id
 
     def stamps(self) -> dict[str, float]:
         """Return when things happened at the worker, by the process's performance counter."""
@@ -194,14 +189,13 @@ class WorkerCall:
         return {**(self.request.kv_transfer_params or {}), "do_remote_prefill": True, "do_remote_decode": False}
 
     def close(self, *, has_stopped: bool = False) -> None:
-        """Release the booking, and cancel the call if it is still in progress: the answer has stopped, or is given up.
+        """Cancel the call if it is still in progress: the answer has stopped, or is given up.
 
         Whoever waits for output waits no longer.
         """
         if self._stream is not None:
             self._stream.has_stopped = has_stopped
             self._stream.abort("it was given up", "cancelled")
-        self.settle()
 
     def settle(self) -> None:
         """Release the booking: the work is done."""
