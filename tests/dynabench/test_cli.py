@@ -18,7 +18,6 @@ import pytest
 from dynabench.experiment.workload_file import BUNDLED
 from foundation.extras import install
 from serving.planner import PLANNERS
-from tests.support import warm
 from tests.support.commands import BIN, dynabench, dynamo_run, run
 from tests.support.stacks import running
 from tests.support.waiting import PATIENCE_S, until
@@ -194,6 +193,7 @@ def test_run_measures_the_real_stack_and_leaves_nothing(tmp_path, sockets):
         "--out",
         out,
         env={"TMPDIR": sockets},
+        fresh=True,  # /proc does not show the environment of forks
     )
     assert done.returncode in (0, 1), done.stderr  # 1: this machine was too slow to send in time, and says so
     assert all(" s  kv (1/1): " in line for line in done.stderr.splitlines())  # how far it is, where it takes long
@@ -259,10 +259,11 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path, sockets):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "dynabench", "run", "--out", str(out), "--workers", "2", "--http-port", str(port)]
-    process = warm.start(
+    process = subprocess.Popen(  # not a fork: /proc does not show the environment of forks
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": sockets}
     )
     wait_for_answers(port, process)
+    assert stack_processes(sockets)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, stderr

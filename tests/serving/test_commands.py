@@ -36,8 +36,8 @@ class Terminal:
         self.processes = []
         self.environment = os.environ | {"DYN_DISCOVERY_DIR": str(folder / "d")} | environment
 
-    def run(self, *command):
-        process = warm.start([str(part) for part in command], env=self.environment, stderr=subprocess.PIPE, text=True)
+    def run(self, *command, start=warm.start):
+        process = start([str(part) for part in command], env=self.environment, stderr=subprocess.PIPE, text=True)
         self.processes.append(process)
         return process
 
@@ -290,7 +290,9 @@ def test_help_shows_no_secrets_and_children_are_started_without_them_in_their_ar
     assert not [secret for secret in secrets.values() if secret in shown]
     with terminal(tmp_path, secrets) as shell:
         port = free_port()
-        parent = shell.run(sys.executable, "-m", "serving.frontend", "--http-port", port, "--http-workers", "2")
+        parent = shell.run(
+            sys.executable, "-m", "serving.frontend", "--http-port", port, "--http-workers", "2", start=subprocess.Popen
+        )
         url = f"http://127.0.0.1:{port}"
 
         def asks_for_the_key():
