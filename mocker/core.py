@@ -15,7 +15,7 @@ finds them in a native class at once.
 from abc import ABC, abstractmethod
 
 from mocker.batch import Batch
-from mocker.contract import Backlog, Effects, HostChunks, Pause, Remaining, View
+from mocker.contract import Backlog, HostChunks, Outbox, Pause, Remaining, View
 from mocker.look_ups import LookUps
 from mocker.sequence import Sequence
 from mocker.tiers.copies import NO_WORK, Copy, Work
@@ -25,8 +25,8 @@ from mocker.tiers.work import Found, LookUp, Read, Write
 class Core(ABC):
     """The core of one engine. Without host memory for KV, what is asked of it has the answers given here."""
 
-    effects: Effects
-    """What it wants from outside. It adds loads, shipped tokens and tier work as they arise; events when asked (`publish`)."""
+    outbox: Outbox
+    """What it asks of the driver. It adds loads, shipped tokens and tier work as they arise; events when asked (`publish`)."""
     pause: Pause | None
     """Which sequences it leaves alone."""
     running: list[Sequence]
@@ -61,7 +61,7 @@ class Core(ABC):
 
     @abstractmethod
     def publish(self) -> None:
-        """Put the events of the iterations that are known into the effects, then those of host memory."""
+        """Put the events of the iterations that are known into the outbox, then those of host memory."""
 
     # Sequences
 
@@ -180,7 +180,7 @@ class Core(ABC):
         raise NotImplementedError
 
     def publish_host_events(self) -> None:
-        """Put the events of host memory into the effects."""
+        """Put the events of host memory into the outbox."""
         raise NotImplementedError
 
     def host_chunks(self) -> HostChunks:

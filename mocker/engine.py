@@ -15,7 +15,7 @@ The engine copies KV between the GPU and host memory itself, and knows when a co
 accounts for copies at the end of an iteration; the driver calls an idle engine again at `wake_s`. A leap ends when a
 load ends; a store ends it only if something has to happen at once (`has_end_at_stores`).
 
-What only the driver can do is in `effects` (`contract.py`): it transfers KV between engines, and serves the tiers behind
+What only the driver can do is in `outbox` (`contract.py`): it transfers KV between engines, and serves the tiers behind
 host memory.
 """
 
@@ -52,8 +52,8 @@ class Engine:
         """Lay out the iterations of an idle core; see `new_engine` for the arguments."""
         self.config = config
         self._core = core
-        self.effects = core.effects
-        """What it wants from outside, until the driver takes it."""
+        self.outbox = core.outbox
+        """What it asks of the driver."""
         self.host_memory = host
         """Its host memory, if it keeps KV there."""
         self._link = HostLink(host)
@@ -218,7 +218,7 @@ class Engine:
         """Report that a sequence's KV is loaded; it counts now or when the step in flight ends.
 
         Args:
-            sequence: one of `effects.take_loads`, even if it has been aborted since.
+            sequence: one of `outbox.take_loads`, even if it has been aborted since.
             num_valid_blocks: if reading failed, how many blocks of its prompt are good, cached ones included.
 
         Returns:
@@ -280,8 +280,8 @@ class Engine:
             RuntimeError: sequences wait but none can ever be admitted.
         """
         assert self.step is None, "complete the step in flight first"
-        if self.effects.shipped:
-            self.effects.shipped.clear()
+        if self.outbox.shipped:
+            self.outbox.take_shipped()
         if self._link.next_end_s <= now:
             self._end_copies(now)
         batch = self._next_batch(now)
@@ -451,7 +451,7 @@ class Engine:
         return len(self.log.starts_s)
 
     def publish_host_events(self) -> None:
-        """Put the events of host memory into the effects, even in the middle of a step."""
+        """Put the events of host memory into the outbox, even in the middle of a step."""
         self._core.publish_host_events()
 
     def decoded(self) -> list[Sequence]:

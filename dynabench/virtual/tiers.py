@@ -135,7 +135,7 @@ class Tiers:
 
     def _go_on(self) -> None:
         """Carry out the engine's new requests, and wake the rank."""
-        self.act(self._engine.effects.take_tier_work())
+        self.act(self._engine.outbox.take_tier_work())
         self._rank.wake()
 
     def _read(self, read: Read) -> None:

@@ -8,6 +8,7 @@
 """
 
 from mocker.batch import Batch
+from mocker.contract import Outbox
 from mocker.sequence import LOADED, LOADING, RUNNING, Sequence
 from mocker.vllm.adapters import AdapterSeats
 from mocker.vllm.block_pool import num_blocks_of
@@ -34,8 +35,8 @@ class Admission:
         queues: Queues,
         loads: Loads,
         adapters: AdapterSeats | None,
+        outbox: Outbox,
     ) -> None:
-        self.shipped: list[Sequence] = []  # recently admitted, with a token that arrived with the KV
         self._max_running = config.max_running
         self._config = config
         self._pool = memory.pool
@@ -45,6 +46,7 @@ class Admission:
         self._loads = loads
         self._offload = memory.offload
         self._adapters = adapters
+        self._outbox = outbox
 
     def admit(self, batch: Batch, budget: int, *, takes_new: bool) -> None:
         """Go through those that hold blocks, then if `takes_new` through the others, each first come, first served."""
@@ -121,7 +123,7 @@ class Admission:
         else:
             batch.admitted = [*batch.admitted, sequence]
             if sequence.is_token_shipped:
-                self.shipped.append(sequence)
+                self._outbox.shipped.append(sequence)
         batch.chunks.append((sequence, count))
         sequence.state = RUNNING
         self._running.sequences.append(sequence)

@@ -1,6 +1,6 @@
 """vLLM's scheduler as the core of an engine."""
 
-from mocker.contract import Backlog, Effects, HostChunks, Remaining, View
+from mocker.contract import Backlog, HostChunks, Remaining, View
 from mocker.models.kv_cache import MoreBlocks
 from mocker.sequence import LOADING, Sequence
 from mocker.tiers.config import HostMemory
@@ -26,15 +26,12 @@ class VllmCore(Scheduler):
         """Start idle; see `new_engine` for the arguments."""
         super().__init__(config, num_blocks, host, more, max_loras=max_loras)
         self.pool.has_listener = kv_events
-        self.effects = Effects()
-        self.effects.loads, self.effects.shipped = self.loads, self.shipped
         self.offload.host.has_listener = kv_events
-        self.effects.tier_work = self.offload.tier_work
 
     def publish(self) -> None:
         """See `Core`."""
         if self.pool.events:
-            self.effects.events += self.pool.events
+            self.outbox.events += self.pool.events
             self.pool.events = []
         if self.offload.host.events:
             self.publish_host_events()
@@ -158,7 +155,7 @@ class VllmCore(Scheduler):
 
     def publish_host_events(self) -> None:
         """See `Core`."""
-        self.effects.events += self.offload.host.events
+        self.outbox.events += self.offload.host.events
         self.offload.host.events = []
 
     def host_chunks(self) -> HostChunks:

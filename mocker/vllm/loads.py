@@ -7,6 +7,7 @@ A sequence gets the blocks first, and its KV comes outside of iterations; the dr
 """
 
 from mocker.batch import Batch
+from mocker.contract import Outbox
 from mocker.sequence import LOADED, LOADING, WAITING, Sequence
 from mocker.vllm.block_pool import num_blocks_of
 from mocker.vllm.config import EngineConfig
@@ -26,8 +27,8 @@ class Loads:
         first_blocks: FirstBlocks,
         running: Running,
         queues: Queues,
+        outbox: Outbox,
     ) -> None:
-        self.started: list[Sequence] = []  # loads from other engines, until the driver takes them
         self.expected: list[Sequence] = []  # arrived, and tiers behind host memory may have parts of them
         self._size = config.block_size
         self._reserves_whole = config.scheduler_reserve_full_isl
@@ -38,6 +39,7 @@ class Loads:
         self._queues = queues
         self._retention = memory.retention
         self._offload = memory.offload
+        self._outbox = outbox
 
     def start(self, sequence: Sequence, hits: int, num_computed: int) -> bool:
         """Allocate the blocks of this many tokens after the cached ones, and start their load; False if not free.
@@ -70,7 +72,7 @@ class Loads:
 
     def _load_from_engine(self, sequence: Sequence, num_computed: int) -> None:
         sequence.is_remote_prefill = False
-        self.started.append(sequence)
+        self._outbox.loads.append(sequence)
         if not sequence.num_preemptions:
             self._first_blocks.look_ups.num_elsewhere += num_computed - sequence.cached_tokens
 

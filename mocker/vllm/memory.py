@@ -1,5 +1,6 @@
 """Where an engine has KV: in its blocks on the GPU, which others may retain, and in host memory."""
 
+from mocker.contract import Outbox
 from mocker.tiers.config import HostMemory
 from mocker.vllm.block_pool import BlockPool
 from mocker.vllm.config import EngineConfig
@@ -11,7 +12,7 @@ from mocker.vllm.retention import Retention
 class Memory:
     """The pool of blocks, who retains them, and the scheduler's side of host memory."""
 
-    def __init__(self, config: EngineConfig, num_blocks: int, host: HostMemory | None) -> None:
+    def __init__(self, config: EngineConfig, num_blocks: int, host: HostMemory | None, outbox: Outbox) -> None:
         """Start with nothing cached.
 
         Raises:
@@ -25,6 +26,6 @@ class Memory:
         self.pool = BlockPool(num_blocks - 1, enable_prefix_caching=config.enable_prefix_caching)
         self.has_host = host is not None
         """Whether there is host memory; where a call for each iteration would cost, this is asked first."""
-        self.offload = NoOffload(self.pool) if host is None else Offload(host, self.pool, config.block_size)
+        self.offload = NoOffload(self.pool) if host is None else Offload(host, self.pool, config.block_size, outbox)
         self.retention = Retention(self.pool, has_fence=config.is_async and (config.is_kv_consumer or self.has_host))
         self.watermark_blocks = int(config.watermark * num_blocks)

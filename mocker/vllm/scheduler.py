@@ -15,14 +15,14 @@ The parts, each with its own rule:
     `Loads`      KV comes from another engine or from host memory: blocks first, then a wait in `Queues.holding`
     `Memory`     blocks on the GPU, those that others still need (`Retention`), host memory (`Offload`)
 
-Transfers are not part of iterations: `loads` lists those from other engines that have started; the driver reports when
-each has arrived (`arrive`) or was read (`retention.let_go`).
+Transfers are not part of iterations: those from other engines that start are in the outbox; the driver reports when each
+has arrived (`arrive`) or was read (`retention.let_go`).
 """
 
 from collections.abc import Iterator
 
 from mocker.batch import NOBODY, Batch
-from mocker.contract import Pause
+from mocker.contract import Outbox, Pause
 from mocker.core import Core
 from mocker.models.kv_cache import MoreBlocks
 from mocker.sequence import LOADING, OVER, RUNNING, Sequence
@@ -53,19 +53,23 @@ class Scheduler(Core):
         max_loras: int | None = None,
     ) -> None:
         self.config = config
+        self.outbox = outbox = Outbox()
         self.pause: Pause | None = None
         self.has_fast_paths = True  # else the rule alone decides, with the same result
         self._more = more
         self._reset = NOBODY  # preempted by a reset of the prefix cache, until a batch reports them
-        memory, queues = Memory(config, num_blocks, host), Queues(by_priority=config.scheduling_policy == "priority")
+        memory, queues = (
+            Memory(config, num_blocks, host, outbox),
+            Queues(by_priority=config.scheduling_policy == "priority"),
+        )
         first_blocks = FirstBlocks(config, memory)
         adapters = None if max_loras is None else AdapterSeats(max_loras)
         self._has_host = memory.has_host
         self._queues = queues
         self._running = Running(config, memory, queues)
         self._fast_paths = FastPaths(config, memory, self._running)
-        self._loads = Loads(config, memory, first_blocks, self._running, queues)
-        self._admission = Admission(config, memory, first_blocks, self._running, queues, self._loads, adapters)
+        self._loads = Loads(config, memory, first_blocks, self._running, queues, outbox)
+        self._admission = Admission(config, memory, first_blocks, self._running, queues, self._loads, adapters, outbox)
         self._leaps = Leaps(config, memory, self._running, queues, has_adapters=adapters is not None)
         # What callers read. The lists stay the same ones.
         self.pool = memory.pool
@@ -77,8 +81,6 @@ class Scheduler(Core):
         self.waiting = queues.waiting
         self.fetching = queues.fetching
         self.holding = queues.holding
-        self.loads = self._loads.started
-        self.shipped = self._admission.shipped
 
     def schedule(self) -> Batch | None:
         """Close the next iteration's batch, or return None when nothing can run.

@@ -354,9 +354,8 @@ class Ours:
     def schedule(self):
         scheduler = self.scheduler
         batch = scheduler.schedule()
-        loads = [(one.id, one.num_blocks, one.num_cached_blocks) for one in scheduler.loads]
+        loads = [(one.id, one.num_blocks, one.num_cached_blocks) for one in scheduler.outbox.take_loads()]
         facts = {"scheduled": [], "preempted": [], "loads": loads, "sends": {one.id for one in self._handed_over}}
-        scheduler.loads.clear()
         self._handed_over = []
         if batch is not None:
             facts["scheduled"] = [(sequence.id, count) for sequence, count in scheduler.num_new_tokens(batch)]

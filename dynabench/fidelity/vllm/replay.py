@@ -147,12 +147,11 @@ class _Replay:
         """Return what vLLM's scheduler reports to its workers about transfers with a step, and clear it."""
         scheduler, size = self._scheduler, self._block_size
         facts: Json = {"loads": {}}
-        for sequence in scheduler.loads:
+        for sequence in scheduler.outbox.take_loads():
             hits = sequence.cached_tokens
             facts["loads"][sequence.id] = [hits, sequence.num_known - hits, sequence.num_blocks - hits // size]
             self._lookups.append(Lookup(sequence, hits, sequence.num_known - hits))
             self._loaded.add(sequence)
-        scheduler.loads.clear()
         facts["unread"] = {sequence.id for sequence in self._aborted if sequence.is_remote_prefill}
         facts["not_processed"] = {sequence.id for sequence in self._aborted if sequence.is_remote_decode}
         facts["in_batch"] = {sequence.id for sequence in started if sequence.is_remote_decode}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from mocker.contract import Outbox
 from mocker.sequence import Sequence
 from mocker.tiers.config import HostMemory
 from mocker.tiers.copies import NO_WORK, Work
@@ -13,7 +14,7 @@ class NoOffload(Offload):
     """Finds nothing, accepts nothing and is always quiet, so that the scheduler need not ask whether there is any."""
 
     def __init__(self, pool: BlockPool) -> None:
-        super().__init__(HostMemory(num_chunks=1), pool, 1)
+        super().__init__(HostMemory(num_chunks=1), pool, 1, Outbox())
 
     def ask(self, sequence: Sequence, num_computed: int) -> int:
         """Find nothing."""

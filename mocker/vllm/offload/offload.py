@@ -24,12 +24,13 @@ Semantics: OffloadingConnectorScheduler and TieringOffloadingManager of vLLM 0.3
 from collections.abc import Iterable
 
 from mocker.chain import BlockChain
+from mocker.contract import Outbox
 from mocker.sequence import Sequence
 from mocker.tiers.chunk_cache import ChunkCache, Uses
 from mocker.tiers.config import HostMemory, TierName
 from mocker.tiers.copies import NO_WORK, Copy, Work
 from mocker.tiers.ranges import Range, overlap, split
-from mocker.tiers.work import Found, Hurry, LookUp, Read, TierWork, Write
+from mocker.tiers.work import Found, Hurry, LookUp, Read, Write
 from mocker.vllm.block_pool import BlockPool
 from mocker.vllm.block_runs import BlockWatch
 
@@ -69,7 +70,7 @@ class State:
 class Offload:
     """The scheduler's side of offloading."""
 
-    def __init__(self, memory: HostMemory, pool: BlockPool, block_size: int) -> None:
+    def __init__(self, memory: HostMemory, pool: BlockPool, block_size: int, outbox: Outbox) -> None:
         """Start with an empty host cache, next to a GPU's pool of blocks of this many tokens."""
         self.host = ChunkCache(
             memory.num_chunks,
@@ -97,8 +98,7 @@ class Offload:
         """Whether a store that has ended is also written to a tier."""
         self._is_hasty = memory.prefetch_policy == "best_effort"
         self._fetches: dict[LookUp | Read, None] = {}
-        self.tier_work: list[TierWork] = []
-        """Work for the driver with tiers behind host memory, until it takes it."""
+        self._outbox = outbox
         if any(tier.write_policy == "write_back" for tier in memory.tiers):
             self.host.evicted = []
         self._num_over = 0  # sequences that are over while KV of theirs is copied
@@ -253,7 +253,7 @@ class Offload:
                 read = Read(tier, sequence, here)
                 state.sources += [(tier, chunks) for chunks in here]
                 self._fetches[read] = state.fetches[read] = None
-                self.tier_work.append(read)
+                self._outbox.tier_work.append(read)
             start = tier_stop
         if self.host.evicted:
             self._write_back(self.host.evicted)
@@ -279,7 +279,7 @@ class Offload:
         look_up, state = LookUp(sequence, start, stop), self._state(sequence)
         state.looked_up_from = start
         self._fetches[look_up] = state.fetches[look_up] = None
-        self.tier_work.append(look_up)
+        self._outbox.tier_work.append(look_up)
 
     def _hurry(self, state: State) -> None:
         """Report to the driver that a sequence's turn has come, if that ends its wait."""
@@ -288,7 +288,7 @@ class Offload:
         for fetch in state.fetches:
             if not fetch.is_hurried:
                 fetch.is_hurried = True
-                self.tier_work.append(Hurry(fetch))
+                self._outbox.tier_work.append(Hurry(fetch))
 
     def _write(self, sequence: Sequence, ranges: list[Range], policy: str) -> None:
         """Write chunks that are in host memory to the tiers with a policy."""
@@ -296,14 +296,14 @@ class Offload:
             if tier.write_policy == policy:
                 for start, stop in ranges:
                     self.host.pin(sequence.chain, start, stop)
-                self.tier_work.append(Write(tier.name, sequence.chain, ranges, is_pinned=True))
+                self._outbox.tier_work.append(Write(tier.name, sequence.chain, ranges, is_pinned=True))
 
     def _write_back(self, evicted: list[tuple[BlockChain, int, int]]) -> None:
         """Write chunks that left host memory to the tiers that keep those."""
         for chain, start, stop in evicted:
             for tier in self._tiers:
                 if tier.write_policy == "write_back":
-                    self.tier_work.append(Write(tier.name, chain, [(start, stop)], is_pinned=False))
+                    self._outbox.tier_work.append(Write(tier.name, chain, [(start, stop)], is_pinned=False))
         evicted.clear()
 
     # The steps of these

@@ -194,7 +194,7 @@ def drive(
             follow(now)
             if step is not None and world and world.has_hurried:
                 step.cut(now)  # as for any answer: a sequence may have become free to run
-            for sequence in engine.effects.take_loads():
+            for sequence in engine.outbox.take_loads():
                 log.append((now, "loads", sequence.id, sequence.num_blocks, engine.num_free_blocks))
                 later(now + sequence.payload[9], 3, sequence.payload)
             if step is None:
@@ -224,7 +224,7 @@ def drive(
             time, kind, request = happenings.pop(0)
             if kind == 2:
                 engine.advance(time)
-                taken = engine.effects.take_events()
+                taken = engine.outbox.take_events()
                 events += taken
                 free_at_look.append((time, [type(event).__name__ for event in taken] and len(events)))
                 continue
@@ -241,7 +241,7 @@ def drive(
         for sequence in output.finished:
             if sequence in engine._core.retention.held:
                 later(now + sequence.payload[9], 4, sequence.payload)
-        events += engine.effects.take_events()
+        events += engine.outbox.take_events()
         log.append((now, [s.id for s in output.finished], engine.num_free_blocks)) if output.finished else None
     rows = [(s.id, s.first_token_s, s.num_preemptions, s.cached_tokens, s.host_tokens) for s in sequences.values()]
     if host is not None and not engine.is_locked:
@@ -271,7 +271,7 @@ class Tiers:
 
     def begin(self, now):
         """Do what the engine asks, and yield what ends when; never just as a step ends."""
-        while work := self.engine.effects.take_tier_work():
+        while work := self.engine.outbox.take_tier_work():
             for each in work:
                 if isinstance(each, Write):
                     duration = count(each.ranges) / self.tiers[each.tier].bandwidth
@@ -317,12 +317,12 @@ def settle(engine, now):
     assert engine.schedule(now) is None
     while engine.wake_s < math.inf:
         assert engine.schedule(engine.wake_s) is None
-    for work in engine.effects.take_tier_work():
+    for work in engine.outbox.take_tier_work():
         engine.end_write(work)
     offload = engine._core.offload
     assert offload.is_quiet and not offload._states and not offload._copies
     assert offload.host.num_evictable == offload.host.num_used <= offload.host.num_chunks
-    return engine.effects.take_events()
+    return engine.outbox.take_events()
 
 
 def assert_findable(pool):

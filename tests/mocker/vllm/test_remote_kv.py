@@ -103,7 +103,7 @@ def test_r3_no_load_starts_in_a_step_whose_budget_running_prefills_use_up():
     assert d1.state == d2.state == WAITING
     assert step(made) == ({}, 5)
     assert is_loading(d1, d2)
-    assert made.loads == [d1, d2]
+    assert made.outbox.loads == [d1, d2]
 
 
 def test_r4_a_load_leaves_what_running_prefills_still_need():
@@ -171,7 +171,7 @@ def test_whoever_holds_blocks_is_admitted_before_the_queue():
     made = scheduler(max_num_seqs=1)
     queue(made, local("runs", 16, 2), one := remote("loaded", 60, 2), local("waits", 16, 2))
     step(made)
-    assert made.loads == []  # all seats are taken
+    assert made.outbox.loads == []  # all seats are taken
     step(made)
     made.add(local("late", 16, 2))
     assert step(made)[0] == {"waits": 16}
@@ -208,7 +208,7 @@ def test_whoever_needs_more_than_the_budget_is_loaded_whole():
     made = scheduler(max_num_batched_tokens=16)
     made.add(one := remote("d", 100, 2))
     step(made)
-    assert (one.num_blocks, made.loads) == (7, [one])
+    assert (one.num_blocks, made.outbox.loads) == (7, [one])
 
 
 def test_a_prompt_is_loaded_behind_what_is_cached_here_and_hits_are_shared():
@@ -239,7 +239,7 @@ def test_a_preempted_sequence_computes_its_prompt_itself():
     while one.state != OVER:
         step(made)
     assert step(made)[0] == {"second": two.num_known - 48}  # three of its blocks are still cached
-    assert made.loads == [two]
+    assert made.outbox.loads == [two]
 
 
 def test_priority_decides_among_those_that_hold_blocks_and_they_still_go_before_the_queue():
@@ -263,7 +263,7 @@ def test_whoever_is_aborted_before_its_turn_loads_nothing():
     step(made)
     made.abort(one)
     step(made)
-    assert (made.loads, made.waiting, made.pool.num_free) == ([], deque(), 16)
+    assert (made.outbox.loads, made.waiting, made.pool.num_free) == ([], deque(), 16)
 
 
 def test_what_has_come_is_free_at_once_when_its_sequence_is_aborted():
@@ -325,7 +325,7 @@ def test_a_load_that_failed_as_a_whole_begins_again_before_the_queue():
     assert made.pool.num_free == 11  # it keeps its 4 blocks until its turn
     made.add(local("late", 16, 9))
     assert step(made) == ({"l": 1, "d": 60, "late": 3}, 9)  # l: 2 blocks, d: 4, late: 1
-    assert made.loads == [one]  # asked for once
+    assert made.outbox.loads == [one]  # asked for once
 
 
 def test_a_prompt_whose_load_failed_keeps_its_place_and_its_reservation_if_it_does_not_fit():
@@ -546,7 +546,7 @@ def test_an_engine_that_loads_has_no_step_and_is_not_idle():
     made.add(one := remote("d", 60, 2))
     assert made.schedule(0.0) is None
     assert not made.is_idle
-    assert (made.effects.take_loads(), made.effects.take_loads()) == ([one], [])
+    assert (made.outbox.take_loads(), made.outbox.take_loads()) == ([one], [])
     assert made.arrive(one) == []
     assert made.schedule(5.0).end == 5.125  # for the last token of the prompt
 
