@@ -4,12 +4,13 @@ A driver makes an engine with `new_engine`, and sees it as an `Engine` (`engine.
 values. What an engine asks of its driver is in `engine.outbox`. Each kind has one taker:
 
     what is asked for                                the driver reports
-    `loads`      KV to be read from another engine   `arrive`
+    `loads`      KV to be read from another engine   `end_load`
     `shipped`    first tokens that came with KV      nothing: it sends them
-    `tier_work`  work for tiers behind host memory   `answer`, `end_read`, `end_write`
+    `tier_work`  work for tiers behind host memory   `end_look_up`, `end_read`, `end_write`
     `events`     KV events                           nothing: it passes them on
 
-All stay there until they are taken, except `shipped`, which the next `schedule` empties.
+All stay there until they are taken, except `shipped`, which the next `schedule` empties. The driver also reports
+`release_kept`, when another engine has read KV that is kept for it.
 """
 
 from typing import Literal, NamedTuple, Protocol

@@ -6,7 +6,7 @@
     sampled, finished = core.update(batch)      # what it brought is known
 
 With asynchronous scheduling, iteration i + 1 is scheduled before iteration i is known. A batch in which each sequence only
-decodes may continue for many iterations (`num_leap_iterations`, `leap`, `know`).
+decodes may continue for many iterations (`num_leap_iterations`, `leap`, `end_iterations`).
 
 A class to derive from and not a protocol: the engine asks a core a dozen things in each iteration, and compiled code
 finds them in a native class at once.
@@ -56,7 +56,7 @@ class Core(ABC):
         """
 
     @abstractmethod
-    def know(self, num_iterations: int) -> None:
+    def end_iterations(self, num_iterations: int) -> None:
         """Record this many iterations of a leap, which produce only a token for each sequence."""
 
     @abstractmethod
@@ -78,11 +78,11 @@ class Core(ABC):
         """Remove a sequence, unless it has ended, and free its blocks; its tokens in flight are dropped."""
 
     @abstractmethod
-    def arrive(self, sequence: Sequence, num_valid_blocks: int | None = None) -> bool:
+    def end_load(self, sequence: Sequence, num_valid_blocks: int | None = None) -> bool:
         """Record that a sequence's KV, or only this many of its first blocks, is loaded; return whether that ends it."""
 
     @abstractmethod
-    def let_go(self, sequence: Sequence) -> None:
+    def release_kept(self, sequence: Sequence) -> None:
         """Free the blocks that a sequence left for another engine."""
 
     @abstractmethod
@@ -167,7 +167,7 @@ class Core(ABC):
         """Whether a step ends when KV has arrived in host memory, because something has to happen then."""
         return False
 
-    def answer(self, look_up: LookUp, found: list[Found]) -> None:
+    def end_look_up(self, look_up: LookUp, found: list[Found]) -> None:
         """Record where the chunks of a look-up are."""
         raise NotImplementedError
 

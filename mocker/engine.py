@@ -74,10 +74,8 @@ class Engine:
         self._work = NO_WORK  # copies that start with the batch ahead
         self._ordered = kv_events and ordered_events
         self._aborts: list[Sequence] = []
-        self._arrivals: list[
-            tuple[Sequence, int | None]
-        ] = []  # during the step: sequences whose KV arrived, and their valid blocks
-        self._let_go: list[Sequence] = []  # during the step
+        self._ended_loads: list[tuple[Sequence, int | None]] = []  # during the step, with the number of valid blocks
+        self._released: list[Sequence] = []  # during the step
         self._last_end = -1.0
         self._lead_s = 0.0  # before the next step starts
         self._ramp = Ramp(0.0)  # of `_ramp_batch`, since `_ramp_origin`
@@ -214,7 +212,7 @@ class Engine:
         """End a pause, if there is one."""
         self._core.pause = None
 
-    def arrive(self, sequence: Sequence, num_valid_blocks: int | None = None) -> list[Sequence]:
+    def end_load(self, sequence: Sequence, num_valid_blocks: int | None = None) -> list[Sequence]:
         """Report that a sequence's KV is loaded; it counts now or when the step in flight ends.
 
         Args:
@@ -224,21 +222,21 @@ class Engine:
         Returns:
             the sequences that end at once; others that end because of it are in a step's `finished`.
         """
-        self._arrivals.append((sequence, num_valid_blocks))
+        self._ended_loads.append((sequence, num_valid_blocks))
         return [] if self.step is not None else self._end_transfers()
 
-    def let_go(self, sequence: Sequence) -> None:
+    def release_kept(self, sequence: Sequence) -> None:
         """Free the blocks that a sequence with `is_remote_decode` left for another engine, now or when the step in flight ends."""
-        self._let_go.append(sequence)
+        self._released.append(sequence)
         if self.step is None:
             self._end_transfers()
 
-    def answer(self, look_up: LookUp, found: list[Found]) -> None:
+    def end_look_up(self, look_up: LookUp, found: list[Found]) -> None:
         """Record where the chunks of a look-up are: tier by tier, from the first chunk on; the rest is in no tier.
 
         A sequence may be ready now, so this cuts a leap in progress, as a new one does; so does `end_read`.
         """
-        self._core.answer(look_up, found)
+        self._core.end_look_up(look_up, found)
 
     def end_read(self, read: Read, num_chunks: int) -> None:
         """Report that a read has ended with its first `num_chunks` chunks."""
@@ -250,11 +248,11 @@ class Engine:
 
     def _end_transfers(self) -> list[Sequence]:
         """Account for the transfers that have ended, incoming ones first as vLLM does; return the sequences that end."""
-        arrivals, self._arrivals = self._arrivals, []
-        over = [sequence for sequence, num_valid_blocks in arrivals if self._core.arrive(sequence, num_valid_blocks)]
-        read, self._let_go = self._let_go, []
-        for sequence in read:
-            self._core.let_go(sequence)
+        loads, self._ended_loads = self._ended_loads, []
+        over = [sequence for sequence, num_valid_blocks in loads if self._core.end_load(sequence, num_valid_blocks)]
+        released, self._released = self._released, []
+        for sequence in released:
+            self._core.release_kept(sequence)
         return over
 
     def reset_prefix_cache(self, *, preempts_running: bool = False) -> bool:
@@ -386,7 +384,7 @@ class Engine:
         if core.dropped:
             self._mark_waiting(core.dropped)
         sampled, finished = core.update(batch, step.num_iterations)
-        if self._arrivals or self._let_go:
+        if self._ended_loads or self._released:
             finished = [*finished, *self._end_transfers()]
         self._ahead_has_ended = has_aborts or (
             finished is not NOBODY and any(s.stop_after is not None for s in finished)
@@ -440,7 +438,7 @@ class Engine:
         self._core.publish()
         self._log(step, count)
         self._core.leap(1, is_ordered=self._ordered)  # closes the next iteration; its events come when it ends
-        self._core.know(count)
+        self._core.end_iterations(count)
         self._ramp_skip += count
         step.advance(count)
 

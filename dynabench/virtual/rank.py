@@ -108,7 +108,7 @@ class Rank:
         """Deliver the KV that a sequence waits for, of which perhaps only `num_valid_blocks` blocks are valid."""
         if self.is_gone:
             return
-        if over := self.engine.arrive(sequence, num_valid_blocks):
+        if over := self.engine.end_load(sequence, num_valid_blocks):
             self._listener.on_step(self, StepOutput(self._clock.now, [], over, []))
         self.wake()
 
@@ -116,7 +116,7 @@ class Rank:
         """Free blocks that were held for other ranks; requests may be waiting for them."""
         if self.is_gone:
             return
-        self.engine.let_go(sequence)
+        self.engine.release_kept(sequence)
         if self.num_waiting:
             self.wake()
         elif self.on_idle is not None:

@@ -130,7 +130,7 @@ class Tiers:
         if look_up not in self._looking_up:
             return
         self._looking_up.remove(look_up)
-        self._engine.answer(look_up, found)
+        self._engine.end_look_up(look_up, found)
         self._go_on()
 
     def _go_on(self) -> None:

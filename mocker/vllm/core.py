@@ -36,7 +36,7 @@ class VllmCore(Scheduler):
         if self.offload.host.events:
             self.publish_host_events()
 
-    def let_go(self, sequence: Sequence) -> None:
+    def release_kept(self, sequence: Sequence) -> None:
         """See `Core`."""
         self.retention.let_go(sequence)
 
@@ -132,16 +132,16 @@ class VllmCore(Scheduler):
         """See `Core`."""
         self.offload.end_copy(copy.number)
         if not copy.is_store:
-            self.arrive(copy.sequence)
+            self.end_load(copy.sequence)
 
     @property
     def ends_at_stores(self) -> bool:
         """See `Core`."""
         return self.offload.writes_stores
 
-    def answer(self, look_up: LookUp, found: list[Found]) -> None:
+    def end_look_up(self, look_up: LookUp, found: list[Found]) -> None:
         """See `Core`."""
-        self.offload.answer(look_up, found)
+        self.offload.end_look_up(look_up, found)
         self.end_fetch(look_up.sequence)
 
     def end_read(self, read: Read, num_chunks: int) -> None:

@@ -2,8 +2,8 @@
 
 A sequence gets the blocks first, and its KV comes outside of iterations; the driver reports when:
 
-    in `waiting`                        in `holding`                                               in `running`
-    WAITING -- `start`: blocks are free --> LOADING -- `arrive` --> LOADED -- `promote` --> WAITING --> RUNNING
+    in `waiting`                        in `holding`                                            in `running`
+    WAITING -- `start`: blocks are free --> LOADING -- `end` --> LOADED -- `promote` --> WAITING --> RUNNING
 """
 
 from mocker.batch import Batch
@@ -29,7 +29,7 @@ class Loads:
         queues: Queues,
         outbox: Outbox,
     ) -> None:
-        self.expected: list[Sequence] = []  # arrived, and tiers behind host memory may have parts of them
+        self.to_prefetch: list[Sequence] = []  # new; tiers behind host memory may have parts of their prompts
         self._size = config.block_size
         self._reserves_whole = config.scheduler_reserve_full_isl
         self._fails = config.kv_load_failure_policy == "fail"
@@ -94,7 +94,7 @@ class Loads:
         prefills = (*self._running.prefilling(), *self._queues.holding)
         return sum([max(num_blocks_of(s.num_known, self._size) - s.num_blocks, 0) for s in prefills])
 
-    def arrive(self, sequence: Sequence, num_valid_blocks: int | None) -> bool:
+    def end(self, sequence: Sequence, num_valid_blocks: int | None) -> bool:
         """Record that a sequence's KV, or only this many of its first blocks, is loaded; return whether that ends it.
 
         The rest is computed if `kv_load_failure_policy` asks for it.
@@ -133,17 +133,17 @@ class Loads:
 
     # Host memory, and the tiers behind it
 
-    def expect(self, sequence: Sequence) -> None:
+    def queue_prefetch(self, sequence: Sequence) -> None:
         """Start to fetch the prompt of a new sequence with the next batch, if that is done before it is its turn."""
         if self._offload.prefetches and sequence.reads_cache and not sequence.is_remote_prefill:
-            self.expected.append(sequence)
+            self.to_prefetch.append(sequence)
 
     def prefetch(self) -> None:
-        """Start fetching the parts of arrived prompts that are neither here nor in host memory."""
-        for sequence in self.expected:
+        """Start fetching the parts of new prompts that are neither here nor in host memory."""
+        for sequence in self.to_prefetch:
             if sequence.state == WAITING:
-                self._offload.expect(sequence, self._first_blocks.num_cached(sequence) * self._size)
-        self.expected.clear()
+                self._offload.prefetch(sequence, self._first_blocks.num_cached(sequence) * self._size)
+        self.to_prefetch.clear()
 
     def offer(self, batch: Batch) -> bool:
         """Offer the chunks that a batch completes, and those of sequences ended since; return whether copies result."""

@@ -16,7 +16,7 @@ The parts, each with its own rule:
     `Memory`     blocks on the GPU, those that others still need (`Retention`), host memory (`Offload`)
 
 Transfers are not part of iterations: those from other engines that start are in the outbox; the driver reports when each
-has arrived (`arrive`) or was read (`retention.let_go`).
+has arrived (`end_load`) or was read (`retention.let_go`).
 """
 
 from collections.abc import Iterator
@@ -91,7 +91,7 @@ class Scheduler(Core):
         if self.pause == "all":
             return None
         running = self._running
-        if self._loads.expected:
+        if self._loads.to_prefetch:
             self._loads.prefetch()
         if running.decoding.next_finish < running.iteration:
             running.retire()
@@ -143,7 +143,7 @@ class Scheduler(Core):
                 f"the cache has {self.pool.num_blocks}"
             )
         self._queues.add(sequence)
-        self._loads.expect(sequence)
+        self._loads.queue_prefetch(sequence)
 
     def abort(self, sequence: Sequence) -> None:
         """See `Core`."""
@@ -157,9 +157,9 @@ class Scheduler(Core):
             else:
                 self._running.free(sequence)
 
-    def arrive(self, sequence: Sequence, num_valid_blocks: int | None = None) -> bool:
+    def end_load(self, sequence: Sequence, num_valid_blocks: int | None = None) -> bool:
         """See `Core`; the rest is computed if `kv_load_failure_policy` asks for it."""
-        is_over = self._loads.arrive(sequence, num_valid_blocks)
+        is_over = self._loads.end(sequence, num_valid_blocks)
         if is_over:
             self.abort(sequence)
         return is_over
@@ -201,7 +201,7 @@ class Scheduler(Core):
         """See `Core`."""
         self._leaps.take(num_iterations, is_ordered=is_ordered)
 
-    def know(self, num_iterations: int) -> None:
+    def end_iterations(self, num_iterations: int) -> None:
         """See `Core`."""
         self._running.num_ended += num_iterations
 

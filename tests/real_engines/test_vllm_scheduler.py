@@ -372,7 +372,7 @@ class Ours:
         failed = [
             sequence
             for number, num_valid in transferred.came
-            if scheduler.arrive(sequence := self._sequences[number], num_valid)
+            if scheduler.end_load(sequence := self._sequences[number], num_valid)
         ]
         for number in transferred.sent:
             scheduler.retention.let_go(self._sequences[number])

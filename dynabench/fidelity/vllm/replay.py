@@ -173,7 +173,7 @@ class _Replay:
         self._handed_over += held
         for id, num_valid in entry.arrivals:
             sequence = self._sequences[id]
-            if self._scheduler.arrive(sequence, num_valid):
+            if self._scheduler.end_load(sequence, num_valid):
                 facts["finished"][id] = sequence.finish_reason
             if num_valid == 0:
                 self._loaded.discard(sequence)

@@ -12,7 +12,7 @@ Copies are not part of iterations: `take_work` reports them to the driver.
 
 Behind host memory there may be tiers (`mocker/tiers/work.py`), for which the driver acts:
 
-    host memory lacks chunks of a prompt that is admitted    LookUp --> `answer`; if there is room: Read --> `end_read`
+    host memory lacks chunks of a prompt that is admitted    LookUp --> `end_look_up`; if there is room: Read --> `end_read`
     a store has ended; or a load; or chunks are evicted      Write --> `end_write`, by the tier's policy
 
 A prompt must ask again until its reads have ended, and then finds them in host memory. It looks up once, and again only
@@ -93,7 +93,7 @@ class Offload:
         self._num_copies = 0
         self._tiers = memory.tiers
         self.prefetches = bool(memory.tiers) and memory.prefetch_policy != "when_scheduled"
-        """Whether prompts are fetched from tiers as they arrive, before it is their turn."""
+        """Whether new prompts are fetched from tiers before it is their turn."""
         self.writes_stores = any(tier.write_policy == "write_through" for tier in memory.tiers)
         """Whether a store that has ended is also written to a tier."""
         self._is_hasty = memory.prefetch_policy == "best_effort"
@@ -228,14 +228,14 @@ class Offload:
         state = self._states.get(sequence)
         return bool(self._tiers) and (state is None or state.looked_up_from > 0)
 
-    def expect(self, sequence: Sequence, num_computed: int) -> None:
-        """Start to fetch the part of an arrived prompt that host memory lacks."""
+    def prefetch(self, sequence: Sequence, num_computed: int) -> None:
+        """Start to fetch the part of a new prompt that host memory lacks."""
         limit = sequence.num_known // self._size
         stop, _ = self.host.find(sequence.chain, num_computed // self._size, limit)
         if stop < limit:
             self._look_up(sequence, stop, limit)
 
-    def answer(self, look_up: LookUp, found: list[Found]) -> None:
+    def end_look_up(self, look_up: LookUp, found: list[Found]) -> None:
         """Record which of the looked-up chunks tiers have, from the first on; make room for them, and read them."""
         del self._fetches[look_up]
         sequence, state = look_up.sequence, self._states.get(look_up.sequence)

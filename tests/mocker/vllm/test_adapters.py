@@ -67,7 +67,7 @@ def test_a_request_that_is_loading_needs_a_seat_for_its_adapter_when_it_starts_t
     engine.add(sequence("here", "b", output=4))
     step = engine.schedule(0.0)
     engine.complete()
-    engine.arrive(remote)
+    engine.end_load(remote)
     starts = []
     while (step := engine.schedule(step.end)) is not None:
         starts += [one.id for one in step.batch.admitted]

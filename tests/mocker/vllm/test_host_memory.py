@@ -170,7 +170,7 @@ def test_what_is_being_written_to_a_tier_can_be_loaded_meanwhile():
             now = made.wake_s if step is None else made.complete().end
             for work in made.outbox.take_tier_work():
                 if isinstance(work, LookUp):
-                    made.answer(work, [])
+                    made.end_look_up(work, [])
                 else:
                     writes.append(work)
         cached.append(sequence.cached_tokens)
@@ -196,10 +196,10 @@ def test_a_prompt_whose_kv_did_not_come_is_looked_up_in_the_tiers():
     made.add(sequence)
     assert made.schedule(0.0) is None
     assert made.outbox.take_loads() == [sequence]
-    made.arrive(sequence, 0)
+    made.end_load(sequence, 0)
     assert made.schedule(0.0) is None
     [look_up] = made.outbox.take_tier_work()
-    made.answer(look_up, [])
+    made.end_look_up(look_up, [])
     assert made.schedule(0.0).batch.chunks == [(sequence, 64)]
 
 
@@ -214,7 +214,7 @@ def test_what_leaves_host_memory_while_the_rest_is_fetched_is_fetched_too():
             for work in made.outbox.take_tier_work():
                 match work:
                     case LookUp():
-                        made.answer(work, [Found("disk", 5)] if work.sequence is sequence else [])
+                        made.end_look_up(work, [Found("disk", 5)] if work.sequence is sequence else [])
                     case Read():
                         reads.append(work.ranges)
                         late.append(work)
@@ -280,8 +280,8 @@ def test_prompts_run_in_the_order_in_which_they_came_whichever_is_answered_first
         made.add(sequence)
     assert made.schedule(0.0) is None
     b, a = sorted(made.outbox.take_tier_work()[:2], key=lambda look_up: look_up.sequence.id, reverse=True)
-    made.answer(b, [])
-    made.answer(a, [])
+    made.end_look_up(b, [])
+    made.end_look_up(a, [])
     assert [one.id for one in made._core.queued()] == ["a", "b", "c", "d"]
     assert [one.id for one, _ in made.schedule(1.0).batch.chunks] == ["a"]  # a whole budget
     made.complete()
@@ -295,6 +295,6 @@ def test_whoever_is_aborted_while_a_disk_is_asked_leaves_nothing():
     assert made.schedule(0.0) is None
     [look_up] = made.outbox.take_tier_work()
     made.abort(sequence)
-    made.answer(look_up, [])
+    made.end_look_up(look_up, [])
     assert made.is_idle
     assert made.schedule(1.0) is None

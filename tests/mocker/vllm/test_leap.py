@@ -171,9 +171,9 @@ def drive(
                 if num_bad is None
                 else max((sequence.num_prompt - 1) // config.block_size - num_bad, sequence.num_cached_blocks)
             )
-            log.extend(("over", over.id) for over in engine.arrive(sequence, num_valid))
+            log.extend(("over", over.id) for over in engine.end_load(sequence, num_valid))
         elif kind == 4:
-            engine.let_go(sequences[request[1]])
+            engine.release_kept(sequences[request[1]])
         elif kind == 5:
             world.end(request)
 
@@ -299,7 +299,7 @@ class Tiers:
             self.rows.append((work.sequence.id, work.tier, work.ranges, num_chunks))
             self.engine.end_read(work, num_chunks)
         else:
-            self.engine.answer(work, [] if is_hurried else self.found(work))
+            self.engine.end_look_up(work, [] if is_hurried else self.found(work))
 
     def found(self, look_up):
         found, chunk = [], look_up.start

@@ -51,7 +51,7 @@ def step(made, *came):
     if batch is not None:
         made.update(batch)
     for one in came:
-        made.arrive(one)
+        made.end_load(one)
     return tokens, free
 
 
@@ -126,7 +126,7 @@ def test_r5_whoever_is_aborted_while_loading_keeps_its_blocks_until_the_transfer
     assert step(made) == ({}, 12)
     made.abort(one)
     assert made.pool.num_free == 12
-    assert not made.arrive(one)
+    assert not made.end_load(one)
     assert made.pool.num_free == 16
     assert one.state == OVER
 
@@ -135,7 +135,7 @@ def test_r6_behind_a_failed_block_a_prompt_is_computed_here():
     made = scheduler(kv_load_failure_policy="recompute")
     made.add(one := remote("d1", 60, 2))
     assert step(made) == ({}, 12)
-    assert not made.arrive(one, num_valid_blocks=2)
+    assert not made.end_load(one, num_valid_blocks=2)
     assert step(made) == ({"d1": 28}, 12)
     assert step(made) == ({"d1": 1}, 12)
     assert one.state == OVER
@@ -176,7 +176,7 @@ def test_whoever_holds_blocks_is_admitted_before_the_queue():
     made.add(local("late", 16, 2))
     assert step(made)[0] == {"waits": 16}
     assert is_loading(one)
-    made.arrive(one)
+    made.end_load(one)
     assert step(made)[0] == {"waits": 1}
     assert step(made)[0] == {"loaded": 1}
 
@@ -279,7 +279,7 @@ def test_whoever_holds_blocks_and_waits_for_others_is_aborted_with_them():
     made = scheduler(num_blocks=6, kv_load_failure_policy="recompute", watermark=0.2)  # 1 of 7 blocks
     queue(made, one := remote("d", 64, 2), local("l", 16, 9))
     step(made)
-    made.arrive(one, num_valid_blocks=2)
+    made.end_load(one, num_valid_blocks=2)
     assert step(made)[0] == {"l": 1}
     made.abort(one)
     assert (made.holding, made.pool.num_free) == ([], 4)
@@ -293,7 +293,7 @@ def test_a_failed_load_ends_the_request_and_frees_its_blocks(num_valid_blocks):
     made = scheduler(kv_load_failure_policy="fail")
     made.add(one := remote("d", 60, 2))
     step(made)
-    assert made.arrive(one, num_valid_blocks)
+    assert made.end_load(one, num_valid_blocks)
     assert (one.state, one.finish_reason, made.pool.num_free) == (OVER, "error", 16)
     assert step(made) == ({}, 16)
 
@@ -303,7 +303,7 @@ def test_blocks_before_a_failed_one_are_cached_and_kept():
     made.add(one := remote("d", 64, 2))
     step(made)
     assert made.pool.events == []
-    made.arrive(one, num_valid_blocks=3)
+    made.end_load(one, num_valid_blocks=3)
     assert step(made) == ({"d": 16}, 12)
     assert [(event.start, event.stop) for event in made.pool.events] == [(0, 3), (3, 4)]
 
@@ -312,7 +312,7 @@ def test_a_failed_load_of_which_every_block_is_good_is_whole():
     made = scheduler(kv_load_failure_policy="recompute")
     made.add(one := remote("d", 60, 2))
     step(made)
-    made.arrive(one, num_valid_blocks=4)
+    made.end_load(one, num_valid_blocks=4)
     assert step(made) == ({"d": 1}, 12)
     assert [(event.start, event.stop) for event in made.pool.events] == [(0, 3)]
 
@@ -321,7 +321,7 @@ def test_a_load_that_failed_as_a_whole_begins_again_before_the_queue():
     made = scheduler(kv_load_failure_policy="recompute")
     queue(made, one := remote("d", 60, 2), local("l", 16, 9))
     step(made)
-    made.arrive(one, num_valid_blocks=0)
+    made.end_load(one, num_valid_blocks=0)
     assert made.pool.num_free == 11  # it keeps its 4 blocks until its turn
     made.add(local("late", 16, 9))
     assert step(made) == ({"l": 1, "d": 60, "late": 3}, 9)  # l: 2 blocks, d: 4, late: 1
@@ -332,7 +332,7 @@ def test_a_prompt_whose_load_failed_keeps_its_place_and_its_reservation_if_it_do
     made = scheduler(num_blocks=6, kv_load_failure_policy="recompute", watermark=0.2)  # 1 of 7 blocks
     queue(made, one := remote("d", 60, 2), local("l", 16, 4))
     step(made)
-    made.arrive(one, num_valid_blocks=0)
+    made.end_load(one, num_valid_blocks=0)
     made.add(local("late", 16, 9))
     assert step(made) == ({"l": 1}, 4)  # d needs 4 and the watermark
     assert (made.holding, made.num_reserved_blocks()) == ([one], 4)
@@ -343,7 +343,7 @@ def test_a_load_that_failed_as_a_whole_may_hit_what_was_cached_meanwhile():
     made = scheduler(kv_load_failure_policy="recompute")
     queue(made, one := remote("d", 60, 2, content="same"), local("l", 48, 9, content="same"))
     step(made)
-    made.arrive(one, num_valid_blocks=0)
+    made.end_load(one, num_valid_blocks=0)
     assert step(made)[0] == {"l": 1, "d": 12}
     assert one.cached_tokens == 48
 
@@ -463,7 +463,7 @@ def test_where_a_consumer_preempts_nobody_it_still_admits(kv_role, tokens):
     made = scheduler(num_blocks=4, async_scheduling=True, kv_role=kv_role)
     queue(made, one := local("a", 32, 9), two := remote("d", 20, 9))
     made.schedule()
-    made.arrive(two)
+    made.end_load(two)
     assert schedule(made)[1] == tokens  # `a` needs a third block and is its own victim
     assert (one.state == WAITING) == (kv_role == "kv_producer")
 
@@ -547,7 +547,7 @@ def test_an_engine_that_loads_has_no_step_and_is_not_idle():
     assert made.schedule(0.0) is None
     assert not made.is_idle
     assert (made.outbox.take_loads(), made.outbox.take_loads()) == ([one], [])
-    assert made.arrive(one) == []
+    assert made.end_load(one) == []
     assert made.schedule(5.0).end == 5.125  # for the last token of the prompt
 
 
@@ -555,7 +555,7 @@ def test_a_load_that_ends_during_a_step_has_come_when_the_step_ends():
     made = engine()
     queue(made, one := remote("d", 60, 2), local("l", 16, 9))
     made.schedule(0.0)
-    assert made.arrive(one) == []
+    assert made.end_load(one) == []
     assert one.state == LOADING
     made.complete()
     assert one.state == LOADED
@@ -568,7 +568,7 @@ def test_what_is_read_during_a_step_is_free_when_the_step_ends():
     made.complete()
     made.schedule(1.0)
     free = made.num_free_blocks
-    made.let_go(one)
+    made.release_kept(one)
     assert made.num_free_blocks == free
     made.complete()
     assert made.num_free_blocks == free + 2
@@ -578,9 +578,9 @@ def test_a_request_whose_load_fails_is_among_the_finished_of_the_step_or_returne
     made = engine()
     queue(made, one := remote("d", 60, 2), two := remote("e", 60, 2), local("l", 16, 9))
     made.schedule(0.0)
-    assert made.arrive(one, 0) == []
+    assert made.end_load(one, 0) == []
     assert made.complete().finished == [one]
-    assert made.arrive(two, 0) == [two]
+    assert made.end_load(two, 0) == [two]
 
 
 @pytest.mark.parametrize(
@@ -616,7 +616,7 @@ def test_no_leap_passes_what_lets_in_a_prompt_whose_load_failed(max_iterations):
     runs = Sequence("l", num_prompt=8, max_tokens=40, chain=BlockChain([("same", 0)]))
     queue(made, one, runs)
     made.schedule(0.0)
-    made.arrive(one, 0)
+    made.end_load(one, 0)
     made.complete()
     now = 1.0
     while one.state != RUNNING:
@@ -632,7 +632,7 @@ def test_to_be_read_means_nothing_to_whoever_was_aborted():
     made.schedule(0.0)
     made.abort(one)
     made.complete()
-    made.let_go(one)
+    made.release_kept(one)
     assert (one.state, made.num_free_blocks) == (OVER, 16)
 
 

@@ -168,7 +168,7 @@ class LiveTiers:
     def _end_look_up(self, look_up: LookUp, found: list[Found], _: asyncio.Task[None]) -> None:
         self.act(self._engine.outbox.take_tier_work())  # before the answer: afterwards it cannot be urgent any more
         del self._fetches[look_up]
-        self._engine.answer(look_up, found)
+        self._engine.end_look_up(look_up, found)
         self._go_on()
 
     def _begin_read(self, read: Read) -> None:
