@@ -87,7 +87,7 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing waits or runs; blocks may still be held for other engines."""
+        """True if nothing waits or runs; blocks may still be kept for other engines."""
         core = self._core
         return not (core.running or core.num_waiting or self._ahead)
 

@@ -48,7 +48,7 @@ def test_a_cached_prompt_is_held_and_released(benchmark: BenchmarkFixture) -> No
     pool, one = full_pool(), sequence(7)
 
     def use() -> None:
-        pool.hold(one, PROMPT_BLOCKS)
+        pool.share(one, PROMPT_BLOCKS)
         pool.release(one, PROMPT_BLOCKS)
 
     benchmark(use)

@@ -9,7 +9,7 @@ Every block is in one of four regions. Only runs are objects; the rest are count
 
     allocate     blank, then queued (a run from its tail: evicted) -> private
     store        private -> shared: the sequence's last run grows, or a new one starts
-    hold         queued or shared -> shared: a cached prefix is used
+    share        queued or shared -> shared: a cached prefix is used
     release      shared -> the back of the queue, the last run first; private -> blank
     give_back    private -> blank
 
@@ -79,7 +79,7 @@ class BlockPool:
             block = stop
         return count
 
-    def hold(self, sequence: Sequence, num_blocks: int) -> None:
+    def share(self, sequence: Sequence, num_blocks: int) -> None:
         """Let a sequence share the first `num_blocks` cached blocks of its chain."""
         chain, block = sequence.chain, 0
         runs = self._runs.setdefault(sequence, [])

@@ -38,7 +38,7 @@ class VllmCore(Scheduler):
 
     def release_kept(self, sequence: Sequence) -> None:
         """See `Core`."""
-        self.retention.let_go(sequence)
+        self.retention.release(sequence)
 
     # What it is doing
 
@@ -64,13 +64,13 @@ class VllmCore(Scheduler):
         Sequences whose KV was loaded hold blocks while they wait, and cannot be preempted. Under pressure, they may
         leave too few for the next tokens of the first; the others wait behind it, and none frees a block.
         """
-        if not self.holding or self.running or self.retention.held or self.offload.is_copying:
+        if not self.holding or self.running or self.retention.kept or self.offload.is_copying:
             return False
         return not any(each.state == LOADING for each in self.holding)
 
     def stall(self) -> str | None:
         """See `Core`."""
-        if not self.waiting or self.holding or self.retention.held or self.offload.is_copying or self.pause:
+        if not self.waiting or self.holding or self.retention.kept or self.offload.is_copying or self.pause:
             return None
         return (
             f"{self.waiting[0]} can never be admitted: {self.pool.num_free} of {self.pool.num_blocks} blocks are "
@@ -92,7 +92,7 @@ class VllmCore(Scheduler):
             num_to_load=sum([each.is_remote_prefill for each in self.waiting]),
             num_loading=num_loading,
             num_loaded=len(self.holding) - num_loading,
-            num_retained=len(self.retention.held),
+            num_retained=len(self.retention.kept),
             num_blocks=self.pool.num_blocks,
             num_free_blocks=self.pool.num_free,
         )

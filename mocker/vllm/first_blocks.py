@@ -38,7 +38,7 @@ class FirstBlocks:
     def share(self, sequence: Sequence, hits: int) -> None:
         """Give a sequence the cached blocks at the start of its prompt, and what it holds beside its tokens' blocks."""
         if hits:
-            self._pool.hold(sequence, hits)
+            self._pool.share(sequence, hits)
         sequence.num_blocks = hits
         if sequence.num_more_blocks:
             self._pool.allocate_more(sequence)

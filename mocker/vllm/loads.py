@@ -55,7 +55,7 @@ class Loads:
         self._pool.allocate(sequence.num_blocks - hits)
         sequence.num_computed = num_computed
         sequence.state = LOADING
-        self._queues.hold(sequence)
+        self._queues.await_kv(sequence)
         if sequence.is_remote_prefill:
             self._load_from_engine(sequence, num_computed)
         else:
@@ -99,7 +99,7 @@ class Loads:
 
         The rest is computed if `kv_load_failure_policy` asks for it.
         """
-        if self._retention.let_go(sequence):  # it was aborted meanwhile
+        if self._retention.release(sequence):  # it was aborted meanwhile
             return False
         sequence.state = LOADED
         if num_valid_blocks is None:

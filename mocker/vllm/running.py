@@ -58,8 +58,8 @@ class Running:
                 continue
             computed = sequence.computed(self.iteration)
             count = 1 if sequence.decoding else self.chunk_size(sequence, budget)
-            held = num_blocks_of(computed, size) if sequence.decoding else sequence.num_blocks
-            needed = max(num_blocks_of(computed + count, size) - held, 0)
+            num_blocks = num_blocks_of(computed, size) if sequence.decoding else sequence.num_blocks
+            needed = max(num_blocks_of(computed + count, size) - num_blocks, 0)
             refund = self._make_room(batch, sequence, needed, granted) if self._pool.num_free < needed else 0
             if refund is None:
                 break

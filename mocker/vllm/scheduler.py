@@ -16,7 +16,7 @@ The parts, each with its own rule:
     `Memory`     blocks on the GPU, those that others still need (`Retention`), host memory (`Offload`)
 
 Transfers are not part of iterations: those from other engines that start are in the outbox; the driver reports when each
-has arrived (`end_load`) or was read (`retention.let_go`).
+has arrived (`end_load`) or was read (`retention.release`).
 """
 
 from collections.abc import Iterator
@@ -116,7 +116,7 @@ class Scheduler(Core):
             self._running.take_out(sequence)
             self.offload.end(sequence, max(sequence.num_prompt, sequence.num_total - 1))
             if sequence.is_remote_decode and sequence.num_blocks:
-                self.retention.hold(sequence)
+                self.retention.keep(sequence)
             else:
                 self._running.free(sequence)
         return sampled, finished
@@ -153,7 +153,7 @@ class Scheduler(Core):
             self._running.take_out(sequence)
             self.offload.end(sequence, min(sequence.num_computed, num_known))
             if is_loading:
-                self.retention.hold(sequence)
+                self.retention.keep(sequence)
             else:
                 self._running.free(sequence)
 

@@ -368,14 +368,14 @@ class Ours:
             speaking = {one.id for one in batch.decodes if scheduler.is_delivered(one)}
             sampled, finished = scheduler.update(batch)
             speaking |= {one.id for one in sampled}
-            self._handed_over += [one for one in finished if one in scheduler.retention.held]
+            self._handed_over += [one for one in finished if one in scheduler.retention.kept]
         failed = [
             sequence
             for number, num_valid in transferred.came
             if scheduler.end_load(sequence := self._sequences[number], num_valid)
         ]
         for number in transferred.sent:
-            scheduler.retention.let_go(self._sequences[number])
+            scheduler.retention.release(self._sequences[number])
         reasons = {one.id: one.finish_reason for one in (*finished, *failed)}
         return {"finished": reasons, "speaking": speaking} | self.state()
 
@@ -388,7 +388,7 @@ class Ours:
             "waiting": waiting,
             "holding": holding,
             "loading": {one.id for one in scheduler.holding if one.state in (LOADING, LOADED)},
-            "held": {one.id for one in scheduler.retention.held},
+            "held": {one.id for one in scheduler.retention.kept},
             "fenced": [one.num_blocks for _, one in scheduler.retention.fenced],
             "reserved": scheduler.num_reserved_blocks(),
             "free": scheduler.pool.num_free,

@@ -168,7 +168,7 @@ class _Replay:
             sampled, finished = self._scheduler.update(batch)
             facts["sampled"] = {sequence.id for sequence in (*speaking, *sampled)}
             facts["finished"] = {sequence.id: sequence.finish_reason for sequence in finished}
-        held = [s for s in self._scheduler.retention.held if s.is_remote_decode and facts["finished"].get(s.id)]
+        held = [s for s in self._scheduler.retention.kept if s.is_remote_decode and facts["finished"].get(s.id)]
         facts["handed_over"] = {sequence.id: [sequence.num_blocks, sequence.cached_tokens] for sequence in held}
         self._handed_over += held
         for id, num_valid in entry.arrivals:
@@ -182,7 +182,7 @@ class _Replay:
         host = self._scheduler.offload.host
         facts["free_host_chunks"] = host.num_chunks - host.num_used
         for id in entry.sent:
-            self._scheduler.retention.let_go(self._sequences[id])
+            self._scheduler.retention.release(self._sequences[id])
         return facts | self._count_hits() | self._state()
 
     def _state(self) -> Json:
@@ -201,7 +201,7 @@ class _Replay:
             "loading": [sequence.id for sequence in holding if sequence.state in (LOADING, LOADED)],
             "fetch": [to_load, len(loading), len(come)],
             "reserved_blocks": scheduler.num_reserved_blocks(),
-            "held": {sequence.id for sequence in scheduler.retention.held},
+            "held": {sequence.id for sequence in scheduler.retention.kept},
             "fenced_blocks": [sequence.num_blocks for _, sequence in scheduler.retention.fenced],
         }
 

@@ -239,7 +239,7 @@ def drive(
             assert_findable(engine._core.pool)
         now = output.end
         for sequence in output.finished:
-            if sequence in engine._core.retention.held:
+            if sequence in engine._core.retention.kept:
                 later(now + sequence.payload[9], 4, sequence.payload)
         events += engine.outbox.take_events()
         log.append((now, [s.id for s in output.finished], engine.num_free_blocks)) if output.finished else None
@@ -254,7 +254,7 @@ def drive(
         gaps += [first + j * (slope + j * curve) for j in range(int(count)) for _ in range(int(tokens))]
     if not engine.is_locked:
         assert engine.num_free_blocks == engine.num_blocks
-        assert not (engine._core.retention.held or engine._core.retention.fenced)
+        assert not (engine._core.retention.kept or engine._core.retention.fenced)
     return {"log": log, "rows": rows, "gaps": sorted(gaps)}, flat(events), (len(data), most_copies)
 
 

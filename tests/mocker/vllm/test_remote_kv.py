@@ -86,7 +86,7 @@ def test_r2_the_prefill_side_keeps_the_blocks_until_they_were_read():
     assert step(made) == ({"p": 36}, 9)
     assert one.state == OVER
     assert [step(made), step(made)] == [({}, 9), ({}, 9)]
-    assert made.retention.let_go(one)
+    assert made.retention.release(one)
     assert made.pool.num_free == 16
 
 
@@ -358,7 +358,7 @@ def test_blocks_that_are_held_are_prefix_hits_for_others():
     made.add(local("second", 60, 1, content="same"))
     assert step(made) == ({"second": 12}, 12)
     assert made.pool.num_free == 13
-    made.retention.let_go(one)
+    made.retention.release(one)
     assert made.pool.num_free == 16
 
 
@@ -367,7 +367,7 @@ def test_a_held_block_refuses_a_reset_of_the_cache():
     made.add(one := handed_over("p", 20))
     step(made)
     assert not made.reset_prefix_cache()
-    made.retention.let_go(one)
+    made.retention.release(one)
     assert made.reset_prefix_cache()
 
 
@@ -376,9 +376,9 @@ def test_only_what_ends_is_held_and_only_for_those_who_asked():
     queue(made, handed_over("asked", 20), local("not", 20, 1), aborted := handed_over("aborted", 100))
     step(made)
     made.abort(aborted)
-    assert [one.id for one in made.retention.held] == ["asked"]
+    assert [one.id for one in made.retention.kept] == ["asked"]
     assert made.pool.num_free == 14
-    assert not made.retention.let_go(aborted)
+    assert not made.retention.release(aborted)
 
 
 # Asynchronously
