@@ -1,11 +1,13 @@
 """Who starts: vLLM's rule for waiting sequences, after the running ones, unless one of these was preempted.
 
 `holding`, then `waiting`: the next one
-     its load goes on, no seat for its adapter, tiers or copies work for it --> skip it, it holds nobody up
-     its KV is elsewhere, and blocks are free                               --> its load starts
-     budget and blocks are free                                             --> it runs, with a first chunk
-     otherwise                                                              --> stop: those behind it wait as well
+     its KV is loading, its adapter has no seat, or it waits for a tier or a copy --> skip it; those behind it may start
+     its KV is elsewhere, and blocks are free                                     --> its load starts
+     budget and blocks are free                                                   --> it runs, with a first chunk
+     otherwise                                                                    --> stop: those behind it wait as well
 """
+
+from typing import Literal, NamedTuple
 
 from mocker.batch import Batch
 from mocker.contract import Outbox
@@ -19,8 +21,16 @@ from mocker.vllm.memory import Memory
 from mocker.vllm.queues import Queues
 from mocker.vllm.running import Running
 
-SKIPPED = -1
-"""For a waiting sequence: try it again later, without holding up those behind it."""
+
+class Started(NamedTuple):
+    """A waiting sequence now runs, or its load has started."""
+
+    num_tokens: int
+    """Its share of the budget: none if it loads."""
+
+
+Outcome = Started | Literal["skip", "stop"]
+"""What came of a waiting sequence's turn: see the module."""
 
 
 class Admission:
@@ -54,7 +64,7 @@ class Admission:
         num_skipped = 0  # of `waiting`
         running, holding, waiting = self._running, self._queues.holding, self._queues.waiting
         if self._adapters is not None:
-            self._adapters.seat(s for s in running.sequences if s not in running.ending and s not in batch.starved)
+            self._adapters.reset(s for s in running.sequences if s not in running.ending and s not in batch.starved)
         while budget > 0 and len(running.sequences) < self._max_running:
             is_holding = place < len(holding)
             if is_holding:
@@ -69,11 +79,11 @@ class Admission:
             else:
                 return
             has_seat = self._adapters is None or self._adapters.has_seat_for(sequence)
-            count = self._admit_next(batch, sequence, budget) if has_seat else SKIPPED
-            if count is None:
+            outcome = self._try(batch, sequence, budget) if has_seat else "skip"
+            if isinstance(outcome, Started):
+                budget -= outcome.num_tokens
+            elif outcome == "stop":
                 return
-            if count != SKIPPED:
-                budget -= count
             elif is_holding:
                 place += 1
             elif self._offload.is_fetching(sequence):
@@ -81,34 +91,34 @@ class Admission:
             else:
                 num_skipped += 1
 
-    def _admit_next(self, batch: Batch, sequence: Sequence, budget: int) -> int | None:
-        """Start or load the sequence whose turn it is, and return the tokens it gets.
-
-        None: it must keep waiting, and so must those behind it; SKIPPED: they need not.
-        """
+    def _try(self, batch: Batch, sequence: Sequence, budget: int) -> Outcome:
+        """Start the sequence whose turn it is, or its load, if it can."""
         known, computed, hits = sequence.num_known, sequence.num_computed, 0
         if not computed:
             hits = self._first_blocks.num_cached(sequence)
             computed = hits * self._config.block_size
         if sequence.is_remote_prefill:
-            return 0 if self._loads.start(sequence, hits, known) else None
+            return self._start_load(sequence, hits, known)
         if not sequence.num_blocks and sequence.reads_cache:
             more = self._offload.ask(sequence, computed)
             if more is None:
-                return SKIPPED
+                return "skip"
             if more:
-                return 0 if self._loads.start(sequence, hits, computed + more) else None
+                return self._start_load(sequence, hits, computed + more)
         count = self._running.cut_to_threshold(known - computed)
         if count > budget:
             if not self._config.enable_chunked_prefill:
-                return None
+                return "stop"
             count = budget
         reach = max(computed + count, known) if self._config.scheduler_reserve_full_isl else computed + count
         is_alone = not self._running.sequences
         if self._first_blocks.num_needed(sequence, hits, reach, is_alone=is_alone) > self._pool.num_free:
-            return None
+            return "stop"
         self._start(batch, sequence, hits, computed, count)
-        return count
+        return Started(count)
+
+    def _start_load(self, sequence: Sequence, hits: int, num_computed: int) -> Outcome:
+        return Started(0) if self._loads.start(sequence, hits, num_computed) else "stop"
 
     def _start(self, batch: Batch, sequence: Sequence, hits: int, computed: int, count: int) -> None:
         """Start a waiting sequence, with its first chunk after the cached or loaded part."""
@@ -128,4 +138,4 @@ class Admission:
         sequence.state = RUNNING
         self._running.sequences.append(sequence)
         if self._adapters is not None:
-            self._adapters.seat((sequence,), is_more=True)
+            self._adapters.add(sequence)
