@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 
 from mocker.batch import Batch
 from mocker.contract import Backlog, HostChunks, Outbox, Pause, Remaining, View
-from mocker.look_ups import LookUps
+from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.sequence import Sequence
 from mocker.tiers.copies import NO_WORK, Copy, Work
 from mocker.tiers.work import Found, LookUp, Read, Write
@@ -32,7 +32,7 @@ class Core(ABC):
     running: list[Sequence]
     dropped: list[Sequence]
     """Sequences whose output in flight does not count."""
-    look_ups: LookUps
+    prefix_cache_stats: PrefixCacheStats
 
     # Iterations
 

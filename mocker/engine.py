@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from mocker.batch import NOBODY, Batch
 from mocker.contract import Backlog, EngineSettings, HostUse, Pause, Remaining, View
 from mocker.core import Core
-from mocker.look_ups import LookUps
+from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.sequence import OVER, Sequence
 from mocker.step import Step, StepLog, StepOutput
 from mocker.tiers.config import HostMemory
@@ -127,9 +127,9 @@ class Engine:
         return self._core.num_queued
 
     @property
-    def look_ups(self) -> LookUps:
+    def prefix_cache_stats(self) -> PrefixCacheStats:
         """How much of the prompts was found in caches."""
-        return self._core.look_ups
+        return self._core.prefix_cache_stats
 
     def view(self) -> View:
         """Return what it is doing."""

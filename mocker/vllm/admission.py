@@ -55,6 +55,7 @@ class Admission:
         self._queues = queues
         self._loads = loads
         self._offload = memory.offload
+        self._stats = memory.prefix_cache_stats
         self._adapters = adapters
         self._outbox = outbox
 
@@ -125,6 +126,7 @@ class Admission:
         self._queues.leave(sequence)
         if not sequence.num_blocks:
             self._first_blocks.share(sequence, hits)
+            self._stats.count(sequence, computed)
         computed += count
         needed = max(num_blocks_of(computed, self._config.block_size) - sequence.num_blocks, 0)
         self._running.grant(sequence, computed, needed, num_cacheable=computed)

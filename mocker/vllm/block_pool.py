@@ -56,7 +56,7 @@ class BlockPool:
 
     # What the scheduler asks
 
-    def lookup(self, chain: BlockChain, limit: int) -> int:
+    def num_cached(self, chain: BlockChain, limit: int) -> int:
         """Count the leading blocks of a chain that are cached, at most `limit`."""
         index, ids = self._index, chain.ids
         num_ids = num_held(index, ids, chain.index_of(limit - 1) + 1) if limit > 0 else 0
@@ -138,7 +138,7 @@ class BlockPool:
         if chain.key(start) not in self._index and (tail is None or tail.primary):
             present = start
         else:
-            present = min(max(self.lookup(chain, num_full), start), num_full)
+            present = min(max(self.num_cached(chain, num_full), start), num_full)
         if present > start:
             self._append(sequence, runs, start, present, primary=False)
         if num_full > present:

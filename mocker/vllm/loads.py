@@ -39,6 +39,7 @@ class Loads:
         self._queues = queues
         self._retention = memory.retention
         self._offload = memory.offload
+        self._stats = memory.prefix_cache_stats
         self._outbox = outbox
 
     def start(self, sequence: Sequence, hits: int, num_computed: int) -> bool:
@@ -56,10 +57,14 @@ class Loads:
         sequence.num_computed = num_computed
         sequence.state = LOADING
         self._queues.await_kv(sequence)
+        num_local = hits * self._size
         if sequence.is_remote_prefill:
-            self._load_from_engine(sequence, num_computed)
+            sequence.is_remote_prefill = False
+            self._outbox.loads.append(sequence)
+            self._stats.count(sequence, num_local, num_elsewhere=num_computed - num_local)
         else:
-            self._load_from_host(sequence, hits * self._size, num_computed)
+            self._offload.load(sequence, num_local, num_computed - num_local)
+            self._stats.count(sequence, num_local)
         return True
 
     def _is_free(self, sequence: Sequence, hits: int, reach: int) -> bool:
@@ -69,21 +74,6 @@ class Loads:
             if first.num_needed(sequence, hits, whole, is_alone=is_alone) > free:
                 return False
         return first.num_needed(sequence, hits, reach, is_alone=is_alone) + self.num_reserved_blocks() <= free
-
-    def _load_from_engine(self, sequence: Sequence, num_computed: int) -> None:
-        sequence.is_remote_prefill = False
-        self._outbox.loads.append(sequence)
-        if not sequence.num_preemptions:
-            self._first_blocks.look_ups.num_elsewhere += num_computed - sequence.cached_tokens
-
-    def _load_from_host(self, sequence: Sequence, num_local: int, num_computed: int) -> None:
-        if not sequence.num_preemptions:
-            sequence.cached_tokens = num_computed
-        self._offload.load(sequence, num_local, num_computed - num_local)
-        if not sequence.num_preemptions:
-            look_ups = self._first_blocks.look_ups
-            look_ups.num_host += sequence.host_tokens
-            look_ups.num_disk += sequence.disk_tokens + sequence.store_tokens
 
     def num_reserved_blocks(self) -> int:
         """Count the blocks that prefills in flight still need to compute their prompts.

@@ -1,6 +1,7 @@
 """Where an engine has KV: in its blocks on the GPU, which others may retain, and in host memory."""
 
 from mocker.contract import Outbox
+from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.tiers.config import HostMemory
 from mocker.vllm.block_pool import BlockPool
 from mocker.vllm.config import EngineConfig
@@ -28,4 +29,6 @@ class Memory:
         """Whether there is host memory; where a call for each iteration would cost, this is asked first."""
         self.offload = NoOffload(self.pool) if host is None else Offload(host, self.pool, config.block_size, outbox)
         self.retention = Retention(self.pool, has_fence=config.is_async and (config.is_kv_consumer or self.has_host))
+        self.prefix_cache_stats = PrefixCacheStats()
+        """How much of the prompts was found there."""
         self.watermark_blocks = int(config.watermark * num_blocks)

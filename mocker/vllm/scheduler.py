@@ -75,7 +75,7 @@ class Scheduler(Core):
         self.pool = memory.pool
         self.offload = memory.offload
         self.retention = memory.retention
-        self.look_ups = first_blocks.look_ups
+        self.prefix_cache_stats = memory.prefix_cache_stats
         self.running = self._running.sequences
         self.dropped = self._running.dropped
         self.waiting = queues.waiting

@@ -6,7 +6,7 @@ import math
 from time import monotonic
 
 from mocker import Engine, Sequence, new_engine
-from mocker.look_ups import LookUps
+from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import Faster
 from serving.engines.kv.params import part_of
@@ -125,9 +125,9 @@ class MockEngine:
         return self.engine.host_memory is not None
 
     @property
-    def look_ups(self) -> LookUps:
+    def prefix_cache_stats(self) -> PrefixCacheStats:
         """What was looked up in its prefix cache."""
-        return self.engine.look_ups
+        return self.engine.prefix_cache_stats
 
     def queues(self) -> Queues:
         """Report what the requests here do now."""
