@@ -1,6 +1,6 @@
 """The engine: the iterations of a core laid out in time, whatever its family (`core.py`).
 
-    step = engine.schedule(now)      # close a batch; returns how long it takes
+    step = engine.schedule(now)      # close a batch; return when it ends, and what it computes
     ...                              # the driver waits until step.end
     output = engine.complete()       # tokens, finishes, KV events
 
@@ -268,7 +268,7 @@ class Engine:
         return self._core.reset_prefix_cache(preempts_running=preempts_running)
 
     def schedule(self, now: float, *, max_iterations: int = 1) -> Step | None:
-        """Close a batch and return its duration, or None if there is nothing to do.
+        """Close a batch and return its step, or None if there is nothing to do.
 
         Args:
             now: the current time (s).
@@ -285,6 +285,7 @@ class Engine:
         batch = self._next_batch(now)
         if batch is None:
             return None
+        # Before the next batch is closed: that advances `num_computed`.
         duration = 0.0 if batch.is_undisturbed else self._mixed_duration(batch) + self._lead_s
         if self._is_async:
             self._ahead, self._ahead_s = self._core.schedule(), now

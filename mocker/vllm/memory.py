@@ -24,6 +24,7 @@ class Memory:
                 "KV is offloaded, and enable_prefix_caching is false; expected true: prefix caching finds it by its "
                 "content"
             )
+        # vLLM's null block is one of them, and is never used.
         self.pool = BlockPool(num_blocks - 1, enable_prefix_caching=config.enable_prefix_caching)
         self.has_host = host is not None
         """Whether there is host memory; where a call for each iteration would cost, this is asked first."""
