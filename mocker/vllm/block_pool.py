@@ -174,11 +174,6 @@ class BlockPool:
             self.events.append(AllBlocksCleared())
         return True
 
-    def cached(self) -> list[tuple[BlockChain, int, int]]:
-        """Return what look-ups can find as (chain, start, stop), each run once."""
-        runs = dict.fromkeys(self._index.values())
-        return [(run.chain, run.start, run.stop) for run in runs]
-
     # Runs
 
     def _append(self, sequence: Sequence, runs: list[BlockRun], start: int, stop: int, *, primary: bool) -> None:

@@ -25,6 +25,7 @@ from collections.abc import Iterable
 
 from mocker.chain import BlockChain
 from mocker.contract import Outbox
+from mocker.position import NEVER
 from mocker.sequence import Sequence
 from mocker.tiers.chunk_cache import ChunkCache, Uses
 from mocker.tiers.config import HostMemory, TierName
@@ -33,8 +34,6 @@ from mocker.tiers.ranges import Range, overlap, split
 from mocker.tiers.work import Found, Hurry, LookUp, Read, Write
 from mocker.vllm.block_pool import BlockPool
 from mocker.vllm.block_runs import BlockWatch
-
-NEVER = 1 << 62
 
 
 class State:
