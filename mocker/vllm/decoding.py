@@ -10,18 +10,22 @@ position starts or fills a block needs any work.
 
 from mocker.position import NEVER, Total, num_full, num_started, num_within, starting, starting_or_filling
 from mocker.sequence import Sequence
-from mocker.vllm.block_pool import BlockPool
+from mocker.vllm.block_pool import BlockPool, num_blocks_of
 
 
 class Decoding:
     """Sums over the decoding sequences, and the blocks they allocate and fill."""
 
-    def __init__(self, pool: BlockPool, *, block_size: int, lag: int) -> None:
-        """Start with none; a token is known, and its block can be cached, `lag` iterations after it is computed."""
+    def __init__(self, running: list[Sequence], pool: BlockPool, *, block_size: int, lag: int) -> None:
+        """Start with none of those that run.
+
+        A token is known, and its block can be cached, `lag` iterations after it is computed.
+        """
         self.context = Total()
         """The tokens of context that all of them read."""
-        self.next_finish = NEVER
-        """The iteration at whose end the next of them finishes."""
+        self._running = running
+        self._next_finish = NEVER
+        self._is_outdated = False  # the next to finish may have stopped, or be late
         self._pool = pool
         self._size = block_size
         self._lag = lag
@@ -30,23 +34,29 @@ class Decoding:
         """Add a sequence whose prefill an iteration completes."""
         sequence.begin_decoding(iteration)
         self.context.add(sequence)
-        self.next_finish = min(self.next_finish, sequence.last_iteration)
+        self._next_finish = min(self._next_finish, sequence.last_iteration)
 
     def stop(self, sequence: Sequence, num_computed: int) -> None:
-        """Remove a sequence; the caller must call `find_next_finish`."""
+        """Remove a sequence."""
         self.context.remove(sequence)
         sequence.end_decoding(num_computed)
-        sequence.num_blocks = -(-num_computed // self._size)
+        sequence.num_blocks = num_blocks_of(num_computed, self._size)
+        self._is_outdated = True
 
     def delay(self, sequence: Sequence, iteration: int) -> None:
-        """Give a sequence no token in an iteration. Then call `find_next_finish`."""
+        """Give a sequence no token in an iteration."""
         self.context.remove(sequence)
         sequence.delay(iteration)
         self.context.add(sequence)
+        self._is_outdated = True
 
-    def find_next_finish(self, running: list[Sequence]) -> None:
-        """Find the next running sequence to finish."""
-        self.next_finish = min([s.last_iteration for s in running if s.decoding], default=NEVER)
+    @property
+    def next_finish(self) -> int:
+        """The iteration at whose end the next of them finishes."""
+        if self._is_outdated:
+            self._is_outdated = False
+            self._next_finish = min([s.last_iteration for s in self._running if s.decoding], default=NEVER)
+        return self._next_finish
 
     # Blocks
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from mocker.batch import NOBODY, Batch
 from mocker.position import NEVER
-from mocker.sequence import OVER, RUNNING, WAITING, Sequence
+from mocker.sequence import OVER, WAITING, Sequence
 from mocker.vllm.block_pool import num_blocks_of
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.decoding import Decoding
@@ -29,7 +29,7 @@ class Running:
         self.iteration = 0  # the next to be scheduled
         self.num_ended = 0
         self.lag = int(config.is_async)  # iterations from computing a token to knowing it
-        self.decoding = Decoding(memory.pool, block_size=config.block_size, lag=self.lag)
+        self.decoding = Decoding(self.sequences, memory.pool, block_size=config.block_size, lag=self.lag)
         self.ending: list[Sequence] = []  # no longer decoding, but their last token is not known yet
         self.starved = NOBODY  # in the last iteration
         self.dropped: list[Sequence] = []  # whose output in flight does not count
@@ -128,7 +128,6 @@ class Running:
                 batch.decodes.append(sequence)
                 if sequence in self.starved:
                     batch.delayed.append(sequence)
-        self.decoding.find_next_finish(self.sequences)
 
     def close(self, batch: Batch, *, is_disturbed: bool) -> Batch:
         """Go on to the next iteration; return the batch, or the one before if it goes on unchanged."""
@@ -179,7 +178,6 @@ class Running:
             else:
                 sequence.last_iteration = NEVER
             self._stop_decoding(sequence, computed + int(was_granted))
-            self.decoding.find_next_finish(self.sequences)
         elif is_dropped:
             sequence.num_known -= 1
             sequence.last_iteration = NEVER
@@ -204,7 +202,6 @@ class Running:
                 sequence.num_known = sequence.num_total
                 self._stop_decoding(sequence, sequence.computed(self.iteration))
                 self.ending.append(sequence)
-        self.decoding.find_next_finish(self.sequences)
 
     def end(self, batch: Batch, num_iterations: int) -> tuple[list[Sequence], list[Sequence]]:
         """End iterations of a batch; return the sequences that it gave their first token, and those that have their last."""
@@ -229,26 +226,15 @@ class Running:
             num_tokens = min(sequence.computed(self.iteration), sequence.num_total - 1)
             self._pool.store(sequence, num_tokens // self._size)
 
-    def take_out(self, sequence: Sequence) -> None:
-        """Mark a sequence as over; it still has its blocks."""
-        if sequence.state == RUNNING:
-            self.sequences.remove(sequence)
-            if sequence.decoding:
-                self._stop_decoding(sequence, sequence.computed(self.iteration))
-                self.decoding.find_next_finish(self.sequences)
-        else:
-            self._queues.leave(sequence)
-        sequence.state = OVER
-        if sequence in self.ending:
-            self.ending.remove(sequence)
+    def remove(self, sequence: Sequence) -> None:
+        """Remove a running sequence that is over; it still has its blocks."""
+        self.sequences.remove(sequence)
+        if sequence.decoding:
+            self._stop_decoding(sequence, sequence.computed(self.iteration))
 
     def _stop_decoding(self, sequence: Sequence, num_computed: int) -> None:
         self.decoding.stop(sequence, num_computed)
         self.steady = None
-
-    def free(self, sequence: Sequence) -> None:
-        """Free the blocks of a sequence that is over, once nothing can write them any more."""
-        self._retention.free(sequence, self.iteration, self.num_ended)
 
     # Counts
 

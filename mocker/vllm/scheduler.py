@@ -113,12 +113,8 @@ class Scheduler(Core):
         """End `num_iterations` iterations of a batch: return sequences that completed prefill, and finished ones."""
         sampled, finished = self._running.end(batch, num_iterations)
         for sequence in finished:
-            self._running.take_out(sequence)
-            self.offload.end(sequence, max(sequence.num_prompt, sequence.num_total - 1))
-            if sequence.is_remote_decode and sequence.num_blocks:
-                self.retention.keep(sequence)
-            else:
-                self._running.free(sequence)
+            num_computed = max(sequence.num_prompt, sequence.num_total - 1)
+            self._end(sequence, num_computed, is_kept=sequence.is_remote_decode and sequence.num_blocks > 0)
         return sampled, finished
 
     def add(self, sequence: Sequence) -> None:
@@ -148,14 +144,25 @@ class Scheduler(Core):
     def abort(self, sequence: Sequence) -> None:
         """See `Core`."""
         if sequence.state != OVER:
-            is_loading = sequence.state == LOADING
             num_known = self.num_tokens(sequence) if sequence.state == RUNNING else 0
-            self._running.take_out(sequence)
-            self.offload.end(sequence, min(sequence.num_computed, num_known))
-            if is_loading:
-                self.retention.keep(sequence)
-            else:
-                self._running.free(sequence)
+            num_computed = min(sequence.computed(self.iteration), num_known)
+            self._end(sequence, num_computed, is_kept=sequence.state == LOADING)
+
+    def _end(self, sequence: Sequence, num_computed: int, *, is_kept: bool) -> None:
+        """End a sequence that leaves this many tokens' KV; a transfer still needs its blocks if they are kept."""
+        running = self._running
+        if sequence.state == RUNNING:
+            running.remove(sequence)
+        else:
+            self._queues.leave(sequence)
+        sequence.state = OVER
+        if sequence in running.ending:
+            running.ending.remove(sequence)
+        self.offload.end(sequence, num_computed)
+        if is_kept:
+            self.retention.keep(sequence)
+        else:
+            self.retention.free(sequence, running.iteration, running.num_ended)
 
     def end_load(self, sequence: Sequence, num_valid_blocks: int | None = None) -> bool:
         """See `Core`; the rest is computed if `kv_load_failure_policy` asks for it."""
