@@ -13,13 +13,11 @@ whatever the first one produces, so an arriving sequence waits for the step in f
 
 The engine copies KV between the GPU and host memory itself, and knows when a copy ends as soon as it starts. It
 accounts for copies at the end of an iteration; the driver calls an idle engine again at `wake_s`. A leap ends when a
-load ends; a store ends it only if something has to happen at once (`has_end_at_stores`).
+load ends; a store ends it only if something has to happen at once (`ends_at_stores`).
 
 What only the driver can do is in `outbox` (`contract.py`): it transfers KV between engines, and serves the tiers behind
 host memory.
 """
-
-from collections.abc import Iterable
 
 from mocker.batch import NOBODY, Batch
 from mocker.contract import Backlog, EngineSettings, HostUse, Pause, Remaining, View
@@ -27,11 +25,12 @@ from mocker.core import Core
 from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.sequence import OVER, Sequence
 from mocker.step import Step, StepLog, StepOutput
+from mocker.step_times import StepTimes
 from mocker.tiers.config import HostMemory
 from mocker.tiers.copies import NO_WORK
 from mocker.tiers.host_link import HostLink
 from mocker.tiers.work import Found, LookUp, Read, Write
-from mocker.timing.model import Prefill, Ramp, TimingModel, chunk
+from mocker.timing.model import Ramp, TimingModel
 
 NO_LIMIT = 1 << 62
 
@@ -57,10 +56,9 @@ class Engine:
         self.host_memory = host
         """Its host memory, if it keeps KV there."""
         self._link = HostLink(host)
-        self.has_end_at_stores = kv_events
+        self.ends_at_stores = kv_events
         """Whether a step ends when KV has arrived in host memory, because a caller takes that event at the end of a
         step. Callers that use `advance` see it without."""
-        self.timing = timing
         self.log = StepLog()
         """The gaps between tokens."""
         self.step: Step | None = None
@@ -68,7 +66,7 @@ class Engine:
         self._is_async = config.is_async
         self._has_host = host is not None  # else there are no copies
         self._has_events = kv_events or self._has_host
-        self._may_load = config.is_kv_consumer or self._has_host
+        self._times = StepTimes(timing, core, may_load=config.is_kv_consumer or self._has_host)
         self._ahead: Batch | None = None  # asynchronous: the batch after the step in flight
         self._ahead_s = 0.0  # when it was closed
         self._work = NO_WORK  # copies that start with the batch ahead
@@ -78,11 +76,6 @@ class Engine:
         self._released: list[Sequence] = []  # during the step
         self._last_end = -1.0
         self._lead_s = 0.0  # before the next step starts
-        self._ramp = Ramp(0.0)  # of `_ramp_batch`, since `_ramp_origin`
-        self._ramp_batch: Batch | None = None
-        self._logged: Ramp | None = None  # the ramp of the step log's last row
-        self._ramp_origin = 0.0
-        self._ramp_skip = 0
         self._ahead_has_ended = False  # a sequence in the batch ahead, or in the step in flight, ended
 
     @property
@@ -92,13 +85,13 @@ class Engine:
         return not (core.running or core.num_waiting or self._ahead)
 
     @property
-    def is_locked(self) -> bool:
+    def is_stuck(self) -> bool:
         """True if nothing can continue until a sequence is aborted."""
         return self.step is None and self._ahead is None and self._core.is_stuck
 
     @property
-    def paused(self) -> Pause | None:
-        """What it leaves alone."""
+    def pause_kind(self) -> Pause | None:
+        """What it leaves alone while it is paused; None if it is not."""
         return self._core.pause
 
     @property
@@ -180,10 +173,14 @@ class Engine:
         is_awaited = ahead is not None and sequence in ahead.preempted and sequence in step.batch.decodes
         return count - (is_awaited and sequence not in self._core.dropped)
 
+    @property
+    def timing(self) -> TimingModel:
+        """Its step-time model."""
+        return self._times.model
+
     def change_timing(self, timing: TimingModel) -> None:
         """Use another step-time model from the next step on."""
-        self.timing = timing
-        self._ramp_batch = None
+        self._times.change(timing)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence; it takes part from the next `schedule` on.
@@ -286,13 +283,14 @@ class Engine:
         if batch is None:
             return None
         # Before the next batch is closed: that advances `num_computed`.
-        duration = 0.0 if batch.is_undisturbed else self._mixed_duration(batch) + self._lead_s
+        duration = 0.0 if batch.is_undisturbed else self._times.mixed_s(batch) + self._lead_s
         if self._is_async:
             self._ahead, self._ahead_s = self._core.schedule(), now
             if self._has_host:
                 self._work = self._core.take_copies()
         if batch.is_undisturbed:
-            self.step = step = self._decoding_step(batch, now, max_iterations)
+            limit = max_iterations if self._ahead is batch or not self._is_async else 1
+            self.step = step = self._times.decoding_step(batch, now, limit, follows=now == self._last_end)
             if self._link.next_end_s < step.end and (end_s := self._next_end_s()) < step.end:
                 step.cut(end_s)
         else:
@@ -312,7 +310,7 @@ class Engine:
             batch, closed_s = core.schedule(), now
             if has_host:
                 stall_s = max(stall_s, self._link.begin(core.take_copies(), now))
-            self._lead_s = stall_s + self.timing.lead_s  # the GPU is idle meanwhile
+            self._lead_s = stall_s + self._times.model.lead_s  # the GPU is idle meanwhile
             if batch is None:
                 if has_host:
                     self._link.begin(NO_WORK, now)  # there is no next batch for stores to wait for
@@ -327,7 +325,7 @@ class Engine:
     def _next_end_s(self) -> float:
         """Return the end of the next copy that cuts a step (s)."""
         link = self._link
-        return link.next_end_s if self.has_end_at_stores or self._core.ends_at_stores else link.loads.next_end_s
+        return link.next_end_s if self.ends_at_stores or self._core.ends_at_stores else link.loads.next_end_s
 
     def _end_copies(self, now: float) -> None:
         """Account for the copies between GPU and host that have ended."""
@@ -347,25 +345,10 @@ class Engine:
                 core.end_copy(store)
             core.publish_host_events()
 
-    def _decoding_step(self, batch: Batch, now: float, max_iterations: int) -> Step:
-        """Return a step of decodes, with all iterations before anything else can happen."""
-        if batch is not self._ramp_batch or now != self._last_end or self._ramp_skip >= self._ramp.num_steps:
-            self._ramp, self._ramp_batch = self._decode_ramp(batch), batch
-            self._ramp_origin, self._ramp_skip = now, 0
-        ramp, skip, count = self._ramp, self._ramp_skip, 1
-        if max_iterations > 1 and (self._ahead is batch or not self._is_async):
-            count = self._core.num_leap_iterations(batch, min(max_iterations, ramp.num_steps - skip))
-        return Step(batch, self._ramp_origin, ramp, skip, count, self._ramp_origin + ramp.elapsed(skip + count))
-
     def stretch(self, end: float) -> None:
         """Extend the step in flight, if any, to a later time; it must have one iteration."""
-        step = self.step
-        if step is None or step.end == end:
-            return
-        assert step.num_iterations == 1, "only a single iteration can be stretched"
-        start = step.start
-        self._ramp_batch = None
-        self.step = Step(step.batch, start, Ramp(end - start), 0, 1, end)
+        if self.step is not None and self.step.end != end:
+            self.step = self._times.stretched(self.step, end)
 
     def complete(self) -> StepOutput:
         """End the step in flight: account for its aborts, tokens, finishes and blocks, in vLLM's order."""
@@ -379,11 +362,11 @@ class Engine:
             self._end_aborted(step)
         if step.num_iterations > 1:
             core.leap(step.num_iterations - 1, is_ordered=self._ordered)
-        self._ramp_skip += step.num_iterations
+        self._times.num_passed += step.num_iterations
         if batch.decodes:
             self._log(step, step.num_iterations)
         if core.dropped:
-            self._mark_waiting(core.dropped)
+            self.log.begin_waits(core.dropped, self._last_end)
         sampled, finished = core.update(batch, step.num_iterations)
         if self._ended_loads or self._released:
             finished = [*finished, *self._end_transfers()]
@@ -394,8 +377,7 @@ class Engine:
             if sequence.first_token_s < 0:
                 sequence.first_token_s = step.end
             elif sequence.waited_since_s >= 0:
-                self.log.add_gap(sequence.waited_since_s, step.end)
-                sequence.waited_since_s = -1.0
+                self.log.end_wait(sequence, step.end)
         if self._has_events:
             core.publish()
         if link.next_end_s <= step.end:
@@ -440,13 +422,13 @@ class Engine:
         self._log(step, count)
         self._core.leap(1, is_ordered=self._ordered)  # closes the next iteration; its events come when it ends
         self._core.end_iterations(count)
-        self._ramp_skip += count
+        self._times.num_passed += count
         step.advance(count)
 
     def split_log(self, now: float) -> int:
         """Account for the iterations that have ended, and return the number of rows in the step log."""
         self.advance(now)
-        self._logged = None
+        self.log.split()
         return len(self.log.starts_s)
 
     def publish_host_events(self) -> None:
@@ -466,44 +448,10 @@ class Engine:
                 if sequence.first_token_s < 0:
                     sequence.first_token_s = closed_s
                 else:  # it continues an answer that another engine started
-                    self.log.add_gap(sequence.waited_since_s, closed_s)
+                    self.log.end_wait(sequence, closed_s)
                 sequence.waited_since_s = closed_s
         if batch.preempted or batch.starved:
-            self._mark_waiting((*batch.preempted, *batch.starved))
-
-    def _mark_waiting(self, sequences: Iterable[Sequence]) -> None:
-        for sequence in sequences:
-            if sequence.first_token_s >= 0 and sequence.waited_since_s < 0:
-                sequence.waited_since_s = self._last_end
-
-    def _decode_ramp(self, batch: Batch) -> Ramp:
-        """Return the times of a batch of decodes, starting with the iteration that starts now."""
-        num_decodes = len(batch.decodes)
-        num_kv_tokens = batch.num_kv_tokens + num_decodes * (self._core.num_ended - batch.iteration)
-        return self.timing.decode(num_decodes, num_kv_tokens)
-
-    def _mixed_duration(self, batch: Batch) -> float:
-        """Return how long a batch takes (s). To the GPU, the one token of a prompt whose KV was loaded is a decode."""
-        num_decodes, num_kv_tokens, chunks = len(batch.decodes), batch.num_kv_tokens, batch.chunks
-        if self._may_load:
-            chunks = [(sequence, count) for sequence, count in chunks if count > 1 or sequence.num_computed == 1]
-            num_kv_tokens += sum([s.num_computed - 1 for s, count in batch.chunks if count == 1])
-            num_decodes += len(batch.chunks) - len(chunks)
-        if not chunks:
-            return self.timing.decode(num_decodes, num_kv_tokens).first
-        if len(chunks) == 1:
-            sequence, count = chunks[0]
-            prefill = chunk(count, sequence.num_computed - count)
-            return self.timing.mixed(prefill, num_decodes, num_kv_tokens)
-        num_tokens = num_context_tokens = 0
-        num_pairs = 0.0
-        for sequence, count in chunks:
-            context = sequence.num_computed - count
-            num_tokens += count
-            num_context_tokens += context
-            num_pairs += count * (context + count / 2)
-        prefill = Prefill(num_tokens, num_context_tokens, num_pairs, len(chunks))
-        return self.timing.mixed(prefill, num_decodes, num_kv_tokens)
+            self.log.begin_waits((*batch.preempted, *batch.starved), self._last_end)
 
     def _log(self, step: Step, num_iterations: int) -> None:
         batch = step.batch
@@ -511,12 +459,6 @@ class Engine:
         for sequence in batch.delayed:
             if sequence.state != OVER:
                 num_tokens -= 1
-                self.log.add_gap(sequence.waited_since_s, step.end)
-                sequence.waited_since_s = -1.0
-        if not num_tokens:
-            return
-        if step.ramp is self._logged and self.log.rows[-1] == num_tokens:
-            self.log.rows[-2] += num_iterations  # the same batch continues
-        else:
+                self.log.end_wait(sequence, step.end)
+        if num_tokens:
             self.log.add(step, num_iterations, num_tokens)
-            self._logged = step.ramp

@@ -39,7 +39,7 @@ class Routing:
         self.router.add_rank(rank.number)
         self.sends_events_at_once = self._delay_s > 0 or len(self.ranks) > FEW_RANKS
         for each in self.ranks if len(self.ranks) == FEW_RANKS + 1 else [rank]:
-            each.engine.has_end_at_stores = self.router.wants_events and self.sends_events_at_once
+            each.engine.ends_at_stores = self.router.wants_events and self.sends_events_at_once
 
     def remove(self, rank: Rank) -> None:
         """Stop sending requests to a rank and forget what it has cached; do nothing if it is unknown."""

@@ -112,7 +112,7 @@ def test_a_leap_ends_where_a_copy_does(is_async):
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_leap_goes_on_after_a_store_whose_event_can_wait(is_async):
     made = engine(async_scheduling=is_async, bandwidth=5 / 0.6, budget=128)
-    made.has_end_at_stores = False
+    made.ends_at_stores = False
     made.add(prompt("a", max_tokens=40))
     made.schedule(0.0)
     start = made.complete().end

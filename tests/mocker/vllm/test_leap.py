@@ -145,7 +145,7 @@ def drive(
         ordered_events=ordered,
     )
     engine._core.has_fast_paths = not one_by_one
-    engine.has_end_at_stores = end_at_stores
+    engine.ends_at_stores = end_at_stores
     happenings = sorted(
         [(request[0], 0, request) for request in requests]
         + [(request[7], 1, request) for request in requests if request[7] is not None]
@@ -203,8 +203,8 @@ def drive(
                     continue
                 next_s = min(happenings[0][0] if happenings else math.inf, engine.wake_s)
                 if next_s == math.inf and not engine.is_idle:
-                    assert engine.is_locked, "nothing can happen any more, but requests are left"
-                    log.append((now, "locked", [s.id for s in engine._core.holding], engine.num_free_blocks))
+                    assert engine.is_stuck, "nothing can happen any more, but requests are left"
+                    log.append((now, "stuck", [s.id for s in engine._core.holding], engine.num_free_blocks))
                     break
                 now = max(now, next_s) if next_s < math.inf else now
                 continue
@@ -244,7 +244,7 @@ def drive(
         events += engine.outbox.take_events()
         log.append((now, [s.id for s in output.finished], engine.num_free_blocks)) if output.finished else None
     rows = [(s.id, s.first_token_s, s.num_preemptions, s.cached_tokens, s.host_tokens) for s in sequences.values()]
-    if host is not None and not engine.is_locked:
+    if host is not None and not engine.is_stuck:
         events += settle(engine, now)
         rows.append((engine.host_use().stall_s, engine.host_use().num_flushes))
         rows += world.rows
@@ -252,7 +252,7 @@ def drive(
     for place in range(0, len(data), 5):
         first, slope, curve, count, tokens = data[place : place + 5]
         gaps += [first + j * (slope + j * curve) for j in range(int(count)) for _ in range(int(tokens))]
-    if not engine.is_locked:
+    if not engine.is_stuck:
         assert engine.num_free_blocks == engine.num_blocks
         assert not (engine._core.retention.kept or engine._core.retention.fenced)
     return {"log": log, "rows": rows, "gaps": sorted(gaps)}, flat(events), (len(data), most_copies)
@@ -392,7 +392,7 @@ def test_sequences_that_hold_all_blocks_lock_the_engine_up_as_they_do_in_vllm():
     for max_iterations in (1, 1 << 62):
         seen, *_ = drive(config, TimingConfig(), LOCKED, max_iterations=max_iterations, host=host)
         _, what, holding, num_free = seen["log"][-1]
-        assert (what, len(holding), num_free) == ("locked", 2, 0)
+        assert (what, len(holding), num_free) == ("stuck", 2, 0)
 
 
 @settings(max_examples=worth(300))
