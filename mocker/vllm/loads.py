@@ -6,7 +6,6 @@ A sequence gets the blocks first, and its KV comes outside of iterations; the dr
     WAITING -- `start`: blocks are free --> LOADING -- `end` --> LOADED -- `promote` --> WAITING --> RUNNING
 """
 
-from mocker.batch import Batch
 from mocker.contract import Outbox
 from mocker.sequence import LOADED, LOADING, WAITING, Sequence
 from mocker.vllm.block_pool import num_blocks_of
@@ -29,7 +28,6 @@ class Loads:
         queues: Queues,
         outbox: Outbox,
     ) -> None:
-        self.to_prefetch: list[Sequence] = []  # new; tiers behind host memory may have parts of their prompts
         self._size = config.block_size
         self._reserves_whole = config.scheduler_reserve_full_isl
         self._fails = config.kv_load_failure_policy == "fail"
@@ -120,35 +118,3 @@ class Loads:
             sequence.num_known += 1
         else:
             sequence.num_computed -= 1
-
-    # Host memory, and the tiers behind it
-
-    def queue_prefetch(self, sequence: Sequence) -> None:
-        """Start to fetch the prompt of a new sequence with the next batch, if that is done before it is its turn."""
-        if self._offload.prefetches and sequence.reads_cache and not sequence.is_remote_prefill:
-            self.to_prefetch.append(sequence)
-
-    def prefetch(self) -> None:
-        """Start fetching the parts of new prompts that are neither here nor in host memory."""
-        for sequence in self.to_prefetch:
-            if sequence.state == WAITING:
-                self._offload.prefetch(sequence, self._first_blocks.num_cached(sequence) * self._size)
-        self.to_prefetch.clear()
-
-    def offer(self, batch: Batch) -> bool:
-        """Offer the chunks that a batch completes, and those of sequences ended since; return whether copies result."""
-        offload, running = self._offload, self._running
-        is_prompt_only, refused = offload.is_prompt_only, offload.refused
-        if is_prompt_only and not refused:
-            if not batch.chunks:
-                return not offload.is_quiet and offload.end_schedule(())
-            return offload.end_schedule([(sequence, sequence.num_computed) for sequence, _ in batch.chunks])
-        chunks = {sequence for sequence, _ in batch.chunks}
-        offers = []
-        for sequence in running.sequences:
-            if sequence in chunks:
-                offers.append((sequence, sequence.num_computed))
-            elif sequence.decoding and sequence not in batch.starved and (not is_prompt_only or sequence in refused):
-                is_last_known = int(running.knows_last(sequence))
-                offers.append((sequence, sequence.computed(running.iteration) + is_last_known))
-        return offload.end_schedule(offers)

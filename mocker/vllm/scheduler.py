@@ -14,6 +14,7 @@ The parts, each with its own rule:
         +---------------------- preempted -------------------+-- ends --> over
     `Loads`      KV comes from another engine or from host memory: blocks first, then a wait in `Queues.holding`
     `Memory`     blocks on the GPU, those that others still need (`Retention`), host memory (`Offload`)
+    `Offers`     prompts are fetched into host memory, and new KV is offered to it
 
 Transfers are not part of iterations: those from other engines that start are in the outbox; the driver reports when each
 has arrived (`end_load`) or was read (`retention.release`).
@@ -36,6 +37,7 @@ from mocker.vllm.first_blocks import FirstBlocks
 from mocker.vllm.leaps import Leaps
 from mocker.vllm.loads import Loads
 from mocker.vllm.memory import Memory
+from mocker.vllm.offload.offers import Offers
 from mocker.vllm.queues import Queues
 from mocker.vllm.running import Running
 
@@ -70,6 +72,7 @@ class Scheduler(Core):
         self._fast_paths = FastPaths(config, memory, self._running)
         self._loads = Loads(config, memory, first_blocks, self._running, queues, outbox)
         self._admission = Admission(config, memory, first_blocks, self._running, queues, self._loads, adapters, outbox)
+        self._offers = Offers(config, memory, first_blocks, self._running)
         self._leaps = Leaps(config, memory, self._running, queues, has_adapters=adapters is not None)
         # What callers read. The lists stay the same ones.
         self.pool = memory.pool
@@ -91,8 +94,8 @@ class Scheduler(Core):
         if self.pause == "all":
             return None
         running = self._running
-        if self._loads.to_prefetch:
-            self._loads.prefetch()
+        if self._offers.to_prefetch:
+            self._offers.prefetch()
         if running.decoding.next_finish < running.iteration:
             running.retire()
         batch = Batch(running.iteration)
@@ -103,7 +106,7 @@ class Scheduler(Core):
             self._admission.admit(batch, budget, takes_new=self.pause is None)
         if self._reset:  # not before: what a reset preempts may be admitted at once
             batch.preempted, self._reset = [*self._reset, *batch.preempted], NOBODY
-        has_copies = self._has_host and self._loads.offer(batch)
+        has_copies = self._has_host and self._offers.offer(batch)
         if not (self.running or batch.preempted):
             return None
         # vLLM may preempt and then schedule nothing for those that still run: a step of no tokens and no time.
@@ -139,7 +142,7 @@ class Scheduler(Core):
                 f"the cache has {self.pool.num_blocks}"
             )
         self._queues.add(sequence)
-        self._loads.queue_prefetch(sequence)
+        self._offers.queue_prefetch(sequence)
 
     def abort(self, sequence: Sequence) -> None:
         """See `Core`."""
