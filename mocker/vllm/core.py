@@ -4,7 +4,7 @@ from mocker.contract import Backlog, HostChunks, Remaining, View
 from mocker.models.kv_cache import MoreBlocks
 from mocker.sequence import LOADING, Sequence
 from mocker.tiers.config import HostMemory
-from mocker.tiers.copies import NO_WORK, Copy, Work
+from mocker.tiers.copies import Copy, Work
 from mocker.tiers.work import Found, LookUp, Read, Write
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.scheduler import Scheduler
@@ -126,7 +126,7 @@ class VllmCore(Scheduler):
 
     def take_copies(self) -> Work:
         """See `Core`."""
-        return self.offload.take_work() if self._has_host else NO_WORK
+        return self.offload.take_work()
 
     def end_copy(self, copy: Copy) -> None:
         """See `Core`."""

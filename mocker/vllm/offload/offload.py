@@ -34,6 +34,7 @@ from mocker.tiers.ranges import Range, overlap, split
 from mocker.tiers.work import Found, Hurry, LookUp, Read, Write
 from mocker.vllm.block_pool import BlockPool
 from mocker.vllm.block_runs import BlockWatch
+from mocker.vllm.offload.offloading import Offloading
 
 
 class State:
@@ -66,23 +67,18 @@ class State:
         self.is_over = False
 
 
-class Offload:
-    """The scheduler's side of offloading."""
+class Offload(Offloading):
+    """The scheduler's side of offloading to host memory."""
 
     def __init__(self, memory: HostMemory, pool: BlockPool, block_size: int, outbox: Outbox) -> None:
         """Start with an empty host cache, next to a GPU's pool of blocks of this many tokens."""
-        self.host = ChunkCache(
+        host = ChunkCache(
             memory.num_chunks,
             blocks_per_chunk=memory.blocks_per_chunk,
             eviction_policy=memory.eviction_policy,
             store_threshold=memory.store_threshold,
         )
-        self.refused: dict[Sequence, None] = {}
-        """Running sequences whose chunks found no room; they are offered again in each step."""
-        self.num_refused = 0
-        """How often a sequence became one of these."""
-        self.ended: list[tuple[Sequence, int]] = []
-        """Sequences that are over since the last `end_schedule`, with the tokens whose KV they leave."""
+        super().__init__(host)
         self._pool = pool
         self.is_prompt_only = memory.offload_prompt_only
         self._size = memory.blocks_per_chunk * block_size
@@ -92,9 +88,7 @@ class Offload:
         self._num_copies = 0
         self._tiers = memory.tiers
         self.prefetches = bool(memory.tiers) and memory.prefetch_policy != "when_scheduled"
-        """Whether new prompts are fetched from tiers before it is their turn."""
         self.writes_stores = any(tier.write_policy == "write_through" for tier in memory.tiers)
-        """Whether a store that has ended is also written to a tier."""
         self._is_hasty = memory.prefetch_policy == "best_effort"
         self._fetches: dict[LookUp | Read, None] = {}
         self._outbox = outbox
@@ -106,7 +100,7 @@ class Offload:
     # What the scheduler calls
 
     def ask(self, sequence: Sequence, num_computed: int) -> int | None:
-        """Return how many tokens after those computed here can be loaded, None if the caller must ask again."""
+        """See `Offloading`."""
         state, size, chain = self._states.get(sequence), self._size, sequence.chain
         if state is not None and (state.copies or state.fetches):
             self._hurry(state)
@@ -127,14 +121,14 @@ class Offload:
         return None if self.host.is_being_read(chain, start, stop) else num_found
 
     def is_fetching(self, sequence: Sequence) -> bool:
-        """Return whether it is useless to `ask` for a sequence until tiers behind host memory have done their work."""
+        """See `Offloading`."""
         state = self._states.get(sequence)
         if state is None or not state.fetches:
             return False
         return not self._is_hasty or all(fetch.is_hurried for fetch in state.fetches)
 
     def load(self, sequence: Sequence, num_computed: int, num_tokens: int) -> None:
-        """Start to load this many tokens after those computed."""
+        """See `Offloading`."""
         start, stop = num_computed // self._size, (num_computed + num_tokens) // self._size
         state = self._state(sequence)
         self.host.pin(sequence.chain, start, stop, state.uses)
@@ -146,7 +140,7 @@ class Offload:
             self._note_sources(sequence, state, start, stop, num_computed)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Flush the copies of a sequence that loses its blocks."""
+        """See `Offloading`."""
         state = self._states.get(sequence)
         if state is not None:
             self._work.flushed.update(state.copies)
@@ -154,27 +148,23 @@ class Offload:
         self.refused.pop(sequence, None)
 
     def end(self, sequence: Sequence, num_computed: int) -> None:
-        """Record that a sequence is over that still has its blocks and leaves this many tokens' KV; watch these."""
+        """See `Offloading`."""
         if num_computed or sequence in self._states:
             self._pool.watch(sequence, self._state(sequence).watch)
             self.ended.append((sequence, num_computed))
 
     @property
     def is_quiet(self) -> bool:
-        """Whether a step can change nothing except by what it computes."""
+        """See `Offloading`."""
         return not (self.refused or self.ended or self._pool.touched or self._num_over or self._work)
 
     @property
     def is_copying(self) -> bool:
-        """Whether any copy has not ended, or a sequence waits for a tier."""
+        """See `Offloading`."""
         return bool(self._copies or self._fetches)
 
     def end_schedule(self, offers: Iterable[tuple[Sequence, int]]) -> bool:
-        """Offer the tokens that sequences have computed after the step just scheduled, and those of ended sequences.
-
-        Returns:
-            whether copies start or are flushed.
-        """
+        """See `Offloading`."""
         watches, self._pool.touched = self._pool.touched, []
         for watch in watches:
             for copy in self._states[watch.sequence].copies if watch.is_on else ():
@@ -200,14 +190,14 @@ class Offload:
         return bool(self._work)
 
     def take_work(self) -> Work:
-        """Return the copies of the last `schedule`, once."""
+        """See `Offloading`."""
         if not self._work:
             return NO_WORK
         work, self._work = self._work, Work()
         return work
 
     def end_copy(self, number: int) -> None:
-        """Record that a copy is done."""
+        """See `Offloading`."""
         copy = self._copies.pop(number)
         sequence, state = copy.sequence, self._states[copy.sequence]
         if copy.is_store:
@@ -223,19 +213,19 @@ class Offload:
     # Tiers behind host memory
 
     def may_look_up(self, sequence: Sequence) -> bool:
-        """Return whether a waiting sequence may still look up its chunks in tiers."""
+        """See `Offloading`."""
         state = self._states.get(sequence)
         return bool(self._tiers) and (state is None or state.looked_up_from > 0)
 
     def prefetch(self, sequence: Sequence, num_computed: int) -> None:
-        """Start to fetch the part of a new prompt that host memory lacks."""
+        """See `Offloading`."""
         limit = sequence.num_known // self._size
         stop, _ = self.host.find(sequence.chain, num_computed // self._size, limit)
         if stop < limit:
             self._look_up(sequence, stop, limit)
 
     def end_look_up(self, look_up: LookUp, found: list[Found]) -> None:
-        """Record which of the looked-up chunks tiers have, from the first on; make room for them, and read them."""
+        """See `Offloading`."""
         del self._fetches[look_up]
         sequence, state = look_up.sequence, self._states.get(look_up.sequence)
         if state is None or look_up not in state.fetches:
@@ -258,7 +248,7 @@ class Offload:
             self._write_back(self.host.evicted)
 
     def end_read(self, read: Read, num_chunks: int) -> None:
-        """Record that this many first chunks of a read have arrived; the others could not be read."""
+        """See `Offloading`."""
         del self._fetches[read]
         chain = read.sequence.chain
         come, lost = split(read.ranges, num_chunks)
@@ -269,7 +259,7 @@ class Offload:
             state.fetches.pop(read, None)
 
     def end_write(self, write: Write) -> None:
-        """Record that a write has ended, whatever its result."""
+        """See `Offloading`."""
         if write.is_pinned:
             for start, stop in write.ranges:
                 self.host.unpin(write.chain, start, stop, is_load=False)
