@@ -60,10 +60,8 @@ class Scheduler(Core):
         self.has_fast_paths = True  # else the rule alone decides, with the same result
         self._more = more
         self._reset = NOBODY  # preempted by a reset of the prefix cache, until a batch reports them
-        memory, queues = (
-            Memory(config, num_blocks, host, outbox),
-            Queues(by_priority=config.scheduling_policy == "priority"),
-        )
+        memory = Memory(config, num_blocks, host, outbox)
+        queues = Queues(by_priority=config.scheduling_policy == "priority")
         first_blocks = FirstBlocks(config, memory)
         adapters = None if max_loras is None else AdapterSeats(max_loras)
         self._has_host = memory.has_host
