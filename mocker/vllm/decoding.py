@@ -23,9 +23,9 @@ class Decoding:
         """
         self.context = Total()
         """The tokens of context that all of them read."""
+        self.next_finish = NEVER
+        """The iteration at whose end the next of them finishes."""
         self._running = running
-        self._next_finish = NEVER
-        self._is_outdated = False  # the next to finish may have stopped, or be late
         self._pool = pool
         self._size = block_size
         self._lag = lag
@@ -34,29 +34,27 @@ class Decoding:
         """Add a sequence whose prefill an iteration completes."""
         sequence.begin_decoding(iteration)
         self.context.add(sequence)
-        self._next_finish = min(self._next_finish, sequence.last_iteration)
+        self.next_finish = min(self.next_finish, sequence.last_iteration)
 
-    def stop(self, sequence: Sequence, num_computed: int) -> None:
-        """Remove a sequence."""
-        self.context.remove(sequence)
-        sequence.end_decoding(num_computed)
-        sequence.num_blocks = num_blocks_of(num_computed, self._size)
-        self._is_outdated = True
+    def stop(self, sequences: list[Sequence], iteration: int, *, was_granted: bool = False) -> None:
+        """Remove sequences that have computed their tokens before an iteration, and that in it if `was_granted`."""
+        for sequence in sequences:
+            num_computed = sequence.computed(iteration) + int(was_granted)
+            self.context.remove(sequence)
+            sequence.end_decoding(num_computed)
+            sequence.num_blocks = num_blocks_of(num_computed, self._size)
+        self._find_next_finish()
 
-    def delay(self, sequence: Sequence, iteration: int) -> None:
-        """Give a sequence no token in an iteration."""
-        self.context.remove(sequence)
-        sequence.delay(iteration)
-        self.context.add(sequence)
-        self._is_outdated = True
+    def delay(self, sequences: list[Sequence], iteration: int) -> None:
+        """Give sequences no token in an iteration."""
+        for sequence in sequences:
+            self.context.remove(sequence)
+            sequence.delay(iteration)
+            self.context.add(sequence)
+        self._find_next_finish()
 
-    @property
-    def next_finish(self) -> int:
-        """The iteration at whose end the next of them finishes."""
-        if self._is_outdated:
-            self._is_outdated = False
-            self._next_finish = min([s.last_iteration for s in self._running if s.decoding], default=NEVER)
-        return self._next_finish
+    def _find_next_finish(self) -> None:
+        self.next_finish = min([s.last_iteration for s in self._running if s.decoding], default=NEVER)
 
     # Blocks
 

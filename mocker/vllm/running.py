@@ -122,12 +122,13 @@ class Running:
                 if granted.get(sequence):
                     batch.chunks.append((sequence, granted[sequence]))
             elif sequence not in granted:
-                self.decoding.delay(sequence, self.iteration)
                 batch.starved.append(sequence)
             else:
                 batch.decodes.append(sequence)
                 if sequence in self.starved:
                     batch.delayed.append(sequence)
+        if batch.starved:
+            self.decoding.delay(batch.starved, self.iteration)
 
     def close(self, batch: Batch, *, is_disturbed: bool) -> Batch:
         """Go on to the next iteration; return the batch, or the one before if it goes on unchanged."""
@@ -171,13 +172,13 @@ class Running:
         """Stop the decoding of a preempted sequence; a token in flight is delivered unless it is dropped."""
         is_dropped &= (sequence.decoding or sequence in self.ending) and sequence not in self.starved
         if sequence.decoding:
-            computed = sequence.computed(self.iteration)
             sequence.num_known = sequence.known(self.iteration) - int(is_dropped)
             if sequence.last_iteration < self.iteration and not is_dropped:
                 self.ending.append(sequence)
             else:
                 sequence.last_iteration = NEVER
-            self._stop_decoding(sequence, computed + int(was_granted))
+            self.decoding.stop([sequence], self.iteration, was_granted=was_granted)
+            self.steady = None
         elif is_dropped:
             sequence.num_known -= 1
             sequence.last_iteration = NEVER
@@ -193,15 +194,16 @@ class Running:
 
     def retire(self) -> None:
         """Stop computing sequences whose last token, by length, is in flight."""
-        for sequence in self.sequences:
-            if (
-                sequence.last_iteration < self.iteration
-                and sequence.decoding
-                and sequence.num_total == sequence.num_limit
-            ):
+        iteration = self.iteration
+        ending = [
+            s for s in self.sequences if s.last_iteration < iteration and s.decoding and s.num_total == s.num_limit
+        ]
+        if ending:
+            for sequence in ending:
                 sequence.num_known = sequence.num_total
-                self._stop_decoding(sequence, sequence.computed(self.iteration))
-                self.ending.append(sequence)
+            self.decoding.stop(ending, iteration)
+            self.ending += ending
+            self.steady = None
 
     def end(self, batch: Batch, num_iterations: int) -> tuple[list[Sequence], list[Sequence]]:
         """End iterations of a batch; return the sequences that it gave their first token, and those that have their last."""
@@ -230,11 +232,8 @@ class Running:
         """Remove a running sequence that is over; it still has its blocks."""
         self.sequences.remove(sequence)
         if sequence.decoding:
-            self._stop_decoding(sequence, sequence.computed(self.iteration))
-
-    def _stop_decoding(self, sequence: Sequence, num_computed: int) -> None:
-        self.decoding.stop(sequence, num_computed)
-        self.steady = None
+            self.decoding.stop([sequence], self.iteration)
+            self.steady = None
 
     # Counts
 
