@@ -74,7 +74,6 @@ class Engine:
         self._aborts: list[Sequence] = []
         self._ended_loads: list[tuple[Sequence, int | None]] = []  # during the step, with the number of valid blocks
         self._released: list[Sequence] = []  # during the step
-        self._last_end = -1.0
         self._lead_s = 0.0  # before the next step starts
         self._ahead_has_ended = False  # a sequence in the batch ahead, or in the step in flight, ended
 
@@ -155,7 +154,7 @@ class Engine:
     @property
     def known_until_s(self) -> float:
         """When the last accounted iteration ended (s)."""
-        return self._last_end if self.step is None else self.step.start
+        return self._times.last_end_s if self.step is None else self.step.start
 
     def num_known_tokens(self, sequence: Sequence) -> int:
         """Count the tokens of a sequence, prompt and output, up to the last step that ended.
@@ -289,8 +288,8 @@ class Engine:
             if self._has_host:
                 self._work = self._core.take_copies()
         if batch.is_undisturbed:
-            limit = max_iterations if self._ahead is batch or not self._is_async else 1
-            self.step = step = self._times.decoding_step(batch, now, limit, follows=now == self._last_end)
+            limit = max_iterations if not self._is_async or self._ahead is batch else 1
+            self.step = step = self._times.decoding_step(batch, now, limit)
             if self._link.next_end_s < step.end and (end_s := self._next_end_s()) < step.end:
                 step.cut(end_s)
         else:
@@ -366,7 +365,7 @@ class Engine:
         if batch.decodes:
             self._log(step, step.num_iterations)
         if core.dropped:
-            self.log.begin_waits(core.dropped, self._last_end)
+            self.log.begin_waits(core.dropped, self._times.last_end_s)
         sampled, finished = core.update(batch, step.num_iterations)
         if self._ended_loads or self._released:
             finished = [*finished, *self._end_transfers()]
@@ -383,7 +382,7 @@ class Engine:
         if link.next_end_s <= step.end:
             self._end_copies(step.end)
         self.step = None
-        self._last_end = step.end
+        self._times.last_end_s = step.end
         return StepOutput(step.end, sampled, finished, batch.chunks)
 
     def _end_aborted(self, step: Step) -> None:
@@ -451,7 +450,7 @@ class Engine:
                     self.log.end_wait(sequence, closed_s)
                 sequence.waited_since_s = closed_s
         if batch.preempted or batch.starved:
-            self.log.begin_waits((*batch.preempted, *batch.starved), self._last_end)
+            self.log.begin_waits((*batch.preempted, *batch.starved), self._times.last_end_s)
 
     def _log(self, step: Step, num_iterations: int) -> None:
         batch = step.batch

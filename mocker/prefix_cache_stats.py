@@ -31,21 +31,24 @@ class PrefixCacheStats:
         """Tokens that were found, but not in blocks of this engine."""
         return self.num_host + self.num_disk + self.num_elsewhere
 
-    def count(self, sequence: Sequence, num_hits: int, *, num_elsewhere: int = 0) -> None:
-        """Count the prompt of a sequence that was given blocks, and record in it how many tokens were cached.
-
-        This many were found in blocks of this engine and at another; what came from host memory it knows.
-        """
+    def count(self, sequence: Sequence, num_hits: int) -> None:
+        """Count the prompt of a sequence that was given blocks, of which so many tokens were found in this engine's."""
         if sequence.num_preemptions:
             return
-        num_disk = sequence.disk_tokens + sequence.store_tokens
-        sequence.cached_tokens = num_hits + sequence.host_tokens + num_disk
-        self.num_host += sequence.host_tokens
-        self.num_disk += num_disk
-        self.num_elsewhere += num_elsewhere
+        sequence.cached_tokens = num_hits
         if sequence.reads_cache:
             self.num_prompts += 1
             self.num_tokens += sequence.num_prompt
             self.num_hits += num_hits
         else:
             self.num_unasked += sequence.num_prompt
+
+    def count_load(self, sequence: Sequence, num_elsewhere: int) -> None:
+        """Count what a sequence loads beside: so many tokens from another engine, or those from host memory, which it knows."""
+        if sequence.num_preemptions:
+            return
+        num_disk = sequence.disk_tokens + sequence.store_tokens
+        sequence.cached_tokens += sequence.host_tokens + num_disk
+        self.num_host += sequence.host_tokens
+        self.num_disk += num_disk
+        self.num_elsewhere += num_elsewhere

@@ -23,6 +23,8 @@ class StepTimes:
         self._origin = 0.0
         self.num_passed = 0
         """Iterations since the ramp began that are accounted for."""
+        self.last_end_s = -1.0
+        """When the last step ended."""
 
     def change(self, model: TimingModel) -> None:
         """Use another model from the next step on."""
@@ -36,16 +38,9 @@ class StepTimes:
         start = step.start
         return Step(step.batch, start, Ramp(end - start), 0, 1, end)
 
-    def decoding_step(self, batch: Batch, now: float, limit: int, *, follows: bool) -> Step:
-        """Return a step of decodes, with all iterations, at most `limit`, before anything else can happen.
-
-        Args:
-            batch: what it computes.
-            now: when it starts (s).
-            limit: the most iterations.
-            follows: whether it starts as the step before it ends.
-        """
-        if batch is not self._batch or not follows or self.num_passed >= self._ramp.num_steps:
+    def decoding_step(self, batch: Batch, now: float, limit: int) -> Step:
+        """Return a step of decodes, with all iterations, at most `limit`, before anything else can happen."""
+        if batch is not self._batch or now != self.last_end_s or self.num_passed >= self._ramp.num_steps:
             self._ramp, self._batch = self._decode_ramp(batch), batch
             self._origin, self.num_passed = now, 0
         ramp, passed, count = self._ramp, self.num_passed, 1

@@ -7,7 +7,7 @@
      otherwise                                                                    --> stop: those behind it wait as well
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from mocker.batch import Batch
 from mocker.contract import Outbox
@@ -21,16 +21,8 @@ from mocker.vllm.memory import Memory
 from mocker.vllm.queues import Queues
 from mocker.vllm.running import Running
 
-
-class Started(NamedTuple):
-    """A waiting sequence now runs, or its load has started."""
-
-    num_tokens: int
-    """Its share of the budget: none if it loads."""
-
-
-Outcome = Started | Literal["skip", "stop"]
-"""What came of a waiting sequence's turn: see the module."""
+Outcome = Literal["start", "skip", "stop"]
+"""What comes of a waiting sequence's turn: see the module. To start may be to load."""
 
 
 class Admission:
@@ -80,9 +72,9 @@ class Admission:
             else:
                 return
             has_seat = self._adapters is None or self._adapters.has_seat_for(sequence)
-            outcome = self._try(batch, sequence, budget) if has_seat else "skip"
-            if isinstance(outcome, Started):
-                budget -= outcome.num_tokens
+            outcome, num_tokens = self._try(batch, sequence, budget) if has_seat else ("skip", 0)
+            if outcome == "start":
+                budget -= num_tokens
             elif outcome == "stop":
                 return
             elif is_holding:
@@ -92,8 +84,8 @@ class Admission:
             else:
                 num_skipped += 1
 
-    def _try(self, batch: Batch, sequence: Sequence, budget: int) -> Outcome:
-        """Start the sequence whose turn it is, or its load, if it can."""
+    def _try(self, batch: Batch, sequence: Sequence, budget: int) -> tuple[Outcome, int]:
+        """Start the sequence whose turn it is, or its load, if possible; return the outcome and how many tokens it gets."""
         known, computed, hits = sequence.num_known, sequence.num_computed, 0
         if not computed:
             hits = self._first_blocks.num_cached(sequence)
@@ -103,23 +95,23 @@ class Admission:
         if not sequence.num_blocks and sequence.reads_cache:
             more = self._offload.ask(sequence, computed)
             if more is None:
-                return "skip"
+                return "skip", 0
             if more:
                 return self._start_load(sequence, hits, computed + more)
         count = self._running.cut_to_threshold(known - computed)
         if count > budget:
             if not self._config.enable_chunked_prefill:
-                return "stop"
+                return "stop", 0
             count = budget
         reach = max(computed + count, known) if self._config.scheduler_reserve_full_isl else computed + count
         is_alone = not self._running.sequences
         if self._first_blocks.num_needed(sequence, hits, reach, is_alone=is_alone) > self._pool.num_free:
-            return "stop"
+            return "stop", 0
         self._start(batch, sequence, hits, computed, count)
-        return Started(count)
+        return "start", count
 
-    def _start_load(self, sequence: Sequence, hits: int, num_computed: int) -> Outcome:
-        return Started(0) if self._loads.start(sequence, hits, num_computed) else "stop"
+    def _start_load(self, sequence: Sequence, hits: int, num_computed: int) -> tuple[Outcome, int]:
+        return "start" if self._loads.start(sequence, hits, num_computed) else "stop", 0
 
     def _start(self, batch: Batch, sequence: Sequence, hits: int, computed: int, count: int) -> None:
         """Start a waiting sequence, with its first chunk after the cached or loaded part."""

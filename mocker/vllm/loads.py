@@ -56,13 +56,14 @@ class Loads:
         sequence.state = LOADING
         self._queues.await_kv(sequence)
         num_local = hits * self._size
+        self._stats.count(sequence, num_local)
         if sequence.is_remote_prefill:
             sequence.is_remote_prefill = False
             self._outbox.loads.append(sequence)
-            self._stats.count(sequence, num_local, num_elsewhere=num_computed - num_local)
+            self._stats.count_load(sequence, num_computed - num_local)
         else:
             self._offload.load(sequence, num_local, num_computed - num_local)
-            self._stats.count(sequence, num_local)
+            self._stats.count_load(sequence, 0)
         return True
 
     def _is_free(self, sequence: Sequence, hits: int, reach: int) -> bool:

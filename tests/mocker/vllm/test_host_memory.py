@@ -104,7 +104,7 @@ def test_a_leap_ends_where_a_copy_does(is_async):
     made.complete()
     ends = []
     while made.host_use().stores.num_bytes == 0 or made.wake_s < math.inf:
-        ends.append(made.schedule(made._last_end, max_iterations=30).end)
+        ends.append(made.schedule(made.known_until_s, max_iterations=30).end)
         made.complete()
     assert ends[-1] == PREFILL_S + 3 * DECODE_S  # the store of 0.6 s is over at the third boundary
 
