@@ -10,6 +10,7 @@ What follows the end of a call:
     without an error, or with all its tokens    the next stage, or Finished
     draining, unknown, overloaded               PlaceAgain in the same stage, at most 8 times in all: it never started
     lost                                        PlaceAgain from the start, as often as the migration limit allows
+                                                (a pinned request is refused in both cases)
     unavailable, within 30 s of one of these    PlaceAgain after a pause: a router has no instance to pass it on to
     draining, unknown, where it failed before   the same: no other instance is there, and this one is about to leave
                                                 (not in prefill with prefill_fallback, which makes the wait needless)
@@ -143,7 +144,7 @@ class Life:
             return PlaceAgain(RETRY_S)
         if kind in ELSEWHERE and not self.is_pinned and not is_leaving and self._num_refusals < MAX_REFUSALS:
             self._num_refusals += 1
-        elif kind == "lost" and self.num_migrations < self.limit:
+        elif kind == "lost" and not self.is_pinned and self.num_migrations < self.limit:
             self.num_migrations += 1
             self.is_prefilled = False
         elif has_fallback:
@@ -155,6 +156,6 @@ class Life:
         return AGAIN
 
     def _reason(self, message: str, kind: str) -> str:
-        if kind == "lost" and self.limit:
+        if kind == "lost" and self.limit and not self.is_pinned:
             return f"{message} and the migration limit of {self.limit} is exhausted"
         return message

@@ -176,6 +176,12 @@ def test_a_call_to_the_one_instance_asked_for_goes_nowhere_else():
     assert end(life(is_pinned=True), "draining") == refused("draining")
 
 
+def test_a_lost_request_for_one_instance_goes_nowhere_else_whatever_its_limit_is():
+    state = life(limit=3, is_pinned=True)
+    assert end(state, "lost") == refused("lost")
+    assert state.num_migrations == 0
+
+
 # Lost
 
 

@@ -250,14 +250,13 @@ def _scope(salt: str, adapter: Adapter | None) -> CacheScope | None:
 def _start(
     request: ChoiceRequest, prepared: Prepared, model: ServedModel, config: FrontendConfig, *, is_refusable: bool
 ) -> Choice:
-    is_pinned, conditions = request.instance_id is not None, request.conditions
+    conditions, is_directed = request.conditions, request.kv_transfer_params is not None
     limit = model.card.migration_limit if config.migration_limit is None else config.migration_limit
-    is_lost_with_worker = is_pinned or request.kv_transfer_params is not None  # its KV is only there
     terms = Terms(
-        limit=0 if is_lost_with_worker else limit,
+        limit=0 if is_directed else limit,  # its client has bound it to the worker that has its KV
         config=model.stages.config,
-        is_pinned=is_pinned,
-        is_whole=request.kv_transfer_params is not None,
+        is_pinned=request.instance_id is not None,
+        is_whole=is_directed,
         can_continue=prepared.constraint is None or model.card.continues_constrained,
     )
     attempts = Attempts(model.stages, request, terms, is_refusable=is_refusable)
