@@ -52,7 +52,8 @@ def test_a_prompt_is_computed_by_one_worker_and_answered_by_another(tmp_path):
         assert asked["token_ids"] == answered["token_ids"] == PROMPT.tolist()
         assert (answered["stop_conditions"]["stop"], answered["eos_token_ids"]) == (["x"], [2])
         assert {output.num_cached for output in outputs} == {CACHED}
-        assert (attempts.prefill.instance_id, attempts.decode.instance_id) == (prefill.id, decode.id)
+        called = [call.placement.rank.instance_id for call in (attempts.prefill, attempts.decode)]
+        assert called == [prefill.id, decode.id]
         stamps = attempts.stamps()
         assert set(stamps) == {
             *("prefill_queued", "admitted", "prefill_end", "decode_queued", "transfer_start", "transfer_end")
