@@ -161,6 +161,7 @@ TERMS = st.builds(
 )
 OWN = st.sampled_from([{"do_remote_decode": True}, {"do_remote_prefill": True}, None])
 KV = {"kv_transfer_params": {"do_remote_prefill": True}}
+RUBBISH = st.sampled_from(["rubbish", {"log_probs": [-0.5, -1.5], "top_logprobs": [None]}])
 EVENTS = st.sampled_from(
     ["kv", "token", "token", "end", "fail", "rubbish", "lose", "come", "refuse", "hang up", "late"]
 )
@@ -195,7 +196,7 @@ def happen(event, course, data):
         case "fail":
             pool.end(data.draw(st.sampled_from(KINDS), "kind"))
         case "rubbish":
-            pool.say("rubbish")
+            pool.say(data.draw(RUBBISH, "rubbish"))
         case "lose":
             pool.lose()
         case "come":

@@ -90,7 +90,7 @@ def test_log_probabilities_of_the_prompt_are_asked_of_who_computes_it(tmp_path):
         _, outputs = await tokens_of(site.attempts(PROMPT, sampling=sampling))
         assert only(prefill.asked)["sampling_options"] == {"prompt_logprobs": 1, "seed": 5}
         assert only(decode.asked)["sampling_options"] == {"logprobs": 2, "seed": 5}
-        assert outputs[0].prompt_logprobs == [(None, None), (-0.5, [[1, -0.5]])]
+        assert outputs[0].prompt_logprobs == [(None, None), (-0.5, [(1, -0.5)])]
 
     on_site(tmp_path, talk)
 

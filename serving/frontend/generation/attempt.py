@@ -124,14 +124,12 @@ class Attempts:
             end = await call.read(output)
             if leg is not flight.decode:
                 continue  # it was given up, because its prefill failed
-            if not output.has_news:
-                if end is None:
-                    continue
-                output.finish_reason = self._ended(call, end)
-                if not output.finish_reason:
-                    continue
-            else:
+            if output.tokens or output.texts or output.finish_reason:
                 leg.has_begun = True
+            elif end is None or not (reason := self._ended(call, end)):
+                continue
+            else:
+                output.finish_reason = reason
             is_first, self.last_token_s = not self.first_token_s, time.perf_counter()
             if is_first:
                 self.first_token_s = self.last_token_s

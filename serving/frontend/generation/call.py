@@ -163,7 +163,8 @@ class WorkerCall:
             self.has_begun = True
             self._workers.on_first_token(self.placement)
         output.read(items, self.request.num_generated)
-        self.times |= output.times
+        if output.times:
+            self.times |= output.times
         self.num_transfer_bytes = output.num_transfer_bytes or self.num_transfer_bytes
         if stream.end is None or stream.items:
             return None
