@@ -367,7 +367,7 @@ class Flight:
             problem = "an answer with a constraint cannot continue elsewhere: the constraint would begin again"
             return self.fail(f"{message}; {problem}", kind, leg)
         given_up = self._given_up()
-        if not follows.after_s:
+        if not follows.waits:
             return (*given_up, *BEGIN)
         self.waits_for = message
         return (*given_up, Wait(life.waits_until))

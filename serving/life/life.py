@@ -11,21 +11,20 @@ What follows the end of a call:
     draining, unknown, overloaded               PlaceAgain in the same stage, at most 8 times in all: it never started
     lost                                        PlaceAgain from the start, as often as the migration limit allows
                                                 (a pinned request is refused in both cases)
-    unavailable, within 30 s of one of these    PlaceAgain after a pause: a router has no instance to pass it on to
+    unavailable, within 30 s of one of these    PlaceAgain, but it waits: a router has no instance to pass it on to
     draining, unknown, where it failed before   the same: no other instance is there, and this one is about to leave
                                                 (not in prefill with prefill_fallback, which makes the wait needless)
     anything else                               Refused; in prefill with prefill_fallback: decode
 
-After each `PlaceAgain` without a pause, the request may look for an instance for 30 s. So may a request that `enforce_disagg`
-keeps from its decode workers while there is no prefill worker. Any other request that finds no instance when it arrives fails.
+After each `PlaceAgain` that does not wait, the request may look for an instance for 30 s. So may a request that
+`enforce_disagg` keeps from its decode workers while there is no prefill worker. Any other request that finds no instance
+when it arrives fails.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from serving.life.config import DisaggregationConfig
-
-Stage = Literal["prefill", "decode"]
+from serving.life.leg import Stage
 
 ELSEWHERE = frozenset({"draining", "unknown", "overloaded"})
 """Kinds of calls that never started: the request goes elsewhere, which does not count as a migration."""
@@ -37,9 +36,6 @@ MAX_REFUSALS = 8
 PATIENCE_S = 30.0
 """How long a request that lost its instance, or needs a prefill worker, waits for one to appear or restart."""
 
-RETRY_S = 0.05
-
-
 @dataclass(frozen=True, slots=True)
 class Finished:
     """The answer is complete."""
@@ -49,12 +45,14 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class PlaceAgain:
-    """The rest of the request must be placed, after a pause; ask `next_stage` for its stage."""
+    """The rest of the request must be placed; ask `next_stage` for its stage."""
 
-    after_s: float = 0.0
+    waits: bool = False
+    """Whether it has to wait for a worker first."""
 
 
 AGAIN = PlaceAgain()
+WAIT = PlaceAgain(waits=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +139,7 @@ class Life:
         has_fallback = is_prefill and self.config.prefill_fallback
         is_leaving = kind in LEAVING and instance_id in self.failed_at and not has_fallback
         if (kind == "unavailable" or is_leaving) and now < self.waits_until:
-            return PlaceAgain(RETRY_S)
+            return WAIT
         if kind in ELSEWHERE and not self.is_pinned and not is_leaving and self._num_refusals < MAX_REFUSALS:
             self._num_refusals += 1
         elif kind == "lost" and not self.is_pinned and self.num_migrations < self.limit:

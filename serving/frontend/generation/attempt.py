@@ -21,7 +21,6 @@ from serving.frontend.generation.output import Output
 from serving.life.effects import Abort, Answer, Begin, Effects, Fail, Lease, LetGo, Place, Release, Send, Wait
 from serving.life.flight import Flight
 from serving.life.leg import Leg
-from serving.life.life import RETRY_S
 from serving.life.terms import Terms
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
 from serving.routing.placement import Placement, WantedRank
@@ -30,6 +29,9 @@ from serving.runtime.messages import CallError, End
 
 UNPLACED = (NoWorkersError, AllBusyError, AllFullError, CallError)
 """Errors that mean that no worker accepts a request now."""
+
+RETRY_S = 0.05
+"""How often a request that waits for a worker looks for one."""
 
 PROMPT_S = 30.0
 """How long an answer waits for its prefill worker's prompt log-probabilities, if the client asked for them."""
