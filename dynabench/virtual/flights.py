@@ -11,9 +11,9 @@ from typing import Any
 from dynabench.virtual.arrivals import Arrivals
 from dynabench.virtual.bypass import bypassing_slot
 from dynabench.virtual.clock import ARRIVAL, Clock
-from dynabench.virtual.hands import Hands, missing_kv, note_answer
 from dynabench.virtual.prompts import Prepared, Prompts
 from dynabench.virtual.rank import Rank, number_of
+from dynabench.virtual.rank_effects import RankEffects, missing_kv, note_answer
 from dynabench.virtual.routing import Routers, Routing
 from dynabench.virtual.stamps import Stamps
 from dynabench.virtual.transfers import Transfers
@@ -58,7 +58,7 @@ class Flights:
         self._decode = routers.decode
         self._ranks = ranks
         self._prompts = prompts
-        self.hands = Hands(clock, ranks, prompts, transfers, stamps, self.act)
+        self.rank_effects = RankEffects(clock, ranks, prompts, transfers, stamps, self.act)
         self.can: dict[type[Effect], Callable[[Flight, Any], object]] = {
             Place: self._place,
             Release: self._release,
@@ -66,7 +66,7 @@ class Flights:
             Begin: self._begin_soon,
             Wait: self._wait,
             Fail: self._fail,
-            **self.hands.can,
+            **self.rank_effects.can,
         }
         """How to carry out each effect. A request has about ten: a `match` would ask one class after another for each."""
         self._transfers = transfers

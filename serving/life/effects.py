@@ -97,7 +97,7 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class DecodeLater:
     """After this long, say `to_decode`."""
 
     leg: Leg
@@ -135,7 +135,7 @@ class Fail:
 
 
 Effect = (
-    Place | Send | Release | Abort | Keep | LetGo | Transfer | Extend | Drop | Miss | Deliver | Lease | Pause | Begin
+    Place | Send | Release | Abort | Keep | LetGo | Transfer | Extend | Drop | Miss | Deliver | Lease | DecodeLater | Begin
     | Wait | Answer | Fail
 )  # fmt: skip
 Effects = tuple[Effect, ...]

@@ -36,6 +36,7 @@ from serving.life.effects import (
     Abort,
     Answer,
     Begin,
+    DecodeLater,
     Deliver,
     Drop,
     Effects,
@@ -45,7 +46,6 @@ from serving.life.effects import (
     Lease,
     LetGo,
     Miss,
-    Pause,
     Transfer,
     Wait,
 )
@@ -200,7 +200,7 @@ class Flight:
             return (*RELEASE_PREFILL, *self._read())
         lease = Lease(leg, now + config.kv_lease_duration_s)
         if self.terms.handover_s:
-            return (*RELEASE_PREFILL, Pause(leg, self.terms.handover_s), lease)
+            return (*RELEASE_PREFILL, DecodeLater(leg, self.terms.handover_s), lease)
         return (*RELEASE_PREFILL, *self.to_decode(leg), lease)
 
     def to_decode(self, prefill: Leg) -> Effects:

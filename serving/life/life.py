@@ -36,6 +36,7 @@ MAX_REFUSALS = 8
 PATIENCE_S = 30.0
 """How long a request that lost its instance, or needs a prefill worker, waits for one to appear or restart."""
 
+
 @dataclass(frozen=True, slots=True)
 class Finished:
     """The answer is complete."""

@@ -110,7 +110,7 @@ class World:
         if self.flight.is_leased(effect.leg):
             self.due.append(lambda: self.flight.lease_over(effect.leg))
 
-    def on_pause(self, effect):
+    def on_decodelater(self, effect):
         self.due.append(lambda: self.flight.to_decode(effect.leg))
 
     def on_begin(self, effect):

@@ -12,6 +12,7 @@ from dynabench.virtual.transfers import Transfers
 from mocker import Sequence as EngineSequence
 from serving.life.effects import (
     Abort,
+    DecodeLater,
     Deliver,
     Drop,
     Effect,
@@ -21,7 +22,6 @@ from serving.life.effects import (
     Lease,
     LetGo,
     Miss,
-    Pause,
     Send,
     Transfer,
 )
@@ -33,7 +33,7 @@ EXPIRED = "its KV had left the prefill worker before the decode worker could rea
 GONE = "its KV had left the prefill worker before the decode worker could read it: that worker was gone"
 
 
-class Hands:
+class RankEffects:
     """Carries out the effects that concern ranks and KV."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Hands:
             Keep: self._keep,
             LetGo: self._let_go,
             Lease: self._lease,
-            Pause: self._pause,
+            DecodeLater: self._decode_later,
         }
         """How to carry out each of these effects."""
 
@@ -136,9 +136,9 @@ class Hands:
     def _end_lease(self, flight: Flight, leg: Leg) -> None:
         self._react(flight, flight.lease_over(leg))
 
-    def _pause(self, flight: Flight, pause: Pause) -> None:
-        self.pauses_s += pause.after_s
-        self._clock.at(self._clock.now + pause.after_s, ARRIVAL, partial(self._end_pause, flight, pause.leg))
+    def _decode_later(self, flight: Flight, later: DecodeLater) -> None:
+        self.pauses_s += later.after_s
+        self._clock.at(self._clock.now + later.after_s, ARRIVAL, partial(self._end_pause, flight, later.leg))
 
     def _end_pause(self, flight: Flight, leg: Leg) -> None:
         self._react(flight, flight.to_decode(leg))
