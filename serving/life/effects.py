@@ -1,6 +1,6 @@
 """What a flight asks of the driver that carries it out: on a clock, or on sockets.
 
-Those without fields of their own say all: the driver finds the rest in the flight's legs.
+An effect without fields needs none: the driver finds the rest in the flight's legs.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Take the request from a worker; if it waits for KV there, that will not come."""
+    """Take the request from a worker. If it is waiting for KV there, none will arrive."""
 
     leg: Leg
 
@@ -113,7 +113,8 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Say `wake` when a worker has come, or `patience_over` at that time. Who cannot see workers come may look often."""
+    """Say `wake` when a worker has come, or `patience_over` at that time. A driver that is not notified of new workers may
+    poll."""
 
     until_s: float
 
