@@ -137,7 +137,7 @@ class Attempts:
                 self.first_token_s = self.last_token_s
             if self.prefill is not None:
                 await self._add_prefilled(self.prefill, output, is_first=is_first)
-            call.num_said += len(output.texts or output.tokens)
+            call.num_received += len(output.texts or output.tokens)
             if flight.terms.limit:
                 call.tokens += output.tokens
             return output
@@ -187,7 +187,7 @@ class Attempts:
         assert leg is not None
         call, flight = _call_of(leg), self.flight
         try:
-            output, end = await call.whole()
+            output, end = await call.wait_for_kv()
         except ApiError as error:
             if not meets:
                 raise
@@ -207,7 +207,7 @@ class Attempts:
         """
         limit = call.request.conditions.max_tokens
         self._request = self._request.after(call.tokens)
-        is_full = limit is not None and call.num_said >= limit
+        is_full = limit is not None and call.num_received >= limit
         self._act(self.flight.ended(self._loop.time(), end.error, end.kind, is_full=is_full))
         return self._finish_reason()
 
@@ -235,9 +235,9 @@ class Attempts:
             wants_prompt = is_first and "prompt_logprobs" in self._request.sampling
             if wants_prompt or output.finish_reason:
                 await asyncio.wait([watching], timeout=PROMPT_S if wants_prompt else LATE_S)
-        said = prefill.said or Output()
-        output.num_cached, output.tier_tokens = said.num_cached, said.tier_tokens
-        output.prompt_logprobs = said.prompt_logprobs
+        known = prefill.prefill_output or Output()
+        output.num_cached, output.tier_tokens = known.num_cached, known.tier_tokens
+        output.prompt_logprobs = known.prompt_logprobs
 
     # What is carried out
 
@@ -267,7 +267,7 @@ class Attempts:
                     case Answer(reason):
                         self._outcome = reason
                     case Fail(message, kind, leg):
-                        # Whose fault it is interests only where it is neither the client's nor a general state.
+                        # Name the worker only if the failure was its own.
                         name = f"{_call_of(leg).name}: " if leg is not None and kind in ("lost", "engine") else ""
                         self._outcome = failed_call(name + message, kind)
                     case Wait() | Lease():

@@ -114,12 +114,12 @@ class WorkerCall:
         """When things happened at the worker, as it reports, in seconds since it got the request."""
         self.num_transfer_bytes = 0.0
         """Bytes of KV that the worker read."""
-        self.num_said = 0
+        self.num_received = 0
         """Parts of the answer that it has brought: tokens, or texts."""
         self.tokens: list[int] = []
         """Tokens that it has brought, if another worker may have to continue after them."""
-        self.said: Output | None = None
-        """All that it brought, if that was waited for (see `whole`)."""
+        self.prefill_output: Output | None = None
+        """All that it brought, if that was waited for (see `wait_for_kv`)."""
         self._workers = workers
         self._stream: ReplyStream | None = None
         self._is_booked = True
@@ -171,7 +171,7 @@ class WorkerCall:
         self.ended_s = self.ended_s or time.perf_counter()
         return stream.end
 
-    async def whole(self) -> tuple[Output, End]:
+    async def wait_for_kv(self) -> tuple[Output, End]:
         """Wait until it ends or says where its prompt's KV is; such a call may be held open until it is closed.
 
         Raises:
@@ -180,20 +180,17 @@ class WorkerCall:
         output = Output()
         while (end := await self.read(output)) is None and output.kv_transfer_params is None:
             pass
-        self.ended_s, self.said = self.ended_s or time.perf_counter(), output
+        self.ended_s, self.prefill_output = self.ended_s or time.perf_counter(), output
         return output, end or End(0)
 
     def where_kv_is(self) -> dict[str, Any]:
         """Return what a decode worker needs to know to read the prompt's KV: as it was said, or where the two meet."""
-        if self.said is not None:
-            return self.said.kv_transfer_params or {}
+        if self.prefill_output is not None:
+            return self.prefill_output.kv_transfer_params or {}
         return {**(self.request.kv_transfer_params or {}), "do_remote_prefill": True, "do_remote_decode": False}
 
     def close(self, *, has_stopped: bool = False) -> None:
-        """Cancel the call if it is still in progress: the answer has stopped, or is given up.
-
-        Whoever waits for output waits no longer.
-        """
+        """Cancel the call if it is still in progress: the answer has stopped, or is given up. A pending `read` ends."""
         if self._stream is not None:
             self._stream.has_stopped = has_stopped
             self._stream.abort("it was given up", "cancelled")

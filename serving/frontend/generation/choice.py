@@ -21,10 +21,10 @@ from serving.model.adapter import Adapter
 from serving.worker.protocol import CacheScope, StopConditions
 
 SLICE_TOKENS = 16_384
-"""Prompts and answers of so many tokens are sent at once, before other requests have their turn."""
+"""Yield to other requests after sending this many tokens."""
 
 CHOICE_TOKENS = 512
-"""Sending a choice takes about as long as so many tokens of its answer."""
+"""A choice costs about as much to send as this many tokens."""
 
 
 class Choice:
@@ -47,7 +47,7 @@ class Choice:
         """Of the token that ended the answer, which has no text, if requested."""
         self.tokens: list[int] = []
         """Of the last pieces, and the one that ended the answer."""
-        self.prompt_ranks: list[tuple[float | None, list[Any] | None]] | None = None
+        self.raw_prompt_logprobs: list[tuple[float | None, list[Any] | None]] | None = None
         """Log-probabilities of the prompt as the engine sends them, by token ids."""
         self.kv_transfer_params: dict[str, Any] | None = None
         """Where the prompt's KV is, for a client that directs disaggregated requests itself."""
@@ -85,7 +85,7 @@ class Choice:
 
     @property
     def fingerprint(self) -> str:
-        """Return what tells it from the choices of other prompts, of other seeds and beside it, and is the same again.
+        """Return a hash that differs between prompts, seeds and choices, and is the same when the request is repeated.
 
         Ids made of it are unique in a conversation, in which each prompt is longer than the one before.
         """
@@ -134,7 +134,7 @@ class Choice:
         """
         wanted = self._request.sampling
         if output.prompt_logprobs is not None and self.prompt_logprobs is None:
-            self.prompt_ranks = output.prompt_logprobs
+            self.raw_prompt_logprobs = output.prompt_logprobs
             texts = map(self._tokenizer.text_of, self._request.prompt.tokens.tolist())
             self.prompt_logprobs = [
                 TokenLogprob(text, value, name_tokens(top, self._tokenizer))
