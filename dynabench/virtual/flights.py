@@ -13,7 +13,7 @@ from dynabench.virtual.bypass import bypassing_slot
 from dynabench.virtual.clock import ARRIVAL, Clock
 from dynabench.virtual.prompts import Prepared, Prompts
 from dynabench.virtual.rank import Rank, number_of
-from dynabench.virtual.rank_effects import RankEffects, missing_kv, note_answer
+from dynabench.virtual.rank_effects import RankEffects, missing_kv, note_answer, sequence_of
 from dynabench.virtual.routing import Routers, Routing
 from dynabench.virtual.stamps import Stamps
 from dynabench.virtual.transfers import Transfers
@@ -196,8 +196,22 @@ class Flights:
         for sequence, count in output.chunks:
             has_ended = sequence in output.finished
             if has_ended or not (sequence.is_over or sequence.num_preemptions):
-                flight = self._of[number_of(sequence)]
-                self.act(flight, self._transfers.chunk(flight, sequence, count, has_ended=has_ended))
+                self._chunk_computed(self._of[number_of(sequence)], sequence, count, is_last=has_ended)
+
+    def _chunk_computed(self, flight: Flight, sequence: EngineSequence, count: int, *, is_last: bool) -> None:
+        """Report that a chunk of a flight's prompt was computed."""
+        source, target = flight.prefill, flight.decode
+        assert source is not None
+        assert target is not None
+        num_blocks = source.take_blocks_to_send(
+            count,
+            num_cached=sequence.cached_tokens,
+            num_prompt=sequence.num_prompt,
+            block_size=self._prompts.block_size,
+            num_there=sequence_of(target).num_cached_blocks,
+            is_last=is_last,
+        )
+        self.act(flight, flight.computed(num_blocks, is_last=is_last))
 
     def on_loads(self, sequences: list[EngineSequence]) -> None:
         """Continue with the sequences for which a rank has allocated blocks."""

@@ -113,8 +113,10 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Say `wake` when a worker has come, or `patience_over` at that time. A driver that is not notified of new workers may
-    poll."""
+    """Say `wake` when a worker has come, or `patience_over` at that time.
+
+    A driver that is not notified of new workers may poll.
+    """
 
     until_s: float
 

@@ -236,7 +236,7 @@ class Flight:
         return TRANSFER
 
     def computed(self, num_blocks: int, *, is_last: bool) -> Effects:
-        """Send blocks of a prompt that are computed, perhaps the last (see `Leg.fill`)."""
+        """Send blocks of a prompt that are computed, perhaps the last (see `Leg.take_blocks_to_send`)."""
         if self.is_under_way:
             return (Extend(num_blocks, is_last),)
         self.is_under_way = True

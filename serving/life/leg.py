@@ -39,10 +39,12 @@ class Leg:
         self.call: object = None
         """What the driver has there: an engine's sequence, or an open call."""
 
-    def fill(
+    def take_blocks_to_send(
         self, count: int, *, num_cached: int, num_prompt: int, block_size: int, num_there: int, is_last: bool
     ) -> int:
-        """Return how many blocks to send after a chunk of the prompt: those it has filled, or in the end all that are left.
+        """Note that a chunk of the prompt is computed; return how many blocks to send now.
+
+        Those are the blocks that it has filled, or after the last chunk all that are left.
 
         Args:
             count: tokens of the chunk.
