@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from dynabench.virtual.clock import ARRIVAL, Clock
 from dynabench.virtual.prompts import Prepared, Prompts
@@ -32,6 +32,15 @@ from serving.life.terms import Generated
 EXPIRED = "its KV had left the prefill worker before the decode worker could read it: the lease had expired"
 GONE = "its KV had left the prefill worker before the decode worker could read it: that worker was gone"
 
+E = TypeVar("E", bound=Effect)
+Act = Callable[[Flight, Any], object]
+"""Carries out an effect of one type, its second argument."""
+
+
+def able(kind: type[E], act: Callable[[Flight, E], object]) -> dict[type[Any], Act]:
+    """Return how to carry out effects of one type, as an entry of a table; the type checker sees that the two fit."""
+    return {kind: act}
+
 
 class RankEffects:
     """Carries out the effects that concern ranks and KV."""
@@ -53,18 +62,18 @@ class RankEffects:
         self._transfers = transfers
         self._stamps = stamps
         self._react = react
-        self.can: dict[type[Effect], Callable[[Flight, Any], object]] = {
-            Send: self._send,
-            Transfer: self._transfer,
-            Extend: transfers.extend,
-            Drop: self._drop,
-            Miss: self._miss,
-            Deliver: self._deliver,
-            Abort: self._abort,
-            Keep: self._keep,
-            LetGo: self._let_go,
-            Lease: self._lease,
-            DecodeLater: self._decode_later,
+        self.can = {
+            **able(Send, self._send),
+            **able(Transfer, self._transfer),
+            **able(Extend, transfers.extend),
+            **able(Drop, self._drop),
+            **able(Miss, self._miss),
+            **able(Deliver, self._deliver),
+            **able(Abort, self._abort),
+            **able(Keep, self._keep),
+            **able(LetGo, self._let_go),
+            **able(Lease, self._lease),
+            **able(DecodeLater, self._decode_later),
         }
         """How to carry out each of these effects."""
 
@@ -116,7 +125,7 @@ class RankEffects:
     def _abort(self, _: Flight, abort: Abort) -> None:
         leg, rank = abort.leg, self._ranks[abort.leg.slot]
         rank.abort(sequence_of(leg))
-        if leg.has_blocks:
+        if leg.has_blocks:  # the engine keeps the blocks of a load until the load is reported to have ended
             rank.arrive(sequence_of(leg), 0)
 
     def _keep(self, flight: Flight, keep: Keep) -> None:

@@ -171,7 +171,7 @@ def _look(
 ) -> Callable[[], None]:
     def look() -> None:
         if on_progress is not None:
-            on_progress(cluster.num_finished)
+            on_progress(cluster.num_ended)
         if is_interrupted is not None and is_interrupted():
             raise _Stopped
 
@@ -203,7 +203,7 @@ def _requests(cluster: Cluster, workload: Workload, load: LoadConfig) -> Request
     )
     if not workload.knows_prefixes:  # hits of made-up ids are meaningless
         requests = requests.replace(**dict.fromkeys(FOLLOW_PREFIXES))
-    if cluster.num_finished < len(log):
+    if cluster.num_ended < len(log):
         requests = requests[~requests.worker.mask | ~requests.succeeded]
     room = ranks[requests.worker.filled(0)] - requests.isl
     return requests.replace(osl=np.where(requests.succeeded, np.minimum(requests.osl, room), 0))
