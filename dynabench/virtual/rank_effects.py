@@ -77,6 +77,10 @@ class RankEffects:
         }
         """How to carry out each of these effects."""
 
+    def _rank_of(self, leg: Leg) -> Rank:
+        assert leg.slot is not None
+        return self._ranks[leg.slot]
+
     def _send(self, flight: Flight, send: Send) -> None:
         """Send a request to its rank."""
         if send.stage == "prefill":
@@ -84,7 +88,7 @@ class RankEffects:
             return
         leg = flight.decode
         assert leg is not None
-        rank, sequence = self._ranks[leg.slot], sequence_of(leg)
+        rank, sequence = self._rank_of(leg), sequence_of(leg)
         rank.add(sequence)
         if flight.generated is not None and flight.generated.num_tokens == 1:
             rank.await_second_token(sequence)
@@ -95,7 +99,7 @@ class RankEffects:
         assert isinstance(prepared, Prepared)
         self._stamps.log.prefill_queued_s[flight.number] = now
         leg.call = self._prompts.to_prefill(flight, prepared, now)
-        self._ranks[leg.slot].add(leg.call)
+        self._rank_of(leg).add(leg.call)
 
     def _transfer(self, flight: Flight, transfer: Transfer) -> None:
         if flight.leaving is None:
@@ -120,19 +124,19 @@ class RankEffects:
         leg = deliver.leg
         if not leg.is_moved:
             self._stamps.log.transfer_end_s[flight.number] = self._clock.now
-        self._ranks[leg.slot].arrive(sequence_of(leg), deliver.num_valid_blocks)
+        self._rank_of(leg).arrive(sequence_of(leg), deliver.num_valid_blocks)
 
     def _abort(self, _: Flight, abort: Abort) -> None:
-        leg, rank = abort.leg, self._ranks[abort.leg.slot]
+        leg, rank = abort.leg, self._rank_of(abort.leg)
         rank.abort(sequence_of(leg))
         if leg.has_blocks:  # the engine keeps the blocks of a load until the load is reported to have ended
             rank.arrive(sequence_of(leg), 0)
 
     def _keep(self, flight: Flight, keep: Keep) -> None:
-        self._ranks[keep.leg.slot].readers[flight.number] = None
+        self._rank_of(keep.leg).readers[flight.number] = None
 
     def _let_go(self, flight: Flight, let_go: LetGo) -> None:
-        rank = self._ranks[let_go.leg.slot]
+        rank = self._rank_of(let_go.leg)
         if rank.prefills:
             rank.let_go(sequence_of(let_go.leg))
         else:

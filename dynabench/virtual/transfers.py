@@ -44,6 +44,8 @@ class Transfers:
         target, source = flight.decode, flight.leaving or flight.prefill
         assert target is not None
         assert source is not None
+        assert source.slot is not None
+        assert target.slot is not None
         assert isinstance(target.call, EngineSequence)
         count, hidden = transfer.num_blocks, 0.0
         if count is None:

@@ -304,7 +304,7 @@ class Flight:
         if not kind and (prefill is None or prefill.state == "over"):
             self.is_over = True
             return ANSWER
-        if prefill is not None and kind in ("lost", "overloaded"):
+        if prefill is not None and prefill.slot is not None and kind in ("lost", "overloaded"):
             self.life.failed_at.add(prefill.slot)  # either may be the cause: try neither again
         if prefill is not None and kind == "invalid":
             kind = "engine"  # what one worker passes to the other is not the client's fault
@@ -356,7 +356,7 @@ class Flight:
         self, message: str, kind: str, leg: Leg | None, now: float, *, stage: Stage = "decode", is_full: bool = False
     ) -> Effects:
         """Return what follows the end of a call, as `Life` decides."""
-        life, slot = self.life, -1 if leg is None else leg.slot
+        life, slot = self.life, None if leg is None else leg.slot
         follows = life.on_end(message, kind, slot, stage=stage, is_full=is_full, now=now)
         if isinstance(follows, Finished):
             return (*self.cancelled(), Answer(follows.reason))

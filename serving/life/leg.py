@@ -28,8 +28,8 @@ class Leg:
         self.reads_kv = reads_kv
         self.is_moved = is_moved
         self.state: State = "sought"
-        self.slot = -1
-        """The worker, by the number that its router knows; -1 until one is chosen."""
+        self.slot: int | None = None
+        """The worker, by the number that its router knows, once one is chosen."""
         self.has_blocks = False
         """Whether it has blocks for that KV and waits for it."""
         self.has_begun = False

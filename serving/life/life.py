@@ -112,7 +112,7 @@ class Life:
         self,
         message: str,
         kind: str,
-        instance_id: int,
+        instance_id: int | None,
         *,
         stage: Stage | None = None,
         is_full: bool = False,
@@ -123,7 +123,7 @@ class Life:
         Args:
             message: what went wrong.
             kind: the kind of the `CallError`, empty if nothing went wrong.
-            instance_id: the instance that was called.
+            instance_id: the instance that was called, if one was.
             stage: the call's stage, if both workers of a request were called at once (default: the stage it is in).
             is_full: whether it has produced as many tokens as the request may have.
             now: the time.
@@ -150,6 +150,7 @@ class Life:
             self.is_whole = True
         else:
             return Refused(self._reason(message, kind), kind)
+        assert instance_id is not None, "what was never called is unavailable"
         self.failed_at.add(instance_id)
         self.waits_until = now + PATIENCE_S
         return AGAIN

@@ -140,7 +140,11 @@ class World:
     @property
     def slots(self):
         """The workers that are there, and those that leave."""
-        legs = [leg for leg in (self.flight.leaving, self.flight.prefill, self.flight.decode) if leg and leg.slot >= 0]
+        legs = [
+            leg
+            for leg in (self.flight.leaving, self.flight.prefill, self.flight.decode)
+            if leg and leg.slot is not None
+        ]
         return {slot for slots in self.workers.values() for slot in slots} | {leg.slot for leg in legs}
 
     @property
