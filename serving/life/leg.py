@@ -39,6 +39,11 @@ class Leg:
         self.call: object = None
         """What the driver has there: an engine's sequence, or an open call."""
 
+    @property
+    def was_kept(self) -> bool:
+        """Whether its prompt was computed and not read; whoever tries to read it learns whether it is still there."""
+        return self.state in ("kept", "expired", "gone")
+
     def take_blocks_to_send(
         self, count: int, *, num_cached: int, num_prompt: int, block_size: int, num_there: int, is_last: bool
     ) -> int:

@@ -174,7 +174,7 @@ def taken(fleet, limit=3, *, can_continue=True, **conditions):
     """Return all tokens that the attempts bring, and how they finish."""
 
     async def run():
-        attempts = Attempts(Stages(fleet), request(**conditions), Terms(limit, can_continue=can_continue))
+        attempts = Attempts.begin(Stages(fleet), request(**conditions), Terms(limit, can_continue=can_continue))
         tokens = []
         try:
             async with in_time():
@@ -277,7 +277,7 @@ def enforced(monkeypatch, patience_s, *, is_refusable=True, after=None):
             terms.config,
             find_prefill=lambda: prefilling if after is not None and next(looks) > 1 else None,
         )
-        attempts = Attempts(stages, request(), terms, is_refusable=is_refusable)
+        attempts = Attempts.begin(stages, request(), terms, is_refusable=is_refusable)
         assert not attempts.is_placed
         async with in_time():
             await attempts.until_placed()

@@ -228,7 +228,7 @@ async def live(data):
         kv_transfer_params=data.draw(OWN, "own") if terms.is_whole else None,
     )
     try:
-        attempts = Attempts(course, request, terms, is_refusable=data.draw(st.booleans(), "refusable"))
+        attempts = Attempts.begin(course, request, terms, is_refusable=data.draw(st.booleans(), "refusable"))
     except ApiError:
         assert not [pool for pool in course.pools if pool.booked or pool.open]
         return

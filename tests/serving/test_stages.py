@@ -378,7 +378,11 @@ def test_a_prompt_of_which_little_is_left_stays_with_the_decode_worker_that_has_
         for num_local in (0, 1):
             attempts = site.attempts(PROMPT)
             assert (await tokens_of(attempts))[0] == expected()
-            assert (attempts.has_bypassed, decode.num_local, len(prefill.asked)) == (bool(num_local), num_local, 1)
+            assert (attempts.flight.is_bypassed, decode.num_local, len(prefill.asked)) == (
+                bool(num_local),
+                num_local,
+                1,
+            )
 
     on_site(tmp_path, talk, conditional_disagg="isl_bounding")
 
@@ -391,7 +395,7 @@ def test_a_prompt_stays_with_its_decode_worker_while_prefill_workers_are_busy(tm
         await until_async(lambda: prefill.asked)
         second = site.attempts(SHORT)
         assert (await tokens_of(second))[0] == expected(prompt=SHORT)
-        assert (second.has_bypassed, decode.num_local, len(prefill.asked)) == (True, 1, 1)
+        assert (second.flight.is_bypassed, decode.num_local, len(prefill.asked)) == (True, 1, 1)
         prefill.gate.set()
         assert (await first)[0] == expected()
 

@@ -194,7 +194,7 @@ class Site:
         )
         stages, is_pinned = self.model.stages, instance_id is not None
         terms = Terms(limit, stages.config, is_pinned=is_pinned, is_whole=params is not None)
-        return Attempts(stages, request, terms)
+        return Attempts.begin(stages, request, terms)
 
     def num_booked(self):
         """Return what is left in the books of all routers."""

@@ -43,14 +43,8 @@ LATE_S = 1.0
 class Attempts:
     """Calls workers until a choice's answer is complete; `close` it then, and on any other way out."""
 
-    def __init__(self, stages: Course, request: ChoiceRequest, terms: Terms, *, is_refusable: bool = True) -> None:
-        """Route and send the request; if it is not refusable, full workers do not refuse it.
-
-        If it may wait for a worker, it is not placed yet: then call `until_placed`.
-
-        Raises:
-            ApiError: there is no worker to send it to.
-        """
+    def __init__(self, stages: Course, request: ChoiceRequest, terms: Terms, *, is_refusable: bool) -> None:
+        """Prepare to send a request (see `begin`)."""
         self.flight = Flight(0, terms)
         self.prefill: WorkerCall | None = None
         """The last call to a worker that only prefills."""
@@ -63,16 +57,30 @@ class Attempts:
         self._request = request
         """What remains to be asked for."""
         self._is_refusable = is_refusable
-        self._outcome: str | ApiError = ""
+        self._finish_reason = ""
+        self._error: ApiError | None = None
+        self._waits_until = 0.0
         self._watching: asyncio.Task[None] | None = None  # the prefill worker, while another answers
         self._loop = asyncio.get_running_loop()
+
+    @classmethod
+    def begin(cls, stages: Course, request: ChoiceRequest, terms: Terms, *, is_refusable: bool = True) -> "Attempts":
+        """Route and send a request; if it is not refusable, full workers do not refuse it.
+
+        If it may wait for a worker, it is not placed yet: then call `until_placed`.
+
+        Raises:
+            ApiError: there is no worker to send it to.
+        """
+        attempts = cls(stages, request, terms, is_refusable=is_refusable)
         try:
-            self._begin()
-            if self.flight.is_over:
-                self._finish_reason()
+            attempts._begin()
+            if attempts.flight.is_over:
+                attempts._raise_if_failed()
         except BaseException:
-            self.close()
+            attempts.close()
             raise
+        return attempts
 
     @property
     def is_placed(self) -> bool:
@@ -87,13 +95,7 @@ class Attempts:
         """
         while not self.is_placed:
             await self._wait()
-        self._finish_reason()
-
-    @property
-    def has_bypassed(self) -> bool:
-        """Whether a decode worker computes the prompt although there are prefill workers (short prompt, or they are busy)."""
-        is_pinned, decode = self.flight.terms.is_pinned, self.decode
-        return decode is not None and decode.request.instance_id is not None and not is_pinned
+        self._raise_if_failed()
 
     @property
     def placement(self) -> Placement:
@@ -110,16 +112,17 @@ class Attempts:
         return call.placement
 
     async def take(self) -> Output:
-        """Wait for output from the engine, in this attempt or the next.
+        """Wait for output from the engine, in this attempt or the next; from now on the request counts as accepted.
 
         Raises:
             ApiError: the request failed.
         """
-        flight, self._is_refusable = self.flight, False
+        flight = self.flight
+        self._is_refusable = False
         while True:
             leg, call = flight.decode, self.decode
             if leg is None or call is None:
-                self._finish_reason()
+                self._raise_if_failed()
                 await (self._await_prompt(flight.prefill, meets=False) if self.is_placed else self._wait())
                 continue
             output = Output()
@@ -155,7 +158,7 @@ class Attempts:
         if prefill is not None:
             stamps = {"prefill_queued": prefill.sent_s, "prefill_end": prefill.ended_s, **prefill.stamps()}
         if decode is not None:
-            if prefill is not None or self.has_bypassed:
+            if prefill is not None or self.flight.is_bypassed:
                 stamps["decode_queued"] = decode.sent_s
             stamps |= {name: at for name, at in decode.stamps().items() if name not in stamps}
         return {name: at for name, at in stamps.items() if at}
@@ -209,25 +212,20 @@ class Attempts:
         self._request = self._request.after(call.tokens)
         is_full = limit is not None and call.num_received >= limit
         self._act(self.flight.ended(self._loop.time(), end.error, end.kind, is_full=is_full))
-        return self._finish_reason()
+        self._raise_if_failed()
+        return self._finish_reason
 
     async def _wait(self) -> None:
         """Wait a little while for a worker, and look again."""
         await asyncio.sleep(RETRY_S)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(self.flight.life.waits_until):
+            async with asyncio.timeout_at(self._waits_until):
                 await self._stages.decode.wait_for_workers()
         self._act(self.flight.wake())
 
-    def _finish_reason(self) -> str:
-        """Return why the answer is finished, if it is.
-
-        Raises:
-            ApiError: the request failed.
-        """
-        if isinstance(self._outcome, ApiError):
-            raise self._outcome
-        return self._outcome
+    def _raise_if_failed(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     async def _add_prefilled(self, prefill: WorkerCall, output: Output, *, is_first: bool) -> None:
         """Add what the worker that computed the prompt knows about it; the one that answers cannot know."""
@@ -265,13 +263,15 @@ class Attempts:
                     case Begin():
                         self._begin()
                     case Answer(reason):
-                        self._outcome = reason
+                        self._finish_reason = reason
                     case Fail(message, kind, leg):
                         # Name the worker only if the failure was its own.
                         name = f"{_call_of(leg).name}: " if leg is not None and kind in ("lost", "engine") else ""
-                        self._outcome = failed_call(name + message, kind)
-                    case Wait() | Lease():
-                        pass  # `take` and `until_placed` wait; workers keep the leases of their KV
+                        self._error = failed_call(name + message, kind)
+                    case Wait(until_s):
+                        self._waits_until = until_s  # `take` and `until_placed` wait
+                    case Lease():
+                        pass  # workers keep the leases of their KV
                     case _:
                         raise AssertionError(f"{effect} is for those who move KV themselves")
         except UNPLACED as error:  # the rest of the effects is given up, too

@@ -128,7 +128,7 @@ def _start(
         is_whole=is_directed,
         can_continue=prepared.constraint is None or model.card.continues_constrained,
     )
-    attempts = Attempts(model.stages, request, terms, is_refusable=is_refusable)
+    attempts = Attempts.begin(model.stages, request, terms, is_refusable=is_refusable)
     visible = prepared.shape.visible_tokens if prepared.shape is not None else frozenset[str]()
     if not prepared.vllm.skip_special_tokens:
         visible |= model.text.tokenizer.special_tokens
