@@ -216,7 +216,7 @@ class Flight:
         assert leg is not None
         assert leg.reads_kv
         leg.has_blocks = True
-        if self.leaving is not None or not self.is_destination_first:
+        if self.leaving is not None or not self.is_destination_first or (prefill is not None and prefill.was_kept):
             return self._read()
         assert prefill is not None
         if prefill.state == "sought":

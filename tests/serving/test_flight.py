@@ -373,6 +373,19 @@ def test_kv_stays_while_its_request_waits_for_a_decode_worker(end):
     assert world.is_empty
 
 
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_prompt_that_was_computed_is_not_sent_again_to_the_worker_that_computed_it(is_gone):
+    world = World(Terms(config=DisaggregationConfig(flow="destination-first")), num_workers=1)
+    world.begin()
+    world.give_blocks()
+    world.end_prefill()
+    if is_gone:
+        world.lose(world.flight.prefill.slot)
+    world.end_decode("draining")
+    world.finish()
+    assert world.ends == [Answer("stop")]
+
+
 def test_patience_that_began_again_does_not_end_when_the_first_would_have():
     world = World(Terms(limit=3), num_workers=0)
     for worker, now in (("first", 0.0), ("second", 20.0)):
