@@ -191,7 +191,7 @@ class WorkerCall:
 
     def close(self, *, has_stopped: bool = False) -> None:
         """Cancel the call if it is still in progress: the answer has stopped, or is given up. A pending `read` ends."""
-        if self._stream is not None:
+        if self._stream is not None and self._stream.end is None:
             self._stream.has_stopped = has_stopped
             self._stream.abort("it was given up", "cancelled")
 
