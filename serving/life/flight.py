@@ -13,7 +13,7 @@ Whatever goes wrong, `Life` decides what follows: to begin again, to wait for a 
 at workers, at routers and on links is given back before that.
 
 Only the driver on a clock moves KV (`has_blocks` and what follows) and hands requests over. Only the one on sockets makes
-calls, which may fail (`prefill_failed`), and may make both at once (`meets`, `begun`).
+calls, which may fail (`prefill_failed`), and may make both at once (`meets`, `has_begun`).
 
 A flight is the only record of a request's state. It has neither a clock nor callbacks: whoever drives it passes the time,
 carries out what is returned, in order, and reports what came of it, perhaps before going on with the rest.

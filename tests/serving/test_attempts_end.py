@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from serving.frontend.api.errors import ApiError
 from serving.frontend.generation.attempt import Attempts
 from serving.frontend.generation.call import ChoiceRequest
+from serving.frontend.generation.kv_transfer import KvTransfer
 from serving.frontend.prepared import PreparedPrompt
 from serving.life import DisaggregationConfig
 from serving.life.terms import Terms
@@ -159,7 +160,7 @@ TERMS = st.builds(
     is_whole=st.booleans(),
     can_continue=st.booleans(),
 )
-OWN = st.sampled_from([{"do_remote_decode": True}, {"do_remote_prefill": True}, None])
+OWN = st.none() | st.sampled_from([{"do_remote_decode": True}, {"do_remote_prefill": True}]).map(KvTransfer.of)
 KV = {"kv_transfer_params": {"do_remote_prefill": True}}
 RUBBISH = st.sampled_from(["rubbish", {"log_probs": [-0.5, -1.5], "top_logprobs": [None]}])
 EVENTS = st.sampled_from(
@@ -225,7 +226,7 @@ async def live(data):
         eos_token_ids=[],
         request_id="r",
         instance_id=10 if terms.is_pinned else None,
-        kv_transfer_params=data.draw(OWN, "own") if terms.is_whole else None,
+        kv_transfer=data.draw(OWN, "own") if terms.is_whole else None,
     )
     try:
         attempts = Attempts.begin(course, request, terms, is_refusable=data.draw(st.booleans(), "refusable"))

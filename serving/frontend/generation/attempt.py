@@ -295,8 +295,8 @@ class Attempts:
         leg, stages, request = self.flight.decode, self._stages, self.flight.payload
         assert leg is not None
         assert isinstance(request, ChoiceRequest)
-        workers, own = stages.decode, request.kv_transfer_params
-        if own is not None and own.get("do_remote_decode") is True:  # a client that shares out the request itself
+        workers, transfer = stages.decode, request.kv_transfer
+        if transfer is not None and transfer.computes_prompt:  # a client that shares out the request itself
             if stages.prefill is None and workers.stage == "decode":
                 raise NoWorkersError("there is no prefill worker now")
             workers = stages.prefill if stages.prefill is not None else workers
@@ -313,7 +313,7 @@ class Attempts:
         Raises:
             UNPLACED: there is none now.
         """
-        params = request.kv_transfer_params
+        transfer = request.kv_transfer
         wanted = WantedRank(
             len(request.prompt.tokens),
             request.prompt.hashes,
@@ -322,7 +322,7 @@ class Attempts:
             avoid=self.flight.failed_at,
             session=request.session,
             is_refusable=self._is_refusable,
-            is_local=not (params and params.get("do_remote_prefill")),
+            is_local=transfer is None or not transfer.reads_prompt,
         )
         return WorkerCall(workers, workers.pick(wanted), request)
 

@@ -10,6 +10,7 @@ from serving.frontend.config import FrontendConfig
 from serving.frontend.generation.attempt import Attempts
 from serving.frontend.generation.call import ChoiceRequest
 from serving.frontend.generation.choice import Choice
+from serving.frontend.generation.kv_transfer import KvTransfer
 from serving.frontend.generation.text import ChoiceText
 from serving.frontend.prepared import Prepared, PreparedPrompt
 from serving.frontend.served_model import ServedModel
@@ -34,7 +35,7 @@ async def start_choices(
     Raises:
         ApiError: there is no worker to send it to.
     """
-    _check_kv_transfer(prepared, model, config)
+    transfer = _kv_transfer(prepared, model, config)
     choices: list[Choice] = []
     num_tokens = 0
     try:
@@ -44,7 +45,7 @@ async def start_choices(
                     await asyncio.sleep(0)
                     num_tokens = 0
                 num_tokens += CHOICE_TOKENS + len(prompt.tokens) + limit
-                request = _request(prepared, model, prompt, limit, index, request_id)
+                request = _request(prepared, model, prompt, limit, index, request_id, transfer=transfer)
                 choices.append(_start(request, prepared, model, config, is_refusable=not choices))
     except BaseException:
         for choice in choices:
@@ -68,19 +69,32 @@ async def until_placed(choices: Sequence[Choice]) -> None:
         raise
 
 
-def _check_kv_transfer(prepared: Prepared, model: ServedModel, config: FrontendConfig) -> None:
-    """Reject kv_transfer_params if clients may not send them, and requests that the model's workers cannot serve."""
+def _kv_transfer(prepared: Prepared, model: ServedModel, config: FrontendConfig) -> KvTransfer | None:
+    """Return what a client that directs two workers itself has for this one.
+
+    Raises:
+        ApiError: clients may not do so, or the model's workers cannot serve the request.
+    """
     params, name = prepared.options.kv_transfer_params, "kv_transfer_params"
+    transfer = None if params is None else KvTransfer.of(params)
     if params is not None and not config.allow_kv_transfer_params:
         raise ApiError(400, f"{name} are accepted from clients only with --allow-kv-transfer-params", param=name)
     if params is not None and len(prepared.prompts) * (prepared.options.n or 1) > 1:
         raise ApiError(400, f"{name} need a single prompt and a single answer", param=name)
-    if model.card.role == "prefill" and not (params and params.get("do_remote_decode")):
+    if model.card.role == "prefill" and (transfer is None or not transfer.computes_prompt):
         raise ApiError(503, f"only prefill workers serve model {model.card.name!r} at the moment; retry later")
+    return transfer
 
 
 def _request(
-    prepared: Prepared, model: ServedModel, prompt: PreparedPrompt, limit: int, index: int, request_id: str
+    prepared: Prepared,
+    model: ServedModel,
+    prompt: PreparedPrompt,
+    limit: int,
+    index: int,
+    request_id: str,
+    *,
+    transfer: KvTransfer | None,
 ) -> ChoiceRequest:
     options, extension = prepared.options, prepared.extension
     conditions = StopConditions(
@@ -101,7 +115,7 @@ def _request(
         instance_id=extension.backend_instance_id,
         rank=extension.dp_rank if prepared.vllm.dp_rank is None else prepared.vllm.dp_rank,
         session=extension.session_id or options.session_id,
-        kv_transfer_params=options.kv_transfer_params,
+        kv_transfer=transfer,
         tools=prepared.tools,
         scope=_scope(prepared.vllm.cache_salt, model.adapter),
         num_choices=prepared.options.n or 1,
@@ -119,7 +133,7 @@ def _scope(salt: str, adapter: Adapter | None) -> CacheScope | None:
 def _start(
     request: ChoiceRequest, prepared: Prepared, model: ServedModel, config: FrontendConfig, *, is_refusable: bool
 ) -> Choice:
-    conditions, is_directed = request.conditions, request.kv_transfer_params is not None
+    conditions, is_directed = request.conditions, request.kv_transfer is not None
     limit = model.card.migration_limit if config.migration_limit is None else config.migration_limit
     terms = Terms(
         limit=0 if is_directed else limit,  # its client has bound it to the worker that has its KV
