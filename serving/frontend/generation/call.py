@@ -166,7 +166,8 @@ class WorkerCall:
         output.read(items, self.request.num_generated)
         if output.times:
             self.times |= output.times
-        self.num_transfer_bytes = output.num_transfer_bytes or self.num_transfer_bytes
+        if output.num_transfer_bytes:
+            self.num_transfer_bytes = output.num_transfer_bytes
         if stream.end is None or stream.items:
             return None
         self.ended_s = self.ended_s or time.perf_counter()

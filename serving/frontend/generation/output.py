@@ -98,8 +98,8 @@ class Output(msgspec.Struct, gc=False):
                 if type(item) is int and 0 <= item <= MAX_TOKEN:
                     self.tokens.append(item)
                 elif type(item) is list:
-                    for token in item:
-                        if type(token) is not int or not 0 <= token <= MAX_TOKEN:  # faster than by msgspec
+                    for token in item:  # faster than by msgspec
+                        if type(token) is not int or not 0 <= token <= MAX_TOKEN:
                             raise msgspec.ValidationError(f"{token!r} is not a token id")
                     self.tokens += item
                 else:
