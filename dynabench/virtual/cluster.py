@@ -93,6 +93,7 @@ class Cluster:
                 answer_s=self.overhead.answer_s,
             ),
         )
+        self.arrivals.begin = self.flights.begin
         self._is_apart = is_apart
         self._hands_over = deployment.fleet.drain_policy == "hand-over"
         self._warmup_s = load.warmup_s
@@ -105,9 +106,9 @@ class Cluster:
         return self.workload, self.workload.requests
 
     @property
-    def num_finished(self) -> int:
+    def num_ended(self) -> int:
         """Requests that have ended."""
-        return self.flights.num_finished
+        return self.flights.num_ended
 
     def run(self) -> None:
         """Run until every request is finished.
@@ -121,8 +122,8 @@ class Cluster:
         self.clock.run()
         while self.flights.give_up_held():
             self.clock.run()  # others may have waited for those to end
-        if self.num_finished != len(self.workload):
-            self._explain_stall(len(self.workload) - self.num_finished)
+        if self.num_ended != len(self.workload):
+            self._explain_stall(len(self.workload) - self.num_ended)
 
     def _explain_stall(self, count: int) -> None:
         if stuck := [rank for rank in self.ranks if rank.engine.is_stuck]:

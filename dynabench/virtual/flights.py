@@ -6,20 +6,19 @@ effect that must not interrupt what the engine is doing gets its own turn on the
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from dynabench.virtual.arrivals import Arrivals
 from dynabench.virtual.bypass import bypassing_slot
 from dynabench.virtual.clock import ARRIVAL, Clock
-from dynabench.virtual.hands import Hands, missing_kv, note_answer
 from dynabench.virtual.prompts import Prepared, Prompts
 from dynabench.virtual.rank import Rank, number_of
+from dynabench.virtual.rank_effects import RankEffects, able, missing_kv, note_answer, sequence_of
 from dynabench.virtual.routing import Routers, Routing
 from dynabench.virtual.stamps import Stamps
 from dynabench.virtual.transfers import Transfers
 from mocker import Sequence as EngineSequence
 from mocker import StepOutput
-from serving.life.effects import Answer, Begin, Effect, Effects, Fail, Place, Release, Wait
+from serving.life.effects import Answer, Begin, Effects, Fail, Place, Release, Wait
 from serving.life.flight import Flight
 from serving.life.leg import Leg, Stage
 from serving.life.terms import Terms
@@ -46,7 +45,8 @@ class Flights:
     ) -> None:
         self.choose: Callable[[int], int] | None = None
         """Chooses the slot for a request, by the request's number, instead of the router."""
-        self.num_finished = 0
+        self.num_ended = 0
+        """Requests that are answered, refused or have failed."""
         self.num_refused = 0
         """Requests that are too long for the engines."""
         self.num_lost = 0
@@ -58,22 +58,21 @@ class Flights:
         self._decode = routers.decode
         self._ranks = ranks
         self._prompts = prompts
-        self.hands = Hands(clock, ranks, prompts, transfers, stamps, self.act)
-        self.can: dict[type[Effect], Callable[[Flight, Any], object]] = {
-            Place: self._place,
-            Release: self._release,
-            Answer: self._answer,
-            Begin: self._begin_soon,
-            Wait: self._wait,
-            Fail: self._fail,
-            **self.hands.can,
+        self.rank_effects = RankEffects(clock, ranks, prompts, transfers, stamps, self.act)
+        self.can = {
+            **able(Place, self._place),
+            **able(Release, self._release),
+            **able(Answer, self._answer),
+            **able(Begin, self._begin_soon),
+            **able(Wait, self._wait),
+            **able(Fail, self._fail),
+            **self.rank_effects.can,
         }
         """How to carry out each effect. A request has about ten: a `match` would ask one class after another for each."""
         self._transfers = transfers
         self._arrivals = arrivals
         self._pacer = arrivals.pacer
         self._stamps = stamps
-        arrivals.begin = self.begin
         self._may_hold = routers.decode.router.may_hold
 
     def __getitem__(self, number: int) -> Flight:
@@ -196,8 +195,22 @@ class Flights:
         for sequence, count in output.chunks:
             has_ended = sequence in output.finished
             if has_ended or not (sequence.is_over or sequence.num_preemptions):
-                flight = self._of[number_of(sequence)]
-                self.act(flight, self._transfers.chunk(flight, sequence, count, has_ended=has_ended))
+                self._chunk_computed(self._of[number_of(sequence)], sequence, count, is_last=has_ended)
+
+    def _chunk_computed(self, flight: Flight, sequence: EngineSequence, count: int, *, is_last: bool) -> None:
+        """Report that a chunk of a flight's prompt was computed."""
+        source, target = flight.prefill, flight.decode
+        assert source is not None
+        assert target is not None
+        num_blocks = source.take_blocks_to_send(
+            count,
+            num_cached=sequence.cached_tokens,
+            num_prompt=sequence.num_prompt,
+            block_size=self._prompts.block_size,
+            num_there=sequence_of(target).num_cached_blocks,
+            is_last=is_last,
+        )
+        self.act(flight, flight.computed(num_blocks, is_last=is_last))
 
     def on_loads(self, sequences: list[EngineSequence]) -> None:
         """Continue with the sequences for which a rank has allocated blocks."""
@@ -333,7 +346,7 @@ class Flights:
     def _end(self, flight: Flight, delay_s: float) -> None:
         """Forget a request; its client learns of the end after a delay."""
         del self._of[flight.number]
-        self.num_finished += 1
+        self.num_ended += 1
         self._pacer.on_end(flight.number, self._clock.now + delay_s)
 
     def _fail(self, flight: Flight, fail: Fail) -> None:

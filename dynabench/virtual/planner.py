@@ -57,7 +57,7 @@ class SimulatedPlanner:
 
     def _look(self) -> None:
         cluster = self._cluster
-        if cluster.num_finished == len(cluster.log):
+        if cluster.num_ended == len(cluster.log):
             return
         seen = self._observe()
         decision = self.planner.decide(seen)

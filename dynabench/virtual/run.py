@@ -93,7 +93,7 @@ def _carried_out(run: Run, workload: Workload, cluster: Cluster, planner: Simula
         is_cut = requests.succeeded & (requests.osl < requests.planned_osl.filled(0))
         facts |= {"refused": cluster.flights.num_refused, "cut": int(is_cut.sum()), "context": cluster.prompts.longest}
     if any(overhead) and requests.succeeded.any():
-        delays_s = cluster.arrivals.delays_s + cluster.flights.hands.pauses_s
+        delays_s = cluster.arrivals.delays_s + cluster.flights.rank_effects.pauses_s
         outside = delays_s / np.count_nonzero(~np.isnan(cluster.log.intended_s)) + overhead.answer_s
         facts["overhead_share"] = outside / float((requests.first_token_s - requests.sent_s).mean())
     return Record(
@@ -171,7 +171,7 @@ def _look(
 ) -> Callable[[], None]:
     def look() -> None:
         if on_progress is not None:
-            on_progress(cluster.num_finished)
+            on_progress(cluster.num_ended)
         if is_interrupted is not None and is_interrupted():
             raise _Stopped
 
@@ -203,7 +203,7 @@ def _requests(cluster: Cluster, workload: Workload, load: LoadConfig) -> Request
     )
     if not workload.knows_prefixes:  # hits of made-up ids are meaningless
         requests = requests.replace(**dict.fromkeys(FOLLOW_PREFIXES))
-    if cluster.num_finished < len(log):
+    if cluster.num_ended < len(log):
         requests = requests[~requests.worker.mask | ~requests.succeeded]
     room = ranks[requests.worker.filled(0)] - requests.isl
     return requests.replace(osl=np.where(requests.succeeded, np.minimum(requests.osl, room), 0))

@@ -9,7 +9,7 @@ from mocker import Sequence as EngineSequence
 from mocker.network.config import TransferConfig
 from mocker.network.traffic import Traffic
 from mocker.timing.kv_size import KvSize
-from serving.life.effects import Effects, Extend, Transfer
+from serving.life.effects import Extend, Transfer
 from serving.life.flight import Flight
 
 
@@ -44,6 +44,8 @@ class Transfers:
         target, source = flight.decode, flight.leaving or flight.prefill
         assert target is not None
         assert source is not None
+        assert source.slot is not None
+        assert target.slot is not None
         assert isinstance(target.call, EngineSequence)
         count, hidden = transfer.num_blocks, 0.0
         if count is None:
@@ -62,22 +64,6 @@ class Transfers:
             num_bytes_ahead=hidden,
             is_last=transfer.is_last,
         )
-
-    def chunk(self, flight: Flight, sequence: EngineSequence, count: int, *, has_ended: bool) -> Effects:
-        """Tell a flight that so many tokens of its prompt are computed, perhaps the last."""
-        source, target = flight.prefill, flight.decode
-        assert source is not None
-        assert target is not None
-        assert isinstance(target.call, EngineSequence)
-        num_blocks = source.fill(
-            count,
-            num_cached=sequence.cached_tokens,
-            num_prompt=sequence.num_prompt,
-            block_size=self._block_size,
-            num_there=target.call.num_cached_blocks,
-            is_last=has_ended,
-        )
-        return flight.computed(num_blocks, is_last=has_ended)
 
     def extend(self, flight: Flight, more: Extend) -> None:
         """Read more blocks."""

@@ -202,7 +202,7 @@ def _side(name: str, uses: list[links.Use], stretch: float) -> LinkUse:
 def _length_s(cluster: Cluster) -> float:
     """Return the duration of the run: until its last answer ended, or it was interrupted."""
     ends, now = np.asarray(cluster.log.last_token_s), cluster.clock.now
-    if cluster.num_finished < len(ends) or np.isnan(ends).all():
+    if cluster.num_ended < len(ends) or np.isnan(ends).all():
         return now
     last_s = float(np.nanmax(ends)) - cluster.overhead.answer_s
     return last_s if last_s > 0 else now

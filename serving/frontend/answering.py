@@ -14,7 +14,7 @@ from serving.frontend.api.kinds import KINDS, KindName
 from serving.frontend.config import FrontendConfig
 from serving.frontend.dialect import OPENAI, Dialect
 from serving.frontend.embeddings import embed
-from serving.frontend.generation.choice import start_choices, until_placed
+from serving.frontend.generation.start import start_choices, until_placed
 from serving.frontend.kept_responses import KeptResponses, ResponseTurn
 from serving.frontend.metrics import FrontendMetrics, ModelMetrics
 from serving.frontend.passthrough import hand_through

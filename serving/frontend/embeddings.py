@@ -71,7 +71,7 @@ async def _vector(model: ServedModel, prompt: PreparedPrompt, request_id: str, *
         is_embedding=True,
     )
     terms = Terms(model.card.migration_limit, model.stages.config, is_whole=True)
-    attempts = Attempts(model.stages, request, terms, is_refusable=is_refusable)
+    attempts = Attempts.begin(model.stages, request, terms, is_refusable=is_refusable)
     try:
         while True:
             output = await attempts.take()

@@ -106,7 +106,7 @@ class ModelMetrics(Series):
             self.count("cached_tokens", by=choice.num_cached)
         for tier, count in choice.tier_tokens.items():
             self.count("kv_tier_tokens", tier, by=count)
-        if num_migrations := attempts.flight.life.num_migrations:
+        if num_migrations := attempts.flight.num_migrations:
             self.count("model_migration", "ongoing_request", by=num_migrations)
         if attempts.decode is None or not attempts.first_token_s:
             return
@@ -124,7 +124,7 @@ class ModelMetrics(Series):
 
     def _count_hand_over(self, attempts: Attempts) -> None:
         """Count where a prompt was computed, and how its KV reached the worker that answered, as far as known."""
-        if attempts.has_bypassed:
+        if attempts.flight.is_bypassed:
             self.count("prefill_bypasses")
         if attempts.prefill is None or attempts.decode is None:
             return

@@ -1,8 +1,6 @@
-"""Conditional disaggregation: when a decode worker computes a prompt itself, and in which room a transfer meets."""
+"""Conditional disaggregation: when a decode worker computes a prompt itself."""
 
 from serving.life.config import DisaggregationConfig
-
-MAX_ROOM = (1 << 63) - 1
 
 
 def is_short(num_tokens: int, num_cached: int, config: DisaggregationConfig) -> bool:
@@ -36,14 +34,3 @@ def bypasses(
     is_busy = prefill_tokens > config.prefill_busy_tokens
     short = is_short(num_tokens, num_cached, config)
     return {"isl_bounding": short, "prefill_load": is_busy, "isl_or_load": short or is_busy}[policy]
-
-
-def room(draw: int, *, rank: int | None = None, dp_size: int = 1) -> int:
-    """Return the number of the room in which both sides of a transfer meet, from a random number in [0, 2^63).
-
-    If the prefill worker's data-parallel rank is known, the number is congruent to it, and so leads there (SGLang).
-    """
-    if rank is None:
-        return draw
-    assert rank < dp_size
-    return draw % ((MAX_ROOM - rank) // dp_size + 1) * dp_size + rank

@@ -1,6 +1,6 @@
 """What a flight asks of the driver that carries it out: on a clock, or on sockets.
 
-Those without fields of their own say all: the driver finds the rest in the flight's legs.
+An effect without fields needs none: the driver finds the rest in the flight's legs.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Take the request from a worker; if it waits for KV there, that will not come."""
+    """Take the request from a worker. If it is waiting for KV there, none will arrive."""
 
     leg: Leg
 
@@ -97,7 +97,7 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class DecodeLater:
     """After this long, say `to_decode`."""
 
     leg: Leg
@@ -113,7 +113,10 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Say `wake` when a worker has come, or `patience_over` at that time. Who cannot see workers come may look often."""
+    """Say `wake` when a worker has come, or `patience_over` at that time.
+
+    A driver that is not notified of new workers may poll.
+    """
 
     until_s: float
 
@@ -135,7 +138,7 @@ class Fail:
 
 
 Effect = (
-    Place | Send | Release | Abort | Keep | LetGo | Transfer | Extend | Drop | Miss | Deliver | Lease | Pause | Begin
+    Place | Send | Release | Abort | Keep | LetGo | Transfer | Extend | Drop | Miss | Deliver | Lease | DecodeLater | Begin
     | Wait | Answer | Fail
 )  # fmt: skip
 Effects = tuple[Effect, ...]

@@ -13,7 +13,7 @@ Whatever goes wrong, `Life` decides what follows: to begin again, to wait for a 
 at workers, at routers and on links is given back before that.
 
 Only the driver on a clock moves KV (`has_blocks` and what follows) and hands requests over. Only the one on sockets makes
-calls, which may fail (`prefill_failed`), and may make both at once (`meets`, `begun`).
+calls, which may fail (`prefill_failed`), and may make both at once (`meets`, `has_begun`).
 
 A flight is the only record of a request's state. It has neither a clock nor callbacks: whoever drives it passes the time,
 carries out what is returned, in order, and reports what came of it, perhaps before going on with the rest.
@@ -36,6 +36,7 @@ from serving.life.effects import (
     Abort,
     Answer,
     Begin,
+    DecodeLater,
     Deliver,
     Drop,
     Effects,
@@ -45,7 +46,6 @@ from serving.life.effects import (
     Lease,
     LetGo,
     Miss,
-    Pause,
     Transfer,
     Wait,
 )
@@ -54,15 +54,13 @@ from serving.life.life import Finished, Life, PlaceAgain, Refused
 from serving.life.terms import Generated, Terms
 
 GONE = "its worker is gone"
-WAS_KEPT = ("kept", "expired", "gone")
-"""States of a prompt that was computed and not read; whoever tries to read it learns whether it is still there."""
 
 
 class Flight:
     """All state of one request in flight."""
 
     __slots__ = (
-        "_life", "decode", "failed_at", "generated", "is_destination_first", "is_over", "is_under_way", "leaving",
+        "_life", "decode", "failed_at", "generated", "is_bypassed", "is_destination_first", "is_over", "is_under_way", "leaving",
         "meets", "number", "payload", "prefill", "terms", "waits_for",
     )  # fmt: skip
 
@@ -80,6 +78,8 @@ class Flight:
         self.waits_for: str | None = None
         """While it waits for a worker: what it fails with if none comes in time."""
         self.generated: Generated | None = None
+        self.is_bypassed = False
+        """Whether one worker computes the prompt and answers it, as was settled before it began."""
         self.is_destination_first = False
         self.meets = False
         """Whether both workers have the request at once and wait for each other: nobody else can read the KV."""
@@ -88,13 +88,9 @@ class Flight:
         self._life: Life | None = None
 
     @property
-    def life(self) -> Life:
-        """Its policy: what it may still try, and where it has failed."""
-        if self._life is None:
-            terms = self.terms
-            self._life = Life(terms.limit, is_pinned=terms.is_pinned, config=terms.config, is_whole=terms.is_whole)
-            self.failed_at = self._life.failed_at
-        return self._life
+    def num_migrations(self) -> int:
+        """How often it has lost a worker and continued on another."""
+        return 0 if self._life is None else self._life.num_migrations
 
     @property
     def may_bypass(self) -> bool:
@@ -119,10 +115,13 @@ class Flight:
             bypass: the worker that should compute the prompt and answer it, if that is settled.
         """
         config = self.terms.config
-        if self._life is None and not has_prefill and not config.enforce_disagg:
+        self.is_bypassed = bypass is not None
+        if (
+            self._life is None and not has_prefill and not config.enforce_disagg
+        ):  # for speed: there is nothing to decide
             self.decode = Leg(bypass)
             return PLACE_DECODE
-        life = self.life
+        life = self._life or self._start_life()
         stage = life.next_stage(now=now, has_prefill=has_prefill, bypasses=bypass is not None)
         if isinstance(stage, Refused):
             return self.nobody(stage.message, now)
@@ -176,7 +175,7 @@ class Flight:
 
     def patience_over(self, now: float) -> Effects:
         """Fail, if no worker has come."""
-        if self.waits_for is None or now < self.life.waits_until:
+        if self.waits_for is None or (self._life is not None and now < self._life.waits_until):
             return NOTHING
         return self.fail(self.waits_for, "unavailable")
 
@@ -188,8 +187,9 @@ class Flight:
 
     def prefill_ended(self, now: float) -> Effects:
         """Continue with the decode worker, now that the prompt is computed."""
-        leg, life, config = self.prefill, self.life, self.terms.config
+        leg, life, config = self.prefill, self._life, self.terms.config
         assert leg is not None
+        assert life is not None
         assert leg.state == "sent"
         leg.state = "kept"
         if self.meets:
@@ -200,7 +200,7 @@ class Flight:
             return (*RELEASE_PREFILL, *self._read())
         lease = Lease(leg, now + config.kv_lease_duration_s)
         if self.terms.handover_s:
-            return (*RELEASE_PREFILL, Pause(leg, self.terms.handover_s), lease)
+            return (*RELEASE_PREFILL, DecodeLater(leg, self.terms.handover_s), lease)
         return (*RELEASE_PREFILL, *self.to_decode(leg), lease)
 
     def to_decode(self, prefill: Leg) -> Effects:
@@ -216,7 +216,7 @@ class Flight:
         assert leg is not None
         assert leg.reads_kv
         leg.has_blocks = True
-        if self.leaving is not None or not self.is_destination_first:
+        if self.leaving is not None or not self.is_destination_first or (prefill is not None and prefill.was_kept):
             return self._read()
         assert prefill is not None
         if prefill.state == "sought":
@@ -236,7 +236,7 @@ class Flight:
         return TRANSFER
 
     def computed(self, num_blocks: int, *, is_last: bool) -> Effects:
-        """Send blocks of a prompt that are computed, perhaps the last (see `Leg.fill`)."""
+        """Send blocks of a prompt that are computed, perhaps the last (see `Leg.take_blocks_to_send`)."""
         if self.is_under_way:
             return (Extend(num_blocks, is_last),)
         self.is_under_way = True
@@ -298,14 +298,15 @@ class Flight:
             kind: the kind of the `CallError`, empty if nothing went wrong.
             is_full: whether the answer has as many tokens as it may have.
         """
-        decode, prefill = self.decode, self.prefill
+        decode, prefill, life = self.decode, self.prefill, self._life
         assert decode is not None
         decode.state = "over"
         if not kind and (prefill is None or prefill.state == "over"):
             self.is_over = True
             return ANSWER
-        if prefill is not None and kind in ("lost", "overloaded"):
-            self.life.failed_at.add(prefill.slot)  # either may be the cause: try neither again
+        if prefill is not None and prefill.slot is not None and kind in ("lost", "overloaded"):
+            assert life is not None
+            life.failed_at.add(prefill.slot)  # either may be the cause: try neither again
         if prefill is not None and kind == "invalid":
             kind = "engine"  # what one worker passes to the other is not the client's fault
         return self._after(message, kind, decode, now, is_full=is_full)
@@ -352,11 +353,18 @@ class Flight:
 
     # What follows
 
+    def _start_life(self) -> Life:
+        """Return its policy, which it has from its first decision on."""
+        terms = self.terms
+        life = self._life = Life(terms.limit, is_pinned=terms.is_pinned, config=terms.config, is_whole=terms.is_whole)
+        self.failed_at = life.failed_at
+        return life
+
     def _after(
         self, message: str, kind: str, leg: Leg | None, now: float, *, stage: Stage = "decode", is_full: bool = False
     ) -> Effects:
         """Return what follows the end of a call, as `Life` decides."""
-        life, slot = self.life, -1 if leg is None else leg.slot
+        life, slot = self._life or self._start_life(), None if leg is None else leg.slot
         follows = life.on_end(message, kind, slot, stage=stage, is_full=is_full, now=now)
         if isinstance(follows, Finished):
             return (*self.cancelled(), Answer(follows.reason))
@@ -367,7 +375,7 @@ class Flight:
             problem = "an answer with a constraint cannot continue elsewhere: the constraint would begin again"
             return self.fail(f"{message}; {problem}", kind, leg)
         given_up = self._given_up()
-        if not follows.after_s:
+        if not follows.waits:
             return (*given_up, *BEGIN)
         self.waits_for = message
         return (*given_up, Wait(life.waits_until))
@@ -378,21 +386,20 @@ class Flight:
 
     def _given_up(self, *, keeps_kv: bool = True) -> Effects:
         """Give back all that the request has anywhere, but keep the KV of a computed prompt if it can be used again."""
-        prefill, decode, leaving = self.prefill, self.decode, self.leaving
+        prefill, decode, leaving, life = self.prefill, self.decode, self.leaving, self._life
         if prefill is None and decode is None:
             return NOTHING
-        keeps_kv = keeps_kv and self.life.is_prefilled and prefill is not None and prefill.state in WAS_KEPT
         effects: list[Abort | Drop | LetGo] = [Drop()] if self.is_under_way else []
         if leaving is not None:
             leaving.state = "over"
             effects.append(LetGo(leaving))
-        if prefill is not None and not keeps_kv:
+        if prefill is not None and life is not None and not (keeps_kv and life.is_prefilled and prefill.was_kept):
             if prefill.state == "kept":
                 effects.append(LetGo(prefill))
             elif prefill.state == "sent":
                 effects.append(Abort(prefill))
             prefill.state, self.prefill = "over", None
-            self.life.is_prefilled = False
+            life.is_prefilled = False
         if decode is not None and decode.state == "sent":
             effects.append(Abort(decode))
         self.decode = self.leaving = None

@@ -28,8 +28,8 @@ class Leg:
         self.reads_kv = reads_kv
         self.is_moved = is_moved
         self.state: State = "sought"
-        self.slot = -1
-        """The worker, by the number that its router knows; -1 until one is chosen."""
+        self.slot: int | None = None
+        """The worker, by the number that its router knows, once one is chosen."""
         self.has_blocks = False
         """Whether it has blocks for that KV and waits for it."""
         self.has_begun = False
@@ -39,10 +39,17 @@ class Leg:
         self.call: object = None
         """What the driver has there: an engine's sequence, or an open call."""
 
-    def fill(
+    @property
+    def was_kept(self) -> bool:
+        """Whether its prompt was computed and not read; whoever tries to read it learns whether it is still there."""
+        return self.state in ("kept", "expired", "gone")
+
+    def take_blocks_to_send(
         self, count: int, *, num_cached: int, num_prompt: int, block_size: int, num_there: int, is_last: bool
     ) -> int:
-        """Return how many blocks to send after a chunk of the prompt: those it has filled, or in the end all that are left.
+        """Note that a chunk of the prompt is computed; return how many blocks to send now.
+
+        Those are the blocks that it has filled, or after the last chunk all that are left.
 
         Args:
             count: tokens of the chunk.

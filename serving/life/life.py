@@ -10,21 +10,21 @@ What follows the end of a call:
     without an error, or with all its tokens    the next stage, or Finished
     draining, unknown, overloaded               PlaceAgain in the same stage, at most 8 times in all: it never started
     lost                                        PlaceAgain from the start, as often as the migration limit allows
-    unavailable, within 30 s of one of these    PlaceAgain after a pause: a router has no instance to pass it on to
+                                                (a pinned request is refused in both cases)
+    unavailable, within 30 s of one of these    PlaceAgain, but it waits: a router has no instance to pass it on to
     draining, unknown, where it failed before   the same: no other instance is there, and this one is about to leave
                                                 (not in prefill with prefill_fallback, which makes the wait needless)
     anything else                               Refused; in prefill with prefill_fallback: decode
 
-After each `PlaceAgain` without a pause, the request may look for an instance for 30 s. So may a request that `enforce_disagg`
-keeps from its decode workers while there is no prefill worker. Any other request that finds no instance when it arrives fails.
+After each `PlaceAgain` that does not wait, the request may look for an instance for 30 s. So may a request that
+`enforce_disagg` keeps from its decode workers while there is no prefill worker. Any other request that finds no instance
+when it arrives fails.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from serving.life.config import DisaggregationConfig
-
-Stage = Literal["prefill", "decode"]
+from serving.life.leg import Stage
 
 ELSEWHERE = frozenset({"draining", "unknown", "overloaded"})
 """Kinds of calls that never started: the request goes elsewhere, which does not count as a migration."""
@@ -36,8 +36,6 @@ MAX_REFUSALS = 8
 PATIENCE_S = 30.0
 """How long a request that lost its instance, or needs a prefill worker, waits for one to appear or restart."""
 
-RETRY_S = 0.05
-
 
 @dataclass(frozen=True, slots=True)
 class Finished:
@@ -48,12 +46,14 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class PlaceAgain:
-    """The rest of the request must be placed, after a pause; ask `next_stage` for its stage."""
+    """The rest of the request must be placed; ask `next_stage` for its stage."""
 
-    after_s: float = 0.0
+    waits: bool = False
+    """Whether it has to wait for a worker first."""
 
 
 AGAIN = PlaceAgain()
+WAIT = PlaceAgain(waits=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Life:
         self,
         message: str,
         kind: str,
-        instance_id: int,
+        instance_id: int | None,
         *,
         stage: Stage | None = None,
         is_full: bool = False,
@@ -123,7 +123,7 @@ class Life:
         Args:
             message: what went wrong.
             kind: the kind of the `CallError`, empty if nothing went wrong.
-            instance_id: the instance that was called.
+            instance_id: the instance that was called, if one was.
             stage: the call's stage, if both workers of a request were called at once (default: the stage it is in).
             is_full: whether it has produced as many tokens as the request may have.
             now: the time.
@@ -140,21 +140,22 @@ class Life:
         has_fallback = is_prefill and self.config.prefill_fallback
         is_leaving = kind in LEAVING and instance_id in self.failed_at and not has_fallback
         if (kind == "unavailable" or is_leaving) and now < self.waits_until:
-            return PlaceAgain(RETRY_S)
+            return WAIT
         if kind in ELSEWHERE and not self.is_pinned and not is_leaving and self._num_refusals < MAX_REFUSALS:
             self._num_refusals += 1
-        elif kind == "lost" and self.num_migrations < self.limit:
+        elif kind == "lost" and not self.is_pinned and self.num_migrations < self.limit:
             self.num_migrations += 1
             self.is_prefilled = False
         elif has_fallback:
             self.is_whole = True
         else:
             return Refused(self._reason(message, kind), kind)
+        assert instance_id is not None, "what was never called is unavailable"
         self.failed_at.add(instance_id)
         self.waits_until = now + PATIENCE_S
         return AGAIN
 
     def _reason(self, message: str, kind: str) -> str:
-        if kind == "lost" and self.limit:
+        if kind == "lost" and self.limit and not self.is_pinned:
             return f"{message} and the migration limit of {self.limit} is exhausted"
         return message

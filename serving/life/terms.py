@@ -15,8 +15,8 @@ class Terms:
     handover_s: float = 0.0
     """Time from the end of a prefill until its decode worker is chosen (s)."""
     needs_blocks_first: bool = False
-    """Destination first, choose the prefill worker only when the decode worker has blocks: its router may let requests
-    wait, and one with blocks that waited there for one without might wait for these very blocks."""
+    """With destination-first, choose the prefill worker only once the decode worker has blocks. Otherwise a request that
+    holds blocks could queue at the prefill router behind one that needs them: a deadlock."""
     is_pinned: bool = False
     """Whether its client named the worker: it never goes elsewhere."""
     is_whole: bool = False

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from serving.life import DisaggregationConfig
-from serving.life.bypass import bypasses, room
+from serving.life.bypass import bypasses
+from serving.life.room import room
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
 from serving.routing.live import LiveRouting
 from serving.routing.placement import Placement, RankAddress

@@ -111,7 +111,7 @@ def with_gap(planner, gap_s, deployment=None, **settings):
 @pytest.mark.parametrize("planner", [name for name in PLANNERS if name != "dynamo-sla-2025"])
 def test_the_work_of_a_planner_in_a_year_without_requests_follows_its_memory_and_not_its_interval(planner):
     made, planner = with_gap(planner, YEAR_S)
-    assert made.num_finished == 200
+    assert made.num_ended == 200
     assert planner.num_decisions == int(max(made.log.last_token_s) / planner.planner.interval_s)
     assert made.clock.num_events < 20_000
 

@@ -34,16 +34,17 @@ SGLANG_FLAGS = (
 )
 FLAGS = {"vllm": VLLM_FLAGS, "sglang": SGLANG_FLAGS, "mistralrs": ("--dtype=f32",), "llamacpp": ()}
 
-os.environ.setdefault("MISTRALRS_CPU_KV_F32", "1")  # or batches of different sizes round differently
-
-# One thread an engine of vLLM's, on any core. Several, each bound to a core, wait for each other in every operation: on two
-# cores, beside NIXL's threads, which are never idle, a token then takes seconds, and KV is given up before it was read.
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
 if not ENGINE:
     collect_ignore_glob = ["test_*.py"]
 else:
+    # Only here: in a run of all tests they would keep every command from being forked (`tests/support/warm.py`).
+    os.environ.setdefault("MISTRALRS_CPU_KV_F32", "1")  # or batches of different sizes round differently
+
+    # One thread an engine of vLLM's, on any core. Several, each bound to a core, wait for each other in every operation: on two
+    # cores, beside NIXL's threads, which are never idle, a token then takes seconds, and KV is given up before it was read.
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
     waiting.PATIENCE_S = 240.0  # without a GPU a model may take minutes to load
     others = {"llamacpp", "vllm"} - {ENGINE}
     collect_ignore_glob = [f"test_{other}*.py" for other in others]

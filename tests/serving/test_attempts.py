@@ -61,16 +61,39 @@ def test_tokens_that_an_engine_counts_are_those_of_its_own_attempt():
     assert (output.texts, output.num_completion) == (["on"], 7)
 
 
-@pytest.mark.parametrize("item", ["text", None, {"token_ids": 3}])
+RUBBISH = [
+    *("text", None, -1, 1 << 32, 0.5, True, ["text"], [None], [-1]),
+    *({"token_ids": 3}, {"token_ids": ["text"]}, {"text": None, "finish_reason": {}}, {"embedding": []}),
+    *({"log_probs": [-0.5, -1.5], "top_logprobs": [None]}, {"log_probs": -0.5}, {"log_probs": ["likely"]}),
+    *({"log_probs": [-0.5], "top_logprobs": [top]} for top in ([[7]], [["seven", -0.5]], [{"token": "seven"}], [7])),
+    *({"prompt_log_probs": [None, -0.5], "prompt_top_logprobs": [None]}, {"prompt_log_probs": 1}),
+    *({"embedding": [float("nan")]}, {"kv_transfer_params": "there"}, {"tier_tokens": {"host": "all"}}, {1: 2}),
+]
+
+
+@pytest.mark.parametrize("item", RUBBISH)
 def test_an_item_that_means_nothing_is_an_error(item):
-    with pytest.raises(ApiError, match="something that is not an answer"):
+    with pytest.raises(ApiError, match="the engine sent") as failed:
         Output().read([item], 0)
+    assert failed.value.status == 500
+
+
+def test_log_probabilities_may_come_without_alternatives():
+    output = Output()
+    output.read([{"token_ids": [7], "log_probs": [-0.5], "prompt_log_probs": [None, -1.5]}], 0)
+    assert (output.logprobs, output.prompt_logprobs) == ([(-0.5, None)], [(None, None), (-1.5, None)])
+
+
+def test_alternatives_are_named_by_id_or_by_text():
+    output, by_text = Output(), {"token": "on", "logprob": -1.5, "bytes": [111, 110]}
+    output.read([{"token_ids": [7], "log_probs": [-0.5], "top_logprobs": [[[7, -0.5], by_text]]}], 0)
+    assert output.logprobs == [(-0.5, [(7, -0.5), by_text])]
 
 
 @pytest.mark.parametrize("count", [float("nan"), float("inf"), "many", None, []])
 @pytest.mark.parametrize("name", ["cached_tokens", "completion_tokens"])
 def test_a_number_of_tokens_that_is_none_is_an_error(name, count):
-    with pytest.raises(ApiError, match="a token count that is not a number"):
+    with pytest.raises(ApiError, match=f"not an answer: Expected .* at `\\$.{name}`"):
         Output().read([{name: count}], 0)
 
 
@@ -151,7 +174,7 @@ def taken(fleet, limit=3, *, can_continue=True, **conditions):
     """Return all tokens that the attempts bring, and how they finish."""
 
     async def run():
-        attempts = Attempts(Stages(fleet), request(**conditions), Terms(limit, can_continue=can_continue))
+        attempts = Attempts.begin(Stages(fleet), request(**conditions), Terms(limit, can_continue=can_continue))
         tokens = []
         try:
             async with in_time():
@@ -254,7 +277,7 @@ def enforced(monkeypatch, patience_s, *, is_refusable=True, after=None):
             terms.config,
             find_prefill=lambda: prefilling if after is not None and next(looks) > 1 else None,
         )
-        attempts = Attempts(stages, request(), terms, is_refusable=is_refusable)
+        attempts = Attempts.begin(stages, request(), terms, is_refusable=is_refusable)
         assert not attempts.is_placed
         async with in_time():
             await attempts.until_placed()

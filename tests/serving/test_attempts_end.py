@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from serving.frontend.api.errors import ApiError
 from serving.frontend.generation.attempt import Attempts
 from serving.frontend.generation.call import ChoiceRequest
+from serving.frontend.generation.kv_transfer import KvTransfer
 from serving.frontend.prepared import PreparedPrompt
 from serving.life import DisaggregationConfig
 from serving.life.terms import Terms
@@ -159,8 +160,9 @@ TERMS = st.builds(
     is_whole=st.booleans(),
     can_continue=st.booleans(),
 )
-OWN = st.sampled_from([{"do_remote_decode": True}, {"do_remote_prefill": True}, None])
+OWN = st.none() | st.sampled_from([{"do_remote_decode": True}, {"do_remote_prefill": True}]).map(KvTransfer.of)
 KV = {"kv_transfer_params": {"do_remote_prefill": True}}
+RUBBISH = st.sampled_from(["rubbish", {"log_probs": [-0.5, -1.5], "top_logprobs": [None]}])
 EVENTS = st.sampled_from(
     ["kv", "token", "token", "end", "fail", "rubbish", "lose", "come", "refuse", "hang up", "late"]
 )
@@ -195,7 +197,7 @@ def happen(event, course, data):
         case "fail":
             pool.end(data.draw(st.sampled_from(KINDS), "kind"))
         case "rubbish":
-            pool.say("rubbish")
+            pool.say(data.draw(RUBBISH, "rubbish"))
         case "lose":
             pool.lose()
         case "come":
@@ -224,10 +226,10 @@ async def live(data):
         eos_token_ids=[],
         request_id="r",
         instance_id=10 if terms.is_pinned else None,
-        kv_transfer_params=data.draw(OWN, "own") if terms.is_whole else None,
+        kv_transfer=data.draw(OWN, "own") if terms.is_whole else None,
     )
     try:
-        attempts = Attempts(course, request, terms, is_refusable=data.draw(st.booleans(), "refusable"))
+        attempts = Attempts.begin(course, request, terms, is_refusable=data.draw(st.booleans(), "refusable"))
     except ApiError:
         assert not [pool for pool in course.pools if pool.booked or pool.open]
         return

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.life import DisaggregationConfig
-from serving.life.bypass import MAX_ROOM, bypasses, room
+from serving.life.bypass import bypasses
+from serving.life.room import MAX_ROOM, room
 
 
 def decide(policy="isl_bounding", *, num_tokens=4000, num_cached=0, prefill_tokens=0, decode_usage=None, **settings):

@@ -110,7 +110,7 @@ class World:
         if self.flight.is_leased(effect.leg):
             self.due.append(lambda: self.flight.lease_over(effect.leg))
 
-    def on_pause(self, effect):
+    def on_decodelater(self, effect):
         self.due.append(lambda: self.flight.to_decode(effect.leg))
 
     def on_begin(self, effect):
@@ -140,7 +140,11 @@ class World:
     @property
     def slots(self):
         """The workers that are there, and those that leave."""
-        legs = [leg for leg in (self.flight.leaving, self.flight.prefill, self.flight.decode) if leg and leg.slot >= 0]
+        legs = [
+            leg
+            for leg in (self.flight.leaving, self.flight.prefill, self.flight.decode)
+            if leg and leg.slot is not None
+        ]
         return {slot for slots in self.workers.values() for slot in slots} | {leg.slot for leg in legs}
 
     @property
@@ -367,6 +371,19 @@ def test_kv_stays_while_its_request_waits_for_a_decode_worker(end):
         world.finish()
         assert world.ends == [Answer("stop")]
     assert world.is_empty
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_prompt_that_was_computed_is_not_sent_again_to_the_worker_that_computed_it(is_gone):
+    world = World(Terms(config=DisaggregationConfig(flow="destination-first")), num_workers=1)
+    world.begin()
+    world.give_blocks()
+    world.end_prefill()
+    if is_gone:
+        world.lose(world.flight.prefill.slot)
+    world.end_decode("draining")
+    world.finish()
+    assert world.ends == [Answer("stop")]
 
 
 def test_patience_that_began_again_does_not_end_when_the_first_would_have():

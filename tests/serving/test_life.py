@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.life import DisaggregationConfig, Finished, Life, PlaceAgain, Refused
-from serving.life.life import ELSEWHERE, MAX_REFUSALS, PATIENCE_S, RETRY_S
+from serving.life.life import ELSEWHERE, MAX_REFUSALS, PATIENCE_S
 
 NEVER_BEGUN = sorted(ELSEWHERE)
 HOPELESS = ["invalid", "full", "engine"]
@@ -62,7 +62,7 @@ def test_without_prefill_workers_a_request_waits_for_one_if_they_are_enforced_an
             "there is no prefill worker, and enforce_disagg is on", "unavailable"
         )
     assert state.waits_until == 100.0 + PATIENCE_S
-    assert end(state, "unavailable", now=99.9 + PATIENCE_S) == PlaceAgain(RETRY_S)
+    assert end(state, "unavailable", now=99.9 + PATIENCE_S) == PlaceAgain(waits=True)
     assert end(state, "unavailable", now=100.0 + PATIENCE_S) == refused("unavailable")
     assert state.next_stage(now=101.0, has_prefill=True) == "prefill"
 
@@ -115,7 +115,7 @@ def test_a_request_that_waits_to_be_decoded_may_wait_for_a_decode_worker():
     end(state, "", now=100.0)
     assert state.waits_until == 100.0 + PATIENCE_S
     state.next_stage(now=100.0, has_prefill=True)
-    assert end(state, "unavailable", now=101.0) == PlaceAgain(RETRY_S)
+    assert end(state, "unavailable", now=101.0) == PlaceAgain(waits=True)
     assert state.failed_at == set()
 
 
@@ -143,7 +143,7 @@ def test_an_instance_that_is_about_to_leave_is_called_again_after_pauses_while_t
     state = started(limit=1)
     end(state, before, instance_id=1, now=100.0)
     for number in range(2 * MAX_REFUSALS):
-        assert end(state, kind, instance_id=1, now=100.0 + number) == PlaceAgain(RETRY_S)
+        assert end(state, kind, instance_id=1, now=100.0 + number) == PlaceAgain(waits=True)
     assert end(state, kind, instance_id=1, now=100.0 + PATIENCE_S) == refused(kind)
 
 
@@ -174,6 +174,12 @@ def test_refusals_count_across_stages():
 
 def test_a_call_to_the_one_instance_asked_for_goes_nowhere_else():
     assert end(life(is_pinned=True), "draining") == refused("draining")
+
+
+def test_a_lost_request_for_one_instance_goes_nowhere_else_whatever_its_limit_is():
+    state = life(limit=3, is_pinned=True)
+    assert end(state, "lost") == refused("lost")
+    assert state.num_migrations == 0
 
 
 # Lost
@@ -230,7 +236,7 @@ def test_a_router_that_has_nobody_to_pass_it_on_to_is_asked_again_while_it_may_w
     state = life(limit=1)
     assert end(state, "unavailable") == refused("unavailable")
     end(state, "lost", instance_id=1, now=100.0)
-    assert end(state, "unavailable", instance_id=2, now=101.0) == PlaceAgain(RETRY_S)
+    assert end(state, "unavailable", instance_id=2, now=101.0) == PlaceAgain(waits=True)
     assert state.failed_at == {1}  # the router is fine
     assert end(state, "unavailable", now=100.0 + PATIENCE_S) == refused("unavailable")
 
@@ -309,8 +315,7 @@ def test_every_life_ends_after_a_bounded_number_of_placements(limit, prefill_fal
         if not isinstance(follows, PlaceAgain):
             break
         assert state.waits_until >= now
-        now += follows.after_s
-        num_pauses += follows.after_s > 0
+        num_pauses += follows.waits
         assert num_placements - num_pauses <= bound
     assert isinstance(follows, Refused) == (kind != "" and not (is_full and state.stage == "decode"))
 
@@ -319,6 +324,7 @@ def test_a_router_that_stays_without_instances_is_not_asked_forever():
     state, now, num_pauses = life(limit=1), 0.0, 0
     end(state, "lost", now=now)
     while isinstance(follows := end(state, "unavailable", now=now), PlaceAgain):
-        now += follows.after_s
+        assert follows.waits
+        now += 0.5
         num_pauses += 1
-    assert num_pauses == pytest.approx(PATIENCE_S / RETRY_S, abs=1)
+    assert num_pauses == PATIENCE_S / 0.5

@@ -52,7 +52,8 @@ def test_a_prompt_is_computed_by_one_worker_and_answered_by_another(tmp_path):
         assert asked["token_ids"] == answered["token_ids"] == PROMPT.tolist()
         assert (answered["stop_conditions"]["stop"], answered["eos_token_ids"]) == (["x"], [2])
         assert {output.num_cached for output in outputs} == {CACHED}
-        assert (attempts.prefill.instance_id, attempts.decode.instance_id) == (prefill.id, decode.id)
+        called = [call.placement.rank.instance_id for call in (attempts.prefill, attempts.decode)]
+        assert called == [prefill.id, decode.id]
         stamps = attempts.stamps()
         assert set(stamps) == {
             *("prefill_queued", "admitted", "prefill_end", "decode_queued", "transfer_start", "transfer_end")
@@ -89,7 +90,7 @@ def test_log_probabilities_of_the_prompt_are_asked_of_who_computes_it(tmp_path):
         _, outputs = await tokens_of(site.attempts(PROMPT, sampling=sampling))
         assert only(prefill.asked)["sampling_options"] == {"prompt_logprobs": 1, "seed": 5}
         assert only(decode.asked)["sampling_options"] == {"logprobs": 2, "seed": 5}
-        assert outputs[0].prompt_logprobs == [(None, None), (-0.5, [[1, -0.5]])]
+        assert outputs[0].prompt_logprobs == [(None, None), (-0.5, [(1, -0.5)])]
 
     on_site(tmp_path, talk)
 
@@ -377,7 +378,11 @@ def test_a_prompt_of_which_little_is_left_stays_with_the_decode_worker_that_has_
         for num_local in (0, 1):
             attempts = site.attempts(PROMPT)
             assert (await tokens_of(attempts))[0] == expected()
-            assert (attempts.has_bypassed, decode.num_local, len(prefill.asked)) == (bool(num_local), num_local, 1)
+            assert (attempts.flight.is_bypassed, decode.num_local, len(prefill.asked)) == (
+                bool(num_local),
+                num_local,
+                1,
+            )
 
     on_site(tmp_path, talk, conditional_disagg="isl_bounding")
 
@@ -390,7 +395,7 @@ def test_a_prompt_stays_with_its_decode_worker_while_prefill_workers_are_busy(tm
         await until_async(lambda: prefill.asked)
         second = site.attempts(SHORT)
         assert (await tokens_of(second))[0] == expected(prompt=SHORT)
-        assert (second.has_bypassed, decode.num_local, len(prefill.asked)) == (True, 1, 1)
+        assert (second.flight.is_bypassed, decode.num_local, len(prefill.asked)) == (True, 1, 1)
         prefill.gate.set()
         assert (await first)[0] == expected()
 

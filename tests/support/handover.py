@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from serving.frontend.config import FrontendConfig
 from serving.frontend.generation.attempt import Attempts
 from serving.frontend.generation.call import ChoiceRequest
+from serving.frontend.generation.kv_transfer import KvTransfer
 from serving.frontend.models import Models
 from serving.frontend.prepared import PreparedPrompt
 from serving.life import DisaggregationConfig
@@ -190,11 +191,11 @@ class Site:
             eos_token_ids=[2],
             request_id="r",
             instance_id=instance_id,
-            kv_transfer_params=params,
+            kv_transfer=None if params is None else KvTransfer.of(params),
         )
         stages, is_pinned = self.model.stages, instance_id is not None
         terms = Terms(limit, stages.config, is_pinned=is_pinned, is_whole=params is not None)
-        return Attempts(stages, request, terms)
+        return Attempts.begin(stages, request, terms)
 
     def num_booked(self):
         """Return what is left in the books of all routers."""

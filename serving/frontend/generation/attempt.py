@@ -21,7 +21,6 @@ from serving.frontend.generation.output import Output
 from serving.life.effects import Abort, Answer, Begin, Effects, Fail, Lease, LetGo, Place, Release, Send, Wait
 from serving.life.flight import Flight
 from serving.life.leg import Leg
-from serving.life.life import RETRY_S
 from serving.life.terms import Terms
 from serving.router.router import AllBusyError, AllFullError, NoWorkersError
 from serving.routing.placement import Placement, WantedRank
@@ -30,6 +29,9 @@ from serving.runtime.messages import CallError, End
 
 UNPLACED = (NoWorkersError, AllBusyError, AllFullError, CallError)
 """Errors that mean that no worker accepts a request now."""
+
+RETRY_S = 0.05
+"""How often a request that waits for a worker looks for one."""
 
 PROMPT_S = 30.0
 """How long an answer waits for its prefill worker's prompt log-probabilities, if the client asked for them."""
@@ -41,14 +43,8 @@ LATE_S = 1.0
 class Attempts:
     """Calls workers until a choice's answer is complete; `close` it then, and on any other way out."""
 
-    def __init__(self, stages: Course, request: ChoiceRequest, terms: Terms, *, is_refusable: bool = True) -> None:
-        """Route and send the request; if it is not refusable, full workers do not refuse it.
-
-        If it may wait for a worker, it is not placed yet: then call `until_placed`.
-
-        Raises:
-            ApiError: there is no worker to send it to.
-        """
+    def __init__(self, stages: Course, request: ChoiceRequest, terms: Terms, *, is_refusable: bool) -> None:
+        """Prepare to send a request (see `begin`)."""
         self.flight = Flight(0, terms)
         self.prefill: WorkerCall | None = None
         """The last call to a worker that only prefills."""
@@ -61,16 +57,30 @@ class Attempts:
         self._request = request
         """What remains to be asked for."""
         self._is_refusable = is_refusable
-        self._outcome: str | ApiError = ""
+        self._finish_reason = ""
+        self._error: ApiError | None = None
+        self._waits_until = 0.0
         self._watching: asyncio.Task[None] | None = None  # the prefill worker, while another answers
         self._loop = asyncio.get_running_loop()
+
+    @classmethod
+    def begin(cls, stages: Course, request: ChoiceRequest, terms: Terms, *, is_refusable: bool = True) -> "Attempts":
+        """Route and send a request; if it is not refusable, full workers do not refuse it.
+
+        If it may wait for a worker, it is not placed yet: then call `until_placed`.
+
+        Raises:
+            ApiError: there is no worker to send it to.
+        """
+        attempts = cls(stages, request, terms, is_refusable=is_refusable)
         try:
-            self._begin()
-            if self.flight.is_over:
-                self._finish_reason()
+            attempts._begin()
+            if attempts.flight.is_over:
+                attempts._raise_if_failed()
         except BaseException:
-            self.close()
+            attempts.close()
             raise
+        return attempts
 
     @property
     def is_placed(self) -> bool:
@@ -85,13 +95,7 @@ class Attempts:
         """
         while not self.is_placed:
             await self._wait()
-        self._finish_reason()
-
-    @property
-    def has_bypassed(self) -> bool:
-        """Whether a decode worker computes the prompt although there are prefill workers (short prompt, or they are busy)."""
-        is_pinned, decode = self.flight.terms.is_pinned, self.decode
-        return decode is not None and decode.request.instance_id is not None and not is_pinned
+        self._raise_if_failed()
 
     @property
     def placement(self) -> Placement:
@@ -108,36 +112,35 @@ class Attempts:
         return call.placement
 
     async def take(self) -> Output:
-        """Wait for output from the engine, in this attempt or the next.
+        """Wait for output from the engine, in this attempt or the next; from now on the request counts as accepted.
 
         Raises:
             ApiError: the request failed.
         """
-        flight, self._is_refusable = self.flight, False
+        flight = self.flight
+        self._is_refusable = False
         while True:
             leg, call = flight.decode, self.decode
             if leg is None or call is None:
-                self._finish_reason()
+                self._raise_if_failed()
                 await (self._await_prompt(flight.prefill, meets=False) if self.is_placed else self._wait())
                 continue
             output = Output()
             end = await call.read(output)
             if leg is not flight.decode:
                 continue  # it was given up, because its prefill failed
-            if not output.has_news:
-                if end is None:
-                    continue
-                output.finish_reason = self._ended(call, end)
-                if not output.finish_reason:
-                    continue
-            else:
+            if output.tokens or output.texts or output.finish_reason:
                 leg.has_begun = True
+            elif end is None or not (reason := self._ended(call, end)):
+                continue
+            else:
+                output.finish_reason = reason
             is_first, self.last_token_s = not self.first_token_s, time.perf_counter()
             if is_first:
                 self.first_token_s = self.last_token_s
             if self.prefill is not None:
                 await self._add_prefilled(self.prefill, output, is_first=is_first)
-            call.num_said += len(output.texts or output.tokens)
+            call.num_received += len(output.texts or output.tokens)
             if flight.terms.limit:
                 call.tokens += output.tokens
             return output
@@ -155,7 +158,7 @@ class Attempts:
         if prefill is not None:
             stamps = {"prefill_queued": prefill.sent_s, "prefill_end": prefill.ended_s, **prefill.stamps()}
         if decode is not None:
-            if prefill is not None or self.has_bypassed:
+            if prefill is not None or self.flight.is_bypassed:
                 stamps["decode_queued"] = decode.sent_s
             stamps |= {name: at for name, at in decode.stamps().items() if name not in stamps}
         return {name: at for name, at in stamps.items() if at}
@@ -187,7 +190,7 @@ class Attempts:
         assert leg is not None
         call, flight = _call_of(leg), self.flight
         try:
-            output, end = await call.whole()
+            output, end = await call.wait_for_kv()
         except ApiError as error:
             if not meets:
                 raise
@@ -207,27 +210,22 @@ class Attempts:
         """
         limit = call.request.conditions.max_tokens
         self._request = self._request.after(call.tokens)
-        is_full = limit is not None and call.num_said >= limit
+        is_full = limit is not None and call.num_received >= limit
         self._act(self.flight.ended(self._loop.time(), end.error, end.kind, is_full=is_full))
-        return self._finish_reason()
+        self._raise_if_failed()
+        return self._finish_reason
 
     async def _wait(self) -> None:
         """Wait a little while for a worker, and look again."""
         await asyncio.sleep(RETRY_S)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(self.flight.life.waits_until):
+            async with asyncio.timeout_at(self._waits_until):
                 await self._stages.decode.wait_for_workers()
         self._act(self.flight.wake())
 
-    def _finish_reason(self) -> str:
-        """Return why the answer is finished, if it is.
-
-        Raises:
-            ApiError: the request failed.
-        """
-        if isinstance(self._outcome, ApiError):
-            raise self._outcome
-        return self._outcome
+    def _raise_if_failed(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     async def _add_prefilled(self, prefill: WorkerCall, output: Output, *, is_first: bool) -> None:
         """Add what the worker that computed the prompt knows about it; the one that answers cannot know."""
@@ -235,9 +233,9 @@ class Attempts:
             wants_prompt = is_first and "prompt_logprobs" in self._request.sampling
             if wants_prompt or output.finish_reason:
                 await asyncio.wait([watching], timeout=PROMPT_S if wants_prompt else LATE_S)
-        said = prefill.said or Output()
-        output.num_cached, output.tier_tokens = said.num_cached, said.tier_tokens
-        output.prompt_logprobs = said.prompt_logprobs
+        known = prefill.prefill_output or Output()
+        output.num_cached, output.tier_tokens = known.num_cached, known.tier_tokens
+        output.prompt_logprobs = known.prompt_logprobs
 
     # What is carried out
 
@@ -265,13 +263,15 @@ class Attempts:
                     case Begin():
                         self._begin()
                     case Answer(reason):
-                        self._outcome = reason
+                        self._finish_reason = reason
                     case Fail(message, kind, leg):
-                        # Whose fault it is interests only where it is neither the client's nor a general state.
+                        # Name the worker only if the failure was its own.
                         name = f"{_call_of(leg).name}: " if leg is not None and kind in ("lost", "engine") else ""
-                        self._outcome = failed_call(name + message, kind)
-                    case Wait() | Lease():
-                        pass  # `take` and `until_placed` wait; workers keep the leases of their KV
+                        self._error = failed_call(name + message, kind)
+                    case Wait(until_s):
+                        self._waits_until = until_s  # `take` and `until_placed` wait
+                    case Lease():
+                        pass  # workers keep the leases of their KV
                     case _:
                         raise AssertionError(f"{effect} is for those who move KV themselves")
         except UNPLACED as error:  # the rest of the effects is given up, too
@@ -295,8 +295,8 @@ class Attempts:
         leg, stages, request = self.flight.decode, self._stages, self.flight.payload
         assert leg is not None
         assert isinstance(request, ChoiceRequest)
-        workers, own = stages.decode, request.kv_transfer_params
-        if own is not None and own.get("do_remote_decode") is True:  # a client that shares out the request itself
+        workers, transfer = stages.decode, request.kv_transfer
+        if transfer is not None and transfer.computes_prompt:  # a client that shares out the request itself
             if stages.prefill is None and workers.stage == "decode":
                 raise NoWorkersError("there is no prefill worker now")
             workers = stages.prefill if stages.prefill is not None else workers
@@ -313,7 +313,7 @@ class Attempts:
         Raises:
             UNPLACED: there is none now.
         """
-        params = request.kv_transfer_params
+        transfer = request.kv_transfer
         wanted = WantedRank(
             len(request.prompt.tokens),
             request.prompt.hashes,
@@ -322,7 +322,7 @@ class Attempts:
             avoid=self.flight.failed_at,
             session=request.session,
             is_refusable=self._is_refusable,
-            is_local=not (params and params.get("do_remote_prefill")),
+            is_local=transfer is None or not transfer.reads_prompt,
         )
         return WorkerCall(workers, workers.pick(wanted), request)
 

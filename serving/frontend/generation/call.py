@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from serving.frontend.generation.kv_transfer import KvTransfer
 from serving.frontend.generation.output import Output
 from serving.frontend.prepared import PreparedPrompt
 from serving.routing.placement import Placement
@@ -30,7 +31,7 @@ class ChoiceRequest:
     session: str | None = None
     num_generated: int = 0
     """How many of the prompt's last tokens are part of the answer."""
-    kv_transfer_params: dict[str, Any] | None = None
+    kv_transfer: KvTransfer | None = None
     """For the worker: if two workers share the request, or as sent by a client that directs them itself."""
     tools: list[dict[str, Any]] | None = None
     """What the answer may call, if that is left to the model."""
@@ -67,14 +68,14 @@ class ChoiceRequest:
             conditions=StopConditions(max_tokens=1, ignore_eos=True),
             sampling={name: value for name, value in self.sampling.items() if name != "logprobs"},
             eos_token_ids=[],
-            kv_transfer_params={**params, "do_remote_decode": True, "do_remote_prefill": False},
+            kv_transfer=KvTransfer.to_compute(params),
             is_held=not params,
         )
 
-    def to_decode(self, params: dict[str, Any]) -> "ChoiceRequest":
+    def to_decode(self, kv_transfer: KvTransfer) -> "ChoiceRequest":
         """Return the request for a worker that reads the prompt's KV; the prefill worker reports on the prompt."""
         sampling = {name: value for name, value in self.sampling.items() if name != "prompt_logprobs"}
-        return replace(self, sampling=sampling, kv_transfer_params=params)
+        return replace(self, sampling=sampling, kv_transfer=kv_transfer)
 
     def packed(self, rank: int, *, is_refusable: bool) -> PreprocessedRequest:
         """Return the request as it travels to a worker."""
@@ -90,7 +91,7 @@ class ChoiceRequest:
             dp_rank=rank,
             request_id=self.request_id,
             is_refusable=is_refusable,
-            kv_transfer_params=self.kv_transfer_params,
+            kv_transfer_params=None if self.kv_transfer is None else self.kv_transfer.params,
             is_held=self.is_held,
             cache_scope=self.scope,
             session_id=self.session,
@@ -114,12 +115,12 @@ class WorkerCall:
         """When things happened at the worker, as it reports, in seconds since it got the request."""
         self.num_transfer_bytes = 0.0
         """Bytes of KV that the worker read."""
-        self.num_said = 0
+        self.num_received = 0
         """Parts of the answer that it has brought: tokens, or texts."""
         self.tokens: list[int] = []
         """Tokens that it has brought, if another worker may have to continue after them."""
-        self.said: Output | None = None
-        """All that it brought, if that was waited for (see `whole`)."""
+        self.prefill_output: Output | None = None
+        """All that it brought, if that was waited for (see `wait_for_kv`)."""
         self._workers = workers
         self._stream: ReplyStream | None = None
         self._is_booked = True
@@ -163,14 +164,16 @@ class WorkerCall:
             self.has_begun = True
             self._workers.on_first_token(self.placement)
         output.read(items, self.request.num_generated)
-        self.times |= output.times
-        self.num_transfer_bytes = output.num_transfer_bytes or self.num_transfer_bytes
+        if output.times:
+            self.times |= output.times
+        if output.num_transfer_bytes:
+            self.num_transfer_bytes = output.num_transfer_bytes
         if stream.end is None or stream.items:
             return None
         self.ended_s = self.ended_s or time.perf_counter()
         return stream.end
 
-    async def whole(self) -> tuple[Output, End]:
+    async def wait_for_kv(self) -> tuple[Output, End]:
         """Wait until it ends or says where its prompt's KV is; such a call may be held open until it is closed.
 
         Raises:
@@ -179,21 +182,19 @@ class WorkerCall:
         output = Output()
         while (end := await self.read(output)) is None and output.kv_transfer_params is None:
             pass
-        self.ended_s, self.said = self.ended_s or time.perf_counter(), output
+        self.ended_s, self.prefill_output = self.ended_s or time.perf_counter(), output
         return output, end or End(0)
 
-    def where_kv_is(self) -> dict[str, Any]:
+    def where_kv_is(self) -> KvTransfer:
         """Return what a decode worker needs to know to read the prompt's KV: as it was said, or where the two meet."""
-        if self.said is not None:
-            return self.said.kv_transfer_params or {}
-        return {**(self.request.kv_transfer_params or {}), "do_remote_prefill": True, "do_remote_decode": False}
+        if self.prefill_output is not None:
+            return KvTransfer.of(self.prefill_output.kv_transfer_params or {})
+        assert self.request.kv_transfer is not None
+        return self.request.kv_transfer.to_read()
 
     def close(self, *, has_stopped: bool = False) -> None:
-        """Cancel the call if it is still in progress: the answer has stopped, or is given up.
-
-        Whoever waits for output waits no longer.
-        """
-        if self._stream is not None:
+        """Cancel the call if it is still in progress: the answer has stopped, or is given up. A pending `read` ends."""
+        if self._stream is not None and self._stream.end is None:
             self._stream.has_stopped = has_stopped
             self._stream.abort("it was given up", "cancelled")
 

@@ -1,30 +1,17 @@
 """One choice of an answer: its attempts produce tokens, its text turns them into pieces."""
 
-import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 from xxhash import xxh3_128_hexdigest
 
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.logprobs import AsIds, TokenLogprob, TokenNames, name_tokens
+from serving.frontend.api.logprobs import TokenLogprob, TokenNames, name_tokens
 from serving.frontend.api.sse import unescape
-from serving.frontend.config import FrontendConfig
 from serving.frontend.generation.attempt import Attempts
 from serving.frontend.generation.call import ChoiceRequest
 from serving.frontend.generation.output import Output
 from serving.frontend.generation.text import ChoiceText
-from serving.frontend.prepared import Prepared, PreparedPrompt
-from serving.frontend.served_model import ServedModel
-from serving.life.terms import Terms
-from serving.model.adapter import Adapter
-from serving.worker.protocol import CacheScope, StopConditions
-
-SLICE_TOKENS = 16_384
-"""Prompts and answers of so many tokens are sent at once, before other requests have their turn."""
-
-CHOICE_TOKENS = 512
-"""Sending a choice takes about as long as so many tokens of its answer."""
+from serving.frontend.prepared import PreparedPrompt
 
 
 class Choice:
@@ -47,7 +34,7 @@ class Choice:
         """Of the token that ended the answer, which has no text, if requested."""
         self.tokens: list[int] = []
         """Of the last pieces, and the one that ended the answer."""
-        self.prompt_ranks: list[tuple[float | None, list[Any] | None]] | None = None
+        self.raw_prompt_logprobs: list[tuple[float | None, list[Any] | None]] | None = None
         """Log-probabilities of the prompt as the engine sends them, by token ids."""
         self.kv_transfer_params: dict[str, Any] | None = None
         """Where the prompt's KV is, for a client that directs disaggregated requests itself."""
@@ -85,7 +72,7 @@ class Choice:
 
     @property
     def fingerprint(self) -> str:
-        """Return what tells it from the choices of other prompts, of other seeds and beside it, and is the same again.
+        """Return a hash that differs between prompts, seeds and choices, and is the same when the request is repeated.
 
         Ids made of it are unique in a conversation, in which each prompt is longer than the one before.
         """
@@ -134,7 +121,7 @@ class Choice:
         """
         wanted = self._request.sampling
         if output.prompt_logprobs is not None and self.prompt_logprobs is None:
-            self.prompt_ranks = output.prompt_logprobs
+            self.raw_prompt_logprobs = output.prompt_logprobs
             texts = map(self._tokenizer.text_of, self._request.prompt.tokens.tolist())
             self.prompt_logprobs = [
                 TokenLogprob(text, value, name_tokens(top, self._tokenizer))
@@ -153,153 +140,3 @@ class Choice:
             value, top = output.logprobs[len(self.tokens) - 1]
             text = self._tokenizer.text_of(self.tokens[-1])
             self.end_logprob = TokenLogprob(text, value, name_tokens(top, self._tokenizer))
-
-
-async def start_choices(
-    prepared: Prepared, model: ServedModel, config: FrontendConfig, request_id: str
-) -> list[Choice]:
-    """Send each choice of a request to an engine; once the first is accepted, the others are not refused.
-
-    Of thousands of choices a slice is sent at a time. Choices that may wait for a worker are not placed yet: see `until_placed`.
-
-    Raises:
-        ApiError: there is no worker to send it to.
-    """
-    _check_kv_transfer(prepared, model, config)
-    choices: list[Choice] = []
-    num_tokens = 0
-    try:
-        for prompt, limit in zip(prepared.prompts, prepared.limits, strict=True):
-            for index in range(prepared.options.n or 1):
-                if num_tokens > SLICE_TOKENS:
-                    await asyncio.sleep(0)
-                    num_tokens = 0
-                num_tokens += CHOICE_TOKENS + len(prompt.tokens) + limit
-                request = _request(prepared, model, prompt, limit, index, request_id)
-                choices.append(_start(request, prepared, model, config, is_refusable=not choices))
-    except BaseException:
-        for choice in choices:
-            choice.close()
-        raise
-    return choices
-
-
-async def until_placed(choices: Sequence[Choice]) -> None:
-    """Wait for workers for choices that could be sent to none yet; close all if one gets none.
-
-    Raises:
-        ApiError: there is no worker for one of them.
-    """
-    try:
-        for choice in choices:
-            await choice.attempts.until_placed()
-    except BaseException:
-        for choice in choices:
-            choice.close()
-        raise
-
-
-def _check_kv_transfer(prepared: Prepared, model: ServedModel, config: FrontendConfig) -> None:
-    """Reject kv_transfer_params if clients may not send them, and requests that the model's workers cannot serve."""
-    params, name = prepared.options.kv_transfer_params, "kv_transfer_params"
-    if params is not None and not config.allow_kv_transfer_params:
-        raise ApiError(400, f"{name} are accepted from clients only with --allow-kv-transfer-params", param=name)
-    if params is not None and len(prepared.prompts) * (prepared.options.n or 1) > 1:
-        raise ApiError(400, f"{name} need a single prompt and a single answer", param=name)
-    if model.card.role == "prefill" and not (params and params.get("do_remote_decode")):
-        raise ApiError(503, f"only prefill workers serve model {model.card.name!r} at the moment; retry later")
-
-
-def _request(
-    prepared: Prepared, model: ServedModel, prompt: PreparedPrompt, limit: int, index: int, request_id: str
-) -> ChoiceRequest:
-    options, extension = prepared.options, prepared.extension
-    conditions = StopConditions(
-        max_tokens=limit,
-        is_default_limit=prepared.is_limit_a_bound,
-        min_tokens=options.min_tokens or 0,
-        stop=options.stops or None,
-        stop_token_ids=options.stop_token_ids or [],
-        ignore_eos=bool(options.ignore_eos if extension.ignore_eos is None else extension.ignore_eos),
-        stop_after=extension.stop_after,
-    )
-    return ChoiceRequest(
-        prompt=prompt,
-        conditions=conditions,
-        sampling=_sampling(prepared, index),
-        eos_token_ids=model.card.eos_token_ids,
-        request_id=request_id,
-        instance_id=extension.backend_instance_id,
-        rank=extension.dp_rank if prepared.vllm.dp_rank is None else prepared.vllm.dp_rank,
-        session=extension.session_id or options.session_id,
-        kv_transfer_params=options.kv_transfer_params,
-        tools=prepared.tools,
-        scope=_scope(prepared.vllm.cache_salt, model.adapter),
-        num_choices=prepared.options.n or 1,
-        priority=prepared.vllm.priority,
-    )
-
-
-def _scope(salt: str, adapter: Adapter | None) -> CacheScope | None:
-    """Return whose cached KV a request may share, None if everybody's."""
-    if adapter is None:
-        return CacheScope(salt=salt) if salt else None
-    return CacheScope(salt=salt, lora_name=adapter.name, lora_id=adapter.id, lora_path=adapter.path)
-
-
-def _start(
-    request: ChoiceRequest, prepared: Prepared, model: ServedModel, config: FrontendConfig, *, is_refusable: bool
-) -> Choice:
-    is_pinned, conditions = request.instance_id is not None, request.conditions
-    limit = model.card.migration_limit if config.migration_limit is None else config.migration_limit
-    is_lost_with_worker = is_pinned or request.kv_transfer_params is not None  # its KV is only there
-    terms = Terms(
-        limit=0 if is_lost_with_worker else limit,
-        config=model.stages.config,
-        is_pinned=is_pinned,
-        is_whole=request.kv_transfer_params is not None,
-        can_continue=prepared.constraint is None or model.card.continues_constrained,
-    )
-    attempts = Attempts(model.stages, request, terms, is_refusable=is_refusable)
-    visible = prepared.shape.visible_tokens if prepared.shape is not None else frozenset[str]()
-    if not prepared.vllm.skip_special_tokens:
-        visible |= model.text.tokenizer.special_tokens
-    text = ChoiceText(
-        model.text.tokenizer.detokenizer(visible),
-        stops=prepared.options.stops,
-        end_token_ids=[
-            *(prepared.options.stop_token_ids or ()),
-            *(() if conditions.ignore_eos else request.eos_token_ids),
-        ],
-        min_tokens=conditions.min_tokens,
-        max_tokens=conditions.max_tokens,
-        shows_stop=prepared.vllm.include_stop_str_in_output,
-    )
-    names: TokenNames = AsIds() if prepared.vllm.return_tokens_as_token_ids else model.text.tokenizer
-    return Choice(attempts, text, request, names)
-
-
-def _sampling(prepared: Prepared, index: int) -> dict[str, Any]:
-    """Return the sampling options for the engine; each choice has its own seed, if the client gave one."""
-    request, extension = prepared.options, prepared.extension
-    names = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "logit_bias")
-    options = {name: getattr(request, name) for name in names}
-    for name in ("top_k", "repetition_penalty"):
-        own = getattr(extension, name)
-        options[name] = getattr(request, name) if own is None else own
-    if extension.greed_sampling:
-        options["temperature"] = 0.0
-    if request.seed is not None:
-        options["seed"] = request.seed + index
-    elif index:
-        options["choice"] = index
-    if (wanted := prepared.constraint) is not None:
-        options["guided_decoding"] = {wanted.kind: wanted.value}
-    options |= {"logprobs": prepared.num_logprobs, "prompt_logprobs": prepared.num_prompt_logprobs}
-    own = prepared.vllm
-    options |= {
-        "allowed_token_ids": own.allowed_token_ids,
-        "bad_words": own.bad_words or None,
-        "repetition": own.repetition,
-    }
-    return {name: value for name, value in options.items() if value is not None}

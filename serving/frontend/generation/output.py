@@ -1,15 +1,18 @@
 """Read an engine's output: the items of `serving.worker.protocol`. An engine is not trusted to send valid items."""
 
-import math
-from typing import Any
+from collections.abc import Iterable
+from itertools import repeat
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType, convert
 
 from serving.frontend.api.errors import ApiError
 
 MAX_KV_BYTES = 4 << 20
 """Maximum size of `kv_transfer_params`, which travel on to another worker."""
 
+MAX_TOKEN = (1 << 32) - 1
 MAX_BYTES = 1 << 60
 MAX_S = 1e6
 """Times that a worker reports are ignored if they are longer than this after the request arrived."""
@@ -17,9 +20,47 @@ MAX_S = 1e6
 TIMES = ("admitted", "prefill_end", "decode_blocks", "transfer_start", "transfer_end", "decode_start")
 """The times that engines report, under the names of the results folder."""
 
+# Bounds also reject what is not finite.
+Token = Annotated[int, Meta(ge=0, le=MAX_TOKEN)]
+Count = Annotated[float, Meta(ge=-1e15, le=1e15)]
+Component = Annotated[float, Meta(ge=-1e38, le=1e38)]
 
-TIERS = ("host", "disk", "store")
-"""The tiers for KV beyond the GPU."""
+
+class NamedToken(TypedDict):
+    """An alternative to a token, from engines that know its text but not its id."""
+
+    token: str
+    logprob: float
+    bytes: NotRequired[list[int] | None]
+
+
+Alternatives = list[tuple[Token, float] | NamedToken]
+
+
+class TierTokens(msgspec.Struct, gc=False):
+    """Cached tokens that came from beyond the GPU, by tier."""
+
+    host: Count = 0
+    disk: Count = 0
+    store: Count = 0
+
+
+class EngineItem(msgspec.Struct, gc=False):
+    """An item that is a dict. Times that make no sense are ignored; anything else that is wrong makes it invalid."""
+
+    token_ids: list[Token] = []
+    text: str | None = None
+    finish_reason: str | None = None
+    cached_tokens: Count | UnsetType = UNSET
+    completion_tokens: Count | UnsetType = UNSET
+    tier_tokens: TierTokens | None = None
+    log_probs: list[float | None] = []
+    top_logprobs: list[Alternatives | None] | None = None
+    prompt_log_probs: list[float | None] | None = None
+    prompt_top_logprobs: list[Alternatives | None] | None = None
+    embedding: Annotated[list[Component], Meta(min_length=1)] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    times: Any = None
 
 
 class Output(msgspec.Struct, gc=False):
@@ -34,9 +75,9 @@ class Output(msgspec.Struct, gc=False):
     """Cached tokens that came from beyond the GPU, by tier, from engines that report it."""
     num_completion: int | None = None
     """Tokens of the answer so far, from engines that count them."""
-    logprobs: list[tuple[float, list[Any] | None]] = []
+    logprobs: list[tuple[float | None, Alternatives | None]] = []
     """Log-probability and most likely alternatives of each token, if requested."""
-    prompt_logprobs: list[tuple[float | None, list[Any] | None]] | None = None
+    prompt_logprobs: list[tuple[float | None, Alternatives | None]] | None = None
     """The same for the prompt."""
     kv_transfer_params: dict[str, Any] | None = None
     """Where the prompt's KV is, from a worker that prefills."""
@@ -46,88 +87,81 @@ class Output(msgspec.Struct, gc=False):
     """When things happened, in seconds since the request reached the worker."""
     num_transfer_bytes: float = 0.0
 
-    @property
-    def has_news(self) -> bool:
-        """Whether it contains part of the answer."""
-        return bool(self.tokens or self.texts or self.finish_reason)
-
     def read(self, items: list[Any], num_before: int) -> None:
         """Add these items; `num_before` tokens are from earlier attempts.
 
         Raises:
             ApiError: an item is invalid.
         """
-        for item in items:
-            if type(item) is int:
-                self.tokens.append(item)
-            elif type(item) is list:
-                self.tokens += item
-            else:
-                self._read_dict(item, num_before)
+        try:
+            for item in items:
+                if type(item) is int and 0 <= item <= MAX_TOKEN:
+                    self.tokens.append(item)
+                elif type(item) is list:
+                    for token in item:  # faster than by msgspec
+                        if type(token) is not int or not 0 <= token <= MAX_TOKEN:
+                            raise msgspec.ValidationError(f"{token!r} is not a token id")
+                    self.tokens += item
+                else:
+                    self._add(convert(item, EngineItem), num_before)
+        except msgspec.ValidationError as error:
+            raise ApiError(500, f"the engine sent something that is not an answer: {error}") from None
 
-    def _read_dict(self, item: Any, num_before: int) -> None:
-        if not isinstance(item, dict) or not isinstance(tokens := item.get("token_ids", []), list):
-            raise ApiError(500, "the engine sent something that is not an answer")
-        self.tokens += tokens
-        if item.get("finish_reason"):
-            self.finish_reason = str(item["finish_reason"])
-        if "cached_tokens" in item:
-            self.num_cached = _count(item["cached_tokens"])
-        if isinstance(tiers := item.get("tier_tokens"), dict):
-            self.tier_tokens = {name: _count(tiers.get(name, 0)) for name in TIERS}
-        if "text" in item:
-            self.texts.append(str(item["text"]))
-        if "completion_tokens" in item:
-            self.num_completion = num_before + _count(item["completion_tokens"])
-        if item.get("prompt_log_probs") is not None and self.prompt_logprobs is None:
-            self.prompt_logprobs = list(zip(item["prompt_log_probs"], item["prompt_top_logprobs"], strict=False))
-        if item.get("log_probs") is not None:
-            tops = item.get("top_logprobs") or [None] * len(tokens)
-            self.logprobs += [(value, tops[index]) for index, value in enumerate(item["log_probs"])]
-        if item.get("embedding") is not None:
-            self.embedding = _embedding(item["embedding"])
-        if item.get("kv_transfer_params") is not None:
-            self.kv_transfer_params = _kv_transfer_params(item["kv_transfer_params"])
-        if isinstance(times := item.get("times"), dict):
+    def _add(self, item: EngineItem, num_before: int) -> None:
+        self.tokens += item.token_ids
+        if item.finish_reason:
+            self.finish_reason = item.finish_reason
+        if item.cached_tokens is not UNSET:
+            self.num_cached = _count(item.cached_tokens)
+        if (tiers := item.tier_tokens) is not None:
+            self.tier_tokens = {name: _count(getattr(tiers, name)) for name in TierTokens.__struct_fields__}
+        if item.text is not None:
+            self.texts.append(item.text)
+        if item.completion_tokens is not UNSET:
+            self.num_completion = num_before + _count(item.completion_tokens)
+        if item.prompt_log_probs is not None and self.prompt_logprobs is None:
+            self.prompt_logprobs = [*_with_alternatives(item.prompt_log_probs, item.prompt_top_logprobs)]
+        if item.log_probs:
+            self.logprobs += _with_alternatives(item.log_probs, item.top_logprobs)
+        if item.embedding is not None:
+            self.embedding = item.embedding
+        if item.kv_transfer_params is not None:
+            self.kv_transfer_params = _portable(item.kv_transfer_params)
+        if isinstance(times := item.times, dict):
             self.times |= {name: times[name] for name in TIMES if _is_within(times.get(name), MAX_S)}
             if _is_within(times.get("transfer_bytes"), MAX_BYTES):
                 self.num_transfer_bytes = times["transfer_bytes"]
 
 
-def _count(said: Any) -> int:
-    """Return the number of tokens that an engine sent.
+def _count(reported: float) -> int:
+    return max(int(reported), 0)
+
+
+def _with_alternatives(
+    values: list[float | None], tops: list[Alternatives | None] | None
+) -> Iterable[tuple[float | None, Alternatives | None]]:
+    """Return each log-probability with the most likely alternatives at its place, if there are any.
 
     Raises:
-        ApiError: it is not a number.
+        ApiError: some places have none.
     """
-    if not isinstance(said, int | float) or not math.isfinite(said):
-        raise ApiError(500, "the engine sent a token count that is not a number")
-    return max(int(said), 0)
+    if not tops:
+        return zip(values, repeat(None), strict=False)
+    if len(tops) < len(values):
+        raise ApiError(500, f"the engine sent {len(values)} log-probabilities, but alternatives for {len(tops)} tokens")
+    return zip(values, tops, strict=False)
 
 
-def _embedding(said: Any) -> list[float]:
-    """Return the embedding that an engine sent.
-
-    Raises:
-        ApiError: it is not a list of numbers.
-    """
-    if not isinstance(said, list) or not said or not all(isinstance(x, int | float) and math.isfinite(x) for x in said):
-        raise ApiError(500, "the engine sent an embedding that is not a list of numbers")
-    return said
-
-
-def _kv_transfer_params(said: Any) -> dict[str, Any]:
+def _portable(params: dict[str, Any]) -> dict[str, Any]:
     """Return the params of a worker that prefills, which say where the KV is.
 
     Raises:
-        ApiError: they cannot be passed on.
+        ApiError: they are too large to be passed on.
     """
-    if not isinstance(said, dict):
-        raise ApiError(500, f"the engine sent kv_transfer_params of type {type(said).__name__}, not dict")
-    num_bytes = len(msgspec.msgpack.encode(said))
+    num_bytes = len(msgspec.msgpack.encode(params))
     if num_bytes > MAX_KV_BYTES:
         raise ApiError(500, f"the engine sent kv_transfer_params of {num_bytes} bytes; expected at most {MAX_KV_BYTES}")
-    return said
+    return params
 
 
 def _is_within(said: Any, limit: float) -> bool:

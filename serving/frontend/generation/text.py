@@ -43,7 +43,7 @@ class ChoiceText:
         self._max_tokens = max_tokens
 
     def push(self, tokens: list[int], finish_reason: str = "") -> list[bytes]:
-        """Return the text of each token, at the end with the text held back; with a finish reason, they are the last."""
+        """Return the text of each token. With a finish reason these are the last tokens, and text held back is added."""
         self.finish_reason = finish_reason
         if self._max_tokens is not None and self.num_tokens + len(tokens) >= self._max_tokens:
             tokens = tokens[: self._max_tokens - self.num_tokens]

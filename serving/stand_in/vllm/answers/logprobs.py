@@ -48,7 +48,7 @@ class Scores:
 
 def prompt_logprobs(choice: Choice, text_of: Callable[[int], str]) -> list[dict[str, Any] | None] | None:
     """Return the log-probabilities of a prompt by token id, with the rank of each; the first token has none."""
-    ranks = choice.prompt_ranks
+    ranks = choice.raw_prompt_logprobs
     if ranks is None:
         return None
     entries: list[dict[str, Any] | None] = []

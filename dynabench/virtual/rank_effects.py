@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from dynabench.virtual.clock import ARRIVAL, Clock
 from dynabench.virtual.prompts import Prepared, Prompts
@@ -12,6 +12,7 @@ from dynabench.virtual.transfers import Transfers
 from mocker import Sequence as EngineSequence
 from serving.life.effects import (
     Abort,
+    DecodeLater,
     Deliver,
     Drop,
     Effect,
@@ -21,7 +22,6 @@ from serving.life.effects import (
     Lease,
     LetGo,
     Miss,
-    Pause,
     Send,
     Transfer,
 )
@@ -32,8 +32,17 @@ from serving.life.terms import Generated
 EXPIRED = "its KV had left the prefill worker before the decode worker could read it: the lease had expired"
 GONE = "its KV had left the prefill worker before the decode worker could read it: that worker was gone"
 
+E = TypeVar("E", bound=Effect)
+Act = Callable[[Flight, Any], object]
+"""Carries out an effect of one type, its second argument."""
 
-class Hands:
+
+def able(kind: type[E], act: Callable[[Flight, E], object]) -> dict[type[Any], Act]:
+    """Return how to carry out effects of one type, as an entry of a table; the type checker sees that the two fit."""
+    return {kind: act}
+
+
+class RankEffects:
     """Carries out the effects that concern ranks and KV."""
 
     def __init__(
@@ -53,20 +62,24 @@ class Hands:
         self._transfers = transfers
         self._stamps = stamps
         self._react = react
-        self.can: dict[type[Effect], Callable[[Flight, Any], object]] = {
-            Send: self._send,
-            Transfer: self._transfer,
-            Extend: transfers.extend,
-            Drop: self._drop,
-            Miss: self._miss,
-            Deliver: self._deliver,
-            Abort: self._abort,
-            Keep: self._keep,
-            LetGo: self._let_go,
-            Lease: self._lease,
-            Pause: self._pause,
+        self.can = {
+            **able(Send, self._send),
+            **able(Transfer, self._transfer),
+            **able(Extend, transfers.extend),
+            **able(Drop, self._drop),
+            **able(Miss, self._miss),
+            **able(Deliver, self._deliver),
+            **able(Abort, self._abort),
+            **able(Keep, self._keep),
+            **able(LetGo, self._let_go),
+            **able(Lease, self._lease),
+            **able(DecodeLater, self._decode_later),
         }
         """How to carry out each of these effects."""
+
+    def _rank_of(self, leg: Leg) -> Rank:
+        assert leg.slot is not None
+        return self._ranks[leg.slot]
 
     def _send(self, flight: Flight, send: Send) -> None:
         """Send a request to its rank."""
@@ -75,7 +88,7 @@ class Hands:
             return
         leg = flight.decode
         assert leg is not None
-        rank, sequence = self._ranks[leg.slot], sequence_of(leg)
+        rank, sequence = self._rank_of(leg), sequence_of(leg)
         rank.add(sequence)
         if flight.generated is not None and flight.generated.num_tokens == 1:
             rank.await_second_token(sequence)
@@ -86,7 +99,7 @@ class Hands:
         assert isinstance(prepared, Prepared)
         self._stamps.log.prefill_queued_s[flight.number] = now
         leg.call = self._prompts.to_prefill(flight, prepared, now)
-        self._ranks[leg.slot].add(leg.call)
+        self._rank_of(leg).add(leg.call)
 
     def _transfer(self, flight: Flight, transfer: Transfer) -> None:
         if flight.leaving is None:
@@ -111,19 +124,19 @@ class Hands:
         leg = deliver.leg
         if not leg.is_moved:
             self._stamps.log.transfer_end_s[flight.number] = self._clock.now
-        self._ranks[leg.slot].arrive(sequence_of(leg), deliver.num_valid_blocks)
+        self._rank_of(leg).arrive(sequence_of(leg), deliver.num_valid_blocks)
 
     def _abort(self, _: Flight, abort: Abort) -> None:
-        leg, rank = abort.leg, self._ranks[abort.leg.slot]
+        leg, rank = abort.leg, self._rank_of(abort.leg)
         rank.abort(sequence_of(leg))
-        if leg.has_blocks:
+        if leg.has_blocks:  # the engine keeps the blocks of a load until the load is reported to have ended
             rank.arrive(sequence_of(leg), 0)
 
     def _keep(self, flight: Flight, keep: Keep) -> None:
-        self._ranks[keep.leg.slot].readers[flight.number] = None
+        self._rank_of(keep.leg).readers[flight.number] = None
 
     def _let_go(self, flight: Flight, let_go: LetGo) -> None:
-        rank = self._ranks[let_go.leg.slot]
+        rank = self._rank_of(let_go.leg)
         if rank.prefills:
             rank.let_go(sequence_of(let_go.leg))
         else:
@@ -136,9 +149,9 @@ class Hands:
     def _end_lease(self, flight: Flight, leg: Leg) -> None:
         self._react(flight, flight.lease_over(leg))
 
-    def _pause(self, flight: Flight, pause: Pause) -> None:
-        self.pauses_s += pause.after_s
-        self._clock.at(self._clock.now + pause.after_s, ARRIVAL, partial(self._end_pause, flight, pause.leg))
+    def _decode_later(self, flight: Flight, later: DecodeLater) -> None:
+        self.pauses_s += later.after_s
+        self._clock.at(self._clock.now + later.after_s, ARRIVAL, partial(self._end_pause, flight, later.leg))
 
     def _end_pause(self, flight: Flight, leg: Leg) -> None:
         self._react(flight, flight.to_decode(leg))
