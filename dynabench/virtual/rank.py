@@ -104,7 +104,7 @@ class Rank:
                 self._given_up.append(sequence)
             self.wake()
 
-    def arrive(self, sequence: Sequence, num_valid_blocks: int | None) -> None:
+    def end_load(self, sequence: Sequence, num_valid_blocks: int | None) -> None:
         """Deliver the KV that a sequence waits for, of which perhaps only `num_valid_blocks` blocks are valid."""
         if self.is_gone:
             return
@@ -112,7 +112,7 @@ class Rank:
             self._listener.on_step(self, StepOutput(self._clock.now, [], over, []))
         self.wake()
 
-    def let_go(self, sequence: Sequence) -> None:
+    def release_kept(self, sequence: Sequence) -> None:
         """Free blocks that were held for other ranks; requests may be waiting for them."""
         if self.is_gone:
             return
