@@ -1,13 +1,16 @@
-"""What an engine of whatever family says of itself, and what it wants of its driver.
+"""What every engine reports about itself, and what it asks of its driver.
 
 A driver makes an engine with `new_engine`, and sees it as an `Engine` (`engine.py`). All that they say to each other are
-values. What an engine wants is in `engine.effects` until the driver takes it, and nowhere else. Each kind has one taker:
+values. What an engine asks of its driver is in `engine.outbox`. Each kind has one taker:
 
-    what is wanted                                   the driver reports
-    `loads`      KV to be read from another engine   `arrive`
+    what is asked for                                the driver reports
+    `loads`      KV to be read from another engine   `end_load`
     `shipped`    first tokens that came with KV      nothing: it sends them
-    `tier_work`  work for tiers behind host memory   `answer`, `end_read`, `end_write`
+    `tier_work`  work for tiers behind host memory   `end_look_up`, `end_read`, `end_write`
     `events`     KV events                           nothing: it passes them on
+
+All stay there until they are taken, except `shipped`, which the next `schedule` empties. The driver also reports
+`release_kept`, when another engine has read KV that is kept for it.
 """
 
 from typing import Literal, NamedTuple, Protocol
@@ -23,8 +26,8 @@ Pause = Literal["new", "all"]
 KvRole = Literal["kv_producer", "kv_consumer", "kv_both"]
 
 
-class Effects:
-    """What an engine wants from outside, in order, until its driver takes it."""
+class Outbox:
+    """What an engine asks of its driver, in order."""
 
     __slots__ = ("events", "loads", "shipped", "tier_work")
 
@@ -36,20 +39,17 @@ class Effects:
 
     def take_loads(self) -> list[Sequence]:
         """Return the sequences whose load starts; it fills all but `num_cached_blocks` of their blocks."""
-        taken = self.loads[:]
-        self.loads.clear()
+        taken, self.loads = self.loads, []
         return taken
 
     def take_shipped(self) -> list[Sequence]:
         """Return the sequences that the last `schedule` admitted and whose first token arrived with their KV."""
-        taken = self.shipped[:]
-        self.shipped.clear()
+        taken, self.shipped = self.shipped, []
         return taken
 
     def take_tier_work(self) -> list[TierWork]:
         """Return the work for tiers behind host memory, and the work that has become urgent."""
-        taken = self.tier_work[:]
-        self.tier_work.clear()
+        taken, self.tier_work = self.tier_work, []
         return taken
 
     def take_events(self) -> list[KvEvent]:

@@ -6,7 +6,7 @@
     sampled, finished = core.update(batch)      # what it brought is known
 
 With asynchronous scheduling, iteration i + 1 is scheduled before iteration i is known. A batch in which each sequence only
-decodes may continue for many iterations (`num_leap_iterations`, `leap`, `know`).
+decodes may continue for many iterations (`num_leap_iterations`, `leap`, `end_iterations`).
 
 A class to derive from and not a protocol: the engine asks a core a dozen things in each iteration, and compiled code
 finds them in a native class at once.
@@ -15,8 +15,8 @@ finds them in a native class at once.
 from abc import ABC, abstractmethod
 
 from mocker.batch import Batch
-from mocker.contract import Backlog, Effects, HostChunks, Pause, Remaining, View
-from mocker.look_ups import LookUps
+from mocker.contract import Backlog, HostChunks, Outbox, Pause, Remaining, View
+from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.sequence import Sequence
 from mocker.tiers.copies import NO_WORK, Copy, Work
 from mocker.tiers.work import Found, LookUp, Read, Write
@@ -25,14 +25,14 @@ from mocker.tiers.work import Found, LookUp, Read, Write
 class Core(ABC):
     """The core of one engine. Without host memory for KV, what is asked of it has the answers given here."""
 
-    effects: Effects
-    """What it wants from outside. It adds loads, shipped tokens and tier work as they arise; events when asked (`publish`)."""
+    outbox: Outbox
+    """What it asks of the driver. It adds loads, shipped tokens and tier work as they arise; events when asked (`publish`)."""
     pause: Pause | None
     """Which sequences it leaves alone."""
     running: list[Sequence]
     dropped: list[Sequence]
     """Sequences whose output in flight does not count."""
-    look_ups: LookUps
+    prefix_cache_stats: PrefixCacheStats
 
     # Iterations
 
@@ -56,12 +56,12 @@ class Core(ABC):
         """
 
     @abstractmethod
-    def know(self, num_iterations: int) -> None:
+    def end_iterations(self, num_iterations: int) -> None:
         """Record this many iterations of a leap, which produce only a token for each sequence."""
 
     @abstractmethod
     def publish(self) -> None:
-        """Put the events of the iterations that are known into the effects, then those of host memory."""
+        """Put the events of the iterations that are known into the outbox, then those of host memory."""
 
     # Sequences
 
@@ -78,11 +78,11 @@ class Core(ABC):
         """Remove a sequence, unless it has ended, and free its blocks; its tokens in flight are dropped."""
 
     @abstractmethod
-    def arrive(self, sequence: Sequence, num_valid_blocks: int | None = None) -> bool:
+    def end_load(self, sequence: Sequence, num_valid_blocks: int | None = None) -> bool:
         """Record that a sequence's KV, or only this many of its first blocks, is loaded; return whether that ends it."""
 
     @abstractmethod
-    def let_go(self, sequence: Sequence) -> None:
+    def release_kept(self, sequence: Sequence) -> None:
         """Free the blocks that a sequence left for another engine."""
 
     @abstractmethod
@@ -167,7 +167,7 @@ class Core(ABC):
         """Whether a step ends when KV has arrived in host memory, because something has to happen then."""
         return False
 
-    def answer(self, look_up: LookUp, found: list[Found]) -> None:
+    def end_look_up(self, look_up: LookUp, found: list[Found]) -> None:
         """Record where the chunks of a look-up are."""
         raise NotImplementedError
 
@@ -180,7 +180,7 @@ class Core(ABC):
         raise NotImplementedError
 
     def publish_host_events(self) -> None:
-        """Put the events of host memory into the effects."""
+        """Put the events of host memory into the outbox."""
         raise NotImplementedError
 
     def host_chunks(self) -> HostChunks:

@@ -1,6 +1,6 @@
 """The engine: the iterations of a core laid out in time, whatever its family (`core.py`).
 
-    step = engine.schedule(now)      # close a batch; returns how long it takes
+    step = engine.schedule(now)      # close a batch; return when it ends, and what it computes
     ...                              # the driver waits until step.end
     output = engine.complete()       # tokens, finishes, KV events
 
@@ -13,25 +13,24 @@ whatever the first one produces, so an arriving sequence waits for the step in f
 
 The engine copies KV between the GPU and host memory itself, and knows when a copy ends as soon as it starts. It
 accounts for copies at the end of an iteration; the driver calls an idle engine again at `wake_s`. A leap ends when a
-load ends; a store ends it only if something has to happen at once (`has_end_at_stores`).
+load ends; a store ends it only if something has to happen at once (`ends_at_stores`).
 
-What only the driver can do is in `effects` (`contract.py`): it transfers KV between engines, and serves the tiers behind
+What only the driver can do is in `outbox` (`contract.py`): it transfers KV between engines, and serves the tiers behind
 host memory.
 """
-
-from collections.abc import Iterable
 
 from mocker.batch import NOBODY, Batch
 from mocker.contract import Backlog, EngineSettings, HostUse, Pause, Remaining, View
 from mocker.core import Core
-from mocker.look_ups import LookUps
+from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.sequence import OVER, Sequence
 from mocker.step import Step, StepLog, StepOutput
+from mocker.step_times import StepTimes
 from mocker.tiers.config import HostMemory
 from mocker.tiers.copies import NO_WORK
 from mocker.tiers.host_link import HostLink
 from mocker.tiers.work import Found, LookUp, Read, Write
-from mocker.timing.model import Prefill, Ramp, TimingModel, chunk
+from mocker.timing.model import Ramp, TimingModel
 
 NO_LIMIT = 1 << 62
 
@@ -52,15 +51,14 @@ class Engine:
         """Lay out the iterations of an idle core; see `new_engine` for the arguments."""
         self.config = config
         self._core = core
-        self.effects = core.effects
-        """What it wants from outside, until the driver takes it."""
+        self.outbox = core.outbox
+        """What it asks of the driver."""
         self.host_memory = host
         """Its host memory, if it keeps KV there."""
         self._link = HostLink(host)
-        self.has_end_at_stores = kv_events
+        self.ends_at_stores = kv_events
         """Whether a step ends when KV has arrived in host memory, because a caller takes that event at the end of a
         step. Callers that use `advance` see it without."""
-        self.timing = timing
         self.log = StepLog()
         """The gaps between tokens."""
         self.step: Step | None = None
@@ -68,39 +66,31 @@ class Engine:
         self._is_async = config.is_async
         self._has_host = host is not None  # else there are no copies
         self._has_events = kv_events or self._has_host
-        self._may_load = config.is_kv_consumer or self._has_host
+        self._times = StepTimes(timing, core, may_load=config.is_kv_consumer or self._has_host)
         self._ahead: Batch | None = None  # asynchronous: the batch after the step in flight
         self._ahead_s = 0.0  # when it was closed
         self._work = NO_WORK  # copies that start with the batch ahead
         self._ordered = kv_events and ordered_events
         self._aborts: list[Sequence] = []
-        self._arrivals: list[
-            tuple[Sequence, int | None]
-        ] = []  # during the step: sequences whose KV arrived, and their valid blocks
-        self._let_go: list[Sequence] = []  # during the step
-        self._last_end = -1.0
+        self._ended_loads: list[tuple[Sequence, int | None]] = []  # during the step, with the number of valid blocks
+        self._released: list[Sequence] = []  # during the step
         self._lead_s = 0.0  # before the next step starts
-        self._ramp = Ramp(0.0)  # of `_ramp_batch`, since `_ramp_origin`
-        self._ramp_batch: Batch | None = None
-        self._logged: Ramp | None = None  # the ramp of the step log's last row
-        self._ramp_origin = 0.0
-        self._ramp_skip = 0
         self._ahead_has_ended = False  # a sequence in the batch ahead, or in the step in flight, ended
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing waits or runs; blocks may still be held for other engines."""
+        """True if nothing waits or runs; blocks may still be kept for other engines."""
         core = self._core
         return not (core.running or core.num_waiting or self._ahead)
 
     @property
-    def is_locked(self) -> bool:
+    def is_stuck(self) -> bool:
         """True if nothing can continue until a sequence is aborted."""
         return self.step is None and self._ahead is None and self._core.is_stuck
 
     @property
-    def paused(self) -> Pause | None:
-        """What it leaves alone."""
+    def pause_kind(self) -> Pause | None:
+        """What it leaves alone while it is paused; None if it is not."""
         return self._core.pause
 
     @property
@@ -129,9 +119,9 @@ class Engine:
         return self._core.num_queued
 
     @property
-    def look_ups(self) -> LookUps:
+    def prefix_cache_stats(self) -> PrefixCacheStats:
         """How much of the prompts was found in caches."""
-        return self._core.look_ups
+        return self._core.prefix_cache_stats
 
     def view(self) -> View:
         """Return what it is doing."""
@@ -164,7 +154,7 @@ class Engine:
     @property
     def known_until_s(self) -> float:
         """When the last accounted iteration ended (s)."""
-        return self._last_end if self.step is None else self.step.start
+        return self._times.last_end_s if self.step is None else self.step.start
 
     def num_known_tokens(self, sequence: Sequence) -> int:
         """Count the tokens of a sequence, prompt and output, up to the last step that ended.
@@ -182,10 +172,14 @@ class Engine:
         is_awaited = ahead is not None and sequence in ahead.preempted and sequence in step.batch.decodes
         return count - (is_awaited and sequence not in self._core.dropped)
 
+    @property
+    def timing(self) -> TimingModel:
+        """Its step-time model."""
+        return self._times.model
+
     def change_timing(self, timing: TimingModel) -> None:
         """Use another step-time model from the next step on."""
-        self.timing = timing
-        self._ramp_batch = None
+        self._times.change(timing)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence; it takes part from the next `schedule` on.
@@ -214,31 +208,31 @@ class Engine:
         """End a pause, if there is one."""
         self._core.pause = None
 
-    def arrive(self, sequence: Sequence, num_valid_blocks: int | None = None) -> list[Sequence]:
+    def end_load(self, sequence: Sequence, num_valid_blocks: int | None = None) -> list[Sequence]:
         """Report that a sequence's KV is loaded; it counts now or when the step in flight ends.
 
         Args:
-            sequence: one of `effects.take_loads`, even if it has been aborted since.
+            sequence: one of `outbox.take_loads`, even if it has been aborted since.
             num_valid_blocks: if reading failed, how many blocks of its prompt are good, cached ones included.
 
         Returns:
             the sequences that end at once; others that end because of it are in a step's `finished`.
         """
-        self._arrivals.append((sequence, num_valid_blocks))
+        self._ended_loads.append((sequence, num_valid_blocks))
         return [] if self.step is not None else self._end_transfers()
 
-    def let_go(self, sequence: Sequence) -> None:
+    def release_kept(self, sequence: Sequence) -> None:
         """Free the blocks that a sequence with `is_remote_decode` left for another engine, now or when the step in flight ends."""
-        self._let_go.append(sequence)
+        self._released.append(sequence)
         if self.step is None:
             self._end_transfers()
 
-    def answer(self, look_up: LookUp, found: list[Found]) -> None:
+    def end_look_up(self, look_up: LookUp, found: list[Found]) -> None:
         """Record where the chunks of a look-up are: tier by tier, from the first chunk on; the rest is in no tier.
 
         A sequence may be ready now, so this cuts a leap in progress, as a new one does; so does `end_read`.
         """
-        self._core.answer(look_up, found)
+        self._core.end_look_up(look_up, found)
 
     def end_read(self, read: Read, num_chunks: int) -> None:
         """Report that a read has ended with its first `num_chunks` chunks."""
@@ -250,11 +244,11 @@ class Engine:
 
     def _end_transfers(self) -> list[Sequence]:
         """Account for the transfers that have ended, incoming ones first as vLLM does; return the sequences that end."""
-        arrivals, self._arrivals = self._arrivals, []
-        over = [sequence for sequence, num_valid_blocks in arrivals if self._core.arrive(sequence, num_valid_blocks)]
-        read, self._let_go = self._let_go, []
-        for sequence in read:
-            self._core.let_go(sequence)
+        loads, self._ended_loads = self._ended_loads, []
+        over = [sequence for sequence, num_valid_blocks in loads if self._core.end_load(sequence, num_valid_blocks)]
+        released, self._released = self._released, []
+        for sequence in released:
+            self._core.release_kept(sequence)
         return over
 
     def reset_prefix_cache(self, *, preempts_running: bool = False) -> bool:
@@ -270,7 +264,7 @@ class Engine:
         return self._core.reset_prefix_cache(preempts_running=preempts_running)
 
     def schedule(self, now: float, *, max_iterations: int = 1) -> Step | None:
-        """Close a batch and return its duration, or None if there is nothing to do.
+        """Close a batch and return its step, or None if there is nothing to do.
 
         Args:
             now: the current time (s).
@@ -280,20 +274,22 @@ class Engine:
             RuntimeError: sequences wait but none can ever be admitted.
         """
         assert self.step is None, "complete the step in flight first"
-        if self.effects.shipped:
-            self.effects.shipped.clear()
+        if self.outbox.shipped:
+            self.outbox.take_shipped()
         if self._link.next_end_s <= now:
             self._end_copies(now)
         batch = self._next_batch(now)
         if batch is None:
             return None
-        duration = 0.0 if batch.is_undisturbed else self._mixed_duration(batch) + self._lead_s
+        # Before the next batch is closed: that advances `num_computed`.
+        duration = 0.0 if batch.is_undisturbed else self._times.mixed_s(batch) + self._lead_s
         if self._is_async:
             self._ahead, self._ahead_s = self._core.schedule(), now
             if self._has_host:
                 self._work = self._core.take_copies()
         if batch.is_undisturbed:
-            self.step = step = self._decoding_step(batch, now, max_iterations)
+            limit = max_iterations if not self._is_async or self._ahead is batch else 1
+            self.step = step = self._times.decoding_step(batch, now, limit)
             if self._link.next_end_s < step.end and (end_s := self._next_end_s()) < step.end:
                 step.cut(end_s)
         else:
@@ -313,7 +309,7 @@ class Engine:
             batch, closed_s = core.schedule(), now
             if has_host:
                 stall_s = max(stall_s, self._link.begin(core.take_copies(), now))
-            self._lead_s = stall_s + self.timing.lead_s  # the GPU is idle meanwhile
+            self._lead_s = stall_s + self._times.model.lead_s  # the GPU is idle meanwhile
             if batch is None:
                 if has_host:
                     self._link.begin(NO_WORK, now)  # there is no next batch for stores to wait for
@@ -328,7 +324,7 @@ class Engine:
     def _next_end_s(self) -> float:
         """Return the end of the next copy that cuts a step (s)."""
         link = self._link
-        return link.next_end_s if self.has_end_at_stores or self._core.ends_at_stores else link.loads.next_end_s
+        return link.next_end_s if self.ends_at_stores or self._core.ends_at_stores else link.loads.next_end_s
 
     def _end_copies(self, now: float) -> None:
         """Account for the copies between GPU and host that have ended."""
@@ -348,25 +344,10 @@ class Engine:
                 core.end_copy(store)
             core.publish_host_events()
 
-    def _decoding_step(self, batch: Batch, now: float, max_iterations: int) -> Step:
-        """Return a step of decodes, with all iterations before anything else can happen."""
-        if batch is not self._ramp_batch or now != self._last_end or self._ramp_skip >= self._ramp.num_steps:
-            self._ramp, self._ramp_batch = self._decode_ramp(batch), batch
-            self._ramp_origin, self._ramp_skip = now, 0
-        ramp, skip, count = self._ramp, self._ramp_skip, 1
-        if max_iterations > 1 and (self._ahead is batch or not self._is_async):
-            count = self._core.num_leap_iterations(batch, min(max_iterations, ramp.num_steps - skip))
-        return Step(batch, self._ramp_origin, ramp, skip, count, self._ramp_origin + ramp.elapsed(skip + count))
-
     def stretch(self, end: float) -> None:
         """Extend the step in flight, if any, to a later time; it must have one iteration."""
-        step = self.step
-        if step is None or step.end == end:
-            return
-        assert step.num_iterations == 1, "only a single iteration can be stretched"
-        start = step.start
-        self._ramp_batch = None
-        self.step = Step(step.batch, start, Ramp(end - start), 0, 1, end)
+        if self.step is not None and self.step.end != end:
+            self.step = self._times.stretched(self.step, end)
 
     def complete(self) -> StepOutput:
         """End the step in flight: account for its aborts, tokens, finishes and blocks, in vLLM's order."""
@@ -380,13 +361,13 @@ class Engine:
             self._end_aborted(step)
         if step.num_iterations > 1:
             core.leap(step.num_iterations - 1, is_ordered=self._ordered)
-        self._ramp_skip += step.num_iterations
+        self._times.num_passed += step.num_iterations
         if batch.decodes:
             self._log(step, step.num_iterations)
         if core.dropped:
-            self._mark_waiting(core.dropped)
+            self.log.begin_waits(core.dropped, self._times.last_end_s)
         sampled, finished = core.update(batch, step.num_iterations)
-        if self._arrivals or self._let_go:
+        if self._ended_loads or self._released:
             finished = [*finished, *self._end_transfers()]
         self._ahead_has_ended = has_aborts or (
             finished is not NOBODY and any(s.stop_after is not None for s in finished)
@@ -395,14 +376,13 @@ class Engine:
             if sequence.first_token_s < 0:
                 sequence.first_token_s = step.end
             elif sequence.waited_since_s >= 0:
-                self.log.add_gap(sequence.waited_since_s, step.end)
-                sequence.waited_since_s = -1.0
+                self.log.end_wait(sequence, step.end)
         if self._has_events:
             core.publish()
         if link.next_end_s <= step.end:
             self._end_copies(step.end)
         self.step = None
-        self._last_end = step.end
+        self._times.last_end_s = step.end
         return StepOutput(step.end, sampled, finished, batch.chunks)
 
     def _end_aborted(self, step: Step) -> None:
@@ -440,18 +420,18 @@ class Engine:
         self._core.publish()
         self._log(step, count)
         self._core.leap(1, is_ordered=self._ordered)  # closes the next iteration; its events come when it ends
-        self._core.know(count)
-        self._ramp_skip += count
+        self._core.end_iterations(count)
+        self._times.num_passed += count
         step.advance(count)
 
     def split_log(self, now: float) -> int:
         """Account for the iterations that have ended, and return the number of rows in the step log."""
         self.advance(now)
-        self._logged = None
+        self.log.split()
         return len(self.log.starts_s)
 
     def publish_host_events(self) -> None:
-        """Put the events of host memory into the effects, even in the middle of a step."""
+        """Put the events of host memory into the outbox, even in the middle of a step."""
         self._core.publish_host_events()
 
     def decoded(self) -> list[Sequence]:
@@ -467,44 +447,10 @@ class Engine:
                 if sequence.first_token_s < 0:
                     sequence.first_token_s = closed_s
                 else:  # it continues an answer that another engine started
-                    self.log.add_gap(sequence.waited_since_s, closed_s)
+                    self.log.end_wait(sequence, closed_s)
                 sequence.waited_since_s = closed_s
         if batch.preempted or batch.starved:
-            self._mark_waiting((*batch.preempted, *batch.starved))
-
-    def _mark_waiting(self, sequences: Iterable[Sequence]) -> None:
-        for sequence in sequences:
-            if sequence.first_token_s >= 0 and sequence.waited_since_s < 0:
-                sequence.waited_since_s = self._last_end
-
-    def _decode_ramp(self, batch: Batch) -> Ramp:
-        """Return the times of a batch of decodes, starting with the iteration that starts now."""
-        num_decodes = len(batch.decodes)
-        num_kv_tokens = batch.num_kv_tokens + num_decodes * (self._core.num_ended - batch.iteration)
-        return self.timing.decode(num_decodes, num_kv_tokens)
-
-    def _mixed_duration(self, batch: Batch) -> float:
-        """Return how long a batch takes (s). To the GPU, the one token of a prompt whose KV was loaded is a decode."""
-        num_decodes, num_kv_tokens, chunks = len(batch.decodes), batch.num_kv_tokens, batch.chunks
-        if self._may_load:
-            chunks = [(sequence, count) for sequence, count in chunks if count > 1 or sequence.num_computed == 1]
-            num_kv_tokens += sum([s.num_computed - 1 for s, count in batch.chunks if count == 1])
-            num_decodes += len(batch.chunks) - len(chunks)
-        if not chunks:
-            return self.timing.decode(num_decodes, num_kv_tokens).first
-        if len(chunks) == 1:
-            sequence, count = chunks[0]
-            prefill = chunk(count, sequence.num_computed - count)
-            return self.timing.mixed(prefill, num_decodes, num_kv_tokens)
-        num_tokens = num_context_tokens = 0
-        num_pairs = 0.0
-        for sequence, count in chunks:
-            context = sequence.num_computed - count
-            num_tokens += count
-            num_context_tokens += context
-            num_pairs += count * (context + count / 2)
-        prefill = Prefill(num_tokens, num_context_tokens, num_pairs, len(chunks))
-        return self.timing.mixed(prefill, num_decodes, num_kv_tokens)
+            self.log.begin_waits((*batch.preempted, *batch.starved), self._times.last_end_s)
 
     def _log(self, step: Step, num_iterations: int) -> None:
         batch = step.batch
@@ -512,12 +458,6 @@ class Engine:
         for sequence in batch.delayed:
             if sequence.state != OVER:
                 num_tokens -= 1
-                self.log.add_gap(sequence.waited_since_s, step.end)
-                sequence.waited_since_s = -1.0
-        if not num_tokens:
-            return
-        if step.ramp is self._logged and self.log.rows[-1] == num_tokens:
-            self.log.rows[-2] += num_iterations  # the same batch continues
-        else:
+                self.log.end_wait(sequence, step.end)
+        if num_tokens:
             self.log.add(step, num_iterations, num_tokens)
-            self._logged = step.ramp

@@ -3,12 +3,12 @@
 While its prompt is computed, and while it waits, they are counted (`num_computed`, `num_known`). While it decodes they are
 a function of the iteration, in closed form, so that no iteration touches a sequence:
 
-    iteration             origin + c - 1     origin + c     origin + c + 1
-    tokens computed before it   c - 1             c              c + 1
-    tokens known then             c             c + 1            c + 2        the one it computes included
+    iteration                   origin + c - 1   origin + c   origin + c + 1
+    tokens computed before it   c - 1            c            c + 1
+    tokens known then           c                c + 1        c + 2            the one that it computes included
 
-What is "one token an iteration" here would be a sum of drawn numbers with speculation. The count never falls, so that the
-iteration at which something is reached can always be bisected.
+With speculative decoding, an iteration would add a random number of tokens. The count never falls, so that the iteration
+at which something is reached can always be bisected.
 
 One token is also assumed where an iteration is carried out: `Running.schedule` gives a decode one token, `Decoding.grow`
 gives it at most one block, and each gap in a `StepLog` ends with one token.

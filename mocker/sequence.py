@@ -92,7 +92,7 @@ class Sequence(Position):
         self.num_limit = num_limit  # tokens at which it ends by length
         self.state = WAITING
         self.order = 0  # its place among waiting ones, by priority only if priorities and arrivals are equal
-        self.num_blocks = 0  # allocated; out of date during a leap
+        self.num_blocks = 0  # allocated; while it decodes, those when it began: its position says how many it has now
         self.num_more_blocks = 0  # that it holds while it has blocks, for layers that do not keep all tokens
         self.num_more_held = 0
         self.num_cached_blocks = 0

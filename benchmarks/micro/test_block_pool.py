@@ -41,14 +41,14 @@ def test_a_prompt_is_stored_and_evicts_the_oldest(benchmark: BenchmarkFixture) -
 
 def test_a_prompt_is_looked_up(benchmark: BenchmarkFixture) -> None:
     pool, chain = full_pool(), sequence(7).chain
-    assert benchmark(pool.lookup, chain, PROMPT_BLOCKS) == PROMPT_BLOCKS
+    assert benchmark(pool.num_cached, chain, PROMPT_BLOCKS) == PROMPT_BLOCKS
 
 
 def test_a_cached_prompt_is_held_and_released(benchmark: BenchmarkFixture) -> None:
     pool, one = full_pool(), sequence(7)
 
     def use() -> None:
-        pool.hold(one, PROMPT_BLOCKS)
+        pool.share(one, PROMPT_BLOCKS)
         pool.release(one, PROMPT_BLOCKS)
 
     benchmark(use)

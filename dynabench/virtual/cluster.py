@@ -126,10 +126,10 @@ class Cluster:
             self._explain_stall(len(self.workload) - self.num_ended)
 
     def _explain_stall(self, count: int) -> None:
-        if locked := [rank for rank in self.ranks if rank.engine.is_locked]:
-            view = locked[0].engine.view()
+        if stuck := [rank for rank in self.ranks if rank.engine.is_stuck]:
+            view = stuck[0].engine.view()
             raise StalledError(
-                f"{count:,} requests never finish: rank {locked[0].number} is deadlocked, as vLLM would be. "
+                f"{count:,} requests never finish: rank {stuck[0].number} is deadlocked, as vLLM would be. "
                 f"{view.num_loaded} sequences with loaded KV hold all of its {view.num_blocks:,} blocks, and none can continue; "
                 "expected more KV blocks (num_gpu_blocks), or fewer requests at once (max_num_seqs)"
             )

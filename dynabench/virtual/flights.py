@@ -138,7 +138,7 @@ class Flights:
         if rank.prefills and self._routers.prefill is not None:
             self._on_prefill_step(rank, output, self._routers.prefill)
             return
-        if self._decode.sends_events_at_once and rank.engine.effects.events:
+        if self._decode.sends_events_at_once and rank.engine.outbox.events:
             self._decode.on_events(rank)
         if output.sampled or output.finished:
             self._on_output(rank, output)
@@ -172,7 +172,7 @@ class Flights:
 
     def _on_prefill_step(self, rank: Rank, output: StepOutput, routing: Routing) -> None:
         """Process the output of a step of a rank that only prefills."""
-        if routing.sends_events_at_once and rank.engine.effects.events:
+        if routing.sends_events_at_once and rank.engine.outbox.events:
             routing.on_events(rank)
         if self._transfers.sends_chunks:
             self._send_chunks_of(output)

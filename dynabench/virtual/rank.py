@@ -38,7 +38,7 @@ class Rank:
         self.number = number
         """Its number in the cluster, which is its slot at every router."""
         self.engine = engine
-        self._effects = engine.effects
+        self._outbox = engine.outbox
         self._num_blocks = engine.num_blocks
         self.prefills = engine.config.kv_role == "kv_producer"
         """Whether other ranks decode what it prefills."""
@@ -104,19 +104,19 @@ class Rank:
                 self._given_up.append(sequence)
             self.wake()
 
-    def arrive(self, sequence: Sequence, num_valid_blocks: int | None) -> None:
+    def end_load(self, sequence: Sequence, num_valid_blocks: int | None) -> None:
         """Deliver the KV that a sequence waits for, of which perhaps only `num_valid_blocks` blocks are valid."""
         if self.is_gone:
             return
-        if over := self.engine.arrive(sequence, num_valid_blocks):
+        if over := self.engine.end_load(sequence, num_valid_blocks):
             self._listener.on_step(self, StepOutput(self._clock.now, [], over, []))
         self.wake()
 
-    def let_go(self, sequence: Sequence) -> None:
+    def release_kept(self, sequence: Sequence) -> None:
         """Free blocks that were held for other ranks; requests may be waiting for them."""
         if self.is_gone:
             return
-        self.engine.let_go(sequence)
+        self.engine.release_kept(sequence)
         if self.num_waiting:
             self.wake()
         elif self.on_idle is not None:
@@ -171,8 +171,8 @@ class Rank:
         step = self.engine.schedule(now, max_iterations=max_iterations)
         if self.kv_use is not None and (step is None or now >= self._kv_due):
             self._note_kv(self.kv_use, now)
-        if self._effects.loads and self.reads_kv:
-            self._listener.on_loads(self._effects.take_loads())
+        if self._outbox.loads and self.reads_kv:
+            self._listener.on_loads(self._outbox.take_loads())
         if self.on_tier_work is not None:
             self._tell_tier_work(self.on_tier_work)
         if step is None:
@@ -242,8 +242,8 @@ class Rank:
             self._tell_tier_work(self.on_tier_work)
 
     def _tell_tier_work(self, on_tier_work: Callable[[list[TierWork]], object]) -> None:
-        if self._effects.tier_work:
-            on_tier_work(self._effects.take_tier_work())
+        if self._outbox.tier_work:
+            on_tier_work(self._outbox.take_tier_work())
 
     def _start_soon(self) -> None:
         if not self._is_starting:

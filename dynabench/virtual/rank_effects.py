@@ -124,13 +124,13 @@ class RankEffects:
         leg = deliver.leg
         if not leg.is_moved:
             self._stamps.log.transfer_end_s[flight.number] = self._clock.now
-        self._rank_of(leg).arrive(sequence_of(leg), deliver.num_valid_blocks)
+        self._rank_of(leg).end_load(sequence_of(leg), deliver.num_valid_blocks)
 
     def _abort(self, _: Flight, abort: Abort) -> None:
         leg, rank = abort.leg, self._rank_of(abort.leg)
         rank.abort(sequence_of(leg))
         if leg.has_blocks:  # the engine keeps the blocks of a load until the load is reported to have ended
-            rank.arrive(sequence_of(leg), 0)
+            rank.end_load(sequence_of(leg), 0)
 
     def _keep(self, flight: Flight, keep: Keep) -> None:
         self._rank_of(keep.leg).readers[flight.number] = None
@@ -138,7 +138,7 @@ class RankEffects:
     def _let_go(self, flight: Flight, let_go: LetGo) -> None:
         rank = self._rank_of(let_go.leg)
         if rank.prefills:
-            rank.let_go(sequence_of(let_go.leg))
+            rank.release_kept(sequence_of(let_go.leg))
         else:
             rank.on_read(flight.number)
 

@@ -39,7 +39,7 @@ class Routing:
         self.router.add_rank(rank.number)
         self.sends_events_at_once = self._delay_s > 0 or len(self.ranks) > FEW_RANKS
         for each in self.ranks if len(self.ranks) == FEW_RANKS + 1 else [rank]:
-            each.engine.has_end_at_stores = self.router.wants_events and self.sends_events_at_once
+            each.engine.ends_at_stores = self.router.wants_events and self.sends_events_at_once
 
     def remove(self, rank: Rank) -> None:
         """Stop sending requests to a rank and forget what it has cached; do nothing if it is unknown."""
@@ -125,12 +125,12 @@ class Routing:
             if step is not None and step.num_iterations > 1 and rank.caught_up_s != now:
                 rank.caught_up_s = now
                 engine.advance(now)
-            if engine.effects.events:
+            if engine.outbox.events:
                 self.on_events(rank)
 
     def on_events(self, rank: Rank) -> None:
         """Send a rank's KV events to the router."""
-        self._send(rank.number, rank.engine.effects.take_events())
+        self._send(rank.number, rank.engine.outbox.take_events())
 
     def on_tier_events(self, slot: int, events: Sequence[TierEvent]) -> None:
         """Send the router events of a tier behind host memory: a known rank's own, or those of a shared store."""

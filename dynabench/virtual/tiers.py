@@ -130,12 +130,12 @@ class Tiers:
         if look_up not in self._looking_up:
             return
         self._looking_up.remove(look_up)
-        self._engine.answer(look_up, found)
+        self._engine.end_look_up(look_up, found)
         self._go_on()
 
     def _go_on(self) -> None:
         """Carry out the engine's new requests, and wake the rank."""
-        self.act(self._engine.effects.take_tier_work())
+        self.act(self._engine.outbox.take_tier_work())
         self._rank.wake()
 
     def _read(self, read: Read) -> None:

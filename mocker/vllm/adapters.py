@@ -12,10 +12,14 @@ class AdapterSeats:
         self._most = most
         self._seated: set[str] = set()
 
-    def seat(self, sequences: Iterable[Sequence], *, is_more: bool = False) -> None:
-        """Take the adapters of these sequences, which have tokens in the iteration, beside those there or instead of them."""
-        found = {sequence.adapter for sequence in sequences if sequence.adapter}
-        self._seated = self._seated | found if is_more else found
+    def reset(self, sequences: Iterable[Sequence]) -> None:
+        """Begin an iteration in which only these sequences have tokens yet."""
+        self._seated = {sequence.adapter for sequence in sequences if sequence.adapter}
+
+    def add(self, sequence: Sequence) -> None:
+        """Add a sequence to the iteration."""
+        if sequence.adapter:
+            self._seated.add(sequence.adapter)
 
     def has_seat_for(self, sequence: Sequence) -> bool:
         """Return whether a sequence can join."""

@@ -1,13 +1,16 @@
 """Who starts: vLLM's rule for waiting sequences, after the running ones, unless one of these was preempted.
 
 `holding`, then `waiting`: the next one
-     its load goes on, no seat for its adapter, tiers or copies work for it --> skip it, it holds nobody up
-     its KV is elsewhere, and blocks are free                               --> its load starts
-     budget and blocks are free                                             --> it runs, with a first chunk
-     otherwise                                                              --> stop: those behind it wait as well
+     its KV is loading, its adapter has no seat, or it waits for a tier or a copy --> skip it; those behind it may start
+     its KV is elsewhere, and blocks are free                                     --> its load starts
+     budget and blocks are free                                                   --> it runs, with a first chunk
+     otherwise                                                                    --> stop: those behind it wait as well
 """
 
+from typing import Literal
+
 from mocker.batch import Batch
+from mocker.contract import Outbox
 from mocker.sequence import LOADED, LOADING, RUNNING, Sequence
 from mocker.vllm.adapters import AdapterSeats
 from mocker.vllm.block_pool import num_blocks_of
@@ -18,8 +21,8 @@ from mocker.vllm.memory import Memory
 from mocker.vllm.queues import Queues
 from mocker.vllm.running import Running
 
-SKIPPED = -1
-"""For a waiting sequence: try it again later, without holding up those behind it."""
+Outcome = Literal["start", "skip", "stop"]
+"""What comes of a waiting sequence's turn: see the module. To start may be to load."""
 
 
 class Admission:
@@ -34,8 +37,8 @@ class Admission:
         queues: Queues,
         loads: Loads,
         adapters: AdapterSeats | None,
+        outbox: Outbox,
     ) -> None:
-        self.shipped: list[Sequence] = []  # recently admitted, with a token that arrived with the KV
         self._max_running = config.max_running
         self._config = config
         self._pool = memory.pool
@@ -44,7 +47,9 @@ class Admission:
         self._queues = queues
         self._loads = loads
         self._offload = memory.offload
+        self._stats = memory.prefix_cache_stats
         self._adapters = adapters
+        self._outbox = outbox
 
     def admit(self, batch: Batch, budget: int, *, takes_new: bool) -> None:
         """Go through those that hold blocks, then if `takes_new` through the others, each first come, first served."""
@@ -52,7 +57,7 @@ class Admission:
         num_skipped = 0  # of `waiting`
         running, holding, waiting = self._running, self._queues.holding, self._queues.waiting
         if self._adapters is not None:
-            self._adapters.seat(s for s in running.sequences if s not in running.ending and s not in batch.starved)
+            self._adapters.reset(s for s in running.sequences if s not in running.ending and s not in batch.starved)
         while budget > 0 and len(running.sequences) < self._max_running:
             is_holding = place < len(holding)
             if is_holding:
@@ -67,11 +72,11 @@ class Admission:
             else:
                 return
             has_seat = self._adapters is None or self._adapters.has_seat_for(sequence)
-            count = self._admit_next(batch, sequence, budget) if has_seat else SKIPPED
-            if count is None:
+            outcome, num_tokens = self._try(batch, sequence, budget) if has_seat else ("skip", 0)
+            if outcome == "start":
+                budget -= num_tokens
+            elif outcome == "stop":
                 return
-            if count != SKIPPED:
-                budget -= count
             elif is_holding:
                 place += 1
             elif self._offload.is_fetching(sequence):
@@ -79,40 +84,41 @@ class Admission:
             else:
                 num_skipped += 1
 
-    def _admit_next(self, batch: Batch, sequence: Sequence, budget: int) -> int | None:
-        """Start or load the sequence whose turn it is, and return the tokens it gets.
-
-        None: it must keep waiting, and so must those behind it; SKIPPED: they need not.
-        """
+    def _try(self, batch: Batch, sequence: Sequence, budget: int) -> tuple[Outcome, int]:
+        """Start the sequence whose turn it is, or its load, if possible; return the outcome and how many tokens it gets."""
         known, computed, hits = sequence.num_known, sequence.num_computed, 0
         if not computed:
             hits = self._first_blocks.num_cached(sequence)
             computed = hits * self._config.block_size
         if sequence.is_remote_prefill:
-            return 0 if self._loads.start(sequence, hits, known) else None
+            return self._start_load(sequence, hits, known)
         if not sequence.num_blocks and sequence.reads_cache:
             more = self._offload.ask(sequence, computed)
             if more is None:
-                return SKIPPED
+                return "skip", 0
             if more:
-                return 0 if self._loads.start(sequence, hits, computed + more) else None
+                return self._start_load(sequence, hits, computed + more)
         count = self._running.cut_to_threshold(known - computed)
         if count > budget:
             if not self._config.enable_chunked_prefill:
-                return None
+                return "stop", 0
             count = budget
         reach = max(computed + count, known) if self._config.scheduler_reserve_full_isl else computed + count
         is_alone = not self._running.sequences
         if self._first_blocks.num_needed(sequence, hits, reach, is_alone=is_alone) > self._pool.num_free:
-            return None
+            return "stop", 0
         self._start(batch, sequence, hits, computed, count)
-        return count
+        return "start", count
+
+    def _start_load(self, sequence: Sequence, hits: int, num_computed: int) -> tuple[Outcome, int]:
+        return "start" if self._loads.start(sequence, hits, num_computed) else "stop", 0
 
     def _start(self, batch: Batch, sequence: Sequence, hits: int, computed: int, count: int) -> None:
         """Start a waiting sequence, with its first chunk after the cached or loaded part."""
         self._queues.leave(sequence)
         if not sequence.num_blocks:
             self._first_blocks.share(sequence, hits)
+            self._stats.count(sequence, computed)
         computed += count
         needed = max(num_blocks_of(computed, self._config.block_size) - sequence.num_blocks, 0)
         self._running.grant(sequence, computed, needed, num_cacheable=computed)
@@ -121,9 +127,9 @@ class Admission:
         else:
             batch.admitted = [*batch.admitted, sequence]
             if sequence.is_token_shipped:
-                self.shipped.append(sequence)
+                self._outbox.shipped.append(sequence)
         batch.chunks.append((sequence, count))
         sequence.state = RUNNING
         self._running.sequences.append(sequence)
         if self._adapters is not None:
-            self._adapters.seat((sequence,), is_more=True)
+            self._adapters.add(sequence)

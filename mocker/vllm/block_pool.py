@@ -9,7 +9,7 @@ Every block is in one of four regions. Only runs are objects; the rest are count
 
     allocate     blank, then queued (a run from its tail: evicted) -> private
     store        private -> shared: the sequence's last run grows, or a new one starts
-    hold         queued or shared -> shared: a cached prefix is used
+    share        queued or shared -> shared: a cached prefix is used
     release      shared -> the back of the queue, the last run first; private -> blank
     give_back    private -> blank
 
@@ -56,7 +56,7 @@ class BlockPool:
 
     # What the scheduler asks
 
-    def lookup(self, chain: BlockChain, limit: int) -> int:
+    def num_cached(self, chain: BlockChain, limit: int) -> int:
         """Count the leading blocks of a chain that are cached, at most `limit`."""
         index, ids = self._index, chain.ids
         num_ids = num_held(index, ids, chain.index_of(limit - 1) + 1) if limit > 0 else 0
@@ -79,7 +79,7 @@ class BlockPool:
             block = stop
         return count
 
-    def hold(self, sequence: Sequence, num_blocks: int) -> None:
+    def share(self, sequence: Sequence, num_blocks: int) -> None:
         """Let a sequence share the first `num_blocks` cached blocks of its chain."""
         chain, block = sequence.chain, 0
         runs = self._runs.setdefault(sequence, [])
@@ -138,7 +138,7 @@ class BlockPool:
         if chain.key(start) not in self._index and (tail is None or tail.primary):
             present = start
         else:
-            present = min(max(self.lookup(chain, num_full), start), num_full)
+            present = min(max(self.num_cached(chain, num_full), start), num_full)
         if present > start:
             self._append(sequence, runs, start, present, primary=False)
         if num_full > present:
@@ -173,11 +173,6 @@ class BlockPool:
         if self.has_listener:
             self.events.append(AllBlocksCleared())
         return True
-
-    def cached(self) -> list[tuple[BlockChain, int, int]]:
-        """Return what look-ups can find as (chain, start, stop), each run once."""
-        runs = dict.fromkeys(self._index.values())
-        return [(run.chain, run.start, run.stop) for run in runs]
 
     # Runs
 

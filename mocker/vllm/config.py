@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from foundation.settings import Count, Whole
+from mocker.contract import KvRole
 from mocker.tiers.config import OffloadConfig
-from mocker.vllm.foreign import settings_of
+from mocker.vllm.kv_transfer_config import settings_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class EngineConfig(OffloadConfig):
     long_prefill_token_threshold_adaptive: bool = False
     """Raise that threshold to an equal share of the budget when few requests are present."""
 
-    kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
+    kv_role: KvRole | None = None
     """Part in disaggregation: kv_producer computes prompts whose KV other engines read; kv_consumer reads it; kv_both
     does either, request by request (none: neither)."""
 

@@ -1,10 +1,10 @@
 """vLLM's scheduler as the core of an engine."""
 
-from mocker.contract import Backlog, Effects, HostChunks, Remaining, View
+from mocker.contract import Backlog, HostChunks, Remaining, View
 from mocker.models.kv_cache import MoreBlocks
 from mocker.sequence import LOADING, Sequence
 from mocker.tiers.config import HostMemory
-from mocker.tiers.copies import NO_WORK, Copy, Work
+from mocker.tiers.copies import Copy, Work
 from mocker.tiers.work import Found, LookUp, Read, Write
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.scheduler import Scheduler
@@ -26,22 +26,19 @@ class VllmCore(Scheduler):
         """Start idle; see `new_engine` for the arguments."""
         super().__init__(config, num_blocks, host, more, max_loras=max_loras)
         self.pool.has_listener = kv_events
-        self.effects = Effects()
-        self.effects.loads, self.effects.shipped = self.loads, self.shipped
         self.offload.host.has_listener = kv_events
-        self.effects.tier_work = self.offload.tier_work
 
     def publish(self) -> None:
         """See `Core`."""
         if self.pool.events:
-            self.effects.events += self.pool.events
+            self.outbox.events += self.pool.events
             self.pool.events = []
         if self.offload.host.events:
             self.publish_host_events()
 
-    def let_go(self, sequence: Sequence) -> None:
+    def release_kept(self, sequence: Sequence) -> None:
         """See `Core`."""
-        self.retention.let_go(sequence)
+        self.retention.release(sequence)
 
     # What it is doing
 
@@ -67,13 +64,13 @@ class VllmCore(Scheduler):
         Sequences whose KV was loaded hold blocks while they wait, and cannot be preempted. Under pressure, they may
         leave too few for the next tokens of the first; the others wait behind it, and none frees a block.
         """
-        if not self.holding or self.running or self.retention.held or self.offload.is_copying:
+        if not self.holding or self.running or self.retention.kept or self.offload.is_copying:
             return False
         return not any(each.state == LOADING for each in self.holding)
 
     def stall(self) -> str | None:
         """See `Core`."""
-        if not self.waiting or self.holding or self.retention.held or self.offload.is_copying or self.pause:
+        if not self.waiting or self.holding or self.retention.kept or self.offload.is_copying or self.pause:
             return None
         return (
             f"{self.waiting[0]} can never be admitted: {self.pool.num_free} of {self.pool.num_blocks} blocks are "
@@ -95,7 +92,7 @@ class VllmCore(Scheduler):
             num_to_load=sum([each.is_remote_prefill for each in self.waiting]),
             num_loading=num_loading,
             num_loaded=len(self.holding) - num_loading,
-            num_retained=len(self.retention.held),
+            num_retained=len(self.retention.kept),
             num_blocks=self.pool.num_blocks,
             num_free_blocks=self.pool.num_free,
         )
@@ -129,22 +126,22 @@ class VllmCore(Scheduler):
 
     def take_copies(self) -> Work:
         """See `Core`."""
-        return self.offload.take_work() if self._has_host else NO_WORK
+        return self.offload.take_work()
 
     def end_copy(self, copy: Copy) -> None:
         """See `Core`."""
         self.offload.end_copy(copy.number)
         if not copy.is_store:
-            self.arrive(copy.sequence)
+            self.end_load(copy.sequence)
 
     @property
     def ends_at_stores(self) -> bool:
         """See `Core`."""
         return self.offload.writes_stores
 
-    def answer(self, look_up: LookUp, found: list[Found]) -> None:
+    def end_look_up(self, look_up: LookUp, found: list[Found]) -> None:
         """See `Core`."""
-        self.offload.answer(look_up, found)
+        self.offload.end_look_up(look_up, found)
         self.end_fetch(look_up.sequence)
 
     def end_read(self, read: Read, num_chunks: int) -> None:
@@ -158,7 +155,7 @@ class VllmCore(Scheduler):
 
     def publish_host_events(self) -> None:
         """See `Core`."""
-        self.effects.events += self.offload.host.events
+        self.outbox.events += self.offload.host.events
         self.offload.host.events = []
 
     def host_chunks(self) -> HostChunks:

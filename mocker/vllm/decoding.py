@@ -10,18 +10,22 @@ position starts or fills a block needs any work.
 
 from mocker.position import NEVER, Total, num_full, num_started, num_within, starting, starting_or_filling
 from mocker.sequence import Sequence
-from mocker.vllm.block_pool import BlockPool
+from mocker.vllm.block_pool import BlockPool, num_blocks_of
 
 
 class Decoding:
     """Sums over the decoding sequences, and the blocks they allocate and fill."""
 
-    def __init__(self, pool: BlockPool, *, block_size: int, lag: int) -> None:
-        """Start with none; a token is known, and its block can be cached, `lag` iterations after it is computed."""
+    def __init__(self, running: list[Sequence], pool: BlockPool, *, block_size: int, lag: int) -> None:
+        """Start with none of those that run.
+
+        A token is known, and its block can be cached, `lag` iterations after it is computed.
+        """
         self.context = Total()
         """The tokens of context that all of them read."""
         self.next_finish = NEVER
         """The iteration at whose end the next of them finishes."""
+        self._running = running
         self._pool = pool
         self._size = block_size
         self._lag = lag
@@ -32,21 +36,25 @@ class Decoding:
         self.context.add(sequence)
         self.next_finish = min(self.next_finish, sequence.last_iteration)
 
-    def stop(self, sequence: Sequence, num_computed: int) -> None:
-        """Remove a sequence; the caller must call `find_next_finish`."""
-        self.context.remove(sequence)
-        sequence.end_decoding(num_computed)
-        sequence.num_blocks = -(-num_computed // self._size)
+    def stop(self, sequences: list[Sequence], iteration: int, *, was_granted: bool = False) -> None:
+        """Remove sequences that have computed their tokens before an iteration, and that in it if `was_granted`."""
+        for sequence in sequences:
+            num_computed = sequence.computed(iteration) + int(was_granted)
+            self.context.remove(sequence)
+            sequence.end_decoding(num_computed)
+            sequence.num_blocks = num_blocks_of(num_computed, self._size)
+        self._find_next_finish()
 
-    def delay(self, sequence: Sequence, iteration: int) -> None:
-        """Give a sequence no token in an iteration. Then call `find_next_finish`."""
-        self.context.remove(sequence)
-        sequence.delay(iteration)
-        self.context.add(sequence)
+    def delay(self, sequences: list[Sequence], iteration: int) -> None:
+        """Give sequences no token in an iteration."""
+        for sequence in sequences:
+            self.context.remove(sequence)
+            sequence.delay(iteration)
+            self.context.add(sequence)
+        self._find_next_finish()
 
-    def find_next_finish(self, running: list[Sequence]) -> None:
-        """Find the next running sequence to finish."""
-        self.next_finish = min([s.last_iteration for s in running if s.decoding], default=NEVER)
+    def _find_next_finish(self) -> None:
+        self.next_finish = min([s.last_iteration for s in self._running if s.decoding], default=NEVER)
 
     # Blocks
 

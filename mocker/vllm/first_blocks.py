@@ -1,6 +1,5 @@
 """The blocks that a waiting sequence is given, when it starts or its load does: cached ones to share, and new ones."""
 
-from mocker.look_ups import LookUps
 from mocker.sequence import Sequence
 from mocker.vllm.block_pool import num_blocks_of
 from mocker.vllm.config import EngineConfig
@@ -11,7 +10,6 @@ class FirstBlocks:
     """Counts them, and gives those that are cached."""
 
     def __init__(self, config: EngineConfig, memory: Memory) -> None:
-        self.look_ups = LookUps()
         self._pool = memory.pool
         self._size = config.block_size
         self._caches = config.enable_prefix_caching
@@ -21,7 +19,7 @@ class FirstBlocks:
         """Count the cached blocks at the start of a sequence's tokens, of which at least one must be computed."""
         if not self._caches or not sequence.reads_cache:
             return 0
-        return self._pool.lookup(sequence.chain, (sequence.num_known - 1) // self._size)
+        return self._pool.num_cached(sequence.chain, (sequence.num_known - 1) // self._size)
 
     def num_needed(self, sequence: Sequence, hits: int, computed: int, *, is_alone: bool) -> int:
         """Count the blocks that must be free for tokens up to `computed`.
@@ -38,10 +36,7 @@ class FirstBlocks:
     def share(self, sequence: Sequence, hits: int) -> None:
         """Give a sequence the cached blocks at the start of its prompt, and what it holds beside its tokens' blocks."""
         if hits:
-            self._pool.hold(sequence, hits)
+            self._pool.share(sequence, hits)
         sequence.num_blocks = hits
         if sequence.num_more_blocks:
             self._pool.allocate_more(sequence)
-        if not sequence.num_preemptions:
-            sequence.cached_tokens = hits * self._size
-            self.look_ups.count(sequence.num_prompt, sequence.cached_tokens, reads_cache=sequence.reads_cache)

@@ -43,17 +43,19 @@ class Leaps:
         if (queues.waiting or queues.holding) and any(s.chain.num_named * size > s.num_prompt for s in decodes):
             return 1  # named output blocks, once cached, may admit a waiting sequence
         decoding, first = self._running.decoding, self._running.iteration
-        # In flight is `first - 1`. Asynchronously it is `first - 2`, but the batch without the sequence that ends is also
-        # closed one iteration earlier.
+        # In flight is `first - 1`, or asynchronously `first - 2`. The count is the same, because then the batch without the
+        # finished sequence is also closed one iteration earlier.
         count = min(limit, decoding.next_finish - first + 2)
         return 1 + decoding.num_iterations(decodes, first, count - 1) if count > 1 else 1
 
     def _is_host_idle(self) -> bool:
         """Return whether host memory has no part in iterations that only decode.
 
-        These evict blocks. If the next waiting sequence would have shared them, it may have to ask host memory again,
-        so that those behind it continue, or it may load instead of computing. The first needs a copy in progress, or a
-        look-up that was not made; the second admits nobody who needs the blocks of a whole prompt anyway.
+        Decodes may evict cached blocks that the next waiting sequence would have shared. Then it may
+
+        - have to ask host memory again, so that those behind it may start. This needs a copy in progress, or a look-up in
+          tiers that was not made.
+        - load KV instead of computing it. This admits nobody if the blocks of a whole prompt must be free.
         """
         offload = self._offload
         if not (offload.is_prompt_only and offload.is_quiet):

@@ -2,11 +2,11 @@
 
 A sequence gets the blocks first, and its KV comes outside of iterations; the driver reports when:
 
-    in `waiting`                        in `holding`                                               in `running`
-    WAITING -- `start`: blocks are free --> LOADING -- `arrive` --> LOADED -- `promote` --> WAITING --> RUNNING
+    in `waiting`                        in `holding`                                            in `running`
+    WAITING -- `start`: blocks are free --> LOADING -- `end` --> LOADED -- `promote` --> WAITING --> RUNNING
 """
 
-from mocker.batch import Batch
+from mocker.contract import Outbox
 from mocker.sequence import LOADED, LOADING, WAITING, Sequence
 from mocker.vllm.block_pool import num_blocks_of
 from mocker.vllm.config import EngineConfig
@@ -26,9 +26,8 @@ class Loads:
         first_blocks: FirstBlocks,
         running: Running,
         queues: Queues,
+        outbox: Outbox,
     ) -> None:
-        self.started: list[Sequence] = []  # loads from other engines, until the driver takes them
-        self.expected: list[Sequence] = []  # arrived, and tiers behind host memory may have parts of them
         self._size = config.block_size
         self._reserves_whole = config.scheduler_reserve_full_isl
         self._fails = config.kv_load_failure_policy == "fail"
@@ -38,6 +37,8 @@ class Loads:
         self._queues = queues
         self._retention = memory.retention
         self._offload = memory.offload
+        self._stats = memory.prefix_cache_stats
+        self._outbox = outbox
 
     def start(self, sequence: Sequence, hits: int, num_computed: int) -> bool:
         """Allocate the blocks of this many tokens after the cached ones, and start their load; False if not free.
@@ -53,11 +54,16 @@ class Loads:
         self._pool.allocate(sequence.num_blocks - hits)
         sequence.num_computed = num_computed
         sequence.state = LOADING
-        self._queues.hold(sequence)
+        self._queues.await_kv(sequence)
+        num_local = hits * self._size
+        self._stats.count(sequence, num_local)
         if sequence.is_remote_prefill:
-            self._load_from_engine(sequence, num_computed)
+            sequence.is_remote_prefill = False
+            self._outbox.loads.append(sequence)
+            self._stats.count_load(sequence, num_computed - num_local)
         else:
-            self._load_from_host(sequence, hits * self._size, num_computed)
+            self._offload.load(sequence, num_local, num_computed - num_local)
+            self._stats.count_load(sequence, 0)
         return True
 
     def _is_free(self, sequence: Sequence, hits: int, reach: int) -> bool:
@@ -68,21 +74,6 @@ class Loads:
                 return False
         return first.num_needed(sequence, hits, reach, is_alone=is_alone) + self.num_reserved_blocks() <= free
 
-    def _load_from_engine(self, sequence: Sequence, num_computed: int) -> None:
-        sequence.is_remote_prefill = False
-        self.started.append(sequence)
-        if not sequence.num_preemptions:
-            self._first_blocks.look_ups.num_elsewhere += num_computed - sequence.cached_tokens
-
-    def _load_from_host(self, sequence: Sequence, num_local: int, num_computed: int) -> None:
-        if not sequence.num_preemptions:
-            sequence.cached_tokens = num_computed
-        self._offload.load(sequence, num_local, num_computed - num_local)
-        if not sequence.num_preemptions:
-            look_ups = self._first_blocks.look_ups
-            look_ups.num_host += sequence.host_tokens
-            look_ups.num_disk += sequence.disk_tokens + sequence.store_tokens
-
     def num_reserved_blocks(self) -> int:
         """Count the blocks that prefills in flight still need to compute their prompts.
 
@@ -92,12 +83,12 @@ class Loads:
         prefills = (*self._running.prefilling(), *self._queues.holding)
         return sum([max(num_blocks_of(s.num_known, self._size) - s.num_blocks, 0) for s in prefills])
 
-    def arrive(self, sequence: Sequence, num_valid_blocks: int | None) -> bool:
+    def end(self, sequence: Sequence, num_valid_blocks: int | None) -> bool:
         """Record that a sequence's KV, or only this many of its first blocks, is loaded; return whether that ends it.
 
         The rest is computed if `kv_load_failure_policy` asks for it.
         """
-        if self._retention.let_go(sequence):  # it was aborted meanwhile
+        if self._retention.release(sequence):  # it was aborted meanwhile
             return False
         sequence.state = LOADED
         if num_valid_blocks is None:
@@ -128,35 +119,3 @@ class Loads:
             sequence.num_known += 1
         else:
             sequence.num_computed -= 1
-
-    # Host memory, and the tiers behind it
-
-    def expect(self, sequence: Sequence) -> None:
-        """Start to fetch the prompt of a new sequence with the next batch, if that is done before it is its turn."""
-        if self._offload.prefetches and sequence.reads_cache and not sequence.is_remote_prefill:
-            self.expected.append(sequence)
-
-    def prefetch(self) -> None:
-        """Start fetching the parts of arrived prompts that are neither here nor in host memory."""
-        for sequence in self.expected:
-            if sequence.state == WAITING:
-                self._offload.expect(sequence, self._first_blocks.num_cached(sequence) * self._size)
-        self.expected.clear()
-
-    def offer(self, batch: Batch) -> bool:
-        """Offer the chunks that a batch completes, and those of sequences ended since; return whether copies result."""
-        offload, running = self._offload, self._running
-        is_prompt_only, refused = offload.is_prompt_only, offload.refused
-        if is_prompt_only and not refused:
-            if not batch.chunks:
-                return not offload.is_quiet and offload.end_schedule(())
-            return offload.end_schedule([(sequence, sequence.num_computed) for sequence, _ in batch.chunks])
-        chunks = {sequence for sequence, _ in batch.chunks}
-        offers = []
-        for sequence in running.sequences:
-            if sequence in chunks:
-                offers.append((sequence, sequence.num_computed))
-            elif sequence.decoding and sequence not in batch.starved and (not is_prompt_only or sequence in refused):
-                is_last_known = int(running.knows_last(sequence))
-                offers.append((sequence, sequence.computed(running.iteration) + is_last_known))
-        return offload.end_schedule(offers)

@@ -1,30 +1,27 @@
 """Where an engine has KV: in its blocks on the GPU, which others may retain, and in host memory."""
 
+from mocker.contract import Outbox
+from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.tiers.config import HostMemory
 from mocker.vllm.block_pool import BlockPool
 from mocker.vllm.config import EngineConfig
-from mocker.vllm.offload.no_offload import NoOffload
 from mocker.vllm.offload.offload import Offload
+from mocker.vllm.offload.offloading import Offloading
 from mocker.vllm.retention import Retention
 
 
 class Memory:
     """The pool of blocks, who retains them, and the scheduler's side of host memory."""
 
-    def __init__(self, config: EngineConfig, num_blocks: int, host: HostMemory | None) -> None:
-        """Start with nothing cached.
-
-        Raises:
-            ValueError: there is host memory, and no prefix caching.
-        """
-        if host is not None and not config.enable_prefix_caching:
-            raise ValueError(
-                "KV is offloaded, and enable_prefix_caching is false; expected true: prefix caching finds it by its "
-                "content"
-            )
+    def __init__(self, config: EngineConfig, num_blocks: int, host: HostMemory | None, outbox: Outbox) -> None:
+        """Start with nothing cached."""
+        assert host is None or config.enable_prefix_caching, "prefix caching is what finds KV in host memory"
+        # vLLM's null block is one of them, and is never used.
         self.pool = BlockPool(num_blocks - 1, enable_prefix_caching=config.enable_prefix_caching)
         self.has_host = host is not None
         """Whether there is host memory; where a call for each iteration would cost, this is asked first."""
-        self.offload = NoOffload(self.pool) if host is None else Offload(host, self.pool, config.block_size)
+        self.offload = Offloading() if host is None else Offload(host, self.pool, config.block_size, outbox)
         self.retention = Retention(self.pool, has_fence=config.is_async and (config.is_kv_consumer or self.has_host))
+        self.prefix_cache_stats = PrefixCacheStats()
+        """How much of the prompts was found there."""
         self.watermark_blocks = int(config.watermark * num_blocks)

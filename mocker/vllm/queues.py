@@ -1,8 +1,9 @@
-"""The sequences that do not run yet: whose turn is next, and who does not hold up the others.
+"""The sequences that do not run yet: whose turn is next, and whom the others may pass.
 
     `waiting`      for blocks; first come, first served, or by priority
     `fetching`     until tiers behind host memory have done something for it; it is skipped
-    `holding`      it holds blocks, and its KV is on its way or has arrived; scanned before `waiting`
+    `holding`      it holds blocks, and its KV is on its way or has arrived; scanned before `waiting`. This is vLLM's
+                   `kv_holding_waiting`
 
 A preempted sequence comes back to the front of `waiting`, or to its place by priority.
 """
@@ -47,7 +48,7 @@ class Queues:
             sequence.order = -self._num_put_back
             self.waiting.appendleft(sequence)
 
-    def hold(self, sequence: Sequence) -> None:
+    def await_kv(self, sequence: Sequence) -> None:
         """Let a sequence that was given blocks wait for its KV."""
         self.leave(sequence)
         self._enqueue(self.holding, sequence)

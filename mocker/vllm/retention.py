@@ -1,7 +1,7 @@
 """Blocks that others need after their sequence: another engine reads them, or a step may still write them.
 
-    RUNNING ---- ends, and another engine is to read its prompt's KV ----> held ---- `let_go` ----> free
-    LOADING ---- aborted; a transfer in progress cannot be stopped ------> held ---- it arrived --> free
+    RUNNING ---- ends, and another engine is to read its prompt's KV ----> kept ---- it was read -> free
+    LOADING ---- aborted; a transfer in progress cannot be stopped ------> kept ---- it arrived --> free
     RUNNING ---- ends while a later step computes it, in a consumer -----> fenced -- that step ended --> free
 
 The fence exists because a load may write a block that is freed at once, in no order with the GPU's remaining work.
@@ -18,21 +18,21 @@ class Retention:
     """The sequences that retain blocks of the pool."""
 
     def __init__(self, pool: BlockPool, *, has_fence: bool) -> None:
-        self.held: dict[Sequence, None] = {}  # in order
+        self.kept: dict[Sequence, None] = {}  # in order
         self.fenced: deque[tuple[int, Sequence]] = deque()  # with the iteration after whose end they are free
         self.has_fence = has_fence
         self._pool = pool
         self._before = self._latest = Batch(0)  # the two batches closed last, if there is a fence
 
-    def hold(self, sequence: Sequence) -> None:
-        """Keep a sequence's blocks until `let_go`."""
-        self.held[sequence] = None
+    def keep(self, sequence: Sequence) -> None:
+        """Keep a sequence's blocks until `release`."""
+        self.kept[sequence] = None
 
-    def let_go(self, sequence: Sequence) -> bool:
-        """Free the blocks of a sequence that is held; return whether it was held."""
-        if sequence not in self.held:
+    def release(self, sequence: Sequence) -> bool:
+        """Free the blocks of a sequence if they are kept; return whether they were."""
+        if sequence not in self.kept:
             return False
-        del self.held[sequence]
+        del self.kept[sequence]
         self._pool.release(sequence, sequence.num_blocks)
         return True
 

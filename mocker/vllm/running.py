@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from mocker.batch import NOBODY, Batch
 from mocker.position import NEVER
-from mocker.sequence import OVER, RUNNING, WAITING, Sequence
+from mocker.sequence import OVER, WAITING, Sequence
 from mocker.vllm.block_pool import num_blocks_of
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.decoding import Decoding
@@ -29,7 +29,7 @@ class Running:
         self.iteration = 0  # the next to be scheduled
         self.num_ended = 0
         self.lag = int(config.is_async)  # iterations from computing a token to knowing it
-        self.decoding = Decoding(memory.pool, block_size=config.block_size, lag=self.lag)
+        self.decoding = Decoding(self.sequences, memory.pool, block_size=config.block_size, lag=self.lag)
         self.ending: list[Sequence] = []  # no longer decoding, but their last token is not known yet
         self.starved = NOBODY  # in the last iteration
         self.dropped: list[Sequence] = []  # whose output in flight does not count
@@ -58,8 +58,8 @@ class Running:
                 continue
             computed = sequence.computed(self.iteration)
             count = 1 if sequence.decoding else self.chunk_size(sequence, budget)
-            held = num_blocks_of(computed, size) if sequence.decoding else sequence.num_blocks
-            needed = max(num_blocks_of(computed + count, size) - held, 0)
+            num_blocks = num_blocks_of(computed, size) if sequence.decoding else sequence.num_blocks
+            needed = max(num_blocks_of(computed + count, size) - num_blocks, 0)
             refund = self._make_room(batch, sequence, needed, granted) if self._pool.num_free < needed else 0
             if refund is None:
                 break
@@ -122,13 +122,13 @@ class Running:
                 if granted.get(sequence):
                     batch.chunks.append((sequence, granted[sequence]))
             elif sequence not in granted:
-                self.decoding.delay(sequence, self.iteration)
                 batch.starved.append(sequence)
             else:
                 batch.decodes.append(sequence)
                 if sequence in self.starved:
                     batch.delayed.append(sequence)
-        self.decoding.find_next_finish(self.sequences)
+        if batch.starved:
+            self.decoding.delay(batch.starved, self.iteration)
 
     def close(self, batch: Batch, *, is_disturbed: bool) -> Batch:
         """Go on to the next iteration; return the batch, or the one before if it goes on unchanged."""
@@ -172,14 +172,13 @@ class Running:
         """Stop the decoding of a preempted sequence; a token in flight is delivered unless it is dropped."""
         is_dropped &= (sequence.decoding or sequence in self.ending) and sequence not in self.starved
         if sequence.decoding:
-            computed = sequence.computed(self.iteration)
             sequence.num_known = sequence.known(self.iteration) - int(is_dropped)
             if sequence.last_iteration < self.iteration and not is_dropped:
                 self.ending.append(sequence)
             else:
                 sequence.last_iteration = NEVER
-            self._stop_decoding(sequence, computed + int(was_granted))
-            self.decoding.find_next_finish(self.sequences)
+            self.decoding.stop([sequence], self.iteration, was_granted=was_granted)
+            self.steady = None
         elif is_dropped:
             sequence.num_known -= 1
             sequence.last_iteration = NEVER
@@ -195,16 +194,16 @@ class Running:
 
     def retire(self) -> None:
         """Stop computing sequences whose last token, by length, is in flight."""
-        for sequence in self.sequences:
-            if (
-                sequence.last_iteration < self.iteration
-                and sequence.decoding
-                and sequence.num_total == sequence.num_limit
-            ):
+        iteration = self.iteration
+        ending = [
+            s for s in self.sequences if s.last_iteration < iteration and s.decoding and s.num_total == s.num_limit
+        ]
+        if ending:
+            for sequence in ending:
                 sequence.num_known = sequence.num_total
-                self._stop_decoding(sequence, sequence.computed(self.iteration))
-                self.ending.append(sequence)
-        self.decoding.find_next_finish(self.sequences)
+            self.decoding.stop(ending, iteration)
+            self.ending += ending
+            self.steady = None
 
     def end(self, batch: Batch, num_iterations: int) -> tuple[list[Sequence], list[Sequence]]:
         """End iterations of a batch; return the sequences that it gave their first token, and those that have their last."""
@@ -229,26 +228,12 @@ class Running:
             num_tokens = min(sequence.computed(self.iteration), sequence.num_total - 1)
             self._pool.store(sequence, num_tokens // self._size)
 
-    def take_out(self, sequence: Sequence) -> None:
-        """Mark a sequence as over; it still has its blocks."""
-        if sequence.state == RUNNING:
-            self.sequences.remove(sequence)
-            if sequence.decoding:
-                self._stop_decoding(sequence, sequence.computed(self.iteration))
-                self.decoding.find_next_finish(self.sequences)
-        else:
-            self._queues.leave(sequence)
-        sequence.state = OVER
-        if sequence in self.ending:
-            self.ending.remove(sequence)
-
-    def _stop_decoding(self, sequence: Sequence, num_computed: int) -> None:
-        self.decoding.stop(sequence, num_computed)
-        self.steady = None
-
-    def free(self, sequence: Sequence) -> None:
-        """Free the blocks of a sequence that is over, once nothing can write them any more."""
-        self._retention.free(sequence, self.iteration, self.num_ended)
+    def remove(self, sequence: Sequence) -> None:
+        """Remove a running sequence that is over; it still has its blocks."""
+        self.sequences.remove(sequence)
+        if sequence.decoding:
+            self.decoding.stop([sequence], self.iteration)
+            self.steady = None
 
     # Counts
 

@@ -14,15 +14,16 @@ The parts, each with its own rule:
         +---------------------- preempted -------------------+-- ends --> over
     `Loads`      KV comes from another engine or from host memory: blocks first, then a wait in `Queues.holding`
     `Memory`     blocks on the GPU, those that others still need (`Retention`), host memory (`Offload`)
+    `Offers`     prompts are fetched into host memory, and new KV is offered to it
 
-Transfers are not part of iterations: `loads` lists those from other engines that have started; the driver reports when
-each has arrived (`arrive`) or was read (`retention.let_go`).
+Transfers are not part of iterations: those from other engines that start are in the outbox; the driver reports when each
+has arrived (`end_load`) or was read (`retention.release`).
 """
 
 from collections.abc import Iterator
 
 from mocker.batch import NOBODY, Batch
-from mocker.contract import Pause
+from mocker.contract import Outbox, Pause
 from mocker.core import Core
 from mocker.models.kv_cache import MoreBlocks
 from mocker.sequence import LOADING, OVER, RUNNING, Sequence
@@ -36,6 +37,7 @@ from mocker.vllm.first_blocks import FirstBlocks
 from mocker.vllm.leaps import Leaps
 from mocker.vllm.loads import Loads
 from mocker.vllm.memory import Memory
+from mocker.vllm.offload.offers import Offers
 from mocker.vllm.queues import Queues
 from mocker.vllm.running import Running
 
@@ -53,32 +55,33 @@ class Scheduler(Core):
         max_loras: int | None = None,
     ) -> None:
         self.config = config
+        self.outbox = outbox = Outbox()
         self.pause: Pause | None = None
         self.has_fast_paths = True  # else the rule alone decides, with the same result
         self._more = more
         self._reset = NOBODY  # preempted by a reset of the prefix cache, until a batch reports them
-        memory, queues = Memory(config, num_blocks, host), Queues(by_priority=config.scheduling_policy == "priority")
+        memory = Memory(config, num_blocks, host, outbox)
+        queues = Queues(by_priority=config.scheduling_policy == "priority")
         first_blocks = FirstBlocks(config, memory)
         adapters = None if max_loras is None else AdapterSeats(max_loras)
         self._has_host = memory.has_host
         self._queues = queues
         self._running = Running(config, memory, queues)
         self._fast_paths = FastPaths(config, memory, self._running)
-        self._loads = Loads(config, memory, first_blocks, self._running, queues)
-        self._admission = Admission(config, memory, first_blocks, self._running, queues, self._loads, adapters)
+        self._loads = Loads(config, memory, first_blocks, self._running, queues, outbox)
+        self._admission = Admission(config, memory, first_blocks, self._running, queues, self._loads, adapters, outbox)
+        self._offers = Offers(config, memory, first_blocks, self._running)
         self._leaps = Leaps(config, memory, self._running, queues, has_adapters=adapters is not None)
         # What callers read. The lists stay the same ones.
         self.pool = memory.pool
         self.offload = memory.offload
         self.retention = memory.retention
-        self.look_ups = first_blocks.look_ups
+        self.prefix_cache_stats = memory.prefix_cache_stats
         self.running = self._running.sequences
         self.dropped = self._running.dropped
         self.waiting = queues.waiting
         self.fetching = queues.fetching
         self.holding = queues.holding
-        self.loads = self._loads.started
-        self.shipped = self._admission.shipped
 
     def schedule(self) -> Batch | None:
         """Close the next iteration's batch, or return None when nothing can run.
@@ -89,8 +92,8 @@ class Scheduler(Core):
         if self.pause == "all":
             return None
         running = self._running
-        if self._loads.expected:
-            self._loads.prefetch()
+        if self._offers.to_prefetch:
+            self._offers.prefetch()
         if running.decoding.next_finish < running.iteration:
             running.retire()
         batch = Batch(running.iteration)
@@ -101,7 +104,7 @@ class Scheduler(Core):
             self._admission.admit(batch, budget, takes_new=self.pause is None)
         if self._reset:  # not before: what a reset preempts may be admitted at once
             batch.preempted, self._reset = [*self._reset, *batch.preempted], NOBODY
-        has_copies = self._has_host and self._loads.offer(batch)
+        has_copies = self._has_host and self._offers.offer(batch)
         if not (self.running or batch.preempted):
             return None
         # vLLM may preempt and then schedule nothing for those that still run: a step of no tokens and no time.
@@ -111,12 +114,8 @@ class Scheduler(Core):
         """End `num_iterations` iterations of a batch: return sequences that completed prefill, and finished ones."""
         sampled, finished = self._running.end(batch, num_iterations)
         for sequence in finished:
-            self._running.take_out(sequence)
-            self.offload.end(sequence, max(sequence.num_prompt, sequence.num_total - 1))
-            if sequence.is_remote_decode and sequence.num_blocks:
-                self.retention.hold(sequence)
-            else:
-                self._running.free(sequence)
+            num_computed = max(sequence.num_prompt, sequence.num_total - 1)
+            self._end(sequence, num_computed, is_kept=sequence.is_remote_decode and sequence.num_blocks > 0)
         return sampled, finished
 
     def add(self, sequence: Sequence) -> None:
@@ -141,23 +140,34 @@ class Scheduler(Core):
                 f"the cache has {self.pool.num_blocks}"
             )
         self._queues.add(sequence)
-        self._loads.expect(sequence)
+        self._offers.queue_prefetch(sequence)
 
     def abort(self, sequence: Sequence) -> None:
         """See `Core`."""
         if sequence.state != OVER:
-            is_loading = sequence.state == LOADING
             num_known = self.num_tokens(sequence) if sequence.state == RUNNING else 0
-            self._running.take_out(sequence)
-            self.offload.end(sequence, min(sequence.num_computed, num_known))
-            if is_loading:
-                self.retention.hold(sequence)
-            else:
-                self._running.free(sequence)
+            num_computed = min(sequence.computed(self.iteration), num_known)
+            self._end(sequence, num_computed, is_kept=sequence.state == LOADING)
 
-    def arrive(self, sequence: Sequence, num_valid_blocks: int | None = None) -> bool:
+    def _end(self, sequence: Sequence, num_computed: int, *, is_kept: bool) -> None:
+        """End a sequence that leaves this many tokens' KV; a transfer still needs its blocks if they are kept."""
+        running = self._running
+        if sequence.state == RUNNING:
+            running.remove(sequence)
+        else:
+            self._queues.leave(sequence)
+        sequence.state = OVER
+        if sequence in running.ending:
+            running.ending.remove(sequence)
+        self.offload.end(sequence, num_computed)
+        if is_kept:
+            self.retention.keep(sequence)
+        else:
+            self.retention.free(sequence, running.iteration, running.num_ended)
+
+    def end_load(self, sequence: Sequence, num_valid_blocks: int | None = None) -> bool:
         """See `Core`; the rest is computed if `kv_load_failure_policy` asks for it."""
-        is_over = self._loads.arrive(sequence, num_valid_blocks)
+        is_over = self._loads.end(sequence, num_valid_blocks)
         if is_over:
             self.abort(sequence)
         return is_over
@@ -199,7 +209,7 @@ class Scheduler(Core):
         """See `Core`."""
         self._leaps.take(num_iterations, is_ordered=is_ordered)
 
-    def know(self, num_iterations: int) -> None:
+    def end_iterations(self, num_iterations: int) -> None:
         """See `Core`."""
         self._running.num_ended += num_iterations
 

@@ -355,7 +355,7 @@ def test_nothing_is_lost_while_the_fleet_changes(world):
         engine = rank.engine
         if not rank.is_gone:
             assert engine.num_free_blocks == engine.num_blocks
-            assert not (engine.view().num_retained or engine.effects.loads)
+            assert not (engine.view().num_retained or engine.outbox.loads)
     assert made.traffic.links.next_s() is None
     assert not len(made.flights)
     for routing in (made.routing, made.prefills):

@@ -355,7 +355,7 @@ def test_nothing_is_lost_on_the_way(world):
     made = cluster(deployment, requests)
     for engine in (rank.engine for rank in made.ranks):
         assert engine.num_free_blocks == engine.num_blocks
-        assert not (engine.view().num_retained or engine.effects.loads)
+        assert not (engine.view().num_retained or engine.outbox.loads)
     assert made.traffic.links.next_s() is None
     check_conserved(made, deployment, requests)
     found = simulated(deployment, requests)

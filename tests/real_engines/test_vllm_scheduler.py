@@ -354,9 +354,8 @@ class Ours:
     def schedule(self):
         scheduler = self.scheduler
         batch = scheduler.schedule()
-        loads = [(one.id, one.num_blocks, one.num_cached_blocks) for one in scheduler.loads]
+        loads = [(one.id, one.num_blocks, one.num_cached_blocks) for one in scheduler.outbox.take_loads()]
         facts = {"scheduled": [], "preempted": [], "loads": loads, "sends": {one.id for one in self._handed_over}}
-        scheduler.loads.clear()
         self._handed_over = []
         if batch is not None:
             facts["scheduled"] = [(sequence.id, count) for sequence, count in scheduler.num_new_tokens(batch)]
@@ -369,14 +368,14 @@ class Ours:
             speaking = {one.id for one in batch.decodes if scheduler.is_delivered(one)}
             sampled, finished = scheduler.update(batch)
             speaking |= {one.id for one in sampled}
-            self._handed_over += [one for one in finished if one in scheduler.retention.held]
+            self._handed_over += [one for one in finished if one in scheduler.retention.kept]
         failed = [
             sequence
             for number, num_valid in transferred.came
-            if scheduler.arrive(sequence := self._sequences[number], num_valid)
+            if scheduler.end_load(sequence := self._sequences[number], num_valid)
         ]
         for number in transferred.sent:
-            scheduler.retention.let_go(self._sequences[number])
+            scheduler.retention.release(self._sequences[number])
         reasons = {one.id: one.finish_reason for one in (*finished, *failed)}
         return {"finished": reasons, "speaking": speaking} | self.state()
 
@@ -389,7 +388,7 @@ class Ours:
             "waiting": waiting,
             "holding": holding,
             "loading": {one.id for one in scheduler.holding if one.state in (LOADING, LOADED)},
-            "held": {one.id for one in scheduler.retention.held},
+            "held": {one.id for one in scheduler.retention.kept},
             "fenced": [one.num_blocks for _, one in scheduler.retention.fenced],
             "reserved": scheduler.num_reserved_blocks(),
             "free": scheduler.pool.num_free,

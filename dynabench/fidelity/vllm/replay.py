@@ -17,7 +17,7 @@ from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from mocker.timing.model import Prefill, TimingModel, chunk
 from mocker.vllm.core import VllmCore
-from mocker.vllm.offload.offload import Offload
+from mocker.vllm.offload.offloading import Offloading
 
 
 def verify(recording: Recording) -> Verdict:
@@ -120,7 +120,7 @@ class _Replay:
         facts |= self._copies(scheduler.offload, entry)
         return facts
 
-    def _copies(self, offload: Offload, entry: Scheduled) -> Json:
+    def _copies(self, offload: Offloading, entry: Scheduled) -> Json:
         """Return a step's copies to and from host memory; chunks are identified by vLLM's slots."""
         work = offload.take_work()
         facts: Json = {"host_loads": {}, "host_stores": {}, "flushed": {copy.number for copy in work.flushed}}
@@ -139,7 +139,7 @@ class _Replay:
             facts["host_loads"][copy.number] = [sequence.id, hits, sequence.num_computed - hits, found]
         return facts | {"free_host_chunks": offload.host.num_chunks - offload.host.num_used}
 
-    def _chunk_names(self, offload: Offload, copy: Copy) -> list[Hashable]:
+    def _chunk_names(self, offload: Offloading, copy: Copy) -> list[Hashable]:
         chain = copy.sequence.chain
         return [offload.host.name(chain, chunk) for start, stop in copy.ranges for chunk in range(start, stop)]
 
@@ -147,12 +147,11 @@ class _Replay:
         """Return what vLLM's scheduler reports to its workers about transfers with a step, and clear it."""
         scheduler, size = self._scheduler, self._block_size
         facts: Json = {"loads": {}}
-        for sequence in scheduler.loads:
+        for sequence in scheduler.outbox.take_loads():
             hits = sequence.cached_tokens
             facts["loads"][sequence.id] = [hits, sequence.num_known - hits, sequence.num_blocks - hits // size]
             self._lookups.append(Lookup(sequence, hits, sequence.num_known - hits))
             self._loaded.add(sequence)
-        scheduler.loads.clear()
         facts["unread"] = {sequence.id for sequence in self._aborted if sequence.is_remote_prefill}
         facts["not_processed"] = {sequence.id for sequence in self._aborted if sequence.is_remote_decode}
         facts["in_batch"] = {sequence.id for sequence in started if sequence.is_remote_decode}
@@ -169,12 +168,12 @@ class _Replay:
             sampled, finished = self._scheduler.update(batch)
             facts["sampled"] = {sequence.id for sequence in (*speaking, *sampled)}
             facts["finished"] = {sequence.id: sequence.finish_reason for sequence in finished}
-        held = [s for s in self._scheduler.retention.held if s.is_remote_decode and facts["finished"].get(s.id)]
+        held = [s for s in self._scheduler.retention.kept if s.is_remote_decode and facts["finished"].get(s.id)]
         facts["handed_over"] = {sequence.id: [sequence.num_blocks, sequence.cached_tokens] for sequence in held}
         self._handed_over += held
         for id, num_valid in entry.arrivals:
             sequence = self._sequences[id]
-            if self._scheduler.arrive(sequence, num_valid):
+            if self._scheduler.end_load(sequence, num_valid):
                 facts["finished"][id] = sequence.finish_reason
             if num_valid == 0:
                 self._loaded.discard(sequence)
@@ -183,7 +182,7 @@ class _Replay:
         host = self._scheduler.offload.host
         facts["free_host_chunks"] = host.num_chunks - host.num_used
         for id in entry.sent:
-            self._scheduler.retention.let_go(self._sequences[id])
+            self._scheduler.retention.release(self._sequences[id])
         return facts | self._count_hits() | self._state()
 
     def _state(self) -> Json:
@@ -202,7 +201,7 @@ class _Replay:
             "loading": [sequence.id for sequence in holding if sequence.state in (LOADING, LOADED)],
             "fetch": [to_load, len(loading), len(come)],
             "reserved_blocks": scheduler.num_reserved_blocks(),
-            "held": {sequence.id for sequence in scheduler.retention.held},
+            "held": {sequence.id for sequence in scheduler.retention.kept},
             "fenced_blocks": [sequence.num_blocks for _, sequence in scheduler.retention.fenced],
         }
 

@@ -12,7 +12,7 @@ Copies are not part of iterations: `take_work` reports them to the driver.
 
 Behind host memory there may be tiers (`mocker/tiers/work.py`), for which the driver acts:
 
-    host memory lacks chunks of a prompt that is admitted    LookUp --> `answer`; if there is room: Read --> `end_read`
+    host memory lacks chunks of a prompt that is admitted    LookUp --> `end_look_up`; if there is room: Read --> `end_read`
     a store has ended; or a load; or chunks are evicted      Write --> `end_write`, by the tier's policy
 
 A prompt must ask again until its reads have ended, and then finds them in host memory. It looks up once, and again only
@@ -24,16 +24,17 @@ Semantics: OffloadingConnectorScheduler and TieringOffloadingManager of vLLM 0.3
 from collections.abc import Iterable
 
 from mocker.chain import BlockChain
+from mocker.contract import Outbox
+from mocker.position import NEVER
 from mocker.sequence import Sequence
 from mocker.tiers.chunk_cache import ChunkCache, Uses
 from mocker.tiers.config import HostMemory, TierName
 from mocker.tiers.copies import NO_WORK, Copy, Work
 from mocker.tiers.ranges import Range, overlap, split
-from mocker.tiers.work import Found, Hurry, LookUp, Read, TierWork, Write
+from mocker.tiers.work import Found, Hurry, LookUp, Read, Write
 from mocker.vllm.block_pool import BlockPool
 from mocker.vllm.block_runs import BlockWatch
-
-NEVER = 1 << 62
+from mocker.vllm.offload.offloading import Offloading
 
 
 class State:
@@ -66,23 +67,18 @@ class State:
         self.is_over = False
 
 
-class Offload:
-    """The scheduler's side of offloading."""
+class Offload(Offloading):
+    """The scheduler's side of offloading to host memory."""
 
-    def __init__(self, memory: HostMemory, pool: BlockPool, block_size: int) -> None:
+    def __init__(self, memory: HostMemory, pool: BlockPool, block_size: int, outbox: Outbox) -> None:
         """Start with an empty host cache, next to a GPU's pool of blocks of this many tokens."""
-        self.host = ChunkCache(
+        host = ChunkCache(
             memory.num_chunks,
             blocks_per_chunk=memory.blocks_per_chunk,
             eviction_policy=memory.eviction_policy,
             store_threshold=memory.store_threshold,
         )
-        self.refused: dict[Sequence, None] = {}
-        """Running sequences whose chunks found no room; they are offered again in each step."""
-        self.num_refused = 0
-        """How often a sequence became one of these."""
-        self.ended: list[tuple[Sequence, int]] = []
-        """Sequences that are over since the last `end_schedule`, with the tokens whose KV they leave."""
+        super().__init__(host)
         self._pool = pool
         self.is_prompt_only = memory.offload_prompt_only
         self._size = memory.blocks_per_chunk * block_size
@@ -92,13 +88,10 @@ class Offload:
         self._num_copies = 0
         self._tiers = memory.tiers
         self.prefetches = bool(memory.tiers) and memory.prefetch_policy != "when_scheduled"
-        """Whether prompts are fetched from tiers as they arrive, before it is their turn."""
         self.writes_stores = any(tier.write_policy == "write_through" for tier in memory.tiers)
-        """Whether a store that has ended is also written to a tier."""
         self._is_hasty = memory.prefetch_policy == "best_effort"
         self._fetches: dict[LookUp | Read, None] = {}
-        self.tier_work: list[TierWork] = []
-        """Work for the driver with tiers behind host memory, until it takes it."""
+        self._outbox = outbox
         if any(tier.write_policy == "write_back" for tier in memory.tiers):
             self.host.evicted = []
         self._num_over = 0  # sequences that are over while KV of theirs is copied
@@ -107,7 +100,7 @@ class Offload:
     # What the scheduler calls
 
     def ask(self, sequence: Sequence, num_computed: int) -> int | None:
-        """Return how many tokens after those computed here can be loaded, None if the caller must ask again."""
+        """See `Offloading`."""
         state, size, chain = self._states.get(sequence), self._size, sequence.chain
         if state is not None and (state.copies or state.fetches):
             self._hurry(state)
@@ -128,14 +121,14 @@ class Offload:
         return None if self.host.is_being_read(chain, start, stop) else num_found
 
     def is_fetching(self, sequence: Sequence) -> bool:
-        """Return whether it is useless to `ask` for a sequence until tiers behind host memory have done their work."""
+        """See `Offloading`."""
         state = self._states.get(sequence)
         if state is None or not state.fetches:
             return False
         return not self._is_hasty or all(fetch.is_hurried for fetch in state.fetches)
 
     def load(self, sequence: Sequence, num_computed: int, num_tokens: int) -> None:
-        """Start to load this many tokens after those computed."""
+        """See `Offloading`."""
         start, stop = num_computed // self._size, (num_computed + num_tokens) // self._size
         state = self._state(sequence)
         self.host.pin(sequence.chain, start, stop, state.uses)
@@ -147,7 +140,7 @@ class Offload:
             self._note_sources(sequence, state, start, stop, num_computed)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Flush the copies of a sequence that loses its blocks."""
+        """See `Offloading`."""
         state = self._states.get(sequence)
         if state is not None:
             self._work.flushed.update(state.copies)
@@ -155,27 +148,23 @@ class Offload:
         self.refused.pop(sequence, None)
 
     def end(self, sequence: Sequence, num_computed: int) -> None:
-        """Record that a sequence is over that still has its blocks and leaves this many tokens' KV; watch these."""
+        """See `Offloading`."""
         if num_computed or sequence in self._states:
             self._pool.watch(sequence, self._state(sequence).watch)
             self.ended.append((sequence, num_computed))
 
     @property
     def is_quiet(self) -> bool:
-        """Whether a step can change nothing except by what it computes."""
+        """See `Offloading`."""
         return not (self.refused or self.ended or self._pool.touched or self._num_over or self._work)
 
     @property
     def is_copying(self) -> bool:
-        """Whether any copy has not ended, or a sequence waits for a tier."""
+        """See `Offloading`."""
         return bool(self._copies or self._fetches)
 
     def end_schedule(self, offers: Iterable[tuple[Sequence, int]]) -> bool:
-        """Offer the tokens that sequences have computed after the step just scheduled, and those of ended sequences.
-
-        Returns:
-            whether copies start or are flushed.
-        """
+        """See `Offloading`."""
         watches, self._pool.touched = self._pool.touched, []
         for watch in watches:
             for copy in self._states[watch.sequence].copies if watch.is_on else ():
@@ -201,14 +190,14 @@ class Offload:
         return bool(self._work)
 
     def take_work(self) -> Work:
-        """Return the copies of the last `schedule`, once."""
+        """See `Offloading`."""
         if not self._work:
             return NO_WORK
         work, self._work = self._work, Work()
         return work
 
     def end_copy(self, number: int) -> None:
-        """Record that a copy is done."""
+        """See `Offloading`."""
         copy = self._copies.pop(number)
         sequence, state = copy.sequence, self._states[copy.sequence]
         if copy.is_store:
@@ -224,19 +213,19 @@ class Offload:
     # Tiers behind host memory
 
     def may_look_up(self, sequence: Sequence) -> bool:
-        """Return whether a waiting sequence may still look up its chunks in tiers."""
+        """See `Offloading`."""
         state = self._states.get(sequence)
         return bool(self._tiers) and (state is None or state.looked_up_from > 0)
 
-    def expect(self, sequence: Sequence, num_computed: int) -> None:
-        """Start to fetch the part of an arrived prompt that host memory lacks."""
+    def prefetch(self, sequence: Sequence, num_computed: int) -> None:
+        """See `Offloading`."""
         limit = sequence.num_known // self._size
         stop, _ = self.host.find(sequence.chain, num_computed // self._size, limit)
         if stop < limit:
             self._look_up(sequence, stop, limit)
 
-    def answer(self, look_up: LookUp, found: list[Found]) -> None:
-        """Record which of the looked-up chunks tiers have, from the first on; make room for them, and read them."""
+    def end_look_up(self, look_up: LookUp, found: list[Found]) -> None:
+        """See `Offloading`."""
         del self._fetches[look_up]
         sequence, state = look_up.sequence, self._states.get(look_up.sequence)
         if state is None or look_up not in state.fetches:
@@ -253,13 +242,13 @@ class Offload:
                 read = Read(tier, sequence, here)
                 state.sources += [(tier, chunks) for chunks in here]
                 self._fetches[read] = state.fetches[read] = None
-                self.tier_work.append(read)
+                self._outbox.tier_work.append(read)
             start = tier_stop
         if self.host.evicted:
             self._write_back(self.host.evicted)
 
     def end_read(self, read: Read, num_chunks: int) -> None:
-        """Record that this many first chunks of a read have arrived; the others could not be read."""
+        """See `Offloading`."""
         del self._fetches[read]
         chain = read.sequence.chain
         come, lost = split(read.ranges, num_chunks)
@@ -270,7 +259,7 @@ class Offload:
             state.fetches.pop(read, None)
 
     def end_write(self, write: Write) -> None:
-        """Record that a write has ended, whatever its result."""
+        """See `Offloading`."""
         if write.is_pinned:
             for start, stop in write.ranges:
                 self.host.unpin(write.chain, start, stop, is_load=False)
@@ -279,7 +268,7 @@ class Offload:
         look_up, state = LookUp(sequence, start, stop), self._state(sequence)
         state.looked_up_from = start
         self._fetches[look_up] = state.fetches[look_up] = None
-        self.tier_work.append(look_up)
+        self._outbox.tier_work.append(look_up)
 
     def _hurry(self, state: State) -> None:
         """Report to the driver that a sequence's turn has come, if that ends its wait."""
@@ -288,7 +277,7 @@ class Offload:
         for fetch in state.fetches:
             if not fetch.is_hurried:
                 fetch.is_hurried = True
-                self.tier_work.append(Hurry(fetch))
+                self._outbox.tier_work.append(Hurry(fetch))
 
     def _write(self, sequence: Sequence, ranges: list[Range], policy: str) -> None:
         """Write chunks that are in host memory to the tiers with a policy."""
@@ -296,14 +285,14 @@ class Offload:
             if tier.write_policy == policy:
                 for start, stop in ranges:
                     self.host.pin(sequence.chain, start, stop)
-                self.tier_work.append(Write(tier.name, sequence.chain, ranges, is_pinned=True))
+                self._outbox.tier_work.append(Write(tier.name, sequence.chain, ranges, is_pinned=True))
 
     def _write_back(self, evicted: list[tuple[BlockChain, int, int]]) -> None:
         """Write chunks that left host memory to the tiers that keep those."""
         for chain, start, stop in evicted:
             for tier in self._tiers:
                 if tier.write_policy == "write_back":
-                    self.tier_work.append(Write(tier.name, chain, [(start, stop)], is_pinned=False))
+                    self._outbox.tier_work.append(Write(tier.name, chain, [(start, stop)], is_pinned=False))
         evicted.clear()
 
     # The steps of these

@@ -31,7 +31,7 @@ class Control:
     @property
     def is_paused(self) -> bool:
         """Whether new requests wait for the end of a pause."""
-        return self._rank.engine.paused is not None
+        return self._rank.engine.pause_kind is not None
 
     async def pause(self, mode: PauseMode, *, clears_cache: bool) -> None:
         """Pause the rank, and wait until it does nothing any more.
@@ -98,7 +98,7 @@ class Control:
     def on_idle(self) -> None:
         """Complete a pause, unless requests wait for KV that is on its way: they may run yet."""
         engine = self._rank.engine
-        if engine.num_waiting > engine.num_queued and engine.paused != "all":
+        if engine.num_waiting > engine.num_queued and engine.pause_kind != "all":
             return
         quiet, self._quiet = self._quiet, []
         for done in quiet:

@@ -43,10 +43,10 @@ class Delivery:
 
     def follow_loads(self, handover: Handover) -> None:
         """Read KV that there are blocks for now, and send the tokens that came with what was read."""
-        effects = self._rank.engine.effects
-        if loads := effects.take_loads():
+        outbox = self._rank.engine.outbox
+        if loads := outbox.take_loads():
             handover.on_loads(self._rank, loads)
-        for sequence in effects.take_shipped():
+        for sequence in outbox.take_shipped():
             live = live_of(sequence)
             live.made += 1
             live.flush()

@@ -6,7 +6,7 @@ import math
 from time import monotonic
 
 from mocker import Engine, Sequence, new_engine
-from mocker.look_ups import LookUps
+from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import Faster
 from serving.engines.kv.params import part_of
@@ -125,9 +125,9 @@ class MockEngine:
         return self.engine.host_memory is not None
 
     @property
-    def look_ups(self) -> LookUps:
+    def prefix_cache_stats(self) -> PrefixCacheStats:
         """What was looked up in its prefix cache."""
-        return self.engine.look_ups
+        return self.engine.prefix_cache_stats
 
     def queues(self) -> Queues:
         """Report what the requests here do now."""
@@ -165,8 +165,8 @@ class MockEngine:
             self._delivery.send(engine)
             if self._tiers is not None:
                 self._serve_tiers(self._tiers)
-            elif self._events is not None and engine.effects.events:
-                self._events.publish(engine.effects.take_events())
+            elif self._events is not None and engine.outbox.events:
+                self._events.publish(engine.outbox.take_events())
             self.control.on_step_end()
             now = step.end
 
@@ -182,11 +182,11 @@ class MockEngine:
     def _serve_tiers(self, tiers: LiveTiers) -> None:
         """Publish what has happened in the engine and in the tiers beyond its GPU, and do the work that it asks for."""
         self.engine.publish_host_events()
-        events = self.engine.effects.take_events() + tiers.take_events()
+        events = self.engine.outbox.take_events() + tiers.take_events()
         beyond = tiers.take_reports()
         if self._events is not None and (events or beyond):
             self._events.publish(events, beyond)
-        tiers.act(self.engine.effects.take_tier_work())
+        tiers.act(self.engine.outbox.take_tier_work())
 
     def _follow_tiers(self) -> None:
         """Handle what has changed beyond the GPU."""

@@ -63,11 +63,11 @@ def test_a_request_that_is_loading_needs_a_seat_for_its_adapter_when_it_starts_t
         "remote", num_prompt=20, max_tokens=2, chain=BlockChain([], 0), adapter="a", is_remote_prefill=True
     )
     engine.add(remote)
-    assert engine.schedule(0.0) is None and engine.effects.take_loads() == [remote]
+    assert engine.schedule(0.0) is None and engine.outbox.take_loads() == [remote]
     engine.add(sequence("here", "b", output=4))
     step = engine.schedule(0.0)
     engine.complete()
-    engine.arrive(remote)
+    engine.end_load(remote)
     starts = []
     while (step := engine.schedule(step.end)) is not None:
         starts += [one.id for one in step.batch.admitted]

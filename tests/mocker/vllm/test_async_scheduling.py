@@ -229,7 +229,7 @@ def test_an_abort_in_the_last_step_caches_and_ends_nothing(is_async, max_iterati
             step.cut(2.99)
         now = step.end
         finished += made.complete().finished
-    stored = [key for event in made.effects.take_events() for key in event.keys()]  # noqa: SIM118 (an event, not a dict)
+    stored = [key for event in made.outbox.take_events() for key in event.keys()]  # noqa: SIM118 (an event, not a dict)
     assert finished == []
     assert stored == (["first", "second"] if not is_async else ["first"])
     assert made.num_free_blocks == 16

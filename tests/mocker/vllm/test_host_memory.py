@@ -104,7 +104,7 @@ def test_a_leap_ends_where_a_copy_does(is_async):
     made.complete()
     ends = []
     while made.host_use().stores.num_bytes == 0 or made.wake_s < math.inf:
-        ends.append(made.schedule(made._last_end, max_iterations=30).end)
+        ends.append(made.schedule(made.known_until_s, max_iterations=30).end)
         made.complete()
     assert ends[-1] == PREFILL_S + 3 * DECODE_S  # the store of 0.6 s is over at the third boundary
 
@@ -112,7 +112,7 @@ def test_a_leap_ends_where_a_copy_does(is_async):
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_leap_goes_on_after_a_store_whose_event_can_wait(is_async):
     made = engine(async_scheduling=is_async, bandwidth=5 / 0.6, budget=128)
-    made.has_end_at_stores = False
+    made.ends_at_stores = False
     made.add(prompt("a", max_tokens=40))
     made.schedule(0.0)
     start = made.complete().end
@@ -121,17 +121,17 @@ def test_a_leap_goes_on_after_a_store_whose_event_can_wait(is_async):
     over = start + 3 * DECODE_S if made.host_use().stores.next_end_s > start + 2 * DECODE_S else start + 2 * DECODE_S
     assert step.end > over
     made.advance(over - DECODE_S / 2)
-    assert not [event for event in made.effects.take_events() if isinstance(event, TierStored)]
+    assert not [event for event in made.outbox.take_events() if isinstance(event, TierStored)]
     made.advance(over)
-    assert [event.stop for event in made.effects.take_events() if isinstance(event, TierStored)] == [5]
+    assert [event.stop for event in made.outbox.take_events() if isinstance(event, TierStored)] == [5]
 
 
 def test_events_say_what_is_in_host_memory():
     made = engine(num_chunks=7, async_scheduling=False)
     now = run(made, prompt("a"), 0.0)[1]
-    made.effects.take_events()
+    made.outbox.take_events()
     run(made, prompt("b"), now)
-    tiers = [event for event in made.effects.take_events() if isinstance(event, TierStored | TierRemoved)]
+    tiers = [event for event in made.outbox.take_events() if isinstance(event, TierStored | TierRemoved)]
     stored = [name for event in tiers if isinstance(event, TierStored) for name in event.names()]
     removed = [name for event in tiers if isinstance(event, TierRemoved) for name in event.names()]
     assert stored == [("b", place) for place in range(5)]
@@ -168,9 +168,9 @@ def test_what_is_being_written_to_a_tier_can_be_loaded_meanwhile():
         while not made.is_idle:
             step = made.schedule(now)
             now = made.wake_s if step is None else made.complete().end
-            for work in made.effects.take_tier_work():
+            for work in made.outbox.take_tier_work():
                 if isinstance(work, LookUp):
-                    made.answer(work, [])
+                    made.end_look_up(work, [])
                 else:
                     writes.append(work)
         cached.append(sequence.cached_tokens)
@@ -181,9 +181,9 @@ def test_what_is_being_written_to_a_tier_can_be_loaded_meanwhile():
 
 def test_with_best_effort_a_look_up_made_at_a_prompts_turn_is_in_a_hurry_at_once():
     """An engine that is idle otherwise is not asked again before the look-up ends."""
-    offload = engine(tiers=(Tier(name="disk", num_chunks=100, bandwidth=1.0),), policy="best_effort")._core.offload
-    assert offload.ask(prompt("a"), 0) is None
-    look_up, hurry = offload.tier_work
+    made = engine(tiers=(Tier(name="disk", num_chunks=100, bandwidth=1.0),), policy="best_effort")
+    assert made._core.offload.ask(prompt("a"), 0) is None
+    look_up, hurry = made.outbox.take_tier_work()
     assert hurry == Hurry(look_up)
 
 
@@ -195,11 +195,11 @@ def test_a_prompt_whose_kv_did_not_come_is_looked_up_in_the_tiers():
     )
     made.add(sequence)
     assert made.schedule(0.0) is None
-    assert made.effects.take_loads() == [sequence]
-    made.arrive(sequence, 0)
+    assert made.outbox.take_loads() == [sequence]
+    made.end_load(sequence, 0)
     assert made.schedule(0.0) is None
-    [look_up] = made.effects.take_tier_work()
-    made.answer(look_up, [])
+    [look_up] = made.outbox.take_tier_work()
+    made.end_look_up(look_up, [])
     assert made.schedule(0.0).batch.chunks == [(sequence, 64)]
 
 
@@ -211,10 +211,10 @@ def test_what_leaves_host_memory_while_the_rest_is_fetched_is_fetched_too():
     def go_on():
         nonlocal now
         while True:
-            for work in made.effects.take_tier_work():
+            for work in made.outbox.take_tier_work():
                 match work:
                     case LookUp():
-                        made.answer(work, [Found("disk", 5)] if work.sequence is sequence else [])
+                        made.end_look_up(work, [Found("disk", 5)] if work.sequence is sequence else [])
                     case Read():
                         reads.append(work.ranges)
                         late.append(work)
@@ -225,7 +225,7 @@ def test_what_leaves_host_memory_while_the_rest_is_fetched_is_fetched_too():
                 now = made.complete().end
             elif made.wake_s < math.inf:
                 now = made.wake_s
-            elif not made.effects.tier_work:
+            elif not made.outbox.tier_work:
                 return
 
     sequence = None
@@ -279,9 +279,9 @@ def test_prompts_run_in_the_order_in_which_they_came_whichever_is_answered_first
     for sequence in sequences:
         made.add(sequence)
     assert made.schedule(0.0) is None
-    b, a = sorted(made.effects.take_tier_work()[:2], key=lambda look_up: look_up.sequence.id, reverse=True)
-    made.answer(b, [])
-    made.answer(a, [])
+    b, a = sorted(made.outbox.take_tier_work()[:2], key=lambda look_up: look_up.sequence.id, reverse=True)
+    made.end_look_up(b, [])
+    made.end_look_up(a, [])
     assert [one.id for one in made._core.queued()] == ["a", "b", "c", "d"]
     assert [one.id for one, _ in made.schedule(1.0).batch.chunks] == ["a"]  # a whole budget
     made.complete()
@@ -293,8 +293,8 @@ def test_whoever_is_aborted_while_a_disk_is_asked_leaves_nothing():
     sequence = prompt("a")
     made.add(sequence)
     assert made.schedule(0.0) is None
-    [look_up] = made.effects.take_tier_work()
+    [look_up] = made.outbox.take_tier_work()
     made.abort(sequence)
-    made.answer(look_up, [])
+    made.end_look_up(look_up, [])
     assert made.is_idle
     assert made.schedule(1.0) is None

@@ -145,7 +145,7 @@ def drive(
         ordered_events=ordered,
     )
     engine._core.has_fast_paths = not one_by_one
-    engine.has_end_at_stores = end_at_stores
+    engine.ends_at_stores = end_at_stores
     happenings = sorted(
         [(request[0], 0, request) for request in requests]
         + [(request[7], 1, request) for request in requests if request[7] is not None]
@@ -171,9 +171,9 @@ def drive(
                 if num_bad is None
                 else max((sequence.num_prompt - 1) // config.block_size - num_bad, sequence.num_cached_blocks)
             )
-            log.extend(("over", over.id) for over in engine.arrive(sequence, num_valid))
+            log.extend(("over", over.id) for over in engine.end_load(sequence, num_valid))
         elif kind == 4:
-            engine.let_go(sequences[request[1]])
+            engine.release_kept(sequences[request[1]])
         elif kind == 5:
             world.end(request)
 
@@ -194,7 +194,7 @@ def drive(
             follow(now)
             if step is not None and world and world.has_hurried:
                 step.cut(now)  # as for any answer: a sequence may have become free to run
-            for sequence in engine.effects.take_loads():
+            for sequence in engine.outbox.take_loads():
                 log.append((now, "loads", sequence.id, sequence.num_blocks, engine.num_free_blocks))
                 later(now + sequence.payload[9], 3, sequence.payload)
             if step is None:
@@ -203,8 +203,8 @@ def drive(
                     continue
                 next_s = min(happenings[0][0] if happenings else math.inf, engine.wake_s)
                 if next_s == math.inf and not engine.is_idle:
-                    assert engine.is_locked, "nothing can happen any more, but requests are left"
-                    log.append((now, "locked", [s.id for s in engine._core.holding], engine.num_free_blocks))
+                    assert engine.is_stuck, "nothing can happen any more, but requests are left"
+                    log.append((now, "stuck", [s.id for s in engine._core.holding], engine.num_free_blocks))
                     break
                 now = max(now, next_s) if next_s < math.inf else now
                 continue
@@ -224,7 +224,7 @@ def drive(
             time, kind, request = happenings.pop(0)
             if kind == 2:
                 engine.advance(time)
-                taken = engine.effects.take_events()
+                taken = engine.outbox.take_events()
                 events += taken
                 free_at_look.append((time, [type(event).__name__ for event in taken] and len(events)))
                 continue
@@ -239,12 +239,12 @@ def drive(
             assert_findable(engine._core.pool)
         now = output.end
         for sequence in output.finished:
-            if sequence in engine._core.retention.held:
+            if sequence in engine._core.retention.kept:
                 later(now + sequence.payload[9], 4, sequence.payload)
-        events += engine.effects.take_events()
+        events += engine.outbox.take_events()
         log.append((now, [s.id for s in output.finished], engine.num_free_blocks)) if output.finished else None
     rows = [(s.id, s.first_token_s, s.num_preemptions, s.cached_tokens, s.host_tokens) for s in sequences.values()]
-    if host is not None and not engine.is_locked:
+    if host is not None and not engine.is_stuck:
         events += settle(engine, now)
         rows.append((engine.host_use().stall_s, engine.host_use().num_flushes))
         rows += world.rows
@@ -252,9 +252,9 @@ def drive(
     for place in range(0, len(data), 5):
         first, slope, curve, count, tokens = data[place : place + 5]
         gaps += [first + j * (slope + j * curve) for j in range(int(count)) for _ in range(int(tokens))]
-    if not engine.is_locked:
+    if not engine.is_stuck:
         assert engine.num_free_blocks == engine.num_blocks
-        assert not (engine._core.retention.held or engine._core.retention.fenced)
+        assert not (engine._core.retention.kept or engine._core.retention.fenced)
     return {"log": log, "rows": rows, "gaps": sorted(gaps)}, flat(events), (len(data), most_copies)
 
 
@@ -271,7 +271,7 @@ class Tiers:
 
     def begin(self, now):
         """Do what the engine asks, and yield what ends when; never just as a step ends."""
-        while work := self.engine.effects.take_tier_work():
+        while work := self.engine.outbox.take_tier_work():
             for each in work:
                 if isinstance(each, Write):
                     duration = count(each.ranges) / self.tiers[each.tier].bandwidth
@@ -299,7 +299,7 @@ class Tiers:
             self.rows.append((work.sequence.id, work.tier, work.ranges, num_chunks))
             self.engine.end_read(work, num_chunks)
         else:
-            self.engine.answer(work, [] if is_hurried else self.found(work))
+            self.engine.end_look_up(work, [] if is_hurried else self.found(work))
 
     def found(self, look_up):
         found, chunk = [], look_up.start
@@ -317,12 +317,12 @@ def settle(engine, now):
     assert engine.schedule(now) is None
     while engine.wake_s < math.inf:
         assert engine.schedule(engine.wake_s) is None
-    for work in engine.effects.take_tier_work():
+    for work in engine.outbox.take_tier_work():
         engine.end_write(work)
     offload = engine._core.offload
     assert offload.is_quiet and not offload._states and not offload._copies
     assert offload.host.num_evictable == offload.host.num_used <= offload.host.num_chunks
-    return engine.effects.take_events()
+    return engine.outbox.take_events()
 
 
 def assert_findable(pool):
@@ -392,7 +392,7 @@ def test_sequences_that_hold_all_blocks_lock_the_engine_up_as_they_do_in_vllm():
     for max_iterations in (1, 1 << 62):
         seen, *_ = drive(config, TimingConfig(), LOCKED, max_iterations=max_iterations, host=host)
         _, what, holding, num_free = seen["log"][-1]
-        assert (what, len(holding), num_free) == ("locked", 2, 0)
+        assert (what, len(holding), num_free) == ("stuck", 2, 0)
 
 
 @settings(max_examples=worth(300))

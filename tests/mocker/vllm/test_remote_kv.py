@@ -51,7 +51,7 @@ def step(made, *came):
     if batch is not None:
         made.update(batch)
     for one in came:
-        made.arrive(one)
+        made.end_load(one)
     return tokens, free
 
 
@@ -86,7 +86,7 @@ def test_r2_the_prefill_side_keeps_the_blocks_until_they_were_read():
     assert step(made) == ({"p": 36}, 9)
     assert one.state == OVER
     assert [step(made), step(made)] == [({}, 9), ({}, 9)]
-    assert made.retention.let_go(one)
+    assert made.retention.release(one)
     assert made.pool.num_free == 16
 
 
@@ -103,7 +103,7 @@ def test_r3_no_load_starts_in_a_step_whose_budget_running_prefills_use_up():
     assert d1.state == d2.state == WAITING
     assert step(made) == ({}, 5)
     assert is_loading(d1, d2)
-    assert made.loads == [d1, d2]
+    assert made.outbox.loads == [d1, d2]
 
 
 def test_r4_a_load_leaves_what_running_prefills_still_need():
@@ -126,7 +126,7 @@ def test_r5_whoever_is_aborted_while_loading_keeps_its_blocks_until_the_transfer
     assert step(made) == ({}, 12)
     made.abort(one)
     assert made.pool.num_free == 12
-    assert not made.arrive(one)
+    assert not made.end_load(one)
     assert made.pool.num_free == 16
     assert one.state == OVER
 
@@ -135,7 +135,7 @@ def test_r6_behind_a_failed_block_a_prompt_is_computed_here():
     made = scheduler(kv_load_failure_policy="recompute")
     made.add(one := remote("d1", 60, 2))
     assert step(made) == ({}, 12)
-    assert not made.arrive(one, num_valid_blocks=2)
+    assert not made.end_load(one, num_valid_blocks=2)
     assert step(made) == ({"d1": 28}, 12)
     assert step(made) == ({"d1": 1}, 12)
     assert one.state == OVER
@@ -171,12 +171,12 @@ def test_whoever_holds_blocks_is_admitted_before_the_queue():
     made = scheduler(max_num_seqs=1)
     queue(made, local("runs", 16, 2), one := remote("loaded", 60, 2), local("waits", 16, 2))
     step(made)
-    assert made.loads == []  # all seats are taken
+    assert made.outbox.loads == []  # all seats are taken
     step(made)
     made.add(local("late", 16, 2))
     assert step(made)[0] == {"waits": 16}
     assert is_loading(one)
-    made.arrive(one)
+    made.end_load(one)
     assert step(made)[0] == {"waits": 1}
     assert step(made)[0] == {"loaded": 1}
 
@@ -208,7 +208,7 @@ def test_whoever_needs_more_than_the_budget_is_loaded_whole():
     made = scheduler(max_num_batched_tokens=16)
     made.add(one := remote("d", 100, 2))
     step(made)
-    assert (one.num_blocks, made.loads) == (7, [one])
+    assert (one.num_blocks, made.outbox.loads) == (7, [one])
 
 
 def test_a_prompt_is_loaded_behind_what_is_cached_here_and_hits_are_shared():
@@ -239,7 +239,7 @@ def test_a_preempted_sequence_computes_its_prompt_itself():
     while one.state != OVER:
         step(made)
     assert step(made)[0] == {"second": two.num_known - 48}  # three of its blocks are still cached
-    assert made.loads == [two]
+    assert made.outbox.loads == [two]
 
 
 def test_priority_decides_among_those_that_hold_blocks_and_they_still_go_before_the_queue():
@@ -263,7 +263,7 @@ def test_whoever_is_aborted_before_its_turn_loads_nothing():
     step(made)
     made.abort(one)
     step(made)
-    assert (made.loads, made.waiting, made.pool.num_free) == ([], deque(), 16)
+    assert (made.outbox.loads, made.waiting, made.pool.num_free) == ([], deque(), 16)
 
 
 def test_what_has_come_is_free_at_once_when_its_sequence_is_aborted():
@@ -279,7 +279,7 @@ def test_whoever_holds_blocks_and_waits_for_others_is_aborted_with_them():
     made = scheduler(num_blocks=6, kv_load_failure_policy="recompute", watermark=0.2)  # 1 of 7 blocks
     queue(made, one := remote("d", 64, 2), local("l", 16, 9))
     step(made)
-    made.arrive(one, num_valid_blocks=2)
+    made.end_load(one, num_valid_blocks=2)
     assert step(made)[0] == {"l": 1}
     made.abort(one)
     assert (made.holding, made.pool.num_free) == ([], 4)
@@ -293,7 +293,7 @@ def test_a_failed_load_ends_the_request_and_frees_its_blocks(num_valid_blocks):
     made = scheduler(kv_load_failure_policy="fail")
     made.add(one := remote("d", 60, 2))
     step(made)
-    assert made.arrive(one, num_valid_blocks)
+    assert made.end_load(one, num_valid_blocks)
     assert (one.state, one.finish_reason, made.pool.num_free) == (OVER, "error", 16)
     assert step(made) == ({}, 16)
 
@@ -303,7 +303,7 @@ def test_blocks_before_a_failed_one_are_cached_and_kept():
     made.add(one := remote("d", 64, 2))
     step(made)
     assert made.pool.events == []
-    made.arrive(one, num_valid_blocks=3)
+    made.end_load(one, num_valid_blocks=3)
     assert step(made) == ({"d": 16}, 12)
     assert [(event.start, event.stop) for event in made.pool.events] == [(0, 3), (3, 4)]
 
@@ -312,7 +312,7 @@ def test_a_failed_load_of_which_every_block_is_good_is_whole():
     made = scheduler(kv_load_failure_policy="recompute")
     made.add(one := remote("d", 60, 2))
     step(made)
-    made.arrive(one, num_valid_blocks=4)
+    made.end_load(one, num_valid_blocks=4)
     assert step(made) == ({"d": 1}, 12)
     assert [(event.start, event.stop) for event in made.pool.events] == [(0, 3)]
 
@@ -321,18 +321,18 @@ def test_a_load_that_failed_as_a_whole_begins_again_before_the_queue():
     made = scheduler(kv_load_failure_policy="recompute")
     queue(made, one := remote("d", 60, 2), local("l", 16, 9))
     step(made)
-    made.arrive(one, num_valid_blocks=0)
+    made.end_load(one, num_valid_blocks=0)
     assert made.pool.num_free == 11  # it keeps its 4 blocks until its turn
     made.add(local("late", 16, 9))
     assert step(made) == ({"l": 1, "d": 60, "late": 3}, 9)  # l: 2 blocks, d: 4, late: 1
-    assert made.loads == [one]  # asked for once
+    assert made.outbox.loads == [one]  # asked for once
 
 
 def test_a_prompt_whose_load_failed_keeps_its_place_and_its_reservation_if_it_does_not_fit():
     made = scheduler(num_blocks=6, kv_load_failure_policy="recompute", watermark=0.2)  # 1 of 7 blocks
     queue(made, one := remote("d", 60, 2), local("l", 16, 4))
     step(made)
-    made.arrive(one, num_valid_blocks=0)
+    made.end_load(one, num_valid_blocks=0)
     made.add(local("late", 16, 9))
     assert step(made) == ({"l": 1}, 4)  # d needs 4 and the watermark
     assert (made.holding, made.num_reserved_blocks()) == ([one], 4)
@@ -343,7 +343,7 @@ def test_a_load_that_failed_as_a_whole_may_hit_what_was_cached_meanwhile():
     made = scheduler(kv_load_failure_policy="recompute")
     queue(made, one := remote("d", 60, 2, content="same"), local("l", 48, 9, content="same"))
     step(made)
-    made.arrive(one, num_valid_blocks=0)
+    made.end_load(one, num_valid_blocks=0)
     assert step(made)[0] == {"l": 1, "d": 12}
     assert one.cached_tokens == 48
 
@@ -358,7 +358,7 @@ def test_blocks_that_are_held_are_prefix_hits_for_others():
     made.add(local("second", 60, 1, content="same"))
     assert step(made) == ({"second": 12}, 12)
     assert made.pool.num_free == 13
-    made.retention.let_go(one)
+    made.retention.release(one)
     assert made.pool.num_free == 16
 
 
@@ -367,7 +367,7 @@ def test_a_held_block_refuses_a_reset_of_the_cache():
     made.add(one := handed_over("p", 20))
     step(made)
     assert not made.reset_prefix_cache()
-    made.retention.let_go(one)
+    made.retention.release(one)
     assert made.reset_prefix_cache()
 
 
@@ -376,9 +376,9 @@ def test_only_what_ends_is_held_and_only_for_those_who_asked():
     queue(made, handed_over("asked", 20), local("not", 20, 1), aborted := handed_over("aborted", 100))
     step(made)
     made.abort(aborted)
-    assert [one.id for one in made.retention.held] == ["asked"]
+    assert [one.id for one in made.retention.kept] == ["asked"]
     assert made.pool.num_free == 14
-    assert not made.retention.let_go(aborted)
+    assert not made.retention.release(aborted)
 
 
 # Asynchronously
@@ -463,7 +463,7 @@ def test_where_a_consumer_preempts_nobody_it_still_admits(kv_role, tokens):
     made = scheduler(num_blocks=4, async_scheduling=True, kv_role=kv_role)
     queue(made, one := local("a", 32, 9), two := remote("d", 20, 9))
     made.schedule()
-    made.arrive(two)
+    made.end_load(two)
     assert schedule(made)[1] == tokens  # `a` needs a third block and is its own victim
     assert (one.state == WAITING) == (kv_role == "kv_producer")
 
@@ -546,8 +546,8 @@ def test_an_engine_that_loads_has_no_step_and_is_not_idle():
     made.add(one := remote("d", 60, 2))
     assert made.schedule(0.0) is None
     assert not made.is_idle
-    assert (made.effects.take_loads(), made.effects.take_loads()) == ([one], [])
-    assert made.arrive(one) == []
+    assert (made.outbox.take_loads(), made.outbox.take_loads()) == ([one], [])
+    assert made.end_load(one) == []
     assert made.schedule(5.0).end == 5.125  # for the last token of the prompt
 
 
@@ -555,7 +555,7 @@ def test_a_load_that_ends_during_a_step_has_come_when_the_step_ends():
     made = engine()
     queue(made, one := remote("d", 60, 2), local("l", 16, 9))
     made.schedule(0.0)
-    assert made.arrive(one) == []
+    assert made.end_load(one) == []
     assert one.state == LOADING
     made.complete()
     assert one.state == LOADED
@@ -568,7 +568,7 @@ def test_what_is_read_during_a_step_is_free_when_the_step_ends():
     made.complete()
     made.schedule(1.0)
     free = made.num_free_blocks
-    made.let_go(one)
+    made.release_kept(one)
     assert made.num_free_blocks == free
     made.complete()
     assert made.num_free_blocks == free + 2
@@ -578,9 +578,9 @@ def test_a_request_whose_load_fails_is_among_the_finished_of_the_step_or_returne
     made = engine()
     queue(made, one := remote("d", 60, 2), two := remote("e", 60, 2), local("l", 16, 9))
     made.schedule(0.0)
-    assert made.arrive(one, 0) == []
+    assert made.end_load(one, 0) == []
     assert made.complete().finished == [one]
-    assert made.arrive(two, 0) == [two]
+    assert made.end_load(two, 0) == [two]
 
 
 @pytest.mark.parametrize(
@@ -616,7 +616,7 @@ def test_no_leap_passes_what_lets_in_a_prompt_whose_load_failed(max_iterations):
     runs = Sequence("l", num_prompt=8, max_tokens=40, chain=BlockChain([("same", 0)]))
     queue(made, one, runs)
     made.schedule(0.0)
-    made.arrive(one, 0)
+    made.end_load(one, 0)
     made.complete()
     now = 1.0
     while one.state != RUNNING:
@@ -632,7 +632,7 @@ def test_to_be_read_means_nothing_to_whoever_was_aborted():
     made.schedule(0.0)
     made.abort(one)
     made.complete()
-    made.let_go(one)
+    made.release_kept(one)
     assert (one.state, made.num_free_blocks) == (OVER, 16)
 
 

@@ -53,9 +53,9 @@ def test_a_reset_is_refused_while_blocks_are_in_use_and_forgets_all_afterwards(i
     step(made)
     assert not made.reset_prefix_cache()
     finish(made)
-    assert made._core.pool.cached()
+    assert made._core.pool.num_evictable
     assert made.reset_prefix_cache()
-    assert made._core.pool.cached() == []
+    assert not made._core.pool.num_evictable
 
 
 @both
@@ -63,12 +63,12 @@ def test_the_event_of_a_reset_comes_with_those_of_the_next_step(is_async):
     made = engine(is_async=is_async)
     made.add(sequence("a"))
     finish(made)
-    made.effects.take_events()
+    made.outbox.take_events()
     made.reset_prefix_cache()
-    assert not made.effects.events
+    assert not made.outbox.events
     made.add(sequence("a", max_tokens=1))
     step(made)
-    cleared, stored = made.effects.take_events()
+    cleared, stored = made.outbox.take_events()
     assert (cleared, stored[1:]) == (AllBlocksCleared(), (0, 2))
 
 
@@ -79,14 +79,14 @@ def test_a_reset_may_preempt_what_runs_which_then_starts_over_with_what_it_has_s
     made.add(first)
     made.add(second)
     so_far = [step(made), step(made), step(made)]
-    made.effects.take_events()
+    made.outbox.take_events()
     assert made.reset_prefix_cache(preempts_running=True)
     assert made.num_known_tokens(first) == 9 + 3
     assert made.num_free_blocks == 32
     assert so_far == [["a", "b"]] * 3
     assert finish(made) == {"a": 5, "b": 5}  # none twice, none lost
     assert (first.num_preemptions, second.num_preemptions) == (1, 1)
-    cleared, *events = made.effects.take_events()
+    cleared, *events = made.outbox.take_events()
     assert cleared == AllBlocksCleared()
     assert [event[1:] for event in events if isinstance(event, BlockStored)][:2] == [(0, 3), (0, 3)]
 

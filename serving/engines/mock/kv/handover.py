@@ -92,7 +92,7 @@ class PrefillSide:
             live.flush()
 
         def on_over() -> None:
-            rank.engine.let_go(sequence)
+            rank.engine.release_kept(sequence)
             live.release()
             rank.wake()
 
@@ -171,7 +171,7 @@ class DecodeSide:
         self.reader.give_up(live.load)
 
     def _on_arrived(self, rank: HandoverRank, sequence: Sequence, num_valid_blocks: int | None) -> None:
-        for over in rank.engine.arrive(sequence, num_valid_blocks):
+        for over in rank.engine.end_load(sequence, num_valid_blocks):
             rank.end(over)
         rank.wake()
 

@@ -166,9 +166,9 @@ class LiveTiers:
         return None
 
     def _end_look_up(self, look_up: LookUp, found: list[Found], _: asyncio.Task[None]) -> None:
-        self.act(self._engine.effects.take_tier_work())  # before the answer: afterwards it cannot be urgent any more
+        self.act(self._engine.outbox.take_tier_work())  # before the answer: afterwards it cannot be urgent any more
         del self._fetches[look_up]
-        self._engine.answer(look_up, found)
+        self._engine.end_look_up(look_up, found)
         self._go_on()
 
     def _begin_read(self, read: Read) -> None:
@@ -180,7 +180,7 @@ class LiveTiers:
             asyncio.get_running_loop().call_later(timeout_s, task.cancel)
 
     def _end_read(self, read: Read, progress: Progress, _: asyncio.Task[None]) -> None:
-        self.act(self._engine.effects.take_tier_work())
+        self.act(self._engine.outbox.take_tier_work())
         del self._fetches[read]
         self._engine.end_read(read, progress.num_chunks)
         self._go_on()

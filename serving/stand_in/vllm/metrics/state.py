@@ -21,12 +21,12 @@ def state_of(rank: MockEngine, *, has_connector: bool) -> Values:
         },
         "vllm:num_requests_kv_fetch_by_stage": {(stage,): count for stage, count in zip(STAGES, fetching, strict=True)},
         "vllm:kv_cache_usage_perc": {(): queues.kv_usage},
-        **_look_ups(rank, has_connector=has_connector),
+        **_cached(rank, has_connector=has_connector),
     }
 
 
-def _look_ups(rank: MockEngine, *, has_connector: bool) -> Values:
-    found, is_cached = rank.look_ups, rank.config.enable_prefix_caching
+def _cached(rank: MockEngine, *, has_connector: bool) -> Values:
+    found, is_cached = rank.prefix_cache_stats, rank.config.enable_prefix_caching
     values: dict[str, dict[tuple[str, ...], float]] = {
         "vllm:prefix_cache_queries": {(): found.num_tokens if is_cached else 0},
         "vllm:prefix_cache_hits": {(): found.num_hits},

@@ -37,7 +37,7 @@ class StatsTotals(NamedTuple):
 
 def totals_of(rank: MockEngine, series: Series) -> StatsTotals:
     """Return what an engine has counted."""
-    found = rank.look_ups
+    found = rank.prefix_cache_stats
     return StatsTotals(
         series.total("vllm:prompt_tokens_by_source", "local_compute"),
         series.total("vllm:generation_tokens"),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from mocker.vllm.foreign import settings_of
+from mocker.vllm.kv_transfer_config import settings_of
 from serving.engines.mock.kv.nixl_peer import KvHandoverConfig
 from serving.engines.vllm.tiers import EXTRA, MULTI, NAME, OF_ALL, children
 from serving.life.lease import LeaseConfig

@@ -31,7 +31,7 @@ def test_a_prompt_counts_once_and_with_what_was_found(async_scheduling):
     for id in range(2):
         added(engine, id, [1, 2, 3])
         run(engine)
-    found = engine.look_ups
+    found = engine.prefix_cache_stats
     assert (found.num_prompts, found.num_tokens, found.num_hits, found.num_external) == (2, 26, 12, 0)
 
 
@@ -40,10 +40,10 @@ def test_a_sequence_that_waits_counts_only_when_it_gets_its_blocks():
     added(engine, "first", [1, 2, 3], output=4)
     added(engine, "second", [4, 5, 6], output=4)
     step = engine.schedule(0.0)
-    assert engine.look_ups.num_tokens == 13
+    assert engine.prefix_cache_stats.num_tokens == 13
     engine.complete()
     run(engine, step.end)
-    assert engine.look_ups.num_tokens == 26
+    assert engine.prefix_cache_stats.num_tokens == 26
 
 
 def test_a_preempted_sequence_does_not_count_again():
@@ -51,7 +51,7 @@ def test_a_preempted_sequence_does_not_count_again():
     sequences = [added(engine, id, [id * 10 + 1, id * 10 + 2], output=16) for id in range(2)]
     run(engine)
     assert sum(one.num_preemptions for one in sequences) > 0
-    assert engine.look_ups.num_tokens == 18
+    assert engine.prefix_cache_stats.num_tokens == 18
 
 
 def test_a_sequence_that_does_not_read_the_cache_computes_its_whole_prompt_for_others():
@@ -62,6 +62,6 @@ def test_a_sequence_that_does_not_read_the_cache_computes_its_whole_prompt_for_o
     run(engine)
     after = added(engine, "after", [1, 2, 3])
     run(engine)
-    found = engine.look_ups
+    found = engine.prefix_cache_stats
     assert (alone.cached_tokens, after.cached_tokens) == (0, 12)
     assert (found.num_tokens, found.num_hits, found.num_unasked) == (26, 12, 13)
