@@ -52,13 +52,12 @@ class EngineProcesses:
 
         if PROC.is_dir():
             self._others = descendants(os.getpid())
-        # It is there before the engine's processes: its start ends the blocking of Ctrl-C that they inherit (`in_thread`).
-        # It is one of them, and ends with them: shared memory is removed here, so it has no leak to complain of.
-        multiprocessing.resource_tracker.ensure_running()
-        if PROC.is_dir():
             command = [sys.executable, "-I", __file__]
             self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)  # noqa: S603
             self._watching = asyncio.create_task(self._watch(self._reaper))
+        # It is there before the engine's processes: its start ends the blocking of Ctrl-C that they inherit (`in_thread`).
+        # It ends with them: shared memory is removed here, so it has no leak to complain of.
+        multiprocessing.resource_tracker.ensure_running()
         engine_log = EngineLog()
         try:
             with engine_log.caught():
