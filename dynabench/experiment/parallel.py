@@ -4,6 +4,7 @@ import multiprocessing.resource_tracker
 import os
 import signal
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -71,6 +72,8 @@ def _in_turn(calls: Sequence[Call], interrupt: Interrupt) -> Iterator[tuple[int,
 def _at_once(calls: Sequence[Call], jobs: int, interrupt: Interrupt) -> Iterator[tuple[int, Any]]:
     """Carry out calls in other processes."""
     failure: Exception | None = None
+    # A process that idled too long (five minutes) may end just as calls come; loky starts another, and nothing is lost.
+    warnings.filterwarnings("ignore", "A worker stopped while some jobs were given to the executor", UserWarning)
     parallel = joblib.Parallel(n_jobs=jobs or -1, return_as="generator_unordered", batch_size=1)
     # Starting one of these trackers unblocks signals that are held back, so they start first.
     multiprocessing.resource_tracker.ensure_running()
