@@ -1,6 +1,7 @@
 """What every run of the tests should say, and how patient it is."""
 
 import asyncio
+import logging
 import os
 import runpy
 from pathlib import Path
@@ -9,6 +10,7 @@ import httpx
 import hypothesis
 import pytest
 
+from serving.supervision.logs import ALL
 from tests.support import examples, warm
 from tests.support.waiting import PATIENCE_S
 
@@ -38,6 +40,16 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
                 item.add_marker("long")
+
+
+@pytest.fixture(autouse=True)
+def log_levels():
+    """Undo afterwards what a command that ran in this process logs: later tests read logs, too."""
+    loggers = [logging.getLogger(name) for name in ALL]
+    before = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, before, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

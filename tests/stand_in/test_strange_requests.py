@@ -12,7 +12,7 @@ from serving.engines.mock.answers import words as mock_words
 from serving.engines.mock.answers.author import Author
 from serving.engines.mock.answers.words import repetition_place, without
 from serving.frontend.api.errors import ApiError
-from serving.frontend.generation import choice
+from serving.frontend.generation import choice, start
 from serving.model.template import ChatTemplate
 from serving.stand_in.config import ApiConfig
 from tests.stand_in.support import running
@@ -145,15 +145,15 @@ def test_hundreds_of_answers_are_started_a_few_in_a_turn_of_the_event_loop(monke
 
 
 def test_of_hundreds_of_answers_of_which_one_cannot_start_none_goes_on(monkeypatch):
-    started, closed, start, close = [], [], choice._start, choice.Choice.close
+    started, closed, begin, close = [], [], start._start, choice.Choice.close
 
     def started_until(*args, **named):
         if len(started) == 100:
             raise ApiError(503, "no more")
-        started.append(start(*args, **named))
+        started.append(begin(*args, **named))
         return started[-1]
 
-    monkeypatch.setattr(choice, "_start", started_until)
+    monkeypatch.setattr(start, "_start", started_until)
     monkeypatch.setattr(choice.Choice, "close", lambda self: closed.append(self) or close(self))
     [answer] = ask({"prompt": "a", "max_tokens": 1, "n": 300})
     assert answer.status_code == 503

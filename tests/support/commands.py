@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import logging
 import os
 import re
 import subprocess
@@ -29,25 +28,9 @@ def in_process(*words):
     from dynabench.cli.app import app
 
     command, bound, _ = app.parse_args([*words], exit_on_error=False, print_error=False)
-    with contextlib.redirect_stdout(io.StringIO()) as printed, logging_as_before():
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
         command(*bound.args, **bound.kwargs)
     return printed.getvalue()
-
-
-@contextlib.contextmanager
-def logging_as_before():
-    """Undo afterwards how a command has set up logging: later tests in this process read logs, too."""
-    root = logging.getLogger()
-    handlers, levels = (
-        root.handlers[:],
-        {name: logging.getLogger(name).level for name in (*root.manager.loggerDict, None)},
-    )
-    try:
-        yield
-    finally:
-        root.handlers[:] = handlers
-        for name in (*root.manager.loggerDict, None):
-            logging.getLogger(name).setLevel(levels.get(name, logging.NOTSET))
 
 
 def dynamo_run(*arguments, **options):
