@@ -44,11 +44,12 @@ MOST_FILES = 64
 
 
 def import_all():
-    for name in IMPORTED:
-        importlib.import_module(name)
+    names = [*IMPORTED]
     for room in ROOMS:
-        for module in pkgutil.iter_modules(importlib.import_module(room).__path__, f"{room}."):
-            importlib.import_module(module.name)
+        names += [module.name for module in pkgutil.iter_modules(importlib.import_module(room).__path__, f"{room}.")]
+    for name in names:
+        with contextlib.suppress(ModuleNotFoundError):  # of an extra that is not installed
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()
 
