@@ -143,8 +143,9 @@ class Engine:
         return HostUse(self._core.host_chunks(), link.loads, link.stores, link.num_flushes, link.stall_s)
 
     def sequences(self) -> list[Sequence]:
-        """Return all its sequences, in arbitrary order."""
-        return self._core.sequences()
+        """Return its sequences, in arbitrary order, without those that were aborted during the step in flight."""
+        found = self._core.sequences()
+        return [sequence for sequence in found if sequence not in self._aborts] if self._aborts else found
 
     @property
     def wake_s(self) -> float:

@@ -125,3 +125,15 @@ def test_each_sequence_gets_all_its_tokens_and_ends_once_whatever_is_asked_of_th
     assert {id: reader.tokens.get(id) for id in whole} == whole
     assert {id: reader.ends.get(id) for id in whole} == dict.fromkeys(whole, 1)
     assert core.num_free_blocks == core.num_blocks
+
+
+@both
+def test_a_sequence_that_is_aborted_during_a_step_no_longer_belongs_to_the_engine(is_async):
+    core = engine(is_async=is_async)
+    core.add(one := sequence("a", 4, 8))
+    core.add(other := sequence("b", 4, 8))
+    core.schedule(0.0)
+    core.abort(one)
+    assert core.sequences() == [other]
+    core.complete()
+    assert core.sequences() == [other]
