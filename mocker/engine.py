@@ -431,6 +431,11 @@ class Engine:
         self.log.split()
         return len(self.log.starts_s)
 
+    def take_log(self) -> StepLog:
+        """Return the gaps between tokens so far, and begin a new log."""
+        log, self.log = self.log, StepLog()
+        return log
+
     def publish_host_events(self) -> None:
         """Put the events of host memory into the outbox, even in the middle of a step."""
         self._core.publish_host_events()
