@@ -65,7 +65,7 @@ class Engine:
         """The step in flight."""
         self._is_async = config.is_async
         self._has_host = host is not None  # else there are no copies
-        self._has_events = kv_events or self._has_host
+        self._has_events = kv_events
         self._times = StepTimes(timing, core, may_load=config.is_kv_consumer or self._has_host)
         self._ahead: Batch | None = None  # asynchronous: the batch after the step in flight
         self._ahead_s = 0.0  # when it was closed
