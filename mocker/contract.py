@@ -1,7 +1,7 @@
 """What every engine reports about itself, and what it asks of its driver.
 
-A driver makes an engine with `new_engine`, and sees it as an `Engine` (`engine.py`). All that they say to each other are
-values. What an engine asks of its driver is in `engine.outbox`. Each kind has one taker:
+A driver makes an engine with `new_engine`, and sees it as an `Engine` (`engine.py`). They exchange values only. What an
+engine asks of its driver is in `engine.outbox`. Each kind has one taker:
 
     what is asked for                                the driver reports
     `loads`      KV to be read from another engine   `end_load`

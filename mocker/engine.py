@@ -23,7 +23,7 @@ from mocker.batch import NOBODY, Batch
 from mocker.contract import Backlog, EngineSettings, HostUse, Pause, Remaining, View
 from mocker.core import Core
 from mocker.prefix_cache_stats import PrefixCacheStats
-from mocker.sequence import OVER, Sequence
+from mocker.sequence import Sequence
 from mocker.step import Step, StepLog, StepOutput
 from mocker.step_times import StepTimes
 from mocker.tiers.config import HostMemory
@@ -65,7 +65,7 @@ class Engine:
         """The step in flight."""
         self._is_async = config.is_async
         self._has_host = host is not None  # else there are no copies
-        self._has_events = kv_events or self._has_host
+        self._has_events = kv_events
         self._times = StepTimes(timing, core, may_load=config.is_kv_consumer or self._has_host)
         self._ahead: Batch | None = None  # asynchronous: the batch after the step in flight
         self._ahead_s = 0.0  # when it was closed
@@ -76,6 +76,7 @@ class Engine:
         self._released: list[Sequence] = []  # during the step
         self._lead_s = 0.0  # before the next step starts
         self._ahead_has_ended = False  # a sequence in the batch ahead, or in the step in flight, ended
+        self._is_first_after_pause = False  # the step in flight
 
     @property
     def is_idle(self) -> bool:
@@ -143,8 +144,9 @@ class Engine:
         return HostUse(self._core.host_chunks(), link.loads, link.stores, link.num_flushes, link.stall_s)
 
     def sequences(self) -> list[Sequence]:
-        """Return all its sequences, in arbitrary order."""
-        return self._core.sequences()
+        """Return its sequences, in arbitrary order, without those that were aborted during the step in flight."""
+        found = self._core.sequences()
+        return [sequence for sequence in found if sequence not in self._aborts] if self._aborts else found
 
     @property
     def wake_s(self) -> float:
@@ -281,6 +283,8 @@ class Engine:
         batch = self._next_batch(now)
         if batch is None:
             return None
+        if batch.decodes and self._times.last_end_s < now:
+            self._end_pause(batch)
         # Before the next batch is closed: that advances `num_computed`.
         duration = 0.0 if batch.is_undisturbed else self._times.mixed_s(batch) + self._lead_s
         if self._is_async:
@@ -288,13 +292,19 @@ class Engine:
             if self._has_host:
                 self._work = self._core.take_copies()
         if batch.is_undisturbed:
-            limit = max_iterations if not self._is_async or self._ahead is batch else 1
+            is_alone = self._is_first_after_pause or (self._is_async and self._ahead is not batch)
+            limit = 1 if is_alone else max_iterations
             self.step = step = self._times.decoding_step(batch, now, limit)
             if self._link.next_end_s < step.end and (end_s := self._next_end_s()) < step.end:
                 step.cut(end_s)
         else:
             self.step = step = Step(batch, now, Ramp(duration), 0, 1, now + duration)
         return step
+
+    def _end_pause(self, batch: Batch) -> None:
+        """Record that the decodes of the first batch after a pause have waited since the last step."""
+        self._is_first_after_pause = True
+        self.log.begin_waits(batch.decodes, self._times.last_end_s)
 
     def _next_batch(self, now: float) -> Batch | None:
         """Return the batch that was closed ahead, or close one. A batch without computation ends at once."""
@@ -382,6 +392,7 @@ class Engine:
         if link.next_end_s <= step.end:
             self._end_copies(step.end)
         self.step = None
+        self._is_first_after_pause = False
         self._times.last_end_s = step.end
         return StepOutput(step.end, sampled, finished, batch.chunks)
 
@@ -430,6 +441,11 @@ class Engine:
         self.log.split()
         return len(self.log.starts_s)
 
+    def take_log(self) -> StepLog:
+        """Return the gaps between tokens so far, and begin a new log."""
+        log, self.log = self.log, StepLog()
+        return log
+
     def publish_host_events(self) -> None:
         """Put the events of host memory into the outbox, even in the middle of a step."""
         self._core.publish_host_events()
@@ -455,8 +471,8 @@ class Engine:
     def _log(self, step: Step, num_iterations: int) -> None:
         batch = step.batch
         num_tokens = len(self.decoded()) if self._ahead_has_ended or self._core.dropped else len(batch.decodes)
-        for sequence in batch.delayed:
-            if sequence.state != OVER:
+        for sequence in batch.decodes if self._is_first_after_pause else batch.delayed:
+            if self._core.is_delivered(sequence):
                 num_tokens -= 1
                 self.log.end_wait(sequence, step.end)
         if num_tokens:

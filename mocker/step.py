@@ -126,6 +126,7 @@ class StepLog:
         sequence.waited_since_s = -1.0
 
     def add_gap(self, since_s: float, until_s: float) -> None:
-        """Log one gap that spans preemption or starvation."""
+        """Log one gap by itself: it spans preemption, starvation or a move to another engine."""
+        self._ramp = None  # a batch that goes on needs a new row
         self.rows.extend((until_s - since_s, 0.0, 0.0, 1, 1))
         self.starts_s.append(since_s)

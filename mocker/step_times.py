@@ -11,7 +11,7 @@ from mocker.timing.model import Prefill, Ramp, TimingModel, chunk
 
 
 class StepTimes:
-    """Lays the steps of a core out in time."""
+    """Gives the steps of a core their durations."""
 
     def __init__(self, model: TimingModel, core: Core, *, may_load: bool) -> None:
         """Begin with an idle engine, which may load the KV of prompts if `may_load`."""

@@ -1,4 +1,4 @@
-"""What every run of the tests should say, and how patient it is."""
+"""What every run of the tests says and undoes, how patient it is, and how it starts processes."""
 
 import asyncio
 import logging

@@ -47,7 +47,6 @@ from serving.worker.config import ModelConfig
 
 VARIED = ", or vary it, as with --vary pools.NAME.num_gpu_blocks=1024,2048 or --vary planner=static,hpa"
 
-
 SECTIONS = frozenset(section.name for section in fields(Deployment))
 
 OF_OUR_STACK = frozenset({"router", "answers", "formats", "disaggregation", "kv_transfer", "kv_store", "planner"})

@@ -41,8 +41,8 @@ class StalledError(UserError):
 class Cluster:
     """Workers behind routers that serve a workload."""
 
-    def __init__(self, plan: Run, workload: Workload) -> None:
-        deployment, load = plan.deployment, plan.settings.load
+    def __init__(self, run: Run, workload: Workload) -> None:
+        deployment, load = run.deployment, run.settings.load
         pools, is_apart = pools_of(deployment), deployment.is_disaggregated
         engines = [pool.engine for pool in pools for _ in range(pool.replicas)]
         self.clock = Clock()
@@ -59,7 +59,7 @@ class Cluster:
         self.prompts = Prompts(workload, pools)
         self.block_size = self.prompts.block_size
         self.routing, *others = [
-            Routing(router_of(plan, engines, role), self.clock, kv_event_delay_s=deployment.router.kv_event_delay_s)
+            Routing(router_of(run, engines, role), self.clock, kv_event_delay_s=deployment.router.kv_event_delay_s)
             for role in (("decode", "prefill") if is_apart else ("aggregated",))
         ]
         self.prefills: Routing | None = next(iter(others), None)
@@ -97,7 +97,7 @@ class Cluster:
         self._is_apart = is_apart
         self._hands_over = deployment.fleet.drain_policy == "hand-over"
         self._warmup_s = load.warmup_s
-        rng = random.Random(f"fleet {plan.seed}")
+        rng = random.Random(f"fleet {run.seed}")
         self.fleet = Fleet(pools, deployment.fleet, self.clock, self, gpus=deployment.gpus, rng=rng)
 
     @property
@@ -153,23 +153,23 @@ class Cluster:
         return ranks
 
     def _start_rank(self, pool: SimulatedPool) -> Rank:
-        engine = pool.engine
-        is_for_prefills = engine.config.kv_role == "kv_producer" and self.prefills is not None
+        simulated = pool.engine
+        is_for_prefills = simulated.config.kv_role == "kv_producer" and self.prefills is not None
         routing = self.prefills if is_for_prefills and self.prefills is not None else self.routing
-        core = new_engine(
-            engine.config,
-            engine.timing,
-            num_blocks=engine.num_blocks,
-            host=engine.host,
-            more=engine.more,
+        engine = new_engine(
+            simulated.config,
+            simulated.timing,
+            num_blocks=simulated.num_blocks,
+            host=simulated.host,
+            more=simulated.more,
             kv_events=routing.router.wants_events,
             ordered_events=False,
         )
-        rank = Rank(len(self.ranks), core, self.clock, self.flights)
+        rank = Rank(len(self.ranks), engine, self.clock, self.flights)
         rank.kv_use = self.kv_uses[pool.name]
         rank.reads_kv = not is_for_prefills and (self._is_apart or self._hands_over)
         self.ranks.append(rank)
-        self.engines.append(engine)
+        self.engines.append(simulated)
         self.first_gap_rows.append(0)
         self.traffic.links.add_rank(pool.gpus_per_rank, self.clock.now)
         self.tiering.connect(rank)

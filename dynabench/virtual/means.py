@@ -15,9 +15,9 @@ from serving.model.card import Role
 from serving.router import Router, RouterConfig, StepCosts
 
 
-def router_of(plan: Run, engines: Sequence[SimulatedEngine], role: Role) -> Router:
+def router_of(run: Run, engines: Sequence[SimulatedEngine], role: Role) -> Router:
     """Return the router over the workers of a role; each role has its own seed."""
-    deployment = plan.deployment
+    deployment = run.deployment
     pairs = [pair for pair in zip(engines, deployment.worker_pools, strict=True) if pair[1].role == role]
     of_role = [engine for engine, _ in pairs]
     ports = [deployment.transfer.gpu_bandwidth * pool.timing.tensor_parallel_size for _, pool in pairs]
@@ -25,7 +25,7 @@ def router_of(plan: Run, engines: Sequence[SimulatedEngine], role: Role) -> Rout
         deployment.mode_of(role),
         with_load_costs(with_step_costs(deployment.router, of_role), of_role, ports),
         block_size=of_role[0].config.block_size,
-        rng=random.Random(f"{'prefill ' if role == 'prefill' else ''}router {plan.seed}"),
+        rng=random.Random(f"{'prefill ' if role == 'prefill' else ''}router {run.seed}"),
         closed_events=True,
         stage=role,
         follows_events=deployment.disaggregation.conditional_disagg != "never",

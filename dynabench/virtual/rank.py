@@ -71,7 +71,6 @@ class Rank:
         self._is_starting = False
         self._copy_s = math.inf  # time of the scheduled event for a copy that ends while it is idle
         self._usual_timing = engine.timing
-        self._given_up: list[Sequence] = []
 
     @property
     def kv_usage(self) -> float:
@@ -85,9 +84,8 @@ class Rank:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """Its requests, in arbitrary order, without those that were aborted during the step in flight."""
-        found = self.engine.sequences()
-        return [sequence for sequence in found if sequence not in self._given_up] if self._given_up else found
+        """Its requests: see `Engine.sequences`."""
+        return self.engine.sequences()
 
     def add(self, sequence: Sequence) -> None:
         """Add a request."""
@@ -100,8 +98,6 @@ class Rank:
         """Abort a request."""
         if not self.is_gone:
             self.engine.abort(sequence)
-            if self.engine.step is not None:
-                self._given_up.append(sequence)
             self.wake()
 
     def end_load(self, sequence: Sequence, num_valid_blocks: int | None) -> None:
@@ -235,8 +231,6 @@ class Rank:
 
     def finish_step(self) -> None:
         """End the step in flight and pass on its output."""
-        if self._given_up:
-            self._given_up = []
         self._listener.on_step(self, self.engine.complete())
         if self.on_tier_work is not None:
             self._tell_tier_work(self.on_tier_work)

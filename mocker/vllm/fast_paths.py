@@ -1,4 +1,6 @@
-"""The rule's result at once, where budget and blocks suffice for all, so that nobody is preempted or starved.
+"""The rule's result at once, where blocks suffice for all, so that nobody is preempted or starved.
+
+The budget suffices for all decodes: it has a token for each sequence that may run (`EngineConfig`).
 
 running    decode  decode  decode  ...  decode  [one partial prompt]
            the same list as before, if the last batch is steady
@@ -56,8 +58,6 @@ class FastPaths:
         return budget - num_decodes - count
 
     def _suffice(self, decodes: list[Sequence], needed: int) -> bool:
-        """Return whether the budget, and the free blocks beside those needed for a chunk, suffice for all decodes."""
+        """Return whether the free blocks, beside those needed for a chunk, suffice for all decodes."""
         free, state = self._pool.num_free - needed, self._running
-        if len(decodes) > self._budget:
-            return False
         return free >= len(decodes) or free >= state.decoding.num_new_blocks(decodes, state.iteration)

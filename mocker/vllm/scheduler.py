@@ -17,7 +17,7 @@ The parts, each with its own rule:
     `Offers`     prompts are fetched into host memory, and new KV is offered to it
 
 Transfers are not part of iterations: those from other engines that start are in the outbox; the driver reports when each
-has arrived (`end_load`) or was read (`retention.release`).
+has arrived (`end_load`) or was read (`release_kept`).
 """
 
 from collections.abc import Iterator
@@ -111,7 +111,7 @@ class Scheduler(Core):
         return running.close(batch, is_disturbed=has_copies)
 
     def update(self, batch: Batch, num_iterations: int = 1) -> tuple[list[Sequence], list[Sequence]]:
-        """End `num_iterations` iterations of a batch: return sequences that completed prefill, and finished ones."""
+        """See `Core`."""
         sampled, finished = self._running.end(batch, num_iterations)
         for sequence in finished:
             num_computed = max(sequence.num_prompt, sequence.num_total - 1)
@@ -222,7 +222,7 @@ class Scheduler(Core):
 
     @property
     def num_ended(self) -> int:
-        """Iterations passed to `update`."""
+        """See `Core`."""
         return self._running.num_ended
 
     @property

@@ -116,9 +116,8 @@ class Flight:
         """
         config = self.terms.config
         self.is_bypassed = bypass is not None
-        if (
-            self._life is None and not has_prefill and not config.enforce_disagg
-        ):  # for speed: there is nothing to decide
+        # For speed: there is nothing to decide.
+        if self._life is None and not has_prefill and not config.enforce_disagg:
             self.decode = Leg(bypass)
             return PLACE_DECODE
         life = self._life or self._start_life()

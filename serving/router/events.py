@@ -1,4 +1,4 @@
-"""The KV events by which ranks report the contents of their caches."""
+"""The KV events by which ranks report the contents of their caches; `serving/worker/kv_events.py` puts them on the wire."""
 
 from typing import Literal, NamedTuple
 

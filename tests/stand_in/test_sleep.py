@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from serving.engines.mock.engine import EngineConfig
+from serving.engines.mock.engine import EngineConfig, TimingConfig
 from serving.stand_in.config import ApiConfig
 from tests.stand_in.metric_facts import values
 from tests.stand_in.support import running
@@ -183,6 +183,17 @@ def test_requests_are_aborted_by_the_ids_that_vllms_engine_has():
         return said.json(), waits, reason(await answer), reason(await other)
 
     assert in_development(ask) == ({"status": "aborted", "aborted": 2}, True, "abort", "length")
+
+
+def test_a_request_is_aborted_once_even_if_its_step_has_not_ended():
+    async def run():
+        slow = TimingConfig(timing="constant", constant_decode_ms=300)
+        async with running(api=API, is_dev_mode=True, timing=slow) as client:
+            answer = await begun(client)
+            said = [(await client.post("/abort_requests", json={})).json()["aborted"] for _ in range(2)]
+            return said, reason(await answer)
+
+    assert asyncio.run(run()) == ([1, 0], "abort")
 
 
 def test_what_is_no_list_of_ids_is_refused():

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from mocker import Engine, Sequence
 from mocker.batch import NOBODY
-from mocker.step import StepLog, StepOutput
+from mocker.step import StepOutput
 from serving.engines.mock.live import Live, live_of
 from serving.worker.protocol import PreprocessedRequest
 
@@ -134,9 +134,8 @@ def queues_of(engine: Engine, num_planned: int) -> Queues:
 
 
 def take_gaps(engine: Engine) -> Gaps:
-    """Return the gaps between tokens since the last call, from the engine's log, which is empty then."""
-    engine.split_log(0.0)
-    log, engine.log = engine.log, StepLog()
+    """Return the gaps between tokens since the last call."""
+    log = engine.take_log()
     first, slope, curve, num_steps, num_tokens = np.array(log.rows).reshape(-1, 5).T
     lengths = num_steps.astype(np.int64)
     row = np.repeat(np.arange(len(lengths)), lengths)

@@ -17,7 +17,7 @@ from serving.frontend.prepared import PreparedPrompt
 class Choice:
     """Read `pieces` until `finish_reason` is set; `close` it then, and on any other way out."""
 
-    def __init__(self, attempts: Attempts, text: ChoiceText, request: ChoiceRequest, tokenizer: TokenNames) -> None:
+    def __init__(self, attempts: Attempts, text: ChoiceText, request: ChoiceRequest, names: TokenNames) -> None:
         self.finish_reason = ""
         self.num_prompt = len(request.prompt.tokens)
         self.block_size = request.prompt.block_size
@@ -41,7 +41,7 @@ class Choice:
         self.attempts = attempts
         self._text = text
         self._request = request
-        self._tokenizer = tokenizer
+        self._names = names
         self._num_counted: int | None = None
         self._has_logprobs = not request.sampling.keys().isdisjoint(("logprobs", "prompt_logprobs"))
 
@@ -122,9 +122,9 @@ class Choice:
         wanted = self._request.sampling
         if output.prompt_logprobs is not None and self.prompt_logprobs is None:
             self.raw_prompt_logprobs = output.prompt_logprobs
-            texts = map(self._tokenizer.text_of, self._request.prompt.tokens.tolist())
+            texts = map(self._names.text_of, self._request.prompt.tokens.tolist())
             self.prompt_logprobs = [
-                TokenLogprob(text, value, name_tokens(top, self._tokenizer))
+                TokenLogprob(text, value, name_tokens(top, self._names))
                 for text, (value, top) in zip(texts, output.prompt_logprobs, strict=False)
             ]
         is_missing = ("logprobs" in wanted and not output.logprobs) or (
@@ -133,10 +133,10 @@ class Choice:
         if output.tokens and is_missing:
             raise ApiError(400, "this model's engine does not return these log-probabilities", param="logprobs")
         self.logprobs = [
-            TokenLogprob(unescape(piece), value, name_tokens(top, self._tokenizer))
+            TokenLogprob(unescape(piece), value, name_tokens(top, self._names))
             for piece, (value, top) in zip(pieces, output.logprobs, strict=False)
         ]
         if len(pieces) < len(self.tokens) <= len(output.logprobs):
             value, top = output.logprobs[len(self.tokens) - 1]
-            text = self._tokenizer.text_of(self.tokens[-1])
-            self.end_logprob = TokenLogprob(text, value, name_tokens(top, self._tokenizer))
+            text = self._names.text_of(self.tokens[-1])
+            self.end_logprob = TokenLogprob(text, value, name_tokens(top, self._names))

@@ -43,20 +43,20 @@ def drawn_sequence(rng, id):
 class Reader:
     """Takes steps, and counts what each sequence got and how often it ended."""
 
-    def __init__(self, core):
-        self.core = core
+    def __init__(self, made):
+        self.engine = made
         self.tokens = {}
         self.ends = {}
 
     def step(self, during=()):
         """Take a step, in which these are aborted; return whether there was one."""
-        core = self.core
-        if core.schedule(core.known_until_s) is None:
+        made = self.engine
+        if made.schedule(made.known_until_s) is None:
             return False
         for one in during:
-            core.abort(one)
-        decoded = core.decoded()
-        output = core.complete()
+            made.abort(one)
+        decoded = made.decoded()
+        output = made.complete()
         for one in (*decoded, *output.sampled):
             self.tokens[one.id] = self.tokens.get(one.id, 0) + 1
         for one in output.finished:
@@ -65,24 +65,24 @@ class Reader:
 
     def finish(self):
         """Resume, and take steps until nothing is left."""
-        self.core.resume()
-        while not self.core.is_idle:
+        self.engine.resume()
+        while not self.engine.is_idle:
             self.step()
 
 
 @both
 def test_a_reset_of_a_paused_engine_computes_no_token_again(is_async):
-    core = engine(is_async=is_async)
-    reader = Reader(core)
-    core.add(one := sequence("a", 20, 8))
+    made = engine(is_async=is_async)
+    reader = Reader(made)
+    made.add(one := sequence("a", 20, 8))
     while reader.tokens.get("a", 0) < 3:
         reader.step()
-    core.pause("all")
+    made.pause("all")
     while reader.step():
         pass
-    known = core.num_known_tokens(one)
-    core.reset_prefix_cache(preempts_running=True)
-    assert core.num_known_tokens(one) == known == 20 + reader.tokens["a"]
+    known = made.num_known_tokens(one)
+    made.reset_prefix_cache(preempts_running=True)
+    assert made.num_known_tokens(one) == known == 20 + reader.tokens["a"]
     reader.finish()
     assert (reader.tokens, reader.ends) == ({"a": 8}, {"a": 1})
 
@@ -92,31 +92,31 @@ def test_a_reset_of_a_paused_engine_computes_no_token_again(is_async):
 @pytest.mark.parametrize("seed", range(25))
 def test_each_sequence_gets_all_its_tokens_and_ends_once_whatever_is_asked_of_the_engine(seed, policy, is_async):
     rng = random.Random(seed)
-    core = engine(
+    made = engine(
         is_async=is_async,
         num_blocks=rng.choice([14, 33]),  # the small one preempts by itself, too
         budget=rng.choice([8, 64]),
         policy=policy,
         max_loras=rng.choice([None, 1]),
     )
-    reader, sequences, aborted = Reader(core), [], set()
+    reader, sequences, aborted = Reader(made), [], set()
     for number in range(300):
         match rng.choice(["add", "add", "abort", "reset", "all", "new", "resume", "resume", *["step"] * 8]):
             case "add" if len(sequences) < 40:
                 sequences.append(drawn_sequence(rng, number))
-                core.add(sequences[-1])
+                made.add(sequences[-1])
             case "abort" if sequences and rng.random() < 0.3:
                 aborted.add(one := rng.choice(sequences))
                 if rng.random() < 0.5:
-                    core.abort(one)
+                    made.abort(one)
                 else:
                     reader.step(during=[one])
             case "reset":
-                core.reset_prefix_cache(preempts_running=True)
+                made.reset_prefix_cache(preempts_running=True)
             case "all" | "new" as pause:
-                core.pause(pause)
+                made.pause(pause)
             case "resume":
-                core.resume()
+                made.resume()
             case "step":
                 reader.step()
         assert all(reader.tokens.get(one.id, 0) <= one.num_total - one.num_prompt for one in sequences)
@@ -124,4 +124,16 @@ def test_each_sequence_gets_all_its_tokens_and_ends_once_whatever_is_asked_of_th
     whole = {one.id: one.num_total - one.num_prompt for one in sequences if one not in aborted}
     assert {id: reader.tokens.get(id) for id in whole} == whole
     assert {id: reader.ends.get(id) for id in whole} == dict.fromkeys(whole, 1)
-    assert core.num_free_blocks == core.num_blocks
+    assert made.num_free_blocks == made.num_blocks
+
+
+@both
+def test_a_sequence_that_is_aborted_during_a_step_no_longer_belongs_to_the_engine(is_async):
+    made = engine(is_async=is_async)
+    made.add(one := sequence("a", 4, 8))
+    made.add(other := sequence("b", 4, 8))
+    made.schedule(0.0)
+    made.abort(one)
+    assert made.sequences() == [other]
+    made.complete()
+    assert made.sequences() == [other]
