@@ -351,9 +351,8 @@ class Flights:
 
     def _fail(self, flight: Flight, fail: Fail) -> None:
         self._stamps.log.error[flight.number] = fail.message
-        is_answer = fail.kind == "engine"  # and so it comes with others
-        self._end(flight, self._stamps.answer_s if is_answer else 0.0)
-        if self._arrivals.waits_for_answers and not is_answer:
+        self._end(flight, self._stamps.answer_s if fail.kind == "engine" else 0.0)
+        if self._arrivals.waits_for_answers:
             self._arrivals.await_next()
 
     def _begin_soon(self, flight: Flight, begin: Begin) -> None:

@@ -58,9 +58,8 @@ class Stamps:
         log.admitted_s[number] = computed.first_scheduled_s
         self._sources.note(number, computed)
         if generated is not None:
-            if computed is sequence:
-                log.admitted_s[number] = generated.admitted_s
-                log.cached_tokens[number] = generated.cached_tokens
+            log.admitted_s[number] = generated.admitted_s
+            log.cached_tokens[number] = generated.cached_tokens
             if sequence.is_token_shipped and sequence.first_scheduled_s < 0:  # its last token came with its KV
                 rank.engine.log.add_gap(generated.last_token_s, end)
         if not sequence.is_failed:  # the token that came with the KV may be all that was requested

@@ -178,6 +178,48 @@ def test_a_request_that_loses_its_worker_too_often_fails():
     assert record.requests.error.tolist() == ["its worker is gone and the migration limit of 3 is exhausted"]
 
 
+@pytest.mark.parametrize("fallback", [False, True])
+@pytest.mark.parametrize("flow", ["source-first", "destination-first"])
+def test_an_answer_that_went_on_and_has_become_too_long_for_a_prefill_worker_fails_alone(flow, fallback):
+    """The first has more than 176 tokens when its worker dies, and needs 12 blocks where there are 11."""
+    deployment = apart(1, 2, flow=flow, prefill_fallback=fallback)
+    prefill, decode = deployment.pools
+    prefill = replace(prefill, mocker=replace(prefill.mocker, num_gpu_blocks=12))
+    world = replace(
+        deployment, pools=(prefill, decode), fleet=FleetConfig(events="at 1.05s: kill worker 1", startup_s=5.0)
+    )
+    made, record = simulated(world, workload((0.0, 96, 100), (0.01, 96, 100), (2.0, 96, 2)))
+    [error, *others] = record.requests.error.tolist()
+    assert ("need 12 KV blocks; the cache has 11" in error) is not fallback
+    assert others == ["", ""]
+    assert all(rank.is_gone or rank.is_done for rank in made.ranks)
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_an_answer_that_went_on_and_has_become_too_long_for_a_step_fails_alone(is_apart):
+    world = apart(1, 2) if is_apart else aggregated()
+    engine = replace(world.pools[-1].mocker, enable_chunked_prefill=False, max_num_batched_tokens=170, max_num_seqs=8)
+    pools = (*world.pools[:-1], replace(world.pools[-1], mocker=engine))
+    fleet = FleetConfig(events=f"at 1s: kill worker {int(is_apart)}", startup_s=5.0)
+    requests = workload((0.0, 96, 100), (0.01, 96, 100))
+    requests.requests.append(Request(0.0, 96, 2, tuple(range(6)), after=(0,)))
+    made, record = simulated(replace(world, pools=pools, fleet=fleet), requests)
+    [error, *others] = record.requests.error.tolist()
+    assert "without chunked prefill it must be at most max_num_batched_tokens (170)" in error
+    assert others == ["", ""]
+    assert all(rank.is_gone or rank.is_done for rank in made.ranks)
+
+
+def test_an_answer_that_went_on_was_admitted_when_its_first_part_was():
+    """Where prompts are computed apart, it is computed again, long after the first token."""
+    requests = workload((0.0, 96, 100))
+    world = replace(apart(1, 2), fleet=FleetConfig(events="at 1s: kill worker 1", startup_s=5.0))
+    _, record = simulated(world, requests)
+    found = record.requests
+    assert (found.admitted_s[0], found.cached_tokens[0]) == (0.0, 0)
+    assert found.first_token_s[0] == pytest.approx(0.21)
+
+
 def test_a_slow_worker_takes_longer_until_it_has_recovered():
     made, record = simulated(aggregated("at 1s: slow worker 0 x3 for 0.6s", replicas=1), workload((0.0, 96, 200)))
     assert made.ranks[0].busy_s == pytest.approx(0.2 + 199 * 0.01 + 0.4)
