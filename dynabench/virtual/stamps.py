@@ -44,6 +44,11 @@ class Stamps:
         if math.isnan(self.log.second_token_s[number]):
             self.log.second_token_s[number] = time
 
+    def cut_off(self, number: int, time: float) -> None:
+        """Forget when a request would have had its second token, if that was to come later."""
+        if self.log.second_token_s[number] > time:
+            self.log.second_token_s[number] = math.nan
+
     def ended(self, flight: Flight, sequence: EngineSequence, rank: Rank, end: float) -> None:
         """Record an answer that is complete, or that has broken off; if several ranks generated it, as if one had."""
         log, number, generated = self.log, flight.number, flight.generated

@@ -210,6 +210,26 @@ def test_an_answer_that_went_on_and_has_become_too_long_for_a_step_fails_alone(i
     assert all(rank.is_gone or rank.is_done for rank in made.ranks)
 
 
+def test_a_second_token_that_a_worker_would_have_had_comes_from_another():
+    """The step that computes it takes 1 s, but the worker dies before that; the other one needs 0.2 s."""
+    events = "at 0.1s: slow worker 0 x100; at 0.5s: kill worker 0"
+    _, record = simulated(aggregated(events), workload((0.0, 96, 3)))
+    found = record.requests
+    assert found.second_token_s.tolist() == pytest.approx([0.7])
+    assert found.last_token_s.tolist() == pytest.approx([0.71])
+
+
+def test_a_second_token_comes_when_all_ranks_of_a_worker_have_ended_the_step():
+    """The other rank computes a prompt of 0.2 s in the same step."""
+    deployment = aggregated(replicas=1)
+    engine = replace(deployment.pools[0].mocker, dp_size=2)
+    timing = replace(TIMING, enable_expert_parallel=True)
+    pools = (replace(deployment.pools[0], mocker=engine, timing=timing),)
+    _, record = simulated(replace(deployment, pools=pools), workload((0.0, 96, 2), (0.1, 96, 2)))
+    assert record.requests.second_token_s.tolist() == pytest.approx([0.4, 0.41])
+    assert record.requests.last_token_s.tolist() == pytest.approx([0.4, 0.41])
+
+
 def test_an_answer_that_went_on_was_admitted_when_its_first_part_was():
     """Where prompts are computed apart, it is computed again, long after the first token."""
     requests = workload((0.0, 96, 100))
