@@ -248,7 +248,7 @@ class Flights:
 
     def _note_answer(self, flight: Flight, sequence: EngineSequence, rank: Rank) -> None:
         """Note what a rank has generated that a request leaves; the token that it is computing does not count."""
-        self._stamps.cut_off(flight.number, self._clock.now)
+        self._stamps.left(flight, sequence, self._clock.now)
         note_answer(flight, sequence, rank)
 
     def _lose(self, flight: Flight, leg: Leg) -> None:

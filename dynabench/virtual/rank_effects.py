@@ -179,9 +179,7 @@ def note_answer(flight: Flight, sequence: EngineSequence, rank: Rank) -> None:
     num_new = engine.num_known_tokens(sequence) - sequence.num_prompt
     if num_new > 0 and sequence.first_token_s >= 0:
         last_token_s = sequence.waited_since_s if sequence.waited_since_s >= 0 else engine.known_until_s
-        computed = sequence if flight.prefill is None else sequence_of(flight.prefill)
-        admitted_s, num_cached = computed.first_scheduled_s, computed.cached_tokens
-        flight.has_said(Generated(num_new, sequence.first_token_s, last_token_s, admitted_s, num_cached))
+        flight.has_said(Generated(num_new, sequence.first_token_s, last_token_s))
 
 
 def missing_kv(flight: Flight) -> str:

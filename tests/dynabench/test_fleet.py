@@ -210,6 +210,20 @@ def test_an_answer_that_went_on_and_has_become_too_long_for_a_step_fails_alone(i
     assert all(rank.is_gone or rank.is_done for rank in made.ranks)
 
 
+def test_cached_tokens_of_an_answer_that_went_on_are_those_of_its_first_part_wherever_they_came_from():
+    """All but the last block of its prompt is on the GPU of its first worker, and all of it in host memory of the other one."""
+    deployment = aggregated("at 4.5s: kill worker 0")
+    engine = replace(deployment.pools[0].mocker, num_gpu_blocks=14, num_host_blocks=100)
+    shared = tuple(range(6))
+    prompts = [(0.0, 96, 2, shared), (1.0, 96, 2, shared), (2.0, 16, 2, (7,)), (3.0, 190, 2, tuple(range(10, 22)))]
+    requests = [Request(*prompt) for prompt in [*prompts, (4.0, 96, 100, shared)]]
+    pools = (replace(deployment.pools[0], mocker=engine),)
+    _, record = simulated(replace(deployment, pools=pools), Workload("w", BLOCK, requests))
+    found = record.requests
+    assert found.worker.tolist()[-1] == 1
+    assert (found.cached_tokens[4], found.host_tokens[4]) == (96, 16)
+
+
 def test_a_second_token_that_a_worker_would_have_had_comes_from_another():
     """The step that computes it takes 1 s, but the worker dies before that; the other one needs 0.2 s."""
     events = "at 0.1s: slow worker 0 x100; at 0.5s: kill worker 0"

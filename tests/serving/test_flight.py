@@ -313,7 +313,7 @@ class Fates(RuleBasedStateMachine):
         self.world.workers["decode"].discard(flight.decode.slot)
         self.world.booked.pop("decode", None)  # its router has forgotten the worker
         if generated:
-            flight.has_said(Generated(generated, 0.0, 1.0, admitted_s=0.0, cached_tokens=0))
+            flight.has_said(Generated(generated, 0.0, 1.0))
         self.world.act(flight.hand_over())
 
     @precondition(lambda self: self.world.due)
