@@ -186,6 +186,8 @@ class World:
                 self.end_prefill()
             elif self.awaits_blocks:
                 self.give_blocks()
+            elif self.flight.waits_for is not None:  # for another worker than those that are there
+                self.act(self.flight.wake())
             else:
                 assert self.answers, vars(self)
                 self.end_decode()
