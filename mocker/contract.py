@@ -26,6 +26,10 @@ Pause = Literal["new", "all"]
 KvRole = Literal["kv_producer", "kv_consumer", "kv_both"]
 
 
+class NeverAdmittedError(RuntimeError):
+    """Sequences wait, nothing runs, and the first can never be admitted."""
+
+
 class Outbox:
     """What an engine asks of its driver, in order."""
 

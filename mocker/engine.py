@@ -20,7 +20,7 @@ host memory.
 """
 
 from mocker.batch import NOBODY, Batch
-from mocker.contract import Backlog, EngineSettings, HostUse, Pause, Remaining, View
+from mocker.contract import Backlog, EngineSettings, HostUse, NeverAdmittedError, Pause, Remaining, View
 from mocker.core import Core
 from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.sequence import Sequence
@@ -273,7 +273,7 @@ class Engine:
             max_iterations: how many iterations the step may span if nothing happens in between.
 
         Raises:
-            RuntimeError: sequences wait but none can ever be admitted.
+            NeverAdmittedError: sequences wait, and the first can never be admitted.
         """
         assert self.step is None, "complete the step in flight first"
         if self.outbox.shipped:
@@ -324,7 +324,7 @@ class Engine:
                 if has_host:
                     self._link.begin(NO_WORK, now)  # there is no next batch for stores to wait for
                 if (reason := core.stall()) is not None:
-                    raise RuntimeError(reason)
+                    raise NeverAdmittedError(reason)
                 break
         self._work = NO_WORK
         if batch is not None and not batch.is_undisturbed:

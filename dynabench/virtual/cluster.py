@@ -23,6 +23,7 @@ from dynabench.virtual.tiers import Tiering
 from dynabench.virtual.transfers import Transfers
 from foundation.errors import UserError
 from mocker import new_engine
+from mocker.contract import NeverAdmittedError
 from mocker.events import TierEvent
 from mocker.network.links import Links
 from mocker.network.traffic import Traffic
@@ -119,9 +120,13 @@ class Cluster:
         self.arrivals.await_next()
         if self._warmup_s:
             self.clock.at(self._warmup_s, ARRIVAL, self._end_warmup)
-        self.clock.run()
-        while self.flights.give_up_held():
-            self.clock.run()  # others may have waited for those to end
+        try:
+            self.clock.run()
+            while self.flights.give_up_held():
+                self.clock.run()  # others may have waited for those to end
+        except NeverAdmittedError as error:
+            count = len(self.workload) - self.num_ended
+            raise StalledError(f"{count:,} requests never finish, as in vLLM: {error}") from error
         if self.num_ended != len(self.workload):
             self._explain_stall(len(self.workload) - self.num_ended)
 

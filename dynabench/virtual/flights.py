@@ -242,9 +242,14 @@ class Flights:
             for sequence in rank.sequences:
                 flight = self._of[number_of(sequence)]
                 if flight.decode is not None and flight.decode.call is sequence:  # it was not given up before
-                    note_answer(flight, sequence, rank)
+                    self._note_answer(flight, sequence, rank)
                     self._lose(flight, flight.decode)
         self.release()
+
+    def _note_answer(self, flight: Flight, sequence: EngineSequence, rank: Rank) -> None:
+        """Note what a rank has generated that a request leaves; the token that it is computing does not count."""
+        self._stamps.left(flight, sequence, self._clock.now)
+        note_answer(flight, sequence, rank)
 
     def _lose(self, flight: Flight, leg: Leg) -> None:
         self.num_lost += leg.state == "sent" or leg is flight.leaving
@@ -262,11 +267,11 @@ class Flights:
         for sequence in rank.sequences:
             flight = self._of[number_of(sequence)]
             if sequence.decoding and sequence.first_token_s >= 0:
-                note_answer(flight, sequence, rank)
+                self._note_answer(flight, sequence, rank)
                 flight.payload = self._prompts.prepare(flight)
                 self.act(flight, flight.hand_over())
             elif self._routers.prefill is None and not sequence.num_blocks and not sequence.is_remote_prefill:
-                note_answer(flight, sequence, rank)
+                self._note_answer(flight, sequence, rank)
                 self.act(flight, flight.restart(is_next=False))
 
     def release(self) -> None:
@@ -351,9 +356,8 @@ class Flights:
 
     def _fail(self, flight: Flight, fail: Fail) -> None:
         self._stamps.log.error[flight.number] = fail.message
-        is_answer = fail.kind == "engine"  # and so it comes with others
-        self._end(flight, self._stamps.answer_s if is_answer else 0.0)
-        if self._arrivals.waits_for_answers and not is_answer:
+        self._end(flight, self._stamps.answer_s if fail.kind == "engine" else 0.0)
+        if self._arrivals.waits_for_answers:
             self._arrivals.await_next()
 
     def _begin_soon(self, flight: Flight, begin: Begin) -> None:

@@ -173,8 +173,6 @@ class Rank:
             self._tell_tier_work(self.on_tier_work)
         if step is None:
             self._await_copy()
-        elif self._has_first_token:
-            self._tell_second_tokens(step)
         if (step is None) is not self._is_idle:
             self._is_idle = step is None
             self._idle_s += now if step is not None else -now
@@ -213,7 +211,11 @@ class Rank:
         """Note that a sequence's next token is the second of its answer, because another rank generated the first."""
         self._has_first_token.append(sequence)
 
-    def _tell_second_tokens(self, step: Step) -> None:
+    def tell_second_tokens(self) -> None:
+        """Tell which sequences have their second token at the end of the first iteration of the step in flight."""
+        step = self.engine.step
+        if step is None or not self._has_first_token:
+            return
         waiting = []
         for sequence in self._has_first_token:
             if sequence.is_over:
@@ -250,6 +252,7 @@ class Rank:
             return
         step = self.schedule(self._clock.now, NO_LIMIT)
         if step is not None:
+            self.tell_second_tokens()
             self._wake_at = step.end
             self._clock.at(step.end, COMPLETION, self._complete)
 
@@ -299,6 +302,7 @@ class Lockstep:
         end = max(step.end for step in steps)
         for rank in self._ranks:
             rank.engine.stretch(end)
+            rank.tell_second_tokens()
         self._clock.at(end, COMPLETION, self._complete)
 
     def _complete(self) -> None:

@@ -32,6 +32,9 @@ from serving.life.terms import Generated
 EXPIRED = "its KV had left the prefill worker before the decode worker could read it: the lease had expired"
 GONE = "its KV had left the prefill worker before the decode worker could read it: that worker was gone"
 
+TOO_LONG = "invalid"
+"""Of an answer that continues, what there is counts as prompt, for which this rank may have no room (see `Engine.add`)."""
+
 E = TypeVar("E", bound=Effect)
 Act = Callable[[Flight, Any], object]
 """Carries out an effect of one type, its second argument."""
@@ -89,7 +92,11 @@ class RankEffects:
         leg = flight.decode
         assert leg is not None
         rank, sequence = self._rank_of(leg), sequence_of(leg)
-        rank.add(sequence)
+        try:
+            rank.add(sequence)
+        except ValueError as error:
+            self._react(flight, flight.ended(self._clock.now, str(error), TOO_LONG))
+            return
         if flight.generated is not None and flight.generated.num_tokens == 1:
             rank.await_second_token(sequence)
 
@@ -99,7 +106,10 @@ class RankEffects:
         assert isinstance(prepared, Prepared)
         self._stamps.log.prefill_queued_s[flight.number] = now
         leg.call = self._prompts.to_prefill(flight, prepared, now)
-        self._rank_of(leg).add(leg.call)
+        try:
+            self._rank_of(leg).add(leg.call)
+        except ValueError as error:
+            self._react(flight, flight.prefill_failed(self._clock.now, str(error), TOO_LONG))
 
     def _transfer(self, flight: Flight, transfer: Transfer) -> None:
         if flight.leaving is None:
@@ -169,8 +179,7 @@ def note_answer(flight: Flight, sequence: EngineSequence, rank: Rank) -> None:
     num_new = engine.num_known_tokens(sequence) - sequence.num_prompt
     if num_new > 0 and sequence.first_token_s >= 0:
         last_token_s = sequence.waited_since_s if sequence.waited_since_s >= 0 else engine.known_until_s
-        admitted_s, num_cached = sequence.first_scheduled_s, sequence.cached_tokens
-        flight.has_said(Generated(num_new, sequence.first_token_s, last_token_s, admitted_s, num_cached))
+        flight.has_said(Generated(num_new, sequence.first_token_s, last_token_s))
 
 
 def missing_kv(flight: Flight) -> str:

@@ -92,10 +92,11 @@ def _carried_out(run: Run, workload: Workload, cluster: Cluster, planner: Simula
     if cluster.prompts.longest is not None:
         is_cut = requests.succeeded & (requests.osl < requests.planned_osl.filled(0))
         facts |= {"refused": cluster.flights.num_refused, "cut": int(is_cut.sum()), "context": cluster.prompts.longest}
-    if any(overhead) and requests.succeeded.any():
+    waits_s = requests.first_token_s - requests.sent_s
+    if any(overhead) and waits_s.filled(0).sum() > 0:  # not if none was answered, nor if steps take no time
         delays_s = cluster.arrivals.delays_s + cluster.flights.rank_effects.pauses_s
         outside = delays_s / np.count_nonzero(~np.isnan(cluster.log.intended_s)) + overhead.answer_s
-        facts["overhead_share"] = outside / float((requests.first_token_s - requests.sent_s).mean())
+        facts["overhead_share"] = outside / float(waits_s.mean())
     return Record(
         run.arm.name,
         requests,

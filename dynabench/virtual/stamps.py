@@ -44,25 +44,25 @@ class Stamps:
         if math.isnan(self.log.second_token_s[number]):
             self.log.second_token_s[number] = time
 
+    def left(self, flight: Flight, sequence: EngineSequence, time: float) -> None:
+        """Record a part of an answer whose rank the request leaves; what the rank was to generate later does not count."""
+        if self.log.second_token_s[flight.number] > time:
+            self.log.second_token_s[flight.number] = math.nan
+        if flight.generated is None and sequence.first_token_s >= 0:
+            self._prompt_computed(flight.number, _computed(flight, sequence))
+
     def ended(self, flight: Flight, sequence: EngineSequence, rank: Rank, end: float) -> None:
         """Record an answer that is complete, or that has broken off; if several ranks generated it, as if one had."""
         log, number, generated = self.log, flight.number, flight.generated
         log.worker[number] = rank.number
         log.finish_reason[number] = sequence.finish_reason
         log.preemptions[number] = sequence.num_preemptions
-        computed = sequence
-        if (prefill := flight.prefill) is not None and isinstance(prefill.call, EngineSequence):
-            computed = prefill.call
+        if (computed := _computed(flight, sequence)) is not sequence:
             log.preemptions[number] += computed.num_preemptions
-        log.cached_tokens[number] = computed.cached_tokens
-        log.admitted_s[number] = computed.first_scheduled_s
-        self._sources.note(number, computed)
-        if generated is not None:
-            if computed is sequence:
-                log.admitted_s[number] = generated.admitted_s
-                log.cached_tokens[number] = generated.cached_tokens
-            if sequence.is_token_shipped and sequence.first_scheduled_s < 0:  # its last token came with its KV
-                rank.engine.log.add_gap(generated.last_token_s, end)
+        if generated is None:
+            self._prompt_computed(number, computed)
+        elif sequence.is_token_shipped and sequence.first_scheduled_s < 0:  # its last token came with its KV
+            rank.engine.log.add_gap(generated.last_token_s, end)
         if not sequence.is_failed:  # the token that came with the KV may be all that was requested
             first_s = sequence.first_token_s if sequence.first_token_s >= 0 else end
             log.first_token_s[number] = first_s + self.answer_s
@@ -70,3 +70,15 @@ class Stamps:
             log.decode_start_s[number] = sequence.first_scheduled_s
         log.last_token_s[number] = end + self.answer_s
         log.second_token_s[number] += self.answer_s
+
+    def _prompt_computed(self, number: int, computed: EngineSequence) -> None:
+        """Record how the prompt was computed; where an answer continues, it is computed again, which does not count."""
+        self.log.cached_tokens[number] = computed.cached_tokens
+        self.log.admitted_s[number] = computed.first_scheduled_s
+        self._sources.note(number, computed)
+
+
+def _computed(flight: Flight, sequence: EngineSequence) -> EngineSequence:
+    """Return the sequence that computed a prompt: the one that answers, unless a prefill rank did."""
+    prefill = flight.prefill
+    return prefill.call if prefill is not None and isinstance(prefill.call, EngineSequence) else sequence

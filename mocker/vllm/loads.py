@@ -44,9 +44,10 @@ class Loads:
         """Allocate the blocks of this many tokens after the cached ones, and start their load; False if not free.
 
         Blocks that prefills in flight still need stay free, so that loads, which cannot be preempted, never block them.
-        A token that arrives with the KV has its place at once: it can be the first of a block.
+        A token that arrives with the KV has its place at once, because it can be the first of a block, unless it is the
+        last of all: then it needs none.
         """
-        reach = num_computed + int(sequence.is_token_shipped)
+        reach = min(num_computed + int(sequence.is_token_shipped), sequence.num_total - 1)
         if not self._is_free(sequence, hits, reach):
             return False
         self._first_blocks.share(sequence, hits)

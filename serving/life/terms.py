@@ -33,17 +33,7 @@ class Generated:
     first_token_s: float
     """When its first token arrived."""
     last_token_s: float
-    admitted_s: float
-    """When the request was first scheduled."""
-    cached_tokens: int
-    """Cached tokens of its prompt, at that time."""
 
     def then(self, more: "Generated") -> "Generated":
         """Return all of the answer, if another worker has continued it."""
-        return Generated(
-            self.num_tokens + more.num_tokens,
-            more.first_token_s,
-            more.last_token_s,
-            self.admitted_s,
-            self.cached_tokens,
-        )
+        return Generated(self.num_tokens + more.num_tokens, more.first_token_s, more.last_token_s)

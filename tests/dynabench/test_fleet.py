@@ -178,6 +178,82 @@ def test_a_request_that_loses_its_worker_too_often_fails():
     assert record.requests.error.tolist() == ["its worker is gone and the migration limit of 3 is exhausted"]
 
 
+@pytest.mark.parametrize("fallback", [False, True])
+@pytest.mark.parametrize("flow", ["source-first", "destination-first"])
+def test_an_answer_that_went_on_and_has_become_too_long_for_a_prefill_worker_fails_alone(flow, fallback):
+    """The first has more than 176 tokens when its worker dies, and needs 12 blocks where there are 11."""
+    deployment = apart(1, 2, flow=flow, prefill_fallback=fallback)
+    prefill, decode = deployment.pools
+    prefill = replace(prefill, mocker=replace(prefill.mocker, num_gpu_blocks=12))
+    world = replace(
+        deployment, pools=(prefill, decode), fleet=FleetConfig(events="at 1.05s: kill worker 1", startup_s=5.0)
+    )
+    made, record = simulated(world, workload((0.0, 96, 100), (0.01, 96, 100), (2.0, 96, 2)))
+    [error, *others] = record.requests.error.tolist()
+    assert ("need 12 KV blocks; the cache has 11" in error) is not fallback
+    assert others == ["", ""]
+    assert all(rank.is_gone or rank.is_done for rank in made.ranks)
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_an_answer_that_went_on_and_has_become_too_long_for_a_step_fails_alone(is_apart):
+    world = apart(1, 2) if is_apart else aggregated()
+    engine = replace(world.pools[-1].mocker, enable_chunked_prefill=False, max_num_batched_tokens=170, max_num_seqs=8)
+    pools = (*world.pools[:-1], replace(world.pools[-1], mocker=engine))
+    fleet = FleetConfig(events=f"at 1s: kill worker {int(is_apart)}", startup_s=5.0)
+    requests = workload((0.0, 96, 100), (0.01, 96, 100))
+    requests.requests.append(Request(0.0, 96, 2, tuple(range(6)), after=(0,)))
+    made, record = simulated(replace(world, pools=pools, fleet=fleet), requests)
+    [error, *others] = record.requests.error.tolist()
+    assert "without chunked prefill it must be at most max_num_batched_tokens (170)" in error
+    assert others == ["", ""]
+    assert all(rank.is_gone or rank.is_done for rank in made.ranks)
+
+
+def test_cached_tokens_of_an_answer_that_went_on_are_those_of_its_first_part_wherever_they_came_from():
+    """All but the last block of its prompt is on the GPU of its first worker, and all of it in host memory of the other one."""
+    deployment = aggregated("at 4.5s: kill worker 0")
+    engine = replace(deployment.pools[0].mocker, num_gpu_blocks=14, num_host_blocks=100)
+    shared = tuple(range(6))
+    prompts = [(0.0, 96, 2, shared), (1.0, 96, 2, shared), (2.0, 16, 2, (7,)), (3.0, 190, 2, tuple(range(10, 22)))]
+    requests = [Request(*prompt) for prompt in [*prompts, (4.0, 96, 100, shared)]]
+    pools = (replace(deployment.pools[0], mocker=engine),)
+    _, record = simulated(replace(deployment, pools=pools), Workload("w", BLOCK, requests))
+    found = record.requests
+    assert found.worker.tolist()[-1] == 1
+    assert (found.cached_tokens[4], found.host_tokens[4]) == (96, 16)
+
+
+def test_a_second_token_that_a_worker_would_have_had_comes_from_another():
+    """The step that computes it takes 1 s, but the worker dies before that; the other one needs 0.2 s."""
+    events = "at 0.1s: slow worker 0 x100; at 0.5s: kill worker 0"
+    _, record = simulated(aggregated(events), workload((0.0, 96, 3)))
+    found = record.requests
+    assert found.second_token_s.tolist() == pytest.approx([0.7])
+    assert found.last_token_s.tolist() == pytest.approx([0.71])
+
+
+def test_a_second_token_comes_when_all_ranks_of_a_worker_have_ended_the_step():
+    """The other rank computes a prompt of 0.2 s in the same step."""
+    deployment = aggregated(replicas=1)
+    engine = replace(deployment.pools[0].mocker, dp_size=2)
+    timing = replace(TIMING, enable_expert_parallel=True)
+    pools = (replace(deployment.pools[0], mocker=engine, timing=timing),)
+    _, record = simulated(replace(deployment, pools=pools), workload((0.0, 96, 2), (0.1, 96, 2)))
+    assert record.requests.second_token_s.tolist() == pytest.approx([0.4, 0.41])
+    assert record.requests.last_token_s.tolist() == pytest.approx([0.4, 0.41])
+
+
+def test_an_answer_that_went_on_was_admitted_when_its_first_part_was():
+    """Where prompts are computed apart, it is computed again, long after the first token."""
+    requests = workload((0.0, 96, 100))
+    world = replace(apart(1, 2), fleet=FleetConfig(events="at 1s: kill worker 1", startup_s=5.0))
+    _, record = simulated(world, requests)
+    found = record.requests
+    assert (found.admitted_s[0], found.cached_tokens[0]) == (0.0, 0)
+    assert found.first_token_s[0] == pytest.approx(0.21)
+
+
 def test_a_slow_worker_takes_longer_until_it_has_recovered():
     made, record = simulated(aggregated("at 1s: slow worker 0 x3 for 0.6s", replicas=1), workload((0.0, 96, 200)))
     assert made.ranks[0].busy_s == pytest.approx(0.2 + 199 * 0.01 + 0.4)

@@ -248,6 +248,14 @@ def test_an_oracle_knows_of_a_request_whose_kv_is_on_its_way():
     assert true_work(made.ranks[1].engine, 0.21) == [(0, 5, 1000)]
 
 
+@pytest.mark.parametrize("ends", ["length", "stop"])
+def test_the_last_token_needs_no_place_though_it_comes_with_kv_that_fills_the_cache(ends):
+    one = Request(0.0, 160, 1, tuple(range(10)), ends=ends)
+    found = simulated(apart(flow="destination-first", blocks=11), Workload("w", BLOCK, [one]))
+    assert found.error.tolist() == [""]
+    assert found.last_token_s[0] == pytest.approx(0.2, abs=1e-6)
+
+
 def test_what_cannot_be_simulated_apart_is_refused():
     with pytest.raises(ValueError, match="oracle-rollout"):
         simulated(apart(mode="oracle-rollout"), workload((0.0, 100, 5)))

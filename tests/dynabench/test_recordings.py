@@ -126,6 +126,8 @@ def swap(place, name, value):
         (lambda rows: rows.clear(), "is empty"),
         (lambda rows: rows.__delitem__(slice(1, None)), "ends before step 0, when request"),
         (lambda rows: rows.__delitem__(slice(-30, None)), "of its requests are unfinished"),
+        (lambda rows: rows.__delitem__(8), "line 9: has step 8 instead of 7; lines are missing"),
+        (lambda rows: rows.insert(8, rows.pop(9)), "line 9: has step 8 instead of 7; .* not in order"),
         (without("tokens"), "cannot be read as a recording .it has no 'tokens'"),
         (swap("resolved", "num_gpu_blocks", 0), "num_gpu_blocks must be at least 2, not 0"),
         (swap("resolved", "num_gpu_blocks", "many"), "num_gpu_blocks"),
@@ -133,7 +135,7 @@ def swap(place, name, value):
         (never_schedule, "step 5 ends but was never scheduled"),
         (lambda rows: rows.__setitem__(0, {"op": "meta"}), "it has no 'config'"),
     ],
-    ids=["empty", "head", "cut", "tokens", "blocks", "text", "twice", "unscheduled", "meta"],
+    ids=["empty", "head", "cut", "gap", "order", "tokens", "blocks", "text", "twice", "unscheduled", "meta"],
 )
 def test_what_is_no_whole_recording_is_refused_in_a_line(tmp_path, edit, message):
     with pytest.raises(RecordingError, match=message) as caught:

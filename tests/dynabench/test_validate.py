@@ -279,6 +279,14 @@ def test_requests_that_come_at_once_reach_the_engine_one_by_one():
     assert run.facts["overhead_share"] == pytest.approx((3 + 7 + 11 + 3) / 4e3 / ttft.mean())
 
 
+def test_delays_outside_the_engine_have_no_share_of_steps_without_a_duration():
+    overhead = OverheadConfig(handover_overhead_ms=30.0)
+    timing = TimingConfig(speedup_ratio=0.0)
+    run = simulate_pool(Workload("w", 64, [Request(0.0, 64, 2, (1,))]), timing=timing, overhead=overhead)
+    assert run.requests.first_token_s.tolist() == [0.0]
+    assert "overhead_share" not in run.facts
+
+
 def test_a_long_prompt_holds_up_no_other_unless_the_frontend_is_said_to_be_busy():
     workload = Workload("w", 16, [Request(0.0, 1600, 1, tuple(range(100))), Request(0.0, 16, 1, (100,))])
     admitted = simulated(workload, OverheadConfig(prompt_overhead_us=100.0)).requests.admitted_s

@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from dynabench.virtual.cluster import StalledError
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from reports import folder
@@ -177,6 +178,15 @@ def test_the_limit_of_an_answer_that_ends_by_eos_needs_no_more_room_than_there_i
     requests = [Request(0.0, 1024, 500, (0, 1), ends="stop")]
     columns = simulated(Workload("w", 512, requests), workers=1, num_gpu_blocks=1 + 1524 // 16 + 1, block_size=16)
     assert columns.requests.finish_reason.tolist() == ["stop"]
+
+
+def test_a_sequence_that_is_preempted_and_then_too_long_for_a_step_is_said_to_wait_forever():
+    """As in vLLM, which for this reason wants steps as long as its longest sequence."""
+    requests = [Request(0.0, 150, 150, tuple(range(10 * number, 10 * number + 10))) for number in (0, 1)]
+    engine = {"num_gpu_blocks": 23, "block_size": 16, "max_num_batched_tokens": 160, "max_num_seqs": 8}
+    engine |= dict.fromkeys(("enable_chunked_prefill", "enable_prefix_caching"), False)
+    with pytest.raises(StalledError, match=r"^1 requests never finish, as in vLLM: .* can never be admitted: 22 of 22"):
+        simulated(Workload("w", 16, requests), workers=1, **engine)
 
 
 def test_step_times_without_host_time_say_that_synchronous_scheduling_costs_nothing(workload):

@@ -186,6 +186,8 @@ class World:
                 self.end_prefill()
             elif self.awaits_blocks:
                 self.give_blocks()
+            elif self.flight.waits_for is not None:  # for another worker than those that are there
+                self.act(self.flight.wake())
             else:
                 assert self.answers, vars(self)
                 self.end_decode()
@@ -313,7 +315,7 @@ class Fates(RuleBasedStateMachine):
         self.world.workers["decode"].discard(flight.decode.slot)
         self.world.booked.pop("decode", None)  # its router has forgotten the worker
         if generated:
-            flight.has_said(Generated(generated, 0.0, 1.0, admitted_s=0.0, cached_tokens=0))
+            flight.has_said(Generated(generated, 0.0, 1.0))
         self.world.act(flight.hand_over())
 
     @precondition(lambda self: self.world.due)

@@ -134,6 +134,11 @@ def _offloading(settings: Json) -> HostMemory | None:
 
 def _read_compact(path: Path, rows: list[Json]) -> Recording:
     scenario, steps = rows[0]["scenario"], rows[1:]
+    for number, row in enumerate(steps):
+        if row["step"] != number:
+            raise RecordingError(
+                f"{path}, line {number + 2}: has step {row['step']} instead of {number}; lines are missing, or not in order"
+            )
     settings = scenario["engine"] | {key: value for key, value in scenario["resolved"].items() if value is not None}
     outputs: dict[str, list[int]] = {}
     for row in steps:
