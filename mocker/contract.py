@@ -29,6 +29,10 @@ KvRole = Literal["kv_producer", "kv_consumer", "kv_both"]
 class NeverAdmittedError(RuntimeError):
     """Sequences wait, nothing runs, and the first can never be admitted."""
 
+    def __init__(self, sequence: Sequence, reason: str) -> None:
+        super().__init__(f"{sequence} can never be admitted: {reason}")
+        self.sequence = sequence
+
 
 class Outbox:
     """What an engine asks of its driver, in order."""

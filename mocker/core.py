@@ -15,7 +15,7 @@ finds them in a native class at once.
 from abc import ABC, abstractmethod
 
 from mocker.batch import Batch
-from mocker.contract import Backlog, HostChunks, Outbox, Pause, Remaining, View
+from mocker.contract import Backlog, HostChunks, NeverAdmittedError, Outbox, Pause, Remaining, View
 from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.sequence import Sequence
 from mocker.tiers.copies import NO_WORK, Copy, Work
@@ -122,8 +122,8 @@ class Core(ABC):
         """Whether nothing can continue until a sequence is aborted, if no iteration is in flight."""
 
     @abstractmethod
-    def stall(self) -> str | None:
-        """Return why the first waiting sequence can never be admitted, if it cannot. Nothing runs, and no batch resulted."""
+    def stall(self) -> NeverAdmittedError | None:
+        """Return that the first waiting sequence can never be admitted, if so. Nothing runs, and no batch resulted."""
 
     @abstractmethod
     def num_tokens(self, sequence: Sequence, num_starved: int = 0) -> int:

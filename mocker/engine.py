@@ -20,7 +20,7 @@ host memory.
 """
 
 from mocker.batch import NOBODY, Batch
-from mocker.contract import Backlog, EngineSettings, HostUse, NeverAdmittedError, Pause, Remaining, View
+from mocker.contract import Backlog, EngineSettings, HostUse, Pause, Remaining, View
 from mocker.core import Core
 from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.sequence import Sequence
@@ -273,7 +273,7 @@ class Engine:
             max_iterations: how many iterations the step may span if nothing happens in between.
 
         Raises:
-            NeverAdmittedError: sequences wait, and the first can never be admitted.
+            NeverAdmittedError: sequences wait, and the first can never be admitted: it may be aborted.
         """
         assert self.step is None, "complete the step in flight first"
         if self.outbox.shipped:
@@ -323,8 +323,8 @@ class Engine:
             if batch is None:
                 if has_host:
                     self._link.begin(NO_WORK, now)  # there is no next batch for stores to wait for
-                if (reason := core.stall()) is not None:
-                    raise NeverAdmittedError(reason)
+                if (stall := core.stall()) is not None:
+                    raise stall
                 break
         self._work = NO_WORK
         if batch is not None and not batch.is_undisturbed:

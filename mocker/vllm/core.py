@@ -1,6 +1,6 @@
 """vLLM's scheduler as the core of an engine."""
 
-from mocker.contract import Backlog, HostChunks, Remaining, View
+from mocker.contract import Backlog, HostChunks, NeverAdmittedError, Remaining, View
 from mocker.models.kv_cache import MoreBlocks
 from mocker.sequence import LOADING, Sequence
 from mocker.tiers.config import HostMemory
@@ -68,14 +68,15 @@ class VllmCore(Scheduler):
             return False
         return not any(each.state == LOADING for each in self.holding)
 
-    def stall(self) -> str | None:
+    def stall(self) -> NeverAdmittedError | None:
         """See `Core`."""
         if not self.waiting or self.holding or self.retention.kept or self.offload.is_copying or self.pause:
             return None
-        return (
-            f"{self.waiting[0]} can never be admitted: {self.pool.num_free} of {self.pool.num_blocks} blocks are "
-            f"free, nothing runs, max_num_batched_tokens is {self.config.max_num_batched_tokens} and chunked prefill is "
-            f"{'on' if self.config.enable_chunked_prefill else 'off'}"
+        return NeverAdmittedError(
+            self.waiting[0],
+            f"{self.pool.num_free} of {self.pool.num_blocks} blocks are free, nothing runs, max_num_batched_tokens is "
+            f"{self.config.max_num_batched_tokens} and chunked prefill is "
+            f"{'on' if self.config.enable_chunked_prefill else 'off'}",
         )
 
     def sequences(self) -> list[Sequence]:

@@ -261,3 +261,29 @@ def test_an_answer_without_a_limit_that_goes_on_elsewhere_has_its_least_number_o
         assert len(reader.tokens(1)) == 20
 
     with_engine(talk, num_gpu_blocks=1000)
+
+
+def test_a_request_that_can_never_be_admitted_again_ends_and_the_others_go_on():
+    """Preempted, it has more tokens than a step computes, and prompts are not computed in chunks."""
+
+    async def talk(engine, reader):
+        for id in (1, 2):
+            engine.submit(request(range(150 * id, 150 * id + 150), 150), AnswerStream(reader, id))
+        await ended(reader, 1, 2)
+        engine.submit(request([1, 2], 5), AnswerStream(reader, 3))
+        await ended(reader, 3)
+        assert len(reader.tokens(1)) == 150 and not reader.ends[1].error
+        assert 0 < len(reader.tokens(2)) < 150
+        assert "can never be admitted" in reader.ends[2].error and reader.ends[2].kind == "engine"
+        assert not reader.ends[3].error
+        assert engine.load().kv_active_blocks == engine.load().num_waiting == 0
+
+    with_engine(
+        talk,
+        block_size=16,
+        num_gpu_blocks=23,
+        max_num_batched_tokens=160,
+        max_num_seqs=8,
+        enable_chunked_prefill=False,
+        enable_prefix_caching=False,
+    )

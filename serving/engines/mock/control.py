@@ -73,11 +73,19 @@ class Control:
 
     def abort(self, live: Live, *, is_asked: bool = False) -> None:
         """End a request with what was generated so far, and say so to its client, who may have asked for that."""
+        self._give_up(live, is_asked=is_asked)
+        live.abort()
+
+    def fail(self, live: Live, reason: str) -> None:
+        """End a request that would wait for ever, and keep all others waiting."""
+        self._give_up(live, is_asked=False)
+        live.stream.end(reason, "engine")
+
+    def _give_up(self, live: Live, *, is_asked: bool) -> None:
         self._rank.engine.abort(live.sequence)
         live.stream.on_cancel = None
         if self._watch is not None:
             self._watch.abort(live, is_asked=is_asked)
-        live.abort()
         self._rank.wake()
 
     def on_step_end(self) -> None:

@@ -6,6 +6,7 @@ import math
 from time import monotonic
 
 from mocker import Engine, Sequence, new_engine
+from mocker.contract import NeverAdmittedError
 from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import Faster
@@ -17,7 +18,7 @@ from serving.engines.mock.events import EventSink
 from serving.engines.mock.intake import Intake, PartOf
 from serving.engines.mock.kv.handover import Handover
 from serving.engines.mock.kv.tiers import LiveTiers
-from serving.engines.mock.live import Live
+from serving.engines.mock.live import Live, live_of
 from serving.engines.mock.observer import Gaps, Observer, Queues, RankWatch, queues_of, take_gaps
 from serving.engines.mock.timer import StepTimer
 from serving.model.tokenizer import ByteTokenizer
@@ -150,7 +151,11 @@ class MockEngine:
         now = monotonic()  # uvloop's own clock only counts milliseconds
         while True:
             self._bell.clear()  # a ring from here on may be too late for this step
-            step = engine.schedule(now)
+            try:
+                step = engine.schedule(now)
+            except NeverAdmittedError as error:
+                self.control.fail(live_of(error.sequence), str(error))
+                continue
             if self._handover is not None:
                 self._delivery.follow_loads(self._handover)
             if self._tiers is not None:
