@@ -275,9 +275,13 @@ def _csv_rows(path: Path) -> Iterator[Row]:
 
 
 def column_names(start: bytes) -> list[str]:
-    """Return the names of a CSV file's columns, from its beginning."""
+    """Return the names of a CSV file's columns, from its beginning; none if it is not CSV."""
     line = start.lstrip().split(b"\n", 1)[0].decode(errors="replace").strip()
-    return [name.strip() for name in next(csv.reader([line], delimiter=_delimiter(start)), [])]
+    try:
+        names = next(csv.reader([line], delimiter=_delimiter(start)), [])
+    except csv.Error:  # for example the bytes of another kind of file
+        return []
+    return [name.strip() for name in names]
 
 
 def _delimiter(start: bytes) -> str:

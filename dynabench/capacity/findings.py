@@ -299,13 +299,27 @@ class Findings:
             equal = [one for one in met if layouts[one.layout].cost(one.workers) <= cost * (1 + 1e-9)]
             least, said = max(equal, key=lambda one: self._merit(one, self.load)), self._cost_told(cost)
             fewer = ", and fewer were not tried" * (layouts[least.layout].low < least.workers)
-            return f"the cheapest that met the limits is {self.named(least, self.load)}{said}{fewer}"
+            return f"the cheapest that met the limits is {self.named(least, self.load)}{said}{fewer}{self._cheaper_maybe(places, cost)}"
         possible = [layouts[place] for place in places if not layouts[place].impossible]
         if not possible:
             return "none can meet the limits"
         nearest = min(possible, key=lambda layout: layout.cost(layout.low))
         gpus, said = nearest.gpus(nearest.low), self._cost_told(nearest.cost(nearest.low))
         return f"none is cheaper: {nearest.name} needs at least {gpus} GPU{'s' * (gpus != 1)}{said}"
+
+    def _cheaper_maybe(self, places: Sequence[int], cost: float) -> str:
+        """Say what others of a kind may cost, if the search ended before it was known whether one is cheaper than this."""
+        layouts = self.search.layouts
+        cheaper = [
+            one
+            for place in places
+            if not (one := layouts[place]).impossible and one.met is None and one.cost(one.low) < cost * (1 - 1e-9)
+        ]
+        if not cheaper:
+            return ""
+        least = min(cheaper, key=lambda one: one.cost(one.low))
+        gpus, said = least.gpus(least.low), self._cost_told(least.cost(least.low))
+        return f"; {least.name}, which was not searched to its end, needs at least {gpus} GPU{'s' * (gpus != 1)}{said}"
 
     def _cost_told(self, cost: float) -> str:
         return f", at a cost of {cost:,.4g}" if self.config.price else ""

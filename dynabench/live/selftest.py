@@ -18,6 +18,7 @@ from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from reports.figures import metrics
 from reports.record.records import Record
+from serving.runtime.stopping import stop_on_signals
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 
@@ -26,9 +27,15 @@ LIMITS_MS = {"TTFT": 2.0, "ITL": 0.5, "TPOT": 0.1, "E2E": 2.0, "schedule lag": 2
 
 
 def run_selftest(config: SelftestConfig, console: Terminal) -> int:
-    """Measure, print what was sent, expected and measured, and return 1 if a metric is off or a token was lost."""
+    """Measure, print what was sent, expected and measured, and return 1 if a metric is off or a token was lost.
+
+    Raises:
+        KeyboardInterrupt: a signal ended it; what was measured until then is no verdict.
+    """
     with known_server(config) as url:
         sent = uvloop.run(measure(url, config))
+    if sent is None:
+        raise KeyboardInterrupt
     run = Record("self-test", sent.requests, sent.gaps, 0.0, 1, is_live=True)
     table = Table(title="Self-test: what the client measured on a server with known delays (ms)", title_justify="left")
     for column in ("metric", "expected", "mean", "p50", "p99", "error of p50"):
@@ -58,11 +65,15 @@ def run_selftest(config: SelftestConfig, console: Terminal) -> int:
     return 1 if bad else 0
 
 
-async def measure(url: str, config: SelftestConfig) -> ClientRecords:
-    """Send the self-test's requests."""
+async def measure(url: str, config: SelftestConfig) -> ClientRecords | None:
+    """Send the self-test's requests; return None if a signal ended it."""
+    # The loop hears of signals itself: an error that a handler raises in one of uvloop's callbacks is lost.
+    stop = asyncio.Event()
+    stop_on_signals(stop)
     requests = [Request(number / config.rate, 32, config.tokens, (number,)) for number in range(config.requests)]
     order = Order(Workload("self-test", 64, requests), MeasuredServer(url, MODEL, is_ours=True), LoadConfig(), "", 60.0)
-    return await send_all(order, num_clients=config.clients, stop=asyncio.Event())
+    sent = await send_all(order, num_clients=config.clients, stop=stop)
+    return None if stop.is_set() else sent
 
 
 @contextmanager

@@ -154,3 +154,12 @@ def test_what_ties_with_the_best_is_said(findings):
     verdict = findings.verdict(is_complete=True)
     assert verdict.startswith("8 GPUs (workers 2, TP 4, ")
     assert " 8 GPUs (workers 1, TP 8, chunk 2048) ties with it, in cost and in headroom." in verdict
+
+
+def test_the_best_of_another_kind_is_named_beside_what_may_be_cheaper_and_was_not_searched_to_its_end(findings):
+    findings.search.learn(Question(0, 4), "met")
+    findings.search.layouts[0].states.pop(2)
+    findings.search.layouts[1].states.clear()
+    assert findings._best_among([0, 1]).endswith(
+        "; TP 8, chunk 2048, which was not searched to its end, needs at least 8 GPUs"
+    )

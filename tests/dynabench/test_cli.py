@@ -139,6 +139,7 @@ def test_earlier_runs_are_put_side_by_side(tmp_path):
     [
         (["simulate", "--router-mode", "best"], "router_mode 'best' is unknown; expected one of random, round-robin"),
         (["simulate", "--workers", "0"], "workers must be from 1 to 10000, not 0"),
+        (["simulate", "--workers", "2.5"], "--workers is '2.5'; expected a whole number from 1 to 10000"),
         (["simulate", "--workers", "two"], "--workers is 'two'; expected a whole number from 1 to 10000"),
         (["simulate", "--kv-offloading-size", "64GB"], "from 0 to 1000000000 (GiB for each data-parallel rank)"),
         (["simulate", "--host-latency-us", "9"], "host_latency_us is 9, but there is no host memory for KV"),

@@ -20,6 +20,9 @@ from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.run import _simulate_all, run_experiment
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.interrupt import TOGETHER_S, Interrupt, InterruptError, noted
+from dynabench.live import http_client
+from dynabench.live.selftest import run_selftest
+from dynabench.live.settings import SelftestConfig
 from dynabench.progress import Display
 from dynabench.shares import SHARE
 from dynabench.terminal import Terminal
@@ -487,6 +490,26 @@ def test_ctrl_c_in_a_live_run_ends_it_at_once(tmp_path, temporary, times):
     assert "interrupted" in stderr
     assert "Traceback" not in stdout + stderr
     assert [path.name for path in tmp_path.iterdir()] == ["tmp"]
+
+
+def test_ctrl_c_while_an_answer_is_read_ends_a_selftest_without_a_verdict(monkeypatch, capsys):
+    read = http_client._Connection.data_received
+
+    def interrupted(connection, data):
+        ctrl_c()
+        read(connection, data)
+
+    def raising(number, frame):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(http_client._Connection, "data_received", interrupted)
+    before = signal.signal(signal.SIGINT, raising)  # as the command line does
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_selftest(SelftestConfig(requests=20, clients=1), Terminal())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().out == ""
 
 
 def blocked_signals():

@@ -178,3 +178,8 @@ def test_an_empty_file_is_called_empty(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n")
     with pytest.raises(WorkloadError, match=r"a\.jsonl is empty"):
         formats.read(tmp_path / "a.jsonl")
+
+
+def test_bytes_that_are_no_text_are_called_unrecognised(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"\x93\x0bwQ\rk\x02,\x1f\n")
+    assert "the format is not recognised" in refused(tmp_path / "a.parquet")
