@@ -175,8 +175,8 @@ class Findings:
         point = self.known(Question(question.layout, workers))
         return [] if point is None else list(point.outcomes)
 
-    def verdict(self, *, is_complete: bool) -> str:
-        """Say in a sentence or two what was found."""
+    def verdict(self, *, is_complete: bool, is_examined: bool = True) -> str:
+        """Say in a sentence or two what was found; `is_examined`: how certain it is was examined."""
         best = self.best
         if best is None:
             return self._without(is_complete=is_complete)
@@ -188,6 +188,7 @@ class Findings:
         text += self._tied(best) + self._why_not_less() + self._why_not_as_dear(best)
         if not is_complete:
             text += f" Interrupted: {self._unfinished()}; run the same command again to resume it."
+            text += " How certain this is was not examined." * (not is_examined)
         return text
 
     def safer(self, best: Question) -> list[Question]:

@@ -310,7 +310,7 @@ class _Planner:
             "virtual", self._files, workload, self._experiment, self._settings, chosen, []
         )  # the best arm describes the deployment
         layouts = self._found.ranked()
-        verdict = self._found.verdict(is_complete=self.is_complete)
+        verdict = self._found.verdict(is_complete=self.is_complete, is_examined=bool(self._sureness))
         verdict += f" {self._held}" * (self._held is not None) + capacity.doubt(self._sureness, self._held)
         return PlanAnswer(
             schema=SCHEMA,

@@ -79,8 +79,8 @@ def format_ms(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a share as a percentage with at least two digits, so that a narrow margin is not shown as zero."""
-    return f"{share * 100:.3g}%" if share < 1 else f"{share:.0%}"
+    """Format a share as a percentage with at least two digits, so that a narrow margin is not shown as zero; or as a multiple."""
+    return f"{share * 100:.3g}%" if share < 1 else f"{share:.0%}" if share < 10 else f"{share:,.0f} times"
 
 
 @dataclass(frozen=True, slots=True)

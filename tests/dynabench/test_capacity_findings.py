@@ -82,6 +82,7 @@ def test_while_no_other_load_is_finished_the_margin_decides(findings):
 def test_an_interrupt_says_which_loads_are_finished(findings, finished, said):
     findings.finished = finished
     assert said in findings.verdict(is_complete=False)
+    assert findings.verdict(is_complete=False, is_examined=False).endswith("How certain this is was not examined.")
 
 
 @pytest.mark.parametrize(

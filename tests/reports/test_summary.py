@@ -193,3 +193,8 @@ def test_errors_are_merged_only_if_they_refuse_requests_beyond_the_same_context(
         beyond.format(64, 70): 2,
         beyond.format(32, 80): 1,
     }
+
+
+def test_what_is_many_times_a_limit_is_told_as_a_multiple():
+    missed = Outcome("ttft p95 <= 1.5s", "missed", value=2318.3, margin=1 - 2318.3 / 1.5)
+    assert str(missed) == "missed by 1,545 times (2,318,300 ms)"
