@@ -32,8 +32,7 @@ class Arrivals:
         self.waits_for_answers = load.is_closed or load.max_concurrency is not None or workload.has_dependencies
         """Whether the end of a request may let others arrive."""
         self._requests = workload.requests
-        self.pacer = Pacer(workload, load)
-        """Decides who arrives when; hears when a request has ended, before `await_next`."""
+        self._pacer = Pacer(workload, load)  # decides who arrives when
         self._overhead = overhead
         self._has_way = any((overhead.request_s, overhead.prompt_token_s, overhead.spacing_s))
         self._clock = clock
@@ -43,16 +42,27 @@ class Arrivals:
 
     def await_next(self) -> None:
         """Schedule the next possible arrival, unless one is already scheduled."""
-        next_s = self.pacer.next_s()
+        next_s = self._pacer.next_s()
         if next_s is not None and not self._clock.now <= self._awaited_s <= next_s:
             self._awaited_s = next_s = max(next_s, self._clock.now)
             self._clock.at(next_s, ARRIVAL, self._arrive)
+
+    def on_end(self, number: int, delay_s: float) -> None:
+        """Note that a request has ended, before `await_next`; its client learns of that after a delay."""
+        if delay_s and self.waits_for_answers:
+            self._clock.at(self._clock.now + delay_s, ARRIVAL, partial(self._learn_of_end, number))
+        else:
+            self._pacer.on_end(number, self._clock.now)
+
+    def _learn_of_end(self, number: int) -> None:
+        self._pacer.on_end(number, self._clock.now)
+        self.await_next()
 
     def _arrive(self) -> None:
         now, begin = self._clock.now, self.begin
         assert begin is not None
         self._awaited_s = -1.0
-        for number, intended in self.pacer.due(now):
+        for number, intended in self._pacer.due(now):
             self._log.intended_s[number] = intended
             if self.counter is not None:
                 self.counter.on_arrival(self._requests[number].input_length)

@@ -71,7 +71,6 @@ class Flights:
         """How to carry out each effect. A request has about ten: a `match` would ask one class after another for each."""
         self._transfers = transfers
         self._arrivals = arrivals
-        self._pacer = arrivals.pacer
         self._stamps = stamps
         self._may_hold = routers.decode.router.may_hold
 
@@ -352,7 +351,7 @@ class Flights:
         """Forget a request; its client learns of the end after a delay."""
         del self._of[flight.number]
         self.num_ended += 1
-        self._pacer.on_end(flight.number, self._clock.now + delay_s)
+        self._arrivals.on_end(flight.number, delay_s)
 
     def _fail(self, flight: Flight, fail: Fail) -> None:
         self._stamps.log.error[flight.number] = fail.message

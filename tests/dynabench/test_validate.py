@@ -312,6 +312,15 @@ def test_a_closed_loop_waits_for_the_answer_to_arrive():
     assert columns.sent_s[1:].tolist() == pytest.approx(columns.last_token_s[:-1].tolist())
 
 
+@pytest.mark.parametrize("load", [LoadConfig(max_concurrency=1), LoadConfig(concurrency=1), LoadConfig()])
+def test_what_waits_for_an_answer_waits_until_it_has_arrived(load):
+    """A turn that follows, and a request that waits for room, began when the engine had ended the answer."""
+    after = {0: (), 1: (), 2: (1,)} if load != LoadConfig() else {0: (), 1: (0,), 2: (1,)}
+    workload = Workload("w", 16, [Request(0.0, 16, 3, (place,), after=after[place]) for place in range(3)])
+    columns = simulated(workload, OverheadConfig(answer_overhead_ms=50.0), load).requests
+    assert columns.admitted_s[1:].tolist() == pytest.approx(columns.last_token_s[:-1].tolist())
+
+
 MOONCAKE = {"timestamp": 0, "input_length": 600, "output_length": 4, "hash_ids": [1, 2]}
 RECORDS = [
     {
