@@ -19,12 +19,15 @@ What only the driver can do is in `outbox` (`contract.py`): it transfers KV betw
 host memory.
 """
 
-from mocker.batch import NOBODY, Batch
+from array import array
+
+from mocker.batch import Batch
 from mocker.contract import Backlog, EngineSettings, HostUse, Pause, Remaining, View
 from mocker.core import Core
+from mocker.gap_log import GapLog
 from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.sequence import Sequence
-from mocker.step import Step, StepLog, StepOutput
+from mocker.step import Step, StepOutput
 from mocker.step_times import StepTimes
 from mocker.tiers.config import HostMemory
 from mocker.tiers.copies import NO_WORK
@@ -59,7 +62,7 @@ class Engine:
         self.ends_at_stores = kv_events
         """Whether a step ends when KV has arrived in host memory, because a caller takes that event at the end of a
         step. Callers that use `advance` see it without."""
-        self.log = StepLog()
+        self.log = GapLog(core)
         """The gaps between tokens."""
         self.step: Step | None = None
         """The step in flight."""
@@ -75,8 +78,6 @@ class Engine:
         self._ended_loads: list[tuple[Sequence, int | None]] = []  # during the step, with the number of valid blocks
         self._released: list[Sequence] = []  # during the step
         self._lead_s = 0.0  # before the next step starts
-        self._ahead_has_ended = False  # a sequence in the batch ahead, or in the step in flight, ended
-        self._is_first_after_pause = False  # the step in flight
 
     @property
     def is_idle(self) -> bool:
@@ -200,7 +201,7 @@ class Engine:
 
     def _remove(self, sequence: Sequence) -> None:
         self._core.abort(sequence)
-        self._ahead_has_ended = True
+        self.log.has_sudden_end = True
 
     def pause(self, what: Pause) -> None:
         """Leave sequences alone until `resume`; the step in flight ends as usual."""
@@ -284,7 +285,7 @@ class Engine:
         if batch is None:
             return None
         if batch.decodes and self._times.last_end_s < now:
-            self._end_pause(batch)
+            self.log.end_pause(batch, self._times.last_end_s)
         # Before the next batch is closed: that advances `num_computed`.
         duration = 0.0 if batch.is_undisturbed else self._times.mixed_s(batch) + self._lead_s
         if self._is_async:
@@ -292,7 +293,7 @@ class Engine:
             if self._has_host:
                 self._work = self._core.take_copies()
         if batch.is_undisturbed:
-            is_alone = self._is_first_after_pause or (self._is_async and self._ahead is not batch)
+            is_alone = self.log.is_first_after_pause or (self._is_async and self._ahead is not batch)
             limit = 1 if is_alone else max_iterations
             self.step = step = self._times.decoding_step(batch, now, limit)
             if self._link.next_end_s < step.end and (end_s := self._next_end_s()) < step.end:
@@ -301,11 +302,6 @@ class Engine:
             self.step = step = Step(batch, now, Ramp(duration), 0, 1, now + duration)
         return step
 
-    def _end_pause(self, batch: Batch) -> None:
-        """Record that the decodes of the first batch after a pause have waited since the last step."""
-        self._is_first_after_pause = True
-        self.log.begin_waits(batch.decodes, self._times.last_end_s)
-
     def _next_batch(self, now: float) -> Batch | None:
         """Return the batch that was closed ahead, or close one. A batch without computation ends at once."""
         core, has_host = self._core, self._has_host
@@ -313,7 +309,7 @@ class Engine:
         stall_s = self._lead_s = self._link.begin(self._work, now) if has_host else 0.0
         while batch is None or not (batch.decodes or batch.chunks):
             if batch is not None:
-                self._mark(batch, closed_s)
+                self.log.begin_batch(batch, closed_s, self._times.last_end_s)
                 _, finished = core.update(batch)
                 assert not finished, "an empty batch cannot end a sequence"
             batch, closed_s = core.schedule(), now
@@ -328,7 +324,7 @@ class Engine:
                 break
         self._work = NO_WORK
         if batch is not None and not batch.is_undisturbed:
-            self._mark(batch, closed_s)
+            self.log.begin_batch(batch, closed_s, self._times.last_end_s)
         return batch
 
     def _next_end_s(self) -> float:
@@ -363,7 +359,7 @@ class Engine:
         """End the step in flight: account for its aborts, tokens, finishes and blocks, in vLLM's order."""
         step = self.step
         assert step is not None, "no step in flight"
-        core, link, batch = self._core, self._link, step.batch
+        core, link, log, batch = self._core, self._link, self.log, step.batch
         if step.num_iterations > 1 and link.next_end_s <= step.end:
             self._end_stores(step, step.end)
         has_aborts = bool(self._aborts)
@@ -373,26 +369,20 @@ class Engine:
             core.leap(step.num_iterations - 1, is_ordered=self._ordered)
         self._times.num_passed += step.num_iterations
         if batch.decodes:
-            self._log(step, step.num_iterations)
+            log.add(step, step.num_iterations)
         if core.dropped:
-            self.log.begin_waits(core.dropped, self._times.last_end_s)
+            log.begin_waits(core.dropped, self._times.last_end_s)
         sampled, finished = core.update(batch, step.num_iterations)
         if self._ended_loads or self._released:
             finished = [*finished, *self._end_transfers()]
-        self._ahead_has_ended = has_aborts or (
-            finished is not NOBODY and any(s.stop_after is not None for s in finished)
-        )
-        for sequence in sampled:
-            if sequence.first_token_s < 0:
-                sequence.first_token_s = step.end
-            elif sequence.waited_since_s >= 0:
-                self.log.end_wait(sequence, step.end)
+        log.is_first_after_pause, log.has_sudden_end = False, has_aborts
+        if sampled or finished:
+            log.end_step(step.end, sampled, finished)
         if self._has_events:
             core.publish()
         if link.next_end_s <= step.end:
             self._end_copies(step.end)
         self.step = None
-        self._is_first_after_pause = False
         self._times.last_end_s = step.end
         return StepOutput(step.end, sampled, finished, batch.chunks)
 
@@ -429,7 +419,7 @@ class Engine:
         if count > 1:
             self._core.leap(count - 1, is_ordered=self._ordered)
         self._core.publish()
-        self._log(step, count)
+        self.log.add(step, count)
         self._core.leap(1, is_ordered=self._ordered)  # closes the next iteration; its events come when it ends
         self._core.end_iterations(count)
         self._times.num_passed += count
@@ -441,10 +431,13 @@ class Engine:
         self.log.split()
         return len(self.log.starts_s)
 
-    def take_log(self) -> StepLog:
-        """Return the gaps between tokens so far, and begin a new log."""
-        log, self.log = self.log, StepLog()
-        return log
+    def take_gaps(self) -> "array[float]":
+        """Return the rows of the gaps between tokens so far, and begin a new log."""
+        return self.log.take()
+
+    def add_gap(self, since_s: float, until_s: float) -> None:
+        """Log a gap that no step of this engine ends: the last token of an answer came with its KV."""
+        self.log.add_gap(since_s, until_s)
 
     def publish_host_events(self) -> None:
         """Put the events of host memory into the outbox, even in the middle of a step."""
@@ -454,26 +447,3 @@ class Engine:
         """Return the sequences that get a token from decoding in the step in flight."""
         assert self.step is not None, "no step in flight"
         return [sequence for sequence in self.step.batch.decodes if self._core.is_delivered(sequence)]
-
-    def _mark(self, batch: Batch, closed_s: float) -> None:
-        """Record when sequences were admitted, and when preempted and starved ones had their last token."""
-        for sequence in batch.admitted:
-            sequence.first_scheduled_s = closed_s
-            if sequence.is_token_shipped:
-                if sequence.first_token_s < 0:
-                    sequence.first_token_s = closed_s
-                else:  # it continues an answer that another engine started
-                    self.log.end_wait(sequence, closed_s)
-                sequence.waited_since_s = closed_s
-        if batch.preempted or batch.starved:
-            self.log.begin_waits((*batch.preempted, *batch.starved), self._times.last_end_s)
-
-    def _log(self, step: Step, num_iterations: int) -> None:
-        batch = step.batch
-        num_tokens = len(self.decoded()) if self._ahead_has_ended or self._core.dropped else len(batch.decodes)
-        for sequence in batch.decodes if self._is_first_after_pause else batch.delayed:
-            if self._core.is_delivered(sequence):
-                num_tokens -= 1
-                self.log.end_wait(sequence, step.end)
-        if num_tokens:
-            self.log.add(step, num_iterations, num_tokens)

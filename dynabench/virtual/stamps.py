@@ -62,7 +62,7 @@ class Stamps:
                 log.admitted_s[number] = generated.admitted_s
                 log.cached_tokens[number] = generated.cached_tokens
             if sequence.is_token_shipped and sequence.first_scheduled_s < 0:  # its last token came with its KV
-                rank.engine.log.add_gap(generated.last_token_s, end)
+                rank.engine.add_gap(generated.last_token_s, end)
         if not sequence.is_failed:  # the token that came with the KV may be all that was requested
             first_s = sequence.first_token_s if sequence.first_token_s >= 0 else end
             log.first_token_s[number] = first_s + self.answer_s
